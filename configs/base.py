@@ -1,0 +1,108 @@
+"""Every key, its unit and its default. The other configs in this folder are deltas to this one.
+
+A key that is not here does not exist: `--config.group.key=value` with an unknown key is refused.
+0 (or an empty string) switches an optional thing off unless the comment says otherwise.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """Returns the base config: RoBERTa-base at length 512 on the embedded corpus."""
+    config = ConfigDict()
+
+    config.corpus = ConfigDict()
+    config.corpus.sources = ("docstrings",)  # docstrings | text:GLOB | jsonl:GLOB#field | hf:NAME[:CONFIG] | tfds:NAME
+    config.corpus.weights = (1.0,)  # copies of each document, one number a source: 0.5 keeps half, 2 writes all twice
+    config.corpus.field = "text"  # the text field of hf: and tfds: sources
+    config.corpus.streaming = False  # hf: sources: read over the network without a local copy
+    config.corpus.validation_fraction = 0.01  # share of documents, chosen by hash, where a source has no such split
+    config.corpus.max_documents = 0  # documents read from each split of each source; 0 = all
+
+    config.tokenizer = ConfigDict()
+    config.tokenizer.path = ""  # folder or hub name of a tokenizer to use; "" = train one into the workdir
+    config.tokenizer.kind = "unigram"  # unigram | bpe (byte-level) | wordpiece
+    config.tokenizer.vocab_size = 32_768  # entries, special tokens included
+    config.tokenizer.sample_megabytes = 64.0  # text that the training sees, in 10^6 bytes of UTF-8
+    config.tokenizer.lowercase = False
+
+    config.shards = ConfigDict()
+    config.shards.dir = ""  # folder of the shards; "" = WORKDIR/shards
+    config.shards.length = 512  # tokens in a row (the chunk length)
+    config.shards.count = 64  # files of the training split; at least data.lanes
+    config.shards.validation_count = 8  # files of the validation split
+    config.shards.workers = 0  # processes; 0 = one a core. Changes the speed, never the bytes
+
+    config.data = ConfigDict()
+    config.data.seed = 0  # of the order in which records come
+    config.data.global_batch = 256  # rows in an update, over all hosts, devices and accumulation steps
+    config.data.lanes = 8  # virtual hosts: a multiple of the number of hosts; fixed for the life of a run
+
+    config.masking = ConfigDict()
+    config.masking.seed = 0
+    config.masking.rate = 0.15  # share of the ordinary tokens that are predicted
+    config.masking.mask_share = 0.8  # of those, replaced by the mask token
+    config.masking.random_share = 0.1  # of those, replaced by a random ordinary token; the rest is kept
+
+    config.model = ConfigDict()
+    config.model.hidden_size = 768
+    config.model.layers = 12
+    config.model.heads = 12
+    config.model.intermediate_size = 3072
+    config.model.positions = 512  # longest row; the position table has pad id + 1 entries more
+    config.model.activation = "gelu"  # gelu (exact) | gelu_new (tanh) | relu | silu
+    config.model.hidden_dropout = 0.1
+    config.model.attention_dropout = 0.1
+    config.model.layer_norm_eps = 1e-5
+    config.model.init_stddev = 0.02
+    config.model.vocab_multiple = 128  # the embedding table is padded up to a multiple of this
+    config.model.dtype = "bfloat16"  # of the computation: float32 | bfloat16. Parameters are float32
+    config.model.remat = False  # recompute each layer's activations in the backward pass
+
+    config.optimizer = ConfigDict()
+    config.optimizer.name = "adamw"  # adamw | lamb | lion | adafactor | muon
+    config.optimizer.learning_rate = 6e-4  # the peak
+    config.optimizer.b1 = 0.9
+    config.optimizer.b2 = 0.98
+    config.optimizer.eps = 1e-6
+    config.optimizer.weight_decay = 0.01  # decoupled, on parameters of two dimensions or more
+    config.optimizer.clip_norm = 0.0  # of the global gradient norm; 0 = off
+    config.optimizer.ema_decay = 0.0  # per update, of the averaged parameters that are evaluated; 0 = off
+
+    config.schedule = ConfigDict()
+    config.schedule.name = "linear"  # linear | cosine | inverse_sqrt | wsd (warmup-stable-decay) | constant
+    config.schedule.warmup_steps = 0  # updates; or:
+    config.schedule.warmup_fraction = 0.0  # share of all updates
+    config.schedule.decay_fraction = 0.1  # wsd: share of all updates in the final decay
+    config.schedule.final_fraction = 0.0  # learning rate at the end, as a share of the peak
+
+    config.train = ConfigDict()
+    config.train.steps = 100_000  # updates; or, with steps = 0:
+    config.train.epochs = 0.0  # passes over the training split
+    config.train.seed = 0  # of the initial parameters and of dropout
+    config.train.accumulate = 1  # microbatches in an update
+    config.train.guard_limit = 10  # non-finite updates in a row after which the run stops with code 3
+
+    config.mesh = ConfigDict()  # devices along each axis; their product is the number of devices
+    config.mesh.data = -1  # batch; -1 = all devices that the other axes leave
+    config.mesh.fsdp = 1  # batch, and parameters split
+    config.mesh.tensor = 1  # matrices split
+
+    config.evaluate = ConfigDict()
+    config.evaluate.every = 1_000  # updates; 0 = only at the end
+    config.evaluate.batch = 256  # rows, over all hosts; the scores do not depend on it
+    config.evaluate.seed = 0  # of the evaluation masks
+
+    config.checkpoint = ConfigDict()
+    config.checkpoint.every = 1_000  # updates; 0 = only at the end
+    config.checkpoint.keep = 3  # newest ones kept, beside the one with the best evaluation loss
+    config.checkpoint.on_damage = "stop"  # stop (code 4) | fallback (to the newest good one)
+
+    config.log = ConfigDict()
+    config.log.every = 50  # updates between two lines of metrics.jsonl
+    config.log.tensorboard = True
+    config.log.wandb = ""  # project name; needs the wandb package
+    config.log.profile_start = 0  # first update of a trace for TensorBoard or Perfetto; 0 = none
+    config.log.profile_steps = 5  # updates in the trace
+
+    return config

@@ -1,0 +1,45 @@
+"""A small model in minutes, on two CPU cores or on a GPU, from the docstrings of the installed packages.
+
+Command:  bash launch/local.sh
+          (python -m mlm run --config=configs/quickstart.py --workdir=runs/quickstart)
+Hardware: two CPU cores, or one GPU.
+Expect:   measured on two shared cores: 5 min 33 s in all, 4 min 33 s of them training; evaluation loss 5.523 nats,
+          1.06 under the unigram entropy of the split.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.base import get_config as base
+
+
+def get_config() -> ConfigDict:
+    """Returns the config."""
+    config = base()
+    config.corpus.validation_fraction = 0.005
+    config.tokenizer.kind = "bpe"  # at so few entries, pieces a third longer than Unigram's
+    config.tokenizer.vocab_size = 4096
+    config.tokenizer.sample_megabytes = 12.0
+    config.shards.length = 64
+    config.shards.count = 16
+    config.shards.validation_count = 2
+    config.data.global_batch = 32
+    config.masking.rate = 0.3  # a short run learns more from more predictions a row (Wettig et al., 2023)
+    config.model.hidden_size = 128
+    config.model.layers = 3
+    config.model.heads = 4
+    config.model.intermediate_size = 512
+    config.model.positions = 64
+    config.model.hidden_dropout = 0.0  # less than one epoch: nothing to overfit
+    config.model.attention_dropout = 0.0
+    config.model.dtype = "float32"  # bfloat16 is emulated on most CPUs
+    config.optimizer.name = "muon"  # a quarter slower a step than AdamW here, and well ahead of it for that
+    config.optimizer.learning_rate = 5e-3
+    config.optimizer.b1 = 0.95
+    config.optimizer.clip_norm = 1.0
+    config.schedule.warmup_fraction = 0.07
+    config.train.steps = 1_500
+    config.evaluate.every = 500
+    config.evaluate.batch = 64
+    config.checkpoint.every = 500
+    config.log.every = 50
+    return config

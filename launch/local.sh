@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# The main job on this machine: an environment, then every stage of configs/quickstart.py, from text to a model.
+#   bash launch/local.sh                                                # runs/quickstart
+#   bash launch/local.sh --config=configs/x.py --config.train.steps=50  # runs/x; every argument of `python -m mlm run`
+# Needs Python 3.11, 3.12 or 3.13 with pip and a package index; PYTHON=... names another interpreter.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source launch/environment.sh
+
+config=configs/quickstart.py workdir=
+for argument in "$@"; do
+  case $argument in
+    --config=*) config=${argument#*=} ;;
+    --workdir=*) workdir=${argument#*=} ;;
+  esac
+done
+name=$(basename "$config" .py)
+exec .venv/bin/python -m mlm run --config="$config" --workdir="${workdir:-runs/$name}" "$@"

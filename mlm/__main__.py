@@ -1,0 +1,204 @@
+"""`python -m mlm COMMAND`: the command table. One line a command; what it does lives in the module it names."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+import types
+
+from ml_collections import ConfigDict
+
+from mlm import config as configs
+from mlm.errors import PreemptedError, StopError
+from mlm.workdir import Workdir
+
+EXAMPLES = """examples:
+  python -m mlm run --config=configs/quickstart.py --workdir=runs/quickstart
+  python -m mlm train --config=configs/quickstart.py --workdir=runs/quickstart --config.train.steps=8000
+  python -m mlm predict --workdir=runs/quickstart "Returns the <mask> of the array."
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command; returns its exit code (README, "Exit codes")."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    for name in ("absl", "asyncio", "concurrent.futures"):  # orbax logs what it raises as well, with its stacks
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    signal.signal(signal.SIGTERM, _stop)  # until the training loop takes it over
+    argv, overrides = split_overrides(argv)
+    args = parser().parse_args(argv)
+    try:
+        return args.command(args, overrides) or 0
+    except StopError as error:
+        print(f"mlm {args.name}: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print(f"mlm {args.name}: interrupted; start the same command to go on.", file=sys.stderr)
+        return PreemptedError.code
+    except BrokenPipeError:  # whoever reads the output has had enough of it, as in `| head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _stop(number: int, frame: types.FrameType | None) -> None:
+    """Ends at once: before the first step there is nothing to save, and imports swallow exceptions."""
+    print("mlm: stopped before the first step; start the same command to go on.", file=sys.stderr, flush=True)
+    os._exit(PreemptedError.code)
+
+
+def split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Returns (the other arguments, ["group.key=value", ...]); --config.group.key value is understood too."""
+    others, overrides = [], []
+    rest = iter(argv)
+    for argument in rest:
+        if argument.startswith("--config."):
+            key = argument.removeprefix("--config.")
+            overrides.append(key if "=" in key else f"{key}={next(rest, '')}")
+        else:
+            others.append(argument)
+    return others, overrides
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands."""
+    root = argparse.ArgumentParser(
+        prog="python -m mlm",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Pretrain RoBERTa-class masked language models. Set any key of a config: --config.group.key=value.",
+    )
+    table = root.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, function: types.FunctionType, words: str, *, needs_config: bool) -> argparse.ArgumentParser:
+        sub = table.add_parser(name, help=words, description=words)
+        sub.add_argument("--config", required=needs_config, metavar="FILE", help="such as configs/quickstart.py")
+        sub.add_argument("--workdir", default="", metavar="DIR", help="folder of the run, local or gs://")
+        sub.set_defaults(command=function, name=name)
+        return sub
+
+    command("run", _run, "all stages, skipping what is done and unchanged", needs_config=True)
+    command("tokenizer", _tokenizer, "train a tokenizer on the corpus", needs_config=True)
+    command("shards", _shards, "tokenize, chunk and write TFRecord shards", needs_config=True)
+    train = command("train", _train, "train, evaluate, checkpoint, resume", needs_config=True)
+    train.add_argument("--coordinator", default="", metavar="HOST:PORT", help="of the first of several processes")
+    train.add_argument("--processes", type=int, default=1)
+    train.add_argument("--process-id", type=int, default=0)
+    evaluate = command("evaluate", _evaluate, "score a checkpoint or a model folder on a split", needs_config=False)
+    evaluate.add_argument(
+        "--model", default="", metavar="FOLDER", help="a transformers folder; default: newest checkpoint"
+    )
+    evaluate.add_argument("--split", default="validation")
+    predict = command("predict", _predict, "fill <mask> in texts, or in lines from a pipe", needs_config=False)
+    predict.add_argument("texts", nargs="*")
+    predict.add_argument(
+        "--model", default="", metavar="FOLDER", help="a transformers folder; default: newest checkpoint"
+    )
+    predict.add_argument("--top-k", type=int, default=5)
+    export = command("export", _export, "write a transformers folder and prove it", needs_config=False)
+    export.add_argument("--torch", default="", metavar="PYTHON", help="an interpreter with PyTorch to prove it in")
+    bench = command("bench", _bench, "measure the input and the step on the shards that are there", needs_config=True)
+    bench.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    command("report", _report, "curves and tables as one HTML page", needs_config=False)
+    return root
+
+
+def _open(args: argparse.Namespace, overrides: list[str]) -> tuple[ConfigDict, Workdir]:
+    """Returns (config, workdir) for a command that writes; the config is checked before anything else is touched."""
+    return configs.load(args.config, overrides), Workdir(args.workdir)
+
+
+def _run(args: argparse.Namespace, overrides: list[str]) -> None:
+    config, workdir = _open(args, overrides)
+    from mlm import stages
+
+    with workdir.locked():
+        begin = time.monotonic()
+        stages.make_tokenizer(config, workdir)
+        stages.make_shards(config, workdir)
+        manifest = stages.open_data(config, workdir)
+        from mlm import run
+
+        run.train(config, workdir, manifest)
+        run.finish(workdir, manifest)
+    print(f"\n{time.monotonic() - begin:.0f} s in all")
+
+
+def _tokenizer(args: argparse.Namespace, overrides: list[str]) -> None:
+    config, workdir = _open(args, overrides)
+    from mlm import stages
+
+    with workdir.locked():
+        stages.make_tokenizer(config, workdir)
+
+
+def _shards(args: argparse.Namespace, overrides: list[str]) -> None:
+    config, workdir = _open(args, overrides)
+    from mlm import stages
+
+    with workdir.locked():
+        stages.make_tokenizer(config, workdir)
+        stages.make_shards(config, workdir)
+
+
+def _train(args: argparse.Namespace, overrides: list[str]) -> None:
+    config, workdir = _open(args, overrides)
+    from mlm import stages
+
+    manifest = stages.open_data(config, workdir)  # faults of the data are told before jax is imported
+    from mlm import distributed, run
+
+    distributed.initialize(coordinator=args.coordinator, processes=args.processes, process_id=args.process_id)
+    with workdir.locked() if distributed.is_first() else contextlib.nullcontext():
+        run.train(config, workdir, manifest)
+
+
+def _evaluate(args: argparse.Namespace, overrides: list[str]) -> None:
+    workdir = Workdir(args.workdir, create=False)
+    config = configs.load(args.config, overrides) if args.config else configs.load_saved(workdir.config, overrides)
+    from mlm import evaluate
+
+    evaluate.run(config, workdir, model=args.model, split=args.split)
+
+
+def _predict(args: argparse.Namespace, overrides: list[str]) -> None:
+    workdir = None if args.model else Workdir(args.workdir, create=False)
+    from mlm import predict, trained
+
+    model = trained.from_folder(args.model) if workdir is None else trained.from_checkpoint(workdir)
+    predict.run(model, texts=args.texts, top_k=args.top_k, stdin=sys.stdin, stdout=sys.stdout)
+
+
+def _export(args: argparse.Namespace, overrides: list[str]) -> None:
+    workdir = Workdir(args.workdir, create=False)
+    from mlm import run
+
+    with workdir.locked():
+        run.export(workdir, torch_python=args.torch)
+    print(workdir.export)
+
+
+def _bench(args: argparse.Namespace, overrides: list[str]) -> None:
+    config, workdir = _open(args, overrides)
+    from mlm import stages
+
+    manifest = stages.open_data(config, workdir)
+    from mlm import bench
+
+    bench.run(config, manifest, seconds=args.seconds)
+
+
+def _report(args: argparse.Namespace, overrides: list[str]) -> None:
+    workdir = Workdir(args.workdir, create=False)
+    from mlm import report
+
+    report.write(workdir)
+    print(workdir.report)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

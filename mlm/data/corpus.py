@@ -1,0 +1,287 @@
+"""Text sources -> documents: streamed, without duplicates, with a validation split that never changes.
+
+    docstrings            of the packages that requirements.txt pins: about 50 MB of English on every machine
+    text:GLOB             a line is a document (.gz too), as in run_mlm's --line_by_line and in WikiText
+    jsonl:GLOB#FIELD      a field of a line is a document (.gz too)
+    hf:NAME[:CONFIG]      a data set of the Hugging Face hub, or a local folder of one
+    tfds:NAME             a data set of TensorFlow Datasets
+
+GLOBs are local or gs://. To add a source: a generator of `Document`s here, and its name in `READERS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import itertools
+import json
+import zlib
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import fsspec
+import numpy as np
+
+from mlm.data import docstrings
+from mlm.errors import InputError
+
+CHUNK = 4096  # documents that are looked up among the seen ones at once, unless they have
+CHUNK_CHARACTERS = 2**24  # together
+SPREAD = 2**25  # characters between two copies of a document, where the corpus is that long
+
+
+class Document(NamedTuple):
+    """A text and the split it belongs to: "train" or "validation", or "" where its hash decides."""
+
+    text: str
+    split: str
+
+
+def documents(
+    *,
+    sources: tuple[str, ...],
+    weights: tuple[float, ...],
+    field: str,
+    streaming: bool,
+    validation_fraction: float,
+    max_documents: int,
+    counts: Counter | None = None,
+) -> Iterator[Document]:
+    """Yields the documents of all sources, in turn one from each, in an order that is always the same.
+
+    A text that came before is dropped. Whether a document is validation depends on its text alone, unless the source
+    says so itself. Training documents come as often as the weight of their source says: 2.5 times is twice, and once
+    more for the half of them that their hash picks; the copies lie far apart. Validation documents come once.
+
+    Args:
+      sources, weights, field, streaming, validation_fraction, max_documents: keys of configs/base.py.
+      counts: "documents" and "duplicates" of each split are added to it.
+
+    Raises:
+      InputError: a source that can't be read, or that has no text.
+    """
+    settings = {"field": field, "streaming": streaming, "max_documents": max_documents}
+    streams = [
+        zip(read(source, **settings), itertools.repeat(weight)) for source, weight in zip(sources, weights, strict=True)
+    ]
+    counts = Counter() if counts is None else counts
+    return _spread(_weighted(_in_turn(streams), validation_fraction, counts))
+
+
+def _weighted(
+    stream: Iterator[tuple[Document, float]], validation_fraction: float, counts: Counter
+) -> Iterator[tuple[Document, int]]:
+    """Yields (document with its split, how often it shall come) for (document, weight), without duplicates."""
+    seen = Seen()
+    for chunk in _chunks(stream):
+        hashes = np.array([text_hash(document.text) for document, _ in chunk], np.uint64)
+        for (document, weight), number, new in zip(chunk, hashes.tolist(), seen.add(hashes).tolist(), strict=True):
+            split = document.split or ("validation" if number < validation_fraction * 2**64 else "train")
+            if not new:
+                counts[f"{split} duplicates"] += 1
+                continue
+            copies = 1 if split == "validation" else int(weight) + (number % 2**32 < (weight % 1) * 2**32)
+            counts[f"{split} documents"] += copies
+            if copies:
+                yield Document(document.text, split), copies
+
+
+def _spread(stream: Iterator[tuple[Document, int]]) -> Iterator[Document]:
+    """Yields each document as often as it shall come: at once, and again when SPREAD characters of text came between.
+
+    Side by side, in one row of tokens, each copy would give away what is masked in the other.
+    """
+    waiting: deque[tuple[Document, int]] = deque()
+    size = 0
+
+    def again() -> Document:
+        nonlocal size
+        document, copies = waiting.popleft()
+        if copies > 1:
+            waiting.append((document, copies - 1))
+        else:
+            size -= len(document.text)
+        return document
+
+    for document, copies in stream:
+        yield document
+        if copies > 1:
+            waiting.append((document, copies - 1))
+            size += len(document.text)
+        while size > SPREAD:
+            yield again()
+    while waiting:
+        yield again()
+
+
+def read(source: str, *, field: str, streaming: bool, max_documents: int) -> Iterator[Document]:
+    """Yields the non-empty documents of one source, at most `max_documents` of each of its splits (0: all).
+
+    Raises:
+      InputError: it can't be read, or it has no text.
+    """
+    kind, _, rest = source.partition(":")
+    found = False
+    try:
+        for split, texts in READERS[kind](rest, field=field, streaming=streaming):
+            for text in itertools.islice(filter(str.strip, texts), max_documents or None):
+                found = True
+                yield Document(text, split)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        words = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"config.corpus.sources: {source} can't be read: {words}") from error
+    if not found:
+        raise InputError(f"config.corpus.sources: {source} has no text in it.")
+
+
+# Readers yield (split or "", texts) for each of a source's splits; what a document is, each decides for itself.
+
+
+def _docstrings(rest: str, *, field: str, streaming: bool) -> Iterator[tuple[str, Iterator[str]]]:
+    yield "", docstrings.read()
+
+
+def _text(pattern: str, *, field: str, streaming: bool) -> Iterator[tuple[str, Iterator[str]]]:
+    yield "", (line.strip() for _, line in _lines(pattern))
+
+
+def _jsonl(pattern: str, *, field: str, streaming: bool) -> Iterator[tuple[str, Iterator[str]]]:
+    pattern, _, name = pattern.partition("#")
+    yield "", (_field(line, name or field, where) for where, line in _lines(pattern) if line.strip())
+
+
+def _hf(name: str, *, field: str, streaming: bool) -> Iterator[tuple[str, Iterator[str]]]:
+    import datasets
+
+    name, _, config = name.partition(":")
+    try:
+        loaded = datasets.load_dataset(name, config or None, streaming=streaming)
+        for split, own in _own_splits(loaded):
+            yield own, (_string(row[field], field) for row in loaded[split].select_columns([field]))
+    except datasets.exceptions.DatasetsError as error:
+        raise ValueError(str(error.__cause__ or error)) from error
+
+
+def _tfds(name: str, *, field: str, streaming: bool) -> Iterator[tuple[str, Iterator[str]]]:
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")  # they are jax's
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder(name)
+    builder.download_and_prepare()
+    for split, own in _own_splits(builder.info.splits):
+        rows = builder.as_dataset(split=split, shuffle_files=False)
+        yield own, (_string(row[field], field) for row in tfds.as_numpy(rows))
+
+
+def _string(value: str | bytes | None, field: str) -> str:
+    """Returns the text of a data set's field; nothing is an empty text."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if not isinstance(value, str | None):
+        raise ValueError(f"the field {field!r} is not a string")
+    return value or ""
+
+
+def _own_splits(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yields (split, what it is to us), the validation split first, so that it keeps a text that train has too.
+
+    The test split is left alone; the others are training text, or, without a validation split, left to the hash.
+    """
+    if "validation" in names:
+        yield "validation", "validation"
+    for name in sorted(set(names) - {"validation", "test"}):
+        yield name, "train" if "validation" in names else ""
+
+
+READERS = {"docstrings": _docstrings, "text": _text, "jsonl": _jsonl, "hf": _hf, "tfds": _tfds}
+
+
+def _lines(pattern: str) -> Iterator[tuple[str, str]]:
+    """Yields (file and number, line) of the files of a glob, in an order that mixes them but is always the same."""
+    system, path = fsspec.core.url_to_fs(pattern)
+    paths = [p for p in system.glob(path) if not system.isdir(p)]
+    if not paths:
+        raise FileNotFoundError("no such file")
+    for name in sorted(paths, key=lambda p: hashlib.sha256(p.rpartition("/")[2].encode()).digest()):
+        unpack = gzip.open if name.endswith(".gz") else contextlib.nullcontext
+        with system.open(name, "rb") as file, unpack(file) as lines:
+            number = 0
+            try:
+                for number, line in enumerate(lines, 1):
+                    yield f"{name}, line {number}", line.decode()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{name}, line {number}: is not UTF-8") from error
+            except (OSError, EOFError, zlib.error) as error:
+                raise ValueError(f"{name}, after line {number}: {error}") from error
+
+
+def _field(line: str, name: str, where: str) -> str:
+    try:
+        text = json.loads(line)[name]
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: the field {name!r} is no valid Unicode (half of a surrogate pair)") from error
+    except ValueError as error:
+        raise ValueError(f"{where}: is not JSON") from error
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{where}: has no field {name!r}") from error
+    except AttributeError as error:
+        raise ValueError(f"{where}: the field {name!r} is not a string") from error
+    return text
+
+
+def text_hash(text: str) -> int:
+    """Returns 64 bits of BLAKE2b of the text: what makes two documents the same, and decides a document's split."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class Seen:
+    """A set of 64-bit hashes in 8 bytes each: sorted arrays whose sizes double, merged like a binary counter.
+
+    After O'Neil et al., "The log-structured merge-tree", 1996, kept in memory.
+    """
+
+    def __init__(self) -> None:
+        self._levels: list[np.ndarray] = []
+
+    def add(self, hashes_N: np.ndarray) -> np.ndarray:
+        """Adds uint64 hashes; returns bool [N]: True for the first time that a hash comes."""
+        values, first = np.unique(hashes_N, return_index=True)
+        known = np.zeros(len(values), bool)
+        for level in self._levels:
+            where = np.minimum(np.searchsorted(level, values), len(level) - 1)
+            known |= level[where] == values
+        new_N = np.zeros(len(hashes_N), bool)
+        new_N[first[~known]] = True
+        level = values[~known]
+        while self._levels and len(self._levels[-1]) <= 2 * len(level):
+            level = np.sort(np.concatenate([self._levels.pop(), level]), kind="stable")
+        if len(level):
+            self._levels.append(level)
+        return new_N
+
+
+def _in_turn(streams: list[Iterator]) -> Iterator:
+    while streams:
+        for stream in list(streams):
+            try:
+                yield next(stream)
+            except StopIteration:
+                streams.remove(stream)
+
+
+def _chunks(stream: Iterable[tuple[Document, float]]) -> Iterator[list[tuple[Document, float]]]:
+    """Cuts the stream into lists that are small in documents and in characters: a document may be a book."""
+    chunk, size = [], 0
+    for pair in stream:
+        chunk.append(pair)
+        size += len(pair[0].text)
+        if len(chunk) == CHUNK or size >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

@@ -1,0 +1,87 @@
+"""The order in which records come: plain arithmetic on (seed, lane, epoch), of no library's random numbers.
+
+A lane is a virtual host. Lane l of n owns shards l, l + n, l + 2n, ...; in each of its epochs it visits them in an
+order of their own, and in each visit reads the shard's records in an order of its own. Lane l supplies the l-th block
+of rows of every global batch. So the batches depend on the lanes, never on the hosts that carry them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+# Streams of hashes that must not coincide.
+_SHARDS, _RECORDS = 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Visit:
+    """One reading of one shard.
+
+    Attributes:
+      shard: index in the split.
+      epoch: of the lane.
+      skip: records of the shard's order that were read before (in an earlier life of the run).
+    """
+
+    shard: int
+    epoch: int
+    skip: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """The order of one lane.
+
+    Attributes:
+      seed: of the order.
+      records: of each shard of the split.
+      lane, lanes: which one, of how many.
+    """
+
+    seed: int
+    records: tuple[int, ...]
+    lane: int
+    lanes: int
+
+    @property
+    def shards(self) -> np.ndarray:
+        """The shards that the lane owns."""
+        return np.arange(self.lane, len(self.records), self.lanes)
+
+    @property
+    def size(self) -> int:
+        """Records in an epoch of the lane."""
+        return int(np.asarray(self.records)[self.shards].sum())
+
+    def visit(self, number: int) -> Visit:
+        """Returns the lane's visit of that number, counted from the start of the run."""
+        epoch, place = divmod(number, len(self.shards))
+        return Visit(int(self._shard_order(epoch)[place]), epoch, 0)
+
+    def seek(self, position: int) -> tuple[int, int]:
+        """Returns (number of the visit, records to skip in it) of the lane's record at `position`."""
+        epoch, rest = divmod(position, self.size)
+        ends = np.cumsum(np.asarray(self.records)[self._shard_order(epoch)])
+        place = int(np.searchsorted(ends, rest, side="right"))
+        return epoch * len(self.shards) + place, rest - int(ends[place - 1] if place else 0)
+
+    def record_order(self, visit: Visit) -> np.ndarray:
+        """Returns the rows of the shard in the order of the visit, without those to skip."""
+        keys = _hash(self.seed, _RECORDS, visit.epoch, visit.shard, np.arange(self.records[visit.shard]))
+        return np.argsort(keys, kind="stable")[visit.skip :]
+
+    def _shard_order(self, epoch: int) -> np.ndarray:
+        return self.shards[np.argsort(_hash(self.seed, _SHARDS, epoch, self.shards), kind="stable")]
+
+
+def _hash(*parts: int | np.ndarray) -> np.ndarray:
+    """Returns 64 bits for each combination of the parts, mixed in in turn (splitmix64, Steele et al., 2014)."""
+    state = np.zeros(1, np.uint64)
+    for part in parts:
+        state = (state ^ np.asarray(part, np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = state ^ (state >> np.uint64(31))
+    return state

@@ -1,0 +1,39 @@
+"""Floating-point operations of the model, and the peaks of chips: for MFU, never for anything that is trained."""
+
+from __future__ import annotations
+
+# bfloat16 TFLOP/s of one device as jax counts devices, by jax's device_kind (vendors' figures, dense).
+PEAK_TFLOPS = {
+    "TPU v2": 23.0,  # a device is one of the chip's two TensorCores
+    "TPU v3": 61.5,
+    "TPU v4": 275.0,
+    "TPU v5 lite": 197.0,
+    "TPU v5e": 197.0,
+    "TPU v5": 459.0,
+    "TPU v5p": 459.0,
+    "TPU v6 lite": 918.0,
+    "TPU v6e": 918.0,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA H100 80GB HBM3": 989.0,
+    "NVIDIA H200": 989.0,
+}
+
+
+def train_flops_per_token(
+    *, hidden: int, layers: int, intermediate: int, length: int, vocab_size: int, predicted_share: float
+) -> float:
+    """Returns the useful FLOPs of a training step (forward and backward) per token read.
+
+    Counts a multiply-add as two and the backward pass as twice the forward pass (Chowdhery et al., 2022, appendix B),
+    matrix products alone, attention over all of the row, the head on the predicted positions only; recomputation
+    (remat) does not count.
+    """
+    layer = 2 * (4 * hidden * hidden + 2 * hidden * intermediate) + 4 * length * hidden
+    head = 2 * hidden * hidden + 2 * hidden * vocab_size
+    return 3.0 * (layers * layer + predicted_share * head)
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Returns the peak of one device in FLOP/s, or None where it isn't known."""
+    tflops = PEAK_TFLOPS.get(device_kind)
+    return None if tflops is None else tflops * 1e12

@@ -1,0 +1,104 @@
+"""What the wall-clock of a run went into, from timing.jsonl. Nothing here imports jax."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+Line = dict[str, Any]  # of timing.jsonl: step, kind, time (seconds since 1970), and for most kinds seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """One start of the run.
+
+    Attributes:
+      lines: of timing.jsonl, the first is of kind "start".
+      kept: the last step that no later start went back behind; what was made after it was made again.
+    """
+
+    lines: list[Line]
+    kept: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeUse:
+    """Seconds; they add up to the time from the first start to the last line of the log.
+
+    Attributes:
+      training: steps that were kept, the wait for their input included.
+      evaluation, checkpoints: while the steps waited for them.
+      start: from a start to the end of its first step: input, compilation.
+      redone: steps, evaluations and checkpoints that a later start went back behind.
+      down: from the last line before a start to that start: the run was not there, or lost what it had not logged.
+    """
+
+    training: float = 0.0
+    evaluation: float = 0.0
+    checkpoints: float = 0.0
+    start: float = 0.0
+    redone: float = 0.0
+    down: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds in all."""
+        return sum(dataclasses.astuple(self))
+
+    @property
+    def goodput(self) -> float:
+        """Share of the wall-clock in which steps were made that were kept."""
+        return self.training / self.total if self.total else 0.0
+
+
+def sessions(timing: list[Line]) -> list[Session]:
+    """Returns the starts of a run, in order, without starts at its end that have made nothing."""
+    groups: list[list[Line]] = []
+    for line in timing:
+        if line["kind"] == "start":
+            groups.append([line])
+        elif groups:
+            groups[-1].append(line)
+    while groups and len(groups[-1]) == 1:
+        groups.pop()
+    found, kept = [], float("inf")
+    for lines in reversed(groups):
+        found.append(Session(lines, kept))
+        kept = min(kept, lines[0]["step"])
+    return found[::-1]
+
+
+def use_of_time(found: list[Session]) -> TimeUse:
+    """Returns what the time of the sessions went into.
+
+    The steps between two lines of the log took the time between them, less that of the evaluation or checkpoint that
+    the second line tells of; where only the first of them were kept, they took their share of it.
+    """
+    use = dict.fromkeys((field.name for field in dataclasses.fields(TimeUse)), 0.0)
+    last: float | None = None
+    for session in found:
+        before = session.lines[0]
+        if last is not None:
+            use["down"] += max(before["time"] - last, 0.0)
+        for line in session.lines[1:]:
+            seconds = max(line["time"] - before["time"], 0.0)
+            if line["kind"] == "first_step":
+                use["start"] += seconds
+            else:
+                pause = {"eval": "evaluation", "checkpoint": "checkpoints"}.get(line["kind"])
+                paused = min(line["seconds"], seconds) if pause else 0.0
+                share = _kept_share(before["step"], line["step"], session.kept)
+                use["training"] += share * (seconds - paused)
+                use["redone"] += (1 - share) * (seconds - paused)
+                if pause:
+                    use[pause if line["step"] <= session.kept else "redone"] += paused
+            before = line
+        last = before["time"]
+    return TimeUse(**use)
+
+
+def _kept_share(first: int, last: int, kept: float) -> float:
+    """Returns the share of the steps `first` + 1 to `last` that were kept."""
+    if last <= kept:
+        return 1.0
+    return max(kept - first, 0) / max(last - first, 1)

@@ -1,0 +1,145 @@
+"""The plots of the report, from the lines of the logs, as SVG. Nothing here imports jax."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, StrMethodFormatter
+
+from mlm.goodput import Session
+
+Line = dict[str, Any]
+Points = tuple[list[float], list[float]]
+
+TRAIN, EVAL, FAINT, MARK = "#3b6ea8", "#c2561d", "#a7b2c0", "#6b7280"
+POINTS = 2_000  # of a curve; more can't be told apart at this size
+STYLE = {
+    "axes.edgecolor": "#9aa3ad",
+    "axes.formatter.limits": (-3, 5),
+    "axes.grid": True,
+    "axes.labelcolor": "#374151",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 9.5,
+    "grid.color": "#e7eaee",
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "lines.solid_capstyle": "round",
+    "svg.fonttype": "path",  # the same picture in every browser
+    "svg.hashsalt": "mlm",  # and the same bytes in every report
+    "xtick.color": "#4b5563",
+    "ytick.color": "#4b5563",
+}
+
+
+def draw(
+    *, train: list[Line], evals: list[Line], found: list[Session], unigram_entropy: float | None
+) -> dict[str, Figure]:
+    """Returns title -> figure.
+
+    Args:
+      train, evals: lines of metrics.jsonl of these kinds.
+      found: the starts of the run, for the throughput; empty for none.
+      unigram_entropy: of the evaluation split, in nats; None if unknown.
+    """
+    figures = {}
+    with _figure(figures, "Loss", "nats per prediction") as axes:
+        _curve(axes, _points(train, "loss"), TRAIN, "training")
+        _curve(axes, _points(evals, "loss"), EVAL, "evaluation", marked=True)
+        if unigram_entropy is not None:
+            axes.axhline(unigram_entropy, color=MARK, linewidth=1, linestyle=(0, (5, 3)), label="unigram entropy")
+    with _figure(figures, "Accuracy", "% of the predictions") as axes:
+        _curve(axes, _points(train, "accuracy", 100), TRAIN, "training")
+        _curve(axes, _points(evals, "accuracy", 100), EVAL, "evaluation", marked=True)
+    with _figure(figures, "Learning rate", "per update") as axes:
+        _curve(axes, _points(train, "learning_rate"), TRAIN)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    with _figure(figures, "Gradient norm", "global, before clipping") as axes:
+        points = _points(train, "grad_norm")
+        _curve(axes, points, TRAIN)
+        if points[1] and max(points[1]) > 20 * min(points[1]) > 0:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+    if any(line["kind"] == "train" for session in found for line in session.lines):
+        with _figure(figures, "Throughput", "tokens/s") as axes:
+            _throughput(axes, found)
+    return figures
+
+
+def to_svg(figure: Figure) -> str:
+    """Returns the figure as an SVG document."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def thinned(points: Points, most: int = POINTS) -> Points:
+    """Returns at most `most` points of a curve that look the same: the lowest and the highest of each stretch."""
+    x, y = points
+    if len(x) <= most:
+        return points
+    kept = []
+    for stretch in np.array_split(np.arange(len(x)), most // 2):
+        values = [y[i] for i in stretch]
+        kept += sorted({stretch[int(np.argmin(values))], stretch[int(np.argmax(values))]})
+    return [x[i] for i in kept], [y[i] for i in kept]
+
+
+@contextmanager
+def _figure(figures: dict[str, Figure], title: str, unit: str) -> Iterator[Axes]:
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.7, 2.9), layout="constrained")
+        axes = figure.add_subplot()
+        yield axes
+        axes.set_xlabel("updates")
+        axes.set_ylabel(unit)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.set_xlim(left=0)
+        axes.locator_params(axis="x", nbins=6)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend()
+        figures[title] = figure
+
+
+def _points(lines: list[Line], key: str, scale: float = 1) -> Points:
+    """Returns (steps, values) of the lines that hold a finite number under the key."""
+    there = [(line["step"], line[key] * scale) for line in lines if _finite(line.get(key))]
+    return [x for x, _ in there], [y for _, y in there]
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _curve(axes: Axes, points: Points, color: str, label: str = "", *, marked: bool = False) -> None:
+    if not points[0]:
+        return
+    few = len(points[0]) < 40
+    marker = "o" if (marked and few) or len(points[0]) == 1 else ""
+    axes.plot(*thinned(points), color=color, marker=marker, markersize=4, label=label or None)
+
+
+def _throughput(axes: Axes, found: list[Session]) -> None:
+    for session in found:
+        lines = [line for line in session.lines if line["kind"] == "train"]
+        kept = [line for line in lines if line["step"] <= session.kept]
+        label = "" if axes.get_legend_handles_labels()[1] else "steps made again later"
+        _curve(axes, _points(lines[len(kept) :], "tokens_per_second"), FAINT, label)
+        _curve(axes, _points(kept, "tokens_per_second"), TRAIN)
+    for number, session in enumerate(found[1:]):
+        step = session.lines[0]["step"]
+        axes.axvline(step, color=EVAL, linewidth=1, linestyle=(0, (2, 2)), label="" if number else "restart")
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_ylim(bottom=0, top=1.1 * axes.get_ylim()[1])

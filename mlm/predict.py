@@ -1,0 +1,209 @@
+"""The command `predict`: fill the masks of texts, as transformers' pipeline("fill-mask") does.
+
+Dimensions: B rows, L tokens in a row, K masks in a row, T fillings of a mask.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from mlm.data import tokenizer
+from mlm.errors import InputError
+from mlm.model.roberta import Params, masked_logits
+from mlm.trained import Trained
+
+# Few shapes, so that the model is compiled few times: a batch has a power of two of rows, up to
+ROWS = 8
+LENGTHS = 32  # and rows are padded up to a multiple of this.
+STREAM = 64  # lines of a pipe that are filled at a time
+
+Filling = dict[str, Any]  # token: its id; token_str: its text; score: its probability
+
+
+class FillMask:
+    """Fills masks with one model, in float32; it is compiled once for every padded length."""
+
+    def __init__(self, trained: Trained, tok: PreTrainedTokenizerFast, top_k: int):
+        """Puts the parameters on the device.
+
+        Args:
+          trained: the model.
+          tok: its tokenizer.
+          top_k: T, fillings of each mask.
+
+        Raises:
+          InputError: the model has no such number of entries, or fewer entries than the tokenizer.
+        """
+        size = trained.config.vocab_size
+        if not 1 <= top_k <= size:
+            raise InputError(f"--top-k={top_k}: must be from 1 to {size}, the size of the vocabulary.")
+        if len(tok) > size:
+            raise InputError(
+                f"{trained.source}: has {size} vocabulary entries, its tokenizer {trained.tokenizer} has {len(tok)}; "
+                "use the tokenizer that the model was trained with."
+            )
+        module = trained.module
+
+        def fillings(
+            params: Params, ids_BxL: jax.Array, attention_BxL: jax.Array, positions_BxK: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            logits_BxKxV = masked_logits(module, params, ids_BxL, attention_BxL, positions_BxK)
+            return jax.lax.top_k(jax.nn.softmax(logits_BxKxV), top_k)
+
+        self._fillings = jax.jit(fillings)
+        self._params = jax.device_put(trained.params)
+        self._tok = tok
+        self._longest = longest_row(trained)
+
+    def __call__(self, texts: list[str]) -> list[list[list[Filling]]]:
+        """Returns the fillings of each mask of each text; raises InputError as `encode` does."""
+        return self.fill([self.encode(text, f"the text {_shortened(text)}") for text in texts])
+
+    def encode(self, text: str, name: str) -> list[int]:
+        """Returns the ids of a text.
+
+        Args:
+          text: with at least one mask token.
+          name: what to call it in an error.
+
+        Raises:
+          InputError: there is no mask in it, it is too long for the model, or it holds the padding token.
+        """
+        ids = self._tok(text)["input_ids"]
+        mask = self._tok.mask_token
+        if self._tok.mask_token_id not in ids:
+            what = f"has no {mask} in it" if text.strip() else "is empty"
+            raise InputError(f"{name}: {what}; write {mask} where a word is to be filled in.")
+        if len(ids) > self._longest:
+            raise InputError(f"{name}: has {len(ids)} tokens, the model reads {self._longest} at most; shorten it.")
+        if self._tok.pad_token_id in ids:
+            raise InputError(f"{name}: holds the padding token {self._tok.pad_token}, which no text can; take it out.")
+        return ids
+
+    def fill(self, rows: list[list[int]]) -> list[list[list[Filling]]]:
+        """Returns, for each row of ids, a list of T fillings for each of its masks, the likeliest first."""
+        results: list[list[list[Filling]]] = [[] for _ in rows]
+        by_length: dict[int, list[int]] = {}
+        for index, ids in enumerate(rows):
+            by_length.setdefault(min(_round_up(len(ids), LENGTHS), self._longest), []).append(index)
+        for length, indices in by_length.items():
+            for start in range(0, len(indices), ROWS):
+                batch = indices[start : start + ROWS]
+                for index, fillings in zip(batch, self._batch([rows[i] for i in batch], length), strict=True):
+                    results[index] = fillings
+        return results
+
+    def _batch(self, rows: list[list[int]], length: int) -> Iterator[list[list[Filling]]]:
+        copies = _power_of_two(len(rows)) - len(rows)
+        ids_BxL, attention_BxL = pad(rows + rows[:1] * copies, length, self._tok.pad_token_id)
+        masks = [np.flatnonzero(ids_L == self._tok.mask_token_id) for ids_L in ids_BxL]
+        slots = _power_of_two(max(map(len, masks)))  # K
+        positions_BxK = np.stack([np.pad(mask, (0, slots - len(mask)), mode="edge") for mask in masks])
+        with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
+            found = self._fillings(self._params, ids_BxL, attention_BxL, positions_BxK)
+        scores_BxKxT, tokens_BxKxT = (values.tolist() for values in jax.device_get(found))
+        for row in range(len(rows)):
+            yield [
+                [
+                    {"token": token, "token_str": self._tok.decode([token]), "score": score}
+                    for token, score in zip(tokens_BxKxT[row][slot], scores_BxKxT[row][slot], strict=True)
+                ]
+                for slot in range(len(masks[row]))
+            ]
+
+
+def fill(trained: Trained, tok: PreTrainedTokenizerFast, texts: list[str], top_k: int) -> list[list[list[Filling]]]:
+    """Returns, for each text, a list of `top_k` fillings for each of its masks, the likeliest first.
+
+    Tokens, their texts and their scores are those of transformers' pipeline: the softmax over the whole vocabulary,
+    each mask on its own.
+
+    Raises:
+      InputError: a text without a mask, or too long; the model and the tokenizer do not fit together.
+    """
+    return FillMask(trained, tok, top_k)(texts)
+
+
+def run(trained: Trained, *, texts: list[str] | None, top_k: int, stdin: TextIO, stdout: TextIO) -> None:
+    """Fills the texts given, as a table; or, with none given, the lines of `stdin`, as one line of JSON each.
+
+    A line of JSON is {"text": ..., "fillings": [[{"token", "token_str", "score"}, ...] for each mask]}.
+
+    Raises:
+      InputError: of `FillMask`; neither texts nor a pipe; a line of the pipe that is not UTF-8. What came before a bad
+        line is written.
+    """
+    if not texts and stdin.isatty():
+        raise InputError("predict: give texts, each with a mask token, or lines of them through a pipe.")
+    tok = tokenizer.load(trained.tokenizer)
+    filler = FillMask(trained, tok, top_k)
+    if texts:
+        for text, fillings in zip(texts, filler(texts), strict=True):
+            stdout.write(_table(text, fillings))
+        return
+    lines: list[str] = []
+    rows: list[list[int]] = []
+
+    def flush() -> None:
+        for line, fillings in zip(lines, filler.fill(rows), strict=True):
+            stdout.write(json.dumps({"text": line, "fillings": fillings}, ensure_ascii=False) + "\n")
+        stdout.flush()
+        lines.clear()
+        rows.clear()
+
+    try:
+        for number, line in enumerate(stdin, 1):
+            text = line.rstrip("\r\n")
+            rows.append(filler.encode(text, f"line {number}"))
+            lines.append(text)
+            if len(lines) == STREAM:
+                flush()
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 ({error.reason}); convert it first.") from None
+    except InputError:
+        flush()
+        raise
+    flush()
+
+
+def longest_row(trained: Trained) -> int:
+    """Returns the number of tokens, special ones included, that the model can read: RoBERTa counts from pad id + 1."""
+    return trained.config.max_position_embeddings - trained.config.pad_token_id - 1
+
+
+def pad(rows: list[list[int]], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids_BxL and attention_BxL, int32, of rows padded to `length`."""
+    ids_BxL = np.full((len(rows), length), pad_id, np.int32)
+    attention_BxL = np.zeros((len(rows), length), np.int32)
+    for row, ids in enumerate(rows):
+        ids_BxL[row, : len(ids)] = ids
+        attention_BxL[row, : len(ids)] = 1
+    return ids_BxL, attention_BxL
+
+
+def _table(text: str, fillings: list[list[Filling]]) -> str:
+    """Returns the text and, under it, a line for each filling; the masks one after the other."""
+    lines = [text]
+    for number, mask in enumerate(fillings, 1):
+        if len(fillings) > 1:
+            lines.append(f"  mask {number} of {len(fillings)}")
+        lines.extend(f"  {f['score']:7.2%}  {f['token_str'].strip() or repr(f['token_str'])}" for f in mask)
+    return "\n".join(lines) + "\n\n"
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")

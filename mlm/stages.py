@@ -1,0 +1,107 @@
+"""The data stages of a run: what is there and unchanged is kept; what other settings made is never replaced."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from mlm.data import corpus, shards, tokenizer
+from mlm.data.manifest import Manifest, load_manifest, verify
+from mlm.errors import InputError
+from mlm.workdir import Workdir
+
+
+def make_tokenizer(config: ConfigDict, workdir: Workdir) -> None:
+    """Trains the tokenizer into the workdir, or brings the one that tokenizer.path names there."""
+    recipe = workdir.tokenizer / "recipe.json"
+    settings = {"corpus": config.corpus.to_dict(), "tokenizer": config.tokenizer.to_dict()}
+    if config.tokenizer.path:
+        settings = {"path": config.tokenizer.path}
+    if workdir.tokenizer.is_dir():
+        if not recipe.is_file() or json.loads(recipe.read_text()) != json.loads(json.dumps(settings)):
+            raise InputError(
+                f"{workdir.tokenizer}: was made with other settings (config.corpus, config.tokenizer); use another "
+                "--workdir, or set them back."
+            )
+        return
+    begin = time.monotonic()
+    temporary = workdir.tokenizer.with_name("tokenizer.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    if config.tokenizer.path:
+        tokenizer.load(config.tokenizer.path).save_pretrained(str(temporary))
+    else:
+        keys = config.tokenizer.to_dict()
+        del keys["path"]
+        texts = (document.text for document in documents(config) if document.split == "train")
+        tokenizer.train(texts, **keys, length=config.model.positions, folder=str(temporary))
+    (temporary / recipe.name).write_text(json.dumps(settings))
+    temporary.rename(workdir.tokenizer)
+    _say(f"tokenizer: {workdir.tokenizer}, {time.monotonic() - begin:.1f} s")
+
+
+def make_shards(config: ConfigDict, workdir: Workdir) -> None:
+    """Writes the shards of the corpus, unless shards.dir names a folder that already holds some."""
+    folder = shards_folder(config, workdir)
+    begin = time.monotonic()
+    counts: Counter = Counter()
+    manifest = shards.write(
+        documents(config, counts),
+        tokenizer_folder=str(workdir.tokenizer),
+        folder=folder,
+        length=config.shards.length,
+        counts={"train": config.shards.count, "validation": config.shards.validation_count},
+        workers=config.shards.workers,
+        source=json.dumps(config.corpus.to_dict()),
+        tally=counts,
+    )
+    seconds = time.monotonic() - begin
+    tokens = sum(split.tokens for split in manifest.splits.values())
+    _say(f"shards: {folder}, {tokens:,} tokens, {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")
+
+
+def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
+    """Returns the manifest of the shards, every file of them verified, and the tokenizer known to be theirs.
+
+    Raises:
+      InputError: there are no shards, or they were made with another tokenizer or length.
+      DamageError: a shard is not what was written.
+    """
+    folder = shards_folder(config, workdir)
+    there = (workdir.tokenizer / "tokenizer.json").is_file()
+    manifest = load_manifest(folder, tokenizer_folder=str(workdir.tokenizer) if there else None)
+    if manifest.length != config.shards.length:
+        raise InputError(
+            f"config.shards.length = {config.shards.length}: the shards in {folder} hold {manifest.length}."
+        )
+    if there and manifest.tokenizer_fingerprint not in (None, tokenizer.fingerprint(str(workdir.tokenizer))):
+        raise InputError(
+            f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; use those that belong together."
+        )
+    for split, least, key in (("train", config.data.lanes, "data.lanes"), ("validation", 1, "shards.validation_count")):
+        shards_ = [shard for shard in manifest.splits[split].shards if shard.records]
+        if len(shards_) < least:
+            raise InputError(
+                f"{folder}: the {split} split has {len(shards_)} shards with records, config.{key} asks for {least}."
+            )
+    verify(manifest, deep=True)
+    return manifest
+
+
+def documents(config: ConfigDict, counts: Counter | None = None) -> Iterator[corpus.Document]:
+    """Returns the documents of the config's corpus."""
+    return corpus.documents(**config.corpus.to_dict(), counts=counts)
+
+
+def shards_folder(config: ConfigDict, workdir: Workdir) -> str:
+    """Returns the folder of the shards."""
+    return config.shards.dir or str(workdir.shards)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

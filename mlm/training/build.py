@@ -1,0 +1,141 @@
+"""From a config and a few facts of the data to the model, the state and the steps that `train` runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+from transformers import RobertaConfig
+from transformers.models.roberta.modeling_flax_roberta import FlaxRobertaForMaskedLMModule
+
+from mlm.errors import InputError
+from mlm.model import roberta
+from mlm.model.masking import TokenMasking
+from mlm.training import optimizer, sharding, state, step
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFacts:
+    """What the model and the steps need to know of the data. Saved with every checkpoint.
+
+    Attributes:
+      vocab_size: entries of the tokenizer.
+      special_ids: {"pad", "mask", "cls", "sep", "unk"} -> id.
+      all_special_ids: every id that is a special token.
+      length: tokens in a row.
+      records: rows of the training split.
+    """
+
+    vocab_size: int
+    special_ids: dict[str, int]
+    all_special_ids: tuple[int, ...]
+    length: int
+    records: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The model and its objective."""
+
+    config: RobertaConfig
+    module: FlaxRobertaForMaskedLMModule
+    masking: TokenMasking
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """All that a training run executes; nothing here holds an array."""
+
+    model: Model
+    mesh: Mesh
+    steps: int
+    init: Callable[[], state.TrainState]
+    shapes: state.TrainState
+    train_step: Callable
+    eval_step: Callable
+
+
+def build_model(config: ConfigDict, facts: DataFacts) -> Model:
+    """Returns the model for the data.
+
+    Raises:
+      InputError: rows longer than the model's positions.
+    """
+    if facts.length > config.model.positions:
+        raise InputError(
+            f"config.model.positions = {config.model.positions}: the shards hold rows of {facts.length} tokens; "
+            "make it at least that."
+        )
+    sizes = config.model.to_dict()
+    dtype, remat = sizes.pop("dtype"), sizes.pop("remat")
+    model_config = roberta.make_config(vocab_size=facts.vocab_size, special_ids=facts.special_ids, **sizes)
+    masking = TokenMasking(
+        rate=config.masking.rate,
+        mask_share=config.masking.mask_share,
+        random_share=config.masking.random_share,
+        mask_id=facts.special_ids["mask"],
+        special_ids=facts.all_special_ids,
+        vocab_size=facts.vocab_size,
+    )
+    return Model(model_config, roberta.make_module(model_config, dtype=dtype, remat=remat), masking)
+
+
+def build_run(config: ConfigDict, facts: DataFacts, mesh: Mesh) -> Run:
+    """Returns the run of a config on a mesh.
+
+    Raises:
+      InputError: a batch or a parameter that the mesh can't split, or rows longer than the model's positions.
+    """
+    model = build_model(config, facts)
+    batch, accumulate = config.data.global_batch, config.train.accumulate
+    sharding.check_batch(mesh, rows=batch // accumulate, key="data.global_batch / train.accumulate")
+    steps = config.train.steps or math.ceil(config.train.epochs * facts.records / batch)
+    schedule = build_schedule(config, steps)
+    rest = {key: config.optimizer[key] for key in ("name", "b1", "b2", "eps", "weight_decay", "clip_norm")}
+    tx = optimizer.make_optimizer(schedule=schedule, **rest)
+    ema_decay = config.optimizer.ema_decay
+    init, shapes = state.plan_state(
+        model_config=model.config, tx=tx, seed=config.train.seed, ema=ema_decay > 0, mesh=mesh
+    )
+    shardings = state.shardings_of(shapes)
+    gradient = step.make_gradient(
+        module=model.module,
+        masking=model.masking,
+        mask_seed=config.masking.seed,
+        dropout_seed=config.train.seed,
+        accumulate=accumulate,
+    )
+    train_step = step.make_train_step(
+        gradient=gradient,
+        tx=tx,
+        schedule=schedule,
+        ema_decay=ema_decay,
+        guard_limit=config.train.guard_limit,
+        log_every=config.log.every,
+        mesh=mesh,
+        shardings=shardings,
+    )
+    eval_step = step.make_eval_step(
+        module=model.module,
+        masking=model.masking,
+        mask_seed=config.evaluate.seed,
+        mesh=mesh,
+        param_shardings=shardings.params,
+    )
+    return Run(model, mesh, steps, init, shapes, train_step, eval_step)
+
+
+def build_schedule(config: ConfigDict, steps: int) -> optax.Schedule:
+    """Returns the learning rate of each of `steps` updates."""
+    return optimizer.make_schedule(
+        name=config.schedule.name,
+        peak=config.optimizer.learning_rate,
+        steps=steps,
+        warmup_steps=config.schedule.warmup_steps or round(config.schedule.warmup_fraction * steps),
+        decay_fraction=config.schedule.decay_fraction,
+        final_fraction=config.schedule.final_fraction,
+    )

@@ -1,0 +1,58 @@
+"""One pass over a split: every record once, whatever the batch size, the hosts and the devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from mlm.model.loss import RowSums
+from mlm.training.sharding import put_batch
+
+
+def score(
+    eval_step: Callable[[Any, dict[str, jax.Array]], RowSums],
+    params: Any,
+    batches: Iterable[dict[str, np.ndarray]],
+    *,
+    mesh: Mesh,
+    rows: int,
+    tokens_per_byte: float | None,
+) -> dict[str, float]:
+    """Returns the scores of a split over its masked positions.
+
+    The sums of each row come back from the device and are added in float64, in the order of the records.
+
+    Args:
+      eval_step: of `make_eval_step`.
+      params: the parameters.
+      batches: this host's rows of each batch, with a "valid" column.
+      mesh: of the batch.
+      rows: in a batch, over all hosts.
+      tokens_per_byte: ordinary tokens per byte of UTF-8 text in the split; None if it isn't known.
+
+    Returns:
+      loss (nats per prediction), perplexity (its exponential), accuracy, predictions (their number) and, where
+      `tokens_per_byte` is known, bits_per_byte: the loss in bits times tokens per byte, which tokenizers can be
+      compared by.
+    """
+    pending: list[RowSums] = []
+    for batch in batches:
+        pending.append(eval_step(params, put_batch(batch, mesh, rows)))
+        jax.block_until_ready(pending[-3:-2])  # a few batches ahead are enough
+    total = [np.sum(np.concatenate(column), dtype=np.float64) for column in zip(*jax.device_get(pending), strict=True)]
+    loss, weight, correct = (float(sum_) for sum_ in total)
+    mean = loss / weight if weight else math.nan
+    scores = {
+        "loss": mean,
+        "perplexity": math.exp(min(mean, 700.0)),
+        "accuracy": correct / weight if weight else math.nan,
+        "predictions": int(weight),
+    }
+    if tokens_per_byte is not None:
+        scores["bits_per_byte"] = mean / math.log(2) * tokens_per_byte
+    return scores

@@ -1,0 +1,178 @@
+"""What a run says while it trains: two logs, TensorBoard, Weights & Biases, and a progress bar.
+
+metrics.jsonl  what was computed: the same lines, to the bit, however often the run was restarted
+timing.jsonl   what it cost: when the run started, how fast each stretch was; only ever appended to
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+from mlm import logs
+from mlm.errors import InputError
+from mlm.paths import UPath
+
+
+class Log:
+    """Writes the logs of one run; on every host but the first it writes nothing."""
+
+    def __init__(
+        self,
+        workdir: UPath,
+        *,
+        start: int,
+        steps: int,
+        tokens_per_step: int,
+        flops_per_token: float,
+        peak_flops: float | None,
+        tensorboard: bool,
+        wandb: str,
+        config: dict,
+    ):
+        """Opens the logs, and drops from metrics.jsonl what lies after `start`: those updates will come again.
+
+        Args:
+          workdir: holds the logs.
+          start, steps: updates made so far, and in all.
+          tokens_per_step, flops_per_token, peak_flops: for throughput and MFU; the peak of all devices in FLOP/s.
+          tensorboard: write event files.
+          wandb: project name of Weights & Biases; "" for none.
+          config: to show there.
+        """
+        self.last_scores: dict[str, float] = {}
+        self._writes = jax.process_index() == 0
+        self._tokens_per_step, self._flops_per_token, self._peak = tokens_per_step, flops_per_token, peak_flops
+        self._metrics, self._timing = workdir / "metrics.jsonl", workdir / "timing.jsonl"
+        self._sinks: list[Any] = []
+        if self._writes:
+            logs.cut(self._metrics, start)
+            logs.cut(self._timing, sys.maxsize)  # a line torn by a kill alone: the next one must not join it
+            if tensorboard:
+                self._sinks.append(_TensorBoard(workdir / "tensorboard", start))
+            if wandb:
+                self._sinks.append(_Wandb(wandb, workdir, config))
+        shown = self._writes and sys.stderr.isatty()
+        self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True, disable=not shown)
+        self._clock, self._clock_step = time.monotonic(), start
+        self.time("start", start, host=platform.node(), devices=jax.device_count(), device=jax.devices()[0].device_kind)
+
+    def restart_clock(self, step: int) -> None:
+        """Leaves what came before `step` (a compilation) out of the throughput."""
+        self._clock, self._clock_step = time.monotonic(), step
+
+    @contextmanager
+    def paused(self, kind: str, step: int) -> Iterator[None]:
+        """Leaves what happens within (an evaluation, a checkpoint) out of the throughput, and notes its seconds."""
+        begin = time.monotonic()
+        yield
+        seconds = time.monotonic() - begin
+        self._clock += seconds
+        self.time(kind, step, seconds=round(seconds, 3))
+
+    def train(self, step: int, metrics: dict[str, Any]) -> None:
+        """Logs a stretch of updates that ended with `step`; waits for the device if it isn't there yet."""
+        values = {key: value.item() for key, value in jax.device_get(metrics).items()}
+        del values["bad_in_row"]
+        now = time.monotonic()
+        seconds, count = now - self._clock, step - self._clock_step
+        self._clock, self._clock_step = now, step
+        self.line("train", step, values)
+        if count <= 0:
+            return
+        rate = count * self._tokens_per_step / max(seconds, 1e-9)
+        timing = {"seconds": round(seconds, 3), "tokens_per_second": round(rate)}
+        if self._peak:
+            timing["mfu"] = round(rate * self._flops_per_token / self._peak, 4)
+        self.time("train", step, **timing)
+        self._show(step, values, rate, timing.get("mfu"))
+
+    def evaluation(self, step: int, scores: dict[str, Any]) -> None:
+        """Logs the scores of an evaluation at `step`."""
+        self.last_scores = scores
+        self.line("eval", step, scores)
+        self.say(f"step {step}: evaluation loss {scores['loss']:.4f}, accuracy {scores['accuracy']:.1%}")
+
+    def line(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """Appends a line to metrics.jsonl and tells TensorBoard and Weights & Biases."""
+        if not self._writes:
+            return
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        _append(self._metrics, {"step": step, "kind": kind, **finite})
+        for sink in self._sinks:
+            sink.write(kind, step, {k: v for k, v in finite.items() if isinstance(v, int | float)})
+
+    def time(self, kind: str, step: int, **values: Any) -> None:
+        """Appends a line to timing.jsonl."""
+        if self._writes:
+            _append(self._timing, {"step": step, "kind": kind, "time": round(time.time(), 3), **values})
+
+    def say(self, text: str) -> None:
+        """Shows a sentence to the person at the terminal, or in the log of the job."""
+        if self._writes:
+            tqdm.write(text, file=sys.stderr)
+
+    def _show(self, step: int, values: dict[str, Any], rate: float, mfu: float | None) -> None:
+        text = f"loss {values['loss']:.3f}, {_short(rate)} tokens/s" + (f", MFU {mfu:.1%}" if mfu else "")
+        if self._bar.disable:
+            left = (self._bar.total - step) * self._tokens_per_step / rate
+            self.say(f"step {step}/{self._bar.total}: {text}, {tqdm.format_interval(left)} left")
+        else:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(step - self._bar.n)
+
+    def close(self) -> None:
+        """Closes the bar and the event files."""
+        self._bar.close()
+        for sink in self._sinks:
+            sink.close()
+
+
+def _append(path: UPath, values: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def _short(number: float) -> str:
+    return tqdm.format_sizeof(number) if number >= 1000 else f"{number:.0f}"
+
+
+class _TensorBoard:
+    def __init__(self, folder: UPath, start: int):
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=start + 1)
+
+    def write(self, kind: str, step: int, values: dict[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(f"{kind}/{key}", value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    def __init__(self, project: str, workdir: UPath, config: dict):
+        try:
+            import wandb
+        except ImportError:
+            raise InputError(
+                f"config.log.wandb = {project!r}: the wandb package is missing; install it, or leave the key empty."
+            ) from None
+        self._run = wandb.init(project=project, name=workdir.name, config=config, resume="allow")
+
+    def write(self, kind: str, step: int, values: dict[str, float]) -> None:
+        self._run.log({f"{kind}/{key}": value for key, value in values.items()}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,172 @@
+"""The training step and the evaluation step: mask -> model -> loss -> optimizer, in one jit each.
+
+Dimensions: A microbatches, B rows, L tokens in a row, K predictions in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from transformers.models.roberta.modeling_flax_roberta import FlaxRobertaForMaskedLMModule
+
+from mlm.model.loss import RowSums, masked_cross_entropy
+from mlm.model.masking import Masked, TokenMasking
+from mlm.model.roberta import Params, masked_logits
+from mlm.training.sharding import BATCH
+from mlm.training.state import TrainState, Window
+
+Batch = dict[str, jax.Array]  # input_ids and attention_mask [B, L] int32, record_id and epoch [B] uint32
+Metrics = dict[str, jax.Array]  # scalars
+
+
+def make_gradient(
+    *,
+    module: FlaxRobertaForMaskedLMModule,
+    masking: TokenMasking,
+    mask_seed: int,
+    dropout_seed: int,
+    accumulate: int,
+) -> Callable[[Params, Batch, jax.Array], tuple[Params, RowSums]]:
+    """Returns `(params, batch, step) -> (gradient of the mean loss, sums over the batch)`.
+
+    The mean is over all predictions of the global batch: sums and weights are added over microbatches and devices and
+    divided once, so that `accumulate` changes the result by rounding alone.
+
+    Args:
+      module: the model; its dropout rates decide whether dropout is on.
+      masking: draws the masks; `mask_seed` and `dropout_seed` make its and the dropout's keys.
+      accumulate: A; microbatch a holds rows a, a + A, ... so that each device has its share of every one.
+    """
+
+    def loss_sum(params: Params, masked: Masked, attention_BxL: jax.Array, key: jax.Array) -> tuple[jax.Array, RowSums]:
+        logits = masked_logits(module, params, masked.ids_BxL, attention_BxL, masked.positions_BxK, key)
+        rows = masked_cross_entropy(logits, masked.labels_BxK, masked.weights_BxK, masking.vocab_size)
+        return jnp.sum(rows.loss_B), jax.tree.map(jnp.sum, rows)
+
+    gradient_sum = jax.grad(loss_sum, has_aux=True)
+
+    def gradient(params: Params, batch: Batch, step: jax.Array) -> tuple[Params, RowSums]:
+        attention_BxL = batch["attention_mask"]
+        mask_key, dropout_key = jax.random.key(mask_seed), jax.random.fold_in(jax.random.key(dropout_seed), step)
+        masked = masking(mask_key, batch["input_ids"], attention_BxL, batch["record_id"], batch["epoch"])
+        if accumulate == 1:
+            total, sums = gradient_sum(params, masked, attention_BxL, dropout_key)
+        else:
+
+            def add(total: tuple[Params, RowSums], micro: tuple) -> tuple[tuple[Params, RowSums], None]:
+                index, masked, attention_BxL = micro
+                part = gradient_sum(params, masked, attention_BxL, jax.random.fold_in(dropout_key, index))
+                return jax.tree.map(jnp.add, total, part), None
+
+            shapes = jax.eval_shape(gradient_sum, params, masked, attention_BxL, dropout_key)
+            zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            micro = jax.tree.map(lambda x: _microbatches(x, accumulate), (masked, attention_BxL))
+            (total, sums), _ = jax.lax.scan(add, zero, (jnp.arange(accumulate), *micro))
+        return jax.tree.map(lambda g: g / jnp.maximum(sums.weight_B, 1), total), sums
+
+    return gradient
+
+
+def make_train_step(
+    *,
+    gradient: Callable[[Params, Batch, jax.Array], tuple[Params, RowSums]],
+    tx: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    ema_decay: float,
+    guard_limit: int,
+    log_every: int,
+    mesh: Mesh,
+    shardings: TrainState,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Returns the jitted step `(state, batch) -> (state, metrics)`; the state is donated.
+
+    An update that is not finite is skipped and counted; after `guard_limit` in a row the parameters stay as they are
+    for good, and the loop, which reads the metrics late, has time to stop.
+
+    Args:
+      gradient: of `make_gradient`.
+      tx, schedule: the optimizer, and its learning rate for the log.
+      ema_decay: of the averaged parameters; unused if the state has none.
+      guard_limit: non-finite updates in a row after which nothing is updated any more.
+      log_every: updates over which the logged loss is averaged.
+      mesh, shardings: of the batch, and of the state.
+    """
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        grads, sums = gradient(state.params, batch, state.step)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        grad_norm = optax.tree.norm(grads)
+        good = jnp.isfinite(sums.loss_B) & jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(updates))
+        keep = good & (state.bad_in_row < guard_limit)
+
+        def choose(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(keep, new, old)
+
+        params = jax.tree.map(choose, optax.apply_updates(state.params, updates), state.params)
+        ema = state.ema
+        if ema is not None:
+            ema = jax.tree.map(lambda e, p: choose(ema_decay * e + (1 - ema_decay) * p, e), ema, params)
+        window = state.window.add(Window(*sums), fresh=state.step % log_every == 0, use=keep)
+        new = TrainState(
+            step=state.step + 1,
+            params=params,
+            opt_state=jax.tree.map(choose, opt_state, state.opt_state),
+            ema=ema,
+            bad_in_row=jnp.where(keep, 0, state.bad_in_row + 1),
+            skipped=state.skipped + ~keep,
+            window=window,
+        )
+        return new, {
+            "loss": window.loss / window.weight,
+            "accuracy": window.correct / window.weight,
+            "grad_norm": grad_norm,
+            "learning_rate": jnp.asarray(schedule(state.step - state.skipped), jnp.float32),
+            "skipped": new.skipped,
+            "bad_in_row": new.bad_in_row,
+        }
+
+    return jax.jit(
+        step,
+        in_shardings=(shardings, NamedSharding(mesh, BATCH)),
+        out_shardings=(shardings, NamedSharding(mesh, P())),
+        donate_argnums=0,
+    )
+
+
+def _microbatches(x_Bx: jax.Array, accumulate: int) -> jax.Array:
+    """Returns [A, B / A, ...]: rows a, a + A, ... in microbatch a, which keeps every row on its device."""
+    return jnp.moveaxis(x_Bx.reshape(-1, accumulate, *x_Bx.shape[1:]), 1, 0)
+
+
+def make_eval_step(
+    *,
+    module: FlaxRobertaForMaskedLMModule,
+    masking: TokenMasking,
+    mask_seed: int,
+    mesh: Mesh,
+    param_shardings: Params,
+) -> Callable[[Params, Batch], RowSums]:
+    """Returns the jitted `(params, batch) -> RowSums`, on every host, without dropout.
+
+    The masks depend on the record alone; rows whose "valid" is 0 count nothing.
+    """
+
+    def step(params: Params, batch: Batch) -> RowSums:
+        attention_BxL = batch["attention_mask"]
+        record_B = batch["record_id"]
+        key = jax.random.key(mask_seed)
+        masked = masking(key, batch["input_ids"], attention_BxL, record_B, jnp.zeros_like(record_B))
+        logits = masked_logits(module, params, masked.ids_BxL, attention_BxL, masked.positions_BxK)
+        weights_BxK = masked.weights_BxK * batch["valid"][:, None]
+        return masked_cross_entropy(logits, masked.labels_BxK, weights_BxK, masking.vocab_size)
+
+    return jax.jit(
+        step,
+        in_shardings=(param_shardings, NamedSharding(mesh, BATCH)),
+        out_shardings=NamedSharding(mesh, P()),
+    )

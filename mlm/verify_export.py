@@ -1,0 +1,129 @@
+"""Proves an export in PyTorch: run by any Python with torch and transformers, `PYTHON mlm/verify_export.py FOLDER`.
+
+Compares with the proof that lies in the folder: the tokenizer's ids, the logits, the fillings of
+pipeline("fill-mask"). Prints a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+LOGITS = 1e-4  # largest absolute difference, float32
+SCORES = 2 * LOGITS  # largest relative difference of a softmax over such logits; fillings closer than this are a tie
+
+
+def verify(folder: str) -> bool:
+    """Prints a line for each check; returns whether all hold.
+
+    Args:
+      folder: an export, with proof.json and proof.safetensors.
+    """
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+    from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+    proof = json.loads((Path(folder) / "proof.json").read_text(encoding="utf-8"))
+    logits = load_file(Path(folder) / "proof.safetensors")
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {len(proof['rows'])} texts")
+    tok = AutoTokenizer.from_pretrained(folder)
+    model, loading = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    model = model.float().eval()
+
+    strange = sorted(str(key) for keys in loading.values() for key in keys)
+    good = _check(not strange, f"weights: every parameter of {type(model).__name__} is there", f"not so: {strange}")
+    good &= _same_ids(tok, proof["rows"])
+    good &= _same_logits(model, tok, proof["rows"], logits)
+    filler = pipeline("fill-mask", model=model, tokenizer=tok, device="cpu", top_k=proof["top_k"])
+    return good & _same_fillings(filler, proof["rows"])
+
+
+def _same_ids(tok, rows: list[dict]) -> bool:
+    different = [row["text"] for row in rows if list(tok(row["text"])["input_ids"]) != row["ids"]]
+    total = sum(len(row["ids"]) for row in rows)
+    return _check(not different, f"token ids: {total} in {len(rows)} texts are equal", f"not in {different[:1]}")
+
+
+def _same_logits(model, tok, rows: list[dict], logits: dict) -> bool:
+    """Compares all texts but the last as one padded batch, and the last, the longest, alone."""
+    import torch
+
+    tok.padding_side = "right"
+    worst = scale = 0.0
+    for first, texts in ((0, rows[:-1]), (len(rows) - 1, rows[-1:])):
+        if not texts:
+            continue
+        batch = tok([row["text"] for row in texts], padding=True, return_tensors="pt")
+        with torch.inference_mode():
+            found = model(**batch).logits
+        for index, row in enumerate(texts):
+            wanted = logits[f"logits.{first + index}"]
+            if found.shape[-1] != wanted.shape[-1]:
+                return _check(False, "", f"logits: {found.shape[-1]} entries where {wanted.shape[-1]} are expected")
+            difference = (found[index, row["positions"]] - wanted).abs().max().item()
+            worst = difference if math.isnan(difference) else max(worst, difference)
+            scale = max(scale, wanted.abs().max().item())
+    words = f"logits: largest absolute difference {worst:.1e} (largest logit {scale:.1f}, allowed {LOGITS:.0e})"
+    return _check(worst < LOGITS, words, "too large")
+
+
+def _same_fillings(filler, rows: list[dict]) -> bool:
+    """Compares token, its text and the score of every filling of every mask, rank by rank; ties may change places."""
+    worst, count = 0.0, 0
+    for row in rows:
+        found = filler(row["text"])
+        found = found if isinstance(found[0], list) else [found]
+        if [len(mask) for mask in found] != [len(mask) for mask in row["fillings"]]:
+            return _check(False, "", f"fillings: another number of them in {row['text']!r}")
+        for mask, wanted in zip(found, row["fillings"]):  # noqa: B905
+            by_token = {filling["token"]: filling for filling in wanted}
+            for there, here in zip(mask, wanted):  # noqa: B905
+                # A token that is not in the list at all can only have tied with the last one.
+                twin = by_token.get(there["token"], {**there, "score": wanted[-1]["score"]})
+                difference = max(_relative(there, here), _relative(there, twin))
+                if not (difference < SCORES and there["token_str"] == twin["token_str"]):
+                    words = (
+                        f"{there['token_str']!r} {there['score']:.6f}, not {here['token_str']!r} {here['score']:.6f}"
+                    )
+                    return _check(False, "", f"fillings: {words} in {row['text']!r}")
+                worst, count = max(worst, difference), count + 1
+    return _check(True, f"fillings: {count} of pipeline('fill-mask') are equal, scores to {worst:.1e} relative", "")
+
+
+def _relative(one: dict, other: dict) -> float:
+    return abs(one["score"] - other["score"]) / max(one["score"], other["score"], 1e-30)
+
+
+def _check(good: bool, words: str, otherwise: str) -> bool:
+    print(f"ok    {words}" if good else f"WRONG {words}{': ' if words else ''}{otherwise}")
+    return good
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the checks of the folder named; returns the exit code."""
+    if len(arguments) != 1 or not (Path(arguments[0]) / "proof.json").is_file():
+        print("verify_export: name one folder that export wrote (with a proof.json in it).", file=sys.stderr)
+        return 2
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        print(f"verify_export: {sys.executable} lacks a package: {error}.", file=sys.stderr)
+        return 2
+    try:
+        return 0 if verify(arguments[0]) else 4
+    except Exception as error:  # whatever transformers raises at a file that is not what was written
+        print(f"WRONG {type(error).__name__}: {error}")
+        return 4
+
+
+if __name__ == "__main__":
+    # Python puts this folder first on the path, where our modules would stand in for installed ones of the same names.
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+    # export, which runs this, hides PyTorch from itself by these.
+    os.environ.update(USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+    sys.exit(main(sys.argv[1:]))

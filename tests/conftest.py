@@ -1,0 +1,28 @@
+"""All strictness in one place: eight CPU devices, our own warnings are errors, one cache of compiled programs."""
+
+import os
+import pathlib
+import tempfile
+
+CACHE = pathlib.Path(tempfile.gettempdir()) / "mlm-tests-xla"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)  # subprocesses of the tests inherit it
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import jax
+import pytest
+
+pytest_plugins = ["tests.fixtures", "tests.fixtures_data", "tests.trained_model"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: a proof that takes minutes; bash tests/run.sh --slow runs these")
+    config.addinivalue_line("filterwarnings", "error:::mlm")
+    config.addinivalue_line("filterwarnings", "error:::tests")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def eight_devices() -> None:
+    assert jax.device_count() == 8, "the tests need eight CPU devices: something imported jax before tests/conftest.py"

@@ -1,0 +1,66 @@
+"""What several tests build on: a tiny model, a tiny batch, and configs small enough for seconds."""
+
+import numpy as np
+import pytest
+
+from mlm import config as configs
+from mlm.training import build, sharding
+
+TINY = (
+    "model.hidden_size=32",
+    "model.layers=1",
+    "model.heads=2",
+    "model.intermediate_size=64",
+    "model.positions=64",
+    "model.dtype=float32",
+    "model.hidden_dropout=0",
+    "model.attention_dropout=0",
+    "shards.length=32",
+    "shards.count=16",
+    "shards.validation_count=2",
+    "data.global_batch=16",
+    "evaluate.batch=16",
+    "optimizer.learning_rate=0.003",
+    "train.steps=12",
+    "log.every=2",
+    "log.tensorboard=false",
+    "masking.rate=0.2",
+)
+FACTS = build.DataFacts(
+    vocab_size=500,
+    special_ids={"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4},
+    all_special_ids=(0, 1, 2, 3, 4),
+    length=32,
+    records=200,
+)
+
+
+def tiny_config(*overrides: str):
+    return configs.load("configs/base.py", [*TINY, *overrides])
+
+
+def tiny_run(*overrides: str, mesh: tuple[int, int, int] = (8, 1, 1), facts: build.DataFacts = FACTS) -> build.Run:
+    data, fsdp, tensor = mesh
+    return build.build_run(tiny_config(*overrides), facts, sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor))
+
+
+def random_batch(rows: int = 16, seed: int = 0, facts: build.DataFacts = FACTS) -> dict[str, np.ndarray]:
+    """Rows of ordinary tokens between <s> and </s>, the last row half padding."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(len(facts.all_special_ids), facts.vocab_size, (rows, facts.length)).astype(np.int32)
+    attention = np.ones_like(ids)
+    attention[-1, facts.length // 2 :] = 0
+    ids[:, 0] = facts.special_ids["cls"]
+    ids[:, facts.length // 3] = facts.special_ids["sep"]
+    ids[attention == 0] = facts.special_ids["pad"]
+    return {
+        "input_ids": ids,
+        "attention_mask": attention,
+        "record_id": np.arange(rows, dtype=np.uint32) + 1000 * seed,
+        "epoch": np.zeros(rows, np.uint32),
+    }
+
+
+@pytest.fixture
+def batch() -> dict[str, np.ndarray]:
+    return random_batch()

@@ -1,0 +1,67 @@
+"""Real text, a tokenizer and shards made from it: once a session, small enough for seconds."""
+
+import itertools
+import pathlib
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from mlm.data import corpus, docstrings, shards, tokenizer
+from mlm.data.manifest import Manifest
+
+LENGTH = 32
+COUNTS = {"train": 6, "validation": 2}
+
+
+def documents(sources: tuple[str, ...], *, counts: Counter | None = None, **settings) -> Iterator[corpus.Document]:
+    """`corpus.documents` with the defaults of configs/base.py."""
+    defaults = {"field": "text", "streaming": False, "validation_fraction": 0.1, "max_documents": 0}
+    settings = {"weights": (1.0,) * len(sources), **defaults, **settings}
+    return corpus.documents(sources=sources, counts=counts, **settings)
+
+
+def train_tokenizer(texts: list[str], folder: pathlib.Path, kind: str = "unigram", **settings) -> str:
+    settings = {"vocab_size": 600, "sample_megabytes": 0.3, "lowercase": False, "length": 64, **settings}
+    tokenizer.train(texts, kind=kind, folder=str(folder), **settings)
+    return str(folder)
+
+
+def write_shards(
+    texts: list[str], folder: pathlib.Path, tokenizer_folder: str, *, workers: int = 1, **settings
+) -> Manifest:
+    """Shards of some texts, one in ten of them for validation."""
+    settings = {"length": LENGTH, "counts": COUNTS, "source": "texts", **settings}
+    stream = (corpus.Document(text, "train" if n % 10 else "validation") for n, text in enumerate(texts))
+    return shards.write(stream, tokenizer_folder=tokenizer_folder, folder=str(folder), workers=workers, **settings)
+
+
+def numbered(count: int, first: int = 0) -> list[str]:
+    """Texts that are all different."""
+    return [f"This is the text of document number {n}." for n in range(first, first + count)]
+
+
+def in_epochs(batches: Iterator[dict[str, np.ndarray]], count: int) -> dict[str, np.ndarray]:
+    """The columns of the first `count` batches, one after the other."""
+    taken = list(itertools.islice(batches, count))
+    return {key: np.concatenate([batch[key] for batch in taken]) for key in taken[0]}
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    """Docstrings of the standard library."""
+    files = sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("[a-k]*.py"))
+    return list(dict.fromkeys(docstrings.of_files(files)))
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    return train_tokenizer(texts, tmp_path_factory.mktemp("tokenizer") / "unigram")
+
+
+@pytest.fixture(scope="session")
+def manifest(texts: list[str], tokenizer_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """Of shards that are there to be read; a test that damages them copies the folder first."""
+    return write_shards(texts[:400], tmp_path_factory.mktemp("data") / "shards", tokenizer_folder)

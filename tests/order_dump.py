@@ -1,0 +1,39 @@
+"""One process of several: dumps the rows, record ids, epochs and masks that its devices hold, step by step."""
+
+import sys
+
+import jax
+import numpy as np
+
+from mlm import distributed
+from mlm.data import batches, manifest
+from mlm.training import loop, sharding
+from tests.fixtures import tiny_config
+
+
+def main(argv: list[str]) -> None:
+    options = dict(argument.removeprefix("--").split("=", 1) for argument in argv)
+    process = int(options["process-id"])
+    distributed.initialize(coordinator=options["coordinator"], processes=int(options["processes"]), process_id=process)
+    shards = manifest.load_manifest(options["folder"])
+    config = tiny_config("data.lanes=4", f"mesh.fsdp={options['fsdp']}")
+    run = loop.build.build_run(config, loop.facts_of(shards), sharding.make_mesh(**config.mesh.to_dict()))
+    rows = config.data.global_batch
+    local = sharding.local_rows(run.mesh, rows)
+    stream = batches.train_batches(
+        shards, split="train", seed=3, global_batch=rows, lanes=4, start_step=int(options["start"]), rows=local
+    )
+    masks = jax.jit(run.model.masking)
+    found = {}
+    for step in range(int(options["start"]), int(options["stop"])):
+        batch = sharding.put_batch(next(stream), run.mesh, rows)
+        columns = (batch[key] for key in ("input_ids", "attention_mask", "record_id", "epoch"))
+        for name, array in (batch | masks(jax.random.key(5), *columns)._asdict()).items():
+            for shard in array.addressable_shards:
+                start = shard.index[0].start or 0
+                found[f"{step} {name} {start}"] = np.asarray(shard.data)
+    np.savez(f"{options['out']}/{process}.npz", **found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

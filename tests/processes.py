@@ -1,0 +1,84 @@
+"""Runs of `python -m mlm` in processes of their own: to kill them, and to give them other devices."""
+
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from tests.fixtures import TINY
+
+ROOT = pathlib.Path(__file__).parents[1]
+DELAYED = "tests/delayed_train.py"
+
+
+def environment(devices: int) -> dict[str, str]:
+    return os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(ROOT)}
+
+
+def train_arguments(workdir: pathlib.Path, shards: str, *overrides: str) -> list[str]:
+    settings = (*TINY, f"shards.dir={shards}", "shards.length=32", "data.lanes=4", *overrides)
+    return ["train", "--config=configs/base.py", f"--workdir={workdir}", *(f"--config.{text}" for text in settings)]
+
+
+def start(arguments: list[str], *, devices: int = 2, program: str = "-m mlm") -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *program.split(), *arguments],
+        cwd=ROOT,
+        env=environment(devices),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(arguments: list[str], *, devices: int = 2, program: str = "-m mlm", code: int = 0) -> tuple[str, str]:
+    """Returns what the command printed, and asserts its exit code."""
+    process = start(arguments, devices=devices, program=program)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, f"exit code {process.returncode}, not {code}:\n{out}\n{err}"
+    return out, err
+
+
+def run_together(arguments: list[str], *, processes: int, devices: int, program: str = "-m mlm") -> list[str]:
+    """Runs `processes` processes of `devices` devices each as one; returns what each wrote to stderr."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = [
+        start(
+            [*arguments, f"--coordinator=127.0.0.1:{port}", f"--processes={processes}", f"--process-id={index}"],
+            devices=devices,
+            program=program,
+        )
+        for index in range(processes)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in started]
+    assert all(process.returncode == 0 for process in started), "\n".join(errors)
+    return errors
+
+
+def kill_when(process: subprocess.Popen, moment: Callable[[], bool]) -> None:
+    """Kills the process with SIGKILL as soon as `moment()`; it must come before the process ends."""
+    deadline = time.monotonic() + 200
+    while not moment():
+        assert process.poll() is None, f"the run ended before it could be killed:\n{process.communicate()[1]}"
+        assert time.monotonic() < deadline, "the moment to kill at never came"
+        time.sleep(0.002)
+    process.kill()
+    process.communicate()
+
+
+def logged_step(workdir: pathlib.Path) -> int:
+    file = workdir / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+
+
+def copy(workdir: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+    shutil.copytree(workdir, target)
+    return target

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The test command: environments, lint, tests. `bash tests/run.sh -k masks` passes arguments on to pytest.
+#   bash tests/run.sh          everything but the tests marked slow
+#   bash tests/run.sh --slow   the slow ones alone
+# Makes .venv (the project's), .venv-torch4 and .venv-torch5 (the references: PyTorch with transformers 4 and 5, in
+# processes of their own, since PyTorch and TensorFlow can't share one).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source launch/environment.sh
+
+install() { # folder, packages...
+  local folder=$1 stamp
+  shift
+  stamp="$*"
+  [ "$(cat "$folder/.requirements" 2>/dev/null)" = "$stamp" ] && return
+  echo "tests: installing $* into $folder" >&2
+  [ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
+  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+  echo "$stamp" >"$folder/.requirements"
+}
+.venv/bin/uv pip install --quiet --python .venv/bin/python ruff==0.17.5 pytest==9.2.0 pytest-xdist==3.8.0
+install .venv-torch4 torch==2.13.0 transformers==4.57.6 tokenizers==0.22.2 numpy==2.4.6
+install .venv-torch5 torch==2.13.0 transformers==5.23.0 numpy==2.4.6
+
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+marker='not slow'
+if [ "${1:-}" = --slow ]; then
+  marker=slow
+  shift
+fi
+exec .venv/bin/python -m pytest tests -m "$marker" "$@"

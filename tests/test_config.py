@@ -1,0 +1,198 @@
+"""Config files: loaded, overridden, saved and compared; what can't be read is refused in one sentence."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mlm import config as configs
+from mlm.errors import DamageError, InputError
+from mlm.paths import UPath
+
+BASE = "configs/base.py"
+
+
+def refused(*overrides: str, path: str = BASE) -> str:
+    """Returns the sentence that refuses the overrides."""
+    with pytest.raises(InputError) as caught:
+        configs.load(path, list(overrides))
+    sentence = str(caught.value)
+    assert sentence.endswith((".", "?"))
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_loads_fast_and_without_jax():
+    code = (
+        "import sys, time; begin = time.monotonic()\n"
+        "from mlm import config\n"
+        "config.load('configs/roberta_base.py', ['train.steps=10'])\n"
+        "seconds = time.monotonic() - begin\n"
+        "heavy = {'jax', 'tensorflow', 'transformers', 'flax', 'datasets', 'numpy'} & set(sys.modules)\n"
+        "print(seconds, *heavy)\n"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True) for _ in range(3)]
+    assert all(not run.stdout.split()[1:] for run in runs), f"imported: {runs[0].stdout}"
+    assert min(float(run.stdout.split()[0]) for run in runs) < 1
+
+
+def test_a_mistake_on_the_command_line_is_answered_at_once(tmp_path):
+    command = [sys.executable, "-m", "mlm", "train", f"--config={BASE}", f"--workdir={tmp_path / 'run'}"]
+    begin = time.monotonic()
+    done = subprocess.run([*command, "--config.optimizer.learning_rate=nan"], capture_output=True, text=True)
+    assert time.monotonic() - begin < 3
+    assert done.returncode == 2
+    assert done.stderr == ("mlm train: config.optimizer.learning_rate = nan: must be a finite number above 0.\n"), (
+        "one sentence, no traceback"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("train.steps=7", 7),
+        ("train.steps=1_000", 1000),
+        ("mesh.data=-1", -1),
+        ("optimizer.learning_rate=1e-3", 0.001),
+        ("optimizer.learning_rate=1", 1.0),
+        ("model.remat=true", True),
+        ("model.remat=False", False),
+        ("model.remat=1", True),
+        ("tokenizer.kind=bpe", "bpe"),
+        ("shards.dir=gs://bucket/a=b", "gs://bucket/a=b"),
+        ("log.wandb=", ""),
+        ("corpus.sources=text:*.txt", ("text:*.txt",)),
+        ("corpus.sources=('docstrings',)", ("docstrings",)),
+        ("corpus.weights=2", (2,)),
+        ("corpus.weights=[0.5]", (0.5,)),
+    ],
+)
+def test_overrides_of_each_type(override, value):
+    group, name = override.partition("=")[0].split(".")
+    found = configs.load(BASE, [override])[group][name]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_the_last_override_holds():
+    assert configs.load(BASE, ["train.steps=1", "train.steps=2"]).train.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("train.stps=5", "--config.train.stps: there is no such key; did you mean train.steps?"),
+        ("zzz=5", "--config.zzz: there is no such key; configs/base.py lists every key."),
+        ("train=5", "--config.train: there is no such key"),
+        ("train.steps", "--config.train.steps: give the value as --config.train.steps=VALUE."),
+        ("train.steps=1.5", "--config.train.steps=1.5: must be a whole number."),
+        ("train.steps=many", "--config.train.steps=many: must be a whole number."),
+        ("optimizer.b1=high", "--config.optimizer.b1=high: must be a number."),
+        ("model.remat=maybe", "--config.model.remat=maybe: must be true or false."),
+        ("corpus.weights=(1", "--config.corpus.weights=(1: must be a tuple like (a, b)."),
+    ],
+)
+def test_overrides_that_cannot_be_read(override, sentence):
+    assert refused(override).startswith(sentence)
+
+
+BODY = "from configs.base import get_config as base\ndef get_config():\n    c = base()\n    {}\n    return c\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BODY.format("c.optimizer.lr = 1e-3"), "config.optimizer.lr is not a key of configs/base.py"),
+        (BODY.format("c.learning_rate = 1e-3"), "config.learning_rate is not a key of configs/base.py"),
+        (BODY.format("del c.train.seed"), "config.train.seed is missing"),
+        (BODY.format("c.train.steps = 1.5"), "TypeError while reading it: "),
+        (BODY.format("c.train.steps = True"), "config.train.steps = True: must be a whole number from 0 up."),
+        (BODY.format("c.train.steps = None"), "config.train.steps = None: must be a whole number from 0 up."),
+        (BODY.format("c.optimiser.b1 = 0.8"), "AttributeError while reading it: "),
+        (BODY.format("return 3"), "the file defines no get_config() that returns a ConfigDict."),
+        ("x = 1\n", "the file defines no get_config() that returns a ConfigDict."),
+        ("import os; os.environ['NOT_THERE']\ndef get_config(): pass\n", "KeyError while reading it: 'NOT_THERE'"),
+        ("raise ValueError('two\\nlines')\n", "ValueError while reading it: two lines"),
+        ("def get_config(:\n", "SyntaxError while reading it: "),
+    ],
+)
+def test_files_that_are_wrong(tmp_path, text, words):
+    path = tmp_path / "x.py"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        configs.load(str(path), [])
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there():
+    assert refused(path="configs/none.py") == "--config=configs/none.py: there is no such file."
+
+
+def test_saved_config_comes_back(tmp_path):
+    path = UPath(tmp_path) / "config.json"
+    config = configs.load("configs/quickstart.py", ["corpus.sources=('docstrings', 'text:a')", "corpus.weights=(1, 2)"])
+    path.write_text(configs.to_json(config))
+    again = configs.load_saved(path, [])
+    assert configs.flatten(again) == configs.flatten(config)
+    assert configs.fingerprint(again) == configs.fingerprint(config)
+    assert again.corpus.sources == ("docstrings", "text:a")
+    assert configs.load_saved(path, ["train.steps=9"]).train.steps == 9
+    with pytest.raises(InputError, match="steps = -9"):
+        configs.load_saved(path, ["train.steps=-9"])
+
+
+@pytest.mark.parametrize("change", [{"steps": "many"}, {"steps": 1.5}, {"steps": None}, {"epochs": "1"}])
+def test_saved_config_of_the_wrong_type_is_refused(tmp_path, change):
+    path = UPath(tmp_path) / "config.json"
+    content = configs.load(BASE, []).to_dict()
+    content["train"] |= change
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"config\.train\.(steps|epochs) = .*: must be"):
+        configs.load_saved(path, [])
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "3"])
+def test_saved_config_that_is_damaged_is_named(tmp_path, text):
+    path = UPath(tmp_path) / "config.json"
+    with pytest.raises(InputError, match=r"config\.json: there is no such file"):
+        configs.load_saved(path, [])
+    path.write_text(text)
+    with pytest.raises(DamageError, match=r"config\.json: is not a config in JSON"):
+        configs.load_saved(path, [])
+
+
+def test_fingerprint_depends_on_values_alone():
+    one = configs.load(BASE, [])
+    assert configs.fingerprint(one) == configs.fingerprint(configs.load(BASE, ["train.steps=100000"]))
+    assert configs.fingerprint(one) != configs.fingerprint(configs.load(BASE, ["train.steps=100001"]))
+
+
+MAY_CHANGE = {
+    "model.remat", "train.guard_limit", "evaluate.every", "evaluate.batch", "mesh.data", "mesh.fsdp", "mesh.tensor",
+    "checkpoint.every", "checkpoint.keep", "checkpoint.on_damage",
+    "log.every", "log.tensorboard", "log.wandb", "log.profile_start", "log.profile_steps",
+    "corpus.sources", "corpus.weights", "corpus.field", "corpus.streaming", "corpus.validation_fraction",
+    "corpus.max_documents", "tokenizer.path", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.sample_megabytes",
+    "tokenizer.lowercase", "shards.dir", "shards.length", "shards.count", "shards.validation_count", "shards.workers",
+}  # fmt: skip
+
+
+def test_diff_names_each_key_that_must_not_change():
+    old = configs.flatten(configs.load(BASE, []))
+    for key, value in old.items():
+        new = old | {key: "another" if isinstance(value, str) else 77}
+        expected = [] if key in MAY_CHANGE else [f"{key}: {value!r} -> {new[key]!r}"]
+        assert configs.diff(old, new) == expected, key
+
+
+def test_diff_of_a_config_with_itself_out_of_json_is_empty():
+    config = configs.load(BASE, [])
+    saved = json.loads(json.dumps(configs.flatten(config)))
+    assert configs.diff(saved, configs.flatten(config)) == []
+    del saved["train.seed"]
+    assert configs.diff(saved, configs.flatten(config)) == ["train.seed: None -> 0"]
+    assert configs.diff({"new.key": [1, 2]}, {"new.key": (1, 2)}) == [], "JSON knows no tuples"

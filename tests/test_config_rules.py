@@ -1,0 +1,168 @@
+"""Rules of the config: each key has one, and each refuses in a sentence that names key, value and what is allowed."""
+
+import math
+import pathlib
+import re
+
+import pytest
+
+from mlm import config as configs
+from mlm.config_rules import RULES
+from tests.test_config import BASE, refused
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def test_every_key_has_a_rule_a_unit_or_a_comment_and_there_are_not_too_many():
+    keys = configs.flatten(configs.load(BASE, []))
+    assert keys.keys() == RULES.keys()
+    assert len(keys) <= 90, "a base config over 90 keys needs a reason in the commit that crosses it"
+    speaking = {  # keys whose name and group say it all
+        "tokenizer.lowercase", "masking.seed", "model.hidden_size", "model.layers", "model.heads",
+        "model.intermediate_size", "model.hidden_dropout", "model.attention_dropout", "model.layer_norm_eps",
+        "model.init_stddev", "optimizer.b1", "optimizer.b2", "optimizer.eps", "log.tensorboard",
+    }  # fmt: skip
+    lines = (ROOT / BASE).read_text().splitlines()
+    set_here = {}
+    for line in lines:
+        match = re.match(r"    config\.(\w+\.\w+) = [^#]*?(#.*)?$", line)
+        if match:
+            set_here[match[1]] = match[2]
+    assert set_here.keys() == keys.keys()
+    assert {key for key, comment in set_here.items() if not comment} == speaking
+
+
+# For each key, values that its rule must refuse.
+BAD = {
+    "corpus.sources": ["()", "web:x", "hf:", "('docstrings', 'text:')", "(3,)"],
+    "corpus.weights": ["()", "(0.0,)", "(-1.0,)", "('a',)"],
+    "corpus.field": [""],
+    "corpus.validation_fraction": ["1.0", "-0.1", "nan"],
+    "corpus.max_documents": ["-1"],
+    "tokenizer.kind": ["sentencepiece", ""],
+    "tokenizer.vocab_size": ["15", "-1", str(2**31)],
+    "tokenizer.sample_megabytes": ["0", "inf", "nan", "-3"],
+    "shards.length": ["7"],
+    "shards.count": ["0"],
+    "shards.validation_count": ["0"],
+    "shards.workers": ["-1"],
+    "data.seed": ["-1", str(2**32)],
+    "data.global_batch": ["0", "-32"],
+    "data.lanes": ["0"],
+    "masking.seed": ["-1"],
+    "masking.rate": ["0", "1.01", "nan"],
+    "masking.mask_share": ["-0.1", "1.1"],
+    "masking.random_share": ["-0.1", "1.1"],
+    "model.hidden_size": ["0"],
+    "model.layers": ["0"],
+    "model.heads": ["0"],
+    "model.intermediate_size": ["0"],
+    "model.positions": ["0"],
+    "model.activation": ["swish"],
+    "model.hidden_dropout": ["1.0", "-0.1"],
+    "model.attention_dropout": ["1.0", "nan"],
+    "model.layer_norm_eps": ["0"],
+    "model.init_stddev": ["0", "inf"],
+    "model.vocab_multiple": ["0"],
+    "model.dtype": ["float16", "bf16"],
+    "optimizer.name": ["adam"],
+    "optimizer.learning_rate": ["nan", "inf", "0", "-1e-3"],
+    "optimizer.b1": ["1.0", "-0.1", "nan"],
+    "optimizer.b2": ["1.0"],
+    "optimizer.eps": ["0"],
+    "optimizer.weight_decay": ["-0.1", "nan"],
+    "optimizer.clip_norm": ["-1", "inf"],
+    "optimizer.ema_decay": ["1.0"],
+    "schedule.name": ["step"],
+    "schedule.warmup_steps": ["-1"],
+    "schedule.warmup_fraction": ["1.1"],
+    "schedule.decay_fraction": ["-0.1"],
+    "schedule.final_fraction": ["nan"],
+    "train.steps": ["-5"],
+    "train.epochs": ["-1", "inf"],
+    "train.seed": ["-1"],
+    "train.accumulate": ["0"],
+    "train.guard_limit": ["0"],
+    "mesh.data": ["0", "-2"],
+    "mesh.fsdp": ["0"],
+    "mesh.tensor": ["0"],
+    "evaluate.every": ["-1"],
+    "evaluate.batch": ["0"],
+    "evaluate.seed": ["-1"],
+    "checkpoint.every": ["-1"],
+    "checkpoint.keep": ["0"],
+    "checkpoint.on_damage": ["ignore"],
+    "log.every": ["0"],
+    "log.profile_start": ["-1"],
+    "log.profile_steps": ["0"],
+}
+ANY_VALUE = {"corpus.streaming", "tokenizer.path", "tokenizer.lowercase", "shards.dir", "model.remat",
+             "log.tensorboard", "log.wandb"}  # fmt: skip
+
+
+def test_bad_values_are_listed_for_every_key():
+    assert BAD.keys() | ANY_VALUE == RULES.keys()
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in BAD.items() for value in values])
+def test_each_rule_names_key_value_and_what_is_allowed(key, value):
+    sentence = refused(f"{key}={value}")
+    match = re.fullmatch(r"config\.([\w.]+) = (.*): must be (.+)\.", sentence)
+    assert match, sentence
+    assert match[1] == key
+    assert match[2] == repr(configs._parse(key, value, configs.flatten(configs.load(BASE, []))[key]))
+    assert match[3] == RULES[key][1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["corpus.weights=(1, 1)"], "config.corpus.weights = (1, 1): one number for each source."),
+        (["model.heads=7"], "config.model.heads = 7: must divide model.hidden_size."),
+        (["shards.length=513"], "config.shards.length = 513: must be at most model.positions = 512."),
+        (["data.lanes=128"], "config.shards.count = 64: must be at least data.lanes = 128."),
+        (["data.global_batch=252"], "config.data.global_batch = 252: must be a multiple of data.lanes = 8."),
+        (["train.accumulate=3"], "config.train.accumulate = 3: must divide data.global_batch = 256."),
+        (
+            ["masking.random_share=0.3"],
+            "config.masking.random_share = 0.3: mask_share and random_share must not exceed 1 together.",
+        ),
+        (["train.steps=0"], "config.train.steps = 0: set exactly one of train.steps and train.epochs above 0."),
+        (["train.epochs=2"], "config.train.steps = 100000: set exactly one of train.steps and train.epochs above 0."),
+        (
+            ["schedule.warmup_steps=5", "schedule.warmup_fraction=0.1"],
+            "config.schedule.warmup_steps = 5: set at most one of warmup_steps and warmup_fraction.",
+        ),
+        (
+            ["train.steps=50", "schedule.warmup_steps=51"],
+            "config.schedule.warmup_steps = 51: must be at most train.steps = 50.",
+        ),
+        (
+            ["schedule.name=wsd", "schedule.warmup_fraction=0.6", "schedule.decay_fraction=0.5"],
+            "config.schedule.decay_fraction = 0.5: warmup and decay must fit into the run.",
+        ),
+        (
+            ["schedule.name=wsd", "train.steps=100", "schedule.warmup_steps=95"],
+            "config.schedule.decay_fraction = 0.1: warmup and decay must fit into the run.",
+        ),
+        (["mesh.fsdp=-1"], "config.mesh.data = -1: at most one axis of the mesh can be -1."),
+    ],
+)
+def test_rules_that_tie_keys_together(overrides, sentence):
+    assert refused(*overrides) == sentence
+
+
+def test_what_just_fits_is_taken():
+    configs.load(BASE, ["masking.mask_share=0.9", "masking.random_share=0.1"])
+    configs.load(BASE, ["schedule.name=wsd", "train.steps=100", "schedule.warmup_steps=90"])
+    configs.load(BASE, ["train.steps=50", "schedule.warmup_steps=50"])
+    configs.load(BASE, ["train.steps=0", "train.epochs=0.5", "schedule.warmup_steps=1000"])
+    configs.load(BASE, ["data.lanes=64", "shards.count=64"])
+
+
+def test_numbers_of_rules_are_shown_as_they_are():
+    assert RULES["data.seed"][1] == "a whole number from 0 to 2^32 - 1"
+    assert RULES["optimizer.b1"][1] == "a number in [0, 1)"
+    assert RULES["masking.rate"][1] == "a number in (0, 1]"
+    assert not RULES["optimizer.b1"][0](math.nan)
+    assert RULES["optimizer.b1"][0](0)

@@ -1,0 +1,74 @@
+"""The shipped configs: valid, runnable as they say, and their arithmetic is right."""
+
+import importlib
+import pathlib
+import re
+
+import pytest
+
+from mlm import config as configs
+from mlm import flops
+
+ROOT = pathlib.Path(__file__).parent.parent
+FILES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_config_is_valid_and_says_how_to_run_it(name):
+    config = configs.load(f"configs/{name}", [])
+    assert config.is_locked
+    text = importlib.import_module(f"configs.{name[:-3]}").__doc__
+    if name != "base.py":
+        assert f"--config=configs/{name} --workdir=" in text, "the command must name this very file"
+        assert re.search(r"^Command:", text, re.MULTILINE)
+        others = set(re.findall(r"--config=(configs/\w+\.py)", text)) - {f"configs/{name}"}
+        assert not others
+    if name not in ("base.py", "quickstart.py"):
+        for word in ("Hardware:", "Time:", "Score:"):
+            assert re.search(rf"^{word}", text, re.MULTILINE)
+        assert text.count("not measured here") == 2, "of time and score: take it out when there is a measurement"
+    for mentioned in re.findall(r"configs/\w+\.py", text):
+        assert (ROOT / mentioned).is_file()
+
+
+def facts_of(name: str) -> tuple[float, float]:
+    """Returns (MFLOP per token of the body, of the head on every position)."""
+    config = configs.load(f"configs/{name}", [])
+    sizes = {
+        "hidden": config.model.hidden_size,
+        "layers": config.model.layers,
+        "intermediate": config.model.intermediate_size,
+        "length": config.shards.length,
+        "vocab_size": config.tokenizer.vocab_size,
+    }
+    body = flops.train_flops_per_token(**sizes, predicted_share=0)
+    return body / 1e6, (flops.train_flops_per_token(**sizes, predicted_share=1) - body) / 1e6
+
+
+@pytest.mark.parametrize("name", ["roberta_base.py", "roberta_large.py", "tf_tpu_wikitext.py", "wikitext103_large.py"])
+def test_the_arithmetic_of_the_docstrings(name):
+    text = importlib.import_module(f"configs.{name[:-3]}").__doc__.replace(",", "")
+    text = " ".join(text.split())
+    body, head = facts_of(name)
+    assert f"{body + 0.15 * head:.1f} MFLOP" in text
+    assert f"({body:.1f} body + 15% of the head's {head:.1f})" in text
+
+
+def test_published_recipes():
+    base, large = (configs.load(f"configs/roberta_{size}.py", []) for size in ("base", "large"))
+    assert base.schedule.warmup_fraction * base.train.steps == pytest.approx(24_000)
+    assert large.schedule.warmup_fraction * large.train.steps == pytest.approx(30_000)
+    for config, rate in ((base, 6e-4), (large, 4e-4)):
+        o = config.optimizer
+        assert (o.name, o.learning_rate, o.b1, o.b2, o.eps, o.weight_decay) == ("adamw", rate, 0.9, 0.98, 1e-6, 0.01)
+        assert o.clip_norm == 0
+        assert (config.train.steps, config.data.global_batch, config.shards.length) == (500_000, 8192, 512)
+        assert (config.model.hidden_dropout, config.model.attention_dropout) == (0.1, 0.1)
+        assert (config.schedule.name, config.schedule.final_fraction, config.masking.rate) == ("linear", 0, 0.15)
+    tf = configs.load("configs/tf_tpu_wikitext.py", [])
+    assert (tf.tokenizer.kind, tf.shards.length, tf.masking.rate) == ("unigram", 128, 0.15)
+    assert (tf.optimizer.learning_rate, tf.optimizer.weight_decay) == (1e-4, 1e-3)
+    assert round(tf.schedule.warmup_fraction * tf.train.steps) == 14_675
+    wikitext = configs.load("configs/wikitext103_large.py", [])
+    assert (wikitext.shards.length, wikitext.data.global_batch, wikitext.train.epochs) == (512, 128, 3)
+    assert (wikitext.model.layers, wikitext.model.hidden_size) == (24, 1024)

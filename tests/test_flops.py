@@ -1,0 +1,73 @@
+"""FLOPs: by hand, as published for RoBERTa's sizes, and as XLA counts them in the compiled gradient."""
+
+import jax
+import numpy as np
+import pytest
+
+from mlm import flops
+from mlm.training import build, step
+from tests.fixtures import FACTS, random_batch, tiny_config
+
+SIZES = {
+    "base": {"hidden": 768, "layers": 12, "intermediate": 3072, "vocab_size": 50_265},
+    "large": {"hidden": 1024, "layers": 24, "intermediate": 4096, "vocab_size": 50_265},
+}
+
+
+def test_by_hand():
+    """A layer: 2 x (4 x 2 x 2 + 2 x 2 x 8) + 4 x 4 x 2 = 128; the head: 2 x 2 x 2 + 2 x 2 x 10 = 48."""
+    sizes = {"hidden": 2, "intermediate": 8, "length": 4, "vocab_size": 10}
+    count = flops.train_flops_per_token
+    assert count(layers=1, predicted_share=0.5, **sizes) == 3 * (128 + 0.5 * 48)
+    assert count(layers=5, predicted_share=0, **sizes) == 3 * 5 * 128
+    assert count(layers=0, predicted_share=1, **sizes) == 3 * 48
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "body", "head"),
+    [("base", 128, 523.8, 235.2), ("base", 512, 566.2, 235.2), ("large", 512, 1962.9, 315.1)],
+)
+def test_robertas_sizes(size, length, body, head):
+    """MFLOP per token: 3 x (24 H^2 L + 4 S H L) of the body, 3 x (2 H^2 + 2 H V) of the head on every position."""
+    count = {
+        share: flops.train_flops_per_token(**SIZES[size], length=length, predicted_share=share) / 1e6
+        for share in (0, 0.15, 1)
+    }
+    assert round(count[0], 1) == body
+    assert round(count[1] - count[0], 1) == head
+    assert count[0.15] == pytest.approx(body + 0.15 * head, rel=1e-3)
+
+
+def test_xla_counts_as_many():
+    """All of a gradient is matrix products, but for a few percent of softmax, norms and the like."""
+    config = tiny_config("model.hidden_size=256", "model.intermediate_size=1024", "model.heads=4", "model.layers=2")
+    model = build.build_model(config, FACTS)
+    batch = random_batch(8)
+    gradient = step.make_gradient(module=model.module, masking=model.masking, mask_seed=0, dropout_seed=0, accumulate=1)
+    params = jax.eval_shape(lambda: model.module.init(jax.random.key(0), *[np.ones((1, 32), int)] * 4, None)["params"])
+    counted = jax.jit(gradient).lower(params, batch, np.int32(0)).compile().cost_analysis()["flops"]
+    masked = jax.eval_shape(model.masking, jax.random.key(0), *[batch[key] for key in batch])
+    share = masked.positions_BxK.shape[1] / FACTS.length
+    expected = (
+        8
+        * 32
+        * flops.train_flops_per_token(
+            hidden=256,
+            layers=2,
+            intermediate=1024,
+            length=32,
+            vocab_size=model.config.vocab_size,
+            predicted_share=share,
+        )
+    )
+    assert 1.0 < counted / expected < 1.1
+
+
+def test_peaks_are_per_device_of_jax():
+    assert flops.peak_flops("TPU v4") == 275e12
+    assert 2 * flops.peak_flops("TPU v3") == 123e12, "jax counts its two cores"
+    assert 2 * flops.peak_flops("TPU v2") == 46e12
+    assert flops.peak_flops("TPU v5 lite") == flops.peak_flops("TPU v5e") == 197e12
+    assert flops.peak_flops("TPU v6 lite") == 918e12
+    assert flops.peak_flops("NVIDIA H200") == 989e12
+    assert flops.peak_flops("cpu") is None

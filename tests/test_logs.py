@@ -1,0 +1,79 @@
+"""The logs: whole lines, no line twice, and nothing lost to a line that a kill has torn."""
+
+import json
+
+import pytest
+
+from mlm import logs
+from mlm.errors import DamageError
+from mlm.paths import UPath
+from mlm.training.metrics import Log
+
+LINES = [{"step": step, "kind": kind, "loss": 1 / step} for step in (10, 20, 30) for kind in ("train", "eval")]
+
+
+def write(path: UPath, text: str) -> UPath:
+    path.write_text(text)
+    return path
+
+
+def as_text(lines: list[dict]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def open_log(workdir: UPath, start: int) -> Log:
+    return Log(
+        workdir,
+        start=start,
+        steps=100,
+        tokens_per_step=64,
+        flops_per_token=1.0,
+        peak_flops=None,
+        tensorboard=False,
+        wandb="",
+        config={},
+    )
+
+
+def test_read_gives_the_lines_of_a_kind(tmp_path):
+    path = write(UPath(tmp_path) / "log", as_text(LINES))
+    assert logs.read(path, "train") == LINES[::2]
+    assert logs.read(path) == LINES
+    assert logs.read(path.with_name("none"), "train") == []
+
+
+@pytest.mark.parametrize("torn", ["", '{"step": 20, "kind": "tra', '{"step": 20, "kind": "train", "loss": 1}'])
+def test_cut_keeps_whole_lines_up_to_a_step(tmp_path, torn):
+    path = write(UPath(tmp_path) / "log", as_text(LINES) + torn)
+    logs.cut(path, 20)
+    assert path.read_text() == as_text(LINES[:4])
+    logs.cut(path.with_name("none"), 20)  # nothing there, nothing to do
+
+
+def test_cut_leaves_a_good_log_alone(tmp_path):
+    path = write(UPath(tmp_path) / "log", as_text(LINES))
+    before = path.stat().st_ino
+    logs.cut(path, 30)
+    assert path.stat().st_ino == before
+
+
+def test_damage_inside_is_named_and_nothing_is_lost(tmp_path):
+    text = as_text(LINES[:2]) + "\x00\x00\x00\n" + as_text(LINES[2:])
+    path = write(UPath(tmp_path) / "log", text)
+    for call in (lambda: logs.read(path, "train"), lambda: logs.cut(path, 10)):
+        with pytest.raises(DamageError, match=r"log, line 3: is not a line of a log"):
+            call()
+    assert path.read_text() == text
+
+
+def test_a_new_start_drops_what_comes_again_and_what_was_torn(tmp_path):
+    workdir = UPath(tmp_path)
+    torn = '{"step": 30, "kind": "tra'
+    write(workdir / "metrics.jsonl", as_text(LINES) + torn)
+    write(workdir / "timing.jsonl", as_text(LINES) + torn)
+    open_log(workdir, start=20).close()
+    assert logs.read(workdir / "metrics.jsonl") == LINES[:4]
+    timing = logs.read(workdir / "timing.jsonl")
+    assert timing[:-1] == LINES, "what was done again was done all the same"
+    assert timing[-1]["kind"] == "start"
+    assert timing[-1]["step"] == 20

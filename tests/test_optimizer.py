@@ -1,0 +1,232 @@
+"""Schedules at points computed by hand; optimizers against their formulas, on the parameters that each may touch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mlm.model import roberta
+from mlm.training import build, optimizer, sharding, step
+from tests.fixtures import FACTS, random_batch, tiny_config
+
+NAMES = ("adamw", "lamb", "lion", "adafactor", "muon")
+RATE, DECAY, B1, B2, EPS = 1e-2, 0.1, 0.9, 0.98, 1e-6
+
+
+def schedule(name: str, *, warmup: int = 0, steps: int = 100, decay: float = 0.2, final: float = 0.0):
+    return optimizer.make_schedule(
+        name=name, peak=0.8, steps=steps, warmup_steps=warmup, decay_fraction=decay, final_fraction=final
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "points"),
+    [
+        ("linear", {}, {0: 0.8, 25: 0.6, 50: 0.4, 100: 0.0, 150: 0.0}),
+        ("linear", {"warmup": 20}, {0: 0.0, 5: 0.2, 20: 0.8, 60: 0.4, 100: 0.0}),
+        ("linear", {"warmup": 20, "final": 0.25}, {20: 0.8, 60: 0.5, 100: 0.2, 120: 0.2}),
+        ("cosine", {}, {0: 0.8, 50: 0.4, 100: 0.0, 25: 0.4 * (1 + np.cos(np.pi / 4))}),
+        ("cosine", {"warmup": 20, "final": 0.1}, {10: 0.4, 20: 0.8, 60: 0.44, 100: 0.08}),
+        ("inverse_sqrt", {}, {0: 0.8, 3: 0.4, 99: 0.08}),
+        ("inverse_sqrt", {"warmup": 16}, {0: 0.0, 8: 0.4, 16: 0.8, 64: 0.4, 100: 0.32}),
+        ("wsd", {}, {0: 0.8, 80: 0.8, 90: 0.4, 100: 0.0}),
+        ("wsd", {"warmup": 40, "final": 0.5}, {20: 0.4, 40: 0.8, 79: 0.8, 80: 0.8, 90: 0.6, 100: 0.4}),
+        ("constant", {}, {0: 0.8, 50: 0.8, 1000: 0.8}),
+        ("constant", {"warmup": 10}, {0: 0.0, 5: 0.4, 10: 0.8, 1000: 0.8}),
+        ("linear", {"warmup": 100}, {0: 0.0, 50: 0.4, 100: 0.8}),  # a run that is all warmup
+    ],
+)
+def test_schedules_by_hand(name, options, points):
+    rate = schedule(name, **options)
+    for count, value in points.items():
+        assert float(rate(count)) == pytest.approx(value, rel=1e-6, abs=1e-7), f"{name} at {count}"
+        assert float(jax.jit(rate)(jnp.int32(count))) == pytest.approx(value, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "first_peak"),
+    [((), 0), (("schedule.warmup_steps=30",), 30), (("schedule.warmup_fraction=0.25",), 50)],
+)
+def test_warmup_of_a_config(overrides, first_peak):
+    rate = build.build_schedule(tiny_config("train.steps=200", *overrides), 200)
+    values = [float(rate(count)) for count in range(201)]
+    assert int(np.argmax(values)) == first_peak
+    assert values[first_peak] == pytest.approx(3e-3)
+    assert values[200] == 0
+
+
+def test_unknown_names_raise():
+    with pytest.raises(ValueError, match="unknown schedule step"):
+        schedule("step")
+    with pytest.raises(ValueError, match="unknown optimizer sgd"):
+        make("sgd")
+
+
+def make(name: str, *, decay: float = DECAY, clip: float = 0.0, rate: float = RATE) -> optax.GradientTransformation:
+    return optimizer.make_optimizer(
+        name=name,
+        schedule=optax.constant_schedule(rate),
+        b1=B1,
+        b2=B2,
+        eps=EPS,
+        weight_decay=decay,
+        clip_norm=clip,
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build.build_model(tiny_config(), FACTS)
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    """Shaped and named as those of a real model; biases and norms are off 0 and 1, so that a decay would show."""
+    shapes = jax.eval_shape(lambda: roberta.init_params(model.config, jax.random.key(0)))
+    return draw(shapes, 0.1, seed=0)
+
+
+@pytest.fixture(scope="module")
+def grads(params):
+    return draw(params, 1.0, seed=1)
+
+
+def draw(shapes, size: float, seed: int):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda p: jnp.asarray(size * rng.standard_normal(p.shape), jnp.float32), shapes)
+
+
+def first_update(tx: optax.GradientTransformation, grads, params) -> dict[str, np.ndarray]:
+    return flat(tx.update(grads, tx.init(params), params)[0])  # not jitted: that takes longer than it runs
+
+
+def flat(tree) -> dict[str, np.ndarray]:
+    return {name: np.asarray(leaf) for name, leaf in sharding.named_leaves(tree)}
+
+
+def assert_near(found: np.ndarray, wanted: np.ndarray, what: str):
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-7, err_msg=what)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decays_matrices_and_embeddings_alone(name, params):
+    """With gradients of zero nothing but the decay is left; lamb gives it the length of the parameter."""
+    zero = jax.tree.map(jnp.zeros_like, params)
+    updates = first_update(make(name), zero, params)
+    for path, p in flat(params).items():
+        scale = 1.0 if name == "lamb" else DECAY
+        wanted = -RATE * scale * p if p.ndim > 1 else np.zeros_like(p)
+        assert_near(updates[path], wanted, f"{name}: {path}")
+    assert {p.ndim for p in flat(params).values()} == {1, 2}
+    still = first_update(make(name, decay=0.0), zero, params)
+    assert all(not update.any() for update in still.values())
+
+
+def rms(x: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(x))))
+
+
+def by_hand(name: str, g: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """The first update of an optimizer that knows nothing yet."""
+    decay = DECAY * p if p.ndim > 1 else 0.0
+    adam = g / (np.abs(g) + EPS)  # both moments, corrected for their bias, are the gradient's own
+    if name == "adamw":
+        return -RATE * (adam + decay)
+    if name == "lion":
+        return -RATE * (np.sign(g) + decay)
+    if name == "lamb":
+        return -RATE * np.linalg.norm(p) / np.linalg.norm(adam + decay) * (adam + decay)
+    # adafactor: the second moment's decay is 0 in the first update; then its size is that of the parameter, and the
+    # momentum starts from 0 without correction.
+    if min(g.shape) >= 128 and g.ndim == 2:
+        square = np.square(g) + 1e-30
+        row, column = square.mean(1, keepdims=True), square.mean(0, keepdims=True)
+        u = g / np.sqrt(row * column / row.mean())
+    else:
+        u = np.sign(g)
+    u = u / max(1.0, rms(u)) * max(rms(p), 1e-3)
+    return -RATE * ((1 - B1) * u + decay)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "lion", "adafactor"])
+def test_first_update_by_hand(name, params, grads):
+    updates = first_update(make(name), grads, params)
+    for path, g in flat(grads).items():
+        assert_near(updates[path], by_hand(name, g, flat(params)[path]), f"{name}: {path}")
+
+
+def test_adafactor_with_factored_moments_by_hand():
+    rng = np.random.default_rng(2)
+    p, g = ({"kernel": rng.standard_normal((128, 192)).astype(np.float32)} for _ in range(2))
+    tx = make("adafactor")
+    assert_near(first_update(tx, g, p)["kernel"], by_hand("adafactor", g["kernel"], p["kernel"]), "adafactor")
+    sizes = sorted(leaf.size for leaf in jax.tree.leaves(tx.init(p)))
+    assert sizes[-3:] == [128, 192, 128 * 192], "a row, a column, and the momentum"
+
+
+def test_adafactor_goes_downhill(params, grads):
+    """Its direction in optax ends with a sign of its own; twice turned would climb."""
+    updates = first_update(make("adafactor", decay=0.0), grads, params)
+    for path, g in flat(grads).items():
+        assert np.all(np.sign(updates[path]) == -np.sign(g)), path
+
+
+def test_muon_orthogonalises_kernels_alone(params, grads):
+    muon, adamw = (first_update(make(name), grads, params) for name in ("muon", "adamw"))
+    weights = flat(params)
+    kernels = [path for path in weights if path.endswith("/kernel")]
+    assert len(kernels) == 7, "query, key, value, output, two of the feed-forward layer, and the head's"
+    for path in weights:
+        if path not in kernels:
+            assert_near(muon[path], adamw[path], f"{path}: must be AdamW's")
+            continue
+        direction = muon[path] / -RATE - DECAY * weights[path]
+        scale = 0.2 * np.sqrt(max(direction.shape))
+        singular = np.linalg.svd(direction, compute_uv=False) / scale
+        assert singular.min() > 0.6, f"{path}: not orthogonal"
+        assert singular.max() < 1.3, f"{path}: not orthogonal"
+        assert rms(direction) == pytest.approx(0.2, rel=0.25), f"{path}: AdamW's size, for AdamW's learning rate"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_clipping_comes_first(name, params, grads):
+    norm = float(optax.tree.norm(grads))
+    shrunk = jax.tree.map(lambda g: g * 1e-6, grads)
+    clipped = first_update(make(name, clip=norm * 1e-6), grads, params)
+    by_itself = first_update(make(name), shrunk, params)
+    untouched = first_update(make(name, clip=norm * 2), grads, params)
+    without = first_update(make(name), grads, params)
+    for path in clipped:
+        np.testing.assert_allclose(clipped[path], by_itself[path], rtol=2e-3, atol=1e-6, err_msg=path)
+        np.testing.assert_array_equal(untouched[path], without[path], err_msg=path)
+    if name == "adamw":  # where epsilon is no longer small beside the gradient, the clip shows
+        assert any(np.abs(clipped[path] - without[path]).max() > 1e-3 for path in clipped)
+
+
+@pytest.fixture(scope="module")
+def gradient(model):
+    made = step.make_gradient(module=model.module, masking=model.masking, mask_seed=0, dropout_seed=0, accumulate=1)
+    return jax.jit(made)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"), [("adamw", 3e-3), ("lamb", 5e-2), ("lion", 1.5e-3), ("adafactor", 3e-2), ("muon", 3e-3)]
+)
+def test_every_optimizer_learns(name, rate, model, gradient):
+    """Thirty updates on one batch take a real model well under the loss of guessing, ln 500 = 6.2 nats."""
+    tx = make(name, decay=0.01, clip=1.0, rate=rate)
+    params = jax.jit(lambda: roberta.init_params(model.config, jax.random.key(0)))()
+    state, losses = tx.init(params), []
+
+    @jax.jit
+    def update(grads, state, params):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(30):
+        grads, sums = gradient(params, random_batch(), np.int32(0))
+        params, state = update(grads, state, params)
+        losses.append(float(sums.loss_B / sums.weight_B))
+    assert losses[0] == pytest.approx(np.log(500), abs=0.15)
+    assert losses[-1] < losses[0] - 1, losses[::5]

@@ -1,0 +1,71 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mlm.data.order import Lane, Visit
+
+RECORDS = (5, 4, 7, 5, 1, 6, 6, 0, 3, 4)
+
+
+def walk(lane: Lane, first: int, skip: int, count: int) -> list[tuple[int, int, int]]:
+    """(epoch, shard, row) of `count` records of a lane, from a visit on."""
+    found = []
+    number = first
+    while len(found) < count:
+        visit = dataclasses.replace(lane.visit(number), skip=skip)
+        found += [(visit.epoch, visit.shard, int(row)) for row in lane.record_order(visit)]
+        number, skip = number + 1, 0
+    return found[:count]
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_every_record_once_in_each_epoch_of_its_lane(lanes):
+    found = []
+    for number in range(lanes):
+        lane = Lane(0, RECORDS, number, lanes)
+        assert lane.size == sum(RECORDS[number::lanes])
+        records = walk(lane, 0, 0, 3 * lane.size)
+        for epoch in range(3):
+            own = records[epoch * lane.size : (epoch + 1) * lane.size]
+            assert {record[0] for record in own} == {epoch}
+            assert len(set(own)) == lane.size
+            found += own
+    everything = {(shard, row) for shard, count in enumerate(RECORDS) for row in range(count)}
+    assert {(shard, row) for _, shard, row in found} == everything
+
+
+def test_seek_equals_walk():
+    lane = Lane(3, RECORDS, 1, 3)
+    records = walk(lane, 0, 0, 4 * lane.size)
+    for position in range(3 * lane.size):
+        first, skip = lane.seek(position)
+        assert skip < RECORDS[lane.visit(first).shard], "no record is read only to be thrown away"
+        assert walk(lane, first, skip, lane.size) == records[position : position + lane.size]
+
+
+def test_seed_epoch_shard_and_lane_change_the_order():
+    big = (1000,) * 8
+    visits = [Visit(shard, epoch, 0) for shard in (0, 1) for epoch in (0, 1)]
+    orders = [Lane(seed, big, 0, 2).record_order(visit).tolist() for seed in (0, 1) for visit in visits]
+    assert len({tuple(order) for order in orders}) == len(orders)
+    first = [tuple(Lane(0, big, 0, 1).visit(8 * epoch + n).shard for n in range(8)) for epoch in range(6)]
+    assert len(set(first)) == 6
+    assert tuple(range(8)) not in first
+
+
+def test_the_order_is_uniform():
+    """Each row is as likely in each tenth of a visit: chi-squared of 81 degrees of freedom, within 4 sigma."""
+    lane, counts = Lane(0, (100,), 0, 1), np.zeros((10, 10))
+    for epoch in range(1000):
+        tenth = lane.record_order(Visit(0, epoch, 0)).reshape(10, 10) // 10
+        for place in range(10):
+            counts[place] += np.bincount(tenth[place], minlength=10)
+    assert abs(((counts - 1000) ** 2 / 1000).sum() - 81 * 10 / 11) < 4 * (2 * 81) ** 0.5
+
+
+def test_the_order_is_pinned():
+    """These numbers may change only if every run that was ever started may go on with other batches."""
+    lane = Lane(7, RECORDS, 0, 2)
+    assert [lane.visit(number).shard for number in range(10)] == [0, 2, 4, 8, 6, 0, 8, 6, 2, 4]
+    assert lane.record_order(Visit(2, 1, 0)).tolist() == [5, 3, 4, 1, 0, 2, 6]

@@ -1,0 +1,159 @@
+"""fill-mask: what comes out, what is refused, and the two ways to call it. Equality with PyTorch: test_export.py."""
+
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mlm import predict
+from mlm.data import tokenizer
+from mlm.errors import InputError
+from mlm.model import roberta
+
+TEXTS = [
+    "The function returns a <mask> of all elements.",
+    "<mask>",
+    "If <mask> is given, the <mask> is closed and the <mask> is left open.",
+    "Return the ax<mask>.",
+]
+
+
+class Pipe(io.StringIO):
+    def isatty(self) -> bool:
+        return False
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def tok(model):
+    return tokenizer.load(model.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def filler(model, tok):
+    return predict.FillMask(model, tok, 5)
+
+
+def test_fillings_are_the_softmax_of_the_full_head_without_padding(model, tok, filler):
+    """Against the stock head on every position of the text alone: neither padding nor batching changes a filling."""
+    apply = jax.jit(lambda *batch: model.module.apply({"params": model.params}, *batch, None).logits[0])
+    for text, fillings in zip(TEXTS, filler(TEXTS), strict=True):
+        ids = np.asarray([tok(text)["input_ids"]], np.int32)
+        ones = np.ones_like(ids)
+        positions = roberta.position_ids(jax.numpy.asarray(ones), model.config.pad_token_id)
+        logits = apply(ids, ones, 0 * ids, positions)
+        masks = np.flatnonzero(ids[0] == tok.mask_token_id)
+        assert len(fillings) == len(masks) == text.count("<mask>")
+        for mask, found in zip(masks, fillings, strict=True):
+            scores = np.asarray(jax.nn.softmax(logits[mask]))
+            best = np.argsort(-scores)[:5]
+            assert [filling["token"] for filling in found] == best.tolist(), text
+            np.testing.assert_allclose([filling["score"] for filling in found], scores[best], rtol=1e-4)
+            assert [filling["token_str"] for filling in found] == [tok.decode([token]) for token in best]
+
+
+def test_fillings_depend_on_the_context(filler):
+    first, second = filler(["Returns the <mask> of the array.", "Raised when the file <mask> not exist."])
+    assert [f["token"] for f in first[0]] != [f["token"] for f in second[0]]
+
+
+def test_a_text_is_filled_the_same_in_any_company(model, tok, filler):
+    many = [TEXTS[i % len(TEXTS)] for i in range(23)]
+    alone = {text: filler([text])[0] for text in TEXTS}
+    for text, fillings in zip(many, predict.fill(model, tok, many, top_k=5), strict=True):
+        for mask, expected in zip(fillings, alone[text], strict=True):
+            assert [f["token"] for f in mask] == [f["token"] for f in expected]
+            assert [f["score"] for f in mask] == pytest.approx([f["score"] for f in expected], rel=1e-4)
+
+
+def test_few_compilations(model, tok):
+    filler = predict.FillMask(model, tok, 3)
+    filler(["a <mask> b " + "c " * count for count in range(24)])
+    assert filler._fillings._cache_size() == 1, "texts of up to 32 tokens with one mask must share one program"
+
+
+def test_a_row_as_long_as_the_positions_is_read_and_a_longer_one_refused(tok, filler):
+    text = "<mask>" * 30  # <s> and </s> come on top
+    assert len(tok(text)["input_ids"]) == 32
+    assert all(np.isfinite(filling["score"]) for mask in filler([text])[0] for filling in mask)
+    with pytest.raises(InputError, match="33 tokens, the model reads 32 at most"):
+        filler([text + "<mask>"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("no mask here", "the text 'no mask here': has no <mask> in it"),
+        ("", "the text '': is empty"),
+        ("  \t", "is empty"),
+        ("a <mask> and <pad>", "holds the padding token <pad>"),
+        ("x" * 80, r"the text 'x{57,}\.\.\.': has no <mask>"),
+    ],
+)
+def test_what_can_not_be_filled_is_named(filler, text, words):
+    with pytest.raises(InputError, match=words):
+        filler(["a fine <mask>", text])
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 1_000_000])
+def test_top_k_out_of_range(model, tok, top_k):
+    with pytest.raises(InputError, match=f"--top-k={top_k}: must be from 1 to 1000"):
+        predict.fill(model, tok, TEXTS, top_k)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(model, tok, tmp_path):
+    tok.save_pretrained(tmp_path)
+    larger = tokenizer.load(str(tmp_path))
+    larger.add_tokens(["another"])
+    with pytest.raises(InputError, match=r"has 1000 vocabulary entries, its tokenizer .* has 1001"):
+        predict.fill(model, larger, TEXTS, 5)
+
+
+def test_texts_give_a_table(model, filler):
+    out = io.StringIO()
+    predict.run(model, texts=[TEXTS[0], TEXTS[2]], top_k=5, stdin=Terminal(), stdout=out)
+    one, three, _ = out.getvalue().split("\n\n")
+    lines = one.splitlines()
+    assert lines[0] == TEXTS[0]
+    assert len(lines) == 6
+    best = filler([TEXTS[0]])[0][0][0]
+    assert lines[1].split() == [f"{best['score']:.2%}", best["token_str"]]
+    lines = three.splitlines()
+    assert lines[0] == TEXTS[2]
+    assert [lines[1], lines[7], lines[13]] == ["  mask 1 of 3", "  mask 2 of 3", "  mask 3 of 3"]
+    assert len(lines) == 1 + 3 * 6
+
+
+def test_a_pipe_gives_a_line_of_json_for_each_line(model, filler):
+    texts = [f"{TEXTS[i % 4]} {i}" for i in range(predict.STREAM + 5)]  # more than are filled at a time
+    out = io.StringIO()
+    predict.run(model, texts=None, top_k=5, stdin=Pipe("\n".join(texts) + "\r\n"), stdout=out)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["text"] for line in lines] == texts
+    expected = filler(texts)
+    for line, fillings in zip(lines, expected, strict=True):
+        assert [[f["token"] for f in mask] for mask in line["fillings"]] == [[f["token"] for f in m] for m in fillings]
+
+
+def test_a_bad_line_is_named_and_what_came_before_is_written(model):
+    out = io.StringIO()
+    with pytest.raises(InputError, match="line 3: has no <mask> in it"):
+        predict.run(model, texts=[], top_k=1, stdin=Pipe("a <mask>\nb <mask>\nc\nd <mask>\n"), stdout=out)
+    assert [json.loads(line)["text"] for line in out.getvalue().splitlines()] == ["a <mask>", "b <mask>"]
+
+
+def test_bytes_that_are_not_utf8_are_refused(model):
+    stdin = io.TextIOWrapper(io.BytesIO(b"a <mask>\n\xff\xfe <mask>\n"), encoding="utf-8")
+    with pytest.raises(InputError, match="standard input is not UTF-8"):
+        predict.run(model, texts=[], top_k=1, stdin=stdin, stdout=io.StringIO())
+
+
+def test_no_texts_and_no_pipe(model):
+    with pytest.raises(InputError, match="give texts"):
+        predict.run(model, texts=[], top_k=1, stdin=Terminal(), stdout=io.StringIO())

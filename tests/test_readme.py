@@ -1,0 +1,70 @@
+"""Every command of the README runs: as it stands there, with the overrides that make it short."""
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+
+from tests.processes import ROOT, environment
+
+SHORT = (
+    "tokenizer.vocab_size=600",
+    "tokenizer.sample_megabytes=0.3",
+    "shards.count=8",
+    "corpus.validation_fraction=0.1",
+    "train.steps=8",
+    "log.every=4",
+    "checkpoint.every=4",
+    "evaluate.every=0",
+)
+
+
+def commands() -> list[str]:
+    """The lines of the README's bash blocks, and the examples of its table of commands."""
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    lines = [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines() if line.strip()]
+    return lines + re.findall(r"\| `(python -m mlm [^`]*)` \|", text)
+
+
+def test_every_command_has_an_example():
+    from mlm.__main__ import parser
+
+    names = parser()._subparsers._group_actions[0].choices
+    examples = {line.split()[3] for line in commands() if line.startswith("python -m mlm")}
+    assert examples == set(names)
+
+
+@pytest.mark.slow
+def test_commands_run(texts, tmp_path):
+    """One after the other, in the README's order: later ones work on what earlier ones made."""
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "my.txt").write_text("\n".join(text.replace("\n", " ") for text in texts))
+    env = environment(1) | {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"}
+    seen = commands()
+    assert seen[:2] == ["bash launch/local.sh", "bash tests/run.sh"]
+    seen.remove("bash tests/run.sh")  # this very run
+    assert len(seen) >= 10
+    for line in seen:
+        short = line.replace("my/texts/*.txt", f"{tmp_path}/my.txt").replace("runs/", f"{tmp_path}/runs/")
+        if "launch/local.sh" in line or "--config=" in line:
+            short += "".join(f" --config.{setting}" for setting in SHORT)
+            if "my.txt" not in short:
+                short += f" --config.corpus.sources=jsonl:{tmp_path}/corpus.jsonl"
+        if line == "bash launch/local.sh":
+            short += f" --workdir={tmp_path}/runs/quickstart"
+        if line.startswith("python -m mlm bench"):
+            short += " --seconds=0.5"
+        process = subprocess.run(["bash", "-c", short], cwd=ROOT, env=env, capture_output=True, text=True)
+        assert process.returncode == 0, f"{line}\n{process.stdout}\n{process.stderr}"
+        assert "Traceback" not in process.stderr, line
+        if "local.sh" in line or "mlm run" in line:
+            for words in ("perplexity", "unigram entropy", "report.html", "export"):
+                assert words in process.stdout, f"{words!r} is not in:\n{process.stdout}"
+        if "mlm predict" in line:
+            assert len(process.stdout.splitlines()) >= 5, process.stdout
+        if "mlm evaluate" in line:
+            assert json.loads(process.stdout)["predictions"] > 0
+    assert (tmp_path / "runs" / "quickstart" / "export" / "model.safetensors").is_file()

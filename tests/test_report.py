@@ -1,0 +1,275 @@
+"""The report: the numbers on the page are those of the logs, and time is counted once."""
+
+import html.parser
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mlm import config as configs
+from mlm import goodput, plots, report
+from mlm.errors import DamageError, InputError
+from mlm.workdir import Workdir
+
+# A run that logs every 10 updates, evaluates and saves every 20, is killed after 34 and goes on from 20. Seconds.
+TIMING = [
+    {"kind": "start", "step": 0, "time": 100.0, "host": "a", "devices": 8, "device": "cpu"},
+    {"kind": "first_step", "step": 1, "time": 130.0, "seconds": 1.0},  # 30 start
+    {"kind": "train", "step": 10, "time": 148.0, "seconds": 18.0, "tokens_per_second": 900},  # 18 training
+    {"kind": "train", "step": 20, "time": 168.0, "seconds": 20.0, "tokens_per_second": 1000},  # 20 training
+    {"kind": "eval", "step": 20, "time": 173.0, "seconds": 5.0},  # 5 evaluation
+    {"kind": "checkpoint", "step": 20, "time": 175.0, "seconds": 2.0},  # 2 checkpoints
+    {"kind": "train", "step": 30, "time": 195.0, "seconds": 20.0, "tokens_per_second": 100},  # 20 redone
+    {"kind": "start", "step": 20, "time": 250.0, "host": "a", "devices": 4, "device": "cpu"},  # 55 down
+    {"kind": "first_step", "step": 21, "time": 260.0, "seconds": 1.0},  # 10 start
+    {"kind": "train", "step": 30, "time": 296.0, "seconds": 36.0, "tokens_per_second": 500},  # 36 training
+    {"kind": "checkpoint", "step": 35, "time": 318.0, "seconds": 3.0},  # SIGTERM: 19 training, 3 checkpoints
+    {"kind": "start", "step": 35, "time": 400.0, "host": "b", "devices": 4, "device": "cpu"},  # 82 down
+    {"kind": "first_step", "step": 36, "time": 410.0, "seconds": 1.0},  # 10 start
+    {"kind": "train", "step": 40, "time": 426.0, "seconds": 16.0, "tokens_per_second": 700},  # 16 training
+    {"kind": "eval", "step": 40, "time": 430.0, "seconds": 4.0},  # 4 evaluation
+    {"kind": "checkpoint", "step": 40, "time": 431.0, "seconds": 1.0},  # 1 checkpoints
+    {"kind": "start", "step": 40, "time": 9000.0, "host": "b", "devices": 4, "device": "cpu"},  # nothing left to do
+]
+TRAIN = [
+    {"kind": "train", "step": step, "loss": 6.5 - step / 16, "accuracy": step / 100, "grad_norm": 1.25 + step / 7,
+     "learning_rate": step * 1e-5, "skipped": int(step > 20) * 2}
+    for step in (10, 20, 30, 40)
+]  # fmt: skip
+EVALS = [
+    {"kind": "eval", "step": 20, "loss": 4.125, "perplexity": math.exp(4.125), "accuracy": 0.3125,
+     "predictions": 12345, "bits_per_byte": 1.71875},
+    {"kind": "eval", "step": 40, "loss": 4.25, "perplexity": math.exp(4.25), "accuracy": 0.2875,
+     "predictions": 12345, "bits_per_byte": 1.8125},
+]  # fmt: skip
+
+
+class Cells(html.parser.HTMLParser):
+    """Collects the rows of all tables, the text of the page, and the names of the elements."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.rows, self.text, self.tags, self.images, self.in_cell = [], "", [], [], False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.in_cell = True
+            self.rows[-1].append("")
+        self.images += [value for name, value in attrs if name == "src"]
+
+    def handle_endtag(self, tag):
+        self.in_cell = self.in_cell and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        self.text += data
+        if self.in_cell:
+            self.rows[-1][-1] += data
+
+    def row(self, name: str) -> list[str]:
+        return next(row[1:] for row in self.rows if row and row[0] == name)
+
+
+def make_workdir(path, *, metrics=(*TRAIN, *EVALS), timing=TIMING, entropy=6.0, overrides=()) -> Workdir:
+    workdir = Workdir(str(path))
+    write = lambda file, lines: file.write_text("".join(json.dumps(line) + "\n" for line in lines))  # noqa: E731
+    write(workdir.metrics, metrics)
+    write(workdir.timing, timing)
+    workdir.config.write_text(configs.to_json(configs.load("configs/base.py", list(overrides))))
+    if entropy is not None:
+        workdir.shards.mkdir(exist_ok=True)
+        manifest = {"splits": {"train": {"unigram_entropy": 1.0}, "validation": {"unigram_entropy": entropy}}}
+        (workdir.shards / "manifest.json").write_text(json.dumps(manifest))
+    return workdir
+
+
+def page_of(workdir: Workdir) -> Cells:
+    report.write(workdir)
+    return Cells(workdir.report.read_text())
+
+
+def test_scores_are_those_of_the_logs(tmp_path):
+    page = page_of(make_workdir(tmp_path / "run", overrides=["train.steps=40"]))
+    assert page.row("") == ["evaluation, last", "evaluation, best", "training, last"]
+    assert page.row("updates") == ["40", "20", "40"]
+    assert page.row("loss, nats") == ["4.2500", "4.1250", "4.0000"]
+    assert page.row("perplexity") == ["70.11", "61.87", ""]
+    assert page.row("accuracy") == ["28.75%", "31.25%", "40.00%"]
+    assert page.row("bits per byte") == ["1.8125", "1.7188", ""]
+    assert page.row("predictions") == ["12,345", "12,345", ""]
+    entropy = page.row("Unigram entropy of the validation split")
+    assert entropy == ["6.0000 nats; the last evaluation loss is 1.7500 nats under it"]
+    assert page.row("Tokens read") == [f"{40 * 256 * 512:,} in 40 updates"]
+    assert page.row("Updates skipped (not finite)") == ["2"]
+    assert "2 updates were skipped" in page.text
+    assert page.row("Throughput, median") == ["800 tokens/s"], "of the kept stretches 900, 1000, 500 and 700"
+    assert page.row("Device") == ["4 x cpu"]
+    assert "40 of 40 updates on 8 x cpu, then 4 x cpu, in 5 min 31 s." in page.text
+
+
+def test_every_evaluation_and_start_has_its_row(tmp_path):
+    rows = page_of(make_workdir(tmp_path / "run")).rows
+    assert ["20", "4.1250", "61.87", "31.25%", "1.7188", "12,345"] in rows
+    assert ["40", "4.2500", "70.11", "28.75%", "1.8125", "12,345"] in rows
+    assert ["0", "30", "10", "1 min 35 s", "8 x cpu", "a"] in rows
+    assert ["20", "35", "0", "1 min 08 s", "4 x cpu", "a"] in rows
+    assert ["35", "40", "0", "31.0 s", "4 x cpu", "b"] in rows
+
+
+def test_plots_show_the_points_of_the_logs():
+    found = goodput.sessions(TIMING)
+    figures = plots.draw(train=TRAIN, evals=EVALS, found=found, unigram_entropy=6.0)
+    lines = {title: figure.axes[0].get_lines() for title, figure in figures.items()}
+    points = {title: [(list(line.get_xdata()), list(line.get_ydata())) for line in of] for title, of in lines.items()}
+    steps = [10, 20, 30, 40]
+    assert points["Loss"][:2] == [(steps, [line["loss"] for line in TRAIN]), ([20, 40], [4.125, 4.25])]
+    assert points["Loss"][2][1] == [6.0, 6.0]
+    assert points["Accuracy"][0] == (steps, pytest.approx([10, 20, 30, 40]))
+    assert points["Accuracy"][1] == ([20, 40], pytest.approx([31.25, 28.75]))
+    assert points["Learning rate"] == [(steps, [line["learning_rate"] for line in TRAIN])]
+    assert points["Gradient norm"] == [(steps, [line["grad_norm"] for line in TRAIN])]
+    assert points["Throughput"] == [
+        ([30], [100]),  # made again later
+        ([10, 20], [900, 1000]),
+        ([30], [500]),
+        ([40], [700]),
+        ([20, 20], [0, 1]),  # restarts
+        ([35, 35], [0, 1]),
+    ]
+    for figure in figures.values():
+        assert figure.axes[0].get_xlabel() == "updates"
+        assert figure.axes[0].get_ylabel()
+
+
+def test_goodput_on_the_page(tmp_path):
+    page = page_of(make_workdir(tmp_path / "run"))
+    assert "32.9%" in page.text
+    assert page.row("training steps that were kept") == ["1 min 49 s", "32.9%"]
+    assert page.row("steps made again after a kill") == ["20.0 s", "6.0%"]
+    assert page.row("down, between a stop and the next start") == ["2 min 17 s", "41.4%"]
+
+
+def test_config_marks_what_differs_from_base(tmp_path):
+    workdir = make_workdir(tmp_path / "run", overrides=["optimizer.learning_rate=0.001", "corpus.sources=text:a*"])
+    page = page_of(workdir)
+    assert page.row("optimizer.learning_rate") == ["0.001", "base: 0.0006"]
+    assert page.row("corpus.sources") == ['["text:a*"]', 'base: ["docstrings"]']
+    assert page.row("optimizer.b2") == ["0.98", ""]
+    marked = re.findall(r'<tr class="changed"><td>([^/]*)</td>', workdir.report.read_text().replace("<wbr>", ""))
+    assert marked == ["corpus.sources", "optimizer.learning_rate"]
+    keys = configs.flatten(configs.load("configs/base.py", []))
+    assert all(page.row(key) for key in keys), "every key is shown"
+
+
+def test_hostile_strings_are_text(tmp_path):
+    hostile = '<script>alert("1")</script>&$name'
+    timing = [TIMING[0] | {"host": hostile, "device": hostile}, *TIMING[1:7]]
+    workdir = make_workdir(tmp_path / "<script>x<b>", timing=timing, overrides=[f"corpus.sources=text:{hostile}"])
+    report.write(workdir)
+    text = workdir.report.read_text()
+    assert "<script" not in text
+    page = Cells(text)
+    assert not {"script", "iframe", "link"} & set(page.tags)
+    assert "<script>x<b>" in page.text
+    assert page.row("Device") == [f"8 x {hostile}"]
+    assert page.row("corpus.sources")[0] == json.dumps([f"text:{hostile}"])
+
+
+def test_page_needs_no_network(tmp_path):
+    workdir = make_workdir(tmp_path / "run")
+    images = page_of(workdir).images
+    assert len(images) == 5
+    assert all(image.startswith("data:image/svg+xml;base64,") for image in images)
+    outside = re.findall(r"""(?:href|src|url|@import)\s*[=(]?\s*["']?(https?:|//)""", workdir.report.read_text())
+    assert not outside
+
+
+def test_one_point_is_enough(tmp_path):
+    page = page_of(make_workdir(tmp_path / "a", metrics=TRAIN[:1], timing=TIMING[:3], entropy=None))
+    assert page.row("loss, nats") == ["5.8750"]
+    page = page_of(make_workdir(tmp_path / "b", metrics=EVALS[:1], timing=[], entropy=None))
+    assert page.row("loss, nats") == ["4.1250", "4.1250"]
+    assert "Goodput" not in page.text
+
+
+def test_values_that_were_not_finite(tmp_path):
+    lost = dict.fromkeys(("loss", "grad_norm", "perplexity", "accuracy"))
+    workdir = make_workdir(tmp_path / "run", metrics=[*TRAIN[:2], TRAIN[2] | lost, EVALS[0] | lost])
+    page = page_of(workdir)
+    assert page.row("loss, nats") == ["not finite"] * 3
+    assert "unigram entropy" not in page.row("Unigram entropy of the validation split")[0]
+
+
+def test_missing_config_and_manifest_are_tolerated(tmp_path):
+    workdir = make_workdir(tmp_path / "run", entropy=None)
+    workdir.config.unlink()
+    page = page_of(workdir)
+    assert page.row("loss, nats") == ["4.2500", "4.1250", "4.0000"]
+    assert "Tokens read" not in page.text
+
+
+def test_nothing_to_report_is_refused(tmp_path):
+    workdir = Workdir(str(tmp_path / "empty"))
+    with pytest.raises(InputError, match=r"empty/metrics.jsonl: holds no line"):
+        report.write(workdir)
+    workdir.metrics.write_text('{"step": 10, "kind": "tr')  # torn by a kill
+    with pytest.raises(InputError, match="holds no line"):
+        report.write(workdir)
+    assert not workdir.report.exists()
+
+
+def test_damaged_log_is_named_and_the_old_report_stays(tmp_path):
+    workdir = make_workdir(tmp_path / "run")
+    report.write(workdir)
+    before = workdir.report.read_text()
+    lines = workdir.timing.read_text().splitlines()
+    workdir.timing.write_text("\n".join([*lines[:2], lines[2][:9], *lines[3:]]) + "\n")
+    with pytest.raises(DamageError, match=r"timing.jsonl, line 3"):
+        report.write(workdir)
+    assert workdir.report.read_text() == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "shards/manifest.json"])
+def test_damaged_config_and_manifest_are_named(tmp_path, name):
+    workdir = make_workdir(tmp_path / "run")
+    for text in ("{", "3"):
+        (workdir.root / name).write_text(text)
+        with pytest.raises(DamageError, match=rf"{name}: is not a JSON object"):
+            report.write(workdir)
+
+
+def test_works_where_there_are_no_local_files():
+    workdir = make_workdir(f"memory://bucket/{time.time_ns()}")
+    page = page_of(workdir)
+    assert page.row("loss, nats") == ["4.2500", "4.1250", "4.0000"]
+    assert not list(workdir.root.glob("*.tmp"))
+
+
+def test_long_curves_keep_their_peaks():
+    x, y = list(range(100_000)), [1.0] * 100_000
+    y[54_321], y[77_777] = 9.0, 0.5
+    thin_x, thin_y = plots.thinned((x, y))
+    assert len(thin_x) <= plots.POINTS
+    assert (54_321, 9.0) in zip(thin_x, thin_y, strict=True)
+    assert (77_777, 0.5) in zip(thin_x, thin_y, strict=True)
+    assert thin_x == sorted(thin_x)
+    assert plots.thinned((x[:50], y[:50])) == (x[:50], y[:50])
+
+
+def test_fast_and_without_jax(tmp_path):
+    workdir = make_workdir(tmp_path / "run")
+    code = (
+        "import sys; from mlm import report; from mlm.workdir import Workdir\n"
+        f"report.write(Workdir({str(workdir.root)!r}, create=False))\n"
+        "assert not {'jax', 'tensorflow', 'transformers'} & set(sys.modules), 'heavy imports'\n"
+    )
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert time.monotonic() - begin < 15, "about 2 s on a quiet machine"

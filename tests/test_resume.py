@@ -1,0 +1,125 @@
+"""Resume: straight, and killed and started again, are the same to the bit; on other devices, the same batches."""
+
+import json
+import pathlib
+import signal
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from mlm.training import checkpoint
+from tests.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start, train_arguments
+
+SETTINGS = (
+    "train.steps=30",
+    "checkpoint.every=7",
+    "evaluate.every=10",
+    "log.every=4",
+    "model.hidden_dropout=0.1",
+    "optimizer.ema_decay=0.9",
+    "data.global_batch=16",
+)
+
+
+@pytest.fixture(scope="module")
+def straight(manifest, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("straight")
+    run(train_arguments(workdir, manifest.folder, *SETTINGS))
+    return workdir
+
+
+def state_of(workdir: pathlib.Path, step: int) -> dict[str, np.ndarray]:
+    with ocp.StandardCheckpointer() as checkpointer:
+        structure = checkpointer.metadata(workdir / "checkpoints" / str(step) / "state").item_metadata.tree
+        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        target = jax.tree.map(lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=one), structure)
+        state = checkpointer.restore(workdir / "checkpoints" / str(step) / "state", target)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def assert_same_run(one: pathlib.Path, other: pathlib.Path) -> None:
+    """Every line of the log and every bit of the last state."""
+    assert (one / "metrics.jsonl").read_text() == (other / "metrics.jsonl").read_text()
+    a, b = state_of(one, 30), state_of(other, 30)
+    assert a.keys() == b.keys()
+    assert len(a) > 60
+    for name in a:
+        assert np.array_equal(a[name], b[name]), f"{name} differs"
+
+
+def test_log_is_gapless(straight):
+    lines = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [4, 8, 12, 16, 20, 24, 28, 30]
+    assert [line["step"] for line in lines if line["kind"] == "eval"] == [10, 20, 30]
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_killed_at_several_moments(straight, manifest, tmp_path):
+    arguments = train_arguments(tmp_path, manifest.folder, *SETTINGS)
+    folder = tmp_path / "checkpoints"
+
+    def saving() -> bool:
+        return any("tmp" in path.name for path in folder.glob("*")) and logged_step(tmp_path) >= 12
+
+    kill_when(start(arguments, program=DELAYED), lambda: logged_step(tmp_path) >= 4)  # before there is a checkpoint
+    assert checkpoint.complete_steps(folder) == []
+    kill_when(start(arguments, program=DELAYED), lambda: logged_step(tmp_path) >= 8)  # after the first
+    kill_when(start(arguments, program=DELAYED), saving)  # while one is written
+    kill_when(start(arguments, program=DELAYED), lambda: logged_step(tmp_path) >= 20)
+    run(arguments)
+    assert_same_run(straight, tmp_path)
+
+
+def test_stopped_by_signals(straight, manifest, tmp_path):
+    arguments = train_arguments(tmp_path, manifest.folder, *SETTINGS)
+    for number, moment in ((signal.SIGTERM, 4), (signal.SIGINT, 16)):
+        process = start(arguments, program=DELAYED)
+        while logged_step(tmp_path) < moment:
+            assert process.poll() is None, process.communicate()[1]
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 75, err
+        assert "saved; start the same command to go on" in err
+        steps = checkpoint.complete_steps(tmp_path / "checkpoints")
+        assert steps[-1] >= moment
+        assert steps[-1] % 7, "the test means to stop at a step that no checkpoint was due at"
+    run(arguments)
+    assert_same_run(straight, tmp_path)
+
+
+@pytest.mark.parametrize(("devices", "processes"), [(4, 1), (2, 2)])
+def test_other_devices_give_the_same_losses(straight, manifest, tmp_path, devices, processes):
+    """From the same checkpoint at step 14, on more devices and on more processes."""
+    workdir = copy(straight, tmp_path / "moved")
+    for step in (21, 28, 30):
+        folder = workdir / "checkpoints" / str(step)
+        if folder.exists():
+            checkpoint.set_aside(workdir / "checkpoints", step, "later")
+    arguments = train_arguments(workdir, manifest.folder, *SETTINGS, "checkpoint.keep=9")
+    if processes == 1:
+        run(arguments, devices=devices)
+    else:
+        run_together(arguments, processes=processes, devices=devices)
+    old, new = (
+        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (straight, workdir)
+    )
+    assert [(line["step"], line["kind"]) for line in old] == [(line["step"], line["kind"]) for line in new]
+    for a, b in zip(old, new, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+
+
+def test_finished_run_does_nothing(straight, manifest, tmp_path):
+    workdir = copy(straight, tmp_path / "again")
+    before = (workdir / "metrics.jsonl").read_text()
+    run(train_arguments(workdir, manifest.folder, *SETTINGS))
+    assert (workdir / "metrics.jsonl").read_text() == before
+    assert checkpoint.complete_steps(workdir / "checkpoints") == checkpoint.complete_steps(straight / "checkpoints")
+
+
+def test_keeps_the_newest_and_the_best(straight):
+    steps = checkpoint.complete_steps(straight / "checkpoints")
+    assert steps == [21, 28, 30]

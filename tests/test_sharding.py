@@ -1,0 +1,197 @@
+"""Shardings: a rule for every parameter, a parameter for every rule, and refusals that name what does not fit."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mlm.errors import InputError
+from mlm.model import roberta
+from mlm.training import build, optimizer, sharding
+from tests.fixtures import FACTS, tiny_config, tiny_run
+
+
+def params_of(*overrides: str):
+    """Returns the shapes of the parameters of a tiny model."""
+    model = build.build_model(tiny_config(*overrides), FACTS)
+    return jax.eval_shape(lambda: roberta.init_params(model.config, jax.random.key(0)))
+
+
+def mesh_of(data: int, fsdp: int, tensor: int):
+    return sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+
+
+def test_every_parameter_has_a_rule_and_every_rule_a_parameter():
+    params = params_of("model.layers=2")
+    specs = sharding.param_specs(params, mesh_of(2, 2, 2))
+    names = [name for name, _ in sharding.named_leaves(params)]
+    assert list(specs) == names
+    assert len(names) == 3 + 2 + 2 * 16 + 5, "embeddings and their norm, two layers, the head"
+    layer = "roberta/encoder/layer/1"
+    assert specs["roberta/embeddings/word_embeddings/embedding"] == P(("tensor", "fsdp"), None)
+    assert specs[f"{layer}/attention/self/key/kernel"] == P("fsdp", "tensor")
+    assert specs[f"{layer}/attention/self/key/bias"] == P("tensor")
+    assert specs[f"{layer}/attention/output/dense/kernel"] == P("tensor", "fsdp")
+    assert specs[f"{layer}/intermediate/dense/kernel"] == P("fsdp", "tensor")
+    assert specs[f"{layer}/output/dense/kernel"] == P("tensor", "fsdp")
+    assert specs[f"{layer}/output/dense/bias"] == P()
+    assert specs[f"{layer}/output/LayerNorm/scale"] == P()
+    assert specs["lm_head/layer_norm/scale"] == P()
+    assert specs["lm_head/bias"] == P("tensor")
+    for name, leaf in sharding.named_leaves(params):
+        if leaf.ndim > 1 and "position" not in name and "token_type" not in name:
+            used = {axis for part in specs[name] if part for axis in ([part] if isinstance(part, str) else part)}
+            assert "fsdp" in used, f"{name}: a matrix that fsdp does not split"
+
+
+def test_a_rule_matches_whole_names_alone():
+    params = params_of()
+    params["pre_lm_head"] = {"bias": params["lm_head"]["bias"]}
+    with pytest.raises(ValueError, match=r"no rule in .* matches the parameter pre_lm_head/bias"):
+        sharding.param_specs(params, mesh_of(8, 1, 1))
+
+
+def test_an_unmatched_parameter_and_an_unused_rule_raise(monkeypatch):
+    mesh = mesh_of(8, 1, 1)
+    params = params_of()
+    with pytest.raises(ValueError, match=r"no rule in .* matches the parameter adapter/kernel"):
+        sharding.param_specs(params | {"adapter": {"kernel": params["lm_head"]["dense"]["kernel"]}}, mesh)
+    monkeypatch.setattr(sharding, "RULES", (*sharding.RULES, (r"adapter/.*", P())))
+    with pytest.raises(ValueError, match=r"the rule adapter/\.\* in .* matches no parameter"):
+        sharding.param_specs(params, mesh)
+
+
+@pytest.mark.parametrize(
+    ("override", "mesh", "sentence"),
+    [
+        ("model.intermediate_size=36", (1, 1, 8), "config.mesh.tensor = 8 does not divide the 36 of roberta/encoder/"),
+        ("model.hidden_size=36", (1, 8, 1), "config.mesh.fsdp = 8 does not divide the 36 of "),
+        ("model.vocab_multiple=4", (1, 2, 4), "config.mesh.tensor x fsdp = 8 does not divide the 500 of roberta/emb"),
+    ],
+)
+def test_a_parameter_that_the_mesh_cannot_split_is_refused(override, mesh, sentence):
+    with pytest.raises(InputError) as caught:
+        tiny_run(override, mesh=mesh)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape"),
+    [((8, 1, 1), (8, 1, 1)), ((-1, 1, 1), (8, 1, 1)), ((-1, 2, 2), (2, 2, 2)), ((2, -1, 1), (2, 4, 1))],
+)
+def test_mesh_takes_all_devices(axes, shape):
+    mesh = mesh_of(*axes)
+    assert tuple(mesh.shape.values()) == shape
+    assert mesh.axis_names == ("data", "fsdp", "tensor")
+
+
+@pytest.mark.parametrize("axes", [(4, 1, 1), (3, 1, 1), (16, 1, 1), (-1, 3, 1), (-1, 16, 1), (2, 2, 1)])
+def test_mesh_of_another_number_of_devices_is_refused(axes):
+    with pytest.raises(InputError, match=rf"config.mesh = data {axes[0]} x fsdp {axes[1]} x tensor .* 8 devices"):
+        mesh_of(*axes)
+
+
+def test_a_batch_that_the_mesh_cannot_split_is_refused():
+    mesh = mesh_of(2, 2, 2)
+    sharding.check_batch(mesh, rows=12, key="evaluate.batch")
+    with pytest.raises(InputError, match=r"config.evaluate.batch: 10 rows can't be split over 4 devices"):
+        sharding.check_batch(mesh, rows=10, key="evaluate.batch")
+    with pytest.raises(InputError, match=r"data.global_batch / train.accumulate: 4 rows .* 8 devices"):
+        tiny_run("train.accumulate=4")
+
+
+def test_a_batch_is_split_over_data_and_fsdp_and_copied_over_tensor():
+    mesh = mesh_of(2, 2, 2)
+    rows = np.arange(16, dtype=np.int32)[:, None] * np.ones(3, np.int32)
+    put = sharding.put_batch({"input_ids": rows}, mesh, 16)["input_ids"]
+    assert np.array_equal(put, rows)
+    held = sorted(tuple(shard.data[:, 0].tolist()) for shard in put.addressable_shards)
+    assert held == sorted([(4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3) for i in range(4)] * 2)
+
+
+def hosts(monkeypatch, *ids: int):
+    """Makes this process hold the devices of these ids alone."""
+    mine = set(ids)
+
+    def addressable(self, shape):
+        return {d: index for d, index in self.devices_indices_map(shape).items() if d.id in mine}
+
+    monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", addressable)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ids", "rows"),
+    [
+        ((8, 1, 1), range(8), (0, 16)),
+        ((8, 1, 1), (0, 1, 2, 3), (0, 8)),
+        ((8, 1, 1), (4, 5, 6, 7), (8, 16)),
+        ((8, 1, 1), (6, 7), (12, 16)),
+        ((2, 2, 2), (4, 5, 6, 7), (8, 16)),
+        ((4, 1, 2), (2, 3), (4, 8)),
+        ((1, 1, 8), (4, 5), (0, 16)),  # a model split over hosts: each holds every row
+    ],
+)
+def test_rows_of_a_host(monkeypatch, mesh, ids, rows):
+    hosts(monkeypatch, *ids)
+    assert sharding.local_rows(mesh_of(*mesh), 16) == rows
+
+
+def test_rows_that_do_not_follow_on_one_another_are_refused(monkeypatch):
+    hosts(monkeypatch, 0, 1, 6, 7)
+    with pytest.raises(InputError, match="rows that do not follow on one another"):
+        sharding.local_rows(mesh_of(8, 1, 1), 16)
+
+
+def state_specs(name: str, *overrides: str, mesh=(2, 2, 2)):
+    """Returns [(path, shape, spec)] of an optimizer's state, and {parameter: (shape, spec)}."""
+    tx = optimizer.make_optimizer(
+        name=name,
+        schedule=optax.constant_schedule(1e-3),
+        b1=0.9,
+        b2=0.98,
+        eps=1e-6,
+        weight_decay=0.01,
+        clip_norm=1.0,
+    )
+    params = params_of(*overrides)
+    state = jax.eval_shape(tx.init, params)
+    mesh = mesh_of(*mesh)
+    specs = sharding.tree_shardings(state, mesh, params)
+    leaves = [(n, leaf.shape) for n, leaf in sharding.named_leaves(state)]
+    found = [leaf.spec for _, leaf in sharding.named_leaves(specs)]
+    wanted = sharding.param_specs(params, mesh)
+    shapes = {n: (leaf.shape, wanted[n]) for n, leaf in sharding.named_leaves(params)}
+    return [(n, shape, spec) for (n, shape), spec in zip(leaves, found, strict=True)], shapes
+
+
+def owner(path: str, params: dict) -> str | None:
+    """Returns the parameter that a leaf of the state belongs to."""
+    return next((name for name in params if path.endswith("/" + name)), None)
+
+
+@pytest.mark.parametrize(("name", "moments"), [("adamw", 2), ("lamb", 2), ("lion", 1), ("adafactor", 2), ("muon", 1)])
+def test_moments_live_where_their_parameters_do(name, moments):
+    """At least so many leaves of the state have each parameter's shape: two moments, or muon's one."""
+    leaves, params = state_specs(name)
+    for param, (shape, spec) in params.items():
+        own = [s for path, found, s in leaves if owner(path, params) == param and found == shape]
+        assert len(own) >= moments, param
+        assert all(s == spec for s in own), param
+    assert all(spec == P() for path, _, spec in leaves if owner(path, params) is None)
+
+
+def test_factored_moments_are_on_every_device():
+    """At 256 x 128 adafactor keeps a row and a column, which have no rule; the momentum has its parameter's shape."""
+    leaves, params = state_specs("adafactor", "model.hidden_size=128", "model.intermediate_size=256")
+    name = "roberta/encoder/layer/0/intermediate/dense/kernel"
+    own = {shape: spec for path, shape, spec in leaves if owner(path, params) == name}
+    assert own == {(128,): P(), (256,): P(), (1,): P(), (128, 256): P("fsdp", "tensor")}
+
+
+def test_muon_keeps_one_moment_of_kernels_and_two_of_the_rest():
+    leaves, params = state_specs("muon")
+    for param, (shape, _) in params.items():
+        count = sum(found == shape for path, found, _ in leaves if owner(path, params) == param)
+        assert count == (1 if param.endswith("/kernel") else 2), param

@@ -1,0 +1,186 @@
+"""The step: one trace, the same numbers on every mesh and for every accumulation, and a guard that holds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mlm.training import sharding
+from tests.fixtures import random_batch, tiny_run
+
+
+def flat(tree) -> dict[str, np.ndarray]:
+    return {name: np.asarray(leaf) for name, leaf in sharding.named_leaves(tree)}
+
+
+def assert_close(a, b, rtol: float, what: str):
+    """Largest difference of each array, relative to the largest value in it."""
+    a, b = flat(a), flat(b)
+    assert a.keys() == b.keys()
+    for name in a:
+        scale = max(np.abs(a[name]).max(), 1e-5)  # the gradient of a key bias is 0 but for rounding
+        assert np.abs(a[name] - b[name]).max() <= rtol * scale, f"{what}: {name}"
+
+
+def train(run, count: int = 4, rows: int = 16):
+    """Returns the state after `count` updates and the metrics of each."""
+    state, history = run.init(), []
+    for index in range(count):
+        state, metrics = run.train_step(state, sharding.put_batch(random_batch(rows, index), run.mesh, rows))
+        history.append({key: float(value) for key, value in metrics.items()})
+    return state, history
+
+
+def test_one_trace():
+    run = tiny_run()
+    train(run, 5)
+    assert run.train_step._cache_size() == 1, "the step was traced more than once"
+
+
+@pytest.mark.parametrize("mesh", [(2, 4, 1), (2, 2, 2)])
+def test_every_mesh_gives_the_same_gradient(mesh):
+    # With SGD-like first steps the parameters would hide a wrong scale; so compare loss and gradient norm of every
+    # step, and the first moments, which are the gradient.
+    one, other = tiny_run(), tiny_run(mesh=mesh)
+    state, history = train(one)
+    state2, history2 = train(other)
+    for a, b in zip(history, history2, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+    assert_close(moments(state), moments(state2), 1e-3, f"mesh {mesh}")
+
+
+def moments(state):
+    """The first moments of adamw: after one update, (1 - b1) times the gradient."""
+    return next(s.mu for s in jax.tree.leaves(state.opt_state, is_leaf=lambda s: hasattr(s, "mu")) if hasattr(s, "mu"))
+
+
+def test_parameters_are_spread_as_the_rules_say():
+    state = tiny_run(mesh=(2, 2, 2)).init()
+    for leaves in (state.params, moments(state)):
+        kernel = leaves["roberta"]["encoder"]["layer"]["0"]["attention"]["self"]["query"]["kernel"]
+        assert kernel.sharding.spec == jax.P("fsdp", "tensor")
+        assert kernel.addressable_shards[0].data.shape == (16, 16)
+
+
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_accumulation_equals_the_large_batch(accumulate):
+    # 32 rows, with fewer predictions in the padded ones: a mean of means would differ.
+    one = tiny_run("data.global_batch=32")
+    other = tiny_run("data.global_batch=32", f"train.accumulate={accumulate}")
+    state, history = train(one, 1, 32)
+    state2, history2 = train(other, 1, 32)
+    assert history[0]["loss"] == pytest.approx(history2[0]["loss"], rel=1e-6)
+    assert_close(moments(state), moments(state2), 1e-5, f"accumulate {accumulate}")
+
+
+def test_microbatches_are_rows_of_every_device():
+    """A microbatch made of a contiguous block would leave most devices idle or move rows between them."""
+    from mlm.training.step import _microbatches
+
+    rows = jnp.arange(16)
+    assert _microbatches(rows, 2).tolist() == [list(range(0, 16, 2)), list(range(1, 16, 2))]
+
+
+def test_gradient_is_that_of_the_mean_over_predictions():
+    run = tiny_run("optimizer.b1=0")
+    state, history = train(run, 1)
+    # Halving the weight of nothing changes nothing: the same batch twice has the same mean and the same gradient.
+    twice = tiny_run("optimizer.b1=0", "data.global_batch=32")
+    batch = {key: np.concatenate([value, value]) for key, value in random_batch(16).items()}
+    state2, metrics = twice.train_step(twice.init(), sharding.put_batch(batch, twice.mesh, 32))
+    assert float(metrics["loss"]) == pytest.approx(history[0]["loss"], rel=1e-6)
+    assert_close(moments(state), moments(state2), 1e-5, "the batch twice")
+
+
+def poison(state):
+    params = jax.tree.map(lambda p: p, state.params)
+    params["lm_head"]["bias"] = params["lm_head"]["bias"].at[7].set(jnp.nan)
+    return state.replace(params=params)
+
+
+def test_guard_skips_what_is_not_finite_and_closes():
+    run = tiny_run("train.guard_limit=3", "optimizer.ema_decay=0.9")
+    state, _ = train(run, 2)
+    good_params, good_opt = flat(state.params), flat(state.opt_state)
+    bad = flat(poison(state).params)
+    state = jax.device_put(poison(state), jax.tree.map(lambda s: s.sharding, run.shapes))
+    for count in (1, 2, 3, 4):
+        state, metrics = run.train_step(state, sharding.put_batch(random_batch(), run.mesh, 16))
+        assert int(metrics["bad_in_row"]) == count
+        assert int(metrics["skipped"]) == count
+    assert all(np.array_equal(value, bad[name], equal_nan=True) for name, value in flat(state.params).items())
+    assert all(np.array_equal(value, good_opt[name]) for name, value in flat(state.opt_state).items())
+    assert all(np.isfinite(value).all() for value in flat(state.ema).values())
+
+    # Three in a row closed the guard: good numbers no longer open it.
+    mended = state.params | {"lm_head": state.params["lm_head"] | {"bias": jnp.asarray(good_params["lm_head/bias"])}}
+    state = jax.device_put(state.replace(params=mended), jax.tree.map(lambda s: s.sharding, run.shapes))
+    state, metrics = run.train_step(state, sharding.put_batch(random_batch(), run.mesh, 16))
+    assert int(metrics["bad_in_row"]) == 5
+    assert all(np.array_equal(value, good_params[name]) for name, value in flat(state.params).items())
+
+
+def test_guard_opens_again_before_the_limit():
+    run = tiny_run("train.guard_limit=3")
+    state, _ = train(run, 1)
+    good = state.params["lm_head"]["bias"]
+    state = jax.device_put(poison(state), jax.tree.map(lambda s: s.sharding, run.shapes))
+    state, _ = run.train_step(state, sharding.put_batch(random_batch(), run.mesh, 16))
+    mended = state.params | {"lm_head": state.params["lm_head"] | {"bias": good}}
+    state = jax.device_put(state.replace(params=mended), jax.tree.map(lambda s: s.sharding, run.shapes))
+    state, metrics = run.train_step(state, sharding.put_batch(random_batch(), run.mesh, 16))
+    assert int(metrics["bad_in_row"]) == 0
+    assert int(metrics["skipped"]) == 1
+    assert np.isfinite(float(metrics["loss"])), "a skipped batch must not poison the mean of the log"
+
+
+def test_average_of_parameters():
+    run = tiny_run("optimizer.ema_decay=0.75")
+    state = run.init()
+    expected = flat(state.params)
+    for index in range(3):
+        state, _ = run.train_step(state, sharding.put_batch(random_batch(16, index), run.mesh, 16))
+        params = flat(state.params)
+        expected = {name: 0.75 * value + 0.25 * params[name] for name, value in expected.items()}
+    for name, value in flat(state.ema).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-7)
+
+
+def test_log_window_is_the_mean_over_predictions():
+    single, window = tiny_run("log.every=1"), tiny_run("log.every=4")
+    _, each = train(single, 6)
+    _, mean = train(window, 6)
+    assert mean[0]["loss"] == pytest.approx(each[0]["loss"])
+    assert mean[3]["loss"] == pytest.approx(np.mean([m["loss"] for m in each[:4]]), rel=2e-2)
+    assert mean[4]["loss"] == pytest.approx(each[4]["loss"]), "a new window starts after every fourth update"
+
+
+def test_padding_of_the_vocabulary_is_never_learnt():
+    run = tiny_run("optimizer.weight_decay=0")
+    before = flat(run.init().params)
+    after = flat(train(run, 3)[0].params)
+    for name in ("lm_head/bias", "roberta/embeddings/word_embeddings/embedding"):
+        assert after[name].shape[0] == 512
+        assert np.array_equal(before[name][500:], after[name][500:]), f"{name}: a row of the padding has moved"
+        assert not np.array_equal(before[name][:500], after[name][:500])
+
+
+@pytest.mark.parametrize("name", ["lamb", "lion", "adafactor", "muon"])
+def test_every_optimizer_takes_the_step(name):
+    run = tiny_run(f"optimizer.name={name}", "optimizer.clip_norm=1", mesh=(2, 2, 2))
+    _, history = train(run, 6)
+    assert all(np.isfinite(m["loss"]) and m["skipped"] == 0 for m in history)
+
+
+def test_remat_changes_nothing():
+    state, history = train(tiny_run(), 2)
+    state2, history2 = train(tiny_run("model.remat=true"), 2)
+    assert history[-1]["loss"] == pytest.approx(history2[-1]["loss"], rel=1e-5)
+    assert_close(moments(state), moments(state2), 1e-4, "remat")
+
+
+def test_bfloat16_keeps_float32_parameters():
+    state, history = train(tiny_run("model.dtype=bfloat16"), 2)
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(state.params))
+    assert history[0]["loss"] == pytest.approx(train(tiny_run(), 1)[1][0]["loss"], rel=2e-2)

@@ -1,0 +1,43 @@
+import numpy as np
+import pytest
+
+from mlm.data import tfrecord
+from mlm.errors import DamageError
+
+
+def rows(count: int, length: int, top: int) -> np.ndarray:
+    return np.random.default_rng(length).integers(0, top, (count, length)).astype(np.uint32)
+
+
+@pytest.mark.parametrize(("length", "top"), [(1, 2), (32, 128), (128, 16_384), (512, 50_265), (40, 2**32)])
+def test_records_are_those_of_tensorflow(tmp_path, length, top):
+    """As prepare_tfrecord_shards.py writes them: byte for byte what protobuf makes when it sorts its maps."""
+    import tensorflow as tf
+
+    ids_NxL = rows(50, length, top)
+    ids_NxL[0], ids_NxL[1] = 0, top - 1
+    with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
+        for row in ids_NxL:
+            features = {
+                "input_ids": tf.train.Feature(int64_list=tf.train.Int64List(value=row)),
+                "attention_mask": tf.train.Feature(int64_list=tf.train.Int64List(value=[1] * length)),
+            }
+            example = tf.train.Example(features=tf.train.Features(feature=features))
+            writer.write(example.SerializeToString(deterministic=True))
+    assert b"".join(tfrecord.encode(ids_NxL)) == (tmp_path / "theirs").read_bytes()
+
+
+def test_no_rows_make_no_records():
+    assert tfrecord.encode(np.zeros((0, 8), np.uint16)) == []
+
+
+@pytest.mark.parametrize("length", [1, 100, 512])
+def test_first_length(length):
+    assert tfrecord.first_length(b"".join(tfrecord.encode(rows(3, length, 50_000))), "file") == length
+
+
+def test_first_length_of_something_else():
+    record = tfrecord.encode(rows(1, 100, 50_000))[0]
+    for data in (b"", b"nothing", record[: len(record) // 2 + 40], record.replace(b"input_ids", b"output_id")):
+        with pytest.raises(DamageError, match=r"some/file"):
+            tfrecord.first_length(data, "some/file")

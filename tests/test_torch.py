@@ -1,0 +1,177 @@
+"""Our step against PyTorch: the same weights and masks give the same loss, gradient and AdamW updates; float32.
+
+The masks are ours (TokenMasking), drawn beforehand; PyTorch runs its full head, with the label -100 everywhere else.
+Ours is the step that `train` runs: the head on masked positions, a padded vocabulary, eight devices.
+"""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from safetensors.numpy import load_file, save_file
+from transformers import FlaxRobertaForMaskedLM
+
+from mlm.model import weights
+from mlm.training import build, sharding
+from mlm.training.step import make_gradient
+from tests.fixtures import random_batch, tiny_config, tiny_run
+from tests.torch_environments import run_torch
+
+STEPS = 20
+RECIPE = (
+    "model.layers=2",
+    "model.positions=32",
+    "model.init_stddev=0.2",  # large: every array has a gradient that is well above rounding
+    f"train.steps={STEPS}",
+    "schedule.warmup_steps=5",
+    "optimizer.learning_rate=0.002",
+    "optimizer.weight_decay=0.1",
+    "optimizer.clip_norm=1.8",  # between the smallest and the largest norm
+    "log.every=1",
+)
+# The tokenizer's special tokens are at other ids in the second: every position moves with the pad id.
+FACTS = {
+    pad: build.DataFacts(
+        vocab_size=500,
+        special_ids={"pad": pad, "cls": 0, "sep": 2, "unk": 4, "mask": 5 - pad // 3},
+        all_special_ids=(0, 1, 2, 3, 4, 5),
+        length=32,
+        records=200,
+    )
+    for pad in (1, 3)
+}
+
+
+def draw(run: build.Run, batches: list[dict]) -> dict[str, np.ndarray]:
+    """Returns what PyTorch reads: masked ids, attention, and labels that are -100 where nothing is predicted."""
+    columns = ("input_ids", "attention_mask", "record_id", "epoch")
+    masking = jax.jit(run.model.masking)
+    masked = [masking(jax.random.key(0), *(batch[column] for column in columns)) for batch in batches]
+    labels = []
+    for each in masked:
+        row_labels = np.full(each.ids_BxL.shape, -100)
+        rows, slots = np.nonzero(each.weights_BxK)
+        row_labels[rows, np.asarray(each.positions_BxK)[rows, slots]] = np.asarray(each.labels_BxK)[rows, slots]
+        labels.append(row_labels)
+    return {
+        "ids": np.stack([each.ids_BxL for each in masked]).astype(np.int64),
+        "attention": np.stack([batch["attention_mask"] for batch in batches]).astype(np.int64),
+        "labels": np.stack(labels).astype(np.int64),
+    }
+
+
+def gradient_of(run: build.Run):
+    """The gradient that the train step takes, made as build_run makes it."""
+    seeds = {"mask_seed": 0, "dropout_seed": 0}
+    return jax.jit(make_gradient(module=run.model.module, masking=run.model.masking, accumulate=1, **seeds))
+
+
+@pytest.fixture(scope="module", params=[1, 3], ids=["pad 1", "pad 3"])
+def both(request, tmp_path_factory):
+    """Runs both; returns (ours, theirs): losses, gradient norms, first gradient, parameters after 20 updates."""
+    facts = FACTS[request.param]
+    run = tiny_run(*RECIPE, facts=facts)
+    batches = [random_batch(16, seed % 4, facts) for seed in range(STEPS)]  # four, again and again: they can be learnt
+    assert all((batch["attention_mask"] == 0).any() for batch in batches), "no row has padding"
+    state = run.init()
+    first = jax.device_get(state.params)
+
+    folder = tmp_path_factory.mktemp("torch")
+    config = run.model.config.to_dict() | {"vocab_size": facts.vocab_size}
+    values = tiny_config(*RECIPE).optimizer
+    recipe = {key: values[key] for key in ("learning_rate", "b1", "b2", "eps", "weight_decay", "clip_norm")}
+    settings = {"config": config, "recipe": recipe | {"warmup_steps": 5, "steps": STEPS}}
+    (folder / "settings.json").write_text(json.dumps(settings))
+    save_file(weights.to_torch(weights.resize_vocabulary(first, facts.vocab_size)), folder / "params.safetensors")
+    save_file(draw(run, batches), folder / "batches.safetensors")
+    run_torch(4, "tests/torch_reference.py", folder)
+
+    placed = [sharding.put_batch(batch, run.mesh, 16) for batch in batches]
+    grads, _ = gradient_of(run)(state.params, placed[0], state.step)
+    losses, norms = [], []
+    for batch in placed:
+        state, metrics = run.train_step(state, batch)
+        losses.append(float(metrics["loss"]))
+        norms.append(float(metrics["grad_norm"]))
+    ours = {"losses": losses, "norms": norms}
+    for name, tree in {"gradient": grads, "trained": state.params, "first": first}.items():
+        ours[name] = weights.to_torch(weights.resize_vocabulary(jax.device_get(tree), facts.vocab_size))
+    ours["padding"] = np.asarray(grads["roberta"]["embeddings"]["word_embeddings"]["embedding"])[facts.vocab_size :]
+    theirs = json.loads((folder / "losses.json").read_text())
+    theirs |= {name: load_file(folder / f"{name}.safetensors") for name in ("gradient", "trained")}
+    return ours, theirs
+
+
+def test_loss(both):
+    """To 1e-5, relative, at each of the 20 updates."""
+    ours, theirs = both
+    np.testing.assert_allclose(ours["losses"], theirs["losses"], rtol=1e-5)
+    assert theirs["losses"][-1] < theirs["losses"][0] - 0.1, "nothing was learnt: the comparison is empty"
+
+
+def test_every_gradient(both):
+    """To 1e-4 of the largest value of each array.
+
+    The gradient of a key's bias is 0 but for rounding (a softmax does not change if all its inputs move together):
+    there, both must be under 1e-5 of the query's.
+    """
+    ours, theirs = both[0]["gradient"], both[1]["gradient"]
+    assert ours.keys() == theirs.keys()
+    for name, theirs_ in theirs.items():
+        if name.endswith("attention.self.key.bias"):
+            scale = 0.1 * np.abs(theirs[name.replace("key", "query")]).max()
+        else:
+            scale = np.abs(theirs_).max()
+            assert scale > 1e-5, f"{name}: has no gradient to compare"
+        worst = np.abs(ours[name] - theirs_).max() / scale
+        assert worst < 1e-4, f"{name}: {worst:.1e}"
+
+
+def test_padding_of_the_vocabulary_has_no_gradient(both):
+    padding = both[0]["padding"]
+    assert padding.shape[0] == 12
+    assert not padding.any()
+
+
+def test_gradient_norm_and_clipping(both):
+    ours, theirs = both
+    np.testing.assert_allclose(ours["norms"], theirs["norms"], rtol=1e-4)
+    assert max(theirs["norms"]) > 1.8 > min(theirs["norms"]), "clipping must act in some updates and not in others"
+
+
+def test_twenty_updates_of_adamw(both):
+    """Parameters to 1e-4, absolute, after warmup, clipping and decay; they have moved fifty times as far."""
+    ours, theirs = both
+    for name, value in theirs["trained"].items():
+        worst = np.abs(ours["trained"][name] - value).max()
+        assert worst < 1e-4, f"{name}: {worst:.1e}"
+        if not name.endswith("attention.self.key.bias"):
+            assert np.abs(value - ours["first"][name]).max() > 5e-3, f"{name}: has hardly moved"
+
+
+def test_masked_head_equals_the_stock_head():
+    """Loss and every gradient: FlaxRobertaForMaskedLM's own call, and the one-hot loss of run_mlm_flax.py."""
+    facts = dataclasses.replace(FACTS[1], vocab_size=512)  # a multiple of 128: no padding, of which stock knows nothing
+    run = tiny_run("model.layers=2", "model.positions=32", facts=facts)
+    params = run.init().params
+    batch = random_batch(16, 0, facts)
+    drawn = {name: value[0] for name, value in draw(run, [batch]).items()}
+    stock = FlaxRobertaForMaskedLM(run.model.config, _do_init=False)
+
+    def loss(params):
+        logits = stock(drawn["ids"], drawn["attention"], params=params).logits
+        labels = jax.nn.one_hot(drawn["labels"], 512)  # -100: no class
+        predicted = drawn["labels"] >= 0
+        return jnp.sum(optax.softmax_cross_entropy(logits, labels) * predicted) / predicted.sum()
+
+    expected, wanted = jax.jit(jax.value_and_grad(loss))(params)
+    found, sums = gradient_of(run)(params, sharding.put_batch(batch, run.mesh, 16), jnp.zeros((), jnp.int32))
+    assert float(sums.loss_B / sums.weight_B) == pytest.approx(float(expected), rel=1e-6)
+    scales = {name: np.abs(value).max() for name, value in sharding.named_leaves(wanted)}
+    for (name, one), (_, other) in zip(sharding.named_leaves(found), sharding.named_leaves(wanted), strict=True):
+        scale = scales[name.replace("key/bias", "query/bias")]  # a key's bias has no gradient but rounding
+        assert np.abs(one - other).max() < 1e-5 * scale, name

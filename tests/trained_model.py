@@ -1,0 +1,88 @@
+"""A small model trained on real text, in a workdir with its tokenizer and a checkpoint: seconds, once a session.
+
+It starts from large random values and makes a few updates: its fillings are poor, and depend on the text around the
+mask, which those of a small model do only after thousands of updates.
+"""
+
+import ast
+import dataclasses
+import functools
+import pathlib
+import sysconfig
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from mlm import config as configs
+from mlm import trained
+from mlm.data import tokenizer
+from mlm.training import build, checkpoint, sharding
+from mlm.workdir import Workdir
+from tests.fixtures import tiny_config
+
+LENGTH = 32
+STEPS = 5
+
+
+@functools.cache
+def docstrings() -> list[str]:
+    """Docstrings of the standard library."""
+    files = sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("[a-m]*.py"))
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    texts = (ast.get_docstring(n) for n in nodes if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef))
+    return [text for text in texts if text]
+
+
+def train_tokenizer(folder: pathlib.Path, kind: str = "unigram", vocab_size: int = 1000) -> str:
+    settings = {"sample_megabytes": 1.0, "lowercase": False, "length": LENGTH}
+    tokenizer.train(docstrings(), kind=kind, vocab_size=vocab_size, folder=str(folder), **settings)
+    return str(folder)
+
+
+def facts_of(tok, records: int = 0) -> build.DataFacts:
+    special = {role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")}
+    return build.DataFacts(len(tok), special, tuple(tok.all_special_ids), LENGTH, records)
+
+
+def save_checkpoint(workdir: Workdir, config, facts: build.DataFacts, state, step: int) -> None:
+    meta = {"format": 1, "config": configs.flatten(config), "facts": dataclasses.asdict(facts), "step": step}
+    with checkpoint.Checkpoints(workdir.checkpoints, keep=1) as checkpoints:
+        checkpoints.save(step, state, meta, None)
+
+
+@pytest.fixture(scope="session")
+def trained_workdir(tmp_path_factory: pytest.TempPathFactory) -> Workdir:
+    workdir = Workdir(str(tmp_path_factory.mktemp("trained") / "small"))
+    tok = tokenizer.load(train_tokenizer(pathlib.Path(str(workdir.tokenizer))))
+    ids = np.concatenate(tok(docstrings())["input_ids"])
+    rows = ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH).astype(np.int32)
+    facts = facts_of(tok, len(rows))
+    config = tiny_config(
+        "model.positions=32",
+        "model.layers=2",
+        "model.hidden_size=64",
+        "data.global_batch=32",
+        "model.init_stddev=0.3",
+        f"train.steps={STEPS}",
+    )
+    mesh = jax.make_mesh((1, 1, 1), sharding.AXES, devices=jax.devices()[:1], axis_types=(AxisType.Auto,) * 3)
+    run = build.build_run(config, facts, mesh)
+    state, order = run.init(), np.random.default_rng(0).permutation(len(rows))
+    for step in range(STEPS):
+        chosen = np.take(order, range(step * 32, step * 32 + 32), mode="wrap")
+        batch = {
+            "input_ids": rows[chosen],
+            "attention_mask": np.ones((32, LENGTH), np.int32),
+            "record_id": chosen.astype(np.uint32),
+            "epoch": np.zeros(32, np.uint32),
+        }
+        state, _ = run.train_step(state, sharding.put_batch(batch, run.mesh, 32))
+    save_checkpoint(workdir, config, facts, jax.block_until_ready(state), STEPS)
+    return workdir
+
+
+@pytest.fixture(scope="session")
+def model(trained_workdir: Workdir) -> trained.Trained:
+    return trained.from_checkpoint(trained_workdir)
