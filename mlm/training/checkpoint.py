@@ -12,6 +12,7 @@ import concurrent.futures
 import hashlib
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,6 +54,7 @@ class Checkpoints:
         )
         handlers = {"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(str(folder), options=options, item_handlers=handlers)
+        sys.unraisablehook = _without_closed_loops
         self._worker = concurrent.futures.ThreadPoolExecutor(1)
         self._saving: int | None = None  # written by orbax at this moment
         self._hashing: concurrent.futures.Future | None = None
@@ -243,6 +245,12 @@ def _writing(folder: UPath) -> Iterator[None]:
             f"{folder}: the checkpoint could not be written ({text.splitlines()[0][:200]}); the earlier ones are "
             "untouched: make room, and start the same command again."
         ) from error
+
+
+def _without_closed_loops(unraisable: Any) -> None:
+    """Drops what comes in by the dozen when a save fails: orbax leaves the event loop that tensorstore still answers."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _barrier(name: str) -> None:
