@@ -31,13 +31,14 @@ def get_config() -> ConfigDict:
     config.model.positions = 64
     config.model.hidden_dropout = 0.0  # less than one epoch: nothing to overfit
     config.model.attention_dropout = 0.0
+    config.model.init = "primed"
     config.model.dtype = "float32"  # bfloat16 is emulated on most CPUs
     config.optimizer.name = "muon"  # a quarter slower a step than AdamW here, and well ahead of it for that
     config.optimizer.learning_rate = 5e-3
     config.optimizer.b1 = 0.95
     config.optimizer.clip_norm = 1.0
     config.schedule.warmup_fraction = 0.07
-    config.train.steps = 1_500
+    config.train.steps = 1_000
     config.evaluate.every = 500
     config.evaluate.batch = 64
     config.checkpoint.every = 500

@@ -87,6 +87,7 @@ RULES: dict[str, Rule] = {
     "model.hidden_dropout": RATE,
     "model.attention_dropout": RATE,
     "model.layer_norm_eps": ABOVE_ZERO,
+    "model.init": _one_of("stock", "primed"),
     "model.init_stddev": ABOVE_ZERO,
     "model.vocab_multiple": POSITIVE,
     "model.dtype": _one_of("float32", "bfloat16"),

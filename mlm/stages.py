@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import sys
 import time
@@ -12,8 +13,9 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from mlm.data import corpus, shards, tokenizer
-from mlm.data.manifest import Manifest, load_manifest, verify
+from mlm.data.manifest import NAME, Manifest, holds_foreign_shards, load_manifest, verify
 from mlm.errors import InputError
+from mlm.paths import UPath
 from mlm.workdir import Workdir
 
 
@@ -30,6 +32,8 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir) -> None:
                 "--workdir, or set them back."
             )
         return
+    if config.shards.dir and holds_foreign_shards(config.shards.dir) and not config.tokenizer.path:
+        raise InputError(f"{config.shards.dir}: its shards were made with a tokenizer that exists; set tokenizer.path.")
     begin = time.monotonic()
     temporary = workdir.tokenizer.with_name("tokenizer.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -46,8 +50,15 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir) -> None:
 
 
 def make_shards(config: ConfigDict, workdir: Workdir) -> None:
-    """Writes the shards of the corpus, unless shards.dir names a folder that already holds some."""
+    """Writes the shards of the corpus, unless they are there.
+
+    Shards without a manifest in shards.dir, as transformers' TF-TPU example writes them, are used as they are.
+    """
     folder = shards_folder(config, workdir)
+    if config.shards.dir and holds_foreign_shards(folder):
+        _say(f"shards: {folder}, without a manifest, used as they are")
+        return
+    there = (UPath(folder) / NAME).is_file()
     begin = time.monotonic()
     counts: Counter = Counter()
     manifest = shards.write(
@@ -62,7 +73,17 @@ def make_shards(config: ConfigDict, workdir: Workdir) -> None:
     )
     seconds = time.monotonic() - begin
     tokens = sum(split.tokens for split in manifest.splits.values())
-    _say(f"shards: {folder}, {tokens:,} tokens, {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")
+    if there:
+        _say(f"shards: {folder}, {tokens:,} tokens, there and unchanged")
+        return
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    own, worker = (
+        resource.getrusage(who).ru_maxrss * unit / 1e6 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    _say(
+        f"shards: {folder}, {tokens:,} tokens, {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s; peak memory "
+        f"{own:.0f} MB, and {worker:.0f} MB in the largest of the workers"
+    )
 
 
 def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:

@@ -127,6 +127,13 @@ def load_manifest(folder: str, *, tokenizer_folder: str | None = None) -> Manife
         raise DamageError(f"{file}: can't be read ({error!r}); write the shards again.") from error
 
 
+def holds_foreign_shards(folder: str) -> bool:
+    """Returns whether a folder has training shards and no manifest, as transformers' TF-TPU example leaves them."""
+    train = UPath(folder) / "train"
+    found = train.is_dir() and any(SHARD_NAME.fullmatch(path.name) for path in train.iterdir())
+    return found and not (UPath(folder) / NAME).is_file()
+
+
 def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
     splits = {}
     for folder in [root / "train", root / "validation"]:

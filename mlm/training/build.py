@@ -53,7 +53,7 @@ class Run:
     model: Model
     mesh: Mesh
     steps: int
-    init: Callable[[], state.TrainState]
+    init: Callable[..., state.TrainState]
     shapes: state.TrainState
     train_step: Callable
     eval_step: Callable
@@ -71,6 +71,7 @@ def build_model(config: ConfigDict, facts: DataFacts) -> Model:
             "make it at least that."
         )
     sizes = config.model.to_dict()
+    del sizes["init"]  # the loop's, which has the text
     dtype, remat = sizes.pop("dtype"), sizes.pop("remat")
     model_config = roberta.make_config(vocab_size=facts.vocab_size, special_ids=facts.special_ids, **sizes)
     masking = TokenMasking(

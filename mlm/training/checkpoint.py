@@ -248,7 +248,7 @@ def _writing(folder: UPath) -> Iterator[None]:
 
 
 def _without_closed_loops(unraisable: Any) -> None:
-    """Drops what comes in by the dozen when a save fails: orbax leaves the event loop that tensorstore still answers."""
+    """Drops what a failed save brings by the dozen: orbax has closed the event loop that tensorstore still answers."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 

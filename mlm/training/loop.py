@@ -49,7 +49,7 @@ def train(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> dict[str,
     if jax.process_index() == 0:
         workdir.config.write_text(configs.to_json(config) + "\n")
     with checkpoint.Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep) as checkpoints:
-        state = run.init() if found is None else checkpoints.restore(found, run.shapes)
+        state = _fresh(config, manifest, run) if found is None else checkpoints.restore(found, run.shapes)
         log = _open_log(config, workdir, run, facts, found or 0)
         try:
             with distributed.StopSignal() as stop:
@@ -71,6 +71,7 @@ class Loop:
     meta: dict
     stop: distributed.StopSignal
     workdir: Workdir
+    tracing: bool = False  # a profile is being taken
 
     def run_from(self, start: int, state: TrainState) -> dict[str, float]:
         """Makes the updates `start` + 1 to the last; returns the scores after the last, at once if it was made."""
@@ -100,6 +101,8 @@ class Loop:
             if saves:
                 self._save(step, state, metrics, scores)
             self.checkpoints.poll()
+            if self.tracing and (last or stopped):
+                self._end_profile(state)
             if stopped and not last:
                 self.checkpoints.finish()
                 raise PreemptedError(f"stopped after step {step} of {steps}, saved; start the same command to go on.")
@@ -154,9 +157,14 @@ class Loop:
         first = self.config.log.profile_start
         if first and step == first:
             jax.profiler.start_trace(str(self.workdir.root / "profile"))
-        if first and step == first + self.config.log.profile_steps:
-            jax.block_until_ready(state.step)
-            jax.profiler.stop_trace()
+            self.tracing = True
+        if self.tracing and step == first + self.config.log.profile_steps:
+            self._end_profile(state)
+
+    def _end_profile(self, state: TrainState) -> None:
+        jax.block_until_ready(state.step)
+        jax.profiler.stop_trace()
+        self.tracing = False
 
     def _check_traces(self) -> None:
         compiled = self.run.train_step._cache_size()
@@ -189,6 +197,14 @@ def facts_of(manifest: Manifest) -> build.DataFacts:
         length=manifest.length,
         records=manifest.splits["train"].records,
     )
+
+
+def _fresh(config: ConfigDict, manifest: Manifest, run: build.Run) -> TrainState:
+    if config.model.init == "stock":
+        return run.init()
+    counts_V = np.zeros(run.model.config.vocab_size, np.float32)
+    counts_V[: manifest.vocab_size] = batches.count_tokens(manifest, split="train")
+    return run.init(counts_V)
 
 
 def _due(step: int, every: int) -> bool:

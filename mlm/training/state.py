@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 from transformers import RobertaConfig
 
-from mlm.model import roberta
+from mlm.model import priming, roberta
 from mlm.model.roberta import Params
 from mlm.training.sharding import tree_shardings
 
@@ -53,14 +53,19 @@ class TrainState(flax.struct.PyTreeNode):
 
 def plan_state(
     *, model_config: RobertaConfig, tx: optax.GradientTransformation, seed: int, ema: bool, mesh: Mesh
-) -> tuple[Callable[[], TrainState], TrainState]:
+) -> tuple[Callable[..., TrainState], TrainState]:
     """Returns a jitted function that makes a fresh state, every array created where it lives, and the state's shapes.
+
+    The function takes the counts_V of `priming.prime`, or nothing for transformers' own initialisation.
 
     The shapes are `jax.ShapeDtypeStruct`s with shardings: they take no memory, on a mesh that need not be there.
     """
 
-    def init() -> TrainState:
-        params = roberta.init_params(model_config, jax.random.key(seed))
+    def init(counts_V: jax.Array | None = None) -> TrainState:
+        key = jax.random.key(seed)
+        params = roberta.init_params(model_config, key)
+        if counts_V is not None:
+            params = priming.prime(params, model_config, counts_V, jax.random.fold_in(key, 1))
         zero = jnp.zeros((), jnp.int32)
         return TrainState(zero, params, tx.init(params), params if ema else None, zero, zero, Window.zero())
 

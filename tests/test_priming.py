@@ -1,0 +1,86 @@
+"""Primed parameters: heads look where they should, the first loss is the unigram entropy, the tree is the stock one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import keystr
+
+from mlm.data import batches
+from mlm.model import priming, roberta
+from mlm.training import loop, sharding
+from tests.fixtures import FACTS, tiny_config, tiny_run
+
+COUNTS = np.random.default_rng(0).zipf(1.2, 512).clip(0, 10_000).astype(np.float32)
+
+
+def primed(*overrides: str):
+    run = tiny_run(*overrides)
+    params = roberta.init_params(run.model.config, jax.random.key(0))
+    return run, priming.prime(params, run.model.config, COUNTS, jax.random.key(1)), params
+
+
+@pytest.mark.parametrize(("width", "heads"), [(128, 4), (128, 2), (96, 1)])
+def test_each_head_attends_to_its_offset(width, heads):
+    run, params, _ = primed(f"model.hidden_size={width}", f"model.heads={heads}")
+    ids = np.random.default_rng(1).integers(5, FACTS.vocab_size, (64, 32)).astype(np.int32)
+    attention = np.ones_like(ids)
+    positions = roberta.position_ids(jnp.asarray(attention), 1)
+    out = run.model.module.apply(
+        {"params": params}, ids, attention, np.zeros_like(ids), positions, None, output_attentions=True
+    )
+    weight_HxLxL = np.asarray(out.attentions[0]).mean(0)
+    for head, offset in zip(range(heads), (-1, 1, -2, 2), strict=False):
+        at = {d: np.diagonal(weight_HxLxL[head], d)[3:-3].mean() for d in range(-8, 9) if d != 0}
+        assert max(at, key=at.get) == offset, f"head {head} looks at {at}"
+        assert at[offset] > 2 * np.median(list(at.values()))
+
+
+def test_first_loss_is_the_unigram_entropy(manifest):
+    config = tiny_config("model.init=primed", "model.hidden_size=64", "data.lanes=2")
+    mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
+    run = loop.build.build_run(config, loop.facts_of(manifest), mesh)
+    entropy = manifest.splits["validation"].unigram_entropy
+    stock, primed = (
+        loop.evaluate_split(config, manifest, mesh, run.eval_step, state.params, "validation")["loss"]
+        for state in (run.init(), loop._fresh(config, manifest, run))
+    )
+    assert abs(primed - entropy) < 0.3
+    assert stock > entropy + 0.8
+
+
+def test_tree_is_the_stock_one_and_the_rest_untouched():
+    _, params, stock = primed()
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), params) == jax.tree.map(lambda a: (a.shape, a.dtype), stock)
+    changed = {
+        keystr(path, simple=True, separator="/")
+        for (path, new), old in zip(jax.tree.leaves_with_path(params), jax.tree.leaves(stock), strict=True)
+        if not np.array_equal(new, old)
+    }
+    layer = "roberta/encoder/layer/0/attention"
+    assert changed == {
+        "lm_head/bias",
+        *(f"roberta/embeddings/{name}_embeddings/embedding" for name in ("position", "token_type", "word")),
+        *(f"{layer}/self/{name}/kernel" for name in ("query", "key", "value")),
+        f"{layer}/output/dense/kernel",
+    }
+
+
+@pytest.mark.parametrize("init", ["stock", "primed"])
+def test_the_key_decides(manifest, init):
+    config = tiny_config(f"model.init={init}", "data.lanes=2")
+    run = loop.build.build_run(config, loop.facts_of(manifest), sharding.make_mesh(data=8, fsdp=1, tensor=1))
+    state = loop._fresh(config, manifest, run)
+    assert bool(np.any(state.params["lm_head"]["bias"])) == (init == "primed")
+
+
+def test_counts_are_those_of_the_ordinary_tokens(manifest):
+    counts = batches.count_tokens(manifest, split="train", records=10_000)
+    assert counts.shape == (manifest.vocab_size,) and not counts[list(manifest.all_special_ids)].any()
+    rows = [
+        batch["input_ids"][batch["valid"] > 0]
+        for batch in batches.eval_batches(manifest, split="train", batch=16, rows=(0, 16))
+    ]
+    ids = np.concatenate(rows)
+    ordinary = ~np.isin(ids, manifest.all_special_ids)
+    assert np.array_equal(counts, np.bincount(ids[ordinary], minlength=manifest.vocab_size))

@@ -1,0 +1,59 @@
+"""The data stages: what is there is kept, and what another program made is used as it is."""
+
+import hashlib
+import pathlib
+import shutil
+
+import pytest
+
+from mlm import stages
+from mlm.errors import InputError
+from mlm.workdir import Workdir
+from tests.fixtures import tiny_config
+
+
+@pytest.fixture
+def foreign(manifest, tmp_path) -> pathlib.Path:
+    """Shards as transformers' TF-TPU example leaves them: no manifest."""
+    folder = tmp_path / "shards"
+    shutil.copytree(manifest.folder, folder)
+    (folder / "manifest.json").unlink()
+    return folder
+
+
+def contents(folder: pathlib.Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_run_takes_shards_of_the_tf_tpu_example(foreign, manifest, tokenizer_folder, tmp_path, capfd):
+    before = contents(foreign)
+    overrides = (f"shards.dir={foreign}", f"tokenizer.path={tokenizer_folder}", "data.lanes=2")
+    config, workdir = tiny_config(*overrides), Workdir(str(tmp_path / "run"))
+    stages.make_tokenizer(config, workdir)
+    stages.make_shards(config, workdir)
+    found = stages.open_data(config, workdir)
+    assert contents(foreign) == before and "used as they are" in capfd.readouterr().err
+    assert found.splits["train"].records == manifest.splits["train"].records
+
+
+def test_no_tokenizer_is_trained_for_shards_that_have_one(foreign, tmp_path):
+    config = tiny_config(f"shards.dir={foreign}")
+    with pytest.raises(InputError, match=r"tokenizer\.path"):
+        stages.make_tokenizer(config, Workdir(str(tmp_path / "run")))
+    assert not (tmp_path / "run" / "tokenizer").exists()
+
+
+def test_a_second_start_writes_nothing(texts, tmp_path, capfd):
+    corpus = tmp_path / "texts.txt"
+    corpus.write_text("\n".join(" ".join(text.split()) for text in texts))
+    sizes = ("tokenizer.vocab_size=600", "shards.workers=1", "data.lanes=2", "corpus.validation_fraction=0.1")
+    config, workdir = tiny_config(f"corpus.sources='text:{corpus}'", *sizes), Workdir(str(tmp_path / "run"))
+    for words in ("MB in the largest of the workers", "there and unchanged"):
+        stages.make_tokenizer(config, workdir)
+        stages.make_shards(config, workdir)
+        assert words in capfd.readouterr().err
+        written = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()}
+        if words != "there and unchanged":
+            first = written
+    assert written == first
