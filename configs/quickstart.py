@@ -25,7 +25,7 @@ def get_config() -> ConfigDict:
     config.data.global_batch = 32
     config.masking.rate = 0.3  # a short run learns more from more predictions a row (Wettig et al., 2023)
     config.model.hidden_size = 128
-    config.model.layers = 3
+    config.model.layers = 2
     config.model.heads = 4
     config.model.intermediate_size = 512
     config.model.positions = 64
@@ -38,7 +38,7 @@ def get_config() -> ConfigDict:
     config.optimizer.b1 = 0.95
     config.optimizer.clip_norm = 1.0
     config.schedule.warmup_fraction = 0.07
-    config.train.steps = 1_000
+    config.train.steps = 1_200
     config.evaluate.every = 500
     config.evaluate.batch = 64
     config.checkpoint.every = 500

@@ -59,8 +59,12 @@ def summarize(workdir: Workdir, manifest: Manifest, model: trained.Trained) -> N
     texts, answers = masked_sentences(manifest, tok, SENTENCES)
     for text, answer, fillings in zip(texts, answers, predict.fill(model, tok, texts, top_k=5), strict=True):
         print(f"\n  {text}    (was: {answer})")
-        print("    " + ", ".join(f"{f['token_str'].strip()} {f['score']:.0%}" for f in fillings[0]))
+        print("    " + "   ".join(f"{_shown(f['token_str'])} {f['score']:.0%}" for f in fillings[0]))
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")
+
+
+def _shown(token: str) -> str:
+    return token.strip() or repr(token)  # a line break is a filling too
 
 
 def masked_sentences(manifest: Manifest, tok, count: int) -> tuple[list[str], list[str]]:
