@@ -3,8 +3,8 @@
 Command:  bash launch/local.sh
           (python -m mlm run --config=configs/quickstart.py --workdir=runs/quickstart)
 Hardware: two CPU cores, or one GPU.
-Expect:   measured on two shared cores: 5 min 33 s in all, 4 min 33 s of them training; evaluation loss 5.523 nats,
-          1.06 under the unigram entropy of the split.
+Expect:   measured on two shared cores: 6 min 23 s in all, 4 min of them training; evaluation loss 3.660 nats, 2.92
+          under the unigram entropy of the split.
 """
 
 from ml_collections import ConfigDict
