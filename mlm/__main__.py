@@ -101,8 +101,10 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument("--top-k", type=int, default=5)
     export = command("export", _export, "write a transformers folder and prove it", needs_config=False)
     export.add_argument("--torch", default="", metavar="PYTHON", help="an interpreter with PyTorch to prove it in")
-    bench = command("bench", _bench, "measure the input and the step on the shards that are there", needs_config=True)
-    bench.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    bench = command("bench", _bench, "measure the step beside the stock one", needs_config=True)
+    bench.add_argument("--data", action="store_true", help="the input too, on the shards that are there")
+    bench.add_argument("--seconds", type=float, default=20.0, help="of each comparison")
+    bench.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     command("report", _report, "curves and tables as one HTML page", needs_config=False)
     return root
 
@@ -183,13 +185,14 @@ def _export(args: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _bench(args: argparse.Namespace, overrides: list[str]) -> None:
-    config, workdir = _open(args, overrides)
-    from mlm import stages
+    config, manifest = configs.load(args.config, overrides), None
+    if args.data:
+        from mlm import stages
 
-    manifest = stages.open_data(config, workdir)
+        manifest = stages.open_data(config, Workdir(args.workdir, create=False))
     from mlm import bench
 
-    bench.run(config, manifest, seconds=args.seconds)
+    bench.run(config, manifest, seconds=args.seconds, as_json=args.json)
 
 
 def _report(args: argparse.Namespace, overrides: list[str]) -> None:

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from transformers import RobertaConfig
 from transformers.models.roberta.modeling_flax_roberta import FlaxRobertaForMaskedLMModule
 
+from mlm import flops
 from mlm.errors import InputError
 from mlm.model import roberta
 from mlm.model.masking import TokenMasking
@@ -128,6 +129,18 @@ def build_run(config: ConfigDict, facts: DataFacts, mesh: Mesh) -> Run:
         param_shardings=shardings.params,
     )
     return Run(model, mesh, steps, init, shapes, train_step, eval_step)
+
+
+def flops_per_token(config: ConfigDict, facts: DataFacts) -> float:
+    """Returns the useful FLOPs of a training step per token read."""
+    return flops.train_flops_per_token(
+        hidden=config.model.hidden_size,
+        layers=config.model.layers,
+        intermediate=config.model.intermediate_size,
+        length=facts.length,
+        vocab_size=facts.vocab_size,
+        predicted_share=config.masking.rate,
+    )
 
 
 def build_schedule(config: ConfigDict, steps: int) -> optax.Schedule:

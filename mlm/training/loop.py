@@ -78,7 +78,7 @@ class Loop:
         steps, rows = self.run.steps, self.config.data.global_batch
         if start >= steps:
             return logs.read(self.workdir.metrics, "eval")[-1]
-        input_ = self._batches(start)
+        input_ = train_batches(self.config, self.manifest, self.run.mesh, start)
         pending: tuple[int, Any] | None = None  # metrics of a step, read when the next one is under way
         scores: dict[str, float] | None = None
         for step in range(start + 1, steps + 1):
@@ -108,18 +108,6 @@ class Loop:
                 raise PreemptedError(f"stopped after step {step} of {steps}, saved; start the same command to go on.")
         self._check_traces()
         return scores
-
-    def _batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
-        rows = self.config.data.global_batch
-        return batches.train_batches(
-            self.manifest,
-            split="train",
-            seed=self.config.data.seed,
-            global_batch=rows,
-            lanes=self.config.data.lanes,
-            start_step=start,
-            rows=sharding.local_rows(self.run.mesh, rows),
-        )
 
     def _first_step_done(self, step: int, metrics: dict[str, jax.Array]) -> None:
         begin = time.monotonic()
@@ -170,6 +158,20 @@ class Loop:
         compiled = self.run.train_step._cache_size()
         if compiled > 1:
             self.log.say(f"warning: the step was compiled {compiled} times; its inputs changed shape or sharding.")
+
+
+def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int) -> Iterator[dict[str, np.ndarray]]:
+    """Returns this host's rows of the batches that the updates after `start` consume."""
+    rows = config.data.global_batch
+    return batches.train_batches(
+        manifest,
+        split="train",
+        seed=config.data.seed,
+        global_batch=rows,
+        lanes=config.data.lanes,
+        start_step=start,
+        rows=sharding.local_rows(mesh, rows),
+    )
 
 
 def evaluate_split(
@@ -237,14 +239,7 @@ def _open_log(config: ConfigDict, workdir: Workdir, run: build.Run, facts: build
         start=start,
         steps=run.steps,
         tokens_per_step=config.data.global_batch * facts.length,
-        flops_per_token=flops.train_flops_per_token(
-            hidden=config.model.hidden_size,
-            layers=config.model.layers,
-            intermediate=config.model.intermediate_size,
-            length=facts.length,
-            vocab_size=facts.vocab_size,
-            predicted_share=config.masking.rate,
-        ),
+        flops_per_token=build.flops_per_token(config, facts),
         peak_flops=peak and peak * jax.device_count(),
         tensorboard=config.log.tensorboard,
         wandb=config.log.wandb,

@@ -1,0 +1,91 @@
+"""The yardstick of `bench`: the training step of transformers' run_mlm_flax.py, on the same model and data.
+
+What that script does, written anew: masks drawn by numpy on the host, logits of every position, a one-hot loss, AdamW;
+parameters copied to every device and the batch split over them.
+
+Dimensions: B rows, L tokens in a row, V entries of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from transformers.models.roberta.modeling_flax_roberta import FlaxRobertaForMaskedLMModule
+
+from mlm.model.masking import TokenMasking
+from mlm.model.roberta import Params, position_ids
+from mlm.training.optimizer import decayed
+from mlm.training.sharding import BATCH
+
+IGNORED = -100  # label of a position that is not predicted
+
+State = tuple[Params, optax.OptState]
+
+
+def mask_on_host(
+    masking: TokenMasking, ids_BxL: np.ndarray, attention_BxL: np.ndarray, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (ids_BxL that the model reads, labels_BxL): each token drawn by itself, with the rates of `masking`."""
+    ordinary_BxL = (attention_BxL > 0) & ~np.isin(ids_BxL, masking.special_ids)
+    chosen_BxL = ordinary_BxL & (random.random(ids_BxL.shape) < masking.rate)
+    kind_BxL = random.random(ids_BxL.shape)
+    read_BxL = np.where(chosen_BxL & (kind_BxL < masking.mask_share), masking.mask_id, ids_BxL)
+    replaced_BxL = (
+        chosen_BxL & (kind_BxL >= masking.mask_share) & (kind_BxL < masking.mask_share + masking.random_share)
+    )
+    read_BxL = np.where(replaced_BxL, random.integers(masking.vocab_size, size=ids_BxL.shape), read_BxL)
+    return read_BxL.astype(np.int32), np.where(chosen_BxL, ids_BxL, IGNORED).astype(np.int32)
+
+
+def loss(
+    module: FlaxRobertaForMaskedLMModule,
+    params: Params,
+    ids_BxL: jax.Array,
+    attention_BxL: jax.Array,
+    labels_BxL: jax.Array,
+    dropout_key: jax.Array | None,
+) -> jax.Array:
+    """Returns the mean cross entropy in nats over the positions that have a label."""
+    logits_BxLxV = module.apply(
+        {"params": params},
+        ids_BxL,
+        attention_BxL,
+        jnp.zeros_like(ids_BxL),
+        position_ids(attention_BxL, module.config.pad_token_id),
+        None,
+        deterministic=dropout_key is None,
+        rngs={} if dropout_key is None else {"dropout": dropout_key},
+    ).logits
+    one_hot_BxLxV = jax.nn.one_hot(labels_BxL, logits_BxLxV.shape[-1])
+    weight_BxL = labels_BxL != IGNORED
+    return jnp.sum(optax.softmax_cross_entropy(logits_BxLxV, one_hot_BxLxV) * weight_BxL) / jnp.sum(weight_BxL)
+
+
+def make_step(
+    *, module: FlaxRobertaForMaskedLMModule, schedule: optax.Schedule, weight_decay: float, mesh: Mesh
+) -> tuple[Callable[[Params], State], Callable[..., tuple[State, jax.Array]]]:
+    """Returns (params -> state, the jitted `(state, ids_BxL, attention_BxL, labels_BxL, key) -> (state, loss)`)."""
+    tx = optax.adamw(schedule, weight_decay=weight_decay, mask=decayed)
+
+    def step(
+        state: State, ids_BxL: jax.Array, attention_BxL: jax.Array, labels_BxL: jax.Array, key: jax.Array
+    ) -> tuple[State, jax.Array]:
+        params, opt_state = state
+        value, grads = jax.value_and_grad(loss, argnums=1)(module, params, ids_BxL, attention_BxL, labels_BxL, key)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), value
+
+    copied, split = NamedSharding(mesh, P()), NamedSharding(mesh, BATCH)
+    jitted = jax.jit(
+        step,
+        in_shardings=(copied, split, split, split, copied),
+        out_shardings=(copied, copied),
+        donate_argnums=0,
+    )
+    return lambda params: jax.device_put((params, tx.init(params)), copied), jitted
