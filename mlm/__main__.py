@@ -102,7 +102,13 @@ def parser() -> argparse.ArgumentParser:
     export = command("export", _export, "write a transformers folder and prove it", needs_config=False)
     export.add_argument("--torch", default="", metavar="PYTHON", help="an interpreter with PyTorch to prove it in")
     bench = command("bench", _bench, "measure the step beside the stock one", needs_config=True)
-    bench.add_argument("--data", action="store_true", help="the input too, on the shards that are there")
+    bench.add_argument(
+        "--parts",
+        nargs="+",
+        default=["step"],
+        choices=["step", "batches", "loop"],
+        help="what to measure; the last two read the shards",
+    )
     bench.add_argument("--seconds", type=float, default=20.0, help="of each comparison")
     bench.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     command("report", _report, "curves and tables as one HTML page", needs_config=False)
@@ -186,13 +192,13 @@ def _export(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def _bench(args: argparse.Namespace, overrides: list[str]) -> None:
     config, manifest = configs.load(args.config, overrides), None
-    if args.data:
+    if args.parts != ["step"]:
         from mlm import stages
 
         manifest = stages.open_data(config, Workdir(args.workdir, create=False))
     from mlm import bench
 
-    bench.run(config, manifest, seconds=args.seconds, as_json=args.json)
+    bench.run(config, args.parts, manifest, seconds=args.seconds, as_json=args.json)
 
 
 def _report(args: argparse.Namespace, overrides: list[str]) -> None:

@@ -1,16 +1,15 @@
-"""The command `bench`: the step beside the stock one; with shards, the input, and what it takes from the step.
+"""The command `bench`: the step beside the stock one, the input alone, and what the input takes from the step.
 
 Measured in one process, in turns, as medians: on a shared machine only such ratios say something.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,21 +24,25 @@ TURN = 1.0  # seconds of a turn, at least
 SPECIAL = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}  # of the random rows that the step is measured on
 
 
-def run(config: ConfigDict, manifest: Manifest | None, *, seconds: float, as_json: bool) -> dict[str, Any]:
-    """Prints and returns the measurements: a table, or one line of JSON.
+def run(
+    config: ConfigDict, parts: list[str], manifest: Manifest | None, *, seconds: float, as_json: bool
+) -> dict[str, Any]:
+    """Prints the measurements, as a table or as one line of JSON, and returns them by part.
 
     Args:
-      config: of the run; TensorFlow is not needed without a manifest.
-      manifest: of its shards, to measure the input too.
-      seconds: of each comparison.
-
-    Returns:
-      {"step": of `compare_steps`} and, with a manifest, {"input": of `compare_input`}.
+      config: of the run.
+      parts: some of "step", "batches", "loop"; the first alone needs neither shards nor TensorFlow.
+      manifest: of the shards, for the other parts.
+      seconds: of each part.
     """
     mesh = sharding.make_mesh(**config.mesh.to_dict())
-    found = {"step": compare_steps(config, mesh, seconds)}
-    if manifest is not None:
-        found["input"] = compare_input(config, manifest, mesh, seconds)
+    found: dict[str, Any] = {}
+    if "step" in parts:
+        found["step"] = compare_steps(config, mesh, seconds)
+    if "batches" in parts:
+        found["batches"] = measure_batches(config, manifest, mesh, seconds)
+    if "loop" in parts:
+        found["loop"] = compare_loop(config, manifest, mesh, seconds)
     print(json.dumps(found) if as_json else _table(found))
     return found
 
@@ -105,17 +108,29 @@ def compare_steps(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float) -
     return found
 
 
-def compare_input(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.Mesh, seconds: float) -> dict[str, float]:
-    """Measures the batches of the run alone, and the step with them and with one batch again and again.
+def measure_batches(
+    config: ConfigDict, manifest: Manifest, mesh: jax.sharding.Mesh, seconds: float
+) -> dict[str, float]:
+    """Returns {"tokens_per_second"} of the batches of the run alone, after the first."""
+    stream = loop.train_batches(config, manifest, mesh, 0)
+    rows = len(next(stream)["record_id"])
+    begin = time.monotonic()
+    for count in itertools.count(1):
+        next(stream)
+        if time.monotonic() - begin >= seconds:
+            return {"tokens_per_second": count * rows * manifest.length / (time.monotonic() - begin)}
+    raise AssertionError("unreachable")
+
+
+def compare_loop(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.Mesh, seconds: float) -> dict[str, float]:
+    """Measures the step with the batches of the run and with one batch again and again.
 
     Returns:
-      "batches", "one_batch", "real_batches": tokens/s; "ratio": the third over the second, the median of neighbours.
+      "one_batch", "real_batches": tokens/s; "ratio": the second over the first, the median of neighbouring turns.
     """
     step = build.build_run(config, loop.facts_of(manifest), mesh)
     rows, tokens = config.data.global_batch, config.data.global_batch * manifest.length
-    open_stream = functools.partial(loop.train_batches, config, manifest, mesh, 0)
-    alone = _rate(open_stream(), seconds)
-    stream = open_stream()
+    stream = loop.train_batches(config, manifest, mesh, 0)
     same = sharding.put_batch(next(stream), mesh, rows)
     state = step.init()
 
@@ -127,7 +142,6 @@ def compare_input(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.Mes
     pairs = alternate(lambda: update(same), lambda: update(sharding.put_batch(next(stream), mesh, rows)), seconds)
     one, real = (statistics.median(column) for column in zip(*pairs, strict=True))
     return {
-        "batches": tokens * alone,
         "one_batch": tokens * one,
         "real_batches": tokens * real,
         "ratio": statistics.median(real / one for one, real in pairs),
@@ -159,33 +173,22 @@ def alternate(
     return pairs
 
 
-def _rate(stream: Iterator, seconds: float) -> float:
-    """Returns items per second, after the first."""
-    next(stream)
-    begin = time.monotonic()
-    for count in itertools.count(1):
-        next(stream)
-        if time.monotonic() - begin >= seconds:
-            return count / (time.monotonic() - begin)
-    raise AssertionError("unreachable")
-
-
 def _table(found: dict[str, Any]) -> str:
-    lines = [f"{'step':28}{'tokens/s':>14}{'ms':>10}{'MFU':>8}{'temporaries':>14}"]
-    for key, name in (("mlm", "mlm"), ("stock", "stock (run_mlm_flax.py)")):
-        row = found["step"][key]
-        mfu = "-" if row["mfu"] is None else f"{row['mfu']:.1%}"
-        lines.append(
-            f"{name:28}{row['tokens_per_second']:14,.0f}{row['milliseconds']:10.1f}{mfu:>8}"
-            f"{row['temporary_bytes'] / 1e6:11,.0f} MB"
-        )
-    lines.append(f"mlm is {found['step']['ratio']:.2f} times as fast")
-    if "input" in found:
-        row = found["input"]
-        lines += [
-            f"\n{'input':28}{'tokens/s':>14}",
-            f"{'batches alone':28}{row['batches']:14,.0f}",
-            f"{'step, one batch reused':28}{row['one_batch']:14,.0f}",
-            f"{'step, batches of the run':28}{row['real_batches']:14,.0f}   {row['ratio']:.1%} of it",
-        ]
+    lines = []
+    if "step" in found:
+        lines.append(f"{'step':28}{'tokens/s':>14}{'ms':>10}{'MFU':>8}{'temporaries':>14}")
+        for key, name in (("mlm", "mlm"), ("stock", "stock (run_mlm_flax.py)")):
+            row = found["step"][key]
+            mfu = "-" if row["mfu"] is None else f"{row['mfu']:.1%}"
+            lines.append(
+                f"{name:28}{row['tokens_per_second']:14,.0f}{row['milliseconds']:10.1f}{mfu:>8}"
+                f"{row['temporary_bytes'] / 1e6:11,.0f} MB"
+            )
+        lines.append(f"mlm is {found['step']['ratio']:.2f} times as fast")
+    if "batches" in found:
+        lines.append(f"{'batches alone':28}{found['batches']['tokens_per_second']:14,.0f} tokens/s")
+    if "loop" in found:
+        row = found["loop"]
+        lines.append(f"{'step, one batch reused':28}{row['one_batch']:14,.0f} tokens/s")
+        lines.append(f"{'step, batches of the run':28}{row['real_batches']:14,.0f} tokens/s, {row['ratio']:.1%} of it")
     return "\n".join(lines)

@@ -26,7 +26,7 @@ def commands() -> list[str]:
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     lines = [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines() if line.strip()]
-    return lines + re.findall(r"\| `(python -m mlm [^`]*)` \|", text)
+    return lines + re.findall(r"\| `(?:time )?(python -m mlm [^`]*)` \|", text)
 
 
 def test_every_command_has_an_example():
@@ -43,6 +43,8 @@ def test_commands_run(texts, tmp_path):
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "my.txt").write_text("\n".join(text.replace("\n", " ") for text in texts))
     env = environment(1) | {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"}
+    settings = (f"--config.{setting}" for setting in (*SHORT, f"corpus.sources=jsonl:{tmp_path}/corpus.jsonl"))
+    env["S"] = " ".join(["--config=configs/base.py", f"--workdir={tmp_path}/runs/speed", *settings])
     seen = commands()
     assert seen[:2] == ["bash launch/local.sh", "bash tests/run.sh"]
     seen.remove("bash tests/run.sh")  # this very run
