@@ -62,6 +62,7 @@ BAD = {
     "model.hidden_dropout": ["1.0", "-0.1"],
     "model.attention_dropout": ["1.0", "nan"],
     "model.layer_norm_eps": ["0"],
+    "model.init": ["sinusoidal", "1"],
     "model.init_stddev": ["0", "inf"],
     "model.vocab_multiple": ["0"],
     "model.dtype": ["float16", "bf16"],
