@@ -54,7 +54,7 @@ def get_config() -> ConfigDict:
     config.model.hidden_dropout = 0.1
     config.model.attention_dropout = 0.1
     config.model.layer_norm_eps = 1e-5
-    config.model.init = "stock"  # stock (transformers') | primed (mlm/model/priming.py): minutes instead of hours
+    config.model.init = "stock"  # stock (transformers') | primed (for short runs, see mlm/model/priming.py)
     config.model.init_stddev = 0.02
     config.model.vocab_multiple = 128  # the embedding table is padded up to a multiple of this
     config.model.dtype = "bfloat16"  # of the computation: float32 | bfloat16. Parameters are float32
