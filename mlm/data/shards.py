@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import hashlib
 import json
 import multiprocessing
@@ -45,6 +46,23 @@ class Block(NamedTuple):
     tokens: int  # special ones included
     text_bytes: int
     histogram_V: np.ndarray  # int64: how often each id came
+
+
+@dataclasses.dataclass
+class Stream:
+    """What the map says of a split: the files of its tokens in order, and sums over them."""
+
+    files: list[str] = dataclasses.field(default_factory=list)
+    tokens: int = 0
+    text_bytes: int = 0
+    histogram_V: np.ndarray | int = 0
+
+    def add(self, block: Block) -> None:
+        """Puts a block at the end."""
+        self.files.append(block.file)
+        self.tokens += block.tokens
+        self.text_bytes += block.text_bytes
+        self.histogram_V = self.histogram_V + block.histogram_V
 
 
 def write(
@@ -117,18 +135,18 @@ def _make(
     workers = workers or cores.available()
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, context, _start, (tokenizer_folder,)) as pool:
-        blocks = _map(pool, documents, temporary, 2 * workers)
+        streams = _map(pool, documents, temporary, 2 * workers)
         splits = {}
         for split in SPLITS:
-            total = sum(block.tokens for block in blocks[split])
-            shards = _reduce(pool, blocks[split], temporary, split, length, counts[split], workers)
+            stream = streams[split]
+            shards = _reduce(pool, stream, temporary, split, length, counts[split], workers)
             splits[split] = Split(
                 shards=shards,
                 documents=None if tally is None else tally[f"{split} documents"],
                 duplicates=None if tally is None else tally[f"{split} duplicates"],
-                dropped_tokens=total % length,
-                text_bytes=sum(block.text_bytes for block in blocks[split]),
-                **_ordinary(blocks[split], special),
+                dropped_tokens=stream.tokens % length,
+                text_bytes=stream.text_bytes,
+                **_ordinary(stream.histogram_V, special),
             )
     return splits
 
@@ -176,16 +194,17 @@ def _existing(folder: str, inputs: str) -> Manifest:
 
 def _map(
     pool: concurrent.futures.Executor, documents: Iterable[Document], folder: Path, most: int
-) -> dict[str, list[Block]]:
-    """Tokenizes all documents, with at most `most` blocks of text in memory; returns the blocks of each split."""
-    blocks: dict[str, list[Block]] = {split: [] for split in SPLITS}
+) -> dict[str, Stream]:
+    """Tokenizes all documents, with at most `most` blocks of text in memory; returns the stream of each split."""
+    streams = {split: Stream() for split in SPLITS}
     pending: deque[tuple[str, concurrent.futures.Future]] = deque()
     with tqdm(unit=" tokens", unit_scale=True, desc="tokenize", disable=not sys.stderr.isatty()) as bar:
 
         def finish() -> None:
             split, future = pending.popleft()
-            blocks[split].append(future.result())
-            bar.update(blocks[split][-1].tokens)
+            block = future.result()
+            streams[split].add(block)
+            bar.update(block.tokens)
 
         for number, (split, texts) in enumerate(_cut(documents)):
             pending.append((split, pool.submit(_tokenize, texts, str(folder / "tokens" / f"{number:06d}"))))
@@ -193,7 +212,7 @@ def _map(
                 finish()
         while pending:
             finish()
-    return blocks
+    return streams
 
 
 def _cut(documents: Iterable[Document]) -> Iterator[tuple[str, list[str]]]:
@@ -231,9 +250,9 @@ def _tokenize(texts: list[str], file: str) -> Block:
     return Block(file, len(tokens), sum(len(text.encode()) for text in texts), np.bincount(tokens, minlength=size))
 
 
-def _ordinary(blocks: list[Block], special: tuple[int, ...]) -> dict[str, float]:
+def _ordinary(histogram_V: np.ndarray, special: tuple[int, ...]) -> dict[str, float]:
     """Returns the number of ordinary tokens and their unigram entropy in nats."""
-    histogram_V = np.sum([block.histogram_V for block in blocks], axis=0)
+    histogram_V = histogram_V.copy()
     histogram_V[list(special)] = 0
     share = histogram_V[histogram_V > 0] / histogram_V.sum()
     return {"tokens": int(histogram_V.sum()), "unigram_entropy": float(-np.sum(share * np.log(share)))}
@@ -244,7 +263,7 @@ def _ordinary(blocks: list[Block], special: tuple[int, ...]) -> dict[str, float]
 
 def _reduce(
     pool: concurrent.futures.Executor,
-    blocks: list[Block],
+    stream: Stream,
     folder: Path,
     split: str,
     length: int,
@@ -252,7 +271,7 @@ def _reduce(
     workers: int,
 ) -> tuple[Shard, ...]:
     """Writes the shards of a split; returns them in order."""
-    rows = sum(block.tokens for block in blocks) // length
+    rows = stream.tokens // length
     if split == "train" and rows < count:
         raise InputError(
             f"config.shards.count = {count}: the corpus makes only {rows} rows of {length} tokens; lower it."
@@ -265,10 +284,11 @@ def _reduce(
     (folder / split).mkdir()
     names = [f"{split}/dataset-{shard}-{(rows - shard - 1) // count + 1}.tfrecord" for shard in range(count)]
     group = min(-(-count // workers), OPEN_FILES)
-    wide = np.dtype(np.uint16 if len(blocks[0].histogram_V) <= 2**16 else np.uint32)
-    files = [block.file for block in blocks]
+    wide = np.dtype(np.uint16 if len(stream.histogram_V) <= 2**16 else np.uint32)
     tasks = [
-        pool.submit(_write_shards, files, wide.str, length, count, start, names[start : start + group], str(folder))
+        pool.submit(
+            _write_shards, stream.files, wide.str, length, count, start, names[start : start + group], str(folder)
+        )
         for start in range(0, count, group)
     ]
     return tuple(shard for task in tasks for shard in task.result())
