@@ -26,6 +26,7 @@ def commands() -> list[str]:
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     lines = [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines() if line.strip()]
+    lines += re.findall(r"^`(python -c [^`]* > docs\.jsonl)`$", text, re.MULTILINE)
     return lines + re.findall(r"\| `(?:time )?(python -m mlm [^`]*)` \|", text)
 
 
@@ -51,6 +52,7 @@ def test_commands_run(texts, tmp_path):
     assert len(seen) >= 10
     for line in seen:
         short = line.replace("my/texts/*.txt", f"{tmp_path}/my.txt").replace("runs/", f"{tmp_path}/runs/")
+        short = short.replace("> docs.jsonl", f"> {tmp_path}/docs.jsonl")
         if "launch/local.sh" in line or "--config=" in line:
             short += "".join(f" --config.{setting}" for setting in SHORT)
             if "my.txt" not in short:
