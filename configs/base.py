@@ -58,6 +58,7 @@ def get_config() -> ConfigDict:
     config.model.init_stddev = 0.02
     config.model.vocab_multiple = 128  # the embedding table is padded up to a multiple of this
     config.model.dtype = "bfloat16"  # of the computation: float32 | bfloat16. Parameters are float32
+    config.model.attention = "auto"  # auto | xla | fused (TPU) | splash (TPU) | cudnn (GPU), see mlm/model/attention.py
     config.model.remat = False  # recompute each layer's activations in the backward pass
 
     config.optimizer = ConfigDict()

@@ -66,7 +66,7 @@ def compare_steps(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float) -
     }
     state = ours.init()
     start, stock_step = stock.make_step(
-        module=ours.model.module,
+        module=stock.make_module(ours.model.config, config.model.dtype),
         schedule=build.build_schedule(config, ours.steps),
         weight_decay=config.optimizer.weight_decay,
         mesh=mesh,

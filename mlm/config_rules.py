@@ -91,6 +91,7 @@ RULES: dict[str, Rule] = {
     "model.init_stddev": ABOVE_ZERO,
     "model.vocab_multiple": POSITIVE,
     "model.dtype": _one_of("float32", "bfloat16"),
+    "model.attention": _one_of("auto", "xla", "fused", "splash", "cudnn"),
     "model.remat": FLAG,
     "optimizer.name": _one_of("adamw", "lamb", "lion", "adafactor", "muon"),
     "optimizer.learning_rate": ABOVE_ZERO,
@@ -135,6 +136,11 @@ def across(c: dict[str, Any]) -> list[tuple[str, bool, str]]:
     return [
         ("corpus.weights", len(c["corpus.weights"]) != len(c["corpus.sources"]), "one number for each source"),
         ("model.heads", c["model.hidden_size"] % c["model.heads"] != 0, "must divide model.hidden_size"),
+        (
+            "model.attention",
+            c["model.attention"] in ("splash", "cudnn") and c["model.attention_dropout"] > 0,
+            "has no dropout: set model.attention_dropout to 0, or take another kernel",
+        ),
         (
             "shards.length",
             c["shards.length"] > c["model.positions"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -9,7 +10,7 @@ from ml_collections import ConfigDict
 
 from mlm import stages, trained
 from mlm.errors import InputError
-from mlm.model import roberta, weights
+from mlm.model import weights
 from mlm.training import loop, sharding, step
 from mlm.training.build import build_model
 from mlm.workdir import Workdir
@@ -44,7 +45,7 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict
     params = weights.resize_vocabulary(found.params, padded)
     shardings = sharding.tree_shardings(params, mesh, params)
     eval_step = step.make_eval_step(
-        module=roberta.make_module(found.config, dtype=config.model.dtype),
+        network=dataclasses.replace(objective.network, config=found.config),
         masking=objective.masking,
         mask_seed=config.evaluate.seed,
         mesh=mesh,

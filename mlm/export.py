@@ -31,7 +31,7 @@ from transformers import FlaxRobertaForMaskedLM, PreTrainedTokenizerFast, Robert
 from mlm import model_card, predict, verify_export
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
-from mlm.model import roberta, weights
+from mlm.model import weights
 from mlm.paths import UPath
 from mlm.trained import Trained, from_folder
 
@@ -162,8 +162,7 @@ def proof_texts(trained: Trained, tok: PreTrainedTokenizerFast) -> list[str]:
 
 def _logits(trained: Trained, ids: list[list[int]], positions: list[list[int]]) -> list[np.ndarray]:
     """Returns float32 logits [K, V] of each row at its positions, with the rows batched as `Proof` says."""
-    module = trained.module
-    forward = jax.jit(lambda params, *batch: roberta.masked_logits(module, params, *batch))
+    forward = jax.jit(trained.network.masked_logits)
     found: list[np.ndarray] = []
     for rows in (slice(0, -1), slice(-1, None)):
         if not ids[rows]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.model.roberta import Params, masked_logits
+from mlm.model.roberta import Params
 from mlm.trained import Trained
 
 # Few shapes, so that the model is compiled few times: a batch has a power of two of rows, up to
@@ -48,12 +48,12 @@ class FillMask:
                 f"{trained.source}: has {size} vocabulary entries, its tokenizer {trained.tokenizer} has {len(tok)}; "
                 "use the tokenizer that the model was trained with."
             )
-        module = trained.module
+        network = trained.network
 
         def fillings(
             params: Params, ids_BxL: jax.Array, attention_BxL: jax.Array, positions_BxK: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
-            logits_BxKxV = masked_logits(module, params, ids_BxL, attention_BxL, positions_BxK)
+            logits_BxKxV = network.masked_logits(params, ids_BxL, attention_BxL, positions_BxK)
             return jax.lax.top_k(jax.nn.softmax(logits_BxKxV), top_k)
 
         self._fillings = jax.jit(fillings)

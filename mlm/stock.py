@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from transformers import RobertaConfig
 from transformers.models.roberta.modeling_flax_roberta import FlaxRobertaForMaskedLMModule
 
 from mlm.model.masking import TokenMasking
@@ -26,6 +27,11 @@ from mlm.training.sharding import BATCH
 IGNORED = -100  # label of a position that is not predicted
 
 State = tuple[Params, optax.OptState]
+
+
+def make_module(config: RobertaConfig, dtype: str) -> FlaxRobertaForMaskedLMModule:
+    """Returns transformers' module; `dtype` is that of the computation, parameters are float32."""
+    return FlaxRobertaForMaskedLMModule(config, dtype=jnp.dtype(dtype))
 
 
 def mask_on_host(

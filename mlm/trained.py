@@ -41,9 +41,9 @@ class Trained:
     source: str
 
     @property
-    def module(self) -> roberta.FlaxRobertaForMaskedLMModule:
-        """The flax module, computing in float32."""
-        return roberta.make_module(self.config)
+    def network(self) -> roberta.Network:
+        """The forward pass, in float32."""
+        return roberta.Network(self.config)
 
 
 def from_checkpoint(workdir: Workdir, *, on_damage: str = "stop") -> Trained:

@@ -56,6 +56,7 @@ BAD = {
     "model.hidden_size": ["0"],
     "model.layers": ["0"],
     "model.heads": ["0"],
+    "model.attention": ["flash", "0"],
     "model.intermediate_size": ["0"],
     "model.positions": ["0"],
     "model.activation": ["swish"],

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from mlm import flops
+from mlm.model import roberta
 from mlm.training import build, step
 from tests.fixtures import FACTS, random_batch, tiny_config
 
@@ -43,8 +44,10 @@ def test_xla_counts_as_many():
     config = tiny_config("model.hidden_size=256", "model.intermediate_size=1024", "model.heads=4", "model.layers=2")
     model = build.build_model(config, FACTS)
     batch = random_batch(8)
-    gradient = step.make_gradient(module=model.module, masking=model.masking, mask_seed=0, dropout_seed=0, accumulate=1)
-    params = jax.eval_shape(lambda: model.module.init(jax.random.key(0), *[np.ones((1, 32), int)] * 4, None)["params"])
+    gradient = step.make_gradient(
+        network=model.network, masking=model.masking, mask_seed=0, dropout_seed=0, accumulate=1
+    )
+    params = jax.eval_shape(lambda: roberta.init_params(model.config, jax.random.key(0)))
     counted = jax.jit(gradient).lower(params, batch, np.int32(0)).compile().cost_analysis()["flops"]
     masked = jax.eval_shape(model.masking, jax.random.key(0), *[batch[key] for key in batch])
     share = masked.positions_BxK.shape[1] / FACTS.length

@@ -206,7 +206,7 @@ def test_clipping_comes_first(name, params, grads):
 
 @pytest.fixture(scope="module")
 def gradient(model):
-    made = step.make_gradient(module=model.module, masking=model.masking, mask_seed=0, dropout_seed=0, accumulate=1)
+    made = step.make_gradient(network=model.network, masking=model.masking, mask_seed=0, dropout_seed=0, accumulate=1)
     return jax.jit(made)
 
 

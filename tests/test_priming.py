@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.tree_util import keystr
 
+from mlm import stock
 from mlm.data import batches
 from mlm.model import priming, roberta
 from mlm.training import loop, sharding
@@ -26,7 +27,7 @@ def test_each_head_attends_to_its_offset(width, heads):
     ids = np.random.default_rng(1).integers(5, FACTS.vocab_size, (64, 32)).astype(np.int32)
     attention = np.ones_like(ids)
     positions = roberta.position_ids(jnp.asarray(attention), 1)
-    out = run.model.module.apply(
+    out = stock.make_module(run.model.config, "float32").apply(
         {"params": params}, ids, attention, np.zeros_like(ids), positions, None, output_attentions=True
     )
     weight_HxLxL = np.asarray(out.attentions[0]).mean(0)

@@ -26,9 +26,11 @@ def test_same_loss_and_gradient_on_the_same_masks():
     ):
         row[positions[weights > 0]] = ids[weights > 0]
     attention = jnp.asarray(batch["attention_mask"])
-    stock_loss = functools.partial(stock.loss, model.module)
+    stock_loss = functools.partial(stock.loss, stock.make_module(model.config, "float32"))
     value, grads = jax.jit(jax.value_and_grad(lambda p: stock_loss(p, masked.ids_BxL, attention, labels, None)))(params)
-    gradient = step.make_gradient(module=model.module, masking=model.masking, mask_seed=0, dropout_seed=0, accumulate=1)
+    gradient = step.make_gradient(
+        network=model.network, masking=model.masking, mask_seed=0, dropout_seed=0, accumulate=1
+    )
     ours, sums = jax.jit(gradient)(params, batch, 0)
     assert float(sums.loss_B / sums.weight_B) == pytest.approx(float(value), rel=1e-5)
     assert_close(ours, grads, 1e-4, "gradient")
@@ -55,7 +57,9 @@ def test_step_learns():
     schedule = build.optimizer.make_schedule(
         name="constant", peak=1e-2, steps=30, warmup_steps=0, decay_fraction=0.1, final_fraction=0
     )
-    start, update = stock.make_step(module=run.model.module, schedule=schedule, weight_decay=0.01, mesh=run.mesh)
+    start, update = stock.make_step(
+        module=stock.make_module(run.model.config, "float32"), schedule=schedule, weight_decay=0.01, mesh=run.mesh
+    )
     state, losses = start(run.init().params), []
     read, labels = stock.mask_on_host(
         run.model.masking, batch["input_ids"], batch["attention_mask"], np.random.default_rng(0)

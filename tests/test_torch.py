@@ -67,7 +67,7 @@ def draw(run: build.Run, batches: list[dict]) -> dict[str, np.ndarray]:
 def gradient_of(run: build.Run):
     """The gradient that the train step takes, made as build_run makes it."""
     seeds = {"mask_seed": 0, "dropout_seed": 0}
-    return jax.jit(make_gradient(module=run.model.module, masking=run.model.masking, accumulate=1, **seeds))
+    return jax.jit(make_gradient(network=run.model.network, masking=run.model.masking, accumulate=1, **seeds))
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["pad 1", "pad 3"])

@@ -1,19 +1,23 @@
 """transformers' FlaxRobertaForMaskedLM: its configuration, its parameter tree, its numbers.
 
-What is ours is the way through it: the head runs on the masked positions only, and positions come from the attention
-mask, so that no replacement token can shift them.
+What is ours is the way through it, function by function (mlm/model/layers.py, mlm/model/attention.py): the head runs on
+the masked positions only, attention goes through a kernel of choice, and positions come from the attention mask, so
+that no replacement token can shift them.
 
 Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V entries of the padded vocabulary.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from transformers import FlaxRobertaForMaskedLM, RobertaConfig
-from transformers.models.roberta.modeling_flax_roberta import FlaxRobertaForMaskedLMModule
+
+from mlm.model import attention, layers
 
 Params = dict[str, Any]
 
@@ -65,11 +69,6 @@ def make_config(
     )
 
 
-def make_module(config: RobertaConfig, *, dtype: str = "float32", remat: bool = False) -> FlaxRobertaForMaskedLMModule:
-    """Returns the flax module; `dtype` is that of the computation, parameters are float32."""
-    return FlaxRobertaForMaskedLMModule(config, dtype=jnp.dtype(dtype), gradient_checkpointing=remat)
-
-
 def init_params(config: RobertaConfig, key: jax.Array) -> Params:
     """Returns float32 parameters as transformers initialises them."""
     model = FlaxRobertaForMaskedLM(config, _do_init=False)
@@ -82,31 +81,96 @@ def position_ids(attention_BxL: jax.Array, pad_id: int) -> jax.Array:
     return jnp.cumsum(attention_BxL, axis=-1) * attention_BxL + pad_id
 
 
-def masked_logits(
-    module: FlaxRobertaForMaskedLMModule,
-    params: Params,
-    ids_BxL: jax.Array,
-    attention_BxL: jax.Array,
-    positions_BxK: jax.Array,
-    dropout_key: jax.Array | None = None,
-) -> jax.Array:
-    """Returns logits_BxKxV at `positions_BxK`: equal to the stock full head's there, at K / L of its cost.
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """The forward pass, equal to transformers' module on the same parameters.
 
-    Dropout is on where a `dropout_key` is given.
+    Attributes:
+      config: transformers' config of the model.
+      dtype: of the computation; parameters are float32.
+      remat: recompute each layer's activations in the backward pass.
+      attention: a kernel of mlm/model/attention.py, by default the one for any device.
     """
 
-    def forward(module: FlaxRobertaForMaskedLMModule) -> jax.Array:
-        hidden_BxLxH = module.roberta(
-            ids_BxL,
-            attention_BxL,
-            jnp.zeros_like(ids_BxL),
-            position_ids(attention_BxL, module.config.pad_token_id),
-            None,
-            deterministic=dropout_key is None,
-        )[0]
-        hidden_BxKxH = jnp.take_along_axis(hidden_BxLxH, positions_BxK[..., None], axis=1)
-        embedding = module.roberta.variables["params"]["embeddings"]["word_embeddings"]["embedding"]
-        return module.lm_head(hidden_BxKxH, shared_embedding=embedding)
+    config: RobertaConfig
+    dtype: str = "float32"
+    remat: bool = False
+    attention: attention.Attention | None = None
 
-    rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    return module.apply({"params": params}, rngs=rngs, method=forward)
+    def masked_logits(
+        self,
+        params: Params,
+        ids_BxL: jax.Array,
+        attention_BxL: jax.Array,
+        positions_BxK: jax.Array,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns logits_BxKxV at `positions_BxK`: equal to the stock full head's there, at K / L of its cost.
+
+        Dropout is on where a `dropout_key` is given.
+        """
+        hidden_BxLxH = self.encode(params, ids_BxL, attention_BxL, dropout_key)
+        hidden_BxKxH = jnp.take_along_axis(hidden_BxLxH, positions_BxK[..., None], axis=1)
+        return self.head(params, hidden_BxKxH)
+
+    def encode(
+        self, params: Params, ids_BxL: jax.Array, attention_BxL: jax.Array, dropout_key: jax.Array | None = None
+    ) -> jax.Array:
+        """Returns what the last layer makes of each token, [B, L, H] in the type of the computation.
+
+        Args:
+          params: transformers' tree, float32.
+          ids_BxL: int32.
+          attention_BxL: int32, 1 for a token, 0 for padding.
+          dropout_key: a jax key; None for no dropout.
+        """
+        config = self.config
+        seeds = [None] * (3 * config.num_hidden_layers + 1)
+        if dropout_key is not None:
+            seeds = list(jax.random.bits(dropout_key, (len(seeds),)))
+        table = params["roberta"]["embeddings"]
+        x_BxLxH = (
+            table["word_embeddings"]["embedding"].astype(self.dtype)[ids_BxL]
+            + table["position_embeddings"]["embedding"].astype(self.dtype)[
+                position_ids(attention_BxL, config.pad_token_id)
+            ]
+            + table["token_type_embeddings"]["embedding"].astype(self.dtype)[0]
+        )
+        x_BxLxH = layers.layer_norm(table["LayerNorm"], x_BxLxH, config.layer_norm_eps)
+        x_BxLxH = layers.dropout(x_BxLxH, config.hidden_dropout_prob, seeds[0])
+        layer = jax.checkpoint(self._layer) if self.remat else self._layer
+        for index in range(config.num_hidden_layers):
+            own = params["roberta"]["encoder"]["layer"][str(index)]
+            x_BxLxH = layer(own, x_BxLxH, attention_BxL.astype(jnp.int32), seeds[3 * index + 1 :][:3])
+        return x_BxLxH
+
+    def head(self, params: Params, hidden_BxKxH: jax.Array) -> jax.Array:
+        """Returns the logits of the vocabulary, [B, K, V] in the type of the computation."""
+        own = params["lm_head"]
+        x_BxKxH = layers.gelu(layers.dense(own["dense"], hidden_BxKxH))
+        x_BxKxH = layers.layer_norm(own["layer_norm"], x_BxKxH, self.config.layer_norm_eps)
+        embedding_VxH = params["roberta"]["embeddings"]["word_embeddings"]["embedding"].astype(self.dtype)
+        return layers.add_bias(x_BxKxH @ embedding_VxH.T, own["bias"])
+
+    def _layer(self, params: Params, x_BxLxH: jax.Array, segments_BxL: jax.Array, seeds: list) -> jax.Array:
+        config = self.config
+        norm = functools.partial(layers.layer_norm, epsilon=config.layer_norm_eps)
+        own = params["attention"]
+        q, k, v = (layers.dense(own["self"][name], x_BxLxH) for name in ("query", "key", "value"))
+        keep_LxL = self._kept_shares(x_BxLxH.shape[1], seeds[0])
+        attend = self.attention or attention.make("xla", heads=config.num_attention_heads)
+        context_BxLxH = attend(q, k, v, segments_BxL, keep_LxL)
+        update_BxLxH = layers.dense(own["output"]["dense"], context_BxLxH)
+        update_BxLxH = layers.dropout(update_BxLxH, config.hidden_dropout_prob, seeds[1])
+        x_BxLxH = norm(own["output"]["LayerNorm"], update_BxLxH + x_BxLxH)
+        inner_BxLxI = layers.dense(params["intermediate"]["dense"], x_BxLxH)
+        update_BxLxH = layers.dense(params["output"]["dense"], layers.activation(config.hidden_act, inner_BxLxI))
+        update_BxLxH = layers.dropout(update_BxLxH, config.hidden_dropout_prob, seeds[2])
+        return norm(params["output"]["LayerNorm"], update_BxLxH + x_BxLxH)
+
+    def _kept_shares(self, length: int, seed: jax.Array | None) -> jax.Array | None:
+        """Returns what attention is multiplied by, keys x queries; None for no dropout."""
+        rate = self.config.attention_probs_dropout_prob
+        if seed is None or rate == 0:
+            return None
+        return layers.dropout(jnp.ones((1, length, length), self.dtype), rate, seed)[0]

@@ -10,12 +10,12 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from transformers import RobertaConfig
-from transformers.models.roberta.modeling_flax_roberta import FlaxRobertaForMaskedLMModule
 
 from mlm import flops
 from mlm.errors import InputError
-from mlm.model import roberta
+from mlm.model import attention, roberta
 from mlm.model.masking import TokenMasking
+from mlm.model.roberta import Network
 from mlm.training import optimizer, sharding, state, step
 
 
@@ -43,7 +43,7 @@ class Model:
     """The model and its objective."""
 
     config: RobertaConfig
-    module: FlaxRobertaForMaskedLMModule
+    network: Network
     masking: TokenMasking
 
 
@@ -60,11 +60,11 @@ class Run:
     eval_step: Callable
 
 
-def build_model(config: ConfigDict, facts: DataFacts) -> Model:
-    """Returns the model for the data.
+def build_model(config: ConfigDict, facts: DataFacts, mesh: Mesh | None = None) -> Model:
+    """Returns the model for the data; its attention is the one for any device where no mesh is given.
 
     Raises:
-      InputError: rows longer than the model's positions.
+      InputError: rows longer than the model's positions, or an attention kernel that can't do them on this mesh.
     """
     if facts.length > config.model.positions:
         raise InputError(
@@ -73,7 +73,7 @@ def build_model(config: ConfigDict, facts: DataFacts) -> Model:
         )
     sizes = config.model.to_dict()
     del sizes["init"]  # the loop's, which has the text
-    dtype, remat = sizes.pop("dtype"), sizes.pop("remat")
+    dtype, remat, kernel = (sizes.pop(key) for key in ("dtype", "remat", "attention"))
     model_config = roberta.make_config(vocab_size=facts.vocab_size, special_ids=facts.special_ids, **sizes)
     masking = TokenMasking(
         rate=config.masking.rate,
@@ -83,7 +83,19 @@ def build_model(config: ConfigDict, facts: DataFacts) -> Model:
         special_ids=facts.all_special_ids,
         vocab_size=facts.vocab_size,
     )
-    return Model(model_config, roberta.make_module(model_config, dtype=dtype, remat=remat), masking)
+    attend = None
+    if mesh is not None:
+        kernel = attention.choose(
+            kernel,
+            platform=mesh.devices.flat[0].platform,
+            length=facts.length,
+            heads=config.model.heads,
+            hidden_size=config.model.hidden_size,
+            dropout=config.model.attention_dropout,
+            dtype=dtype,
+        )
+        attend = attention.make(kernel, heads=config.model.heads, mesh=mesh)
+    return Model(model_config, Network(model_config, dtype, remat, attend), masking)
 
 
 def build_run(config: ConfigDict, facts: DataFacts, mesh: Mesh) -> Run:
@@ -92,7 +104,7 @@ def build_run(config: ConfigDict, facts: DataFacts, mesh: Mesh) -> Run:
     Raises:
       InputError: a batch or a parameter that the mesh can't split, or rows longer than the model's positions.
     """
-    model = build_model(config, facts)
+    model = build_model(config, facts, mesh)
     batch, accumulate = config.data.global_batch, config.train.accumulate
     sharding.check_batch(mesh, rows=batch // accumulate, key="data.global_batch / train.accumulate")
     steps = config.train.steps or math.ceil(config.train.epochs * facts.records / batch)
@@ -105,7 +117,7 @@ def build_run(config: ConfigDict, facts: DataFacts, mesh: Mesh) -> Run:
     )
     shardings = state.shardings_of(shapes)
     gradient = step.make_gradient(
-        module=model.module,
+        network=model.network,
         masking=model.masking,
         mask_seed=config.masking.seed,
         dropout_seed=config.train.seed,
@@ -122,7 +134,7 @@ def build_run(config: ConfigDict, facts: DataFacts, mesh: Mesh) -> Run:
         shardings=shardings,
     )
     eval_step = step.make_eval_step(
-        module=model.module,
+        network=model.network,
         masking=model.masking,
         mask_seed=config.evaluate.seed,
         mesh=mesh,

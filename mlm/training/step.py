@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from transformers.models.roberta.modeling_flax_roberta import FlaxRobertaForMaskedLMModule
 
 from mlm.model.loss import RowSums, masked_cross_entropy
 from mlm.model.masking import Masked, TokenMasking
-from mlm.model.roberta import Params, masked_logits
+from mlm.model.roberta import Network, Params
 from mlm.training.sharding import BATCH
 from mlm.training.state import TrainState, Window
 
@@ -26,7 +25,7 @@ Metrics = dict[str, jax.Array]  # scalars
 
 def make_gradient(
     *,
-    module: FlaxRobertaForMaskedLMModule,
+    network: Network,
     masking: TokenMasking,
     mask_seed: int,
     dropout_seed: int,
@@ -38,13 +37,13 @@ def make_gradient(
     divided once, so that `accumulate` changes the result by rounding alone.
 
     Args:
-      module: the model; its dropout rates decide whether dropout is on.
+      network: the model; its dropout rates decide whether dropout is on.
       masking: draws the masks; `mask_seed` and `dropout_seed` make its and the dropout's keys.
       accumulate: A; microbatch a holds rows a, a + A, ... so that each device has its share of every one.
     """
 
     def loss_sum(params: Params, masked: Masked, attention_BxL: jax.Array, key: jax.Array) -> tuple[jax.Array, RowSums]:
-        logits = masked_logits(module, params, masked.ids_BxL, attention_BxL, masked.positions_BxK, key)
+        logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK, key)
         rows = masked_cross_entropy(logits, masked.labels_BxK, masked.weights_BxK, masking.vocab_size)
         return jnp.sum(rows.loss_B), jax.tree.map(jnp.sum, rows)
 
@@ -145,7 +144,7 @@ def _microbatches(x_Bx: jax.Array, accumulate: int) -> jax.Array:
 
 def make_eval_step(
     *,
-    module: FlaxRobertaForMaskedLMModule,
+    network: Network,
     masking: TokenMasking,
     mask_seed: int,
     mesh: Mesh,
@@ -161,7 +160,7 @@ def make_eval_step(
         record_B = batch["record_id"]
         key = jax.random.key(mask_seed)
         masked = masking(key, batch["input_ids"], attention_BxL, record_B, jnp.zeros_like(record_B))
-        logits = masked_logits(module, params, masked.ids_BxL, attention_BxL, masked.positions_BxK)
+        logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK)
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
         return masked_cross_entropy(logits, masked.labels_BxK, weights_BxK, masking.vocab_size)
 
