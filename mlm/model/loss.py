@@ -1,6 +1,6 @@
 """The masked-language-model loss as sums and weights: they add up over rows, microbatches, devices and hosts.
 
-Dimensions: B rows, K predictions in a row, V entries of the (padded) vocabulary.
+Dimensions: B rows, K predictions in a row, N = B x K, V entries of the (padded) vocabulary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def masked_cross_entropy(
     logits_BxKxV: jax.Array, labels_BxK: jax.Array, weights_BxK: jax.Array, vocab_size: int
 ) -> RowSums:
     """Cross entropy in float32 over the first `vocab_size` entries; the padding of the vocabulary has probability 0."""
-    loss_BxK, correct_BxK = cross_entropy(logits_BxKxV, labels_BxK, vocab_size)
+    logits_NxV = logits_BxKxV.reshape(-1, logits_BxKxV.shape[-1])
+    found = cross_entropy(logits_NxV, labels_BxK.reshape(-1), vocab_size)
+    loss_BxK, correct_BxK = (each_N.reshape(labels_BxK.shape) for each_N in found)
     return RowSums(
         loss_B=jnp.sum(loss_BxK * weights_BxK, axis=-1),
         weight_B=jnp.sum(weights_BxK, axis=-1),
@@ -34,40 +36,44 @@ def masked_cross_entropy(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def cross_entropy(logits_BxKxV: jax.Array, labels_BxK: jax.Array, vocab_size: int) -> tuple[jax.Array, jax.Array]:
-    """Returns (cross entropy in nats, is the largest logit the label's; the first of several largest), float32 [B, K].
+def cross_entropy(logits_NxV: jax.Array, labels_N: jax.Array, vocab_size: int) -> tuple[jax.Array, jax.Array]:
+    """Returns (cross entropy in nats, 1 where the largest logit, the first of several, is the label's), float32 [N].
 
-    The derivative is the softmax less 1 at the label, in one pass and in the type of the logits: a plain derivative
-    scatters the labels, and argmax is one more pass over the vocabulary.
+    Two passes over the logits, and one for the derivative, the softmax less 1 at the label, in the type of the logits:
+    plainly written it is five, and a scatter.
     """
-    return _forward(logits_BxKxV, labels_BxK, vocab_size)[0]
+    return _forward(logits_NxV, labels_N, vocab_size)[0]
 
 
-def _forward(logits_BxKxV: jax.Array, labels_BxK: jax.Array, vocab_size: int) -> tuple:
-    masked_BxKxV = mask_padding(logits_BxKxV.astype(jnp.float32), vocab_size)
-    label_logit_BxK = jnp.take_along_axis(logits_BxKxV, labels_BxK[..., None], axis=-1)[..., 0].astype(jnp.float32)
-    largest_BxK = jnp.max(masked_BxKxV, axis=-1)
-    total_BxK = jnp.sum(jnp.exp(masked_BxKxV - largest_BxK[..., None]), axis=-1)
-    log_total_BxK = largest_BxK + jnp.log(total_BxK)
-    before_BxKxV = _entries(logits_BxKxV) < labels_BxK[..., None]
-    tied_BxK = jnp.any((masked_BxKxV == label_logit_BxK[..., None]) & before_BxKxV, axis=-1)
-    correct_BxK = (label_logit_BxK == largest_BxK) & ~tied_BxK
-    out = log_total_BxK - label_logit_BxK, correct_BxK.astype(jnp.float32)
-    return out, (logits_BxKxV, labels_BxK, log_total_BxK)
+def _forward(logits_NxV: jax.Array, labels_N: jax.Array, vocab_size: int) -> tuple:
+    masked_NxV = mask_padding(logits_NxV.astype(jnp.float32), vocab_size)
+    label_logit_Nx1 = jnp.take_along_axis(logits_NxV, labels_N[:, None], axis=-1).astype(jnp.float32)
+    largest_Nx1 = jnp.max(masked_NxV, axis=-1, keepdims=True)
+    earlier_tie_NxV = (masked_NxV == label_logit_Nx1) & (_entries(logits_NxV) < labels_N[:, None])
+    zero = jnp.zeros((), jnp.float32)
+    total_N, ties_N = lax.reduce(
+        (jnp.exp(masked_NxV - largest_Nx1), earlier_tie_NxV.astype(jnp.float32)),
+        (zero, zero),
+        lambda x, y: (x[0] + y[0], x[1] + y[1]),
+        (1,),
+    )
+    log_total_N = largest_Nx1[:, 0] + jnp.log(total_N)
+    correct_N = (label_logit_Nx1 == largest_Nx1)[:, 0] & (ties_N == 0)
+    return (log_total_N - label_logit_Nx1[:, 0], correct_N.astype(jnp.float32)), (logits_NxV, labels_N, log_total_N)
 
 
 def _backward(vocab_size: int, saved: tuple, grads: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-    logits_BxKxV, labels_BxK, log_total_BxK = saved
-    share_BxKxV = jnp.exp(mask_padding(logits_BxKxV.astype(jnp.float32), vocab_size) - log_total_BxK[..., None])
-    label_BxKxV = _entries(logits_BxKxV) == labels_BxK[..., None]
-    return ((share_BxKxV - label_BxKxV) * grads[0][..., None]).astype(logits_BxKxV.dtype), None
+    logits_NxV, labels_N, log_total_N = saved
+    share_NxV = jnp.exp(mask_padding(logits_NxV.astype(jnp.float32), vocab_size) - log_total_N[:, None])
+    label_NxV = _entries(logits_NxV) == labels_N[:, None]
+    return ((share_NxV - label_NxV) * grads[0][:, None]).astype(logits_NxV.dtype), None
 
 
 cross_entropy.defvjp(_forward, _backward)
 
 
-def _entries(logits_BxKxV: jax.Array) -> jax.Array:
-    return lax.broadcasted_iota(jnp.int32, logits_BxKxV.shape, logits_BxKxV.ndim - 1)
+def _entries(logits_NxV: jax.Array) -> jax.Array:
+    return lax.broadcasted_iota(jnp.int32, logits_NxV.shape, 1)
 
 
 def mask_padding(logits: jax.Array, vocab_size: int) -> jax.Array:

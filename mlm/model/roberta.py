@@ -129,12 +129,11 @@ class Network:
         if dropout_key is not None:
             seeds = list(jax.random.bits(dropout_key, (len(seeds),)))
         table = params["roberta"]["embeddings"]
+        places_BxL = position_ids(attention_BxL, config.pad_token_id)
         x_BxLxH = (
-            table["word_embeddings"]["embedding"].astype(self.dtype)[ids_BxL]
-            + table["position_embeddings"]["embedding"].astype(self.dtype)[
-                position_ids(attention_BxL, config.pad_token_id)
-            ]
-            + table["token_type_embeddings"]["embedding"].astype(self.dtype)[0]
+            table["word_embeddings"]["embedding"][ids_BxL].astype(self.dtype)
+            + table["position_embeddings"]["embedding"][places_BxL].astype(self.dtype)
+            + table["token_type_embeddings"]["embedding"][0].astype(self.dtype)
         )
         x_BxLxH = layers.layer_norm(table["LayerNorm"], x_BxLxH, config.layer_norm_eps)
         x_BxLxH = layers.dropout(x_BxLxH, config.hidden_dropout_prob, seeds[0])
@@ -147,10 +146,12 @@ class Network:
     def head(self, params: Params, hidden_BxKxH: jax.Array) -> jax.Array:
         """Returns the logits of the vocabulary, [B, K, V] in the type of the computation."""
         own = params["lm_head"]
-        x_BxKxH = layers.gelu(layers.dense(own["dense"], hidden_BxKxH))
-        x_BxKxH = layers.layer_norm(own["layer_norm"], x_BxKxH, self.config.layer_norm_eps)
+        hidden_NxH = hidden_BxKxH.reshape(-1, hidden_BxKxH.shape[-1])  # three axes cost the TPU a copy of the logits
+        x_NxH = layers.gelu(layers.dense(own["dense"], hidden_NxH))
+        x_NxH = layers.layer_norm(own["layer_norm"], x_NxH, self.config.layer_norm_eps)
         embedding_VxH = params["roberta"]["embeddings"]["word_embeddings"]["embedding"].astype(self.dtype)
-        return layers.add_bias(x_BxKxH @ embedding_VxH.T, own["bias"])
+        logits_NxV = layers.add_bias(x_NxH @ embedding_VxH.T, own["bias"])
+        return logits_NxV.reshape(*hidden_BxKxH.shape[:2], -1)
 
     def _layer(self, params: Params, x_BxLxH: jax.Array, segments_BxL: jax.Array, seeds: list) -> jax.Array:
         config = self.config

@@ -84,8 +84,8 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns the jitted step `(state, batch) -> (state, metrics)`; the state is donated.
 
-    An update that is not finite is skipped and counted; after `guard_limit` in a row the parameters stay as they are
-    for good, and the loop, which reads the metrics late, has time to stop.
+    An update whose loss or gradient is not finite is skipped and counted; after `guard_limit` in a row the parameters
+    stay as they are for good, and the loop, which reads the metrics late, has time to stop.
 
     Args:
       gradient: of `make_gradient`.
@@ -100,7 +100,7 @@ def make_train_step(
         grads, sums = gradient(state.params, batch, state.step)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         grad_norm = optax.tree.norm(grads)
-        good = jnp.isfinite(sums.loss_B) & jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(updates))
+        good = jnp.isfinite(sums.loss_B) & jnp.isfinite(grad_norm)
         keep = good & (state.bad_in_row < guard_limit)
 
         def choose(new: jax.Array, old: jax.Array) -> jax.Array:

@@ -1,0 +1,130 @@
+"""Every attention kernel against flax's, outputs and gradients; Pallas kernels interpreted on the CPU."""
+
+import functools
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mlm.errors import InputError
+from mlm.model import attention
+from mlm.training import sharding
+from tests.fixtures import tiny_config, tiny_run
+
+ROWS, LENGTH, HEADS, SIZE = 8, 128, 4, 32
+HIDDEN = HEADS * SIZE
+
+
+def inputs():
+    """Returns q, k, v, a gradient, and documents: two in each row, and padding in the last."""
+    arrays = [jax.random.normal(key, (ROWS, LENGTH, HIDDEN)) for key in jax.random.split(jax.random.key(0), 4)]
+    documents = np.ones((ROWS, LENGTH), np.int32)
+    for row in range(ROWS):
+        documents[row, 20 + 10 * row :] = 2
+    documents[-1, 100:] = 0
+    return arrays, jnp.asarray(documents)
+
+
+def flax_attention(q, k, v, documents, keep, *, isolated):
+    """What FlaxRobertaSelfAttention calls, with the mask of its dropout put in by hand."""
+    split = [x.reshape(ROWS, LENGTH, HEADS, SIZE) for x in (q, k, v)]
+    allowed = documents[:, None, None, :] > 0
+    if isolated:
+        allowed = allowed & (documents[:, None, :, None] == documents[:, None, None, :])
+    shares = flax.linen.dot_product_attention_weights(*split[:2], bias=jnp.where(allowed, 0.0, -1e10))
+    if keep is not None:
+        shares = shares * keep.T
+    return jnp.einsum("bnqk,bknd->bqnd", shares, split[2]).reshape(q.shape)
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize(
+    ("name", "dropout"),
+    [("xla", False), ("xla", True), ("fused", False), ("fused", True), ("splash", False), ("cudnn", False)],
+)
+def test_output_and_gradients_are_flax_s(name, isolated, dropout):
+    (*qkv, grad), documents = inputs()
+    keep = None
+    if dropout:
+        keep = (jax.random.uniform(jax.random.key(1), (LENGTH, LENGTH)) > 0.1) / 0.9
+    kernel = attention.make(name, heads=HEADS, isolated=isolated)
+    if name == "cudnn":  # its call, done by XLA: there is no cuDNN here
+        kernel = functools.partial(kernel, implementation="xla")
+    expected, pull = jax.vjp(lambda q, k, v: flax_attention(q, k, v, documents, keep, isolated=isolated), *qkv)
+    found, ours = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, keep), *qkv)
+    grad = grad * (documents > 0)[..., None]  # nobody uses what comes out at padding
+    real = np.asarray(documents > 0)
+    np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], atol=1e-5)
+    for name_, one, other in zip("qkv", ours(grad), pull(grad), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f"gradient of {name_}")
+
+
+@pytest.mark.parametrize("name", ["xla", "fused", "splash"])
+def test_split_over_a_mesh_it_is_the_same(name):
+    (*qkv, _), documents = inputs()
+    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+    split = jax.jit(attention.make(name, heads=HEADS, mesh=mesh))(*qkv, documents, None)
+    whole = attention.make(name, heads=HEADS)(*qkv, documents, None)
+    np.testing.assert_allclose(split, whole, atol=1e-5)
+
+
+def test_fused_in_bfloat16_is_near_float32():
+    (*qkv, grad), documents = inputs()
+    kernel = attention.make("fused", heads=HEADS)
+
+    def both(*qkv):
+        found, pull = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, None), *qkv)
+        return found, *pull(grad.astype(found.dtype))
+
+    for one, other in zip(both(*(x.astype(jnp.bfloat16) for x in qkv)), both(*qkv), strict=True):
+        assert one.dtype == jnp.bfloat16
+        np.testing.assert_allclose(one.astype(jnp.float32), other, atol=0.03 * float(jnp.abs(other).max()))
+
+
+DEFAULTS = {"length": 512, "heads": 12, "hidden_size": 768, "dropout": 0.1, "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("platform", "changes", "chosen"),
+    [
+        ("cpu", {}, "xla"),
+        ("gpu", {"dropout": 0.0}, "xla"),
+        ("tpu", {}, "fused"),
+        ("tpu", {"length": 128}, "fused"),
+        ("tpu", {"length": 64}, "xla"),
+        ("tpu", {"length": 2048}, "xla"),
+        ("tpu", {"length": 2048, "dropout": 0.0}, "splash"),
+        ("tpu", {"heads": 8}, "xla"),  # heads of 96
+    ],
+)
+def test_auto_takes_what_can_do_the_work(platform, changes, chosen):
+    assert attention.choose("auto", platform=platform, **{**DEFAULTS, **changes}) == chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "platform", "changes", "words"),
+    [
+        ("fused", "gpu", {}, "a GPU"),
+        ("fused", "tpu", {"length": 1024}, "rows of 1024 tokens"),
+        ("fused", "tpu", {"heads": 8}, "heads of 96"),
+        ("splash", "tpu", {}, "dropout (model.attention_dropout = 0.1)"),
+        ("splash", "tpu", {"dropout": 0.0, "length": 200}, "rows of 200 tokens"),
+        ("splash", "gpu", {"dropout": 0.0}, "a GPU"),
+        ("cudnn", "tpu", {"dropout": 0.0}, "a TPU"),
+        ("cudnn", "gpu", {}, "dropout (model.attention_dropout = 0.1)"),
+        ("cudnn", "gpu", {"dropout": 0.0, "dtype": "float32"}, "float32"),
+    ],
+)
+def test_what_a_kernel_cannot_do_is_refused_by_name(name, platform, changes, words):
+    with pytest.raises(InputError) as error:
+        attention.choose(name, platform=platform, **{**DEFAULTS, **changes})
+    assert f"config.model.attention = {name} can't do {words}" in str(error.value)
+
+
+def test_the_config_chooses_the_kernel():
+    with pytest.raises(InputError, match=r"config.model.attention = fused can't do rows of 32 tokens"):
+        tiny_run("model.attention=fused")
+    with pytest.raises(InputError, match=r"config.model.attention = 'splash': has no dropout"):
+        tiny_config("model.attention=splash", "model.attention_dropout=0.1")

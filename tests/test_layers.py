@@ -1,0 +1,94 @@
+"""The parts of a layer: the numbers of flax and jax, forward and backward, and random bits that are random."""
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mlm.model import layers
+from mlm.training import sharding
+
+
+def values_and_gradients(function, *args):
+    out, pull = jax.vjp(function, *args)
+    return out, pull(jax.random.normal(jax.random.key(9), out.shape, out.dtype))
+
+
+def assert_same(ours, theirs, *args, tolerance=1e-5):
+    found, expected = (jax.tree.leaves(values_and_gradients(function, *args)) for function in (ours, theirs))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerance * max(1, np.abs(other).max()))
+
+
+def test_gelu_is_the_exact_one():
+    x = jnp.concatenate([jnp.linspace(-12, 12, 4001), jnp.asarray([0.0, -40.0, 40.0])])
+    assert_same(layers.gelu, lambda x: jax.nn.gelu(x, approximate=False), x, tolerance=1e-6)
+
+
+def test_bias_and_its_gradient():
+    x, bias = jax.random.normal(jax.random.key(0), (8, 16, 24)), jax.random.normal(jax.random.key(1), (24,))
+    assert_same(layers.add_bias, lambda x, bias: x + bias, x, bias)
+
+
+def test_gradient_of_a_bias_is_added_up_in_float32():
+    grad = jnp.full((64, 64, 8), 1.001, jnp.bfloat16)
+    _, pull = jax.vjp(layers.add_bias, grad, jnp.zeros(8))
+    assert pull(grad)[1].dtype == jnp.float32
+    np.testing.assert_allclose(pull(grad)[1], 64 * 64 * float(grad[0, 0, 0]), rtol=1e-6)
+
+
+def test_layer_norm_is_flax_s():
+    x = 3 + 2 * jax.random.normal(jax.random.key(0), (4, 8, 32))
+    params = {"scale": jax.random.normal(jax.random.key(1), (32,)), "bias": jax.random.normal(jax.random.key(2), (32,))}
+    module = flax.linen.LayerNorm(epsilon=1e-5)
+    assert_same(
+        lambda params, x: layers.layer_norm(params, x, 1e-5),
+        lambda params, x: module.apply({"params": params}, x),
+        params,
+        x,
+    )
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_has_its_rate_and_keeps_the_mean(rate):
+    ones = jnp.ones((32, 64, 128))
+    out = np.asarray(layers.dropout(ones, rate, jnp.uint32(7)))
+    assert set(np.unique(out)) == {np.float32(0), np.float32(1 / (1 - rate))}
+    for axes in ((0, 1, 2), (1, 2), (0, 2), (0, 1)):  # of all; of each row, each token, each unit
+        share = (out == 0).mean(axes)
+        count = out.size / share.size
+        assert np.abs(share - rate).max() < 5 * np.sqrt(rate * (1 - rate) / count), axes
+    assert layers.dropout(ones, 0.0, jnp.uint32(7)) is ones
+    assert layers.dropout(ones, rate, None) is ones
+
+
+def test_dropout_of_the_gradient_is_that_of_the_value():
+    x = jax.random.normal(jax.random.key(0), (4, 8, 16))
+    out, pull = jax.vjp(lambda x: layers.dropout(x, 0.3, jnp.uint32(1)), x)
+    np.testing.assert_array_equal(pull(jnp.ones_like(x))[0] == 0, out == 0)
+
+
+def test_random_bits_are_balanced_and_unrelated():
+    """Each bit is set half of the time; rows, tokens, units, places and seeds next to one another share nothing."""
+    shape = (16, 64, 128)
+    bits = np.stack([layers.random_bits(jnp.uint32(seed), shape) for seed in (0, 1, 2**31)])
+    signs = np.unpackbits(bits.view(np.uint8), bitorder="little").reshape(*bits.shape, 32).astype(np.int8) * 2 - 1
+    limit = 5 / np.sqrt(bits.size)
+    assert np.abs(signs.mean((0, 1, 2, 3))).max() < limit
+    for axis in range(4):
+        first, second = (signs.take(range(*span), axis) for span in ((0, bits.shape[axis] - 1), (1, bits.shape[axis])))
+        agreement = np.mean(first * second, axis=(0, 1, 2, 3))
+        assert np.abs(agreement).max() < limit * 2, f"neighbours along axis {axis}"
+    assert len(np.unique(bits)) > bits.size * (1 - bits.size / 2**32), "as many repetitions as chance makes"
+
+
+def test_random_bits_do_not_depend_on_the_devices():
+    mesh = sharding.make_mesh(data=4, fsdp=1, tensor=2)
+    split = jax.jit(
+        lambda seed: layers.random_bits(seed, (8, 16, 32)),
+        out_shardings=NamedSharding(mesh, P("data", None, "tensor")),
+    )
+    np.testing.assert_array_equal(split(jnp.uint32(5)), layers.random_bits(jnp.uint32(5), (8, 16, 32)))
