@@ -31,12 +31,15 @@ from mlm.model import fused_attention
 Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
 
 
-def choose(name: str, *, platform: str, length: int, heads: int, hidden_size: int, dropout: float, dtype: str) -> str:
+def choose(
+    name: str, *, platform: str, kind: str, length: int, heads: int, hidden_size: int, dropout: float, dtype: str
+) -> str:
     """Returns the kernel's name: `name` itself if it can do the work, for "auto" the fastest that can.
 
     Args:
       name: a key of the table above.
-      platform: of the devices: cpu, gpu or tpu. On a CPU the Pallas kernels run interpreted, for tests.
+      platform, kind: of the devices: cpu, gpu or tpu, and jax's device_kind. On a CPU the Pallas kernels run as plain
+        jax, for tests.
       length, heads, hidden_size, dropout (of the probabilities), dtype: of the model and its rows.
 
     Raises:
@@ -44,7 +47,7 @@ def choose(name: str, *, platform: str, length: int, heads: int, hidden_size: in
     """
     refusals = {
         "xla": None,
-        "fused": _refuse_fused(platform, length, hidden_size // heads),
+        "fused": _refuse_fused(platform, kind, length, hidden_size // heads),
         "splash": _refuse_splash(platform, length, dropout),
         "cudnn": _refuse_cudnn(platform, dropout, dtype),
     }
@@ -69,12 +72,12 @@ def make(name: str, *, heads: int, mesh: Mesh | None = None, isolated: bool = Fa
         return functools.partial(_xla, heads=heads, isolated=isolated)
     if name == "cudnn":
         return functools.partial(_cudnn, heads=heads, isolated=isolated)
-    interpret = mesh is None or mesh.devices.flat[0].platform != "tpu"
+    kind = "cpu" if mesh is None else mesh.devices.flat[0].device_kind
     own = heads if mesh is None else heads // mesh.shape["tensor"]
     if name == "fused":
-        kernel = functools.partial(_fused, heads=own, isolated=isolated, interpret=interpret)
+        kernel = functools.partial(_fused, heads=own, isolated=isolated, kind=kind)
     else:
-        kernel = functools.partial(_splash, heads=own, isolated=isolated, interpret=interpret)
+        kernel = functools.partial(_splash, heads=own, isolated=isolated, interpret=not kind.startswith("TPU"))
     if mesh is None:
         return kernel
     rows, tokens = P(("data", "fsdp"), None, "tensor"), P(("data", "fsdp"), None)
@@ -92,8 +95,8 @@ def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, keep_LxL, *, heads: int, isola
     return jnp.einsum("bnqk,bknd->bqnd", shares_BxNxQxK, v).reshape(q_BxLxH.shape)
 
 
-def _fused(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, keep_LxL, *, heads: int, isolated: bool, interpret: bool):
-    return fused_attention.attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, keep_LxL, heads, isolated, interpret)
+def _fused(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, keep_LxL, *, heads: int, isolated: bool, kind: str):
+    return fused_attention.attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, keep_LxL, heads, isolated, kind)
 
 
 def _splash(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, keep_LxL, *, heads: int, isolated: bool, interpret: bool):
@@ -142,10 +145,10 @@ def _allowed(segments_BxL: jax.Array, isolated: bool) -> jax.Array:
     return allowed
 
 
-def _refuse_fused(platform: str, length: int, head_size: int) -> str | None:
+def _refuse_fused(platform: str, kind: str, length: int, head_size: int) -> str | None:
     if platform == "gpu":
         return "a GPU: it is written for TPU"
-    return fused_attention.refusal(length=length, head_size=head_size)
+    return fused_attention.refusal(kind=kind, length=length, head_size=head_size)
 
 
 def _refuse_splash(platform: str, length: int, dropout: float) -> str | None:

@@ -26,16 +26,24 @@ LANES = 128
 BLOCK = 1024  # tokens that one call of the kernel works on, at most; one row at least
 FORBIDDEN = -1e30
 
-# Cycles of one head of one row by length, forward and backward, from the static schedule that libtpu's compiler makes
-# of these kernels for v5e (`tests/test_fused_attention.py` compiles them again). No other estimate knows them.
-CYCLES = {128: (185, 319), 256: (510, 713), 512: (1527, 2585)}
+# Cycles of one head of one row by device_kind and length, forward and backward: the static schedules that libtpu 0.0.51
+# makes of these kernels, in bundles (tests/test_fused_attention.py makes them again). `plan` has no other estimate.
+CYCLES = {
+    "TPU v4": {128: (206, 369), 256: (689, 900), 512: (2146, 3626)},
+    "TPU v5 lite": {128: (193, 327), 256: (529, 692), 512: (1494, 2589)},
+    "TPU v5": {128: (194, 327), 256: (534, 690), 512: (1518, 2586)},
+    "TPU v6 lite": {128: (188, 349), 256: (434, 622), 512: (967, 1762)},
+    "TPU7x": {128: (184, 326), 256: (425, 627), 512: (975, 1668)},
+}
 
 _NT = (((1,), (1,)), ((), ()))  # x @ y.T
 _NN = (((1,), (0,)), ((), ()))  # x @ y
 
 
-def refusal(*, length: int, head_size: int) -> str | None:
-    """Returns why the kernels can't do rows of `length` tokens, None if they can."""
+def refusal(*, kind: str, length: int, head_size: int) -> str | None:
+    """Returns why the kernels can't do rows of `length` tokens on a device of `kind`, None if they can."""
+    if kind in ("TPU v2", "TPU v3"):
+        return f"a {kind}: its matrix unit takes no bfloat16 from a kernel"
     if length > LONGEST or length % LANES:
         return f"rows of {length} tokens: it does multiples of {LANES} up to {LONGEST}"
     if LANES % head_size and head_size % LANES:
@@ -52,7 +60,7 @@ def attend(
     keep_LxL: jax.Array | None,
     heads: int,
     isolated: bool,
-    interpret: bool,
+    kind: str,
 ) -> jax.Array:
     """Returns softmax(q k / sqrt(head size)) v, [B, L, H].
 
@@ -62,13 +70,13 @@ def attend(
       keep_LxL: keys x queries, what the probabilities are multiplied by; None for no dropout.
       heads: their number.
       isolated: attend within a document only.
-      interpret: run as plain jax, for tests.
+      kind: the device_kind that it is compiled for; on anything but a TPU it runs as plain jax, for tests.
     """
-    return _forward(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, keep_LxL, heads, isolated, interpret)[0]
+    return _forward(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, keep_LxL, heads, isolated, kind)[0]
 
 
-def _forward(q, k, v, segments_BxL, keep_LxL, heads, isolated, interpret):
-    grid, specs, cycles = _layout(q, heads, isolated, keep_LxL)
+def _forward(q, k, v, segments_BxL, keep_LxL, heads, isolated, kind):
+    grid, specs = _layout(q, heads, isolated, keep_LxL)
     kernel = functools.partial(_forward_kernel, head_size=q.shape[2] // heads)
     stats = jax.ShapeDtypeStruct((q.shape[0], grid[1], *specs["stats"].block_shape[2:]), jnp.float32)
     out, total = pl.pallas_call(
@@ -78,16 +86,14 @@ def _forward(q, k, v, segments_BxL, keep_LxL, heads, isolated, interpret):
         in_specs=[specs[name] for name in ("x", "x", "x", "key", "query", "keep")],
         out_specs=[specs["x"], specs["stats"]],
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), stats],
-        interpret=interpret,
-        metadata={"cycles": str(cycles[0])},
-        compiler_params=_parallel(interpret),
+        **_settings(kind, q.shape, heads, backward=False),
     )(q, k, v, *_segments(segments_BxL, isolated), keep_LxL)
     return out, (q, k, v, segments_BxL, keep_LxL, out, total)
 
 
-def _backward(heads, isolated, interpret, saved, grad):
+def _backward(heads, isolated, kind, saved, grad):
     q, k, v, segments_BxL, keep_LxL, out, total = saved
-    grid, specs, cycles = _layout(q, heads, isolated, keep_LxL)
+    grid, specs = _layout(q, heads, isolated, keep_LxL)
     kernel = functools.partial(_backward_kernel, head_size=q.shape[2] // heads)
     grads = pl.pallas_call(
         kernel,
@@ -96,9 +102,7 @@ def _backward(heads, isolated, interpret, saved, grad):
         in_specs=[specs[name] for name in ("x", "x", "x", "key", "query", "keep", "x", "stats", "x")],
         out_specs=[specs["x"]] * 3,
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype)] * 3,
-        interpret=interpret,
-        metadata={"cycles": str(cycles[1])},
-        compiler_params=_parallel(interpret),
+        **_settings(kind, q.shape, heads, backward=True),
     )(q, k, v, *_segments(segments_BxL, isolated), keep_LxL, out, total, grad)
     return *grads, None, None if keep_LxL is None else jnp.zeros_like(keep_LxL)
 
@@ -107,7 +111,7 @@ attend.defvjp(_forward, _backward)
 
 
 def _layout(q_BxLxH, heads, isolated, keep_LxL):
-    """Returns the grid, the blocks by what they hold, and the cycles of the forward and of the backward kernel."""
+    """Returns the grid, and the blocks by what they hold."""
     rows, length, hidden = q_BxLxH.shape
     width = max(LANES, hidden // heads) if hidden % LANES == 0 else hidden
     together = math.gcd(rows, max(1, BLOCK // length))
@@ -120,12 +124,19 @@ def _layout(q_BxLxH, heads, isolated, keep_LxL):
         "keep": None if keep_LxL is None else pl.BlockSpec((length, length), lambda b, h: (0, 0)),
         "stats": pl.BlockSpec((together, 1, width * heads // hidden, length), lambda b, h: (b, h, 0, 0)),
     }
-    known = CYCLES[min((known for known in CYCLES if known >= length), default=max(CYCLES))]
-    return (rows // together, hidden // width), specs, tuple(rows * heads * each for each in known)
+    return (rows // together, hidden // width), specs
 
 
-def _parallel(interpret: bool) -> pltpu.CompilerParams | None:
-    return None if interpret else pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
+def _settings(kind: str, shape: tuple[int, ...], heads: int, *, backward: bool) -> dict:
+    """Returns how a kernel is compiled, with its cost where it is known."""
+    if not kind.startswith("TPU"):
+        return {"interpret": True}
+    rows, length, _ = shape
+    cost = CYCLES.get(kind, {}).get(length)
+    return {
+        "compiler_params": pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        "metadata": None if cost is None else {"cycles": str(rows * heads * cost[backward])},
+    }
 
 
 def _segments(segments_BxL: jax.Array, isolated: bool) -> tuple[jax.Array, jax.Array | None]:

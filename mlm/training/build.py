@@ -88,6 +88,7 @@ def build_model(config: ConfigDict, facts: DataFacts, mesh: Mesh | None = None) 
         kernel = attention.choose(
             kernel,
             platform=mesh.devices.flat[0].platform,
+            kind=mesh.devices.flat[0].device_kind,
             length=facts.length,
             heads=config.model.heads,
             hidden_size=config.model.hidden_size,

@@ -1,0 +1,47 @@
+"""Compiles the kernels of mlm/model/fused_attention.py for a TPU and counts the bundles of the compiler's schedule.
+
+    python tests/fused_schedule.py TOPOLOGY LENGTH FOLDER
+
+Run by tests/test_fused_attention.py, in a process of its own: libtpu writes its schedules to FOLDER where it is asked
+to when it is loaded. Prints a line of JSON: device_kind and the cycles of one head of one row, forward, backward.
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mlm.model import fused_attention
+
+topology, length, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
+HEADS, HIDDEN, BLOCKS = 4, 256, 2
+options = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}
+device = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices[0]
+place = NamedSharding(Mesh(np.array([device]), ("x",)), P())
+rows = BLOCKS * fused_attention.BLOCK // length
+x = jax.ShapeDtypeStruct((rows, length, HIDDEN), jnp.bfloat16, sharding=place)
+segments = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=place)
+keep = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=place)
+
+
+def both(q, k, v, segments, keep, grad):
+    out, pull = jax.vjp(
+        lambda q, k, v: fused_attention.attend(q, k, v, segments, keep, HEADS, False, device.device_kind), q, k, v
+    )
+    return out, pull(grad)
+
+
+jax.jit(both).lower(x, x, x, segments, keep, x).compile()
+cycles = []
+for name in ("forward", "backward"):
+    (schedule,) = folder.glob(f"*fused_attention_{name}*schedule-analysis_final_bundles.txt")
+    bundles = int(re.search(r"total scheduled bundles:\s+(\d+)", schedule.read_text()).group(1))
+    cycles.append(bundles * BLOCKS * (HIDDEN // fused_attention.LANES) / (rows * HEADS))
+print(json.dumps([device.device_kind, *cycles]))
