@@ -1,17 +1,18 @@
 """The yardstick in PyTorch: the training loop of transformers' run_mlm.py, a few updates whenever it is asked for them.
 
-    PYTHON mlm/torch_step.py SETTINGS
+    PYTHON mlm/torch_step.py
 
 Run by any Python with torch, transformers (4.57 or 5) and accelerate. What is measured is `Trainer.train()` itself,
 with its defaults: rows shuffled by its data loader, masked by DataCollatorForLanguageModeling on the host,
 RobertaForMaskedLM with logits of every position, gradients clipped, AdamW, eager, as many threads as PyTorch takes. A
 callback holds the loop between two turns. On CUDA where it is there, else on the CPU in float32.
 
-SETTINGS is JSON: {"model": RobertaConfig's arguments, "special_ids": {"cls", "pad", "sep", "unk", "mask"} -> id,
-"rows" of an update, "length" of a row, "masking_rate", "learning_rate", "weight_decay", "bfloat16": autocast on CUDA}.
-Writes {"torch", "transformers", "device", "dtype"} when it is ready; for each line {"calls": N} makes N updates and
-writes {"peak_bytes"}: allocated by PyTorch on CUDA; on the CPU, what the process has grown by since its imports.
-Ends with its input; exit code 2 if a package is missing.
+Reads lines of JSON and answers each with one. First the settings: {"model": RobertaConfig's arguments, "special_ids":
+{"cls", "pad", "sep", "unk", "mask"} -> id, "rows" of an update, "length" of a row, "masking_rate", "learning_rate",
+"weight_decay", "bfloat16": autocast on CUDA}; the answer, {"torch", "transformers", "device", "dtype"}, comes when all
+is ready. Then {"calls": N}: it makes N updates; the answer is {"peak_bytes"}: what PyTorch allocated at most on CUDA,
+or, on the CPU, what the process has grown by since its imports. Ends with its input; exit code 2 if a package is
+missing.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Rows:
         return self._rows[index % len(self._rows)]
 
 
-def _tokenizer(settings: dict):  # noqa: ANN202
+def _tokenizer(settings: dict):
     """Returns what the collator asks for its mask token and its size."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
@@ -129,7 +130,7 @@ def _resident(field: str) -> int | None:
     return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith(field))
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Takes turns until the input ends; returns the exit code."""
     # Whatever else is printed, by the Trainer for one, must not come between the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -139,9 +140,9 @@ def main(arguments: list[str]) -> int:
         import torch  # noqa: F401
         import transformers  # noqa: F401
     except ImportError as error:
-        print(f"{sys.executable} lacks a package of torch, transformers, accelerate: {error}.", file=sys.stderr)
+        print(f"torch, transformers and accelerate must be installed there: {error}.", file=sys.stderr)
         return 2
-    train(json.loads(arguments[0]), answers)
+    train(json.loads(sys.stdin.readline()), answers)
     return 0
 
 
@@ -150,4 +151,4 @@ if __name__ == "__main__":
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
     # bench, which runs this, hides PyTorch from itself by these.
     os.environ.update(USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
