@@ -10,9 +10,9 @@ callback holds the loop between two turns. On CUDA where it is there, else on th
 Reads lines of JSON and answers each with one. First the settings: {"model": RobertaConfig's arguments, "special_ids":
 {"cls", "pad", "sep", "unk", "mask"} -> id, "rows" of an update, "length" of a row, "masking_rate", "learning_rate",
 "weight_decay", "bfloat16": autocast on CUDA}; the answer, {"torch", "transformers", "device", "dtype"}, comes when all
-is ready. Then {"calls": N}: it makes N updates; the answer is {"peak_bytes"}: what PyTorch allocated at most on CUDA,
-or, on the CPU, what the process has grown by since its imports. Ends with its input; exit code 2 if a package is
-missing.
+is ready. Then {"calls": N}: it makes N updates; the answer is {"updates" so far, "peak_bytes"}: what PyTorch allocated
+at most on CUDA, or, on the CPU, what the process has grown by since its imports. Ends with its input; exit code 2 if a
+package is missing.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def train(settings: dict, answers: TextIO) -> None:
             versions = {"torch": torch.__version__, "transformers": transformers.__version__}
             self.ask(**versions, device="cuda" if cuda else "cpu", dtype="bfloat16" if bfloat16 else "float32")
 
-        def on_step_end(self, *arguments: object, **more: object) -> None:
+        def on_step_end(self, arguments: object, state: transformers.TrainerState, *others: object, **more: object):
             self.left -= 1
             if self.left == 0:
                 if cuda:
                     torch.cuda.synchronize()
                 peak = torch.cuda.max_memory_allocated() if cuda else _resident("VmHWM")
-                self.ask(peak_bytes=peak - before if peak and not cuda else peak)
+                self.ask(updates=state.global_step, peak_bytes=peak - before if peak and not cuda else peak)
 
         def ask(self, **answer: object) -> None:
             print(json.dumps(answer), file=answers, flush=True)
