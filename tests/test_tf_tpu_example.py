@@ -71,13 +71,14 @@ def test_files_have_a_thousand_rows(both):
 def test_batches_are_of_the_rows_of_the_shards(both):
     """Whole batches without end, each row one of the shards', shuffled."""
     ours = both[0]
-    files = [f"{ours.folder}/{shard.file}" for shard in ours.splits["train"].shards]
+    files = [f"{ours.folder}/{shard.file}" for shard in ours.splits["train"].shards][:1]
     rows = {row.tobytes() for row in rows_of(ours, "train").astype(np.int64)}
-    count = 2 * ours.splits["train"].records // 64
+    records = ours.splits["train"].shards[0].records
+    count = 2 * records // 64
     taken = list(itertools.islice(tf_tpu_example.batches(files, length=LENGTH, rows=64), count))
     assert all(batch["input_ids"].shape == batch["attention_mask"].shape == (64, LENGTH) for batch in taken)
     seen = [row.tobytes() for batch in taken for row in batch["input_ids"].numpy()]
-    assert set(seen) <= rows and len(set(seen)) > len(rows) / 2
+    assert set(seen) <= rows and len(set(seen)) > records / 2, "some of them twice, before others"
     assert seen[:64] != [row.tobytes() for row in rows_of(ours, "train")[:64].astype(np.int64)]
 
 
