@@ -101,15 +101,19 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument("--top-k", type=int, default=5)
     export = command("export", _export, "write a transformers folder and prove it", needs_config=False)
     export.add_argument("--torch", default="", metavar="PYTHON", help="an interpreter with PyTorch to prove it in")
-    bench = command("bench", _bench, "measure the step beside the stock one", needs_config=True)
+    bench = command("bench", _bench, "measure step, shards and batches beside the stock ones", needs_config=True)
     bench.add_argument(
         "--parts",
         nargs="+",
         default=["step"],
-        choices=["step", "batches", "loop"],
-        help="what to measure; the last two read the shards",
+        choices=["step", "shards", "batches", "loop"],
+        help="what to measure; shards uses the tokenizer of the workdir, batches and loop its shards",
     )
-    bench.add_argument("--seconds", type=float, default=20.0, help="of each comparison")
+    bench.add_argument(
+        "--torch", default="", metavar="PYTHON", help="an interpreter with PyTorch, whose step to measure too"
+    )
+    bench.add_argument("--seconds", type=float, default=20.0, help="of each comparison, about")
+    bench.add_argument("--megabytes", type=float, default=20.0, help="of text that the part shards writes")
     bench.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     command("report", _report, "curves and tables as one HTML page", needs_config=False)
     return root
@@ -191,14 +195,29 @@ def _export(args: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _bench(args: argparse.Namespace, overrides: list[str]) -> None:
-    config, manifest = configs.load(args.config, overrides), None
+    config, manifest, folder = configs.load(args.config, overrides), None, ""
     if args.parts != ["step"]:
         from mlm import stages
+        from mlm.data import tokenizer
 
-        manifest = stages.open_data(config, Workdir(args.workdir, create=False))
+        workdir = Workdir(args.workdir, create=False)
+        if {"batches", "loop"} & set(args.parts):
+            manifest = stages.open_data(config, workdir)
+        if "shards" in args.parts:
+            folder = str(workdir.tokenizer)
+            tokenizer.load_fast(folder)  # told now, if it is missing
     from mlm import bench
 
-    bench.run(config, args.parts, manifest, seconds=args.seconds, as_json=args.json)
+    bench.run(
+        config,
+        args.parts,
+        manifest,
+        seconds=args.seconds,
+        as_json=args.json,
+        tokenizer_folder=folder,
+        megabytes=args.megabytes,
+        torch_python=args.torch,
+    )
 
 
 def _report(args: argparse.Namespace, overrides: list[str]) -> None:

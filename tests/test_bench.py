@@ -1,50 +1,175 @@
-"""bench: its figures are of the run's own step and batches, and the table shows them."""
+"""bench: its figures are of the run's own step and data, beside the stock ones, and table and JSON show them all."""
 
 import json
+import pathlib
+import subprocess
+import sys
+import time
 
 import pytest
 
-from mlm import bench
-from tests.fixtures import tiny_config
+from mlm import bench, bench_data, bench_step, turns
+from mlm.errors import InputError
+from mlm.training import build, sharding
+from tests.fixtures import TINY, tiny_config
+from tests.processes import ROOT, environment
+from tests.torch_environments import torch_python
+
+SMALL = "tokenizer.vocab_size=500"
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(bench, "TURN", 0.05)
+    monkeypatch.setattr(turns, "TURN", 0.05)
 
 
-def test_measures_step_and_input(manifest, capsys):
+def cpu_seconds(pid: int) -> float:
+    """Of a process, from /proc: user and system, in ticks of 10 ms."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def test_step_and_input(manifest, capsys):
     config = tiny_config("data.lanes=4", "tokenizer.vocab_size=5000", "data.global_batch=64")
     found = bench.run(config, ["step", "batches", "loop"], manifest, seconds=0.2, as_json=False)
-    step, looped = found["step"], found["loop"]
-    for name in ("mlm", "stock"):
-        row = step[name]
-        assert row["tokens_per_second"] * row["milliseconds"] == pytest.approx(64 * 32 * 1e3)
-        assert row["mfu"] is None  # no peak is known of a CPU
+    assert list(found) == ["step", "batches", "loop"]
+    for rows in found.values():
+        names = [name for name in rows if name != "ratios"]
+        assert list(rows["ratios"]) == names[1:] and all(ratio > 0 for ratio in rows["ratios"].values())
+        for name in names:
+            assert rows[name]["tokens_per_second"] * rows[name]["milliseconds"] == pytest.approx(64 * 32 * 1e3)
+    step = found["step"]
+    assert step["mlm"]["mfu"] is None  # no peak is known of a CPU
     assert step["stock"]["temporary_bytes"] > 1.5 * step["mlm"]["temporary_bytes"], (
         "every position's logits and one-hots"
     )
-    assert found["batches"]["tokens_per_second"] > looped["real_batches"] > 0
-    assert 0 < looped["ratio"] < 2
-    out = capsys.readouterr().out
-    for number in (step["mlm"]["tokens_per_second"], step["stock"]["tokens_per_second"], looped["one_batch"]):
-        assert f"{number:,.0f}" in out
-    assert f"{step['ratio']:.2f} times" in out and f"{looped['ratio']:.1%}" in out
+    printed = capsys.readouterr()
+    for rows in found.values():
+        for name, ratio in rows["ratios"].items():
+            assert f"the first is {ratio:.3g} times as fast" in printed.out
+            assert f"{bench.NAMES[name]:22}{rows[name]['tokens_per_second']:14,.0f}" in printed.out
+    assert f"{step['mlm']['memory_bytes'] / 1e6:9,.0f} MB" in printed.out
+    for words in ("step: compiling ours", "step: measuring", "batches: measuring", "loop: measuring"):
+        assert f"bench: {words}" in printed.err
+
+
+def test_memory_is_the_state_and_what_the_step_makes():
+    """Parameters and the two moments of AdamW, on each device, beside the temporaries."""
+    config = tiny_config(SMALL)
+    mesh = sharding.make_mesh(**config.mesh.to_dict())
+    run = build.build_run(config, bench_step.random_facts(config), mesh)
+    program, _ = bench_step._our_step(run, bench_step.random_rows(config, bench_step.random_facts(config)), mesh)
+    found = bench_step._memory(program)
+    state = 3 * sum(leaf.nbytes for _, leaf in sharding.named_leaves(run.init().params))
+    assert state < found["memory_bytes"] - found["temporary_bytes"] < 1.2 * state + 1e5
+
+
+def test_known_peak(monkeypatch):
+    monkeypatch.setattr(bench_step.flops, "peak_flops", lambda kind: 1e12)
+    config = tiny_config(SMALL)
+    found = bench_step.compare_steps(config, sharding.make_mesh(data=8, fsdp=1, tensor=1), 0.1, "")
+    per_token = build.flops_per_token(config, bench_step.random_facts(config))
+    for name in ("mlm", "stock"):
+        expected = found[name]["tokens_per_second"] * per_token / 8e12
+        assert found[name]["mfu"] == pytest.approx(expected)
+    assert f"{found['mlm']['mfu']:8.1%}" in bench.table({"step": found})
 
 
 def test_json_is_what_is_returned(capsys):
-    found = bench.run(tiny_config(), ["step"], None, seconds=0.1, as_json=True)
+    found = bench.run(tiny_config(SMALL), ["step"], None, seconds=0.1, as_json=True)
     assert json.loads(capsys.readouterr().out) == found and set(found) == {"step"}
 
 
-def test_turns_alternate():
-    calls = []
+def test_step_needs_no_tensorflow(tmp_path):
+    settings = [f"--config.{text}" for text in (*TINY, SMALL)]
+    arguments = ["bench", "--config=configs/base.py", "--seconds=0.1", "--json", *settings]
+    program = (
+        f"import sys; sys.modules['tensorflow'] = None\nfrom mlm.__main__ import main; sys.exit(main({arguments}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment(1), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)["step"]) == {"mlm", "stock", "ratios"}
 
-    def work(name):
-        calls.append(name)
-        return bench.np.zeros(())
 
-    pairs = bench.alternate(lambda: work("a"), lambda: work("b"), 0.0)
-    assert len(pairs) == 3 and all(rate > 0 for pair in pairs for rate in pair)
-    turns = [name for name, previous in zip(calls, [None, *calls], strict=False) if name != previous]
-    assert turns == ["a", "b"] * (len(turns) // 2) and len(turns) >= 6
+def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch, capsys):
+    """Of the first text of the corpus, by both; nothing is left behind."""
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(bench_data.tempfile, "tempdir", str(tmp_path / "temporary"))
+    write = bench_data.shards.write
+
+    def write_anew(documents, *, folder, **settings):
+        assert not pathlib.Path(folder).exists(), "what is there would not be written"
+        return write(documents, folder=folder, **settings)
+
+    monkeypatch.setattr(bench_data.shards, "write", write_anew)
+    config = tiny_config(f"corpus.sources=jsonl:{tmp_path}/texts.jsonl", "shards.count=4", "data.lanes=4")
+    settings = {"seconds": 0.0, "tokenizer_folder": tokenizer_folder, "megabytes": 0.2}
+    found = bench.run(config, ["shards"], None, as_json=False, **settings)["shards"]
+    ours, example = found["mlm"], found["tf_tpu_example"]
+    assert 0.2e6 / 6 < found["tokens"] < 0.2e6
+    assert 0 <= found["tokens"] - ours["rows"] * 32 < 2 * 32, "of each split less than a row is lost"
+    assert 0.9 * ours["rows"] < example["rows"] <= ours["rows"]
+    for row in (ours, example):
+        assert row["tokens_per_second"] * row["milliseconds"] == pytest.approx(found["tokens"] * 1e3)
+    assert not list((tmp_path / "temporary").iterdir())
+    printed = capsys.readouterr().out
+    assert printed.startswith("shards ") and f"{example['tokens_per_second']:,.0f}" in printed
+    assert f"{found['ratios']['tf_tpu_example']:.3g} times" in printed
+
+
+def test_sample_is_the_beginning_of_the_corpus(texts, tmp_path):
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    config = tiny_config(f"corpus.sources=jsonl:{tmp_path}/texts.jsonl", "corpus.validation_fraction=0.1")
+    documents = list(bench_data.sample(config, 0.05))
+    sizes = [len(document.text) for document in documents]
+    assert sum(sizes[:-1]) < 50_000 <= sum(sizes)
+    train = [document.text for document in bench_data.stages.documents(config) if document.split == "train"]
+    assert [document.text for document in documents] == train[: len(documents)]
+    assert {document.split for document in documents} == {"train", "validation"}
+
+
+@pytest.mark.parametrize("generation", [4, 5])
+def test_torch(generation, capsys, monkeypatch):
+    monkeypatch.setattr(bench_step.flops, "peak_flops", lambda kind: 1e12)  # of jax's devices, not of PyTorch's
+    config = tiny_config(SMALL, "model.hidden_dropout=0.1", "model.dtype=bfloat16")
+    python = torch_python(generation)
+    found = bench.run(config, ["step"], None, seconds=0.1, as_json=False, torch_python=python)["step"]
+    row = found["torch"]
+    assert row["transformers"].startswith(f"{generation}.") and row["device"] == "cpu"
+    assert row["dtype"] == "float32", "bfloat16 is for CUDA"
+    assert row["tokens_per_second"] * row["milliseconds"] == pytest.approx(16 * 32 * 1e3)
+    assert 1e6 < row["memory_bytes"] < 1e9 and row["mfu"] is None and found["mlm"]["mfu"]
+    assert set(found["ratios"]) == {"stock", "torch"}
+    printed = capsys.readouterr()
+    assert f"{'run_mlm.py (PyTorch)':22}{row['tokens_per_second']:14,.0f}" in printed.out
+    assert f"{found['ratios']['torch']:.3g} times" in printed.out and f"PyTorch {row['torch']}" in printed.out
+    assert "starting PyTorch" in printed.err
+
+
+def test_torch_waits_without_work():
+    """It makes the updates that it is asked for, and uses no CPU in the turns of others."""
+    config = tiny_config(SMALL)
+    mesh = sharding.make_mesh(**config.mesh.to_dict())
+    run = build.build_run(config, bench_step.random_facts(config), mesh)
+    with bench_step.start_torch(torch_python(4), config, run) as partner:
+        for calls, updates in ((1, 1), (3, 4), (2, 6)):
+            partner.turn(calls)
+            assert partner.answer["updates"] == updates
+        time.sleep(0.2)
+        before = cpu_seconds(partner._process.pid)
+        time.sleep(1.0)
+        assert cpu_seconds(partner._process.pid) - before < 0.05
+        partner.turn(1)
+        assert cpu_seconds(partner._process.pid) > before, "the clock stands still: the test is empty"
+    assert partner._process.returncode == 0
+
+
+def test_interpreter_without_torch():
+    with pytest.raises(InputError, match=r"--torch=.*: torch, transformers and accelerate must be installed"):
+        bench.run(tiny_config(SMALL), ["step"], None, seconds=0.1, as_json=True, torch_python=sys.executable)
+
+
+def test_torch_is_for_the_step():
+    with pytest.raises(InputError, match="--torch: is for the part step"):
+        bench.run(tiny_config(SMALL), ["loop"], None, seconds=0.1, as_json=True, torch_python=sys.executable)

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from tests.fixtures import TINY
 from tests.processes import ROOT, environment
 
 SHORT = (
@@ -38,6 +39,17 @@ def test_every_command_has_an_example():
     assert examples == set(names)
 
 
+@pytest.mark.parametrize("name", ["S", "M"])
+def test_settings_below_the_table(name):
+    """`$S` and `$M` are settings that load."""
+    from mlm import config
+
+    (text,) = re.findall(rf'`{name}="([^"]*)"`', (ROOT / "README.md").read_text())
+    file, *settings = (argument for argument in text.split() if not argument.startswith("--workdir="))
+    loaded = config.load(file.removeprefix("--config="), [each.removeprefix("--config.") for each in settings])
+    assert loaded.shards.length == 128 and loaded.tokenizer.vocab_size == 16384
+
+
 @pytest.mark.slow
 def test_commands_run(texts, tmp_path):
     """One after the other, in the README's order: later ones work on what earlier ones made."""
@@ -46,6 +58,7 @@ def test_commands_run(texts, tmp_path):
     env = environment(1) | {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"}
     settings = (f"--config.{setting}" for setting in (*SHORT, f"corpus.sources=jsonl:{tmp_path}/corpus.jsonl"))
     env["S"] = " ".join(["--config=configs/base.py", f"--workdir={tmp_path}/runs/speed", *settings])
+    env["M"] = " ".join(["--config=configs/base.py", *(f"--config.{setting}" for setting in TINY)])
     seen = commands()
     assert seen[:2] == ["bash launch/local.sh", "bash tests/run.sh"]
     seen.remove("bash tests/run.sh")  # this very run
@@ -53,6 +66,8 @@ def test_commands_run(texts, tmp_path):
     for line in seen:
         short = line.replace("my/texts/*.txt", f"{tmp_path}/my.txt").replace("runs/", f"{tmp_path}/runs/")
         short = short.replace("> docs.jsonl", f"> {tmp_path}/docs.jsonl")
+        if "mlm bench" in line and "shards" in line:
+            short += " --megabytes=0.2"
         if "launch/local.sh" in line or "--config=" in line:
             short += "".join(f" --config.{setting}" for setting in SHORT)
             if "my.txt" not in short:

@@ -1,0 +1,162 @@
+"""The part "step" of `bench`: our update beside run_mlm_flax.py's and PyTorch's, on rows of random tokens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from mlm import flops, stock, torch_step, turns
+from mlm.training import build, sharding
+
+SPECIAL = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}  # of the random rows
+
+Step = Callable[[], jax.Array]  # starts an update; the array is there when it is done
+
+
+def compare_steps(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float, torch_python: str) -> dict[str, Any]:
+    """Measures our step, the stock one and, if an interpreter is named, PyTorch's.
+
+    A program's memory is what it holds on each device, as compiled: its arguments (the state among them), temporaries
+    and outputs. PyTorch's is what it allocated at most on CUDA; on the CPU, what its process grew by.
+
+    Args:
+      config: of the run.
+      mesh: of all devices.
+      seconds: to measure for.
+      torch_python: see `bench.run`.
+
+    Returns:
+      As `turns.summary` of "mlm", "stock" and "torch", each with "mfu" (None where the peak of the device isn't known)
+      and "memory_bytes" (None where the system doesn't tell); ours and the stock step with "temporary_bytes", a part
+      of it; PyTorch's with "device", "dtype" and the versions of "torch" and "transformers".
+
+    Raises:
+      InputError: `torch_python` can't be run, lacks a package, or fails.
+    """
+    facts = random_facts(config)
+    ours = build.build_run(config, facts, mesh)
+    rows, host = config.data.global_batch, random_rows(config, facts)
+    with contextlib.ExitStack() as stack:
+        partner = None
+        if torch_python:
+            turns.say("step: starting PyTorch")
+            partner = stack.enter_context(start_torch(torch_python, config, ours))
+        turns.say("step: compiling ours")
+        program, step = _our_step(ours, host, mesh)
+        turns.say("step: compiling run_mlm_flax.py's")
+        stock_program, stock_step = _stock_step(config, ours, host, mesh)
+        columns = {"mlm": waited(step), "stock": waited(stock_step)}
+        if partner:
+            columns["torch"] = partner.turn
+        rates = turns.measure("step", columns, seconds)
+        found = turns.summary(rates, rows * facts.length)
+        for name, compiled in (("mlm", program), ("stock", stock_program)):
+            found[name] |= _memory(compiled)
+        if partner:
+            found["torch"] |= {key: partner.ready[key] for key in ("device", "dtype", "torch", "transformers")}
+            found["torch"]["memory_bytes"] = partner.answer["peak_bytes"]
+    peak = flops.peak_flops(jax.devices()[0].device_kind)
+    for name in rates:
+        useful = found[name]["tokens_per_second"] * build.flops_per_token(config, facts)
+        here = found[name].get("device") != "cpu"  # where PyTorch runs on the CPU, the peak is not of its device
+        found[name]["mfu"] = useful / (peak * jax.device_count()) if peak and here else None
+    return found
+
+
+def random_facts(config: ConfigDict) -> build.DataFacts:
+    """Returns the facts of data that isn't there: enough to build the run of a config."""
+    size, rows, length = config.tokenizer.vocab_size, config.data.global_batch, config.shards.length
+    return build.DataFacts(size, SPECIAL, tuple(SPECIAL.values()), length, records=rows)
+
+
+def random_rows(config: ConfigDict, facts: build.DataFacts) -> dict[str, np.ndarray]:
+    """Returns a global batch of ordinary tokens, as `train_batches` yields them."""
+    shape = (config.data.global_batch, facts.length)
+    ids = np.random.default_rng(0).integers(len(SPECIAL), facts.vocab_size, shape)
+    return {
+        "input_ids": ids.astype(np.int32),
+        "attention_mask": np.ones(shape, np.int32),
+        "record_id": np.arange(shape[0], dtype=np.uint32),
+        "epoch": np.zeros(shape[0], np.uint32),
+    }
+
+
+def _our_step(run: build.Run, host: dict[str, np.ndarray], mesh: jax.sharding.Mesh) -> tuple[jax.stages.Compiled, Step]:
+    """Returns (the compiled program, an update that starts from a batch on the host)."""
+    state, rows = run.init(), len(host["record_id"])
+    compiled = run.train_step.lower(state, sharding.put_batch(host, mesh, rows)).compile()
+
+    def update() -> jax.Array:
+        nonlocal state
+        state, metrics = compiled(state, sharding.put_batch(host, mesh, rows))
+        return metrics["loss"]
+
+    return compiled, update
+
+
+def _stock_step(
+    config: ConfigDict, run: build.Run, host: dict[str, np.ndarray], mesh: jax.sharding.Mesh
+) -> tuple[jax.stages.Compiled, Step]:
+    """As `_our_step`, with the masks drawn on the host."""
+    start, step = stock.make_step(
+        module=stock.make_module(run.model.config, config.model.dtype),
+        schedule=build.build_schedule(config, run.steps),
+        weight_decay=config.optimizer.weight_decay,
+        mesh=mesh,
+    )
+    state, key, random = start(run.init().params), jax.random.key(0), np.random.default_rng(0)
+
+    def batch() -> tuple[jax.Array, ...]:
+        read, labels = stock.mask_on_host(run.model.masking, host["input_ids"], host["attention_mask"], random)
+        arrays = {"ids": read, "attention": host["attention_mask"], "labels": labels}
+        return tuple(sharding.put_batch(arrays, mesh, len(read)).values())
+
+    compiled = step.lower(state, *batch(), key).compile()
+
+    def update() -> jax.Array:
+        nonlocal state
+        state, loss = compiled(state, *batch(), key)
+        return loss
+
+    return compiled, update
+
+
+def start_torch(python: str, config: ConfigDict, run: build.Run) -> turns.Partner:
+    """Starts mlm/torch_step.py on the same model and rows of the same size.
+
+    Raises:
+      InputError: the interpreter can't be run, lacks a package, or fails.
+    """
+    settings = {
+        "model": run.model.config.to_dict(),
+        "special_ids": SPECIAL,
+        "rows": config.data.global_batch,
+        "length": config.shards.length,
+        "masking_rate": config.masking.rate,
+        "learning_rate": config.optimizer.learning_rate,
+        "weight_decay": config.optimizer.weight_decay,
+        "bfloat16": config.model.dtype == "bfloat16",
+    }
+    return turns.Partner([python, torch_step.__file__], settings, name=f"--torch={python}")
+
+
+def _memory(program: jax.stages.Compiled) -> dict[str, int]:
+    sizes = program.memory_analysis()
+    whole = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes
+    return {"memory_bytes": whole - sizes.alias_size_in_bytes, "temporary_bytes": sizes.temp_size_in_bytes}
+
+
+def waited(step: Step) -> turns.Turn:
+    """Returns the turn of a step: so many updates, and the wait for the last."""
+
+    def turn(calls: int) -> None:
+        for _ in range(calls):
+            last = step()
+        jax.block_until_ready(last)
+
+    return turn

@@ -1,0 +1,154 @@
+"""The yardstick in PyTorch: the training loop of transformers' run_mlm.py, a few updates whenever it is asked for them.
+
+    PYTHON mlm/torch_step.py
+
+Run by any Python with torch, transformers (4.57 or 5) and accelerate. What is measured is `Trainer.train()` itself,
+with its defaults: rows shuffled by its data loader, masked by DataCollatorForLanguageModeling on the host,
+RobertaForMaskedLM with logits of every position, gradients clipped, AdamW, eager, as many threads as PyTorch takes. A
+callback holds the loop between two turns. On CUDA where it is there, else on the CPU in float32.
+
+Reads lines of JSON and answers each with one. First the settings: {"model": RobertaConfig's arguments, "special_ids":
+{"cls", "pad", "sep", "unk", "mask"} -> id, "rows" of an update, "length" of a row, "masking_rate", "learning_rate",
+"weight_decay", "bfloat16": autocast on CUDA}; the answer, {"torch", "transformers", "device", "dtype"}, comes when all
+is ready. Then {"calls": N}: it makes N updates; the answer is {"updates" so far, "peak_bytes"}: what PyTorch allocated
+at most on CUDA, or, on the CPU, what the process has grown by since its imports. Ends with its input; exit code 2 if a
+package is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TextIO
+
+BATCHES = 64  # in an epoch of the data loader
+
+
+def train(settings: dict, answers: TextIO) -> None:
+    """Builds the Trainer and lets it train until the input ends.
+
+    Args:
+      settings: see above.
+      answers: where the lines of JSON go.
+    """
+    import torch
+    import transformers
+
+    before = _resident("VmRSS")
+    cuda = torch.cuda.is_available()
+    bfloat16 = cuda and settings["bfloat16"]
+
+    class Turns(transformers.TrainerCallback):
+        """Holds the loop after the updates that were asked for."""
+
+        left = 0
+
+        def on_train_begin(self, *arguments: object, **more: object) -> None:
+            versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+            self.ask(**versions, device="cuda" if cuda else "cpu", dtype="bfloat16" if bfloat16 else "float32")
+
+        def on_step_end(self, arguments: object, state: transformers.TrainerState, *others: object, **more: object):
+            self.left -= 1
+            if self.left == 0:
+                if cuda:
+                    torch.cuda.synchronize()
+                peak = torch.cuda.max_memory_allocated() if cuda else _resident("VmHWM")
+                self.ask(updates=state.global_step, peak_bytes=peak - before if peak and not cuda else peak)
+
+        def ask(self, **answer: object) -> None:
+            print(json.dumps(answer), file=answers, flush=True)
+            line = sys.stdin.readline()
+            if not line:
+                sys.exit(0)
+            self.left = json.loads(line)["calls"]
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=settings["rows"] // max(1, torch.cuda.device_count()),
+            max_steps=10**9,
+            learning_rate=settings["learning_rate"],
+            weight_decay=settings["weight_decay"],
+            bf16=bfloat16,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        trainer = transformers.Trainer(
+            model=transformers.RobertaForMaskedLM(transformers.RobertaConfig(**settings["model"])),
+            args=arguments,
+            train_dataset=Rows(settings),
+            data_collator=transformers.DataCollatorForLanguageModeling(
+                tokenizer=_tokenizer(settings), mlm_probability=settings["masking_rate"]
+            ),
+            callbacks=[Turns()],
+        )
+        trainer.train()
+
+
+class Rows:
+    """Random rows of ordinary tokens as run_mlm.py's data set gives them: lists, with special_tokens_mask."""
+
+    def __init__(self, settings: dict):
+        """Draws the rows of one batch, which come again and again."""
+        import torch
+
+        rows, length = settings["rows"], settings["length"]
+        first, size = max(settings["special_ids"].values()) + 1, settings["model"]["vocab_size"]
+        ids = torch.randint(first, size, (rows, length), generator=torch.Generator().manual_seed(0))
+        self._rows = [
+            {"input_ids": row, "attention_mask": [1] * length, "special_tokens_mask": [0] * length}
+            for row in ids.tolist()
+        ]
+
+    def __len__(self) -> int:
+        return BATCHES * len(self._rows)
+
+    def __getitem__(self, index: int) -> dict:
+        return self._rows[index % len(self._rows)]
+
+
+def _tokenizer(settings: dict):
+    """Returns what the collator asks for its mask token and its size."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    names = {number: f"<{role}>" for role, number in settings["special_ids"].items()}
+    words = {names.get(number, f"w{number}"): number for number in range(settings["model"]["vocab_size"])}
+    special = {f"{role}_token": f"<{role}>" for role in settings["special_ids"]}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")), **special)
+
+
+def _resident(field: str) -> int | None:
+    """Returns VmRSS or VmHWM, the memory held now or at most, in bytes; None where the system has no /proc."""
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        return None
+    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith(field))
+
+
+def main() -> int:
+    """Takes turns until the input ends; returns the exit code."""
+    # Whatever else is printed, by the Trainer for one, must not come between the answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        import accelerate  # noqa: F401
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        print(f"torch, transformers and accelerate must be installed there: {error}.", file=sys.stderr)
+        return 2
+    train(json.loads(sys.stdin.readline()), answers)
+    return 0
+
+
+if __name__ == "__main__":
+    # Python puts this folder first on the path, where our modules would stand in for installed ones of the same names.
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+    # bench, which runs this, hides PyTorch from itself by these.
+    os.environ.update(USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+    sys.exit(main())
