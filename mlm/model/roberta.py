@@ -150,7 +150,7 @@ class Network:
         x_NxH = layers.gelu(layers.dense(own["dense"], hidden_NxH))
         x_NxH = layers.layer_norm(own["layer_norm"], x_NxH, self.config.layer_norm_eps)
         embedding_VxH = params["roberta"]["embeddings"]["word_embeddings"]["embedding"].astype(self.dtype)
-        logits_NxV = layers.add_bias(x_NxH @ embedding_VxH.T, own["bias"])
+        logits_NxV = layers.add_bias(layers.product(x_NxH, embedding_VxH.T), own["bias"])
         return logits_NxV.reshape(*hidden_BxKxH.shape[:2], -1)
 
     def _layer(self, params: Params, x_BxLxH: jax.Array, segments_BxL: jax.Array, seeds: list) -> jax.Array:
