@@ -58,7 +58,7 @@ def test_commands_run(texts, tmp_path):
     env = environment(1) | {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"}
     settings = (f"--config.{setting}" for setting in (*SHORT, f"corpus.sources=jsonl:{tmp_path}/corpus.jsonl"))
     env["S"] = " ".join(["--config=configs/base.py", f"--workdir={tmp_path}/runs/speed", *settings])
-    env["M"] = " ".join(["--config=configs/base.py", *(f"--config.{setting}" for setting in TINY)])
+    env["M"] = " ".join(["--config=configs/base.py", *(f"--config.{setting}" for setting in (*TINY, SHORT[0]))])
     seen = commands()
     assert seen[:2] == ["bash launch/local.sh", "bash tests/run.sh"]
     seen.remove("bash tests/run.sh")  # this very run
