@@ -21,7 +21,6 @@ from mlm.data.manifest import Manifest
 from mlm.training import build, loop, sharding
 
 TURN = 1.0  # seconds of a turn, at least
-SPECIAL = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}  # of the random rows that the step is measured on
 
 
 def run(
@@ -55,11 +54,11 @@ def compare_steps(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float) -
       (None where the peak of the device isn't known)}; "ratio" of their speeds, the median of neighbouring turns.
     """
     size, rows, length = config.tokenizer.vocab_size, config.data.global_batch, config.shards.length
-    facts = build.DataFacts(size, SPECIAL, tuple(SPECIAL.values()), length, records=rows)
+    facts = build.facts_without_data(config, records=rows)
     ours = build.build_run(config, facts, mesh)
     random = np.random.default_rng(0)
     host = {
-        "input_ids": random.integers(len(SPECIAL), size, (rows, length)).astype(np.int32),
+        "input_ids": random.integers(len(facts.all_special_ids), size, (rows, length)).astype(np.int32),
         "attention_mask": np.ones((rows, length), np.int32),
         "record_id": np.arange(rows, dtype=np.uint32),
         "epoch": np.zeros(rows, np.uint32),
