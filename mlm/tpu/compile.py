@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import re
 import sys
 import threading
@@ -22,7 +23,7 @@ from mlm.errors import InputError
 from mlm.tpu.topology import Topology
 from mlm.training import build, sharding
 
-PATIENCE = 5.0  # seconds between two lines of progress
+PATIENCE = 15.0  # seconds between two lines of progress; on a terminal one line counts them
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -35,7 +36,8 @@ class Program:
       arguments: the state and the batch.
       temporaries: what the step needs beside them.
       outputs: what it returns that does not take the place of an argument.
-      needs: all of it; if it doesn't fit, what the compiler says that it would take, or None where it doesn't say.
+      needs: all of it; if it doesn't fit, the state and the temporaries of which the compiler says that they are too
+        many (the state alone, if that is too large already), or None if it names no number.
       fits: the compiler found room for it.
       seconds: that the compiler took.
     """
@@ -79,6 +81,9 @@ def compile_step(config: ConfigDict, facts: build.DataFacts, topology: Topology,
     mesh = make_mesh(config, topology)
     run = build.build_run(config, facts, mesh)
     rows = config.data.global_batch // (mesh.shape["data"] * mesh.shape["fsdp"])
+    state = state_bytes(run)
+    if kind != "stock" and state > topology.capacity:  # nothing to compile
+        return Program("", state, 0, 0, state, False, 0.0)
     words = f"{kind} step, {config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
     with _telling(f"compiling the {words}, for {topology.name}") as elapsed, _no_cache():
         try:
@@ -87,33 +92,25 @@ def compile_step(config: ConfigDict, facts: build.DataFacts, topology: Topology,
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            return Program("", 0, 0, 0, needed_bytes(str(error)), False, elapsed())
+            temporaries = temporary_bytes(str(error))
+            needs = None if temporaries is None else state + temporaries
+            return Program("", state, 0, 0, needs, False, elapsed())
         memory = compiled.memory_analysis()
         outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
         sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes, outputs)
         return Program(compiled.as_text(), *sizes, sum(sizes) + memory.generated_code_size_in_bytes, True, elapsed())
 
 
-def needed_bytes(message: str) -> float | None:
-    """Returns the bytes of a device that a refusal says the program would take; None if it says nothing of it."""
-    found = re.search(r"[Uu]sed ([\d.]+)([KMGT]?)(?:iB|B)? of|memory required[^(]*\(([\d.]+)([KMGT]?)", message)
-    if found is None:
-        return None
-    number, unit = (group for group in found.groups() if group is not None)
-    return float(number) * UNITS[unit]
+def temporary_bytes(message: str) -> float | None:
+    """Returns the temporaries that a refusal of the compiler names, bytes of a device; None if it names none."""
+    found = re.search(r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)", message)
+    return float(found.group(1)) * UNITS[found.group(2)] if found else None
 
 
-def state_bytes(config: ConfigDict, facts: build.DataFacts, topology: Topology) -> int:
-    """Returns the bytes that the training state takes on a device, without compiling anything."""
-    shapes = build.build_run(config, facts, make_mesh(config, topology)).shapes
-
-    def size(leaf: jax.ShapeDtypeStruct) -> int:
-        count = 1
-        for dimension in leaf.sharding.shard_shape(leaf.shape):
-            count *= dimension
-        return count * leaf.dtype.itemsize
-
-    return sum(size(leaf) for leaf in jax.tree.leaves(shapes))
+def state_bytes(run: build.Run) -> int:
+    """Returns the bytes that the training state takes on a device."""
+    leaves = jax.tree.leaves(run.shapes)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _lower(config: ConfigDict, run: build.Run, mesh: Mesh, facts: build.DataFacts) -> jax.stages.Lowered:
@@ -171,7 +168,7 @@ def _telling(words: str) -> Iterator[Any]:
         print(f"{words}: {elapsed():.0f} s", end=end, file=sys.stderr, flush=True)
 
     def tell() -> None:
-        while not done.wait(PATIENCE):
+        while not done.wait(1.0 if terminal else PATIENCE):
             line("\r" if terminal else "\n")
 
     thread = threading.Thread(target=tell, daemon=True)
