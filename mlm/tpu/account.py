@@ -81,26 +81,24 @@ class _Clock:
 
     now: float = 0.0
     queues: dict[str, float] = dataclasses.field(default_factory=lambda: {"links": 0.0, "memory": 0.0})
-    done: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # name -> (when, of which its own)
+    done: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def start(self, queue: str, name: str, cycles: float) -> None:
         self.queues[queue] = max(self.queues[queue], self.now) + cycles
-        self.done[name] = (self.queues[queue], cycles)
+        self.done[name] = self.queues[queue]
 
     def wait(self, name: str) -> float:
         """Returns the cycles until the thing is done; it is now that many later."""
-        left = max(0.0, self.done.pop(name, (0.0, 0.0))[0] - self.now)
+        left = max(0.0, self.done.pop(name, 0.0) - self.now)
         self.now += left
         return left
 
-    def repeat(self, begin: float, times: int) -> None:
-        """Lets all since `begin` happen `times` times instead of once."""
-        more = (self.now - begin) * (times - 1)
+    def repeat(self, before: _Clock, times: int) -> None:
+        """Lets all that happened since the copy `before` was made happen `times` times instead of once."""
+        more = (self.now - before.now) * (times - 1)
         self.now += more
-        self.queues = {name: when + more if when > begin else when for name, when in self.queues.items()}
-        self.done = {
-            name: (when + more, own) if when > begin else (when, own) for name, (when, own) in self.done.items()
-        }
+        self.queues = {name: when + more * (when > before.queues[name]) for name, when in self.queues.items()}
+        self.done = {name: when + more * (name not in before.done) for name, when in self.done.items()}
 
 
 def account(module: Module, topology: Topology) -> Account:
@@ -116,6 +114,7 @@ class _Walk:
     def __init__(self, module: Module, topology: Topology):
         self.module, self.topology = module, topology
         self.account, self.clock = Account(), _Clock()
+        self.kinds: dict[str, str] = {}  # of the collectives that have begun, by name
 
     def run(self, computation: str, times: int) -> None:
         """Runs a computation once on the clock, and `times` times in the account."""
@@ -184,9 +183,9 @@ class _Walk:
         if trips is None:
             self.account.uncosted["loop of unknown length, counted once"] += times
             trips = 1
-        begin = self.clock.now
+        before = copy.deepcopy(self.clock)
         self.run(this.called("body"), times * trips)
-        self.clock.repeat(begin, trips)
+        self.clock.repeat(before, trips)
 
     def trips(self, this: Instruction) -> int | None:
         """Returns how often a loop turns, as the compiler notes it or its counter and bound say; None if unknown."""
@@ -248,7 +247,7 @@ class _Walk:
         row.bytes += bytes_ * times
         row.cycles += cycles * times
         self.clock.start("links", name, cycles)
-        self.clock.done[f"kind of {name}"] = (0.0, links.KINDS.index(links.kind(inner)))
+        self.kinds[name] = links.kind(inner)
 
     def finish(self, this: Instruction, times: int, name: str = "") -> None:
         """Waits for what `name`, or else the instruction's operand, has begun."""
@@ -256,11 +255,11 @@ class _Walk:
             name = this.operands[0]
             while self.module.by_name[name].opcode == "async-update":
                 name = self.module.by_name[name].operands[0]
-        kind, left = self.clock.done.pop(f"kind of {name}", None), self.clock.wait(name)
+        kind, left = self.kinds.get(name), self.clock.wait(name)
         if kind is None:
             self.account.waits += left * times
         else:
-            self.account.collectives[links.KINDS[int(kind[1])]].exposed += left * times
+            self.account.collectives[kind].exposed += left * times
             self.spend("links", this, left, times, clock=False)
 
 
