@@ -39,6 +39,16 @@ TEXT = textwrap.dedent("""\
       %custom-call.8 = u32[] custom-call(), custom_call_target="AsyncCollectiveDone"
     }
 
+    %called (p.5: f32[24]) -> f32[24] {
+      %p.5 = f32[24]{0} parameter(0)
+      ROOT %all-reduce.5 = f32[24]{0} all-reduce(%p.5), channel_id=9, replica_groups=[1,8]<=[8]
+    }
+
+    %async_computation (p.6: f32[24]) -> f32[24] {
+      %p.6 = f32[24]{0} parameter(0)
+      ROOT %custom-call.5 = f32[24]{0} custom-call(%p.6), custom_call_target="X(1)", called_computations={%called}
+    }, execution_thread="sparsecore"
+
     %inner_condition (a.1: (s32[], f32[10])) -> pred[] {
       %a.1 = (s32[], f32[10]{0}) parameter(0)
       %constant.1 = s32[]{:T(128)} constant(3)
@@ -93,6 +103,9 @@ TEXT = textwrap.dedent("""\
       %kernel.1 = f32[10]{0} custom-call(%p.3), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
 
     }}, metadata={op_name="jit(step)/transpose(jvp(roberta))/encoder/layer/0/attention/self/pallas_call" stack_frame_id=1}, backend_config={"custom_call_config":{"cost_estimate":{"flops":"131072000","transcendentals":"7","bytes_accessed":"1000"}}}
+      %offload-start = ((), (), (s32[8192]{0:T(1)S(11)})) async-start(), calls=%async_computation
+      %offload-update = ((f32[24]{0}), f32[24]{0}) async-update(%offload-start, %p.3)
+      %offload-done = f32[24]{0} async-done(%offload-update)
       %kernel.2 = f32[10]{0} custom-call(%p.3), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/bare"}
       %concat.1 = f32[10]{0} custom-call(%p.3), custom_call_target="ConcatBitcast"
       ROOT %rng-bit-generator.1 = u32[1000,1000]{1,0} rng-bit-generator(%kernel.1), algorithm=rng_default
@@ -140,12 +153,15 @@ def test_copies_cost_what_nothing_hides(counted):
 
 
 def test_collectives(counted):
-    """The gather of 128,000 bytes runs beside 50,000 cycles; the reduction of 4,096 bytes over 4 stands alone."""
+    """The gather of 128,000 bytes runs beside 50,000 cycles; the reduction of 4,096 bytes over 4 stands alone.
+
+    A second reduction, of 96 bytes over 8, runs on a SparseCore, and nothing runs beside it.
+    """
     gather, reduction = counted.collectives["all-gather"], counted.collectives["all-reduce"]
     assert (gather.count, gather.overlapping, gather.bytes, gather.exposed) == (1, 1, 128_000, 0)
     assert gather.cycles == pytest.approx(128_000 * 7 / 8 / LINKS)
-    assert (reduction.count, reduction.overlapping, reduction.bytes) == (1, 0, 4096)
-    assert reduction.exposed == reduction.cycles == pytest.approx(4096 * 2 * 3 / 4 / LINKS)
+    assert (reduction.count, reduction.overlapping, reduction.bytes) == (2, 1, 4096 + 96)
+    assert reduction.exposed == reduction.cycles == pytest.approx((4096 * 2 * 3 / 4 + 96 * 2 * 7 / 8) / LINKS)
     assert counted.links == reduction.exposed
     alone = TEXT.replace('"estimated_cycles":"50000"', '"estimated_cycles":"500"')
     found = account.account(hlo.parse(alone), topology.find("v5e:2x4")).collectives["all-gather"]
@@ -196,6 +212,7 @@ def test_sizes_of_shapes():
             "recompute",
             "roberta/encoder/layer/*/output",
         ),
+        ("jit(step)/jvp(FlaxRobertaForMaskedLMModule)/lm_head/a,b->c/dot_general", "forward", "lm_head"),
         ("jit(step)/sub", "update", "sub"),
         ("", "update", "(unnamed)"),
     ],

@@ -31,6 +31,7 @@ FREE += ("opt-barrier", "async-update", "add-dependency", "domain")
 FREE_TARGETS = re.compile(
     r"ConcatBitcast|AllocateBuffer|X64\w+|Assume\w+|\w*Bitpacked|AsyncCollective\w+|Sharding|SPMD\w+"
 )
+NOISE = re.compile(r"<locals>|->|^FlaxRoberta")  # in a path: functions, formulas, the name of the whole model
 Group = tuple[str, str, str]  # forward, backward, recompute or update; path of modules; file:line
 
 
@@ -136,9 +137,7 @@ class _Walk:
         elif (inner := links.held(self.module, this)) is not None:
             self.communicate(this, inner, times)
         elif opcode.endswith("-start"):
-            moved = hlo.elements(this.shape)
-            cycles = hlo.size(moved[0 if opcode == "copy-start" else 1]) / self.topology.hbm_bytes_per_cycle
-            self.clock.start("memory", this.name, cycles)
+            self.clock.start("memory", this.name, self.copied(this) / self.topology.hbm_bytes_per_cycle)
         else:
             self.compute(this, times)
 
@@ -177,6 +176,13 @@ class _Walk:
         gathers = any(one.opcode in ("gather", "scatter", "dynamic-slice", "dynamic-update-slice") for one in body)
         read = [hlo.size(self.module.by_name[name].shape) for name in this.operands if name in self.module.by_name]
         return result + sum(min(one, result) if gathers else one for one in read)
+
+    def copied(self, this: Instruction) -> float:
+        """Returns the bytes of what a start brings about: a copy, a slice, or what a SparseCore computes."""
+        body = self.module.computations.get(this.called("calls"))
+        if body:
+            return hlo.size(body[-1].shape)
+        return hlo.size(hlo.elements(this.shape)[0 if this.opcode == "copy-start" else 1])
 
     def loop(self, this: Instruction, times: int) -> None:
         trips = self.trips(this)

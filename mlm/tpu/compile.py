@@ -7,9 +7,11 @@ import dataclasses
 import math
 import re
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -88,7 +90,7 @@ def compile_step(config: ConfigDict, facts: build.DataFacts, topology: Topology,
     with _telling(f"compiling the {words}, for {topology.name}") as elapsed, _no_cache():
         try:
             lowered = _lower_stock(config, run, mesh, facts) if kind == "stock" else _lower(config, run, mesh, facts)
-            compiled = lowered.compile(compiler_options=topology.family.options or None)
+            compiled, text = _compile(lowered, topology)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -98,7 +100,18 @@ def compile_step(config: ConfigDict, facts: build.DataFacts, topology: Topology,
         memory = compiled.memory_analysis()
         outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
         sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes, outputs)
-        return Program(compiled.as_text(), *sizes, sum(sizes) + memory.generated_code_size_in_bytes, True, elapsed())
+        return Program(text, *sizes, sum(sizes) + memory.generated_code_size_in_bytes, True, elapsed())
+
+
+def _compile(lowered: jax.stages.Lowered, topology: Topology) -> tuple[jax.stages.Compiled, str]:
+    """Returns the compiled program and its text."""
+    if topology.family.readable:
+        compiled = lowered.compile()
+        return compiled, compiled.as_text()
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+        files = [file for file in Path(folder).glob("*.after_codegen.txt") if ".jit_step." in file.name]
+        return compiled, max(files, key=lambda file: file.stat().st_size).read_text()
 
 
 def temporary_bytes(message: str) -> float | None:

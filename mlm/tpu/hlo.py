@@ -115,8 +115,8 @@ def _whole_lines(text: str) -> list[str]:
     """Returns the lines, with those that go on from an instruction (a kernel's metadata) joined to it."""
     lines: list[str] = []
     for line in text.splitlines():
-        goes_on = lines and lines[-1].startswith("  ") and line != "}" and not line.startswith(("  %", "  ROOT %"))
-        if goes_on:
+        inside = lines and lines[-1].startswith("  ")
+        if inside and line != "}" and not line.startswith(("  %", "  ROOT %", "}, execution_thread")):
             lines[-1] += " " + line.strip()
         else:
             lines.append(line)

@@ -21,9 +21,10 @@ def held(module: Module, this: Instruction) -> Instruction | None:
     """Returns the collective that an instruction is, or that is fused into it or wrapped in it, if there is one."""
     if kind(this) in KINDS:
         return this
-    if this.opcode not in ("fusion", "async-start"):
+    if this.opcode not in ("fusion", "async-start", "custom-call"):
         return None
-    body = module.computations.get(this.called("calls"), ())
+    name = this.called("calls") or this.attribute(r"called_computations=\{(%[\w.\-]+)")  # the latter on a SparseCore
+    body = module.computations.get(name, ())
     return next((found for one in body if (found := held(module, one)) is not None), None)
 
 

@@ -31,12 +31,6 @@ ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-# With these on, jax can't read the program of a TPU7x back (its async-update has two operands): collectives then run on
-# the TensorCore, as they do on the other families.
-NO_OFFLOAD = {
-    f"xla_tpu_enable_sparse_core_collective_offload_{kind}": False
-    for kind in ("all_reduce", "all_gather", "reduce_scatter")
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +46,8 @@ class Family:
       hbm_gib: memory of a device that a program may use.
       hbm_gbs: memory bandwidth of a chip, 10^9 bytes/s.
       link_gbs: one link to a neighbouring chip, one way, 10^9 bytes/s.
-      options: for the compiler.
+      readable: jax can give the text of a program. On a TPU7x it can't (the SparseCores' async-update has operands that
+        it doesn't expect): the compiler then writes the text itself.
     """
 
     kind: str
@@ -63,7 +58,7 @@ class Family:
     hbm_gib: float
     hbm_gbs: float
     link_gbs: float
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    readable: bool = True
 
 
 FAMILIES = {
@@ -73,7 +68,7 @@ FAMILIES = {
     "v5e": Family("TPU v5e", 1, (16, 16), 16, 131_072, 15.75, 819, 50),
     "v5p": Family("TPU v5p", 1, (16, 20, 28), 4, 262_144, 95.73, 2765, 100),
     "v6e": Family("TPU v6e", 1, (16, 16), 16, 524_288, 31.24, 1638, 100),
-    "tpu7x": Family("TPU7x", 2, (16, 16, 36), 4, 524_288, 94.74, 7380, 100, NO_OFFLOAD),
+    "tpu7x": Family("TPU7x", 2, (16, 16, 36), 4, 524_288, 94.74, 7380, 100, readable=False),
 }
 
 
