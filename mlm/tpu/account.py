@@ -31,6 +31,7 @@ FREE += ("opt-barrier", "async-update", "add-dependency", "domain")
 FREE_TARGETS = re.compile(
     r"ConcatBitcast|AllocateBuffer|X64\w+|Assume\w+|\w*Bitpacked|AsyncCollective\w+|Sharding|SPMD\w+"
 )
+WRAPPERS = ("", "while", "body", "closed_call", "cond", "checkpoint", "rematted_computation", "shard_map")
 NOISE = re.compile(r"<locals>|->|^FlaxRoberta")  # in a path: functions, formulas, the name of the whole model
 Group = tuple[str, str, str]  # forward, backward, recompute or update; path of modules; file:line
 
@@ -284,8 +285,5 @@ def group(op_name: str, source: str) -> Group:
         phase = "forward"
     bare = re.sub(r"\b(?:transpose|jvp|vmap|checkpoint|remat)\(", "", re.sub(r"\bjit\([^()]*\)", "", op_name))
     parts = [part.replace(")", "") for part in bare.split("/")]
-    noise = ("", "while", "body", "closed_call", "cond", "checkpoint", "rematted_computation", "shard_map")
-    kept = [
-        "*" if part.isdigit() else part for part in parts if part not in noise and not re.search("<locals>|->", part)
-    ]
+    kept = ["*" if part.isdigit() else part for part in parts if part not in WRAPPERS and not NOISE.search(part)]
     return phase, "/".join(kept[:-1] or kept) or "(unnamed)", source
