@@ -185,7 +185,7 @@ def test_the_largest_batch_is_found_in_few_trials(monkeypatch, limit, rows, tria
     refused = compiling.Program("", 10**9, 0, 0, 10**9 + 4 * (place.capacity - 10**9), False, 0.0)
     found = fit.largest_batch(config, facts, place, refused)
     assert found == (rows and {"rows_per_chip": rows, "global_batch": 8 * rows})
-    assert len(seen) <= trials + 1 and max(seen) <= 16
+    assert seen[0] == 8 and len(seen) == trials and max(seen) <= 16
 
 
 def test_a_refusal_is_read():

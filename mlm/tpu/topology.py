@@ -153,7 +153,7 @@ def find(name: str) -> Topology:
         raise InputError(f"--topology={name}: there is no such TPU; known are {known}.")
     pod = FAMILIES[family].pod
     shape = tuple(map(int, sizes.split("x"))) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes) else ()
-    fits = len(shape) == len(pod) and math.prod(shape) <= math.prod(pod) and max(shape) <= max(pod)
+    fits = len(shape) == len(pod) and all(a <= b for a, b in zip(sorted(shape), sorted(pod), strict=True))
     devices = _devices(name, family) if fits else None
     if devices is None:
         raise InputError(
