@@ -115,6 +115,18 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--seconds", type=float, default=20.0, help="of each comparison, about")
     bench.add_argument("--megabytes", type=float, default=20.0, help="of text that the part shards writes")
     bench.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
+    plan = command(
+        "plan", _plan, "compile the step for a TPU that isn't there: does it fit, how long", needs_config=True
+    )
+    plan.add_argument("--topology", default="", metavar="NAME", help="such as v5e:2x4; a wrong one lists them")
+    plan.add_argument("--compare", choices=["stock"], help="the step of run_mlm_flax.py too")
+    plan.add_argument(
+        "--sweep", nargs="+", default=[], metavar="KEY=V,V", help="topology, per_chip_batch, mesh, any key"
+    )
+    plan.add_argument("--price", type=float, metavar="DOLLARS", help="of a chip for an hour")
+    plan.add_argument("--records", type=int, metavar="N", help="rows of the training split; default: of the workdir")
+    plan.add_argument("--no-search", action="store_true", help="if it doesn't fit, don't look for what would")
+    plan.add_argument("--json", action="store_true", help="one line of JSON instead of tables")
     command("report", _report, "curves and tables as one HTML page", needs_config=False)
     return root
 
@@ -218,6 +230,22 @@ def _bench(args: argparse.Namespace, overrides: list[str]) -> None:
         megabytes=args.megabytes,
         torch_python=args.torch,
     )
+
+
+def _plan(args: argparse.Namespace, overrides: list[str]) -> None:
+    config, manifest = configs.load(args.config, overrides), None
+    from mlm.tpu import topology
+
+    topology.prepare()  # before jax is imported
+    if args.workdir:
+        from mlm import stages
+
+        manifest = stages.open_data(config, Workdir(args.workdir, create=False))
+    from mlm import plan
+
+    job = plan.make_job(config, manifest, records=args.records, price=args.price)
+    wishes = {"compare": bool(args.compare), "sweep": args.sweep, "search": not args.no_search, "as_json": args.json}
+    plan.run(config, job, name=args.topology, **wishes)
 
 
 def _report(args: argparse.Namespace, overrides: list[str]) -> None:

@@ -13,8 +13,6 @@ from ml_collections import ConfigDict
 from mlm import flops, stock, torch_step, turns
 from mlm.training import build, sharding
 
-SPECIAL = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}  # of the random rows
-
 Step = Callable[[], jax.Array]  # starts an update; the array is there when it is done
 
 
@@ -38,7 +36,7 @@ def compare_steps(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float, t
     Raises:
       InputError: `torch_python` can't be run, lacks a package, or fails.
     """
-    facts = random_facts(config)
+    facts = build.facts_without_data(config, records=config.data.global_batch)
     ours = build.build_run(config, facts, mesh)
     rows, host = config.data.global_batch, random_rows(config, facts)
     with contextlib.ExitStack() as stack:
@@ -68,16 +66,10 @@ def compare_steps(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float, t
     return found
 
 
-def random_facts(config: ConfigDict) -> build.DataFacts:
-    """Returns the facts of data that isn't there: enough to build the run of a config."""
-    size, rows, length = config.tokenizer.vocab_size, config.data.global_batch, config.shards.length
-    return build.DataFacts(size, SPECIAL, tuple(SPECIAL.values()), length, records=rows)
-
-
 def random_rows(config: ConfigDict, facts: build.DataFacts) -> dict[str, np.ndarray]:
     """Returns a global batch of ordinary tokens, as `train_batches` yields them."""
     shape = (config.data.global_batch, facts.length)
-    ids = np.random.default_rng(0).integers(len(SPECIAL), facts.vocab_size, shape)
+    ids = np.random.default_rng(0).integers(len(facts.all_special_ids), facts.vocab_size, shape)
     return {
         "input_ids": ids.astype(np.int32),
         "attention_mask": np.ones(shape, np.int32),
@@ -134,7 +126,7 @@ def start_torch(python: str, config: ConfigDict, run: build.Run) -> turns.Partne
     """
     settings = {
         "model": run.model.config.to_dict(),
-        "special_ids": SPECIAL,
+        "special_ids": build.facts_without_data(config, records=1).special_ids,
         "rows": config.data.global_batch,
         "length": config.shards.length,
         "masking_rate": config.masking.rate,

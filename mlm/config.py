@@ -61,6 +61,15 @@ def load_saved(path: UPath, overrides: list[str]) -> ConfigDict:
         raise DamageError(f"{path}: is not a config in JSON ({error}); give --config.") from None
 
 
+def changed(config: ConfigDict, overrides: list[str]) -> ConfigDict:
+    """Returns a copy of a config with overrides applied, validated and locked.
+
+    Raises:
+      InputError: as `load`.
+    """
+    return _finish(unflatten(flatten(config)), overrides)
+
+
 def _finish(config: ConfigDict, overrides: list[str]) -> ConfigDict:
     for override in overrides:
         _override(config, override)

@@ -13,6 +13,7 @@ PEAK_TFLOPS = {
     "TPU v5p": 459.0,
     "TPU v6 lite": 918.0,
     "TPU v6e": 918.0,
+    "TPU7x": 1153.5,  # a device is one of the chip's two TensorCores
     "NVIDIA A100-SXM4-80GB": 312.0,
     "NVIDIA H100 80GB HBM3": 989.0,
     "NVIDIA H200": 989.0,

@@ -57,8 +57,10 @@ def test_memory_is_the_state_and_what_the_step_makes():
     """Parameters and the two moments of AdamW, on each device, beside the temporaries."""
     config = tiny_config(SMALL)
     mesh = sharding.make_mesh(**config.mesh.to_dict())
-    run = build.build_run(config, bench_step.random_facts(config), mesh)
-    program, _ = bench_step._our_step(run, bench_step.random_rows(config, bench_step.random_facts(config)), mesh)
+    run = build.build_run(config, build.facts_without_data(config, records=1), mesh)
+    program, _ = bench_step._our_step(
+        run, bench_step.random_rows(config, build.facts_without_data(config, records=1)), mesh
+    )
     found = bench_step._memory(program)
     state = 3 * sum(leaf.nbytes for _, leaf in sharding.named_leaves(run.init().params))
     assert state < found["memory_bytes"] - found["temporary_bytes"] < 1.2 * state + 1e5
@@ -68,7 +70,7 @@ def test_known_peak(monkeypatch):
     monkeypatch.setattr(bench_step.flops, "peak_flops", lambda kind: 1e12)
     config = tiny_config(SMALL)
     found = bench_step.compare_steps(config, sharding.make_mesh(data=8, fsdp=1, tensor=1), 0.1, "")
-    per_token = build.flops_per_token(config, bench_step.random_facts(config))
+    per_token = build.flops_per_token(config, build.facts_without_data(config, records=1))
     for name in ("mlm", "stock"):
         expected = found[name]["tokens_per_second"] * per_token / 8e12
         assert found[name]["mfu"] == pytest.approx(expected)
@@ -152,7 +154,7 @@ def test_torch_waits_without_work():
     """It makes the updates that it is asked for, and uses no CPU in the turns of others."""
     config = tiny_config(SMALL)
     mesh = sharding.make_mesh(**config.mesh.to_dict())
-    run = build.build_run(config, bench_step.random_facts(config), mesh)
+    run = build.build_run(config, build.facts_without_data(config, records=1), mesh)
     with bench_step.start_torch(torch_python(4), config, run) as partner:
         for calls, updates in ((1, 1), (3, 4), (2, 6)):
             partner.turn(calls)

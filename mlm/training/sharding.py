@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -34,23 +35,27 @@ RULES: tuple[tuple[str, P], ...] = (
 )
 
 
-def make_mesh(*, data: int, fsdp: int, tensor: int) -> Mesh:
+def make_mesh(*, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns the mesh of all devices of all hosts; an axis of -1 takes the devices that the others leave.
+
+    Args:
+      data, fsdp, tensor: devices along each axis.
+      devices: others than those that are there.
 
     Raises:
       InputError: the axes do not multiply to the number of devices.
     """
-    devices = jax.device_count()
+    count = jax.device_count() if devices is None else len(devices)
     shape = [data, fsdp, tensor]
     if -1 in shape:
         others = -int(np.prod(shape))
-        shape[shape.index(-1)] = devices // others if devices % others == 0 else 0
-    if int(np.prod(shape)) != devices:
+        shape[shape.index(-1)] = count // others if count % others == 0 else 0
+    if int(np.prod(shape)) != count:
         raise InputError(
-            f"config.mesh = data {data} x fsdp {fsdp} x tensor {tensor} does not fit {devices} devices: "
+            f"config.mesh = data {data} x fsdp {fsdp} x tensor {tensor} does not fit {count} devices: "
             "their product must be the number of devices."
         )
-    return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def tree_shardings(tree: Any, mesh: Mesh, params: Any) -> Any:

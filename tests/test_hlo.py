@@ -1,0 +1,227 @@
+"""The reading of a compiled text, and the account of it: a text written by hand, with numbers to count by hand."""
+
+import textwrap
+
+import pytest
+
+from mlm.tpu import account, hlo, links, topology
+
+# A device of v5e: 1,000 cycles are 665 ns; 544.9 bytes of memory a cycle; on 2x4, two links of 33.27 bytes a cycle.
+TEXT = textwrap.dedent("""\
+    HloModule jit_step, is_scheduled=true
+
+    FileNames
+    1 "/somewhere/mlm/training/step.py"
+    2 "/somewhere/site-packages/optax/transforms.py"
+
+    FunctionNames
+    1 "step"
+
+    FileLocations
+    1 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=1 end_column=2}
+    2 {file_name_id=2 function_name_id=1 line=9 end_line=9 column=1 end_column=2}
+
+    StackFrames
+    1 {file_location_id=1 parent_frame_id=1}
+    2 {file_location_id=2 parent_frame_id=2}
+    3 {file_location_id=2 parent_frame_id=3}
+
+
+    %held (p.1: bf16[8,1000]) -> bf16[64,1000] {
+      %p.1 = bf16[8,1000]{1,0:T(8,128)} parameter(0)
+      ROOT %all-gather.1 = bf16[64,1000]{1,0} all-gather(%p.1), channel_id=5, replica_groups=mesh['axis_0'=8] {'axis_0'}
+      %custom-call.9 = u32[] custom-call(), custom_call_target="AsyncCollectiveStart"
+    }
+
+    %held.2 (p.2: bf16[8,1000]) -> bf16[64,1000] {
+      %p.2 = bf16[8,1000]{1,0:T(8,128)} parameter(0)
+      ROOT %all-gather.2 = bf16[64,1000]{1,0} all-gather(%p.2), channel_id=5, replica_groups=mesh['axis_0'=8] {'axis_0'}
+      %custom-call.8 = u32[] custom-call(), custom_call_target="AsyncCollectiveDone"
+    }
+
+    %called (p.5: f32[24]) -> f32[24] {
+      %p.5 = f32[24]{0} parameter(0)
+      ROOT %all-reduce.5 = f32[24]{0} all-reduce(%p.5), channel_id=9, replica_groups=[1,8]<=[8]
+    }
+
+    %async_computation (p.6: f32[24]) -> f32[24] {
+      %p.6 = f32[24]{0} parameter(0)
+      ROOT %custom-call.5 = f32[24]{0} custom-call(%p.6), custom_call_target="X(1)", called_computations={%called}
+    }, execution_thread="sparsecore"
+
+    %inner_condition (a.1: (s32[], f32[10])) -> pred[] {
+      %a.1 = (s32[], f32[10]{0}) parameter(0)
+      %constant.1 = s32[]{:T(128)} constant(3)
+      %get-tuple-element.1 = s32[]{:T(128)} get-tuple-element(%a.1), index=0
+      ROOT %compare.1 = pred[]{:T(512)} compare(%get-tuple-element.1, %constant.1), direction=LT
+    }
+
+    %inner_body (b.1: (s32[], f32[10])) -> (s32[], f32[10]) {
+      %b.1 = (s32[], f32[10]{0}) parameter(0)
+      %fusion.1 = f32[10]{0} fusion(%b.1), kind=kLoop, calls=%x, metadata={op_name="jit(step)/jvp(roberta)/encoder/layer/1/output/dense/dot_general" stack_frame_id=2}, backend_config={"window_config":{"estimated_cycles":"100"}}
+      ROOT %tuple.2 = (s32[], f32[10]{0}) tuple(%fusion.1, %fusion.1)
+    }
+
+    %outer_condition (a.2: (s32[], f32[10])) -> pred[] {
+      %a.2 = (s32[], f32[10]{0}) parameter(0)
+      %constant.2 = s32[]{:T(128)} constant(6)
+      %get-tuple-element.2 = s32[]{:T(128)} get-tuple-element(%a.2), index=0
+      ROOT %compare.2 = pred[]{:T(512)} compare(%get-tuple-element.2, %constant.2), direction=LT
+    }
+
+    %outer_body (b.2: (s32[], f32[10])) -> (s32[], f32[10]) {
+      %b.2 = (s32[], f32[10]{0}) parameter(0)
+      %constant.4 = s32[] constant(0)
+      %tuple.3 = (s32[], f32[10]{0}) tuple(%constant.4, %b.2)
+      %while.1 = (s32[], f32[10]{0}) while(%tuple.3), condition=%inner_condition, body=%inner_body
+      %fusion.2 = f32[10]{0} fusion(%while.1), kind=kLoop, calls=%x, metadata={op_name="jit(step)/jvp(roberta)/encoder/layer/22/output/dense/add" stack_frame_id=2}, backend_config={"window_config":{"estimated_cycles":"7"}}
+      ROOT %tuple.4 = (s32[], f32[10]{0}) tuple(%fusion.2, %fusion.2)
+    }
+
+    %cheap (c.1: f32[10]) -> f32[10] {
+      %c.1 = f32[10]{0} parameter(0)
+      ROOT %fusion.3 = f32[10]{0} fusion(%c.1), kind=kLoop, calls=%x, backend_config={"window_config":{"estimated_cycles":"1"}}
+    }
+
+    %dear (c.2: f32[10]) -> f32[10] {
+      %c.2 = f32[10]{0} parameter(0)
+      ROOT %fusion.4 = f32[10]{0} fusion(%c.2), kind=kLoop, calls=%x, backend_config={"window_config":{"estimated_cycles":"50000"}}
+    }
+
+    ENTRY %main (p.3: f32[10], p.4: bf16[8,1000]) -> f32[10] {
+      %p.3 = f32[10]{0:T(128)} parameter(0)
+      %p.4 = bf16[8,1000]{1,0:T(8,128)(2,1)} parameter(1)
+      %constant.3 = s32[]{:T(128)} constant(2)
+      %copy-start.1 = (f32[1000000]{0:T(1024)S(1)}, f32[1000000]{0}, u32[]{:S(2)}) copy-start(%p.3)
+      %tuple.1 = (s32[], f32[10]{0}) tuple(%constant.3, %p.3)
+      %while.2 = (s32[], f32[10]{0}) while(%tuple.1), condition=%outer_condition, body=%outer_body
+      %copy-done.1 = f32[1000000]{0:T(1024)S(1)} copy-done(%copy-start.1)
+      %async-collective-start = (bf16[8,1000]{1,0}, bf16[64,1000]{1,0}) fusion(%p.4), kind=kCustom, calls=%held
+      %conditional.1 = f32[10]{0} conditional(%p.3, %p.3, %p.3), branch_computations={%cheap, %dear}
+      %async-collective-done = bf16[64,1000]{1,0} fusion(%async-collective-start), kind=kCustom, calls=%held.2
+      %all-reduce.1 = (f32[1000]{0}, f32[24]{0}) all-reduce(%p.3, %p.3), channel_id=6, replica_groups={{0,1,2,3},{4,5,6,7}}
+      %kernel.1 = f32[10]{0} custom-call(%p.3), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+
+    }}, metadata={op_name="jit(step)/transpose(jvp(roberta))/encoder/layer/0/attention/self/pallas_call" stack_frame_id=1}, backend_config={"custom_call_config":{"cost_estimate":{"flops":"131072000","transcendentals":"7","bytes_accessed":"1000"}}}
+      %offload-start = ((), (), (s32[8192]{0:T(1)S(11)})) async-start(), calls=%async_computation
+      %offload-update = ((f32[24]{0}), f32[24]{0}) async-update(%offload-start, %p.3)
+      %offload-done = f32[24]{0} async-done(%offload-update)
+      %kernel.2 = f32[10]{0} custom-call(%p.3), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/bare"}
+      %concat.1 = f32[10]{0} custom-call(%p.3), custom_call_target="ConcatBitcast"
+      ROOT %rng-bit-generator.1 = u32[1000,1000]{1,0} rng-bit-generator(%kernel.1), algorithm=rng_default
+    }
+    """)  # noqa: E501
+MEMORY, LINKS = 819e9 / (197e12 / 131_072), 2 * 50e9 / (197e12 / 131_072)  # bytes a cycle
+
+
+@pytest.fixture(scope="module")
+def counted() -> account.Account:
+    return account.account(hlo.parse(TEXT), topology.find("v5e:2x4"))
+
+
+def test_loops_turn_as_often_as_their_bounds_say(counted):
+    """The outer one from 2 to 6, four times; the inner one three times in each: 4 x (3 x 100 + 7) = 1,228."""
+    assert counted.compiler == 4 * (3 * 100 + 7) + 50_000, "the dearest branch of the conditional is 50,000"
+    where = ("forward", "roberta/encoder/layer/*/output/dense", "mlm/training/step.py:7")
+    assert counted.groups[where] == [1228, 16], "layers are one, and our line stands for the library's under it"
+
+
+def test_a_noted_trip_count_comes_first():
+    noted = TEXT.replace("body=%outer_body", 'body=%outer_body, backend_config={"known_trip_count":{"n":"10"}}')
+    assert account.account(hlo.parse(noted), topology.find("v5e:2x4")).compiler == 10 * 307 + 50_000
+
+
+def test_a_loop_of_unknown_length_is_told():
+    unknown = TEXT.replace("compare(%get-tuple-element.2, %constant.2), direction=LT", "is-finite(%p.3)")
+    found = account.account(hlo.parse(unknown), topology.find("v5e:2x4"))
+    assert found.compiler == 307 + 50_000 and found.uncosted["loop of unknown length, counted once"] == 1
+
+
+def test_kernels_cost_what_they_declare(counted):
+    assert counted.kernels == 131_072_000 / 131_072, "the FLOPs, longer than the bytes"
+    assert counted.uncosted == {"kernel jit(step)/bare": 1}
+    assert counted.groups["backward", "roberta/encoder/layer/*/attention/self", "mlm/training/step.py:7"] == [1000, 1]
+
+
+def test_a_kernel_that_states_its_cycles_costs_them():
+    stated = TEXT.replace("kernel_metadata={\n", 'kernel_metadata={\n"cycles":"5000"\n', 1)
+    assert stated != TEXT
+    assert account.account(hlo.parse(stated), topology.find("v5e:2x4")).kernels == 5000
+
+
+def test_other_instructions_cost_their_bytes(counted):
+    assert counted.rule == pytest.approx((4 * 1000 * 1000 + 40) / MEMORY)
+
+
+def test_copies_cost_what_nothing_hides(counted):
+    """4 MB take 7,341 cycles; the loops beside them 1,228."""
+    assert counted.waits == pytest.approx(4e6 / MEMORY - 1228)
+
+
+def test_collectives(counted):
+    """The gather of 128,000 bytes runs beside 50,000 cycles; the reduction of 4,096 bytes over 4 stands alone.
+
+    A second reduction, of 96 bytes over 8, runs on a SparseCore, and nothing runs beside it.
+    """
+    gather, reduction = counted.collectives["all-gather"], counted.collectives["all-reduce"]
+    assert (gather.count, gather.overlapping, gather.bytes, gather.exposed) == (1, 1, 128_000, 0)
+    assert gather.cycles == pytest.approx(128_000 * 7 / 8 / LINKS)
+    assert (reduction.count, reduction.overlapping, reduction.bytes) == (2, 1, 4096 + 96)
+    assert reduction.exposed == reduction.cycles == pytest.approx((4096 * 2 * 3 / 4 + 96 * 2 * 7 / 8) / LINKS)
+    assert counted.links == reduction.exposed
+    alone = TEXT.replace('"estimated_cycles":"50000"', '"estimated_cycles":"500"')
+    found = account.account(hlo.parse(alone), topology.find("v5e:2x4")).collectives["all-gather"]
+    assert found.exposed == pytest.approx(gather.cycles - 500)
+
+
+def test_everything_is_in_a_group(counted):
+    assert sum(cycles for cycles, _ in counted.groups.values()) == pytest.approx(counted.cycles - counted.waits)
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        ("replica_groups={{0,1},{2,3}}", 2),
+        ("replica_groups=[4,2]<=[2,2,2]T(0,2,1)", 2),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=3,'axis_2'=5] {'axis_2','axis_1'}", 15),
+        ("channel_id=1", 8),
+    ],
+)
+def test_groups_of_a_collective(written, size):
+    assert (
+        links.group_size(hlo.Instruction("%x", "f32[]", "all-reduce", "%y", f", {written}, dimensions={{0}}"), 8)
+        == size
+    )
+
+
+def test_sizes_of_shapes():
+    assert hlo.size("(f32[2,3]{1,0:T(8,128)}, /*index=5*/(u32[], bf16[4]{0}), pred[7], s4[3])") == 24 + 4 + 8 + 7 + 2
+    assert hlo.elements("(f32[2,3]{1,0:T(8,128)}, (u32[], s32[4]{0}))") == [
+        "f32[2,3]{1,0:T(8,128)}",
+        "(u32[], s32[4]{0})",
+    ]
+    with pytest.raises(ValueError, match="ENTRY"):
+        hlo.parse("HloModule nothing")
+
+
+@pytest.mark.parametrize(
+    ("op_name", "part", "module"),
+    [
+        ("jit(step)/transpose(jvp(lm_head))/dense/dot_general", "backward", "lm_head/dense"),
+        (
+            "jit(step)/jvp(roberta)/encoder/layer/11/output/dropout/jit(_bernoulli)/lt",
+            "forward",
+            "roberta/encoder/layer/*/output/dropout",
+        ),
+        (
+            "jit(step)/while/body/closed_call/transpose(jvp(roberta))/encoder/layer/2/checkpoint/rematted_computation/output/add",
+            "recompute",
+            "roberta/encoder/layer/*/output",
+        ),
+        ("jit(step)/jvp(FlaxRobertaForMaskedLMModule)/lm_head/a,b->c/dot_general", "forward", "lm_head"),
+        ("jit(step)/sub", "update", "sub"),
+        ("", "update", "(unnamed)"),
+    ],
+)
+def test_groups(op_name, part, module):
+    assert account.group(op_name, "a.py:1") == (part, module, "a.py:1")

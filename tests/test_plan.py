@@ -1,0 +1,249 @@
+"""plan: programs for TPUs that aren't there, compiled on this machine; its numbers against those counted by hand."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mlm import plan
+from mlm.__main__ import main
+from mlm.errors import InputError
+from mlm.tpu import compile as compiling
+from mlm.tpu import fit, topology
+from tests.fixtures import tiny_config
+from tests.processes import ROOT, environment
+
+H, FEED, LENGTH, ROWS, VOCABULARY = 128, 256, 32, 16, 512
+SIZES = (
+    f"model.hidden_size={H}",
+    f"model.intermediate_size={FEED}",
+    "model.positions=126",  # 128 with the two that RoBERTa never uses
+    f"tokenizer.vocab_size={VOCABULARY}",
+    "model.dtype=bfloat16",
+)
+LAYER = 4 * (H * H + H) + 2 * H + (H * FEED + FEED) + (FEED * H + H) + 2 * H
+PARAMETERS = (VOCABULARY + 128 + 1) * H + 2 * H + LAYER + (H * H + H) + 2 * H + VOCABULARY
+USEFUL = 3 * (2 * (4 * H * H + 2 * H * FEED) + 4 * LENGTH * H + 0.2 * (2 * H * H + 2 * H * VOCABULARY))  # a token
+
+
+def planned(*overrides, name="v3:2x2", records=None, price=None, compare=False, sweep=(), search=False, as_json=True):
+    config = tiny_config(*SIZES, *overrides)
+    job = plan.make_job(config, None, records=records, price=price)
+    wishes = {"compare": compare, "sweep": list(sweep), "search": search, "as_json": as_json}
+    return plan.run(config, job, name=name, **wishes)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return planned(compare=True, price=2.0)
+
+
+def test_bytes_are_those_counted_by_hand(found):
+    """Parameters and two moments in float32 on every device, 9 counters at most, and the device's rows."""
+    row = found["plan"]
+    assert row["fits"] and (row["chips"], row["devices"], row["rows_per_chip"]) == (4, 8, 4)
+    device = 3 * 4 * PARAMETERS + ROWS // 8 * (2 * 4 * LENGTH + 8)
+    chip = 2 * device
+    assert chip < row["bytes_per_chip"]["arguments"] < 1.03 * chip, "the TPU pads what does not fill a tile"
+    assert 0 < row["bytes_per_chip"]["outputs"] < 0.01 * chip, "the state takes the place of the old one"
+    size = row["bytes_per_chip"]
+    assert size["arguments"] + size["temporaries"] + size["outputs"] <= size["needs"] < size["capacity"]
+    run = plan.build.build_run(
+        tiny_config(*SIZES), plan.make_job(tiny_config(*SIZES), None, records=None, price=None).facts, _mesh()
+    )
+    assert 3 * 4 * PARAMETERS < compiling.state_bytes(run) <= 3 * 4 * PARAMETERS + 9 * 4
+
+
+def _mesh():
+    return compiling.make_mesh(tiny_config(*SIZES), topology.find("v3:2x2"))
+
+
+def test_speed_follows_from_the_cycles(found):
+    """v3: 123 TFLOP/s a chip at 0.938 GHz; 12 updates; 2 dollars for each of 4 chips and an hour."""
+    row = found["plan"]
+    cycles = row["cycles"]
+    assert sum(cycles.values()) == pytest.approx(2 * cycles["all"]) and cycles["compiler"] > 0.5 * cycles["all"]
+    seconds = cycles["all"] / (61.5e12 / 65_536)
+    assert row["milliseconds"] == pytest.approx(1e3 * seconds)
+    assert row["tokens_per_second"] == pytest.approx(ROWS * LENGTH / seconds)
+    assert row["mfu"] == pytest.approx(USEFUL * ROWS * LENGTH / seconds / (4 * 123e12))
+    assert row["hours"] == pytest.approx(12 * seconds / 3600) and row["dollars"] == pytest.approx(row["hours"] * 8)
+    assert row["uncosted"] == {} and row["instructions"]["compiler"] > 50
+
+
+def test_operations_and_collectives_name_what_they_are(found):
+    row = found["plan"]
+    shares = [one["share"] for one in row["operations"]]
+    assert shares == sorted(shares, reverse=True) and len(shares) == 20 and 0.4 < sum(shares) <= 1
+    assert {"forward", "backward", "update"} <= {one["phase"] for one in row["operations"]}
+    assert any(one["module"].startswith("roberta/encoder/layer/*/") for one in row["operations"])
+    assert any(one["source"].startswith("mlm/training/step.py:") for one in row["operations"])
+    gradients = row["collectives"]["all-reduce"]
+    assert gradients["count"] >= 1 and 2 * PARAMETERS < gradients["bytes"] < 4.1 * PARAMETERS, "bfloat16 or float32"
+
+
+def test_stock_beside_it(found):
+    stock, ratio = found["stock"], found["ratio"]
+    assert stock["step"] == "stock" and stock["fits"] and stock["collectives"]["all-reduce"]["count"] >= 1
+    assert ratio["cycles"] == found["plan"]["cycles"]["all"] / stock["cycles"]["all"]
+    ours, theirs = (found[key]["bytes_per_chip"] for key in ("plan", "stock"))
+    assert ratio["temporaries"] == ours["temporaries"] / theirs["temporaries"]
+    assert ours["arguments"] == pytest.approx(theirs["arguments"], rel=0.02)
+
+
+def test_tables_show_it(found):
+    text = plan.tables.plan(found)
+    row = found["plan"]
+    for words in (
+        "mlm step on v3:2x2: 4 chips, 8 devices, data 8 x fsdp 1 x tensor 1",
+        f"{row['milliseconds']:.2f} ms a step, {row['tokens_per_second']:,.0f} tokens/s",
+        "stock step on v3:2x2",
+        f"{found['ratio']['cycles']:.2f} of the stock step's cycles",
+        "106.4 minutes",
+        "all-reduce",
+        "nothing is left without a cost",
+    ):
+        assert words in text, text
+    kernel = {**row, "uncosted": {"kernel jit(step)/mine": 3}}
+    assert "NOT COSTED, so the real step is slower: kernel jit(step)/mine (3)" in plan.tables.plan(
+        {**found, "plan": kernel}
+    )
+
+
+def test_sweep_over_topologies(capfd):
+    """Three families in one table; a cell that can't be does not stop the others."""
+    axes = ["topology=v5e:1x1,v4:2x2x1,tpu7x:1x1x1,v9:1x1", "per_chip_batch=8"]
+    found = planned("train.steps=0", "train.epochs=1", sweep=axes, name="")
+    assert json.loads(capfd.readouterr().out) == found
+    rows = {one["cell"]["topology"]: one for one in found["sweep"]}
+    assert "there is no such TPU" in rows.pop("v9:1x1")["error"]
+    for name, chips in (("v5e:1x1", 1), ("v4:2x2x1", 4), ("tpu7x:1x1x1", 1)):
+        row = rows[name]["plan"]
+        assert row["fits"] and (row["global_batch"], row["chips"]) == (8 * chips, chips)
+        assert row["milliseconds"] > 0 and row["hours"] is None, "how many epochs' records isn't known"
+        assert bool(row["collectives"]) == (row["devices"] > 1)
+    text = plan.tables.sweep(found)
+    assert len(text.split("\n\n")[0].splitlines()) == 5 and "v9:1x1" in text and "106.4" in text
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        (["chips=4"], "write topology=NAME"),
+        (["topology="], "write topology=NAME"),
+        (["mesh=8x1"], "8x1 is no mesh"),
+        (["per_chip_batch=-2"], "-2 is no per_chip_batch"),
+        (["per_chip_batch=2"], "give --topology=NAME"),
+    ],
+)
+def test_a_bad_sweep_is_refused(axes, words):
+    with pytest.raises(InputError, match=words):
+        plan.cells(axes, "")
+
+
+def test_cells_are_all_combinations():
+    cells = plan.cells(["mesh=8x1x1,1x8x1", "model.remat=true,false"], "v5e:2x4")
+    assert len(cells) == 4 and cells[0] == {"topology": "v5e:2x4", "mesh": "8x1x1", "model.remat": "true"}
+
+
+LARGE = ("model.hidden_size=512", "model.intermediate_size=512", "tokenizer.vocab_size=4194304", "model.heads=8")
+
+
+def test_a_config_too_large_is_told(capfd, monkeypatch):
+    """4,194,304 x 512 parameters x 12 bytes are 25.8 GB: more than the 16.9 GB of a v5e."""
+    monkeypatch.setattr(fit, "compile_step", _pretend(lambda config: config.mesh.fsdp == 8))
+    config = [*LARGE, "data.global_batch=64"]
+    found = planned(*config, name="v5e:2x4", search=True)["plan"]
+    assert not found["fits"] and found["largest"] is None and "milliseconds" not in found
+    assert 25.7e9 < found["bytes_per_chip"]["needs"] < 25.9e9
+    assert [one["change"] for one in found["remedies"] if one["fits"]] == ["--config.mesh.fsdp=8 --config.mesh.data=1"]
+    planned(*config, name="v5e:2x4", as_json=False)
+    assert "does not fit: needs 25.8" in capfd.readouterr().out
+
+
+def _pretend(fits):
+    def compile_step(config, facts, place):
+        return compiling.Program("", 0, 0, 0, 1e9, fits(config), 0.0)
+
+    return compile_step
+
+
+@pytest.mark.parametrize(("limit", "rows", "trials"), [(5, 4, 2), (16, 16, 2), (1, 1, 4), (0, None, 4)])
+def test_the_largest_batch_is_found_in_few_trials(monkeypatch, limit, rows, trials):
+    """32 rows a device, whose temporaries, were they in proportion, would fit at 8."""
+    seen = []
+
+    def fits(config):
+        seen.append(config.data.global_batch // 8)
+        return seen[-1] <= limit
+
+    monkeypatch.setattr(fit, "compile_step", _pretend(fits))
+    place, config = topology.find("v5e:2x4"), tiny_config("data.global_batch=256")
+    facts = plan.make_job(config, None, records=None, price=None).facts
+    refused = compiling.Program("", 10**9, 0, 0, 10**9 + 4 * (place.capacity - 10**9), False, 0.0)
+    found = fit.largest_batch(config, facts, place, refused)
+    assert found == (rows and {"rows_per_chip": rows, "global_batch": 8 * rows})
+    assert seen[0] == 8 and len(seen) == trials and max(seen) <= 16
+
+
+def test_a_refusal_is_read():
+    message = (
+        "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+        "temporaries (114.37G) exceeds available HBM (15.75G). HLO module: jit_step."
+    )
+    assert compiling.temporary_bytes(message) == 114.37 * 2**30
+    assert compiling.temporary_bytes("RESOURCE_EXHAUSTED") is None
+
+
+def test_length_of_a_run_in_epochs():
+    config = tiny_config(*SIZES, "train.steps=0", "train.epochs=3")
+    unknown, known = (plan.make_job(config, None, records=records, price=None) for records in (None, 100))
+    assert not unknown.known_records and known.known_records
+    text = 'ENTRY %m (p: f32[]) -> f32[] {\n  ROOT %f = f32[] fusion(), backend_config={"estimated_cycles":"1000"}\n}'
+    program, place = compiling.Program(text, 1, 1, 1, 3, True, 0.0), topology.find("v5e:2x4")
+    assert plan.estimate(program, config, unknown, place)["hours"] is None
+    hours = plan.estimate(program, config, known, place)["hours"]
+    assert hours == pytest.approx(19 * 1000 / place.hertz / 3600), "300 rows in batches of 16: 19 updates"
+
+
+def test_bad_flags(capfd):
+    assert main(["plan", "--config=configs/quickstart.py"]) == 2
+    assert "--topology" in capfd.readouterr().err
+    assert main(["plan", "--config=configs/quickstart.py", "--topology=v5e:2x4", "--price=-1"]) == 2
+    assert "--price=-1.0: must be a number above 0" in capfd.readouterr().err
+    assert main(["plan", "--config=configs/quickstart.py", "--topology=v7:2x4"]) == 2
+    assert "known are v2:1x1 to" in capfd.readouterr().err
+    with pytest.raises(InputError, match="does not fit 16 devices"):
+        planned("mesh.data=8", name="v5e:4x4")
+
+
+def test_needs_no_tensorflow():
+    code = "import sys, mlm.plan; assert not {'tensorflow', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(1), check=True)
+
+
+def test_programs_stay_out_of_the_cache():
+    """jax could write them there, and not read them back."""
+    key = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(compiling.jax.config, key)
+    with compiling._no_cache():
+        assert getattr(compiling.jax.config, key) == float("inf")
+    assert getattr(compiling.jax.config, key) == before
+
+
+def test_progress_is_told(capfd, monkeypatch):
+    monkeypatch.setattr(compiling, "PATIENCE", 0.05)
+    with compiling._telling("compiling the thing") as elapsed:
+        while elapsed() < 0.3:
+            pass
+    assert capfd.readouterr().err.count("compiling the thing: 0 s\n") >= 3
+
+
+def test_job_takes_the_shards_facts(manifest):
+    job = plan.make_job(tiny_config(), manifest, records=None, price=None)
+    assert job.known_records and job.facts.records == manifest.splits["train"].records
+    assert (
+        dataclasses.replace(job.facts, records=7) == plan.make_job(tiny_config(), manifest, records=7, price=1.0).facts
+    )

@@ -1,0 +1,65 @@
+"""The TPUs that can be compiled for: every name answers, chips are told from devices, and what is wrong is said."""
+
+import importlib.util
+import math
+
+import pytest
+
+from mlm import flops
+from mlm.errors import InputError
+from mlm.tpu import topology
+
+EVERY = [name for family in topology.FAMILIES for name in topology.names(family)]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_listed_name_answers(name):
+    place = topology.find(name)
+    assert place.chips == math.prod(map(int, name.partition(":")[2].split("x")))
+    assert len(place.devices) == place.chips * place.family.cores
+    kind = place.devices[0].device_kind
+    assert flops.peak_flops(kind) == place.peak_flops, "one table of peaks, by jax's own name of the device too"
+
+
+def test_full_pods_are_listed():
+    assert {"v3:2x2", "v3:32x32", "v4:16x16x16", "v5e:16x16", "v5p:16x20x28", "v6e:16x16", "tpu7x:2x2x1"} <= set(EVERY)
+
+
+@pytest.mark.parametrize("name", ["v9:2x2", "", "v5", "V5E:2x4"])
+def test_an_unknown_family_gets_the_list(name):
+    with pytest.raises(InputError, match=r"v3:1x1 to v3:32x32.*v5e:1x1 to v5e:16x16.*tpu7x:2x2x1") as error:
+        topology.find(name)
+    assert f"--topology={name}:" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["v5e:3x3", "v5e:32x32", "v5e", "v5e:", "v5e:2x2x1", "v5e:0x2", "v5e:2x", "v5p:2x2"])
+def test_an_unknown_slice_gets_its_family(name):
+    family = name.partition(":")[0]
+    with pytest.raises(InputError) as error:
+        topology.find(name)
+    assert all(known in str(error.value) for known in topology.names(family))
+
+
+def test_figures_of_a_device_and_of_a_chip():
+    """v3: 123 TFLOP/s and 900 GB/s a chip of two devices; the compiler's clock is 0.94 GHz."""
+    v3, v5e = topology.find("v3:2x2"), topology.find("v5e:16x16")
+    assert (v3.chips, len(v3.devices)) == (4, 8)
+    assert v3.hertz == pytest.approx(0.94e9, rel=0.01) and v5e.hertz == pytest.approx(1.5e9, rel=0.01)
+    assert v3.hbm_bytes_per_cycle * v3.hertz == pytest.approx(450e9)
+    assert v3.capacity * 2 == pytest.approx(33.2e9, rel=0.01)
+
+
+def test_links_of_a_slice():
+    """One link along an axis, two where it is closed to a ring; within a chip the memory carries it."""
+    rates = {name: (p := topology.find(name)).link_bytes_per_cycle * p.hertz for name in ("v5e:2x4", "v5e:16x16")}
+    assert rates == {"v5e:2x4": pytest.approx(100e9), "v5e:16x16": pytest.approx(200e9)}
+    single = topology.find("v3:1x1")
+    assert single.link_bytes_per_cycle == single.hbm_bytes_per_cycle
+
+
+def test_missing_libtpu_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        InputError, match=r"libtpu, is not installed: `.*python.* -m pip install libtpu==[\d.]+` installs"
+    ):
+        topology.prepare()
