@@ -57,10 +57,9 @@ def test_memory_is_the_state_and_what_the_step_makes():
     """Parameters and the two moments of AdamW, on each device, beside the temporaries."""
     config = tiny_config(SMALL)
     mesh = sharding.make_mesh(**config.mesh.to_dict())
-    run = build.build_run(config, build.facts_without_data(config, records=1), mesh)
-    program, _ = bench_step._our_step(
-        run, bench_step.random_rows(config, build.facts_without_data(config, records=1)), mesh
-    )
+    facts = build.facts_without_data(config, records=1)
+    run = build.build_run(config, facts, mesh)
+    program, _ = bench_step._our_step(run, bench_step.random_rows(config, facts), mesh)
     found = bench_step._memory(program)
     state = 3 * sum(leaf.nbytes for _, leaf in sharding.named_leaves(run.init().params))
     assert state < found["memory_bytes"] - found["temporary_bytes"] < 1.2 * state + 1e5

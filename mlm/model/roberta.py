@@ -10,7 +10,6 @@ Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -128,21 +127,15 @@ class Network:
         seeds = [None] * (3 * config.num_hidden_layers + 1)
         if dropout_key is not None:
             seeds = list(jax.random.bits(dropout_key, (len(seeds),)))
-        table = params["roberta"]["embeddings"]
-        places_BxL = position_ids(attention_BxL, config.pad_token_id)
-        x_BxLxH = (
-            table["word_embeddings"]["embedding"][ids_BxL].astype(self.dtype)
-            + table["position_embeddings"]["embedding"][places_BxL].astype(self.dtype)
-            + table["token_type_embeddings"]["embedding"][0].astype(self.dtype)
-        )
-        x_BxLxH = layers.layer_norm(table["LayerNorm"], x_BxLxH, config.layer_norm_eps)
-        x_BxLxH = layers.dropout(x_BxLxH, config.hidden_dropout_prob, seeds[0])
+        x_BxLxH = self._embed(params["roberta"]["embeddings"], ids_BxL, attention_BxL, seeds[0])
         layer = jax.checkpoint(self._layer) if self.remat else self._layer
         for index in range(config.num_hidden_layers):
             own = params["roberta"]["encoder"]["layer"][str(index)]
-            x_BxLxH = layer(own, x_BxLxH, attention_BxL.astype(jnp.int32), seeds[3 * index + 1 :][:3])
+            with jax.named_scope(f"roberta/encoder/layer/{index}"):
+                x_BxLxH = layer(own, x_BxLxH, attention_BxL.astype(jnp.int32), seeds[3 * index + 1 :][:3])
         return x_BxLxH
 
+    @jax.named_scope("lm_head")
     def head(self, params: Params, hidden_BxKxH: jax.Array) -> jax.Array:
         """Returns the logits of the vocabulary, [B, K, V] in the type of the computation."""
         own = params["lm_head"]
@@ -153,21 +146,36 @@ class Network:
         logits_NxV = layers.add_bias(layers.product(x_NxH, embedding_VxH.T), own["bias"])
         return logits_NxV.reshape(*hidden_BxKxH.shape[:2], -1)
 
+    @jax.named_scope("roberta/embeddings")
+    def _embed(self, params: Params, ids_BxL: jax.Array, attention_BxL: jax.Array, seed: jax.Array | None) -> jax.Array:
+        places_BxL = position_ids(attention_BxL, self.config.pad_token_id)
+        x_BxLxH = (
+            params["word_embeddings"]["embedding"][ids_BxL].astype(self.dtype)
+            + params["position_embeddings"]["embedding"][places_BxL].astype(self.dtype)
+            + params["token_type_embeddings"]["embedding"][0].astype(self.dtype)
+        )
+        x_BxLxH = layers.layer_norm(params["LayerNorm"], x_BxLxH, self.config.layer_norm_eps)
+        return layers.dropout(x_BxLxH, self.config.hidden_dropout_prob, seed)
+
     def _layer(self, params: Params, x_BxLxH: jax.Array, segments_BxL: jax.Array, seeds: list) -> jax.Array:
-        config = self.config
-        norm = functools.partial(layers.layer_norm, epsilon=config.layer_norm_eps)
         own = params["attention"]
-        q, k, v = (layers.dense(own["self"][name], x_BxLxH) for name in ("query", "key", "value"))
-        keep_LxL = self._kept_shares(x_BxLxH.shape[1], seeds[0])
-        attend = self.attention or attention.make("xla", heads=config.num_attention_heads)
-        context_BxLxH = attend(q, k, v, segments_BxL, keep_LxL)
-        update_BxLxH = layers.dense(own["output"]["dense"], context_BxLxH)
-        update_BxLxH = layers.dropout(update_BxLxH, config.hidden_dropout_prob, seeds[1])
-        x_BxLxH = norm(own["output"]["LayerNorm"], update_BxLxH + x_BxLxH)
-        inner_BxLxI = layers.dense(params["intermediate"]["dense"], x_BxLxH)
-        update_BxLxH = layers.dense(params["output"]["dense"], layers.activation(config.hidden_act, inner_BxLxI))
-        update_BxLxH = layers.dropout(update_BxLxH, config.hidden_dropout_prob, seeds[2])
-        return norm(params["output"]["LayerNorm"], update_BxLxH + x_BxLxH)
+        with jax.named_scope("attention/self"):
+            q, k, v = (layers.dense(own["self"][name], x_BxLxH) for name in ("query", "key", "value"))
+            keep_LxL = self._kept_shares(x_BxLxH.shape[1], seeds[0])
+            attend = self.attention or attention.make("xla", heads=self.config.num_attention_heads)
+            context_BxLxH = attend(q, k, v, segments_BxL, keep_LxL)
+        with jax.named_scope("attention/output"):
+            x_BxLxH = self._update(own["output"], context_BxLxH, x_BxLxH, seeds[1])
+        with jax.named_scope("intermediate"):
+            inner_BxLxI = layers.dense(params["intermediate"]["dense"], x_BxLxH)
+            inner_BxLxI = layers.activation(self.config.hidden_act, inner_BxLxI)
+        with jax.named_scope("output"):
+            return self._update(params["output"], inner_BxLxI, x_BxLxH, seeds[2])
+
+    def _update(self, params: Params, new: jax.Array, old_BxLxH: jax.Array, seed: jax.Array | None) -> jax.Array:
+        """Returns layer norm(old + dropout(dense(new)))."""
+        update_BxLxH = layers.dropout(layers.dense(params["dense"], new), self.config.hidden_dropout_prob, seed)
+        return layers.layer_norm(params["LayerNorm"], update_BxLxH + old_BxLxH, self.config.layer_norm_eps)
 
     def _kept_shares(self, length: int, seed: jax.Array | None) -> jax.Array | None:
         """Returns what attention is multiplied by, keys x queries; None for no dropout."""
