@@ -40,6 +40,11 @@ def test_gradient_of_a_bias_is_added_up_in_float32():
     np.testing.assert_allclose(pull(grad)[1], 64 * 64 * float(grad[0, 0, 0]), rtol=1e-6)
 
 
+def test_sum_as_a_tpu_does_it():
+    x = jax.random.normal(jax.random.key(0), (128, 24)).astype(jnp.bfloat16)
+    np.testing.assert_allclose(layers._sum_by_product(x), layers._sum(x), rtol=1e-5, atol=1e-5)
+
+
 def test_layer_norm_is_flax_s():
     x = 3 + 2 * jax.random.normal(jax.random.key(0), (4, 8, 32))
     params = {"scale": jax.random.normal(jax.random.key(1), (32,)), "bias": jax.random.normal(jax.random.key(2), (32,))}

@@ -47,17 +47,24 @@ product.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _product_gradients)
 def add_bias(x_BxLxH: jax.Array, bias_H: jax.Array) -> jax.Array:
     """Returns x + bias in the type of x.
 
-    The bias's gradient, a sum over all tokens, is a product with ones: the matrix unit adds up in float32 what the
-    TPU's vector units take forty times as long for.
+    The bias's gradient, a sum over all tokens in float32, is on a TPU a product with ones: its matrix unit adds up
+    what its vector units take forty times as long for.
     """
     return x_BxLxH + bias_H.astype(x_BxLxH.dtype)
 
 
 def _bias_gradient(_: None, grad_BxLxH: jax.Array) -> tuple[jax.Array, jax.Array]:
     grad_NxH = grad_BxLxH.reshape(-1, grad_BxLxH.shape[-1])
-    ones_8xN = jnp.ones((8, grad_NxH.shape[0]), grad_NxH.dtype)  # 8 rows: one would be turned into a sum again
-    sums_8xH = jnp.matmul(ones_8xN, grad_NxH, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
-    return grad_BxLxH, sums_8xH[0]
+    return grad_BxLxH, lax.platform_dependent(grad_NxH, tpu=_sum_by_product, default=_sum)
+
+
+def _sum(x_NxH: jax.Array) -> jax.Array:
+    return jnp.sum(x_NxH, axis=0, dtype=jnp.float32)
+
+
+def _sum_by_product(x_NxH: jax.Array) -> jax.Array:
+    ones_8xN = jnp.ones((8, x_NxH.shape[0]), x_NxH.dtype)  # 8 rows: one would be turned into a sum again
+    return jnp.matmul(ones_8xN, x_NxH, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)[0]
 
 
 add_bias.defvjp(lambda x, bias: (add_bias(x, bias), None), _bias_gradient)

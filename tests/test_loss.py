@@ -1,0 +1,52 @@
+"""The loss against optax's, its derivative too, and what counts as correct."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mlm.model import loss
+
+ROWS, ENTRIES, REAL = 12, 40, 37  # the last entries pad the vocabulary
+
+
+def logits_and_labels(dtype=jnp.float32):
+    logits = 3 * jax.random.normal(jax.random.key(0), (ROWS, ENTRIES)).astype(dtype)
+    return logits, jax.random.randint(jax.random.key(1), (ROWS,), 0, REAL)
+
+
+def test_value_and_gradient_are_optax_s():
+    logits, labels = logits_and_labels()
+    weights = jnp.arange(ROWS, dtype=jnp.float32)
+
+    def expected(logits):
+        return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(logits[:, :REAL], labels) * weights)
+
+    def found(logits):
+        return jnp.sum(loss.cross_entropy(logits, labels, REAL)[0] * weights)
+
+    for one, other in zip(*(jax.value_and_grad(f)(logits) for f in (found, expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_gradient_has_the_type_of_the_logits():
+    logits, labels = logits_and_labels(jnp.bfloat16)
+    grad = jax.grad(lambda x: jnp.sum(loss.cross_entropy(x, labels, REAL)[0]))(logits)
+    assert grad.dtype == jnp.bfloat16 and float(jnp.abs(grad[:, REAL:]).max()) == 0
+
+
+@pytest.mark.parametrize("sums", [loss._sum_and_any, loss._sum_and_any_at_once])
+def test_correct_is_the_first_of_the_largest(sums, monkeypatch):
+    monkeypatch.setattr(loss.lax, "platform_dependent", lambda *args, tpu, default: sums(*args))
+    logits = jnp.round(logits_and_labels()[0]).at[:, REAL:].set(99)  # many ties; the padding never counts
+    best = jnp.argmax(logits[:, :REAL], axis=1)
+    tied = (logits[:, :REAL] == logits[:, :REAL].max(1, keepdims=True)).sum(1)
+    assert (tied > 1).any(), "no ties: nothing is tested"
+    last = REAL - 1 - jnp.argmax(logits[:, :REAL][:, ::-1] == logits[:, :REAL].max(1, keepdims=True), axis=1)
+    for labels in (best, last, (best + 1) % REAL):
+        value, correct = loss.cross_entropy(logits, labels, REAL)
+        np.testing.assert_array_equal(correct, best == labels)
+        np.testing.assert_allclose(
+            value, optax.softmax_cross_entropy_with_integer_labels(logits[:, :REAL], labels), rtol=1e-5
+        )
