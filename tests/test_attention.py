@@ -83,7 +83,15 @@ def test_fused_in_bfloat16_is_near_float32():
         np.testing.assert_allclose(one.astype(jnp.float32), other, atol=0.03 * float(jnp.abs(other).max()))
 
 
-DEFAULTS = {"kind": "TPU v5 lite", "length": 512, "heads": 12, "hidden_size": 768, "dropout": 0.1, "dtype": "bfloat16"}
+DEFAULTS = {
+    "kind": "TPU v5 lite",
+    "tensor": 2,
+    "length": 512,
+    "heads": 12,
+    "hidden_size": 768,
+    "dropout": 0.1,
+    "dtype": "bfloat16",
+}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +106,7 @@ DEFAULTS = {"kind": "TPU v5 lite", "length": 512, "heads": 12, "hidden_size": 76
         ("tpu", {"length": 2048, "dropout": 0.0}, "splash"),
         ("tpu", {"heads": 8}, "xla"),  # heads of 96
         ("tpu", {"kind": "TPU v3"}, "xla"),
+        ("tpu", {"tensor": 8}, "xla"),
     ],
 )
 def test_auto_takes_what_can_do_the_work(platform, changes, chosen):
@@ -111,6 +120,8 @@ def test_auto_takes_what_can_do_the_work(platform, changes, chosen):
         ("fused", "tpu", {"length": 1024}, "rows of 1024 tokens"),
         ("fused", "tpu", {"heads": 8}, "heads of 96"),
         ("fused", "tpu", {"kind": "TPU v3"}, "a TPU v3"),
+        ("fused", "tpu", {"tensor": 8}, "12 heads over mesh.tensor = 8"),
+        ("splash", "tpu", {"tensor": 8, "dropout": 0.0}, "12 heads over mesh.tensor = 8"),
         ("splash", "tpu", {}, "dropout (model.attention_dropout = 0.1)"),
         ("splash", "tpu", {"dropout": 0.0, "length": 200}, "rows of 200 tokens"),
         ("splash", "gpu", {"dropout": 0.0}, "a GPU"),

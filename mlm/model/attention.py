@@ -32,7 +32,16 @@ Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | No
 
 
 def choose(
-    name: str, *, platform: str, kind: str, length: int, heads: int, hidden_size: int, dropout: float, dtype: str
+    name: str,
+    *,
+    platform: str,
+    kind: str,
+    length: int,
+    heads: int,
+    hidden_size: int,
+    tensor: int,
+    dropout: float,
+    dtype: str,
 ) -> str:
     """Returns the kernel's name: `name` itself if it can do the work, for "auto" the fastest that can.
 
@@ -41,14 +50,15 @@ def choose(
       platform, kind: of the devices: cpu, gpu or tpu, and jax's device_kind. On a CPU the Pallas kernels run as plain
         jax, for tests.
       length, heads, hidden_size, dropout (of the probabilities), dtype: of the model and its rows.
+      tensor: devices that the heads are split over.
 
     Raises:
       InputError: the kernel can't do it.
     """
     refusals = {
         "xla": None,
-        "fused": _refuse_fused(platform, kind, length, hidden_size // heads),
-        "splash": _refuse_splash(platform, length, dropout),
+        "fused": _refuse_split(heads, tensor) or _refuse_fused(platform, kind, length, hidden_size // heads),
+        "splash": _refuse_split(heads, tensor) or _refuse_splash(platform, length, dropout),
         "cudnn": _refuse_cudnn(platform, dropout, dtype),
     }
     if name == "auto":
@@ -143,6 +153,10 @@ def _allowed(segments_BxL: jax.Array, isolated: bool) -> jax.Array:
     if isolated:
         allowed = allowed & (segments_BxL[:, None, :, None] == segments_BxL[:, None, None, :])
     return allowed
+
+
+def _refuse_split(heads: int, tensor: int) -> str | None:
+    return f"{heads} heads over mesh.tensor = {tensor}: it needs whole heads" if heads % tensor else None
 
 
 def _refuse_fused(platform: str, kind: str, length: int, head_size: int) -> str | None:

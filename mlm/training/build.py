@@ -98,6 +98,7 @@ def build_model(config: ConfigDict, facts: DataFacts, mesh: Mesh | None = None) 
             length=facts.length,
             heads=config.model.heads,
             hidden_size=config.model.hidden_size,
+            tensor=mesh.shape["tensor"],
             dropout=config.model.attention_dropout,
             dtype=dtype,
         )
