@@ -46,8 +46,8 @@ class Family:
       hbm_gib: memory of a device that a program may use.
       hbm_gbs: memory bandwidth of a chip, 10^9 bytes/s.
       link_gbs: one link to a neighbouring chip, one way, 10^9 bytes/s.
-      readable: jax can give the text of a program. On a TPU7x it can't (the SparseCores' async-update has operands that
-        it doesn't expect): the compiler then writes the text itself.
+      readable: jax can give the text of a program. Where chips have SparseCores it can't always: their async-update has
+        operands that it doesn't expect. The compiler then writes the text itself.
     """
 
     kind: str
@@ -66,8 +66,8 @@ FAMILIES = {
     "v3": Family("TPU v3", 2, (32, 32), 32, 65_536, 15.48, 900, 82),
     "v4": Family("TPU v4", 1, (16, 16, 16), 4, 262_144, 30.75, 1228, 50),
     "v5e": Family("TPU v5e", 1, (16, 16), 16, 131_072, 15.75, 819, 50),
-    "v5p": Family("TPU v5p", 1, (16, 20, 28), 4, 262_144, 95.73, 2765, 100),
-    "v6e": Family("TPU v6e", 1, (16, 16), 16, 524_288, 31.24, 1638, 100),
+    "v5p": Family("TPU v5p", 1, (16, 20, 28), 4, 262_144, 95.73, 2765, 100, readable=False),
+    "v6e": Family("TPU v6e", 1, (16, 16), 16, 524_288, 31.24, 1638, 100, readable=False),
     "tpu7x": Family("TPU7x", 2, (16, 16, 36), 4, 524_288, 94.74, 7380, 100, readable=False),
 }
 
