@@ -102,6 +102,16 @@ def parser() -> argparse.ArgumentParser:
     export = command("export", _export, "write a transformers folder and prove it", needs_config=False)
     export.add_argument("--torch", default="", metavar="PYTHON", help="an interpreter with PyTorch to prove it in")
     bench = command("bench", _bench, "measure step, shards and batches beside the stock ones", needs_config=True)
+    _add_bench_arguments(bench)
+    plan = command(
+        "plan", _plan, "compile the step for a TPU that isn't there: does it fit, how long", needs_config=True
+    )
+    _add_plan_arguments(plan)
+    command("report", _report, "curves and tables as one HTML page", needs_config=False)
+    return root
+
+
+def _add_bench_arguments(bench: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--parts",
         nargs="+",
@@ -115,9 +125,9 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--seconds", type=float, default=20.0, help="of each comparison, about")
     bench.add_argument("--megabytes", type=float, default=20.0, help="of text that the part shards writes")
     bench.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
-    plan = command(
-        "plan", _plan, "compile the step for a TPU that isn't there: does it fit, how long", needs_config=True
-    )
+
+
+def _add_plan_arguments(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--topology", default="", metavar="NAME", help="such as v5e:2x4; a wrong one lists them")
     plan.add_argument("--compare", choices=["stock"], help="the step of run_mlm_flax.py too")
     plan.add_argument(
@@ -127,8 +137,6 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--records", type=int, metavar="N", help="rows of the training split; default: of the workdir")
     plan.add_argument("--no-search", action="store_true", help="if it doesn't fit, don't look for what would")
     plan.add_argument("--json", action="store_true", help="one line of JSON instead of tables")
-    command("report", _report, "curves and tables as one HTML page", needs_config=False)
-    return root
 
 
 def _open(args: argparse.Namespace, overrides: list[str]) -> tuple[ConfigDict, Workdir]:

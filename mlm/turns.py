@@ -37,9 +37,7 @@ def alternate(turns: dict[str, Turn], seconds: float, *, length: float = 1.0, ca
     counts = {name: calls or _calls(turn, length * TURN) for name, turn in turns.items()}
     rates: Rates = {name: [] for name in turns}
     begin = time.monotonic()
-    for count in range(1 << 62):
-        if count >= ROUNDS and time.monotonic() - begin >= seconds:
-            break
+    while min(map(len, rates.values())) < ROUNDS or time.monotonic() - begin < seconds:
         for name, turn in turns.items():
             start = time.monotonic()
             turn(counts[name])

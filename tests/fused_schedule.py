@@ -14,16 +14,15 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mlm.model import fused_attention
+from mlm.tpu.topology import find
 
 topology, length, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
 HEADS, HIDDEN, BLOCKS = 4, 256, 2
-options = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}
-device = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices[0]
+device = find(topology).devices[0]
 place = NamedSharding(Mesh(np.array([device]), ("x",)), P())
 rows = BLOCKS * fused_attention.BLOCK // length
 x = jax.ShapeDtypeStruct((rows, length, HIDDEN), jnp.bfloat16, sharding=place)

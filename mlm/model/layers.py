@@ -48,7 +48,7 @@ def add_bias(x_BxLxH: jax.Array, bias_H: jax.Array) -> jax.Array:
     """Returns x + bias in the type of x.
 
     The bias's gradient, a sum over all tokens in float32, is on a TPU a product with ones: its matrix unit adds up
-    what its vector units take forty times as long for.
+    what its vector units take much longer for.
     """
     return x_BxLxH + bias_H.astype(x_BxLxH.dtype)
 
@@ -124,7 +124,7 @@ def random_bits(seed: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
 
     A counter through an integer hash ("lowbias32" of Wellons' hash-prospector, whose bias is near the least possible
     for two multiplications), once for the row and once within it. It needs no memory, fuses with what uses it, is the
-    same on every kind and number of devices, and costs a tenth of jax's threefry.
+    same on every kind and number of devices, and takes a few operations where jax's threefry takes twenty rounds.
     """
     row_B, token_L, unit_H = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(3))
     row_key = _hash(row_B * GOLDEN + seed)

@@ -64,7 +64,7 @@ def _sum_and_any(x_NxV: jax.Array, flag_NxV: jax.Array) -> tuple[jax.Array, jax.
 
 
 def _sum_and_any_at_once(x_NxV: jax.Array, flag_NxV: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same in one pass, which a TPU needs to be told, and which a CPU takes four times as long for."""
+    """The same in one pass, which a TPU needs to be told, and which takes a CPU longer."""
     zero = jnp.zeros((), jnp.float32)
     add = lambda x, y: (x[0] + y[0], x[1] + y[1])  # noqa: E731
     total_N, count_N = lax.reduce((x_NxV, flag_NxV.astype(jnp.float32)), (zero, zero), add, (1,))

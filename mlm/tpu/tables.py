@@ -12,11 +12,8 @@ def plan(found: dict[str, Any]) -> str:
         lines += ["", *_step(found["stock"], operations=8)]
     if "ratio" in found:
         ratio = found["ratio"]
-        lines += [
-            "",
-            f"mlm takes {ratio['cycles']:.2f} of the stock step's cycles and {ratio['temporaries']:.2f} of its ",
-        ]
-        lines[-1] += "temporaries"
+        words = f"{ratio['cycles']:.2f} of the stock step's cycles and {ratio['temporaries']:.2f} of its temporaries"
+        lines += ["", f"mlm takes {words}"]
     return "\n".join([*lines, "", _calibration(found["calibration"])])
 
 
