@@ -1,0 +1,122 @@
+"""Hosts on one machine, for tests/pod.sh: each with an address, a name, a home and processes of its own, and an sshd.
+
+A host is a network, mount, name and process namespace. To kill its first process is to pull its plug: everything that
+ran there is gone at once, and nothing answers at its address. Needs root, iproute2 and openssh-server.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+import types
+
+NETWORK = "10.77.0"  # .1, .2, ... are the hosts, .254 is the researcher's laptop
+BRIDGE = "mlmpod"
+# In the new namespaces: $1 is the host's name, $2 its passwd file; the rest is the command of its first process.
+FIRST_PROCESS = 'hostname "$1" && mount --bind "$2" /etc/passwd && shift 2 && exec "$@"'
+
+
+class Hosts:
+    """`count` running hosts joined by a bridge; a context manager that leaves nothing behind."""
+
+    def __init__(self, folder: pathlib.Path, count: int):
+        """Args: folder for keys, homes and logs; count of hosts."""
+        self.folder, self.count = folder, count
+        self.addresses = [f"{NETWORK}.{index + 1}" for index in range(count)]
+        self.key = folder / "key"
+        self._first: dict[int, subprocess.Popen] = {}
+
+    def __enter__(self) -> Hosts:
+        self._remove_network()  # of a test that was killed
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in ("key", "host_key"):
+            _do("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / name)
+        _do("ip", "link", "add", BRIDGE, "type", "bridge")
+        _do("ip", "address", "add", f"{NETWORK}.254/24", "dev", BRIDGE)
+        _do("ip", "link", "set", BRIDGE, "up")
+        for index, address in enumerate(self.addresses):
+            name = f"{BRIDGE}{index}"
+            _do("ip", "netns", "add", name)
+            _do("ip", "link", "add", f"{name}v", "type", "veth", "peer", "name", "eth0", "netns", name)
+            _do("ip", "link", "set", f"{name}v", "master", BRIDGE, "up")
+            _do("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+            _do("ip", "-n", name, "link", "set", "eth0", "up")
+            _do("ip", "-n", name, "link", "set", "lo", "up")
+            self.start(index)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, stack: types.TracebackType | None) -> None:
+        for index in range(self.count):
+            self.kill(index)
+        self._remove_network()
+
+    def home(self, index: int) -> pathlib.Path:
+        """Returns the home of a host's user, as the machine that carries all hosts sees it."""
+        return self.folder / str(index) / "home"
+
+    def start(self, index: int) -> None:
+        """Starts a host as a new machine: its home is empty. Returns when it takes connections."""
+        folder = self.folder / str(index)
+        shutil.rmtree(folder, ignore_errors=True)
+        self.home(index).mkdir(parents=True)
+        others = [user for user in pathlib.Path("/etc/passwd").read_text().splitlines() if not user.startswith("root:")]
+        users = [f"root:x:0:0:root:{self.home(index)}:/bin/bash", *others]
+        (folder / "passwd").write_text("\n".join(users) + "\n")
+        _do("ip", "link", "set", f"{BRIDGE}{index}v", "up")
+        options = {
+            "ListenAddress": self.addresses[index],
+            "HostKey": self.folder / "host_key",
+            "AuthorizedKeysFile": self.folder / "key.pub",
+            "StrictModes": "no",  # of a folder that belongs to a test
+            "UsePAM": "no",
+            "PidFile": "none",
+            "SetEnv": f"PATH={os.environ['PATH']} JAX_PLATFORMS=cpu",
+        }
+        pathlib.Path("/run/sshd").mkdir(exist_ok=True)
+        sshd = ["/usr/sbin/sshd", "-D", "-e", *(f"-o{key}={value}" for key, value in options.items())]
+        own = ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
+        first = ["bash", "-c", FIRST_PROCESS, "bash", f"{BRIDGE}-{index}", folder / "passwd", *sshd]
+        with (folder / "sshd.log").open("w") as log:
+            command = ["ip", "netns", "exec", f"{BRIDGE}{index}", *own, *first]
+            self._first[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + 20
+        while subprocess.run(self.ssh(index, "true"), capture_output=True).returncode != 0:
+            assert time.monotonic() < deadline, (folder / "sshd.log").read_text()
+            time.sleep(0.1)
+
+    def kill(self, index: int) -> None:
+        """Pulls the plug of a host: its network first, so that nobody is told of its end."""
+        if index in self._first:
+            _do("ip", "link", "set", f"{BRIDGE}{index}v", "down")
+            self._first[index].kill()
+            self._first.pop(index).wait()
+
+    def ssh(self, index: int, command: str) -> list[str]:
+        """Returns the arguments that run a command on a host."""
+        return ["ssh", *self.ssh_options(), f"root@{self.addresses[index]}", command]
+
+    def ssh_options(self) -> list[str]:
+        """Returns the options of ssh and scp that reach the hosts."""
+        options = {
+            "IdentityFile": self.key,
+            "IdentitiesOnly": "yes",
+            "BatchMode": "yes",
+            "ConnectTimeout": "5",
+            "StrictHostKeyChecking": "no",
+            "UserKnownHostsFile": "/dev/null",
+            "LogLevel": "ERROR",
+        }
+        return [f"-o{key}={value}" for key, value in options.items()]
+
+    def _remove_network(self) -> None:
+        for index in range(self.count):
+            subprocess.run(["ip", "netns", "delete", f"{BRIDGE}{index}"], capture_output=True)
+        subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True)
+
+
+def _do(*command: object) -> None:
+    subprocess.run([str(word) for word in command], check=True, stdout=sys.stderr)
