@@ -6,6 +6,7 @@ ssh carries to a host's shell is quoted once, by `remote`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -141,10 +142,8 @@ def start(call: Call) -> subprocess.Popen:
 
 def kill(process: subprocess.Popen) -> None:
     """Kills a call and what it started (gcloud runs ssh as a child)."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _rest(process: subprocess.Popen) -> tuple[bytes, bytes]:

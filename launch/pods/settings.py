@@ -37,6 +37,7 @@ class Settings:
     price: float = _key("dollars for one chip and one hour, to say what a run has cost", 0.0)
     port: int = _key("of the coordinator, on the first host", 8476)
     root: str = _key("the launcher's folder on each host; ~ is the home there", "~/.mlm-pod")
+    python: str = _key("interpreter on the hosts that has all packages; default: an environment is made there", "")
     hosts: int = _key("number of hosts; 0: as the accelerator type says", 0)
     backend: str = _key('"tpu-vm" (gcloud) or "gke" (a JobSet, for TPU7x)', "tpu-vm")
     cluster: str = _key("GKE cluster, with backend gke", "")
@@ -134,5 +135,7 @@ def _check(name: str, value: object, where: str) -> None:
         raise SettingsError(f"{where} is {value!r}; it must begin with gs:// and a bucket's name.")
     if name == "backend" and value not in ("tpu-vm", "gke"):
         raise SettingsError(f'{where} is {value!r}; it must be "tpu-vm" or "gke".')
+    if name == "python" and value and not value.startswith("/"):
+        raise SettingsError(f"{where} is {value!r}; it must be an absolute path.")
     if name == "root" and (not value or value.startswith("-") or "\0" in value or ".." in value.split("/")):
         raise SettingsError(f"{where} is {value!r}; it must be a folder, such as ~/.mlm-pod.")
