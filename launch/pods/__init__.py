@@ -1,1 +1,1 @@
-"""Training pods from a laptop: settings, the cloud behind one seam, one ssh a host, and what the commands do."""
+"""What launch/tpu.py and launch/local_pod.py are made of: the standard library alone."""

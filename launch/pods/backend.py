@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -92,7 +93,8 @@ class Runner:
     """Runs calls, or, if dry, prints them as a shell would take them and answers nothing."""
 
     def __init__(self, dry: bool = False):
-        self.dry = dry
+        self.dry, self.over = dry, threading.Event()
+        self._running: set[subprocess.Popen] = set()
 
     def run(self, call: Call, timeout: float) -> Result:
         """Returns how the call ended, at the latest after `timeout` seconds. Raises PodError if it can't be started."""
@@ -103,7 +105,10 @@ class Runner:
             return Result(0)
         begin = time.monotonic()
         process = start(call)
+        self._running.add(process)
         try:
+            if self.over.is_set():
+                kill(process)
             stdout, stderr = process.communicate(call.stdin, timeout=timeout)
             code = process.returncode
         except subprocess.TimeoutExpired:
@@ -113,8 +118,16 @@ class Runner:
         except BaseException:  # Ctrl-C: take the call along
             kill(process)
             raise
+        finally:
+            self._running.discard(process)
         seconds = time.monotonic() - begin
         return Result(code, stdout.decode(errors="replace"), stderr.decode(errors="replace"), seconds)
+
+    def end(self) -> None:
+        """Kills what runs, and what is still to be started: the command is over."""
+        self.over.set()
+        for process in list(self._running):
+            kill(process)
 
 
 def start(call: Call) -> subprocess.Popen:

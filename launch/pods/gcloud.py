@@ -179,7 +179,7 @@ class TpuVm:
     def _explain(self, what: str, result: backend.Result) -> PodError:
         chosen = self.settings
         names = {"project": chosen.project, "zone": chosen.zone, "name": chosen.name, "type": chosen.accelerator_type}
-        said = result.stderr.strip()
+        said = result.stderr[max(result.stderr.rfind("ERROR:"), 0) :].strip()  # warnings before it name quotas too
         last = next((line for line in reversed(said.splitlines()) if line.strip()), "nothing")
         for words, kind, sentence in ERRORS:
             if any(word in said.lower() for word in words):
