@@ -54,8 +54,9 @@ def _one(
     runner: Runner, host: Host, call: Call, timeout: float, repeatable: bool, tell: Callable[[str], None]
 ) -> Outcome:
     waits = BACKOFF if repeatable else ()
-    for tries, wait in enumerate((*waits, None), start=1):
-        result = runner.run(call, timeout)
+    tries = 0
+    for wait in (*waits, None):
+        result, tries = runner.run(call, timeout), tries + 1
         if result.code != SSH_FAILED or wait is None:
             break
         tell(f"{label(host)}: ssh failed ({last_line(result.stderr)}); again in {wait:g} s.")
