@@ -141,7 +141,7 @@ def process_of(folder: pathlib.Path) -> int | None:
 
 
 def alive(folder: pathlib.Path) -> bool:
-    """Returns whether the process of a run lives, with a keeper or without. One that only waits to be reaped does not."""
+    """Returns whether the process of a run lives, kept or not; one that only waits to be reaped does not."""
     process = process_of(folder)
     return process is not None and _stat(process)[:1] not in ([], ["Z"], ["X"])
 

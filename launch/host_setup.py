@@ -114,6 +114,7 @@ def install(root: pathlib.Path, code: str, extras: list[str], given: str) -> dic
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     folder = root / "venv" / name
     with alone(root, "install"):
+        write(root / "code" / f".{code}.json", {"requirements": name})  # what `run` starts this code with
         if (folder / ".complete").exists():
             return {"requirements": name, "fresh": False, "python": version}
         shutil.rmtree(folder, ignore_errors=True)
@@ -162,7 +163,10 @@ def interpreter(root: pathlib.Path, requirements: str) -> str:
 
 
 def preflight(root: pathlib.Path, code: str, clear_lock: bool, runs: list[dict]) -> dict:
-    """Returns what this host has and who holds its accelerators. `runs`: those that are alive."""
+    """Returns what this host has and who holds its accelerators. `runs`: those that are alive.
+
+    With `code`, "installed" is the hash of the packages that were installed for it, None if none are.
+    """
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     devices = os.environ.get("MLM_POD_DEVICES", "/dev")
     lock = pathlib.Path(os.environ.get("MLM_POD_LIBTPU_LOCK", "/tmp/libtpu_lockfile"))
@@ -177,11 +181,14 @@ def preflight(root: pathlib.Path, code: str, clear_lock: bool, runs: list[dict])
             raise HostError(f"{lock} is stale and can't be removed ({error.strerror}): sudo rm {lock}") from error
     memory = re.search(r"MemAvailable:\s+([0-9]+) kB", pathlib.Path("/proc/meminfo").read_text())
     codes = sorted(path.name for path in (root / "code").glob("*") if is_name(path.name))
+    installed = (read(root / "code" / f".{code}.json") or {}).get("requirements")
+    complete = sorted(path.parent.name for path in (root / "venv").glob("*/.complete"))
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "code": [name for name in codes if code in ("", name)],
-        "requirements": sorted(path.parent.name for path in (root / "venv").glob("*/.complete")),
+        "requirements": complete,
+        "installed": installed if installed in complete else None,
         "disk_free": shutil.disk_usage(root).free,
         "memory_free": int(memory[1]) * 1024 if memory else 0,
         "accelerators": accelerators,
