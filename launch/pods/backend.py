@@ -44,6 +44,7 @@ class Pod:
     hosts: tuple[Host, ...] = ()
     kind: str = "tpu-vm"
     detail: str = ""
+    accelerator_type: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

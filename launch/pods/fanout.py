@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from pods.backend import Call, Host, Result, Runner
-from pods.errors import PodError
 
-SSH_FAILED = 255  # ssh's own code: the command may have run, or not
+SSH_FAILED = (255, 254)  # ssh's own code, and that of host.py run again without its stdin: it may have run, or not
 BACKOFF = (2.0, 5.0, 10.0, 20.0)  # seconds before each new try; the keys for a new VM take up to half a minute
 AT_ONCE = 64
 
@@ -57,7 +56,7 @@ def _one(
     tries = 0
     for wait in (*waits, None):
         result, tries = runner.run(call, timeout), tries + 1
-        if result.code != SSH_FAILED or wait is None:
+        if result.code not in SSH_FAILED or wait is None:
             break
         tell(f"{label(host)}: ssh failed ({last_line(result.stderr)}); again in {wait:g} s.")
         if runner.over.wait(wait):
@@ -71,19 +70,11 @@ def _error(result: Result, timeout: float, tries: int) -> str:
     said = last_line(result.stderr)
     if result.code is None:
         return f"no answer within {timeout:g} s"
-    if result.code == SSH_FAILED:
+    if result.code in SSH_FAILED:
         return f"ssh failed{f' {tries} times' if tries > 1 else ''}: {said}"
     if result.code < 0:
         return f"the call was killed by signal {-result.code}: {said}"
     return f"code {result.code}: {said}"
-
-
-def require(outcomes: Sequence[Outcome], what: str) -> None:
-    """Raises PodError that names every host whose outcome is an error; `what` is the verb of the sentence."""
-    bad = [outcome for outcome in outcomes if outcome.error]
-    if bad:
-        reasons = "; ".join(f"{label(outcome.host)}: {outcome.error}" for outcome in bad)
-        raise PodError(f"{what} failed on {len(bad)} of {len(outcomes)} hosts: {reasons}.", "hosts")
 
 
 def label(host: Host) -> str:

@@ -8,6 +8,7 @@ code for all of them, and runs the command again by itself when a connection dro
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 from pods import backend
@@ -74,7 +75,7 @@ ERRORS = (
             "deadline_exceeded",
         ),
         "network",
-        "Google Cloud can't be reached from here: try again",
+        "Google Cloud can't be reached: try again",
     ),
 )
 
@@ -131,7 +132,7 @@ class TpuVm:
         detail = answer.get("state", "")
         ends = answer.get("networkEndpoints") or []
         hosts = tuple(Host(i, end.get("ipAddress", "")) for i, end in enumerate(ends))
-        return Pod(name, NODE_STATES.get(detail, CREATING), hosts, kind, detail)
+        return Pod(name, NODE_STATES.get(detail, CREATING), hosts, kind, detail, answer.get("acceleratorType", ""))
 
     def list(self) -> list[Pod]:
         """See backend.Backend."""
@@ -180,10 +181,11 @@ class TpuVm:
         chosen = self.settings
         names = {"project": chosen.project, "zone": chosen.zone, "name": chosen.name, "type": chosen.accelerator_type}
         said = result.stderr[max(result.stderr.rfind("ERROR:"), 0) :].strip()  # warnings before it name quotas too
-        last = next((line for line in reversed(said.splitlines()) if line.strip()), "nothing")
+        message = re.search(r'"message": *("(?:[^"\\]|\\.)*")', said)
+        first = json.loads(message[1]) if message else re.sub(r"^ERROR: (\([^)]*\) )?", "", said).partition("\n")[0]
         for words, kind, sentence in ERRORS:
             if any(word in said.lower() for word in words):
-                return PodError(f"{sentence.format(**names)}. (gcloud: {last.strip()})", kind)
+                return PodError(f"{sentence.format(**names)}. (gcloud: {first.strip()})", kind)
         return PodError(f"gcloud {what} failed with code {result.code}: {said or 'it said nothing'}", "other")
 
     @staticmethod
