@@ -1,6 +1,6 @@
 """What the launcher runs on a host: starts a run's process once, keeps it, tells of it, stops it.
 
-    python3 launch/host.py start|status|logs|stop|clean|unpack|install|preflight|notebook ...     (`--root DIR` before it)
+    python3 launch/host.py start|status|logs|stop|clean|unpack|install|preflight|notebook ... (first: --root DIR)
 
 Every command prints one line, `mlm-host ` and a JSON object, and ends with code 0; or with another code and
 {"error": sentence}. Standard library of Python 3.10 and later. The launcher sends this text and the other host_*.py

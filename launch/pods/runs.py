@@ -121,7 +121,7 @@ def look(hosts: Hosts, run: str, attempt: int | None = None) -> Look:
 
 @dataclasses.dataclass(frozen=True)
 class Started:
-    """attempt: its number; fresh: whether this call started it; ended: how it had ended before, if nothing was started."""
+    """attempt: its number; fresh: started by this call; ended: how it had ended before, if nothing was started."""
 
     attempt: int
     fresh: bool
