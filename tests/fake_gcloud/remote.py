@@ -1,0 +1,219 @@
+"""ssh and scp to a worker, with the faults of a connection and with gcloud's own reruns.
+
+What the real `tpu-vm ssh` does when ssh itself fails (exit code 255: no connection, a lost one, or a remote command
+that a signal ended): it runs the same command line again, up to ten times in all, for one worker as for many, with
+whatever is left on its standard input. Any other exit code is passed on. scp is run again after any failure.
+Source: lib/googlecloudsdk/command_lib/compute/tpus/tpu_vm/ssh.py (AttemptRunWithRetries) of Google Cloud SDK 528.0.0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from cloud import Cloud
+from synopsis import Call
+
+ATTEMPTS = 10
+# Faults of which one attempt of ten is enough to lose the caller's command, and what ssh says to each.
+WORDS = {
+    "ssh255_before": "ssh: connect to host {ip} port 22: Connection timed out",
+    "ssh255_after": "client_loop: send disconnect: Broken pipe",
+    "drop_midstream": "Connection to {ip} closed by remote host.\nclient_loop: send disconnect: Broken pipe",
+    "keys_not_propagated": "me@{ip}: Permission denied (publickey).",
+}
+
+
+class Link:
+    """The way to one worker of a TPU."""
+
+    def __init__(self, cloud: Cloud, name: str, worker: int, ip: str) -> None:
+        self.cloud, self.name, self.worker, self.ip = cloud, name, worker, ip
+        self.real = None
+        if "FAKE_GCLOUD_SSH" in os.environ:
+            self.real = json.loads(pathlib.Path(os.environ["FAKE_GCLOUD_SSH"]).read_text())
+
+    def alive(self) -> bool:
+        """Says whether the machine is there."""
+        node = self.cloud.load("nodes", self.name)
+        return node is not None and node["state"] == "READY"
+
+    def options(self) -> list[str]:
+        """Returns the options of a real ssh or scp."""
+        given = [word for one in self.real.get("options", []) for word in ([one] if one[:1] == "-" else ["-o", one])]
+        return ["-i", self.real["identity"], *given]
+
+    def start(self, command: str, stdout: int | None = None) -> subprocess.Popen:
+        """Starts a command on the worker, as sshd does: a shell of its own session, nothing of our environment."""
+        if self.real:
+            target = f"{self.real['user']}@{self.ip}"
+            return subprocess.Popen(["ssh", "-T", *self.options(), target, "--", command], stdout=stdout)
+        return subprocess.Popen(
+            ["/bin/bash", "-c", command],
+            cwd=self.cloud.home(self.name, self.worker),
+            env=self.cloud.environment(self.name, self.worker),
+            stdout=stdout,
+            start_new_session=True,
+        )
+
+    def leave(self, process: subprocess.Popen) -> None:
+        """Cuts the connection: what was started there goes on."""
+        if self.real:
+            process.kill()
+
+
+def connect(cloud: Cloud, call: Call) -> int:
+    """Does an ssh or scp command and returns its exit code; raises RefusedError."""
+    if call.remainder or "--dry-run" in call.flags or "--output-directory" in call.flags:
+        raise SystemExit("fake gcloud: this part of ssh is not played here")
+    worker = call.flags.get("--worker", "0")
+    if not worker.isdigit():
+        # The real one takes "all", lists and ranges. Nobody here should: see the module's text.
+        raise call.refuse(f"Invalid value for [--worker]: one ssh per host here, not {worker!r}", 2)
+    if call.verb == "ssh" and "--command" not in call.flags:
+        raise SystemExit("fake gcloud: ssh without --command would open a shell")
+    name, remote = _target(call)
+    link = _link(cloud, call, name, int(worker))
+    with cloud.lock():
+        fault = cloud.fault("tpu-vm", call.verb, link.worker, remote)
+    kind = fault["fault"] if fault else None
+    if kind == "silent":
+        time.sleep(fault.get("seconds", 24 * 3600))
+    label = call.verb.upper()
+    print(
+        f"Using {call.verb} batch size of 1. Attempting to {label} into 1 nodes with a total of 1 workers.",
+        file=sys.stderr,
+    )
+    for attempt in range(ATTEMPTS):
+        print(f"{label}: Attempting to connect to worker {worker}...", file=sys.stderr, flush=True)
+        failing = kind in WORDS and attempt < fault.get("attempts", ATTEMPTS)
+        code = _attempt(link, call, fault if failing else None, attempt)
+        if code == 0 or (call.verb == "ssh" and code != 255):
+            return code
+        what = f"[/usr/bin/{call.verb}] exited with return code [{code}]."
+        if attempt < ATTEMPTS - 1:
+            print(f"Retrying: {label} command error: {what}", file=sys.stderr, flush=True)
+            time.sleep(cloud.settings()["retry_seconds"])
+    raise call.refuse(what, code)
+
+
+def _target(call: Call) -> tuple[str, str]:
+    """Returns the TPU's name and the text in which a fault's "match" is looked for."""
+    if call.verb == "ssh":
+        return call.positionals[0].rpartition("@")[2], call.flags["--command"]
+    *sources, target = call.positionals
+    ends = [target] if ":" in target else sources
+    if not all(":" in end for end in ends) or (ends == [target] and any(":" in one for one in sources)):
+        raise call.refuse("Source(s) must be remote when destination is local.")
+    names = {end.partition(":")[0].rpartition("@")[2] for end in ends}
+    if len(names) > 1:
+        raise call.refuse("All sources must refer to the same remote when destination is local.")
+    return names.pop(), " ".join(call.positionals)
+
+
+def _link(cloud: Cloud, call: Call, name: str, worker: int) -> Link:
+    node = cloud.load("nodes", name)
+    full = f"projects/{call.flags['--project']}/locations/{call.flags['--zone']}/nodes/{name}"
+    if node is None or node["name"] != full:
+        raise call.refuse(f"NOT_FOUND: Resource '{full}' was not found.")
+    if node["state"] in ("PREEMPTED", "TERMINATED"):
+        raise call.refuse(f'This TPU has terminal state "{node["state"]}", so it cannot be used anymore.')
+    if node["state"] in ("STOPPED", "STOPPING", "DELETING"):
+        raise call.refuse(f'This TPU has state "{node["state"]}", so it cannot be currently connected to.')
+    endpoints = node.get("networkEndpoints", [])
+    if node["state"] != "READY":
+        print(
+            f'WARNING: The TPU VM "{name}" is in state "{node["state"]}", therefore the TPU may not be available or '
+            "reachable. If the connection fails, please try again later.",
+            file=sys.stderr,
+        )
+    if worker >= len(endpoints):
+        raise call.refuse(
+            f"Invalid value for [--worker]: worker index {worker} is larger than the valid worker indexes on this TPU "
+            f"VM. Please only use indexes in the range [0, {len(endpoints) - 1}], inclusive."
+        )
+    return Link(cloud, name, worker, endpoints[worker]["ipAddress"])
+
+
+def _attempt(link: Link, call: Call, fault: dict | None, attempt: int) -> int:
+    """Makes one connection; returns ssh's or scp's exit code."""
+    kind = fault["fault"] if fault else None
+    if not link.alive():
+        kind = "ssh255_before"
+    if kind in ("ssh255_after", "drop_midstream") and attempt > 0:
+        # A fault of the connection meets the command once; while it lasts, the reruns don't even get there.
+        kind = "ssh255_before"
+    if kind in ("ssh255_after", "drop_midstream") and call.verb == "ssh":
+        _start_and_lose(link, call.flags["--command"], fault)
+    if kind:
+        print(WORDS[kind].format(ip=link.ip), file=sys.stderr)
+        return 255
+    if call.verb == "scp":
+        return _copy_really(link, call) if link.real else _copy(link, call)
+    code = link.start(call.flags["--command"]).wait()
+    # A shell that a signal ended has no exit status to send: ssh gives 255, as for a lost connection.
+    return 255 if code < 0 else code
+
+
+def _start_and_lose(link: Link, command: str, fault: dict) -> None:
+    """Starts the command, lets some of its output through (drop_midstream), and goes away: the command goes on."""
+    with tempfile.TemporaryFile() as output:
+        process = link.start(command, stdout=output)
+        deadline = time.monotonic() + fault.get("seconds", 0.3 if fault["fault"] == "ssh255_after" else 5)
+        wanted = fault.get("bytes", 100)
+        while time.monotonic() < deadline:
+            size = os.fstat(output.fileno()).st_size
+            if fault["fault"] == "drop_midstream" and (size > wanted or process.poll() is not None):
+                sent = os.pread(output.fileno(), min(wanted, max(size // 2, size - 1) if size <= wanted else wanted), 0)
+                sys.stdout.buffer.write(sent)
+                sys.stdout.buffer.flush()
+                break
+            time.sleep(0.01)
+        link.leave(process)
+
+
+def _copy(link: Link, call: Call) -> int:
+    """Plays scp between a local path and a worker's home; a file keeps its mode."""
+    home = link.cloud.home(link.name, link.worker)
+
+    def place(end: str) -> pathlib.Path:
+        host, colon, path = end.partition(":")
+        path = path.removeprefix("~/") if path != "~" else ""
+        return home / path if colon else pathlib.Path(host)
+
+    *sources, target = call.positionals
+    goal = place(target)
+    for source in map(place, sources):
+        to = goal / source.name if goal.is_dir() else goal
+        if not source.exists():
+            print(f'scp: stat local "{source}": No such file or directory', file=sys.stderr)
+            return 255
+        if source.is_dir() and "--recurse" not in call.flags:
+            print(f'scp: local "{source}" is not a regular file', file=sys.stderr)
+            return 1
+        wants_folder = len(sources) > 1 or target.endswith("/")
+        if not to.parent.is_dir() or (wants_folder and not goal.is_dir()):
+            print(f'scp: dest open "{target.partition(":")[2]}": No such file or directory', file=sys.stderr)
+            return 1
+        if source.is_dir():
+            shutil.copytree(source, to, dirs_exist_ok=True)
+        else:
+            shutil.copy(source, to)
+    return 0
+
+
+def _copy_really(link: Link, call: Call) -> int:
+    """Copies over real scp."""
+
+    def place(end: str) -> str:
+        _, colon, path = end.partition(":")
+        return f"{link.real['user']}@{link.ip}:{path}" if colon else end
+
+    recurse = ["-r"] if "--recurse" in call.flags else []
+    return subprocess.call(["scp", *recurse, *link.options(), *map(place, call.positionals)])
