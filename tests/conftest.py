@@ -21,6 +21,7 @@ pytest_plugins = ["tests.fixtures", "tests.fixtures_data", "tests.trained_model"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: a proof that takes minutes; bash tests/run.sh --slow runs these")
+    config.addinivalue_line("markers", "hosts: a proof on hosts of its own; bash tests/pod.sh runs these, as root")
     config.addinivalue_line("filterwarnings", "error:::mlm")
     config.addinivalue_line("filterwarnings", "error:::tests")
 

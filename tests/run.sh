@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The test command: environments, lint, tests. `bash tests/run.sh -k masks` passes arguments on to pytest.
-#   bash tests/run.sh          everything but the tests marked slow
+#   bash tests/run.sh          everything but the tests marked slow or hosts
 #   bash tests/run.sh --slow   the slow ones alone
+#   bash tests/run.sh --hosts  those on real hosts alone, see tests/pod.sh
 # Makes .venv (the project's), .venv-torch4 and .venv-torch5 (the references: PyTorch with transformers 4 and 5, in
 # processes of their own, since PyTorch and TensorFlow can't share one).
 set -euo pipefail
@@ -24,9 +25,11 @@ install .venv-torch5 torch==2.13.0 accelerate==1.15.0 transformers==5.23.0 numpy
 
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-marker='not slow'
-if [ "${1:-}" = --slow ]; then
-  marker=slow
-  shift
-fi
+marker='not slow and not hosts'
+case ${1:-} in
+  --slow | --hosts)
+    marker=${1#--}
+    shift
+    ;;
+esac
 exec .venv/bin/python -m pytest tests -m "$marker" "$@"

@@ -1,0 +1,153 @@
+"""The quickstart on four real hosts, started, killed, and brought to its end by launch/tpu.py.
+
+gcloud is played by tests/fake_gcloud; its ssh and scp are the real ones, between real addresses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mlm.paths import UPath
+from mlm.training import checkpoint
+from tests.pod_network import Hosts
+from tests.processes import ROOT
+
+pytestmark = pytest.mark.hosts
+
+COUNT = 4
+STEPS = 240
+POD = """name = "real"
+project = "nobody"
+zone = "us-central2-b"
+accelerator_type = "v4-32"
+price = 1.0
+"""
+SETTINGS = [
+    "tokenizer.sample_megabytes=2.0",
+    "corpus.max_documents=8000",
+    f"train.steps={STEPS}",
+    "checkpoint.every=40",
+    "evaluate.every=0",
+    "log.every=10",
+    "pod.heartbeat=20",
+]
+
+
+class Laptop:
+    """A clone of the code, a fake gcloud, and a machine room that starts and ends hosts as the cloud says."""
+
+    def __init__(self, folder: pathlib.Path, hosts: Hosts):
+        self.folder, self.hosts, self.state = folder, hosts, folder / "cloud"
+        self.code = folder / "laptop"
+        self.state.mkdir()
+        subprocess.run(["git", "clone", "--quiet", ROOT, self.code], check=True)
+        patch = subprocess.run(["git", "diff", "HEAD", "--binary"], cwd=ROOT, capture_output=True, check=True).stdout
+        if patch:
+            subprocess.run(["git", "apply"], cwd=self.code, input=patch, check=True)
+        (self.code / "pod.toml").write_text(POD)
+        options = hosts.ssh_options()
+        words = {"hosts": hosts.addresses, "identity": str(hosts.key), "user": "root", "options": options}
+        (folder / "ssh.json").write_text(json.dumps(words))
+        (self.state / "settings.json").write_text(json.dumps({"retry_seconds": 1.0}))
+        threading.Thread(target=self._machine_room, daemon=True).start()
+
+    def environment(self) -> dict[str, str]:
+        path = f"{ROOT / 'tests' / 'fake_gcloud'}:{os.environ['PATH']}"
+        names = {"FAKE_GCLOUD_STATE": str(self.state), "FAKE_GCLOUD_SSH": str(self.folder / "ssh.json"), "PATH": path}
+        return {**os.environ, **names}
+
+    def tpu(self, *words: str, code: int = 0) -> str:
+        """Runs launch/tpu.py, shows what it shows, and returns it."""
+        command = [sys.executable, "launch/tpu.py", *words]
+        begin = time.monotonic()
+        print(f"\n$ python launch/tpu.py {' '.join(words)}", flush=True)
+        process = subprocess.Popen(
+            command, cwd=self.code, env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        said = []
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            said.append(line)
+        assert process.wait() == code, "".join(said)
+        print(f"({time.monotonic() - begin:.0f} s)", flush=True)
+        return "".join(said)
+
+    def _machine_room(self) -> None:
+        """Hosts of a deleted TPU are gone; those of a new one are new."""
+        seen, file = 0, self.state / "calls.jsonl"
+        while True:
+            time.sleep(0.2)
+            calls = [json.loads(line)["argv"] for line in file.read_text().splitlines()] if file.exists() else []
+            for argv in calls[seen:]:
+                for index in range(COUNT):
+                    if "delete" in argv:
+                        self.hosts.kill(index)
+                    if "create" in argv:
+                        self.hosts.kill(index)
+                        self.hosts.start(index)
+            seen = len(calls)
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory) -> Laptop:
+    folder = tmp_path_factory.mktemp("pod")
+    with Hosts(folder / "hosts", COUNT) as hosts:
+        yield Laptop(folder, hosts)
+
+
+def logged_step(workdir: pathlib.Path) -> int:
+    file = workdir / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+
+
+def parameters(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the whole saved state of the last step."""
+    import orbax.checkpoint as ocp
+
+    from mlm.training.sharding import named_leaves
+
+    assert checkpoint.complete_steps(UPath(workdir / "checkpoints"))[-1] == STEPS
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        state = checkpointer.restore(workdir / "checkpoints" / str(STEPS) / "state")
+    return {name: np.asarray(leaf) for name, leaf in named_leaves(state)}
+
+
+def test_quickstart_over_four_hosts_one_of_which_dies(laptop, tmp_path):
+    """Bitwise the run that nothing happened to."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    settings = [f"--config.{setting}" for setting in SETTINGS]
+    laptop.tpu("up", "--every=0.5")
+    laptop.tpu("sync", "--timeout=900")
+    assert "4 hosts" in laptop.tpu("preflight")
+    follow = ["--every=2", "--timeout=120"]
+    laptop.tpu(
+        "run", "configs/quickstart.py", "--id=data", "--command=shards", f"--workdir={killed}", *follow, *settings
+    )
+    shards = f"--config.shards.dir={killed / 'shards'}"
+
+    def pull_the_plug() -> None:
+        while logged_step(killed) < 90:
+            time.sleep(0.2)
+        print("\n(the plug of host 2 is pulled)", flush=True)
+        laptop.hosts.kill(2)
+
+    threading.Thread(target=pull_the_plug, daemon=True).start()
+    train = ["configs/quickstart.py", *settings, shards]
+    said = laptop.tpu("supervise", *train, "--id=killed", f"--workdir={killed}", *follow)
+    assert "host 2" in said
+    laptop.tpu("run", *train, "--id=whole", f"--workdir={whole}", *follow)
+    assert (killed / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
+    one, other = parameters(killed), parameters(whole)
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    laptop.tpu("down")
