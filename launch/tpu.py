@@ -42,9 +42,9 @@ class Tool:
     cloud: backend.Backend
     words: list[str]  # --config.x=y, and what stands after --
 
-    def hosts(self) -> Hosts:
-        """Returns the hosts of the pod, which must be ready."""
-        return connect(self.settings, self.cloud, self.runner, self.args.timeout)
+    def hosts(self, pod: backend.Pod | None = None) -> Hosts:
+        """Returns the hosts of the pod (asked for, if not given), which must be ready."""
+        return connect(self.settings, self.cloud, self.runner, self.args.timeout, pod)
 
 
 def main(argv: list[str]) -> int:
@@ -207,7 +207,9 @@ def _run(tool: Tool) -> int:
         say(f"run {job.id!r} has ended (attempt {started.attempt}); --again makes another attempt.")
         return started.ended.code
     where = f"run {job.id!r}, attempt {started.attempt}"
-    say(f"{where}: {'started' if started.fresh else 'is alive already, nothing was started'} on {len(hosts.all)} hosts")
+    hosts.tell(
+        f"{where}: {'started' if started.fresh else 'is alive already, nothing was started'} on {len(hosts.all)} hosts"
+    )
     if tool.args.detach:
         return 0
     return follow(tool, hosts, job.id, started.attempt)
@@ -216,8 +218,10 @@ def _run(tool: Tool) -> int:
 def _status(tool: Tool) -> int:
     if not tool.args.id:
         pod = tool.cloud.describe()
-        hosts = tool.hosts() if pod.state == "READY" else None
-        print(f"{pod.name}: {pod.state}{f' ({pod.detail})' if pod.detail else ''}, {len(pod.hosts)} hosts")
+        hosts = tool.hosts(pod) if pod.state == "READY" else None
+        print(
+            f"{pod.name}: {pod.state}{f' ({pod.detail})' if pod.detail not in ('', pod.state) else ''}, {len(pod.hosts)} hosts"
+        )
         found = hosts.require(hosts.ask(["preflight"]), "status") if hosts else []
         alive = {(run["id"], run["attempt"]) for answer in found for run in answer.get("runs", ())}
         for run, attempt in sorted(alive):
@@ -263,7 +267,7 @@ def _clean(tool: Tool) -> None:
         say(f"deleted {what}")
     pod = tool.cloud.describe()
     if pod.state == "READY":
-        hosts = connect(tool.settings, tool.cloud, tool.runner, tool.args.timeout)
+        hosts = tool.hosts(pod)
         answers = hosts.ask(["clean", *(f"--keep={run}" for run in tool.args.keep)])
         removed = sorted({what for answer in hosts.require(answers, "clean") for what in answer.get("removed", ())})
         for what in removed:
@@ -273,8 +277,8 @@ def _clean(tool: Tool) -> None:
 def _down(tool: Tool) -> None:
     deleted = lifetime.down(tool.settings, tool.cloud)
     for what in deleted:
-        say(f"{'would delete' if tool.cloud.dry else 'deleted'} {what}")
-    if not deleted:
+        say(f"deleted {what}")
+    if not deleted and not tool.cloud.dry:
         say(f"there is nothing named {tool.settings.name} in {tool.settings.zone}")
 
 

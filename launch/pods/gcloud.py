@@ -55,7 +55,13 @@ ERRORS = (
         "the Cloud TPU API is off in {project}: gcloud services enable tpu.googleapis.com --project={project}",
     ),
     (
-        ("auth login", "unauthenticated", "active account", "refreshing your current auth", "reauthentication"),
+        (
+            "auth login",
+            "unauthenticated",
+            "not currently have an active account",
+            "refreshing your current auth",
+            "reauthentication",
+        ),
         "login",
         "gcloud isn't logged in: gcloud auth login",
     ),
@@ -180,12 +186,15 @@ class TpuVm:
     def _explain(self, what: str, result: backend.Result) -> PodError:
         chosen = self.settings
         names = {"project": chosen.project, "zone": chosen.zone, "name": chosen.name, "type": chosen.accelerator_type}
-        said = result.stderr[max(result.stderr.rfind("ERROR:"), 0) :].strip()  # warnings before it name quotas too
+        said = result.stderr[max(result.stderr.rfind("ERROR:"), 0) :]  # warnings before it name quotas too
+        said = re.sub(r"This command is authenticated as .* property\.", "", said).strip()  # true of every error
         message = re.search(r'"message": *("(?:[^"\\]|\\.)*")', said)
-        first = json.loads(message[1]) if message else re.sub(r"^ERROR: (\([^)]*\) )?", "", said).partition("\n")[0]
+        first = (
+            json.loads(message[1]) if message else re.sub(r"^ERROR: (\([^)]*\) )?", "", said).partition("\n")[0].strip()
+        )
         for words, kind, sentence in ERRORS:
             if any(word in said.lower() for word in words):
-                return PodError(f"{sentence.format(**names)}. (gcloud: {first.strip()})", kind)
+                return PodError(f"{sentence.format(**names)}. (gcloud: {first})", kind)
         return PodError(f"gcloud {what} failed with code {result.code}: {said or 'it said nothing'}", "other")
 
     @staticmethod

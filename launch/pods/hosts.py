@@ -17,7 +17,7 @@ MODULES = ("host_setup", "host_keeper", "host_notebook", "host")  # in the order
 PREFIX = "mlm-host "
 # stdin's first line is the program, the rest is for it. gcloud runs a command again by itself when ssh fails, without
 # its stdin: then there is no program, and code 254 says so
-BOOT = "import json,sys;sys.argv.pop(0);p=sys.stdin.buffer.readline();exec(json.loads(p) if p else 'sys.exit(254)')"
+BOOT = "import json,sys;sys.argv.pop(0);exec(json.loads(sys.stdin.buffer.readline() or sys.exit(254)))"
 
 
 def program() -> bytes:
@@ -77,20 +77,21 @@ class Hosts:
         argv: Sequence[str] | Mapping[Host, Sequence[str]],
         *,
         stdin: Mapping[Host, bytes] | None = None,
-        note: str = "",
         timeout: float | None = None,
     ) -> list[Answer]:
         """Returns every host's answer to host.py's `argv` (the same for all, or one a host); raises nothing for them.
 
-        Every command of host.py may be repeated, so a connection that fails is tried again.
+        stdin: what host.py reads, one text a host, without secrets in a dry run, which prints it. Every command of
+        host.py may be repeated, so a connection that fails is tried again.
         """
         argvs = argv if isinstance(argv, Mapping) else dict.fromkeys(self.all, argv)
         root = [] if self.settings.root == FIELDS["root"].default else ["--root", self.settings.root]
         code, calls = program(), {}
         for host, words in argvs.items():
             remote = ["python3", "-c", BOOT, "host.py", *root, *words]
-            call = self.backend.ssh(host.worker, remote, code + (stdin or {}).get(host, b""))
-            calls[host] = dataclasses.replace(call, note=note)
+            more = (stdin or {}).get(host, b"")
+            call = self.backend.ssh(host.worker, remote, code + more)
+            calls[host] = dataclasses.replace(call, note=more.decode()) if self.dry else call
         outcomes = fanout.run(self.runner, calls, timeout or self.timeout, repeatable=True, tell=self.tell)
         return [Answer(outcome.host, {}) if self.dry else _answer(outcome) for outcome in outcomes]
 
@@ -103,9 +104,9 @@ class Hosts:
         return [answer.data for answer in answers]
 
 
-def connect(settings: Settings, cloud: Backend, runner: Runner, timeout: float = 60.0) -> Hosts:
-    """Returns the hosts of the pod. Raises PodError if it isn't ready, or some of its hosts are missing."""
-    pod = cloud.describe()
+def connect(settings: Settings, cloud: Backend, runner: Runner, timeout: float = 60.0, pod: Pod | None = None) -> Hosts:
+    """Returns the hosts of the pod (asked for, if not given). Raises PodError unless all of them are ready."""
+    pod = pod or cloud.describe()
     if pod.state != READY:
         state = f"{pod.state} ({pod.detail})" if pod.detail else pod.state
         raise PodError(f"{pod.name} is {state}, not ready: launch/tpu.py up.", "absent")
@@ -117,7 +118,7 @@ def connect(settings: Settings, cloud: Backend, runner: Runner, timeout: float =
             "wait, or set hosts in pod.toml; a run starts on all hosts or on none.",
             "hosts",
         )
-    return Hosts(settings, cloud, runner, pod, timeout)
+    return Hosts(settings, cloud, runner, pod, timeout, _silence if runner.dry else say)
 
 
 def _answer(outcome: fanout.Outcome) -> Answer:
@@ -131,6 +132,10 @@ def _answer(outcome: fanout.Outcome) -> Answer:
     if outcome.error:
         return Answer(outcome.host, data, str(data.get("error") or outcome.error))
     return Answer(outcome.host, data)
+
+
+def _silence(text: str) -> None:
+    pass
 
 
 def quoted(text: str) -> str:

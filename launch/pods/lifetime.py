@@ -94,4 +94,4 @@ def _delete(cloud: Backend, pods: Sequence[Pod]) -> list[str]:
             continue  # it went with its queued resource
         cloud.delete(pod)
         deleted.append(f"{kinds.get(pod.kind, pod.kind)} {pod.name}")
-    return deleted
+    return [] if cloud.dry else deleted

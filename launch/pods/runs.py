@@ -153,13 +153,12 @@ def start(hosts: Hosts, job: Job, *, again: bool = False) -> Started:
 
 def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
     """Starts on the first host, which decides between two who start at once, and then on the others."""
-    launch = secrets.token_hex(8)
+    launch = "..." if hosts.dry else secrets.token_hex(8)
     texts = {host: _text(hosts, job, host, attempt, requirements, launch) for host in hosts.all}
-    note = json.dumps({**json.loads(texts[hosts.all[0]]), "env": list(job.env), "launch": "..."}) if hosts.dry else ""
     ours: list[Host] = []
     bad: list[Answer] = []
     for group in (hosts.all[:1], hosts.all[1:]):
-        for answer in hosts.ask({host: ["start"] for host in group}, stdin=texts, note=note):
+        for answer in hosts.ask({host: ["start"] for host in group}, stdin=texts):
             if hosts.dry:
                 continue
             if not answer.error and (answer.data.get("job") or {}).get("launch") == launch:
@@ -183,7 +182,7 @@ def _text(hosts: Hosts, job: Job, host: Host, attempt: int, requirements: str, l
         "code": job.code.hash,
         "requirements": requirements,
         "argv": [*job.argv, *place],
-        "env": {name: os.environ[name] for name in job.env},
+        "env": {name: "..." if hosts.dry else os.environ[name] for name in job.env},
         "process": host.worker,
         "processes": len(hosts.all),
         "launch": launch,

@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Sequence
 
 from pods import fanout
-from pods.backend import say
 from pods.code import Code
 from pods.errors import PodError
 from pods.hosts import Answer, Hosts
@@ -29,7 +28,7 @@ def sync(hosts: Hosts, code: Code, folder: pathlib.Path, extras: Sequence[str] =
     found = hosts.ask(["preflight", "--code", code.hash])
     hosts.require(found, "sync")
     lacking = [answer.host for answer in found if code.hash not in answer.data.get("code", ())]
-    say(f"{code.label}: to {len(lacking)} of {len(hosts.all)} hosts")
+    hosts.tell(f"{code.label}: to {len(lacking)} of {len(hosts.all)} hosts")
     calls = {host: hosts.backend.copy(host.worker, str(file), target) for host in lacking}
     copied = fanout.run(hosts.runner, calls, COPY, repeatable=True, tell=hosts.tell)
     hosts.require([Answer(outcome.host, {}, outcome.error) for outcome in copied], "copying the code")
@@ -48,5 +47,5 @@ def sync(hosts: Hosts, code: Code, folder: pathlib.Path, extras: Sequence[str] =
         )
         raise PodError(f"the hosts have different Pythons, and so different packages: {odd}.", "hosts")
     fresh = sum(answer["fresh"] for answer in answers)
-    say(f"packages {min(names)}: installed on {fresh} hosts, there already on {len(answers) - fresh}")
+    hosts.tell(f"packages {min(names)}: installed on {fresh} hosts, there already on {len(answers) - fresh}")
     return min(names)
