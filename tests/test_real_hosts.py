@@ -1,6 +1,7 @@
 """The quickstart on four real hosts, started, killed, and brought to its end by launch/tpu.py.
 
-gcloud is played by tests/fake_gcloud; its ssh and scp are the real ones, between real addresses.
+gcloud is played by tests/fake_gcloud; its ssh and scp are the real ones, between real addresses. The hosts reach one
+another and nothing else, so they are given this interpreter's packages (`python` of pod.toml) instead of installing.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ project = "nobody"
 zone = "us-central2-b"
 accelerator_type = "v4-32"
 price = 1.0
+python = "{python}"
 """
 SETTINGS = [
     "tokenizer.sample_megabytes=2.0",
@@ -53,7 +55,7 @@ class Laptop:
         patch = subprocess.run(["git", "diff", "HEAD", "--binary"], cwd=ROOT, capture_output=True, check=True).stdout
         if patch:
             subprocess.run(["git", "apply"], cwd=self.code, input=patch, check=True)
-        (self.code / "pod.toml").write_text(POD)
+        (self.code / "pod.toml").write_text(POD.format(python=sys.executable))
         options = hosts.ssh_options()
         words = {"hosts": hosts.addresses, "identity": str(hosts.key), "user": "root", "options": options}
         (folder / "ssh.json").write_text(json.dumps(words))
