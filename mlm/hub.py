@@ -141,10 +141,12 @@ class Hub:
             hello = next(messages)
             process, host = int(hello["hello"]), str(hello["host"])
         except (OSError, ValueError, LookupError, TypeError, StopIteration):
-            return line.close()  # none of ours
+            line.close()  # none of ours
+            connection.close()
+            return
         member = self._welcome(process, _Member(line, host), hello.get("processes"))
         if member is None:
-            return None
+            return
         what, kind, bye = "is gone: its connection broke without a word", "gone", False
         try:
             for message in messages:
@@ -159,7 +161,6 @@ class Hub:
             self._changed.notify_all()
             if not bye:
                 self.ended(End(process, host, kind, 1, what))
-        return None
 
     def _welcome(self, process: int, member: _Member, processes: Any) -> _Member | None:
         """Takes a process in; None if its place is taken."""

@@ -50,6 +50,7 @@ class Peers:
         self._changed = threading.Condition()
         self._heard: set[str] = set()  # names of what the hub has said
         self._go = ""
+        self._barriers = 0  # passed
         self._closed = False
         self._heartbeat = hub.PATIENCE
         threading.Thread(target=self._talk, daemon=True, name="peers").start()
@@ -81,7 +82,9 @@ class Peers:
         return self._go
 
     def barrier(self, name: str) -> None:
-        """Waits until all have come here, as long as they live."""
+        """Waits until all have come here, as long as they live; all come to the same ones in the same order."""
+        self._barriers += 1
+        name = f"{self._barriers} {name}"
         self._line.send(barrier=name)
         self._wait(f"barrier {name}", None)
 

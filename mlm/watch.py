@@ -53,9 +53,11 @@ class Watch:
         self._asked: tuple[str, float] | None = None  # to end: the signal's name, and when
         self._lock = threading.Lock()
         self._ended = False  # the first reason is known
+        self._over = False  # all is done
         self._stacks: Any = None
-        if folder is not None:
-            threading.Thread(target=self._run, daemon=True, name="watch").start()
+        self._thread = None if folder is None else threading.Thread(target=self._run, daemon=True, name="watch")
+        if self._thread is not None:
+            self._thread.start()
 
     def connect(self, coordinator: str) -> None:
         """Opens the line to the other processes, if there are any; raises InputError as `Peers`, or without one."""
@@ -98,6 +100,7 @@ class Watch:
         """Leaves the run in good order; returns the code."""
         if code == 0:
             self.at("done", self._place[1])
+        self._over = True
         self._write_progress()
         if self.peers is not None:
             if "jax" in sys.modules:  # it waits for the other processes, and they are still watched
@@ -150,7 +153,7 @@ class Watch:
 
     def _run(self) -> None:
         written = None
-        while not self._ended:
+        while not (self._ended or self._over):
             if self._place != written:
                 written = self._place
                 self._write_progress()
@@ -161,6 +164,7 @@ class Watch:
             if self._heartbeat and self._stacks:  # where no Python thread runs, not even this one, C ends the process
                 faulthandler.dump_traceback_later(self._heartbeat, exit=True, file=self._stacks)
             time.sleep(TICK)
+        faulthandler.cancel_dump_traceback_later()  # the end of Python may take longer
 
     def _hung(self, phase: str, limit: float) -> None:
         what = f"no progress for {limit:g} s (config.pod.hang{f' times {PATIENCE}' * (phase in ONCE_A_RUN)})"
@@ -209,7 +213,8 @@ class Watch:
         return self._stacks is not None
 
     def _close_stacks(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
+        if self._thread is not None:
+            self._thread.join(2 * TICK)
         if self._stacks is not None and not self._stacks.tell():
             with contextlib.suppress(OSError):
                 (self._folder / "stacks.txt").unlink()
