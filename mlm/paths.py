@@ -17,7 +17,8 @@ from pathlib import Path
 import fsspec
 from upath import UPath
 
-__all__ = ["UPath", "children", "is_remote", "local_folder", "make_folder", "move", "put_file", "remove", "write_text"]
+__all__ = ["UPath", "children", "is_remote", "local_folder", "make_folder", "move", "put_file", "remove"]
+__all__ += ["sizes", "write_text"]
 
 # gcsfs keeps what it has listed: other hosts write into the same folders.
 fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
@@ -42,6 +43,18 @@ def children(folder: UPath) -> list[UPath]:
         return []
 
 
+def sizes(folder: UPath) -> dict[str, int]:
+    """Returns {name: bytes} of the files in a folder, from one listing; nothing if there is no such folder."""
+    try:
+        if is_remote(folder):
+            found = [(entry["name"], entry["size"]) for entry in folder.fs.ls(folder.path) if entry["type"] == "file"]
+            return {name.rpartition("/")[2]: size for name, size in found}
+        with os.scandir(folder) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+    except FileNotFoundError:
+        return {}
+
+
 def write_text(path: UPath, text: str) -> None:
     """Writes a file whole or not at all; one that is there is replaced."""
     if is_remote(path):
@@ -59,7 +72,7 @@ def put_file(file: Path, target: UPath) -> None:
         file.unlink()
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(file, target)
+    file.replace(target)
 
 
 def move(folder: UPath, target: UPath, *, first: str) -> None:
