@@ -9,11 +9,13 @@ import os
 import signal
 import sys
 import time
+import traceback
 import types
 
 from ml_collections import ConfigDict
 
 from mlm import config as configs
+from mlm import watch
 from mlm.errors import PreemptedError, StopError
 from mlm.workdir import Workdir
 
@@ -22,6 +24,7 @@ EXAMPLES = """examples:
   python -m mlm train --config=configs/quickstart.py --workdir=runs/quickstart --config.train.steps=8000
   python -m mlm predict --workdir=runs/quickstart "Returns the <mask> of the array."
 """
+HOST_FLAGS = {"coordinator": "", "processes": 1, "process": 0}  # for a command that has none
 
 
 def main(argv: list[str]) -> int:
@@ -32,23 +35,31 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _stop)  # until the training loop takes it over
     argv, overrides = split_overrides(argv)
     args = parser().parse_args(argv)
+    place = {key: getattr(args, key, default) for key, default in HOST_FLAGS.items()}
+    coordinator = place.pop("coordinator")
+    watching = watch.begin(args.name, workdir=args.workdir, **place)
     try:
-        return args.command(args, overrides) or 0
+        watching.connect(coordinator)
+        args.command(args, overrides)
+        return watching.end(0)
     except StopError as error:
-        print(f"mlm {args.name}: {error}", file=sys.stderr)
-        return error.code
-    except KeyboardInterrupt:
-        print(f"mlm {args.name}: interrupted; start the same command to go on.", file=sys.stderr)
-        return PreemptedError.code
+        print(f"mlm {args.name}: {error}", file=sys.stderr, flush=True)
+        return watching.failed(error, error.code)
+    except KeyboardInterrupt as error:
+        print(f"mlm {args.name}: interrupted; start the same command to go on.", file=sys.stderr, flush=True)
+        return watching.failed(error, PreemptedError.code)
     except BrokenPipeError:  # whoever reads the output has had enough of it, as in `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return watching.end(0)
+    except Exception as error:
+        traceback.print_exc()
+        return watching.failed(error, 1)
 
 
 def _stop(number: int, frame: types.FrameType | None) -> None:
     """Ends at once: before the first step there is nothing to save, and imports swallow exceptions."""
     print("mlm: stopped before the first step; start the same command to go on.", file=sys.stderr, flush=True)
-    os._exit(PreemptedError.code)
+    watch.current.stopped(signal.Signals(number).name)
 
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -84,10 +95,7 @@ def parser() -> argparse.ArgumentParser:
     command("run", _run, "all stages, skipping what is done and unchanged", needs_config=True)
     command("tokenizer", _tokenizer, "train a tokenizer on the corpus", needs_config=True)
     command("shards", _shards, "tokenize, chunk and write TFRecord shards", needs_config=True)
-    train = command("train", _train, "train, evaluate, checkpoint, resume", needs_config=True)
-    train.add_argument("--coordinator", default="", metavar="HOST:PORT", help="of the first of several processes")
-    train.add_argument("--processes", type=int, default=1)
-    train.add_argument("--process-id", type=int, default=0)
+    command("train", _train, "train, evaluate, checkpoint, resume", needs_config=True)
     evaluate = command("evaluate", _evaluate, "score a checkpoint or a model folder on a split", needs_config=False)
     evaluate.add_argument(
         "--model", default="", metavar="FOLDER", help="a transformers folder; default: newest checkpoint"
@@ -108,7 +116,17 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_plan_arguments(plan)
     command("report", _report, "curves and tables as one HTML page", needs_config=False)
+    for name in ("run", "shards", "train", "evaluate", "export"):
+        _add_host_flags(table.choices[name])
     return root
+
+
+def _add_host_flags(command: argparse.ArgumentParser) -> None:
+    """Adds what a process is told of its place among several; the same command is started on every host."""
+    several = command.add_argument_group("several processes")
+    several.add_argument("--coordinator", default="", metavar="HOST:PORT", help="address of process 0, and a free port")
+    several.add_argument("--processes", type=int, default=1, metavar="N", help="how many there are")
+    several.add_argument("--process-id", type=int, default=0, metavar="I", help="which this is, from 0", dest="process")
 
 
 def _add_bench_arguments(bench: argparse.ArgumentParser) -> None:
@@ -144,20 +162,29 @@ def _open(args: argparse.Namespace, overrides: list[str]) -> tuple[ConfigDict, W
     return configs.load(args.config, overrides), Workdir(args.workdir)
 
 
+def _locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:
+    """Holds the workdir for the run: its first process does that for all."""
+    return workdir.locked() if watch.current.process == 0 else contextlib.nullcontext()
+
+
 def _run(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = _open(args, overrides)
     from mlm import stages
 
-    with workdir.locked():
-        begin = time.monotonic()
-        stages.make_tokenizer(config, workdir)
-        stages.make_shards(config, workdir)
+    begin = time.monotonic()
+    with _locked(workdir):
+        if args.process == 0:
+            stages.make_tokenizer(config, workdir)
+            stages.make_shards(config, workdir)
+        watch.current.wait_for_all("data")
         manifest = stages.open_data(config, workdir)
-        from mlm import run
+        from mlm import distributed, run
 
+        distributed.initialize(config, workdir, manifest, saves=True)
         run.train(config, workdir, manifest)
         run.finish(workdir, manifest)
-    print(f"\n{time.monotonic() - begin:.0f} s in all")
+    if args.process == 0:
+        print(f"\n{time.monotonic() - begin:.0f} s in all")
 
 
 def _tokenizer(args: argparse.Namespace, overrides: list[str]) -> None:
@@ -184,17 +211,21 @@ def _train(args: argparse.Namespace, overrides: list[str]) -> None:
     manifest = stages.open_data(config, workdir)  # faults of the data are told before jax is imported
     from mlm import distributed, run
 
-    distributed.initialize(coordinator=args.coordinator, processes=args.processes, process_id=args.process_id)
-    with workdir.locked() if distributed.is_first() else contextlib.nullcontext():
+    distributed.initialize(config, workdir, manifest, saves=True)
+    with _locked(workdir):
         run.train(config, workdir, manifest)
 
 
 def _evaluate(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
     config = configs.load(args.config, overrides) if args.config else configs.load_saved(workdir.config, overrides)
-    from mlm import evaluate
+    from mlm import stages
 
-    evaluate.run(config, workdir, model=args.model, split=args.split)
+    manifest = stages.open_data(config, workdir)
+    from mlm import distributed, evaluate
+
+    distributed.initialize(config, workdir, manifest, saves=False)
+    evaluate.run(config, workdir, manifest, model=args.model, split=args.split)
 
 
 def _predict(args: argparse.Namespace, overrides: list[str]) -> None:
@@ -207,11 +238,17 @@ def _predict(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def _export(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
-    from mlm import run
+    with _locked(workdir):
+        if args.coordinator:
+            from mlm import distributed
 
-    with workdir.locked():
+            config = configs.load_saved(workdir.config, overrides)
+            distributed.initialize(config, workdir, None, saves=False)
+        from mlm import run
+
         run.export(workdir, torch_python=args.torch)
-    print(workdir.export)
+    if args.process == 0:
+        print(workdir.export)
 
 
 def _bench(args: argparse.Namespace, overrides: list[str]) -> None:
