@@ -8,17 +8,19 @@ between the two is here.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 from upath import UPath
 
 __all__ = ["UPath", "children", "is_remote", "local_folder", "make_folder", "move", "put_file", "remove"]
-__all__ += ["sizes", "write_text"]
+__all__ += ["replacing", "sizes", "write_text"]
 
 # gcsfs keeps what it has listed: other hosts write into the same folders.
 fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
@@ -118,3 +120,25 @@ def _fetched(folder: str) -> str:
     for path in files:
         path.fs.get_file(path.path, f"{target}/{path.name}")
     return target
+
+
+@contextlib.contextmanager
+def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
+    """Yields the path of a local folder that is to be made, and becomes `folder`, unless something was raised.
+
+    In a bucket the files are put in their place, the file `last` at the end; `last` + ".begun" lies there until then.
+    """
+    if not is_remote(folder):
+        temporary = Path(str(folder.with_name(folder.name + ".tmp")))
+        shutil.rmtree(temporary, ignore_errors=True)
+        yield temporary
+        temporary.rename(str(folder))
+        return
+    with tempfile.TemporaryDirectory(prefix="mlm-new-") as place:
+        new = Path(place, folder.name)
+        yield new
+        begun = folder / f"{last}.begun"
+        begun.write_text("")
+        for file in sorted(new.iterdir(), key=lambda file: file.name == last):
+            put_file(file, folder / file.name)
+        begun.unlink()

@@ -41,17 +41,6 @@ class Hosts(NamedTuple):
         return ", ".join(f"{count} {what} of host {host}" for host, count in sorted(counts.items()))
 
 
-def checked(count: int, index: int) -> Hosts:
-    """Returns the hosts of --processes and --process-id.
-
-    Raises:
-      InputError: there can't be such a process.
-    """
-    if count < 1 or not 0 <= index < count:
-        raise InputError(f"--processes={count} --process-id={index}: the id must be from 0 to one less than processes.")
-    return Hosts(count, index)
-
-
 def wait(look: Callable[[], tuple[int, Words]], *, patience: float) -> None:
     """Looks again and again until nothing is missing.
 
@@ -73,8 +62,8 @@ def wait(look: Callable[[], tuple[int, Words]], *, patience: float) -> None:
             least, since, pause = left, now, PAUSES[0]
         if now - since >= patience:
             raise PreemptedError(
-                f"missing for {patience:.0f} s (config.shards.patience): {words()}; see to those hosts, and start the "
-                "same command on all hosts again: what is written is kept."
+                f"nothing has come for {patience:.0f} s (config.shards.patience), and this is missing: {words()}; see "
+                "to those hosts, and start the same command on all of them: what is written is kept."
             )
         if now - said >= SAY_EVERY:
             said = now
