@@ -32,6 +32,7 @@ def get_config() -> ConfigDict:
     config.shards.count = 64  # files of the training split; at least data.lanes
     config.shards.validation_count = 8  # files of the validation split
     config.shards.workers = 0  # processes; 0 = one a core. Changes the speed, never the bytes
+    config.shards.patience = 1800.0  # seconds without a sign of the other hosts after which a host gives up
 
     config.data = ConfigDict()
     config.data.seed = 0  # of the order in which records come

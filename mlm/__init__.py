@@ -12,6 +12,10 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
+# etils, under orbax and jax's compilation cache, takes TensorFlow's client for gs:// unless it is told not to: with
+# this, everything but tf.data's reading of shards goes through gcsfs, and TensorFlow is not imported to save a state.
+os.environ.setdefault("EPATH_USE_TF", "false")
+
 # libtpu is installed everywhere, for `plan`. Where there is no TPU, jax would ask the cloud's metadata server for one,
 # for a minute.
 if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/[0-9]*"):

@@ -173,9 +173,9 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> None:
 
     begin = time.monotonic()
     with _locked(workdir):
-        if args.process == 0:
-            stages.make_tokenizer(config, workdir)
-            stages.make_shards(config, workdir)
+        hosts = stages.Hosts(args.processes, args.process)
+        stages.make_tokenizer(config, workdir, hosts)
+        stages.make_shards(config, workdir, hosts)
         watch.current.wait_for_all("data")
         manifest = stages.open_data(config, workdir)
         from mlm import distributed, run
@@ -199,9 +199,10 @@ def _shards(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = _open(args, overrides)
     from mlm import stages
 
-    with workdir.locked():
-        stages.make_tokenizer(config, workdir)
-        stages.make_shards(config, workdir)
+    hosts = stages.Hosts(args.processes, args.process)
+    with workdir.locked(part=str(args.process) if args.processes > 1 else ""):
+        stages.make_tokenizer(config, workdir, hosts)
+        stages.make_shards(config, workdir, hosts)
 
 
 def _train(args: argparse.Namespace, overrides: list[str]) -> None:

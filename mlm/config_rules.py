@@ -71,6 +71,7 @@ RULES: dict[str, Rule] = {
     "shards.count": POSITIVE,
     "shards.validation_count": POSITIVE,
     "shards.workers": COUNT,
+    "shards.patience": ABOVE_ZERO,
     "data.seed": SEED,
     "data.global_batch": POSITIVE,
     "data.lanes": POSITIVE,

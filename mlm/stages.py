@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import shutil
 import sys
 import time
 from collections import Counter
@@ -13,19 +12,36 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from mlm.data import corpus, shards, tokenizer
+from mlm.data.hosts import Hosts, wait
 from mlm.data.manifest import NAME, Manifest, holds_foreign_shards, load_manifest, verify
+from mlm.data.shards import ALONE
 from mlm.errors import InputError
-from mlm.paths import UPath
+from mlm.paths import UPath, children, replacing
 from mlm.workdir import Workdir
 
+RECIPE = "recipe.json"  # in the tokenizer's folder, and the last file there: what it was made from
 
-def make_tokenizer(config: ConfigDict, workdir: Workdir) -> None:
-    """Trains the tokenizer into the workdir, or brings the one that tokenizer.path names there."""
-    recipe = workdir.tokenizer / "recipe.json"
+
+def make_tokenizer(config: ConfigDict, workdir: Workdir, hosts: Hosts = ALONE) -> None:
+    """Trains the tokenizer into the workdir, or brings the one that tokenizer.path names there.
+
+    The first host does; the others wait for it.
+
+    Raises:
+      InputError: one of other settings is there, or the config asks for what can't be.
+      PreemptedError: the first host has not made it in config.shards.patience seconds.
+    """
+    recipe = workdir.tokenizer / RECIPE
     settings = {"corpus": config.corpus.to_dict(), "tokenizer": config.tokenizer.to_dict()}
     if config.tokenizer.path:
         settings = {"path": config.tokenizer.path}
-    if workdir.tokenizer.is_dir():
+    if hosts.index:
+        wait(
+            lambda: (0 if recipe.is_file() else 1, lambda: f"the tokenizer of host 0 in {workdir.tokenizer}"),
+            patience=config.shards.patience,
+        )
+    begun = workdir.tokenizer / (RECIPE + ".begun")
+    if children(workdir.tokenizer) and (recipe.is_file() or not begun.is_file()):
         if not recipe.is_file() or json.loads(recipe.read_text()) != json.loads(json.dumps(settings)):
             raise InputError(
                 f"{workdir.tokenizer}: was made with other settings (config.corpus, config.tokenizer); use another "
@@ -35,22 +51,20 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir) -> None:
     if config.shards.dir and holds_foreign_shards(config.shards.dir) and not config.tokenizer.path:
         raise InputError(f"{config.shards.dir}: its shards were made with a tokenizer that exists; set tokenizer.path.")
     begin = time.monotonic()
-    temporary = workdir.tokenizer.with_name("tokenizer.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    if config.tokenizer.path:
-        tokenizer.load(config.tokenizer.path).save_pretrained(str(temporary))
-    else:
-        keys = config.tokenizer.to_dict()
-        del keys["path"]
-        texts = (document.text for document in documents(config) if document.split == "train")
-        tokenizer.train(texts, **keys, length=config.model.positions, folder=str(temporary))
-    (temporary / recipe.name).write_text(json.dumps(settings))
-    temporary.rename(workdir.tokenizer)
+    with replacing(workdir.tokenizer, last=RECIPE) as new:
+        if config.tokenizer.path:
+            tokenizer.load(config.tokenizer.path).save_pretrained(str(new))
+        else:
+            keys = config.tokenizer.to_dict()
+            del keys["path"]
+            texts = (document.text for document in documents(config) if document.split == "train")
+            tokenizer.train(texts, **keys, length=config.model.positions, folder=str(new))
+        (new / RECIPE).write_text(json.dumps(settings))
     _say(f"tokenizer: {workdir.tokenizer}, {time.monotonic() - begin:.1f} s")
 
 
-def make_shards(config: ConfigDict, workdir: Workdir) -> None:
-    """Writes the shards of the corpus, unless they are there.
+def make_shards(config: ConfigDict, workdir: Workdir, hosts: Hosts = ALONE) -> None:
+    """Writes the shards of the corpus, unless they are there; each host its part.
 
     Shards without a manifest in shards.dir, as transformers' TF-TPU example writes them, are used as they are.
     """
@@ -70,6 +84,8 @@ def make_shards(config: ConfigDict, workdir: Workdir) -> None:
         workers=config.shards.workers,
         source=json.dumps(config.corpus.to_dict()),
         tally=counts,
+        hosts=hosts,
+        patience=config.shards.patience,
     )
     seconds = time.monotonic() - begin
     tokens = sum(split.tokens for split in manifest.splits.values())
@@ -80,8 +96,9 @@ def make_shards(config: ConfigDict, workdir: Workdir) -> None:
     own, worker = (
         resource.getrusage(who).ru_maxrss * unit / 1e6 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
+    share = "" if hosts.count == 1 else f" by {hosts.count} hosts"
     _say(
-        f"shards: {folder}, {tokens:,} tokens, {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s; peak memory "
+        f"shards: {folder}, {tokens:,} tokens{share}, {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s; peak memory "
         f"{own:.0f} MB, and {worker:.0f} MB in the largest of the workers"
     )
 

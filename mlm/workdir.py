@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import uuid
-from collections.abc import Iterator
 
+from mlm import lock
 from mlm.errors import InputError
-from mlm.paths import UPath
+from mlm.paths import UPath, is_remote, make_folder
 
 
 class Workdir:
@@ -28,7 +27,7 @@ class Workdir:
         if not path:
             raise InputError("--workdir: name the folder of the run, as in --workdir=runs/first.")
         root = UPath(path)
-        self.root = root if "://" in path else root.absolute()  # orbax wants absolute paths
+        self.root = root if is_remote(path) else root.absolute()  # orbax wants absolute paths
         if create:
             self._make(path)
         elif not self.root.is_dir():
@@ -44,30 +43,20 @@ class Workdir:
 
     def _make(self, path: str) -> None:
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_folder(self.root)
             probe = self.root / f".writable.{uuid.uuid4().hex}"  # several hosts may do this at once
             probe.write_text("")
             probe.unlink()
-        except OSError as error:
-            raise InputError(
-                f"--workdir={path}: can't be written ({error.strerror or error}); choose another folder."
-            ) from None
+        except Exception as error:  # a bucket's client raises its own
+            if not isinstance(error, OSError) and not is_remote(path):
+                raise
+            words = getattr(error, "strerror", None) or error
+            raise InputError(f"--workdir={path}: can't be written ({words}); choose another folder.") from None
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Holds the folder for this process; on gs:// there is no such lock.
+    def locked(self, *, part: str = "") -> contextlib.AbstractContextManager[None]:
+        """Holds the folder for this process, or one part of a job on several hosts (see `lock.held`).
 
         Raises:
           InputError: another process holds it.
         """
-        if "://" in str(self.root):
-            yield
-            return
-        with (self.root / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError(
-                    f"--workdir={self.root}: another process is at work there; wait for it, or stop it."
-                ) from None
-            yield
+        return lock.held(self.root, part=part)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mlm.data import tfrecord, tokenizer
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath
+from mlm.paths import UPath, children, is_remote
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -127,19 +127,33 @@ def load_manifest(folder: str, *, tokenizer_folder: str | None = None) -> Manife
         raise DamageError(f"{file}: can't be read ({error!r}); write the shards again.") from error
 
 
+def work_folder(folder: str) -> UPath:
+    """Returns the folder that is there while the shards of `folder` are being made: beside it, ".tmp" at its end."""
+    root = UPath(folder)
+    if not root.name:
+        raise InputError(f"{folder}: shards need a folder of their own; name one in it.")
+    return root.with_name(root.name + ".tmp")
+
+
 def holds_foreign_shards(folder: str) -> bool:
     """Returns whether a folder has training shards and no manifest, as transformers' TF-TPU example leaves them."""
-    train = UPath(folder) / "train"
-    found = train.is_dir() and any(SHARD_NAME.fullmatch(path.name) for path in train.iterdir())
-    return found and not (UPath(folder) / NAME).is_file()
+    found = any(SHARD_NAME.fullmatch(path.name) for path in children(UPath(folder) / "train"))
+    return found and not (UPath(folder) / NAME).is_file() and not _is_half_written(folder)
+
+
+def _is_half_written(folder: str) -> bool:
+    """Returns whether our own shards are coming into a bucket's folder: the manifest is put there last."""
+    return is_remote(folder) and work_folder(folder).is_dir()
 
 
 def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
+    if _is_half_written(str(root)):
+        raise InputError(f"{root}: its shards are not complete; start the command `shards` again, on all hosts.")
     splits = {}
     for folder in [root / "train", root / "validation"]:
         found = sorted(
             (int(match[1]), path, int(match[2]))
-            for path in (folder.iterdir() if folder.is_dir() else ())
+            for path in children(folder)
             if (match := SHARD_NAME.fullmatch(path.name))
         )
         for place, (number, path, records) in enumerate(found):
@@ -186,7 +200,7 @@ def verify(manifest: Manifest, *, deep: bool) -> None:
     for name, split in manifest.splits.items():
         listed = {shard.file for shard in split.shards}
         folder = root / name
-        there = {f"{name}/{path.name}" for path in (folder.iterdir() if folder.is_dir() else ())}
+        there = {f"{name}/{path.name}" for path in children(folder)}
         extra = sorted(file for file in there - listed if file.endswith(".tfrecord"))
         if extra:
             raise DamageError(f"{root / extra[0]}: is not in {NAME}; move it away.")

@@ -1,68 +1,36 @@
 """Documents -> TFRecord shards: {folder}/{split}/dataset-{shard}-{records}.tfrecord, and manifest.json.
 
-Map: the documents are cut into blocks, a block's tokens are written to a file of their own. Reduce: the blocks in order
-are the split's stream of tokens; row r of the stream goes to shard r mod n. So the bytes depend on the documents, the
-tokenizer and the settings, never on how many processes did the work; every shard is a uniform sample of the split; and
-only the last, partial row of a split is lost.
+Map (blocks.py): the documents are cut into blocks, a block's tokens are written to a file of their own. Reduce
+(rows.py): the blocks in order are the split's stream of tokens; row r of the stream goes to shard r mod n. So the bytes
+depend on the documents, the tokenizer and the settings, never on how many processes or hosts did the work; every shard
+is a uniform sample of the split; and only the last, partial row of a split is lost.
+
+Several hosts share the folder of the work (work.py) and nothing else. Each reads all documents, which is cheap, writes
+its blocks, waits for those of the others, writes its shards; the first waits for the others' and writes the manifest.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import dataclasses
-import hashlib
-import json
 import multiprocessing
-import os
-import shutil
-import sys
-import tempfile
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
-from mlm.data import cores, tfrecord, tokenizer
+from mlm.data import blocks, cores, rows, tokenizer
+from mlm.data.blocks import SPLITS, Block
 from mlm.data.corpus import Document
-from mlm.data.manifest import NAME, Manifest, Shard, Split, load_manifest
-from mlm.errors import InputError
-from mlm.paths import UPath
+from mlm.data.hosts import Hosts, Notes, Words, wait
+from mlm.data.manifest import Manifest, Shard, Split, load_manifest
+from mlm.data.rows import Places, Stream
+from mlm.data.work import Work
+from mlm.errors import DamageError
+from mlm.paths import local_folder, sizes
 
-SPLITS = ("train", "validation")
-BLOCK_BYTES = 4_000_000  # of text, and at most so many documents:
-BLOCK_DOCUMENTS = 4096
-BATCH_DOCUMENTS = 256  # tokenized in one call
-OPEN_FILES = 256  # shards that one worker writes at once
-
-
-class Block(NamedTuple):
-    """What the map says of a block of documents."""
-
-    file: str  # of the tokens, uint16 or uint32
-    tokens: int  # special ones included
-    text_bytes: int
-    histogram_V: np.ndarray  # int64: how often each id came
-
-
-@dataclasses.dataclass
-class Stream:
-    """What the map says of a split: the files of its tokens in order, and sums over them."""
-
-    files: list[str] = dataclasses.field(default_factory=list)
-    tokens: int = 0
-    text_bytes: int = 0
-    histogram_V: np.ndarray | int = 0
-
-    def add(self, block: Block) -> None:
-        """Puts a block at the end."""
-        self.files.append(block.file)
-        self.tokens += block.tokens
-        self.text_bytes += block.text_bytes
-        self.histogram_V = self.histogram_V + block.histogram_V
+PATIENCE = 1800.0  # seconds; the default of config.shards.patience
+ALONE = Hosts()
 
 
 def write(
@@ -75,244 +43,196 @@ def write(
     workers: int,
     source: str,
     tally: Counter | None = None,
+    hosts: Hosts = ALONE,
+    patience: float = PATIENCE,
 ) -> Manifest:
-    """Writes the shards of both splits, unless the same ones are there.
+    """Writes the shards of both splits, unless the same ones are there; returns when they are complete.
 
     Each document is tokenized with its special tokens, <s> ... </s>, and the documents are put end to end and cut into
     rows of `length`, as transformers' TF-TPU example does. What looks like a special token in a text stays text.
 
     Args:
-      documents: of the corpus; not touched if the shards are there.
-      tokenizer_folder: local.
+      documents: of the corpus, the same on all hosts; not touched if the shards are there.
+      tokenizer_folder: local or gs://.
       folder: to be made, local or gs://; it appears, or its manifest does, when all is written.
       length: tokens in a row.
       counts: shards of each split; a small validation split gets fewer.
-      workers: processes; 0 for one a core.
+      workers: processes on this host; 0 for one a core.
       source: what the documents are, in words that change when they do.
       tally: counts of documents and duplicates that `corpus.documents` fills.
+      hosts: how many hosts share the work, and which of them this is.
+      patience: seconds without a sign of the other hosts after which this one gives up.
 
     Raises:
-      InputError: the folder holds something else, or a split has too few rows.
+      InputError: the folder holds something else or can't be written, a split has too few rows, or another host reads
+        another corpus.
+      PreemptedError: nothing came from another host for `patience` seconds.
     """
-    settings = [source, tokenizer.fingerprint(tokenizer_folder), length, counts]
-    inputs = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    root = UPath(folder)
-    if root.is_file() or (root.is_dir() and any(root.iterdir())):
-        return _existing(folder, inputs)
-    temporary = _temporary(folder)
-    fast = tokenizer.load_fast(tokenizer_folder)
-    named, every = tokenizer.special_ids(tokenizer_folder)
-    splits = _make(documents, temporary, tokenizer_folder, length, counts, workers, every, tally)
-    shutil.rmtree(temporary / "tokens")
-    manifest = Manifest(
-        folder=folder,
-        length=length,
-        vocab_size=fast.get_vocab_size(),
-        special_ids=named,
-        all_special_ids=every,
-        tokenizer_fingerprint=settings[1],
-        full_rows=True,
-        inputs=inputs,
-        source=source,
-        splits=splits,
+    tokenizer_folder = local_folder(tokenizer_folder)
+    vocabulary = _Vocabulary(
+        tokenizer.load_fast(tokenizer_folder).get_vocab_size(),
+        tokenizer.fingerprint(tokenizer_folder),
+        *tokenizer.special_ids(tokenizer_folder),
     )
-    (temporary / NAME).write_text(manifest.to_json() + "\n")
-    _publish(temporary, folder, manifest)
-    return manifest
-
-
-def _make(
-    documents: Iterable[Document],
-    temporary: Path,
-    tokenizer_folder: str,
-    length: int,
-    counts: dict[str, int],
-    workers: int,
-    special: tuple[int, ...],
-    tally: Counter | None,
-) -> dict[str, Split]:
-    """Writes the shards into the temporary folder; arguments as of `write`."""
+    work = Work(folder, [source, vocabulary.fingerprint], [length, counts], hosts)
+    if work.is_done():
+        return load_manifest(folder)
     workers = workers or cores.available()
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, context, _start, (tokenizer_folder,)) as pool:
-        streams = _map(pool, documents, temporary, 2 * workers)
-        splits = {}
-        for split in SPLITS:
-            stream = streams[split]
-            shards = _reduce(pool, stream, temporary, split, length, counts[split], workers)
-            splits[split] = Split(
-                shards=shards,
+    with work.opened():
+        with concurrent.futures.ProcessPoolExecutor(workers, context, blocks.start, (tokenizer_folder,)) as pool:
+            maker = _Maker(work, hosts, patience, pool, workers, vocabulary)
+            splits = maker.make(documents, length, counts, tally)
+        if splits is None:
+            maker.wait_for_manifest()
+        else:
+            work.publish(maker.manifest(splits, length, source))
+    return load_manifest(folder)
+
+
+class _Vocabulary(NamedTuple):
+    """What the manifest says of the tokenizer."""
+
+    size: int
+    fingerprint: str
+    special_ids: dict[str, int]
+    all_special_ids: tuple[int, ...]
+
+
+class _Maker:
+    """Makes one host's part of the shards."""
+
+    def __init__(
+        self,
+        work: Work,
+        hosts: Hosts,
+        patience: float,
+        pool: concurrent.futures.Executor,
+        workers: int,
+        vocabulary: _Vocabulary,
+    ):
+        self._work, self._hosts, self._patience = work, hosts, patience
+        self._pool, self._workers, self._vocabulary = pool, workers, vocabulary
+        self._dtype = blocks.dtype_of(vocabulary.size)
+        self._notes = Notes(work.hosts, hosts)
+
+    def make(
+        self, documents: Iterable[Document], length: int, counts: dict[str, int], tally: Counter | None
+    ) -> dict[str, Split] | None:
+        """Returns the splits when every host has done its part; None on other hosts than the first."""
+        found = self._map(documents)
+        if found is None:
+            return None
+        own = {split: [block for block in found if block.key.split == split] for split in SPLITS}
+        tokens = {split: sum(block.tokens for block in own[split]) for split in SPLITS}
+        names = {split: rows.plan(split, tokens[split], length=length, count=counts[split]) for split in SPLITS}
+        digest = blocks.stream_digest(block.key for block in found)
+        streams = {split: Stream(split, self._work.local_blocks(own[split]), self._dtype, digest) for split in SPLITS}
+        self._reduce(streams, names, length)
+        if self._hosts.index:
+            return None
+        shards = self._wait_for_shards(digest, names)
+        return {
+            split: Split(
+                shards=tuple(shards[name] for name in names[split]),
                 documents=None if tally is None else tally[f"{split} documents"],
                 duplicates=None if tally is None else tally[f"{split} duplicates"],
-                dropped_tokens=stream.tokens % length,
-                text_bytes=stream.text_bytes,
-                **_ordinary(stream.histogram_V, special),
+                dropped_tokens=tokens[split] % length,
+                text_bytes=sum(block.text_bytes for block in own[split]),
+                **self._ordinary(streams[split]),
             )
-    return splits
+            for split in SPLITS
+        }
 
-
-def _temporary(folder: str) -> Path:
-    """Makes the folder of the work: beside the target, or, for gs:// and the like, in this machine's own place."""
-    if "://" in folder:
-        temporary = Path(tempfile.mkdtemp(prefix="mlm-shards-"))
-    else:
-        temporary = Path(folder).with_name(Path(folder).name + ".tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        (temporary / "tokens").mkdir(parents=True)
-    except OSError as error:
-        raise InputError(f"{folder}: can't be written ({error.strerror}); choose another shards.dir.") from error
-    return temporary
-
-
-def _publish(temporary: Path, folder: str, manifest: Manifest) -> None:
-    """Moves the finished shards to their place, the manifest last."""
-    if "://" not in folder:
-        temporary.rename(folder)
-        return
-    shards = [shard.file for split in manifest.splits.values() for shard in split.shards]
-    for file in [*shards, NAME]:
-        target = UPath(folder) / file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.fs.put_file(str(temporary / file), target.path)
-    shutil.rmtree(temporary)
-
-
-def _existing(folder: str, inputs: str) -> Manifest:
-    if (UPath(folder) / NAME).is_file():
-        manifest = load_manifest(folder)
-        if manifest.inputs == inputs:
-            return manifest
-    raise InputError(
-        f"{folder}: holds shards of another corpus, tokenizer or setting; use another --workdir or shards.dir, or set "
-        "the config back."
-    )
-
-
-# Map ------------------------------------------------------------------------------------------------------------------
-
-
-def _map(
-    pool: concurrent.futures.Executor, documents: Iterable[Document], folder: Path, most: int
-) -> dict[str, Stream]:
-    """Tokenizes all documents, with at most `most` blocks of text in memory; returns the stream of each split."""
-    streams = {split: Stream() for split in SPLITS}
-    pending: deque[tuple[str, concurrent.futures.Future]] = deque()
-    with tqdm(unit=" tokens", unit_scale=True, desc="tokenize", disable=not sys.stderr.isatty()) as bar:
-
-        def finish() -> None:
-            split, future = pending.popleft()
-            block = future.result()
-            streams[split].add(block)
-            bar.update(block.tokens)
-
-        for number, (split, texts) in enumerate(_cut(documents)):
-            pending.append((split, pool.submit(_tokenize, texts, str(folder / "tokens" / f"{number:06d}"))))
-            if len(pending) > most:
-                finish()
-        while pending:
-            finish()
-    return streams
-
-
-def _cut(documents: Iterable[Document]) -> Iterator[tuple[str, list[str]]]:
-    """Yields (split, texts) blocks of about BLOCK_BYTES."""
-    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
-    sizes = dict.fromkeys(SPLITS, 0)
-    for document in documents:
-        split = document.split
-        texts[split].append(document.text)
-        sizes[split] += len(document.text)
-        if sizes[split] >= BLOCK_BYTES or len(texts[split]) == BLOCK_DOCUMENTS:
-            yield split, texts[split]
-            texts[split], sizes[split] = [], 0
-    yield from ((split, rest) for split, rest in texts.items() if rest)
-
-
-def _start(folder: str) -> None:
-    """Prepares a worker process: one thread each, the processes are the parallelism."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    global _tokenizer
-    _tokenizer = tokenizer.load_fast(folder)
-    _tokenizer.no_truncation()
-    _tokenizer.no_padding()
-    _tokenizer.encode_special_tokens = True
-
-
-def _tokenize(texts: list[str], file: str) -> Block:
-    ids: list[int] = []
-    for start in range(0, len(texts), BATCH_DOCUMENTS):
-        for encoding in _tokenizer.encode_batch_fast(texts[start : start + BATCH_DOCUMENTS]):
-            ids += encoding.ids
-    size = _tokenizer.get_vocab_size()
-    tokens = np.array(ids, np.uint16 if size <= 2**16 else np.uint32)
-    tokens.tofile(file)
-    return Block(file, len(tokens), sum(len(text.encode()) for text in texts), np.bincount(tokens, minlength=size))
-
-
-def _ordinary(histogram_V: np.ndarray, special: tuple[int, ...]) -> dict[str, float]:
-    """Returns the number of ordinary tokens and their unigram entropy in nats."""
-    histogram_V = histogram_V.copy()
-    histogram_V[list(special)] = 0
-    share = histogram_V[histogram_V > 0] / histogram_V.sum()
-    return {"tokens": int(histogram_V.sum()), "unigram_entropy": float(-np.sum(share * np.log(share)))}
-
-
-# Reduce ---------------------------------------------------------------------------------------------------------------
-
-
-def _reduce(
-    pool: concurrent.futures.Executor,
-    stream: Stream,
-    folder: Path,
-    split: str,
-    length: int,
-    count: int,
-    workers: int,
-) -> tuple[Shard, ...]:
-    """Writes the shards of a split; returns them in order."""
-    rows = stream.tokens // length
-    if split == "train" and rows < count:
-        raise InputError(
-            f"config.shards.count = {count}: the corpus makes only {rows} rows of {length} tokens; lower it."
+    def manifest(self, splits: dict[str, Split], length: int, source: str) -> Manifest:
+        """Returns the manifest of complete splits."""
+        return Manifest(
+            folder=self._work.folder,
+            length=length,
+            vocab_size=self._vocabulary.size,
+            special_ids=self._vocabulary.special_ids,
+            all_special_ids=self._vocabulary.all_special_ids,
+            tokenizer_fingerprint=self._vocabulary.fingerprint,
+            full_rows=True,
+            inputs=self._work.inputs,
+            source=source,
+            splits=splits,
         )
-    if rows == 0:
-        raise InputError(
-            f"the {split} split makes no row of {length} tokens: raise corpus.validation_fraction, or give more text."
-        )
-    count = min(count, rows)
-    (folder / split).mkdir()
-    names = [f"{split}/dataset-{shard}-{(rows - shard - 1) // count + 1}.tfrecord" for shard in range(count)]
-    group = min(-(-count // workers), OPEN_FILES)
-    wide = np.dtype(np.uint16 if len(stream.histogram_V) <= 2**16 else np.uint32)
-    tasks = [
-        pool.submit(
-            _write_shards, stream.files, wide.str, length, count, start, names[start : start + group], str(folder)
-        )
-        for start in range(0, count, group)
-    ]
-    return tuple(shard for task in tasks for shard in task.result())
 
+    def _map(self, documents: Iterable[Document]) -> list[Block] | None:
+        """Writes this host's blocks and waits for the others'; returns all of them, None if the manifest is there."""
+        keys = blocks.write(
+            self._pool,
+            documents,
+            self._work.blocks,
+            scratch=self._work.scratch,
+            hosts=self._hosts,
+            most=2 * self._workers,
+            dtype=self._dtype,
+        )
+        self._notes.say(blocks.stream_digest(keys))
+        found = {}
 
-def _write_shards(
-    files: list[str], dtype: str, length: int, count: int, start: int, names: list[str], folder: str
-) -> list[Shard]:
-    """Writes shards `start`, `start` + 1, ... of `count`, called `names`, in one pass over the blocks."""
-    records, sizes, hashes = [0] * len(names), [0] * len(names), [hashlib.sha256() for _ in names]
-    with contextlib.ExitStack() as stack:
-        outputs = [stack.enter_context(Path(folder, name).open("wb")) for name in names]
-        row, rest = 0, np.zeros(0, dtype)
-        for file in files:
-            tokens = np.concatenate([rest, np.fromfile(file, dtype)])
-            rows = len(tokens) // length
-            ids_NxL, rest = tokens[: rows * length].reshape(rows, length), tokens[rows * length :]
-            for index, output in enumerate(outputs):
-                encoded = tfrecord.encode(ids_NxL[(start + index - row) % count :: count])
-                data = b"".join(encoded)
-                output.write(data)
-                hashes[index].update(data)
-                records[index] += len(encoded)
-                sizes[index] += len(data)
-            row += rows
-    digests = (digest.hexdigest() for digest in hashes)
-    return [Shard(*facts) for facts in zip(names, records, sizes, digests, strict=True)]
+        def look() -> tuple[int, Words]:
+            if self._hosts.count > 1 and self._work.is_published():
+                return 0, str
+            found.update(blocks.written(self._work.blocks, self._dtype))
+            missing = [key.number for key in keys if key not in found]
+            self._refuse_own(missing, "blocks")
+            return len(missing), lambda: self._words(missing, "blocks")
+
+        wait(look, patience=self._patience)
+        return [found[key] for key in keys] if all(key in found for key in keys) else None
+
+    def _reduce(self, streams: dict[str, Stream], names: dict[str, list[str]], length: int) -> None:
+        """Writes this host's shards, but for those that are there."""
+        there = rows.noted(self._work.notes, self._work.shards, streams[SPLITS[0]].digest)
+        places = Places(str(self._work.shards), str(self._work.notes), self._work.scratch)
+        tasks = []
+        for split, stream in streams.items():
+            all_ = names[split]
+            own = [shard for shard in range(len(all_)) if self._hosts.owns(shard) and all_[shard] not in there]
+            tasks += rows.submit(self._pool, stream, all_, own, places, length=length, workers=self._workers)
+        for task in tasks:
+            task.result()
+
+    def _wait_for_shards(self, digest: str, names: dict[str, list[str]]) -> dict[str, Shard]:
+        found = {}
+
+        def look() -> tuple[int, Words]:
+            found.update(rows.noted(self._work.notes, self._work.shards, digest))
+            missing = [n for split in SPLITS for n, name in enumerate(names[split]) if name not in found]
+            self._refuse_own(missing, "shards")
+            return len(missing), lambda: self._words(missing, "shards")
+
+        wait(look, patience=self._patience)
+        return found
+
+    def wait_for_manifest(self) -> None:
+        """Waits until the first host has published the shards."""
+
+        def look() -> tuple[int, Words]:
+            if self._work.is_published():
+                return 0, str
+            left = len(sizes(self._work.notes)) + 1  # changes as the others go on
+            return left, lambda: self._words([0], "manifest")
+
+        wait(look, patience=self._patience)
+
+    def _refuse_own(self, missing: list[int], what: str) -> None:
+        """Raises DamageError if something is missing that this host has just written: nobody else will."""
+        if any(map(self._hosts.owns, missing)):
+            raise DamageError(f"{self._work.folder}: {what} that were just written are not there; look at the disk.")
+
+    def _words(self, missing: list[int], what: str) -> str:
+        """Returns what is missing, by host."""
+        absent = self._notes.check(map(self._hosts.owner, missing))
+        gone = f" (no sign of host {', '.join(map(str, absent))} in {self._work.hosts})" if absent else ""
+        return self._hosts.share(missing, what) + gone
+
+    def _ordinary(self, stream: Stream) -> dict[str, float]:
+        """Returns the number of ordinary tokens and their unigram entropy in nats."""
+        counts_V = self._pool.submit(rows.count_ids, stream, self._vocabulary.size).result()
+        counts_V[list(self._vocabulary.all_special_ids)] = 0
+        share = counts_V[counts_V > 0] / counts_V.sum()
+        return {"tokens": int(counts_V.sum()), "unigram_entropy": float(-np.sum(share * np.log(share)))}

@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath
+from mlm.paths import UPath, children, make_folder, move, write_text
 from mlm.training.sharding import named_leaves
 
 HASHES = "hashes.json"
@@ -42,7 +42,7 @@ class Checkpoints:
         """
         self.folder = folder
         if jax.process_index() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             for step in sorted(set(_step_folders(folder)) - set(complete_steps(folder))):
                 set_aside(folder, step, "incomplete")
         _barrier("checkpoints opened")
@@ -143,13 +143,11 @@ def choose(folder: UPath, *, on_damage: str) -> int | None:
 
 
 def _step_folders(folder: UPath) -> list[int]:
-    return [int(path.name) for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()]
+    return [int(path.name) for path in children(folder) if path.name.isdecimal() and path.is_dir()]
 
 
 def complete_steps(folder: UPath) -> list[int]:
     """Returns the steps whose hashes were written, in order; none if there is no such folder."""
-    if not folder.is_dir():
-        return []
     return sorted(step for step in _step_folders(folder) if (folder / str(step) / HASHES).is_file())
 
 
@@ -161,16 +159,14 @@ def set_aside(folder: UPath, step: int, why: str) -> None:
         number += 1
         target = folder / f"{why}.{step}.{number}"
     logger.warning("%s is %s; it is kept as %s.", folder / str(step), why, target.name)
-    (folder / str(step)).rename(target)
+    move(folder / str(step), target, first=HASHES)
 
 
 def write_hashes(folder: UPath, step: int) -> None:
     """Writes hashes.json into a step's folder, whole or not at all."""
     root = folder / str(step)
     hashes = {name: [path.stat().st_size, _sha256(path)] for name, path in sorted(_files(root).items())}
-    temporary = root / f"{HASHES}.tmp"
-    temporary.write_text(json.dumps(hashes, indent=0))
-    temporary.rename(root / HASHES)
+    write_text(root / HASHES, json.dumps(hashes, indent=0))
 
 
 def find_damage(folder: UPath, step: int) -> str | None:

@@ -1,0 +1,180 @@
+"""Map: documents -> blocks of tokens, each in a file whose name says what it holds.
+
+The file appears under that name when it is whole: so the folder alone tells what is done, to every host and after a
+kill. The name has a hash of the block's texts, so that a block of another corpus is never taken for this one.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from mlm.data import tokenizer
+from mlm.data.corpus import Document
+from mlm.data.hosts import Hosts
+from mlm.errors import DamageError
+from mlm.paths import UPath, put_file, sizes
+
+SPLITS = ("train", "validation")
+BLOCK_BYTES = 4_000_000  # of text, and at most so many documents:
+BLOCK_DOCUMENTS = 4096
+BATCH_DOCUMENTS = 256  # tokenized in one call
+
+
+class Key(NamedTuple):
+    """Which block: its number, its split, and a hash of its texts."""
+
+    number: int
+    split: str
+    digest: str
+
+
+class Block(NamedTuple):
+    """A block that is written: which, and what its file holds."""
+
+    key: Key
+    tokens: int  # special ones included
+    text_bytes: int
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        number, split, digest = self.key
+        return f"{number:06d}-{split}-{digest}-{self.tokens}-{self.text_bytes}"
+
+
+def dtype_of(vocab_size: int) -> np.dtype:
+    """Returns the type of the numbers in a block's file."""
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+
+
+def written(folder: UPath, dtype: np.dtype) -> dict[Key, Block]:
+    """Returns the blocks that lie whole in a folder."""
+    found = {}
+    for name, size in sizes(folder).items():
+        number, split, digest, tokens, text_bytes = name.split("-")
+        block = Block(Key(int(number), split, digest), int(tokens), int(text_bytes))
+        if size == block.tokens * dtype.itemsize:
+            found[block.key] = block
+    return found
+
+
+def read(file: str, dtype: np.dtype) -> np.ndarray:
+    """Returns the tokens of a block's file.
+
+    Raises:
+      DamageError: it has been cut.
+    """
+    tokens = np.fromfile(file, dtype)
+    if len(tokens) != int(Path(file).name.split("-")[3]):
+        raise DamageError(f"{file}: is not what was written; remove it, and start the same command again.")
+    return tokens
+
+
+def write(
+    pool: concurrent.futures.Executor,
+    documents: Iterable[Document],
+    folder: UPath,
+    *,
+    scratch: Path,
+    hosts: Hosts,
+    most: int,
+    dtype: np.dtype,
+) -> list[Key]:
+    """Writes this host's blocks, but for those that are there; returns the keys of all hosts' blocks, in order.
+
+    Args:
+      pool: of workers started by `start`.
+      documents: of the corpus; read to the end on every host.
+      folder: of the blocks, shared by the hosts.
+      scratch: local folder for files that are not whole.
+      hosts: block b is made by host b mod their number.
+      most: blocks of text in memory.
+      dtype: of the tokens.
+    """
+    there = written(folder, dtype)
+    numbers = {key.number for key in there}
+    keys: list[Key | None] = []
+    pending: deque[concurrent.futures.Future] = deque()
+    with tqdm(unit=" tokens", unit_scale=True, desc="tokenize", disable=not sys.stderr.isatty()) as bar:
+
+        def finish() -> None:
+            block = pending.popleft().result()
+            keys[block.key.number] = block.key
+            bar.update(block.tokens)
+
+        for number, (split, texts) in enumerate(_cut(documents)):
+            keys.append(None)
+            own = hosts.owns(number)
+            if not own or number in numbers:  # a worker hashes the others
+                keys[number] = key = Key(number, split, _digest(split, texts)[0])
+                if not own or key in there:
+                    bar.update(there[key].tokens if key in there else 0)
+                    continue
+            pending.append(pool.submit(_tokenize, number, split, texts, str(folder), scratch, dtype))
+            if len(pending) > most:
+                finish()
+        while pending:
+            finish()
+    return keys
+
+
+def stream_digest(keys: Iterable[Key]) -> str:
+    """Returns a hash of the blocks' keys in order: two corpora with the same one make the same shards."""
+    return hashlib.blake2b(repr([tuple(key) for key in keys]).encode(), digest_size=16).hexdigest()
+
+
+def _cut(documents: Iterable[Document]) -> Iterator[tuple[str, list[str]]]:
+    """Yields (split, texts) blocks of about BLOCK_BYTES."""
+    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
+    sizes = dict.fromkeys(SPLITS, 0)
+    for document in documents:
+        split = document.split
+        texts[split].append(document.text)
+        sizes[split] += len(document.text)
+        if sizes[split] >= BLOCK_BYTES or len(texts[split]) == BLOCK_DOCUMENTS:
+            yield split, texts[split]
+            texts[split], sizes[split] = [], 0
+    yield from ((split, rest) for split, rest in texts.items() if rest)
+
+
+def _digest(split: str, texts: list[str]) -> tuple[str, int]:
+    """Returns a hash of a block's texts, and their bytes."""
+    digest, total = hashlib.blake2b(split.encode(), digest_size=16), 0
+    for text in texts:
+        data = text.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+        total += len(data)
+    return digest.hexdigest(), total
+
+
+def start(folder: str) -> None:
+    """Prepares a worker process: one thread each, the processes are the parallelism."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    global _tokenizer
+    _tokenizer = tokenizer.load_fast(folder)
+    _tokenizer.no_truncation()
+    _tokenizer.no_padding()
+    _tokenizer.encode_special_tokens = True
+
+
+def _tokenize(number: int, split: str, texts: list[str], folder: str, scratch: Path, dtype: np.dtype) -> Block:
+    ids: list[int] = []
+    for first in range(0, len(texts), BATCH_DOCUMENTS):
+        for encoding in _tokenizer.encode_batch_fast(texts[first : first + BATCH_DOCUMENTS]):
+            ids += encoding.ids
+    digest, text_bytes = _digest(split, texts)
+    block = Block(Key(number, split, digest), len(ids), text_bytes)
+    np.array(ids, dtype).tofile(scratch / block.name)
+    put_file(scratch / block.name, UPath(folder) / block.name)
+    return block

@@ -1,0 +1,123 @@
+"""Reduce: the blocks of a split, in order, are a stream of tokens; its rows are dealt out to the shards like cards.
+
+Row r of the stream goes to shard r mod n. A shard that is whole has a note, an empty file whose name says what is in
+the shard, and from which stream.
+
+Dimensions: N rows, L tokens in a row.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mlm.data import blocks, tfrecord
+from mlm.data.manifest import Shard
+from mlm.errors import InputError
+from mlm.paths import UPath, put_file, sizes
+
+OPEN_FILES = 256  # shards that one worker writes at once
+
+
+class Places(NamedTuple):
+    """Where the shards go: their folder, that of the notes, and a local one for what is not whole."""
+
+    shards: str
+    notes: str
+    scratch: Path
+
+
+class Stream(NamedTuple):
+    """The tokens of a split: the local files of its blocks in order, their type, and a hash of what makes the rows."""
+
+    split: str
+    files: list[str]
+    dtype: np.dtype
+    digest: str
+
+
+def plan(split: str, tokens: int, *, length: int, count: int) -> list[str]:
+    """Returns the names of a split's shards, in order; a small validation split gets fewer than `count`.
+
+    Raises:
+      InputError: the tokens make too few rows.
+    """
+    rows = tokens // length
+    if split == "train" and rows < count:
+        raise InputError(
+            f"config.shards.count = {count}: the corpus makes only {rows} rows of {length} tokens; lower it."
+        )
+    if rows == 0:
+        raise InputError(
+            f"the {split} split makes no row of {length} tokens: raise corpus.validation_fraction, or give more text."
+        )
+    count = min(count, rows)
+    return [f"{split}/dataset-{shard}-{(rows - shard - 1) // count + 1}.tfrecord" for shard in range(count)]
+
+
+def noted(notes: UPath, shards: UPath, digest: str) -> dict[str, Shard]:
+    """Returns {name: shard} of the shards that lie whole in their folder, made from the streams of that hash."""
+    found = {}
+    there = {f"{split}/{name}": size for split in blocks.SPLITS for name, size in sizes(shards / split).items()}
+    for note in sizes(notes):
+        split, number, records, size, sha256, stream = note.split("-")
+        name = f"{split}/dataset-{number}-{records}.tfrecord"
+        if stream == digest and there.get(name) == int(size):
+            found[name] = Shard(name, int(records), int(size), sha256)
+    return found
+
+
+def submit(
+    pool: concurrent.futures.Executor,
+    stream: Stream,
+    names: list[str],
+    own: list[int],
+    places: Places,
+    *,
+    length: int,
+    workers: int,
+) -> list[concurrent.futures.Future]:
+    """Starts to write the shards of the numbers `own`; `names` are all that the split has."""
+    group = min(-(-len(own) // workers), OPEN_FILES) or 1
+    return [
+        pool.submit(_write, stream, length, names, own[start : start + group], places)
+        for start in range(0, len(own), group)
+    ]
+
+
+def _write(stream: Stream, length: int, names: list[str], own: list[int], places: Places) -> None:
+    """Writes the shards `own` in one pass over the blocks."""
+    records, hashes_ = [0] * len(own), [hashlib.sha256() for _ in own]
+    files = [places.scratch / names[shard].replace("/", "-") for shard in own]
+    with contextlib.ExitStack() as stack:
+        outputs = [stack.enter_context(file.open("wb")) for file in files]
+        row, rest = 0, np.zeros(0, stream.dtype)
+        for file in stream.files:
+            tokens = np.concatenate([rest, blocks.read(file, stream.dtype)])
+            rows = len(tokens) // length
+            ids_NxL, rest = tokens[: rows * length].reshape(rows, length), tokens[rows * length :]
+            for index, (shard, output) in enumerate(zip(own, outputs, strict=True)):
+                encoded = tfrecord.encode(ids_NxL[(shard - row) % len(names) :: len(names)])
+                data = b"".join(encoded)
+                output.write(data)
+                hashes_[index].update(data)
+                records[index] += len(encoded)
+            row += rows
+    for shard, file, count, sha256 in zip(own, files, records, hashes_, strict=True):
+        size = file.stat().st_size
+        put_file(file, UPath(places.shards) / names[shard])
+        note = f"{stream.split}-{shard}-{count}-{size}-{sha256.hexdigest()}-{stream.digest}"
+        (UPath(places.notes) / note).write_text("")
+
+
+def count_ids(stream: Stream, vocab_size: int) -> np.ndarray:
+    """Returns how often each id comes in a stream: int64 [V]."""
+    counts_V = np.zeros(vocab_size, np.int64)
+    for file in stream.files:
+        counts_V += np.bincount(blocks.read(file, stream.dtype), minlength=vocab_size)
+    return counts_V
