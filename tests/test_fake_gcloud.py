@@ -369,8 +369,8 @@ def test_signals_reach_one_worker(pod):
     # The clients themselves are not on the worker.
     assert len(pod.cloud.processes("pod", 0)) == 1
     (stopped,) = pod.cloud.signal("pod", 0, signal.SIGSTOP)
-    state = pathlib.Path(f"/proc/{stopped}/stat").read_text().rpartition(")")[2].split()[0]
-    assert state == "T"
+    stat = pathlib.Path(f"/proc/{stopped}/stat")
+    wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
     # The machine is still there, so gcloud runs the command again, and that dies as well.
     assert stopped in pod.cloud.kill("pod", 0)
     assert processes[0].wait(20) == 255
