@@ -328,13 +328,13 @@ def test_one_ssh_per_worker(pod):
 def test_preemption_kills_everything_and_only_there(pod, tmp_path):
     pod("create", "other", "--accelerator-type=v4-8", "--version=v")
     pod.describe("other")
-    detached = "setsid bash -c 'echo $$ > pid; exec sleep 300' > /dev/null 2>&1 < /dev/null & sleep 0.2"
+    detached = "setsid bash -c 'echo $$ > pid; exec sleep 60' > /dev/null 2>&1 < /dev/null & sleep 0.2"
     homes = []
     for name, worker in [("pod", 0), ("pod", 3), ("other", 0)]:
         pod("ssh", name, f"--worker={worker}", f"--command={detached}")
         homes.append(pod.cloud.home(name, worker))
     pids = [int(wait_for(lambda home=home: (home / "pid").exists() and (home / "pid").read_text())) for home in homes]
-    waiting = pod.start("ssh", "pod", "--worker=1", "--command=sleep 300")
+    waiting = pod.start("ssh", "pod", "--worker=1", "--command=sleep 60")
     wait_for(lambda: len(pod.cloud.processes("pod")) >= 3)
     died = clouds.preempt(pod.state, "pod")
     assert set(pids[:2]) <= set(died)
@@ -366,7 +366,7 @@ def test_preemption_suspends_the_queued_resource(fake):
 
 
 def test_signals_reach_one_worker(pod):
-    processes = [pod.start("ssh", "pod", f"--worker={i}", "--command=echo $$; exec sleep 300") for i in (0, 1)]
+    processes = [pod.start("ssh", "pod", f"--worker={i}", "--command=echo $$; exec sleep 60") for i in (0, 1)]
     for process in processes:
         process.stdout.readline()
     # The clients themselves are not on the worker.
@@ -378,8 +378,8 @@ def test_signals_reach_one_worker(pod):
     wait_for(lambda: (pod.cloud.kill("pod", 0), processes[0].poll())[1] is not None)
     assert processes[0].returncode == 255
     assert processes[1].poll() is None
-    pod.cloud.kill("pod", 1)
     for process in processes:
+        process.kill()
         process.communicate()
 
 
