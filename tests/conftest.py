@@ -2,8 +2,10 @@
 
 import os
 import pathlib
+import sys
 import tempfile
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "launch"))  # its `pods` are imported as its programs do
 CACHE = pathlib.Path(tempfile.gettempdir()) / "mlm-tests-xla"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"

@@ -1,0 +1,229 @@
+"""What a host needs before a run: the code, its packages, and a look at disk, memory and accelerators.
+
+For host.py, on a host: the standard library of Python 3.10 and later. Nothing here is half done under its final name:
+folders are made under another one and renamed when they are complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+
+PYTHONS = ("3.12", "3.11", "3.13")  # that requirements.txt is tested with; the first that is here
+UV = "uv==0.13.8"
+
+
+class HostError(Exception):
+    """What a command of host.py can't do, as a sentence that goes on after the host's name."""
+
+
+def write(path: pathlib.Path, value: object) -> None:
+    """Replaces a JSON file as a whole; readable by its owner alone."""
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with open(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(value, file)
+    new.replace(path)
+
+
+def read(path: pathlib.Path) -> dict | None:
+    """Returns a JSON file's object; None if there is none, or it is no object."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def is_name(code: str) -> bool:
+    """Returns whether this can be a code hash: SHA-256 in hex."""
+    return re.fullmatch(r"[0-9a-f]{64}", code) is not None
+
+
+@contextlib.contextmanager
+def alone(root: pathlib.Path, name: str):
+    """One at a time on this host: a second one waits for the first."""
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(root / f".{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def unpack(root: pathlib.Path, code: str, archive: pathlib.Path) -> dict:
+    """Unpacks an archive whose SHA-256 is `code` to ROOT/code/{code}, and moves it to ROOT/archives."""
+    if not is_name(code):
+        raise HostError(f"{code!r} is no SHA-256")
+    final, kept = root / "code" / code, root / "archives" / f"{code}.tar.gz"
+    with alone(root, "unpack"):
+        if final.is_dir():
+            if archive != kept:
+                archive.unlink(missing_ok=True)
+            os.utime(final)  # the newest is the one in use
+            return {"code": code, "fresh": False}
+        if not archive.exists():
+            raise HostError(f"{archive} is not here: sync again")
+        found = hashlib.sha256(archive.read_bytes()).hexdigest()
+        if found != code:
+            archive.unlink()
+            raise HostError(f"{archive} arrived damaged (SHA-256 {found[:12]}, not {code[:12]}): sync again")
+        final.parent.mkdir(exist_ok=True)
+        kept.parent.mkdir(exist_ok=True)
+        new = final.with_name(f".{code}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                path = pathlib.PurePosixPath(member.name)
+                if (
+                    path.is_absolute()
+                    or ".." in path.parts
+                    or not (member.isfile() or member.isdir() or member.issym())
+                ):
+                    raise HostError(f"{archive} holds {member.name!r}, which does not belong into it")
+                tar.extract(member, new, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        archive.replace(kept)
+        new.rename(final)
+    return {"code": code, "fresh": True}
+
+
+def install(root: pathlib.Path, code: str, extras: list[str], given: str) -> dict:
+    """Makes the environment for a code's requirements.txt, once; `given`: an interpreter to use instead."""
+    requirements = root / "code" / code / "requirements.txt"
+    if not is_name(code) or not requirements.parent.is_dir():
+        raise HostError(f"code {code[:12]} is not here: sync first")
+    text = requirements.read_bytes() if requirements.exists() else b""
+    if given:
+        version = _version(given)
+    else:
+        version = next((version for version in PYTHONS if shutil.which(f"python{version}")), PYTHONS[0])
+    parts = [text, version.encode(), given.encode(), *(extra.encode() for extra in extras)]
+    name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    folder = root / "venv" / name
+    with alone(root, "install"):
+        write(root / "code" / f".{code}.json", {"requirements": name})  # what `run` starts this code with
+        if (folder / ".complete").exists():
+            return {"requirements": name, "fresh": False, "python": version}
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        python = given or _make(root, folder, version, requirements, extras)
+        write(folder / "python.json", {"python": python})
+        (folder / ".complete").touch()
+    return {"requirements": name, "fresh": True, "python": version}
+
+
+def _make(root: pathlib.Path, folder: pathlib.Path, version: str, requirements: pathlib.Path, extras: list) -> str:
+    """Returns the interpreter of a new environment. uv brings a Python if the host has none that will do."""
+    tools, python = root / "tools", str(folder / "bin" / "python")
+    uv = [sys.executable, "-m", "uv"]
+    path = {**os.environ, "PYTHONPATH": str(tools)}
+    if not (tools / "uv").is_dir():
+        _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tools), UV], os.environ)
+    _run([*uv, "venv", "--quiet", "--allow-existing", "--python", version, str(folder)], path)
+    packages = ["-r", str(requirements)] if requirements.exists() else []
+    _run([*uv, "pip", "install", "--quiet", "--python", python, *packages, *extras], path)
+    return python
+
+
+def _run(argv: list[str], environment) -> None:
+    done = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()[-600:]
+        raise HostError(f"{' '.join(argv[1:5])} ... failed with code {done.returncode}: {said}")
+
+
+def _version(python: str) -> str:
+    words = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        done = subprocess.run([python, "-c", words], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise HostError(f"the interpreter {python} does not work: {error}") from error
+    return done.stdout.strip()
+
+
+def interpreter(root: pathlib.Path, requirements: str) -> str:
+    """Returns the interpreter of an environment that `install` has completed."""
+    folder = root / "venv" / requirements
+    if not re.fullmatch(r"[0-9a-f]{16}", requirements) or not (folder / ".complete").exists():
+        raise HostError(f"the packages {requirements or 'of this code'} are not installed here: sync first")
+    return (read(folder / "python.json") or {})["python"]
+
+
+def preflight(root: pathlib.Path, code: str, clear_lock: bool, runs: list[dict]) -> dict:
+    """Returns what this host has and who holds its accelerators. `runs`: those that are alive.
+
+    With `code`, "installed" is the hash of the packages that were installed for it, None if none are.
+    """
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    devices = os.environ.get("MLM_POD_DEVICES", "/dev")
+    lock = pathlib.Path(os.environ.get("MLM_POD_LIBTPU_LOCK", "/tmp/libtpu_lockfile"))
+    accelerators = sorted(glob.glob(f"{devices}/accel*") + glob.glob(f"{devices}/vfio/*"))
+    holders = _holders({os.path.realpath(path) for path in accelerators})
+    state = _lock_state(lock, bool(holders))
+    if clear_lock and state == "stale":
+        try:
+            lock.unlink()
+            state = "absent"
+        except OSError as error:
+            raise HostError(f"{lock} is stale and can't be removed ({error.strerror}): sudo rm {lock}") from error
+    memory = re.search(r"MemAvailable:\s+([0-9]+) kB", pathlib.Path("/proc/meminfo").read_text())
+    codes = sorted(path.name for path in (root / "code").glob("*") if is_name(path.name))
+    installed = (read(root / "code" / f".{code}.json") or {}).get("requirements")
+    complete = sorted(path.parent.name for path in (root / "venv").glob("*/.complete"))
+    return {
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "code": [name for name in codes if code in ("", name)],
+        "requirements": complete,
+        "installed": installed if installed in complete else None,
+        "disk_free": shutil.disk_usage(root).free,
+        "memory_free": int(memory[1]) * 1024 if memory else 0,
+        "accelerators": accelerators,
+        "holders": holders,
+        "libtpu_lock": state,
+        "runs": runs,
+        "now": time.time(),
+    }
+
+
+def _holders(paths: set[str]) -> list[dict]:
+    """Returns [{"pid", "command"}] of the processes that have one of these files open, as far as we may see them."""
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*") if paths else ():
+        with contextlib.suppress(OSError):
+            if any(_link(descriptor) in paths for descriptor in (process / "fd").iterdir()):
+                name = (process / "comm").read_text().strip()  # not the arguments: they are private
+                found.append({"pid": int(process.name), "command": name})
+    return sorted(found, key=lambda holder: holder["pid"])
+
+
+def _link(path: pathlib.Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def _lock_state(lock: pathlib.Path, in_use: bool) -> str:
+    """Returns "absent", "held" or "stale": libtpu leaves its lock file behind when it is killed."""
+    try:
+        inode = lock.stat().st_ino
+    except OSError:
+        return "absent"
+    for line in pathlib.Path("/proc/locks").read_text().splitlines():  # of every kind, and of every user
+        if f":{inode} " in line:
+            return "held"
+    return "held" if in_use or _holders({str(lock.resolve())}) else "stale"

@@ -1,0 +1,60 @@
+"""What the name of an accelerator type says: chips, hosts, and the runtime that goes with its generation.
+
+The number in a name counts TensorCores, two a chip, on v2, v3, v4, v5p and TPU7x (v4-32 is 16 chips), and chips on
+v5e and v6e. A host is a VM: 4 chips, but up to 8 where a v5e or v6e slice fits on one. Sources: the pages "TPU v2" to
+"TPU v6e" of cloud.google.com/tpu/docs (their tables of topologies: v5p 2x2x1 is 8 cores, 4 chips, 1 host; 2x2x2 is
+16 cores, 8 chips, 2 hosts) and its page "TPU software versions" for the runtimes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """cores: that the number in a name counts for one chip; most: chips on a single host; runtime: the default."""
+
+    name: str
+    cores: int
+    most: int
+    runtime: str
+
+
+GENERATIONS = {
+    "v2": Generation("v2", 2, 4, "tpu-ubuntu2204-base"),
+    "v3": Generation("v3", 2, 4, "tpu-ubuntu2204-base"),
+    "v4": Generation("v4", 2, 4, "tpu-ubuntu2204-base"),
+    "v5litepod": Generation("v5e", 1, 8, "v2-alpha-tpuv5-lite"),
+    "v5p": Generation("v5p", 2, 4, "v2-alpha-tpuv5"),
+    "v6e": Generation("v6e", 1, 8, "v2-alpha-tpuv6e"),
+    "tpu7x": Generation("tpu7x", 2, 4, ""),  # no TPU VM: Compute Engine or GKE alone
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """An accelerator type taken apart. chips and hosts are whole numbers of the slice."""
+
+    type: str
+    generation: Generation
+    chips: int
+    hosts: int
+
+
+def parse(name: str) -> Accelerator:
+    """Returns the accelerator of a type such as v4-32. Raises ValueError with the types that there are."""
+    prefix, _, number = name.partition("-")
+    generation = GENERATIONS.get(prefix)
+    if generation is None or not re.fullmatch(r"[1-9][0-9]{0,5}", number):
+        known = ", ".join(f"{prefix}-N" for prefix in GENERATIONS)
+        raise ValueError(f"{name!r} is no accelerator type; they are {known}, such as v4-32 or v5litepod-16")
+    if int(number) % generation.cores:
+        raise ValueError(f"{name!r}: the number counts TensorCores, {generation.cores} a chip")
+    chips = int(number) // generation.cores
+    if chips <= generation.most:
+        return Accelerator(name, generation, chips, 1)
+    if chips % 4:
+        raise ValueError(f"{name!r}: {chips} chips do not fill hosts of 4")
+    return Accelerator(name, generation, chips, chips // 4)

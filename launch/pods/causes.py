@@ -1,0 +1,181 @@
+"""Which host's end came first, and why: from what each host left in its folder. Standard library only.
+
+When one process of a run dies, jax ends all others: a run that died has as many ends as hosts, of which one matters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+PHASES = ("start", "compile", "input", "step", "evaluate", "save", "done")  # in the order of a step
+OWN, LOST, CONSEQUENCE = range(3)  # how good a reason an end is for the end of the others: the best wins
+ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)  # how jax ends a process whose peer is gone
+
+
+@dataclasses.dataclass(frozen=True)
+class HostReport:
+    """What is known of one process; the dicts are the files of its folder, None where there is none.
+
+    Attributes:
+      process: its number.
+      host: its name.
+      state: "absent", "running", "exited" or "lost" (it is gone, and nobody saw how).
+      exit: {"code": 0..255 or None, "signal": number or None, "ended": unix seconds}.
+      progress: {"step", "phase", "time", ...}: where it was last.
+      cause: {"kind", "time", "step", "phase", "code", "what", "traceback", ...}: why it ended, in its own words.
+      stopped: {"time"}: since when it has not been scheduled.
+      ended_by_us: the launcher killed it, since others had ended.
+    """
+
+    process: int
+    host: str
+    state: str
+    exit: dict[str, Any] | None = None
+    progress: dict[str, Any] | None = None
+    cause: dict[str, Any] | None = None
+    stopped: dict[str, Any] | None = None
+    ended_by_us: bool = False
+
+    @classmethod
+    def from_status(cls, process: int, answer: dict[str, Any], *, ended_by_us: bool = False) -> HostReport:
+        """Returns the report of the answer to `host.py status`."""
+        files = {name: answer.get(name) or None for name in ("exit", "progress", "cause", "stopped")}
+        return cls(process, answer.get("host") or "", answer["state"], **files, ended_by_us=ended_by_us)
+
+    @classmethod
+    def from_folder(
+        cls, process: int, folder: Path, *, host: str, exit: dict[str, Any] | None, ended_by_us: bool = False
+    ) -> HostReport:
+        """Returns the report of a process on this machine; `exit` is None while it runs."""
+        names = ("progress", "cause", "stopped")
+        files = {name: read_object(folder / f"{name}.json") for name in names}
+        return cls(process, host, "running" if exit is None else "exited", exit, **files, ended_by_us=ended_by_us)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """Why a run ended.
+
+    Attributes:
+      process, host: whose end it was.
+      kind: "exception", "signal", "hang", "stopped", "exit" (a code without a word), "lost" or "peer" (another one's
+        end, of which nothing is left).
+      time: unix seconds; None if nobody knows.
+      step, phase: where it was; None if it never said.
+      code: the exit code that stands for it: 2, 3, 4, 75, ..., 128 + n for signal n.
+      what: it, as the end of a sentence that begins with the host.
+      traceback: "" if there is none.
+      others: processes that ended otherwise than with 0 as well.
+    """
+
+    process: int
+    host: str
+    kind: str
+    time: float | None
+    step: int | None
+    phase: str | None
+    code: int
+    what: str
+    traceback: str
+    others: int
+
+    @property
+    def sentence(self) -> str:
+        """The cause for a person."""
+        name = f" ({self.host})" if self.host else ""
+        clock = "" if self.time is None else f" at {time.strftime('%H:%M:%S', time.localtime(self.time))}"
+        where = "" if self.phase is None else f" ({self.phase})"
+        if self.step is not None:
+            where = f", at step {self.step}{where}"
+        elif self.phase is not None:
+            where = f", before its first step{where}"
+        after = {0: "", 1: "; 1 other ended after it"}.get(self.others, f"; {self.others} others ended after it")
+        what, colon, words = self.what.partition(": ")
+        return f"host {self.process}{name} {what}{clock}{where}{colon}{words}{after}"
+
+
+def first_cause(hosts: Iterable[HostReport]) -> Cause | None:
+    """Returns the end that brought the others with it; None while nothing has gone wrong.
+
+    Ends that are the consequence of another one never win while there is a better reason. Among the own ends of
+    processes, the earliest wins; of several hangs, which all begin when one process stands still, the one that is
+    furthest behind counts. A stopped process counts from when it was stopped.
+    """
+    hosts = list(hosts)
+    ends = [(rank, cause) for rank, cause in map(_end, hosts) if cause is not None]
+    if not ends:
+        return None
+    best = min(rank for rank, _ in ends)
+    found = [cause for rank, cause in ends if rank == best]
+    hangs = sorted((cause for cause in found if cause.kind == "hang"), key=_behind)
+    found = [cause for cause in found if cause.kind != "hang"] + hangs[:1]
+    first = min(found, key=lambda cause: (cause.time is None, cause.time or 0.0, cause.process))
+    others = sum(host.process != first.process and _failed(host) for host in hosts)
+    return dataclasses.replace(first, others=others)
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Returns a JSON object; None if there is none, or it is torn."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _failed(host: HostReport) -> bool:
+    ended = host.exit is not None and (host.exit.get("signal") or host.exit.get("code") != 0)
+    return bool(ended or host.state == "lost")
+
+
+def _end(host: HostReport) -> tuple[int, Cause | None]:
+    """Returns (how good a reason it is, why this process ended); None if it did not, or as it should."""
+    words, end, signal_ = host.cause or {}, host.exit or {}, _signal(host.exit)
+    at = words if "phase" in words else host.progress or {}
+    code = end.get("code") if signal_ is None else 128 + signal_
+
+    def cause(kind: str, when: float | None, code: int, what: str) -> Cause:
+        traceback = words.get("traceback") or ""
+        return Cause(
+            host.process, host.host, kind, when, at.get("step"), at.get("phase"), code or 1, what, traceback, 0
+        )
+
+    if host.stopped and words.get("kind") in (None, "peer", "hang"):
+        return OWN, cause("stopped", host.stopped.get("time"), code or 0, "was stopped, as by SIGSTOP,")
+    if words:
+        kind = str(words.get("kind"))
+        own = words.get("code")
+        what = {"hang": "hung", "signal": "was asked to end", "peer": "ended with another"}.get(kind, "failed")
+        rank = CONSEQUENCE if kind == "peer" else OWN
+        return rank, cause(kind, words.get("time"), code if own is None else own, f"{what}: {words.get('what')}")
+    if host.state == "lost":
+        return LOST, cause("lost", (host.progress or {}).get("time"), 1, "was lost: it is gone, and nobody saw how")
+    if signal_ is not None:
+        name = signal.Signals(signal_).name if signal_ in set(signal.Signals) else f"signal {signal_}"
+        consequence = host.ended_by_us or signal_ == signal.SIGABRT
+        what = f"was killed by {name}"
+        return (CONSEQUENCE if consequence else OWN), cause("signal", end.get("ended"), code, what)
+    if code:
+        return OWN, cause("exit", end.get("ended"), code, f"ended with exit code {code} and left no word")
+    return OWN, None
+
+
+def _signal(end: dict[str, Any] | None) -> int | None:
+    """Returns the signal that killed a process; a shell's 134 and the like are taken for one too."""
+    if end is None:
+        return None
+    code = end.get("code")
+    if end.get("signal"):
+        return int(end["signal"])
+    return signal.SIGABRT if code in ABORTED else signal.SIGKILL if code == 128 + signal.SIGKILL else None
+
+
+def _behind(cause: Cause) -> tuple[int, int, float]:
+    phase = PHASES.index(cause.phase) if cause.phase in PHASES else 0
+    return (-1 if cause.step is None else cause.step), phase, cause.time or 0.0

@@ -1,0 +1,124 @@
+"""The code that goes to the hosts: one archive of HEAD, with what the working tree changes, named by its hash.
+
+The archive's bytes depend on its content alone. It holds .mlm-code.json {"commit", "patch": SHA-256 or null}, and where
+the tree is dirty .mlm-patch, the difference from the commit, which the files beside it have already.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import os
+import pathlib
+import subprocess
+import tarfile
+
+from pods.errors import PodError, SettingsError
+
+WATCHED = ("mlm", "configs")  # an untracked file here is one that was forgotten
+
+
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """hash: SHA-256 of the archive; patch: "" or that of the changes; files: the paths in it."""
+
+    hash: str
+    data: bytes
+    commit: str
+    patch: str
+    files: frozenset[str]
+
+    @property
+    def label(self) -> str:
+        """For a person."""
+        changed = f" with patch {self.patch[:12]}" if self.patch else ""
+        return f"code {self.hash[:12]} (commit {self.commit[:12]}{changed})"
+
+
+def repository() -> pathlib.Path:
+    """Returns the root of the repository that this launcher is part of, or of the one we are in."""
+    try:
+        return pathlib.Path(_git(pathlib.Path.cwd(), "rev-parse", "--show-toplevel").decode().rstrip("\n"))
+    except PodError as error:
+        raise SettingsError(
+            f"{pathlib.Path.cwd()} is in no git repository: run this from the code's folder."
+        ) from error
+
+
+def pack(root: pathlib.Path) -> Code:
+    """Returns the code of a repository. Raises PodError where git does, SettingsError for a file that git forgot."""
+    commit = _git(root, "rev-parse", "HEAD").decode().strip()
+    forgotten = _names(_git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *WATCHED))
+    if forgotten:
+        raise SettingsError(
+            f"{', '.join(forgotten[:5])} {'are' if len(forgotten) > 1 else 'is'} not known to git and would not reach "
+            "the hosts: git add what belongs to the code, or ignore it."
+        )
+    entries: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
+    with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", "--format=tar", "HEAD"))) as tar:
+        for member in tar:
+            if member.isfile() or member.issym():
+                file = tar.extractfile(member) if member.isfile() else None
+                entries[member.name] = (member, file.read() if file else b"")
+    patch = _git(root, "diff", "--binary", "--no-color", "--no-ext-diff", "HEAD")
+    for name in _names(_git(root, "diff", "--name-only", "--no-renames", "-z", "HEAD")):
+        entries.pop(name, None)
+        if os.path.lexists(root / name):
+            entries[name] = _entry(root, name)
+    patch_hash = hashlib.sha256(patch).hexdigest() if patch else ""
+    if patch:
+        entries[".mlm-patch"] = (tarfile.TarInfo(".mlm-patch"), patch)
+    about = json.dumps({"commit": commit, "patch": patch_hash or None}).encode()
+    entries[".mlm-code.json"] = (tarfile.TarInfo(".mlm-code.json"), about)
+    data = _archive(entries)
+    return Code(hashlib.sha256(data).hexdigest(), data, commit, patch_hash, frozenset(entries))
+
+
+def config_path(root: pathlib.Path, code: Code, config: str) -> str:
+    """Returns a config's path in the code. Raises SettingsError if it isn't there."""
+    path = pathlib.Path(config).resolve()
+    name = path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
+    if name not in code.files:
+        where = "git add it" if path.exists() else "there is no such file"
+        raise SettingsError(f"{config} is not in the code that goes to the hosts: {where}.")
+    return name
+
+
+def _entry(root: pathlib.Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
+    path, info = root / name, tarfile.TarInfo(name)
+    if path.is_symlink():
+        info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
+        return info, b""
+    info.mode = 0o755 if os.access(path, os.X_OK) else 0o644
+    return info, path.read_bytes()
+
+
+def _archive(entries: dict[str, tuple[tarfile.TarInfo, bytes]]) -> bytes:
+    """Returns a .tar.gz in which nothing but names, contents and the right to be executed is kept."""
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in sorted(entries):
+            old, content = entries[name]
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = old.type, old.linkname, len(content)
+            info.mode = 0o755 if old.mode & 0o100 else 0o644
+            tar.addfile(info, io.BytesIO(content))
+    return gzip.compress(inner.getvalue(), compresslevel=6, mtime=0)
+
+
+def _names(listed: bytes) -> list[str]:
+    return [os.fsdecode(name) for name in listed.split(b"\0") if name]
+
+
+def _git(root: pathlib.Path, *words: str) -> bytes:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, check=False)
+    except FileNotFoundError as error:
+        raise PodError("git isn't on this machine's PATH: install it.", "missing") from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        raise PodError(f"git {words[0]} failed in {root}: {said}.")
+    return done.stdout

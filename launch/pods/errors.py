@@ -1,0 +1,27 @@
+"""What a pod command can fail with. A message is one sentence for a person: what, where, and what to do."""
+
+from __future__ import annotations
+
+
+class PodError(Exception):
+    """A foreseen end of a command.
+
+    `kind` says what it was, for those who decide whether to try again: "stockout", "quota", "permission", "login",
+    "api", "absent" (no such resource), "exists", "missing" (no gcloud here), "network", "hosts" (some hosts failed),
+    "settings" or "other".
+    """
+
+    code = 1
+
+    def __init__(self, message: str, kind: str = "other"):
+        super().__init__(message)
+        self.kind = kind
+
+
+class SettingsError(PodError):
+    """A key of pod.toml, a flag or an argument that can't be right."""
+
+    code = 2
+
+    def __init__(self, message: str):
+        super().__init__(message, "settings")

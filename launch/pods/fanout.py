@@ -1,0 +1,87 @@
+"""One call a host, all at once, each with its own result, time-out and tries."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from pods.backend import Call, Host, Result, Runner
+
+SSH_FAILED = (255, 254)  # ssh's own code, and that of host.py run again without its stdin: it may have run, or not
+BACKOFF = (2.0, 5.0, 10.0, 20.0)  # seconds before each new try; the keys for a new VM take up to half a minute
+AT_ONCE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one host's call. error: one sentence without the host's name, or "" if it ended with code 0."""
+
+    host: Host
+    result: Result
+    error: str = ""
+    tries: int = 1
+
+
+def run(
+    runner: Runner,
+    calls: Mapping[Host, Call],
+    timeout: float,
+    *,
+    repeatable: bool,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> list[Outcome]:
+    """Returns one outcome a host, in the order of `calls`; each try of each call has `timeout` seconds.
+
+    A call is tried again only if it is repeatable (the host answers a second one as it answered the first) and ssh
+    itself failed; `tell` hears of it. One host's failure or silence loses nothing of what the others have answered.
+    """
+    if runner.dry:
+        return [Outcome(host, runner.run(call, timeout)) for host, call in calls.items()]
+    pool = ThreadPoolExecutor(max(1, min(AT_ONCE, len(calls))))
+    try:
+        jobs = [pool.submit(_one, runner, host, call, timeout, repeatable, tell) for host, call in calls.items()]
+        return [job.result() for job in jobs]
+    except BaseException:  # Ctrl-C: nobody waits for a host any longer
+        runner.end()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _one(
+    runner: Runner, host: Host, call: Call, timeout: float, repeatable: bool, tell: Callable[[str], None]
+) -> Outcome:
+    waits = BACKOFF if repeatable else ()
+    tries = 0
+    for wait in (*waits, None):
+        result, tries = runner.run(call, timeout), tries + 1
+        if result.code not in SSH_FAILED or wait is None:
+            break
+        tell(f"{label(host)}: ssh failed ({last_line(result.stderr)}); again in {wait:g} s.")
+        if runner.over.wait(wait):
+            break
+    return Outcome(host, result, _error(result, timeout, tries), tries)
+
+
+def _error(result: Result, timeout: float, tries: int) -> str:
+    if result.code == 0:
+        return ""
+    said = last_line(result.stderr)
+    if result.code is None:
+        return f"no answer within {timeout:g} s"
+    if result.code in SSH_FAILED:
+        return f"ssh failed{f' {tries} times' if tries > 1 else ''}: {said}"
+    if result.code < 0:
+        return f"the call was killed by signal {-result.code}: {said}"
+    return f"code {result.code}: {said}"
+
+
+def label(host: Host) -> str:
+    """Returns how a host is named to a person."""
+    return f"host {host.worker} ({host.address})" if host.address else f"host {host.worker}"
+
+
+def last_line(text: str) -> str:
+    """Returns the last line that says something."""
+    return next((line.strip().rstrip(".") for line in reversed(text.splitlines()) if line.strip()), "it said nothing")

@@ -1,0 +1,143 @@
+"""Questions to all hosts of a pod: host.py and its words, carried by one ssh each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+
+from pods import backend, fanout
+from pods.backend import READY, Backend, Host, Pod, Runner, say
+from pods.errors import PodError
+from pods.settings import FIELDS, Settings
+
+LAUNCH = pathlib.Path(__file__).resolve().parent.parent
+MODULES = ("host_setup", "host_keeper", "host_notebook", "host")  # in the order of their imports
+PREFIX = "mlm-host "
+# stdin's first line is the program, the rest is for it. gcloud runs a command again by itself when ssh fails, without
+# its stdin: then there is no program, and code 254 says so
+BOOT = "import json,sys;sys.argv.pop(0);exec(json.loads(sys.stdin.buffer.readline() or sys.exit(254)))"
+
+
+def program() -> bytes:
+    """Returns host.py and its modules as one line of JSON, the first of stdin."""
+    sources = [(name, (LAUNCH / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES]
+    text = (
+        f"import sys, types\nfor name, source in {sources!r}:\n"
+        "    module = sys.modules[name] = types.ModuleType(name)\n"
+        "    exec(compile(source, name + '.py', 'exec'), module.__dict__)\n"
+        "sys.exit(module.main(sys.argv[1:]))\n"
+    )
+    return json.dumps(text).encode() + b"\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One host's answer: what it said ({} in a dry run), or why it said nothing, as one sentence without its name."""
+
+    host: Host
+    data: dict
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """The hosts of a pod that is ready.
+
+    Attributes:
+      timeout: seconds that a host has to answer a question, unless the question says otherwise.
+      tell: is told of what is tried again.
+    """
+
+    settings: Settings
+    backend: Backend
+    runner: Runner
+    pod: Pod
+    timeout: float = 60.0
+    tell: Callable[[str], None] = say
+
+    @property
+    def dry(self) -> bool:
+        """Whether calls are printed, not run."""
+        return self.runner.dry
+
+    @property
+    def all(self) -> tuple[Host, ...]:
+        """The hosts, in the order of their workers: process i runs on host i."""
+        return self.pod.hosts
+
+    @property
+    def coordinator(self) -> str:
+        """ADDRESS:PORT of the first host, where the processes find each other."""
+        return f"{self.all[0].address}:{self.settings.port}"
+
+    def ask(
+        self,
+        argv: Sequence[str] | Mapping[Host, Sequence[str]],
+        *,
+        stdin: Mapping[Host, bytes] | None = None,
+        timeout: float | None = None,
+    ) -> list[Answer]:
+        """Returns every host's answer to host.py's `argv` (the same for all, or one a host); raises nothing for them.
+
+        stdin: what host.py reads, one text a host, without secrets in a dry run, which prints it. Every command of
+        host.py may be repeated, so a connection that fails is tried again.
+        """
+        argvs = argv if isinstance(argv, Mapping) else dict.fromkeys(self.all, argv)
+        root = [] if self.settings.root == FIELDS["root"].default else ["--root", self.settings.root]
+        code, calls = program(), {}
+        for host, words in argvs.items():
+            remote = ["python3", "-c", BOOT, "host.py", *root, *words]
+            more = (stdin or {}).get(host, b"")
+            call = self.backend.ssh(host.worker, remote, code + more)
+            calls[host] = dataclasses.replace(call, note=more.decode()) if self.dry else call
+        outcomes = fanout.run(self.runner, calls, timeout or self.timeout, repeatable=True, tell=self.tell)
+        return [Answer(outcome.host, {}) if self.dry else _answer(outcome) for outcome in outcomes]
+
+    def require(self, answers: Sequence[Answer], what: str) -> list[dict]:
+        """Returns what all hosts have said. Raises PodError, which names every host that failed and says why."""
+        bad = [answer for answer in answers if answer.error]
+        if bad:
+            reasons = "; ".join(f"{fanout.label(answer.host)}: {answer.error}" for answer in bad)
+            raise PodError(f"{what} failed on {len(bad)} of {len(answers)} hosts: {reasons}.", "hosts")
+        return [answer.data for answer in answers]
+
+
+def connect(settings: Settings, cloud: Backend, runner: Runner, timeout: float = 60.0, pod: Pod | None = None) -> Hosts:
+    """Returns the hosts of the pod (asked for, if not given). Raises PodError unless all of them are ready."""
+    pod = pod or cloud.describe()
+    if pod.state != READY:
+        state = f"{pod.state} ({pod.detail})" if pod.detail else pod.state
+        raise PodError(f"{pod.name} is {state}, not ready: launch/tpu.py up.", "absent")
+    missing = [f"host {host.worker}" for host in pod.hosts if not host.address]
+    if missing or len(pod.hosts) != settings.host_count:
+        reason = f"{', '.join(missing)} without an address" if missing else f"{len(pod.hosts)} hosts are there"
+        raise PodError(
+            f"{pod.name} should have {settings.host_count} hosts ({settings.accelerator_type}), but {reason}: "
+            "wait, or set hosts in pod.toml; a run starts on all hosts or on none.",
+            "hosts",
+        )
+    return Hosts(settings, cloud, runner, pod, timeout, _silence if runner.dry else say)
+
+
+def _answer(outcome: fanout.Outcome) -> Answer:
+    lines = [line for line in outcome.result.stdout.splitlines() if line.startswith(PREFIX)]
+    try:
+        data = json.loads(lines[-1].removeprefix(PREFIX)) if lines else None
+    except json.JSONDecodeError:
+        data = None
+    if data is None or outcome.result.code is None:
+        return Answer(outcome.host, {}, outcome.error or "it ended well and gave no answer")
+    if outcome.error:
+        return Answer(outcome.host, data, str(data.get("error") or outcome.error))
+    return Answer(outcome.host, data)
+
+
+def _silence(text: str) -> None:
+    pass
+
+
+def quoted(text: str) -> str:
+    """Returns a text for a person's shell."""
+    return backend.remote([text])

@@ -1,0 +1,232 @@
+"""A run on all hosts: started once, looked at, stopped. The truth about it lies on the hosts, not here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import secrets
+import urllib.parse
+from collections.abc import Sequence
+
+from pods import preflight
+from pods.backend import Host, say
+from pods.causes import Cause, HostReport, first_cause
+from pods.code import Code
+from pods.errors import PodError, SettingsError
+from pods.fanout import label
+from pods.hosts import Answer, Hosts, quoted
+from pods.settings import Settings
+
+COMMANDS = ("train", "run", "shards", "evaluate", "export")  # of `python -m mlm`, that take a place among processes
+RECORDS = pathlib.Path("runs/pods")  # under the folder we are in: logs of the hosts, archives of code
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What every host is to run: `python -m mlm` and argv, and its place among the processes.
+
+    env: names of variables whose values are taken from our environment when the run starts, and from nowhere else.
+    """
+
+    id: str
+    argv: tuple[str, ...]
+    env: tuple[str, ...]
+    code: Code
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """The newest attempt of a run (0: there is none) on all hosts; errors: of hosts that did not answer."""
+
+    attempt: int
+    reports: tuple[HostReport, ...]
+    errors: tuple[str, ...] = ()
+
+    @property
+    def running(self) -> bool:
+        """Whether it is alive on any host."""
+        return any(report.state == "running" for report in self.reports)
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why it ended, or None if nothing has gone wrong."""
+        return first_cause(report for report in self.reports if report.state != "absent")
+
+    @property
+    def code(self) -> int:
+        """The exit code for all: 0 if every host ended with 0, that of the first cause otherwise."""
+        if self.cause:
+            return self.cause.code
+        return 0 if all(report.exit and report.exit["code"] == 0 for report in self.reports) else 1
+
+
+def make_job(
+    settings: Settings, code: Code, config: str, *, run: str, workdir: str, command: str, words: Sequence[str], env=()
+) -> Job:
+    """Returns the job of a config that is in the code. Raises SettingsError.
+
+    run: its id; workdir: "" for {bucket}/{id}; words: further arguments of the command, taken as they are.
+    """
+    check_id(run)
+    if not workdir and not settings.bucket:
+        raise SettingsError(
+            "there is no folder for the run that all hosts see: --workdir gs://..., or bucket in pod.toml."
+        )
+    workdir = workdir or f"{settings.bucket.rstrip('/')}/{urllib.parse.quote(run, safe='')}"
+    if not (workdir.startswith("/") or "://" in workdir):
+        raise SettingsError(
+            f"--workdir {workdir!r} must be absolute or gs://...: on the hosts there is no folder we are in."
+        )
+    for name in env:
+        if "=" in name or name not in os.environ:
+            raise SettingsError(
+                f"--env {name.partition('=')[0]}: give the name of a variable that is set here, not its value."
+            )
+    return Job(run, (command, f"--config={config}", f"--workdir={workdir}", *words), tuple(env), code)
+
+
+def check_id(run: str) -> None:
+    """Raises SettingsError for what can't be the id of a run."""
+    if not run or len(urllib.parse.quote(run, safe="", errors="surrogateescape")) > 200:
+        raise SettingsError("the id of a run must have 1 to 200 characters, those that a URL quotes counted as three.")
+    if "\0" in run or run != run.encode(errors="replace").decode():
+        raise SettingsError(f"the id {run!r} is no text.")
+
+
+def records(run: str) -> pathlib.Path:
+    """Returns the folder for a run's files here."""
+    name = urllib.parse.quote(run, safe="")
+    return RECORDS / (name if name.strip(".") else name.replace(".", "%2E"))
+
+
+def look(hosts: Hosts, run: str, attempt: int | None = None) -> Look:
+    """Returns an attempt (default: the newest) of a run on all hosts."""
+    answers = hosts.ask(["status", "--", run, *([] if attempt is None else [str(attempt)])])
+    attempt = max((answer.data.get("attempt", 0) for answer in answers), default=0)
+    reports, errors = [], []
+    for answer in answers:
+        data = answer.data
+        if answer.error:
+            errors.append(f"{label(answer.host)}: {answer.error}")
+        elif data and data["attempt"] == attempt:
+            reports.append(HostReport.from_status(answer.host.worker, data))
+            if data.get("orphan"):
+                errors.append(f"{label(answer.host)}: its process lives on without a keeper: launch/tpu.py stop")
+        elif data:
+            reports.append(HostReport(answer.host.worker, data["host"], "absent"))
+    return Look(attempt, tuple(reports), tuple(errors))
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """attempt: its number; fresh: started by this call; ended: how it had ended before, if nothing was started."""
+
+    attempt: int
+    fresh: bool
+    ended: Look | None = None
+
+
+def start(hosts: Hosts, job: Job, *, again: bool = False) -> Started:
+    """Starts a job on all hosts or on none; a run that is alive is left alone, one that has ended needs `again`.
+
+    Raises PodError, which names the hosts, if any of them does not answer, is not ready, or differs.
+    """
+    seen = look(hosts, job.id)
+    if seen.errors:
+        raise PodError(f"nothing was started: {'; '.join(seen.errors)}.", "hosts")
+    if seen.running:
+        return Started(seen.attempt, False)
+    if seen.attempt and not again:
+        return Started(seen.attempt, False, seen)
+    report = preflight.check(hosts, job.code.hash, clear_lock=True)
+    for remark in report.remarks:
+        say(remark)
+    if report.problems:
+        if (seen := look(hosts, job.id)).running:  # somebody else started it just now
+            return Started(seen.attempt, False)
+        raise PodError(f"nothing was started: {'; '.join(report.problems)}.", "hosts")
+    here = [int(path.name) for path in records(job.id).glob("*") if path.name.isdigit()]
+    return _start(hosts, job, max([seen.attempt, *here]) + 1, report.requirements)
+
+
+def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
+    """Starts on the first host, which decides between two who start at once, and then on the others."""
+    launch = "..." if hosts.dry else secrets.token_hex(8)
+    texts = {host: _text(hosts, job, host, attempt, requirements, launch) for host in hosts.all}
+    ours: list[Host] = []
+    bad: list[Answer] = []
+    for group in (hosts.all[:1], hosts.all[1:]):
+        for answer in hosts.ask({host: ["start"] for host in group}, stdin=texts):
+            if hosts.dry:
+                continue
+            if not answer.error and (answer.data.get("job") or {}).get("launch") == launch:
+                ours.append(answer.host)
+            elif not answer.error and group == hosts.all[:1]:
+                return Started(attempt, False)  # somebody else's start came first; the other hosts are theirs too
+            else:
+                bad.append(Answer(answer.host, answer.data, answer.error or "it runs this attempt for somebody else"))
+        if bad:
+            break
+    if bad:
+        _take_back(hosts, job, attempt, ours, bad)
+    return Started(attempt, True)
+
+
+def _text(hosts: Hosts, job: Job, host: Host, attempt: int, requirements: str, launch: str) -> bytes:
+    place = [f"--coordinator={hosts.coordinator}", f"--processes={len(hosts.all)}", f"--process-id={host.worker}"]
+    words = {
+        "id": job.id,
+        "attempt": attempt,
+        "code": job.code.hash,
+        "requirements": requirements,
+        "argv": [*job.argv, *place],
+        "env": {name: "..." if hosts.dry else os.environ[name] for name in job.env},
+        "process": host.worker,
+        "processes": len(hosts.all),
+        "launch": launch,
+    }
+    return json.dumps(words).encode()
+
+
+def _take_back(hosts: Hosts, job: Job, attempt: int, ours: list[Host], bad: list[Answer]) -> None:
+    """Stops what this start has begun, and raises PodError. A host that did not answer may have started it too."""
+    silent = [answer.host for answer in bad if answer.error and not answer.data]
+    stopped = hosts.ask({host: ["stop", "--", job.id, str(attempt), "0"] for host in [*ours, *silent]})
+    reasons = "; ".join(f"{label(answer.host)}: {answer.error}" for answer in bad)
+    left = [label(answer.host) for answer in stopped if answer.error]
+    sentence = f"the run could not be started on all hosts ({reasons}); it was stopped where it had started"
+    if left:
+        sentence += f", but {', '.join(left)} did not confirm that: launch/tpu.py stop {quoted(job.id)}"
+    raise PodError(f"{sentence}. Then: run --again.", "hosts")
+
+
+def stop(hosts: Hosts, run: str, grace: float) -> Look:
+    """Ends a run on all hosts: SIGTERM, so that it saves, at most `grace` seconds, SIGKILL. Returns how it ended.
+
+    Raises PodError, which names the hosts that did not confirm.
+    """
+    seen = look(hosts, run)
+    if not seen.attempt and not seen.errors and not hosts.dry:
+        raise PodError(f"there is no run {run!r} on these hosts.", "absent")
+    attempt = seen.attempt or 1
+    hosts.require(hosts.ask(["stop", "--", run, str(attempt), f"{grace:g}"], timeout=grace + 90), "stop")
+    return look(hosts, run, attempt)
+
+
+def lines(seen: Look) -> list[str]:
+    """Returns one line a host: its state, exit code, last step, and the first cause under them."""
+    found = []
+    for report in seen.reports:
+        words = [f"host {report.process} ({report.host}): {report.state}"]
+        if report.exit:
+            signal = report.exit.get("signal")
+            words.append(f"signal {signal}" if signal else f"exit code {report.exit.get('code')}")
+        if report.progress:
+            words.append(f"step {report.progress.get('step')} ({report.progress.get('phase')})")
+        if report.stopped and report.state == "running":
+            words.append("stopped, as by SIGSTOP")
+        found.append(", ".join(words))
+    found += [f"{error}" for error in seen.errors]
+    return found + ([f"first cause: {seen.cause.sentence}"] if seen.cause else [])

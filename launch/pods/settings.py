@@ -1,0 +1,141 @@
+"""What pod.toml says, and the flags that override it. Nothing else of the launcher reads either."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import re
+import tomllib
+
+from pods import accelerators
+from pods.errors import SettingsError
+
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+WORD = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]*")  # can't be taken for a flag
+PATTERNS = {"name": NAME, "project": WORD, "zone": WORD, "runtime_version": WORD, "network": WORD}
+REQUIRED = ("name", "project", "zone", "accelerator_type")
+
+
+def _key(words: str, default: object) -> dataclasses.Field:
+    return dataclasses.field(default=default, metadata={"words": words})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """One pod. Every field is a key of pod.toml and a flag."""
+
+    name: str = _key("of the TPU, and of its queued resource", "")
+    project: str = _key("Google Cloud project", "")
+    zone: str = _key("such as us-central2-b", "")
+    accelerator_type: str = _key("such as v4-32, v5litepod-16, v5p-64, v6e-8", "")
+    runtime_version: str = _key("of the TPU VM; default: that of the generation", "")
+    spot: bool = _key("cheaper, and may be taken away at any time", False)
+    queued: bool = _key("wait in the queue for it (a queued resource) instead of creating it now", False)
+    network: str = _key("VPC network; default: the project's default", "")
+    bucket: str = _key("gs://BUCKET[/FOLDER]: a run's workdir is {bucket}/{run id}, unless --workdir says so", "")
+    price: float = _key("dollars for one chip and one hour, to say what a run has cost", 0.0)
+    port: int = _key("of the coordinator, on the first host", 8476)
+    root: str = _key("the launcher's folder on each host; ~ is the home there", "~/.mlm-pod")
+    python: str = _key("interpreter on the hosts that has all packages; default: an environment is made there", "")
+    hosts: int = _key("number of hosts; 0: as the accelerator type says", 0)
+    backend: str = _key('"tpu-vm" (gcloud) or "gke" (a JobSet, for TPU7x)', "tpu-vm")
+    cluster: str = _key("GKE cluster, with backend gke", "")
+    image: str = _key("container image, with backend gke", "")
+
+    @property
+    def accelerator(self) -> accelerators.Accelerator:
+        """The accelerator type, taken apart."""
+        return accelerators.parse(self.accelerator_type)
+
+    @property
+    def host_count(self) -> int:
+        """Hosts that the pod must have."""
+        return self.hosts or self.accelerator.hosts
+
+    @property
+    def dollars_per_hour(self) -> float:
+        """Of the whole pod; 0 if no price was given."""
+        return self.price * self.accelerator.chips
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds --pod FILE and a flag for every key."""
+    group = parser.add_argument_group("pod.toml, and what overrides it")
+    group.add_argument("--pod", default="", metavar="FILE", help="default: pod.toml in this folder")
+    for name, field in FIELDS.items():
+        flag, words = "--" + name.replace("_", "-"), field.metadata["words"]
+        if isinstance(field.default, bool):
+            group.add_argument(flag, dest=f"set_{name}", action=argparse.BooleanOptionalAction, help=words)
+        else:
+            group.add_argument(flag, dest=f"set_{name}", type=type(field.default), metavar="VALUE", help=words)
+
+
+def from_arguments(args: argparse.Namespace) -> Settings:
+    """Returns the settings of parsed flags and the file that they name. Raises SettingsError."""
+    flags = {name: getattr(args, f"set_{name}") for name in FIELDS}
+    return load(args.pod, {name: value for name, value in flags.items() if value is not None})
+
+
+def load(file: str, flags: dict[str, object]) -> Settings:
+    """Returns the settings of a file ("": pod.toml, if there is one) and flags over it. Raises SettingsError."""
+    path, values = pathlib.Path(file or "pod.toml"), {}
+    if file or path.exists():
+        values = _read(path)
+    for name in REQUIRED:
+        if not (flags.get(name) or values.get(name)):
+            where = f"{path} has no {name}" if path.exists() else f"there is no {path}, and no --{name}"
+            raise SettingsError(f"{where}: copy launch/pod.toml.example to pod.toml and fill it in.")
+    for name, value in values.items():
+        _check(name, value, f"{path}: {name}")
+    for name, value in flags.items():
+        _check(name, value, "--" + name.replace("_", "-"))
+    settings = Settings(**{**values, **flags})
+    if settings.accelerator.generation.name == "tpu7x" and settings.backend == "tpu-vm":
+        raise SettingsError(f'{path}: accelerator_type: {settings.accelerator_type} is no TPU VM; set backend = "gke".')
+    return settings
+
+
+def _read(path: pathlib.Path) -> dict[str, object]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path} can't be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is no TOML: {error}.") from error
+    for name in values:
+        if name not in FIELDS:
+            raise SettingsError(f"{path}: {name} is no key of it; the keys are {', '.join(FIELDS)}.")
+    return values
+
+
+def _check(name: str, value: object, where: str) -> None:
+    """Raises SettingsError, beginning with `where`, if the key can't have this value."""
+    kind = type(FIELDS[name].default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        words = {str: "a text in quotes", bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        raise SettingsError(f"{where} is {value!r}; it must be {words}.")
+    if name in PATTERNS and value and not PATTERNS[name].fullmatch(value):
+        allowed = "small letters, digits and dashes, 63 at most, a letter first" if name == "name" else "one plain word"
+        raise SettingsError(f"{where} is {value!r}; it must be {allowed}.")
+    if name == "accelerator_type":
+        try:
+            accelerators.parse(value)
+        except ValueError as error:
+            raise SettingsError(f"{where}: {error}.") from error
+    ranges = {"price": (0, 1e6), "port": (1024, 65535), "hosts": (0, 4096)}
+    if name in ranges and not ranges[name][0] <= value <= ranges[name][1]:
+        raise SettingsError(f"{where} is {value!r}; it must be from {ranges[name][0]} to {ranges[name][1]:.0f}.")
+    if name == "bucket" and value and not re.fullmatch(r"gs://[a-z0-9][-a-z0-9._]+(/.*)?", value):
+        raise SettingsError(f"{where} is {value!r}; it must begin with gs:// and a bucket's name.")
+    if name == "backend" and value not in ("tpu-vm", "gke"):
+        raise SettingsError(f'{where} is {value!r}; it must be "tpu-vm" or "gke".')
+    if name == "python" and value and not value.startswith("/"):
+        raise SettingsError(f"{where} is {value!r}; it must be an absolute path.")
+    if name == "root" and (not value or value.startswith("-") or "\0" in value or ".." in value.split("/")):
+        raise SettingsError(f"{where} is {value!r}; it must be a folder, such as ~/.mlm-pod.")

@@ -1,0 +1,286 @@
+#!/usr/bin/env python3
+"""Training pods, from a laptop: `python launch/tpu.py COMMAND`. Python 3.11's standard library, git and gcloud.
+
+One line of the table a command; what it does lives in pods/. Every command takes --dry-run, which prints the exact
+argument lists and changes nothing, and the keys of pod.toml as flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable
+
+from pods import backend, gcloud, lifetime, notebook, preflight, runs, settings, sync
+from pods import code as codes
+from pods import follow as following
+from pods.backend import say
+from pods.errors import PodError, SettingsError
+from pods.hosts import Hosts, connect, quoted
+
+EXAMPLES = """five commands to a training pod, with pod.toml filled in:
+  python launch/tpu.py up
+  python launch/tpu.py sync
+  python launch/tpu.py preflight
+  python launch/tpu.py run configs/roberta_base.py --id=first
+  python launch/tpu.py status first
+
+Ctrl-C while logs are followed leaves the run alone. Exit codes: 0; 2 for a setting that can't be right; of `run` and
+`logs` that of the run (README, "Exit codes"); 1 for everything else.
+"""
+
+
+@dataclasses.dataclass
+class Tool:
+    """What every command works with."""
+
+    args: argparse.Namespace
+    settings: settings.Settings
+    runner: backend.Runner
+    cloud: backend.Backend
+    words: list[str]  # --config.x=y, and what stands after --
+
+    def hosts(self, pod: backend.Pod | None = None) -> Hosts:
+        """Returns the hosts of the pod (asked for, if not given), which must be ready."""
+        return connect(self.settings, self.cloud, self.runner, self.args.timeout, pod)
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command; returns its exit code."""
+    argv, words = split(argv)
+    args = parser().parse_args(argv)
+    try:
+        if words and args.name not in ("run", "supervise"):
+            raise SettingsError(f"{args.name} takes no {words[0]}.")
+        chosen = settings.from_arguments(args)
+        runner = backend.Runner(args.dry_run)
+        return args.command(Tool(args, chosen, runner, make_backend(chosen, runner), words)) or 0
+    except PodError as error:
+        print(f"tpu {args.name}: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        say(f"tpu {args.name}: interrupted; what was asked of the cloud or the hosts goes on there.")
+        return 130
+    except BrokenPipeError:  # as in `| head`
+        sys.stderr.close()
+        return 0
+
+
+def split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Returns (arguments of this tool, those that go to `python -m mlm` as they are)."""
+    ours, words = [], []
+    rest = iter(argv)
+    for word in rest:
+        if word == "--":
+            words += rest
+        elif word.startswith("--config."):
+            words.append(word if "=" in word else f"{word}={next(rest, '')}")
+        else:
+            ours.append(word)
+    return ours, words
+
+
+def make_backend(chosen: settings.Settings, runner: backend.Runner) -> backend.Backend:
+    """Returns the cloud that the settings name."""
+    if chosen.backend == "gke":
+        from pods import gke
+
+        return gke.Gke(chosen, runner)
+    return gcloud.TpuVm(chosen, runner)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands."""
+    root = argparse.ArgumentParser(
+        prog="python launch/tpu.py",
+        description="Training pods, from a laptop.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    table = root.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, function: Callable[[Tool], int | None], words: str) -> argparse.ArgumentParser:
+        sub = table.add_parser(name, help=words, description=words, allow_abbrev=False)
+        sub.add_argument("--dry-run", action="store_true", help="print what would be called, and change nothing")
+        sub.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="for a host to answer")
+        settings.add_flags(sub)
+        sub.set_defaults(command=function, name=name)
+        return sub
+
+    up = command("up", _up, "create the pod, and wait until it is ready")
+    up.add_argument("--every", type=float, default=15.0, metavar="SECONDS", help="between two looks")
+    sub = command("sync", _sync, "bring the committed code, and its packages, to all hosts")
+    sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
+    sub = command("preflight", _preflight, "is every host ready, and are they all alike?")
+    sub.add_argument("--clear-lock", action="store_true", help="remove libtpu's lock file where nobody holds it")
+    add_run(command("run", _run, "start python -m mlm on all hosts, and follow its logs; --config.x=y sets a key"))
+    sub = command("status", _status, "how a run is doing on every host, and why it ended")
+    sub.add_argument("id", nargs="?", default="", help="of the run; default: the pod, and what is alive there")
+    sub = command("logs", _logs, "bring a run's logs here, one file a host, and show them as they come")
+    sub.add_argument("id")
+    add_follow(sub)
+    sub = command("stop", _stop, "end a run: SIGTERM, so that it saves; wait; SIGKILL")
+    sub.add_argument("id")
+    sub.add_argument("--grace", type=float, default=300.0, metavar="SECONDS", help="to save in")
+    sub = command("notebook", _notebook, "Jupyter on one host, through a tunnel on localhost")
+    sub.add_argument("--worker", type=int, default=0)
+    sub.add_argument("--local-port", type=int, default=8888)
+    sub = command("clean", _clean, "delete requests that only use up quota, and runs that have ended, on the hosts")
+    sub.add_argument("--keep", action="append", default=[], metavar="ID", help="of a run to keep")
+    sub.add_argument("--also", action="append", default=[], metavar="NAME", help="of another request to delete")
+    command("down", _down, "delete all that `up` has made")
+    return root
+
+
+def add_run(sub: argparse.ArgumentParser) -> None:
+    """Adds what says which run."""
+    sub.add_argument("config", metavar="CONFIG", help="such as configs/roberta_base.py")
+    sub.add_argument(
+        "--id", default="", help="of the run; the same one again attaches to it; default: the config's name"
+    )
+    sub.add_argument("--workdir", default="", metavar="DIR", help="that all hosts see; default: {bucket}/{id}")
+    sub.add_argument("--command", dest="mlm", default="train", choices=runs.COMMANDS, help="of python -m mlm")
+    sub.add_argument("--env", action="append", default=[], metavar="NAME", help="a variable to pass on; its name alone")
+    sub.add_argument("--again", action="store_true", help="another attempt of a run that has ended")
+    sub.add_argument("--detach", action="store_true", help="do not follow the logs")
+    add_follow(sub)
+
+
+def add_follow(sub: argparse.ArgumentParser) -> None:
+    """Adds what says how logs are followed."""
+    sub.add_argument("--only", type=int, action="append", default=[], metavar="WORKER", help="show this host's lines")
+    sub.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="between two looks")
+
+
+def make_job(tool: Tool) -> runs.Job:
+    """Returns the job that the arguments of `run` describe."""
+    args, root = tool.args, codes.repository()
+    code = codes.pack(root)
+    config = codes.config_path(root, code, args.config)
+    name = args.id or pathlib.Path(args.config).stem
+    return runs.make_job(
+        tool.settings, code, config, run=name, workdir=args.workdir, command=args.mlm, words=tool.words, env=args.env
+    )
+
+
+def follow(tool: Tool, hosts: Hosts, run: str, attempt: int) -> int:
+    """Follows a run; returns its exit code. Ctrl-C leaves it alone."""
+    follower = following.Follower(hosts, run, attempt, only=tool.args.only, show=lambda line: print(line, flush=True))
+    try:
+        seen = following.follow(follower, every=tool.args.every, check=lambda: tool.cloud.describe().state)
+    except KeyboardInterrupt:
+        say(f"\ndetached; the run goes on. Come back: python launch/tpu.py logs {quoted(run)}")
+        say(f"how it does: python launch/tpu.py status {quoted(run)}; end it: python launch/tpu.py stop {quoted(run)}")
+        return 0
+    if hosts.dry:
+        return 0
+    print("\n".join(runs.lines(seen)))
+    return seen.code
+
+
+def _up(tool: Tool) -> None:
+    lifetime.up(tool.settings, tool.cloud, every=tool.args.every)
+
+
+def _sync(tool: Tool) -> None:
+    sync.sync(tool.hosts(), codes.pack(codes.repository()), runs.RECORDS / "code", tool.args.extra)
+
+
+def _preflight(tool: Tool) -> int:
+    hosts, code = tool.hosts(), codes.pack(codes.repository())
+    report = preflight.check(hosts, code.hash, clear_lock=tool.args.clear_lock)
+    for line in [*report.lines, *report.remarks, *report.problems]:
+        print(line)
+    if not hosts.dry:
+        say("not ready" if report.problems else f"ready: {len(hosts.all)} hosts, {code.label}")
+    return 1 if report.problems else 0
+
+
+def _run(tool: Tool) -> int:
+    job, hosts = make_job(tool), tool.hosts()
+    started = runs.start(hosts, job, again=tool.args.again)
+    if started.ended:
+        print("\n".join(runs.lines(started.ended)))
+        say(f"run {job.id!r} has ended (attempt {started.attempt}); --again makes another attempt.")
+        return started.ended.code
+    where = f"run {job.id!r}, attempt {started.attempt}"
+    hosts.tell(
+        f"{where}: {'started' if started.fresh else 'is alive already, nothing was started'} on {len(hosts.all)} hosts"
+    )
+    if tool.args.detach:
+        return 0
+    return follow(tool, hosts, job.id, started.attempt)
+
+
+def _status(tool: Tool) -> int:
+    if not tool.args.id:
+        pod = tool.cloud.describe()
+        hosts = tool.hosts(pod) if pod.state == "READY" else None
+        print(
+            f"{pod.name}: {pod.state}{f' ({pod.detail})' if pod.detail not in ('', pod.state) else ''}, {len(pod.hosts)} hosts"
+        )
+        found = hosts.require(hosts.ask(["preflight"]), "status") if hosts else []
+        alive = {(run["id"], run["attempt"]) for answer in found for run in answer.get("runs", ())}
+        for run, attempt in sorted(alive):
+            print(f"run {run!r}, attempt {attempt}, is alive")
+        return 0
+    runs.check_id(tool.args.id)
+    hosts = tool.hosts()
+    seen = runs.look(hosts, tool.args.id)
+    if not hosts.dry:
+        print(f"run {tool.args.id!r}, attempt {seen.attempt}" if seen.attempt else f"there is no run {tool.args.id!r}")
+        print("\n".join(runs.lines(seen)) if seen.attempt or seen.errors else "")
+    return 1 if seen.errors else 0
+
+
+def _logs(tool: Tool) -> int:
+    runs.check_id(tool.args.id)
+    hosts = tool.hosts()
+    seen = runs.look(hosts, tool.args.id)
+    if not seen.attempt and not hosts.dry:
+        raise PodError(
+            f"there is no run {tool.args.id!r} on these hosts{': ' if seen.errors else ''}{'; '.join(seen.errors)}.",
+            "absent",
+        )
+    return follow(tool, hosts, tool.args.id, seen.attempt or 1)
+
+
+def _stop(tool: Tool) -> int:
+    runs.check_id(tool.args.id)
+    hosts = tool.hosts()
+    seen = runs.stop(hosts, tool.args.id, tool.args.grace)
+    if not hosts.dry:
+        print("\n".join(runs.lines(seen)))
+    return 1 if seen.running or seen.errors else 0
+
+
+def _notebook(tool: Tool) -> int:
+    code = codes.pack(codes.repository())
+    return notebook.run(tool.hosts(), code, worker=tool.args.worker, port=tool.args.local_port)
+
+
+def _clean(tool: Tool) -> None:
+    for what in lifetime.clean(tool.settings, tool.cloud, tool.args.also):
+        say(f"deleted {what}")
+    pod = tool.cloud.describe()
+    if pod.state == "READY":
+        hosts = tool.hosts(pod)
+        answers = hosts.ask(["clean", *(f"--keep={run}" for run in tool.args.keep)])
+        removed = sorted({what for answer in hosts.require(answers, "clean") for what in answer.get("removed", ())})
+        for what in removed:
+            say(f"removed {what}")
+
+
+def _down(tool: Tool) -> None:
+    deleted = lifetime.down(tool.settings, tool.cloud)
+    for what in deleted:
+        say(f"deleted {what}")
+    if not deleted and not tool.cloud.dry:
+        say(f"there is nothing named {tool.settings.name} in {tool.settings.zone}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

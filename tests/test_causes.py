@@ -1,0 +1,169 @@
+"""Of several hosts' ends, the one that brought the others with it."""
+
+import json
+import re
+import time
+
+import pytest
+from pods.causes import HostReport, first_cause
+
+NOON = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
+KILL, ABORT, TERM = 9, 6, 15
+
+
+def ended(process, *, code=None, signal=None, at=0.0, step=7, phase="step", cause=None, stopped=None, us=False):
+    return HostReport(
+        process,
+        f"w-{process}",
+        "exited",
+        {"code": code, "signal": signal, "ended": NOON + at},
+        {"step": step, "phase": phase, "time": NOON - 1},
+        cause,
+        stopped,
+        us,
+    )
+
+
+def words(kind, at=0.0, *, code=1, step=7, phase="step", what="ValueError: it broke", traceback=""):
+    place = {"step": step, "phase": phase}
+    return {"kind": kind, "time": NOON + at, **place, "code": code, "what": what, "traceback": traceback}
+
+
+def aborted(process, at=1.0, **rest):
+    return ended(process, signal=ABORT, at=at, **rest)
+
+
+def running(process, stopped=None):
+    return HostReport(process, f"w-{process}", "running", None, {"step": 7, "phase": "step"}, None, stopped)
+
+
+def test_nothing_happened():
+    absent = HostReport(1, "w-1", "absent")
+    assert first_cause([]) is None
+    assert first_cause([running(0), absent]) is None
+    assert first_cause([ended(0, code=0, phase="done"), running(1)]) is None
+
+
+def test_killed():
+    hosts = [aborted(0, 0.5), ended(1, signal=KILL, at=2, step=412, phase="input"), aborted(2), aborted(3)]
+    cause = first_cause(hosts)
+    assert (cause.process, cause.kind, cause.code, cause.others) == (1, "signal", 137, 3)
+    assert cause.sentence == (
+        "host 1 (w-1) was killed by SIGKILL at 12:00:02, at step 412 (input); 3 others ended after it"
+    )
+
+
+def test_killed_coordinator_and_its_peers_exit_codes():
+    """Through a shell or a container, a signal is 128 + n."""
+    hosts = [ended(0, code=137, at=3), ended(1, code=134, at=1), ended(2, code=134, at=2)]
+    assert (first_cause(hosts).process, first_cause(hosts).code) == (0, 137)
+
+
+@pytest.mark.parametrize("kind", ["exception", "signal"])
+def test_a_word_of_its_own_beats_what_followed(kind):
+    hosts = [
+        ended(0, code=1, cause=words("peer", at=-2, what="host 2 is gone")),
+        aborted(1, at=-1),
+        ended(2, code=1, at=9, cause=words(kind, at=3)),
+    ]
+    assert first_cause(hosts).process == 2
+
+
+def test_exception():
+    why = words("exception", code=4, what="shards/train/x: is damaged", traceback="Traceback: ...")
+    cause = first_cause([ended(0, code=4, cause=why), aborted(1)])
+    assert (cause.kind, cause.code, cause.traceback) == ("exception", 4, "Traceback: ...")
+    assert cause.sentence == (
+        "host 0 (w-0) failed at 12:00:00, at step 7 (step): shards/train/x: is damaged; 1 other ended after it"
+    )
+
+
+def test_of_several_the_earliest():
+    hosts = [
+        ended(0, code=1, cause=words("exception", at=0.2)),
+        ended(1, code=1, cause=words("exception", at=0.1)),
+        ended(2, signal=KILL, at=0.15),
+    ]
+    assert first_cause(hosts).process == 1
+    assert first_cause(hosts).others == 2
+
+
+def test_hang_of_the_one_that_is_behind():
+    """All stand still; the one whose step is the smallest keeps the others, and input comes before the step."""
+    hosts = [
+        ended(0, code=1, cause=words("hang", at=0.0, step=9, phase="step")),
+        ended(1, code=1, cause=words("hang", at=0.3, step=9, phase="input")),
+        ended(2, code=1, cause=words("hang", at=0.1, step=10, phase="input")),
+    ]
+    assert first_cause(hosts).process == 1
+    hosts[1] = aborted(1)
+    assert first_cause(hosts).process == 0
+    early = ended(1, signal=KILL, at=-1)
+    assert first_cause([hosts[0], early, hosts[2]]).process == 1
+
+
+def test_hang_before_the_first_step():
+    hung = words("hang", step=None, phase="compile", what="no progress for 60 s")
+    cause = first_cause([ended(0, code=1, cause=hung), aborted(1)])
+    assert "hung at 12:00:00, before its first step (compile): no progress for 60 s; 1 other" in cause.sentence
+
+
+def test_stopped():
+    """It is still there, while the others have gone; or the launcher has killed it since."""
+    hosts = [running(0, {"time": NOON - 9}), aborted(1), ended(2, code=1, cause=words("peer"))]
+    cause = first_cause(hosts)
+    assert (cause.process, cause.kind, cause.others) == (0, "stopped", 2)
+    assert "was stopped, as by SIGSTOP, at 11:59:51" in cause.sentence
+    hosts[0] = ended(0, signal=KILL, stopped={"time": NOON - 9}, us=True)
+    assert first_cause(hosts).kind == "stopped"
+
+
+def test_stopped_after_another_end_is_no_cause():
+    hosts = [ended(0, signal=KILL, at=0), ended(1, signal=KILL, at=9, stopped={"time": NOON + 5}, us=True)]
+    assert first_cause(hosts).process == 0
+
+
+def test_killed_by_the_launcher_is_a_consequence():
+    hosts = [ended(0, signal=KILL, at=-1, us=True), ended(1, code=1, cause=words("exception", at=5))]
+    assert first_cause(hosts).process == 1
+
+
+def test_preempted():
+    saved = "stopped after step 8 of 30, saved"
+    hosts = [ended(n, code=75, cause=words("peer", at=n, code=75, what=saved)) for n in range(4)]
+    hosts[2] = ended(2, code=75, cause=words("signal", at=9, code=75, what=f"SIGTERM: {saved}"))
+    cause = first_cause(hosts)
+    assert (cause.process, cause.code, cause.kind) == (2, 75, "signal")
+    assert "host 2 (w-2) was asked to end at 12:00:09" in cause.sentence
+    assert saved in cause.sentence
+    hosts.pop(2)
+    assert first_cause(hosts).code == 75
+
+
+def test_all_only_followed():
+    """Whoever was first has left nothing: better a consequence than nothing."""
+    hosts = [aborted(0, at=2), aborted(1, at=1)]
+    assert (first_cause(hosts).process, first_cause(hosts).code) == (1, 134)
+
+
+def test_lost_host():
+    lost = HostReport(1, "w-1", "lost", None, {"step": 3, "phase": "step", "time": NOON - 60})
+    assert first_cause([aborted(0), lost]).kind == "lost"
+    assert first_cause([aborted(0), lost, ended(2, signal=KILL, at=0)]).kind == "signal"
+
+
+def test_exit_without_a_word():
+    cause = first_cause([ended(0, code=1, step=None, phase=None), running(1)])
+    assert (cause.kind, cause.code, cause.others) == ("exit", 1, 0)
+    assert re.search("ended with exit code 1 and left no word at 12:00:00$", cause.sentence)
+
+
+def test_from_a_folder_and_from_a_status(tmp_path):
+    (tmp_path / "cause.json").write_text(json.dumps(words("exception", code=3)))
+    (tmp_path / "progress.json").write_text('{"step": 1')
+    end = {"code": 3, "signal": None, "ended": NOON}
+    one = HostReport.from_folder(1, tmp_path, host="here", exit=end)
+    assert (one.cause["code"], one.progress, one.state) == (3, None, "exited")
+    answer = {"state": "exited", "attempt": 1, "exit": end, "progress": None, "cause": words("exception", code=3)}
+    other = HostReport.from_status(1, {**answer, "stopped": None, "job": {}, "host": "here", "now": 0.0})
+    assert first_cause([one]) == first_cause([other])
