@@ -380,6 +380,8 @@ def test_signals_reach_one_worker(pod):
     assert processes[1].poll() is None
     for process in processes:
         process.kill()
+    pod.cloud.kill("pod")  # what the clients have left behind holds their pipes
+    for process in processes:
         process.communicate()
 
 
