@@ -219,9 +219,8 @@ def _status(tool: Tool) -> int:
     if not tool.args.id:
         pod = tool.cloud.describe()
         hosts = tool.hosts(pod) if pod.state == "READY" else None
-        print(
-            f"{pod.name}: {pod.state}{f' ({pod.detail})' if pod.detail not in ('', pod.state) else ''}, {len(pod.hosts)} hosts"
-        )
+        detail = f" ({pod.detail})" if pod.detail not in ("", pod.state) else ""
+        print(f"{pod.name}: {pod.state}{detail}, {len(pod.hosts)} hosts")
         found = hosts.require(hosts.ask(["preflight"]), "status") if hosts else []
         alive = {(run["id"], run["attempt"]) for answer in found for run in answer.get("runs", ())}
         for run, attempt in sorted(alive):

@@ -1,0 +1,286 @@
+"""host.py: a run's process is started once, kept, told of, and stopped, whatever dies around it."""
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+
+from tests.fixtures_pods import wait_for
+
+HOSTILE = ["a b", "--flag=$(touch pwned)", "`touch pwned`", "'\"\\", "line\nline", "ü-语-\u202e", "-x", "", "*", "~"]
+
+
+def status(host, run="a", attempt=1) -> dict:
+    return host.ask("status", "--", run, str(attempt))
+
+
+def alive(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def open_files(process: int) -> set[str]:
+    return {str(path.readlink()) for path in pathlib.Path(f"/proc/{process}/fd").iterdir()}
+
+
+def test_start_and_end(host):
+    answer = host.start("print('error', file=sys.stderr, flush=True); sys.exit(3)", argv=HOSTILE, SECRET="canary-1")
+    assert answer["started"] and answer["attempt"] == 1
+    assert host.ended()["code"] == 3 and host.ended()["signal"] is None
+    wait_for(lambda: status(host)["state"] == "exited")
+    found = status(host)
+    assert found["exit"]["code"] == 3 and found["host"] == socket.gethostname()
+    assert abs(found["now"] - found["exit"]["ended"]) < 30
+    first, second = (host.folder() / "log").read_text().splitlines()
+    assert json.loads(first) == HOSTILE
+    assert second == "error"
+    assert not list(host.root.rglob("pwned"))
+
+
+def test_secrets_stay_in_memory(host):
+    host.start("open(folder / 'got', 'w').write(os.environ['SECRET'][::-1]); time.sleep(60)", SECRET="canary-1")
+    assert wait_for(lambda: (host.folder() / "got").exists() and (host.folder() / "got").read_text()) == "1-yranac"
+    job = host.folder() / "job.json"
+    assert stat.S_IMODE(job.stat().st_mode) == 0o600
+    assert json.loads(job.read_text())["env"] == ["SECRET", "STUB"]
+    for file in host.root.rglob("*"):
+        assert not file.is_file() or b"canary-1" not in file.read_bytes(), file
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            assert b"canary-1" not in (process / "cmdline").read_bytes()
+
+
+def test_the_keeper_holds_nothing_of_the_connection(host):
+    begin = time.monotonic()
+    host.start("time.sleep(60)")  # returns, although the process has our pipes' descendants
+    assert time.monotonic() - begin < 15
+    keeper = json.loads((host.folder() / "keeper.json").read_text())
+    assert open_files(keeper["keeper"]) == {"/dev/null", str(host.folder() / "lock")}
+    assert len({os.getsid(keeper["keeper"]), os.getsid(keeper["process"]), os.getsid(0)}) == 3
+    assert os.getpgid(keeper["process"]) == keeper["process"]
+    assert str(host.folder() / "lock") not in open_files(keeper["process"])
+    os.kill(keeper["keeper"], signal.SIGHUP)
+    os.kill(keeper["keeper"], signal.SIGTERM)  # a host that shuts down: the process is to save, and is to be seen
+    time.sleep(0.3)
+    assert status(host)["state"] == "running"
+
+
+def test_it_is_never_started_twice(host):
+    racers = [host.popen("start") for _ in range(6)]
+    for racer in racers:  # all of them are past their imports, and read the job at about the same moment
+        racer.stdin.write(host.job("time.sleep(60)"))
+    for racer in racers:
+        racer.stdin.close()
+    answers = [json.loads(racer.stdout.read().removeprefix("mlm-host ")) for racer in racers]
+    assert sum(answer["started"] for answer in answers) == 1
+    assert {answer["state"] for answer in answers} == {"running"}
+    assert wait_for(lambda: (host.folder() / "log").read_text().count("\n")) == 1
+    assert host.start("print('second')")["started"] is False
+    assert host.start("sys.exit(0)", attempt=2)["started"] is True
+    assert host.ended(attempt=2)["code"] == 0
+    assert [path.name for path in host.folder().parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_torn_job_starts_nothing(host):
+    job = host.job("time.sleep(60)")
+    for text in ("", job[: len(job) // 2], "[]", '{"id": "a"}'):
+        assert "not complete" in host.ask("start", stdin=text, code=1)["error"]
+    assert not (host.root / "runs").exists()
+
+
+def test_what_is_missing_is_named_before_anything_starts(host):
+    job = json.loads(host.job(""))
+    assert "sync first" in host.ask("start", stdin=json.dumps({**job, "code": "0" * 64}), code=1)["error"]
+    assert "sync first" in host.ask("start", stdin=json.dumps({**job, "requirements": "0" * 16}), code=1)["error"]
+    assert "sync first" in host.ask("start", stdin=json.dumps({**job, "code": "../x"}), code=1)["error"]
+    assert status(host)["state"] == "absent"
+
+
+def test_a_signal_is_told_apart_from_a_code(host):
+    host.start("os.kill(os.getpid(), signal.SIGKILL)")
+    assert host.ended()["signal"] == 9 and host.ended()["code"] is None
+
+
+def test_children_do_not_outlive_the_process(host):
+    host.start("print(__import__('subprocess').Popen(['sleep', '100']).pid, flush=True)")
+    host.ended()
+    child = int((host.folder() / "log").read_text().splitlines()[1])
+    wait_for(lambda: not alive(child))
+
+
+def test_stopped_is_seen_and_forgotten(host):
+    process = host.start("time.sleep(60)")["process"]
+    os.kill(process, signal.SIGSTOP)
+    since = wait_for(lambda: status(host)["stopped"])["time"]
+    assert 2.5 < time.time() - since < 15
+    os.kill(process, signal.SIGCONT)
+    wait_for(lambda: status(host)["stopped"] is None)
+    assert status(host)["state"] == "running"
+
+
+SAVES = (
+    "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); print('up', flush=True)\n"
+)
+
+
+def up(host, run="a") -> None:
+    wait_for(lambda: "up" in (host.folder(run) / "log").read_text())
+
+
+def test_stop_lets_it_save(host):
+    process = host.start(SAVES + "time.sleep(60)")["process"]
+    bystander = host.start(SAVES + "time.sleep(60)", run="b")["process"]
+    up(host), up(host, "b")
+    os.kill(process, signal.SIGSTOP)  # even so
+    assert host.ask("stop", "a", "1", "20")["exit"]["code"] == 75
+    assert (host.folder() / "log").read_text().endswith("saved\n")
+    assert alive(bystander) and status(host, "b")["state"] == "running"
+    assert host.ask("stop", "a", "1", "20")["state"] == "exited"  # again, and nothing happens
+
+
+def test_stop_kills_what_does_not_listen(host):
+    host.start("signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)")
+    up(host)
+    answer = host.ask("stop", "a", "1", "0.3")
+    assert answer["state"] == "exited" and answer["exit"]["signal"] == 9
+
+
+def test_without_its_keeper(host):
+    process = host.start(SAVES + "time.sleep(60)")["process"]
+    up(host)
+    os.kill(json.loads((host.folder() / "keeper.json").read_text())["keeper"], signal.SIGKILL)
+    wait_for(lambda: status(host)["state"] == "lost")
+    assert status(host)["orphan"] is True
+    assert host.ask("preflight")["runs"] == [{"id": "a", "attempt": 1}]
+    assert host.start("print('second')")["started"] is False
+    assert host.ask("clean")["removed"] == []
+    assert host.ask("stop", "a", "1", "20")["state"] == "lost"
+    assert not alive(process)
+    assert (host.folder() / "log").read_text().endswith("saved\n")
+    assert status(host)["orphan"] is False and host.ask("preflight")["runs"] == []
+
+
+def test_another_process_of_the_same_number_is_left_alone(host):
+    host.start("sys.exit(0)")
+    host.ended()
+    bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    known = json.loads((host.folder() / "keeper.json").read_text())
+    (host.folder() / "keeper.json").write_text(json.dumps({**known, "process": bystander.pid}))
+    (host.folder() / "exit.json").unlink()  # as after a reboot: no keeper, no exit, a number that came again
+    assert status(host)["state"] == "lost" and status(host)["orphan"] is False
+    host.ask("stop", "a", "1", "0")
+    time.sleep(0.2)
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+def test_logs_come_in_parts(host):
+    host.start("sys.stdout.buffer.write(bytes(range(256)) * 4); sys.stdout.flush()")
+    host.ended()
+    found, offset = b"", 0
+    while True:
+        answer = host.ask("logs", "a", "1", str(offset), "700")
+        if not answer["data"]:
+            break
+        found += base64.b64decode(answer["data"])
+        offset = answer["offset"]
+    assert found == b"[]\n" + bytes(range(256)) * 4 and answer["size"] == len(found)
+    assert answer["state"] == "exited" and answer["exit"]["code"] == 0
+
+
+def test_ids_of_any_kind(host):
+    ids = [*filter(None, HOSTILE), ".", "..", "a/../../b", "%2e"]
+    for run in ids:
+        host.start("sys.exit(0)", run=run)
+    for run in ids:
+        wait_for(lambda run=run: status(host, run)["state"] == "exited")
+        assert status(host, run)["job"]["id"] == run
+    assert len(list((host.root / "runs").iterdir())) == len(ids) and not (host.root / "1").exists()
+    assert host.ask("clean", *(f"--keep={run}" for run in ids))["removed"] == []
+    assert set(host.ask("clean")["removed"]) == {f"run {run} attempt 1" for run in ids}
+
+
+def test_ids_that_can_not_be(host):
+    for run in ("", "x" * 201, "ü" * 40):
+        assert "1 to 200 characters" in host.ask("start", stdin=host.job("", run=run), code=1)["error"]
+
+
+def test_unpack(host, tmp_path):
+    assert host.ask("unpack", host.code, "/nowhere")["fresh"] is False
+    archive, code = host.pack({"x": b"1"})
+    archive.write_bytes(archive.read_bytes()[:-5])
+    assert "damaged" in host.ask("unpack", code, str(archive), code=1)["error"]
+    assert not archive.exists()
+    for name in ("../x", "/tmp/x"):
+        archive, code = host.pack({name: b"1"})
+        assert "does not belong" in host.ask("unpack", code, str(archive), code=1)["error"]
+        assert code not in host.ask("preflight")["code"]
+    archive, code = host.pack({"x": b"1"})
+    assert host.ask("unpack", code, str(archive)) == {"code": code, "fresh": True}
+    assert (host.root / "archives" / f"{code}.tar.gz").exists() and not archive.exists()
+
+
+def test_packages_are_installed_once_per_hash(host):
+    assert host.ask("install", host.code)["fresh"] is False
+    other = host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")
+    assert other["fresh"] is True and other["requirements"] != host.requirements
+    assert host.ask("preflight", "--code", host.code)["installed"] == other["requirements"]
+    (host.root / "venv" / other["requirements"] / ".complete").unlink()  # as if it had been interrupted
+    assert host.ask("preflight", "--code", host.code)["installed"] is None
+    assert host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")["fresh"] is True
+
+
+def test_preflight_sees_who_holds_the_accelerator(host, tmp_path):
+    (tmp_path / "dev" / "vfio").mkdir(parents=True)
+    device, lock = tmp_path / "dev" / "accel0", tmp_path / "libtpu_lockfile"
+    device.touch()
+    where = {"MLM_POD_DEVICES": str(tmp_path / "dev"), "MLM_POD_LIBTPU_LOCK": str(lock)}
+    found = host.ask("preflight", **where)
+    assert found["accelerators"] == [str(device)] and found["holders"] == [] and found["libtpu_lock"] == "absent"
+    assert found["disk_free"] > 0 and found["memory_free"] > 0 and found["code"] == [host.code]
+    lock.touch()
+    assert host.ask("preflight", **where)["libtpu_lock"] == "stale" and lock.exists()
+    with lock.open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        assert host.ask("preflight", "--clear-lock", **where)["libtpu_lock"] == "held" and lock.exists()
+    with device.open():
+        held = host.ask("preflight", "--clear-lock", **where)
+    assert [holder["pid"] for holder in held["holders"]] == [os.getpid()]
+    assert held["libtpu_lock"] == "held" and lock.exists()
+    assert host.ask("preflight", "--clear-lock", **where)["libtpu_lock"] == "absent" and not lock.exists()
+
+
+def test_clean_keeps_what_runs(host):
+    host.start("time.sleep(60)")
+    host.start("sys.exit(0)", run="b")
+    wait_for(lambda: status(host, "b")["state"] == "exited")
+    assert host.ask("clean")["removed"] == ["run b attempt 1"]
+    assert status(host)["state"] == "running" and host.ask("preflight")["code"] == [host.code]
+
+
+def test_it_is_the_standard_library_of_python_3_10():
+    program = (
+        "import ast, pathlib, sys\nfor path in pathlib.Path(sys.argv[1]).glob('host*.py'):\n"
+        "    tree = ast.parse(path.read_text(), feature_version=(3, 10))\n"
+        "    for node in ast.walk(tree):\n"
+        "        names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module] if "
+        "isinstance(node, ast.ImportFrom) else []\n"
+        "        for name in names:\n"
+        "            assert name.partition('.')[0] in sys.stdlib_module_names or name.startswith('host'), name\n"
+        "            assert name != 'tomllib'\n"
+    )
+    from tests.fixtures_pods import LAUNCH
+
+    subprocess.run([sys.executable, "-c", program, str(LAUNCH)], check=True)
