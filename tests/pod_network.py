@@ -16,8 +16,10 @@ import types
 
 NETWORK = "10.77.0"  # .1, .2, ... are the hosts, .254 is the researcher's laptop
 BRIDGE = "mlmpod"
-# In the new namespaces: $1 is the host's name, $2 its passwd file; the rest is the command of its first process.
-FIRST_PROCESS = 'hostname "$1" && mount --bind "$2" /etc/passwd && shift 2 && exec "$@"'
+# In the new namespaces: $1 is the host's name, $2 the folder of its /etc; the rest is the command of its first process.
+FIRST_PROCESS = """
+hostname "$1" && mount --bind "$2/passwd" /etc/passwd && mount --bind "$2/hosts" /etc/hosts && shift 2 && exec "$@"
+"""
 
 
 class Hosts:
@@ -66,6 +68,8 @@ class Hosts:
         others = [user for user in pathlib.Path("/etc/passwd").read_text().splitlines() if not user.startswith("root:")]
         users = [f"root:x:0:0:root:{self.home(index)}:/bin/bash", *others]
         (folder / "passwd").write_text("\n".join(users) + "\n")
+        names = [f"{address} {BRIDGE}-{number}" for number, address in enumerate(self.addresses)]
+        (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
         _do("ip", "link", "set", f"{BRIDGE}{index}v", "up")
         options = {
             "ListenAddress": self.addresses[index],
@@ -79,7 +83,7 @@ class Hosts:
         pathlib.Path("/run/sshd").mkdir(exist_ok=True)
         sshd = ["/usr/sbin/sshd", "-D", "-e", *(f"-o{key}={value}" for key, value in options.items())]
         own = ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        first = ["bash", "-c", FIRST_PROCESS, "bash", f"{BRIDGE}-{index}", folder / "passwd", *sshd]
+        first = ["bash", "-c", FIRST_PROCESS, "bash", f"{BRIDGE}-{index}", folder, *sshd]
         with (folder / "sshd.log").open("w") as log:
             command = ["ip", "netns", "exec", f"{BRIDGE}{index}", *own, *first]
             self._first[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
