@@ -8,8 +8,6 @@ import shutil
 
 import pytest
 
-from tests.fixtures_pods import HostFolder
-
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 TYPES = {"v2": "v2-8", "v3": "v3-32", "v4": "v4-16", "v5e": "v5litepod-16", "v5p": "v5p-16", "v6e": "v6e-8"}
 COMMANDS = (
@@ -31,10 +29,10 @@ COMMANDS = (
 )
 
 
-def shown(text: str) -> str:
+def shown(text: str, pod) -> str:
     """Returns a transcript without what differs from machine to machine."""
     text = re.sub(r"\b[0-9a-f]{64}\b", "CODE", text)
-    return text.replace(HostFolder.PYTHON, "/opt/python")
+    return text.replace(f"{pod.bin}/python3", "/opt/python")
 
 
 @pytest.mark.parametrize("generation", TYPES)
@@ -48,7 +46,7 @@ def test_transcripts(pod, monkeypatch, generation):
         said = pod.tpu(*words[:at], "--dry-run", f"--accelerator-type={TYPES[generation]}", *words[at:])
         parts.append(f"$ python launch/tpu.py {command}\n{said}")
     assert pod.calls() == [] and sorted(pod.repository.rglob("*")) == before
-    found, file = shown("\n".join(parts)), GOLDEN / f"{generation}.txt"
+    found, file = shown("\n".join(parts), pod), GOLDEN / f"{generation}.txt"
     if os.environ.get("RENEW_GOLDEN"):
         GOLDEN.mkdir(exist_ok=True)
         file.write_text(found)
