@@ -208,8 +208,10 @@ def _preflight(tool: Tool) -> int:
 
 
 def _run(tool: Tool) -> int:
-    job, hosts = make_job(tool), tool.hosts()
-    started = runs.start(hosts, job, again=tool.args.again)
+    job = make_job(tool)
+    if tool.settings.backend == "gke":
+        return tool.cloud.plan(job)
+    started = runs.start(hosts := tool.hosts(), job, again=tool.args.again)
     if started.ended:
         print("\n".join(runs.lines(started.ended)))
         say(f"run {job.id!r} has ended (attempt {started.attempt}); --again makes another attempt.")
