@@ -25,7 +25,7 @@ def up(settings: Settings, cloud: Backend, *, every: float = 15.0) -> Pod | None
     begin, said = time.monotonic(), ("", 0.0)
     while pod.state != READY:
         if pod.state == ABSENT:
-            _create(settings, cloud)
+            create(settings, cloud)
         elif pod.state in GONE:
             raise PodError(
                 f"{settings.name} is {pod.state} and won't come back, but counts against the quota: "
@@ -47,7 +47,8 @@ def up(settings: Settings, cloud: Backend, *, every: float = 15.0) -> Pod | None
     return pod
 
 
-def _create(settings: Settings, cloud: Backend) -> None:
+def create(settings: Settings, cloud: Backend) -> None:
+    """Asks for the pod; one that is there already is no error. Raises PodError."""
     how = ("spot" if settings.spot else "on demand") + (", queued" if settings.queued else "")
     say(f"creating {settings.name}: {settings.accelerator_type} in {settings.zone}, {how}")
     try:

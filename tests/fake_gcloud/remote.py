@@ -49,16 +49,18 @@ class Link:
         given = [word for one in self.real.get("options", []) for word in ([one] if one[:1] == "-" else ["-o", one])]
         return ["-i", self.real["identity"], *given]
 
-    def start(self, command: str, stdout: int | None = None) -> subprocess.Popen:
+    def start(self, command: str, stdout: int | None = None, stderr: int | None = None) -> subprocess.Popen:
         """Starts a command on the worker, as sshd does: a shell of its own session, nothing of our environment."""
         if self.real:
             target = f"{self.real['user']}@{self.ip}"
-            return subprocess.Popen(["ssh", "-T", *self.options(), target, "--", command], stdout=stdout)
+            argv = ["ssh", "-T", *self.options(), target, "--", command]
+            return subprocess.Popen(argv, stdout=stdout, stderr=stderr)
         return subprocess.Popen(
             ["/bin/bash", "-c", command],
             cwd=self.cloud.home(self.name, self.worker),
             env=self.cloud.environment(self.name, self.worker),
             stdout=stdout,
+            stderr=stderr,
             start_new_session=True,
         )
 
@@ -164,7 +166,8 @@ def _attempt(link: Link, call: Call, fault: dict | None, attempt: int) -> int:
 def _start_and_lose(link: Link, command: str, fault: dict) -> None:
     """Starts the command, lets some of its output through (drop_midstream), and goes away: the command goes on."""
     with tempfile.TemporaryFile() as output:
-        process = link.start(command, stdout=output)
+        # Not our stderr: the command lives on, and whoever reads that of gcloud would wait for it.
+        process = link.start(command, stdout=output, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + fault.get("seconds", 0.3 if fault["fault"] == "ssh255_after" else 5)
         wanted = fault.get("bytes", 100)
         while time.monotonic() < deadline:

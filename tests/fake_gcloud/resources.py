@@ -18,6 +18,7 @@ QUEUE = ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
 # What a queued request comes to when it meets a fault.
 ENDS = {"suspended": "SUSPENDED", "failed": "FAILED", "stockout": "WAITING_FOR_RESOURCES"}
 EID = "[EID: 0x1bc8f9d790be9142]"
+# The SDK adds this to answers 401, 403 and 404 (googlecloudsdk/api_lib/util/exceptions.py).
 ACCOUNT = (
     "This command is authenticated as me@example.com which is the active account specified by the "
     "[core/account] property."
@@ -112,7 +113,7 @@ def _quota(call: Call, limit: int) -> RefusedError:
     metric = f"TPU{generation}{spot}PerProjectPerZoneForTPUAPI"
     return call.refuse(
         f"RESOURCE_EXHAUSTED: Quota limit '{metric}' has been exceeded. Limit: {limit} in zone "
-        f"{call.flags['--zone']}. {ACCOUNT}\n- '@type': type.googleapis.com/google.rpc.QuotaFailure\n"
+        f"{call.flags['--zone']}.\n- '@type': type.googleapis.com/google.rpc.QuotaFailure\n"
         f"  violations:\n  - description: Quota '{metric}' exhausted. Limit {limit} in zone {call.flags['--zone']}\n"
     )
 
@@ -124,7 +125,7 @@ def _check_new(cloud: Cloud, call: Call, kind: str, name: str, accelerator_type:
         raise call.refuse(f"INVALID_ARGUMENT: Cloud TPU received a bad request. Invalid id {name!r} {EID}")
     if cloud.load(kind, name):
         collection = "nodes" if kind == "nodes" else "queuedResources"
-        raise call.refuse(f"ALREADY_EXISTS: Resource '{_prefix(call)}{collection}/{name}' already exists. {ACCOUNT}")
+        raise call.refuse(f"ALREADY_EXISTS: Resource '{_prefix(call)}{collection}/{name}' already exists.")
     if not chips_and_hosts(accelerator_type):
         raise call.refuse(
             "INVALID_ARGUMENT: Cloud TPU received a bad request. The requested accelerator configuration for "

@@ -1,0 +1,244 @@
+"""What a supervisor does next: a pure function of what it sees, what it remembers, and its limits.
+
+A run is started again for as long as that is of use. Two budgets, apart: a pod that is taken away (or hosts that were
+asked to end, and saved) is nobody's fault and spends a preemption; a process that died by itself, or hung, spends a
+crash, and getting further than ever before gives the crashes back. What another start can't mend is not tried again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pods.backend import ABSENT, GONE, READY
+from pods.runs import Look
+
+UNKNOWN = "UNKNOWN"  # the cloud itself did not answer
+WAIT, DELETE, CREATE, START, STOP, DONE, GIVE_UP = "wait", "delete", "create", "start", "stop", "done", "give up"
+FINAL = {2: "the config or its input is bad", 3: "the numerics guard stopped it", 4: "data or a checkpoint is damaged"}
+SAVED = 75
+OFFLINE = 6  # times `silent`, after which a pod of which no host answers is left to a person
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """crashes, preemptions: how many are survived. silent: polls without an answer of a host, after which it is dead.
+
+    hang: seconds without progress on any host (0: any time). settle: seconds in which all hosts end after the first.
+    """
+
+    crashes: int = 3
+    preemptions: int = 100
+    silent: int = 5
+    hang: float = 1800.0
+    settle: float = 180.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """One look. state: of the pod; look: of the newest attempt on its hosts, None if there was nobody to ask.
+
+    hosts: how many there are; stopped: the attempt that a person has ended by `stop`, 0 for none; now: unix seconds.
+    """
+
+    state: str
+    now: float
+    detail: str = ""
+    look: Look | None = None
+    hosts: int = 0
+    stopped: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What is kept from one look to the next, and over a restart of the supervisor.
+
+    Attributes:
+      attempt: that we have started, or seen alive.
+      judged: the last attempt whose end has been counted.
+      stopping: the attempt that we have ended because it hung.
+      crashes, preemptions: spent.
+      step, best: the furthest step seen, and as it was at the last crash.
+      held: a run of ours is, or was, on this pod.
+      gone: the loss of this pod has been counted.
+      silent: looks in a row in which a host that matters did not answer.
+      mark, moved: the last sign of progress, and when it changed.
+      mixed: since when some hosts have ended while others run; 0: they do not.
+    """
+
+    attempt: int = 0
+    judged: int = 0
+    stopping: int = 0
+    crashes: int = 0
+    preemptions: int = 0
+    step: int = -1
+    best: int = -1
+    held: bool = False
+    gone: bool = False
+    silent: int = 0
+    mark: str = ""
+    moved: float = 0.0
+    mixed: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Action:
+    """kind: what to do; why: one sentence without its full stop; code: of GIVE_UP and DONE; lost: hosts to be swept."""
+
+    kind: str
+    why: str
+    code: int = 0
+    lost: bool = False
+
+
+def decide(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
+    """Returns what to do, and what to remember."""
+    memory = _notice(seen, memory)
+    if seen.look and _finished(seen):
+        return Action(DONE, f"attempt {seen.look.attempt} ended with 0 on all {seen.hosts} hosts"), memory
+    if seen.state == UNKNOWN:
+        return Action(WAIT, f"the cloud can't be asked ({seen.detail}); nothing is concluded from that"), memory
+    if seen.state in GONE or (seen.state == ABSENT and memory.held):
+        return _lost(seen, memory, limits)
+    if seen.state == ABSENT:
+        return Action(CREATE, "there is no pod"), memory
+    if seen.state != READY or seen.look is None:
+        detail = f" ({seen.detail})" if seen.detail else ""
+        return Action(WAIT, f"the pod is {seen.state}{detail}"), memory
+    return _hosts(seen, seen.look, memory, limits)
+
+
+def given_up(memory: Memory) -> Memory:
+    """Returns what is remembered of a run that was given up: started by a person again, it has its budgets back."""
+    return dataclasses.replace(memory, crashes=0, preemptions=0, silent=0, mixed=0.0)
+
+
+def _notice(seen: Seen, memory: Memory) -> Memory:
+    """Returns the memory with what needs no decision: how far the run is, and when that changed."""
+    if seen.state not in (*GONE, UNKNOWN):
+        memory = dataclasses.replace(memory, gone=False)
+    reports = seen.look.reports if seen.look else ()
+    if any(report.state == "running" for report in reports):
+        memory = dataclasses.replace(memory, held=True, attempt=seen.look.attempt)
+    places = [report.progress for report in reports if report.progress]
+    steps = [place["step"] for place in places if isinstance(place.get("step"), int)]
+    mark = repr([seen.look.attempt if seen.look else 0, *((p.get("step"), p.get("time")) for p in places)])
+    if places and mark != memory.mark:
+        memory = dataclasses.replace(memory, mark=mark, moved=seen.now)
+    return dataclasses.replace(memory, step=max([memory.step, *steps]), moved=memory.moved or seen.now)
+
+
+def _finished(seen: Seen) -> bool:
+    reports = seen.look.reports
+    ended = [report.exit for report in reports if report.state == "exited" and report.exit]
+    return 0 < seen.hosts == len(ended) and all(end.get("code") == 0 and not end.get("signal") for end in ended)
+
+
+def _lost(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
+    """The pod is gone: it is counted once, deleted (it counts against the quota), and then there is none."""
+    detail = f" ({seen.detail})" if seen.detail not in ("", seen.state) else ""
+    what = f"the pod is {seen.state}{detail}"
+    if not memory.gone:
+        spent = memory.preemptions + 1
+        memory = dataclasses.replace(memory, preemptions=spent, gone=True, held=False, silent=0, mixed=0.0)
+        what += f", preemption {spent} of {limits.preemptions}"
+        if spent > limits.preemptions:
+            return Action(GIVE_UP, f"{what}: the budget is used up; what is left of it: launch/tpu.py down", SAVED), (
+                memory
+            )
+    memory = dataclasses.replace(memory, held=False)
+    return (Action(DELETE, what) if seen.state in GONE else Action(CREATE, what)), memory
+
+
+def _hosts(seen: Seen, look: Look, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
+    running = [report for report in look.reports if report.state == "running"]
+    quiet = seen.hosts - len(look.reports)
+    if running:
+        return _running(seen, look, dataclasses.replace(memory, silent=0), limits)
+    memory = dataclasses.replace(memory, mixed=0.0)
+    if quiet:
+        return _silence(seen, look, quiet, memory, limits)
+    memory = dataclasses.replace(memory, silent=0)
+    if all(report.state == "absent" for report in look.reports):
+        return Action(START, "nothing of this run is on the hosts"), memory
+    return _ended(seen, look, memory, limits)
+
+
+def _running(seen: Seen, look: Look, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
+    """Alive somewhere. A host that does not answer is not missed: if it is dead, the others end, and if not, not."""
+    ended = [report for report in look.reports if report.state != "running"]
+    memory = dataclasses.replace(memory, mixed=(memory.mixed or seen.now) if ended else 0.0)
+    where = f"attempt {look.attempt} runs"
+    if ended and seen.now - memory.mixed > limits.settle:
+        names = ", ".join(f"host {report.process} ({report.state})" for report in ended)
+        why = f"{names} ended and the others have not for {limits.settle:g} s"
+        return Action(STOP, why), dataclasses.replace(memory, stopping=look.attempt)
+    if limits.hang and seen.now - memory.moved > limits.hang:
+        why = f"{where}, but no host has made progress for {limits.hang:g} s"
+        return Action(STOP, why), dataclasses.replace(memory, stopping=look.attempt)
+    if ended:
+        return Action(WAIT, f"{where}, but {len(ended)} of {seen.hosts} hosts have ended; the others should follow"), (
+            memory
+        )
+    quiet = seen.hosts - len(look.reports)
+    return Action(WAIT, where + (f"; {quiet} of {seen.hosts} hosts do not answer" if quiet else "")), memory
+
+
+def _silence(seen: Seen, look: Look, quiet: int, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
+    """Nobody who answers is running, and somebody does not answer: a lost connection, or a dead host."""
+    memory = dataclasses.replace(memory, silent=memory.silent + 1)
+    what = f"{quiet} of {seen.hosts} hosts do not answer ({'; '.join(look.errors)}), look {memory.silent}"
+    if not look.reports:  # it may well be us: a pod is not deleted because ssh is blocked here
+        if memory.silent > limits.silent * OFFLINE:
+            return Action(GIVE_UP, f"{what}: the pod is READY and was left as it is; can this machine reach it?", 1), (
+                memory
+            )
+        return Action(WAIT, what), memory
+    if memory.silent <= limits.silent:
+        return Action(WAIT, what), memory
+    if look.cause and look.cause.code in FINAL:
+        return _final(look, memory)
+    # the end that we can see is the consequence of one that we can't: the machine's
+    spent = memory.preemptions + 1
+    memory = dataclasses.replace(memory, preemptions=spent, gone=True, held=False, silent=0, judged=look.attempt)
+    if spent > limits.preemptions:
+        return Action(GIVE_UP, f"{what}, preemption {spent} of {limits.preemptions}: the budget is used up", SAVED), (
+            memory
+        )
+    return Action(DELETE, f"{what}: taken for dead, preemption {spent} of {limits.preemptions}"), memory
+
+
+def _ended(seen: Seen, look: Look, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
+    """All hosts have ended."""
+    attempt, lost = look.attempt, any(report.state == "lost" for report in look.reports)
+    if memory.judged >= attempt:
+        return Action(START, f"attempt {attempt} has ended", lost=lost), memory
+    if memory.attempt != attempt:  # a person's attempt, and a person wants another one
+        memory = dataclasses.replace(memory, judged=attempt)
+        return Action(START, f"attempt {attempt} had ended before", lost=lost), memory
+    memory = dataclasses.replace(memory, judged=attempt)
+    cause = look.cause
+    words = cause.sentence if cause else f"attempt {attempt} ended"
+    if seen.stopped == attempt:
+        return Action(GIVE_UP, f"attempt {attempt} was ended by launch/tpu.py stop", SAVED), memory
+    hung = memory.stopping == attempt
+    if cause and cause.code in FINAL and not hung:
+        return _final(look, memory)
+    if all((report.exit or {}).get("code") == SAVED for report in look.reports) and not hung:
+        spent = memory.preemptions + 1
+        memory = dataclasses.replace(memory, preemptions=spent)
+        what = f"attempt {attempt} was asked to end and has saved, preemption {spent} of {limits.preemptions}"
+        over = Action(GIVE_UP, f"{what}: the budget is used up", SAVED)
+        return (over if spent > limits.preemptions else Action(START, what)), memory
+    spent = 1 if memory.step > memory.best else memory.crashes + 1
+    memory = dataclasses.replace(memory, crashes=spent, best=max(memory.best, memory.step))
+    what = f"{words}: crash {spent} of {limits.crashes} without progress"
+    if spent > limits.crashes:
+        return Action(GIVE_UP, f"{what}: the budget is used up", (cause.code if cause else 0) or 1), memory
+    return Action(START, what, lost=lost), memory
+
+
+def _final(look: Look, memory: Memory) -> tuple[Action, Memory]:
+    cause = look.cause
+    return Action(GIVE_UP, f"{cause.sentence}: {FINAL[cause.code]}, which no restart mends", cause.code), (
+        dataclasses.replace(memory, judged=look.attempt)
+    )

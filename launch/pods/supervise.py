@@ -1,0 +1,298 @@
+"""Watches a run until it is done: what is lost is made again, what crashed is started again, within its budgets.
+
+What to do is decided in decision.py from what is seen; here it is looked at and done. Nothing is kept in this process:
+runs/pods/{id}/supervise.json has what was spent, the hosts have the rest, so a supervisor may be ended at any time and
+started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable
+
+from pods import decision, lifetime, runs, sync
+from pods import follow as following
+from pods.backend import READY, Backend, Pod, Runner
+from pods.decision import Action, Limits, Memory, Seen
+from pods.errors import PodError, SettingsError
+from pods.hosts import Hosts, connect, quoted
+from pods.settings import Settings
+
+# kinds of PodError that waiting can mend; "hosts" too, where a start is tried
+PASSING = ("network", "absent", "exists", "hosts", "other")
+LOGS_EVERY = 20  # looks between two visits to the logs: those of a pod that is taken away are gone
+SAY_EVERY = 600.0  # seconds between two lines that say that all is well
+WORST = 900.0  # seconds between two tries, at most
+STOPPED = "stopped.json"  # under runs/pods/{id}: the attempt that a person has ended
+
+
+@dataclasses.dataclass
+class Ledger:
+    """What the pods have cost: spans of [begin, end or None] in unix seconds in which one was READY."""
+
+    chips: int
+    price: float
+    spans: list[list[float | None]]
+
+    def note(self, state: str, now: float) -> None:
+        """Takes note of the pod's state. One that can't be asked is taken to be as it was."""
+        is_open = bool(self.spans) and self.spans[-1][1] is None
+        if state == READY and not is_open:
+            self.spans.append([now, None])
+        elif state not in (READY, decision.UNKNOWN) and is_open:
+            self.spans[-1][1] = now
+
+    def text(self, now: float) -> str:
+        """Returns what it was, for a person."""
+        hours = sum((end or now) - begin for begin, end in self.spans) / 3600 * self.chips
+        cost = f"{hours * self.price:.2f} dollars" if self.price else "price unknown"
+        return f"{hours:.2f} chip-hours so far, {cost}"
+
+
+class Supervisor:
+    """One run, watched."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cloud: Backend,
+        runner: Runner,
+        job: runs.Job,
+        limits: Limits,
+        *,
+        every: float = 30.0,
+        timeout: float = 60.0,
+        grace: float = 300.0,
+        extras: tuple[str, ...] = (),
+        tell: Callable[[str], None] = lambda line: print(line, flush=True),
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.time,
+    ):
+        """every: seconds between two looks; timeout: for a host to answer; grace: for a run to save before SIGKILL."""
+        self.settings, self.cloud, self.runner, self.job, self.limits = settings, cloud, runner, job, limits
+        self.every, self.timeout, self.grace, self.extras = every, timeout, grace, extras
+        self._tell, self.sleep, self.clock = tell, sleep, clock
+        self.folder = runs.records(job.id)
+        self.memory, self.ledger = self._load()
+        self.hosts: Hosts | None = None
+        self.before = self._stopped()  # who supervises a run that was stopped wants it to go on
+        self.looks, self.tries, self.synced = 0, 0, False
+        self.said, self.said_at = "", 0.0
+
+    def run(self) -> int:
+        """Supervises until the run is done or given up; returns its exit code. Ctrl-C leaves everything as it is."""
+        with self._only_one():
+            try:
+                self.memory = dataclasses.replace(self.memory, moved=self.clock(), mixed=0.0, silent=0)
+                while (code := self.step()) is None:
+                    self.sleep(self.pause())
+                return code
+            except KeyboardInterrupt:
+                self._save()
+                self.tell("detached; the run goes on, unsupervised")
+                self._tell(f"come back: the same command again, or python launch/tpu.py status {quoted(self.job.id)}")
+                return 0
+
+    def pause(self) -> float:
+        """Returns the seconds until the next look: longer and longer while something is tried in vain."""
+        return min(self.every * 2**self.tries, max(WORST, self.every)) if self.tries else self.every
+
+    def step(self) -> int | None:
+        """Looks, decides, acts; returns the exit code at the end."""
+        seen = self.see()
+        self.ledger.note(seen.state, seen.now)
+        action, self.memory = decision.decide(seen, self.memory, self.limits)
+        self._save()
+        self._say(action, seen)
+        self._logs(action)
+        if action.kind in (decision.DONE, decision.GIVE_UP):
+            if action.kind == decision.GIVE_UP:
+                self.memory = decision.given_up(self.memory)
+            self._save()
+            return action.code
+        try:
+            self._act(action)
+            self.tries = 0
+        except PodError as error:
+            self._refuse(error)
+        self._save()
+        return None
+
+    def see(self) -> Seen:
+        """Returns how pod and run are. Raises PodError if the first look is refused."""
+        self.hosts, now = None, self.clock()
+        try:
+            pod = self.cloud.describe()
+        except PodError as error:
+            # a login that has run out after a week is no reason to stop watching; one that never was, is
+            if not self.looks and error.kind not in ("network", "other"):
+                raise
+            return Seen(decision.UNKNOWN, now, str(error).rstrip("."))
+        if pod.state != READY:
+            self.synced = False
+            return Seen(pod.state, now, pod.detail)
+        return self._see_hosts(pod, now)
+
+    def _see_hosts(self, pod: Pod, now: float) -> Seen:
+        try:
+            self.hosts = connect(self.settings, self.cloud, self.runner, self.timeout, pod)
+            self.hosts = dataclasses.replace(self.hosts, tell=lambda sentence: None)
+        except PodError as error:
+            if not self.looks:  # it is there, and is another one than pod.toml says
+                raise
+            return Seen(READY, now, str(error).rstrip("."))
+        look = runs.look(self.hosts, self.job.id)
+        stopped = self._stopped()
+        stopped = 0 if stopped == self.before else stopped
+        return Seen(READY, self.clock(), pod.detail, look, len(self.hosts.all), stopped)
+
+    def _act(self, action: Action) -> None:
+        if action.kind == decision.DELETE:
+            self.cloud.delete()
+        elif action.kind == decision.CREATE:
+            lifetime.create(self.settings, self.cloud)
+        elif action.kind == decision.STOP:
+            runs.stop(self.hosts, self.job.id, self.grace)
+        elif action.kind == decision.START:
+            self._start(action)
+
+    def _start(self, action: Action) -> None:
+        if action.lost:  # its process may live on without a keeper
+            runs.stop(self.hosts, self.job.id, 0)
+        if not self.synced:
+            sync.sync(self.hosts, self.job.code, runs.RECORDS / "code", self.extras)
+            self.synced = True
+        started = runs.start(self.hosts, self.job, again=True)
+        (self.folder / str(started.attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
+        self.memory = dataclasses.replace(
+            self.memory, attempt=started.attempt, held=True, mark="", moved=self.clock(), mixed=0.0, silent=0
+        )
+        self.tell(f"attempt {started.attempt} started on {len(self.hosts.all)} hosts")
+
+    def _refuse(self, error: PodError) -> None:
+        """Says why an action failed, and waits longer; raises what no waiting mends."""
+        if error.kind not in (*PASSING, "stockout"):
+            raise error
+        self.tries, self.synced = self.tries + 1, False
+        self.tell(f"{str(error).rstrip('.')}; again in {self.pause():.0f} s")
+
+    def _say(self, action: Action, seen: Seen) -> None:
+        """Says what is done, always, and that all is well, now and then."""
+        if action.kind == decision.WAIT and action.why == self.said and seen.now - self.said_at < SAY_EVERY:
+            return
+        self.said, self.said_at = action.why, seen.now
+        place = f", step {self.memory.step}" if self.memory.step >= 0 else ""
+        then = {
+            decision.DELETE: "; deleting it, with force",
+            decision.CREATE: "; creating one",
+            decision.START: "; starting",
+            decision.STOP: "; stopping it",
+            decision.GIVE_UP: "; giving up",
+            decision.DONE: "; done",
+        }.get(action.kind, "")
+        self.tell(f"{action.why}{place}{then}; {self.ledger.text(seen.now)}")
+
+    def tell(self, text: str) -> None:
+        """Says a line, with the time."""
+        self._tell(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.clock()))} {text}")
+
+    def _logs(self, action: Action) -> None:
+        """Brings the logs here, now and then and when an attempt is over."""
+        self.looks += 1
+        if self.hosts is None or not self.memory.attempt or not self.memory.held:
+            return
+        if action.kind == decision.WAIT and self.looks % LOGS_EVERY:
+            return
+        follower = following.Follower(self.hosts, self.job.id, self.memory.attempt, show=lambda line: None)
+        with contextlib.suppress(PodError, OSError):
+            follower.round()
+
+    def _stopped(self) -> int:
+        try:
+            return int(json.loads((self.folder / STOPPED).read_text())["attempt"])
+        except (OSError, ValueError, KeyError):
+            return 0
+
+    def _load(self) -> tuple[Memory, Ledger]:
+        file = self.folder / "supervise.json"
+        try:
+            known = json.loads(file.read_text()) if file.exists() else {"memory": {}, "spans": []}
+            memory = Memory(**known["memory"])
+            return memory, Ledger(self.settings.accelerator.chips, self.settings.price, known["spans"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise SettingsError(f"{file} is damaged ({error}): remove it; only what was spent is in it.") from error
+
+    def _save(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        new = self.folder / "supervise.json.new"
+        new.write_text(json.dumps({"memory": dataclasses.asdict(self.memory), "spans": self.ledger.spans}))
+        new.rename(self.folder / "supervise.json")
+
+    @contextlib.contextmanager
+    def _only_one(self):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.folder / ".supervise.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PodError(f"run {self.job.id!r} is being supervised already, by another process here.") from error
+        else:
+            yield
+        finally:
+            os.close(lock)
+
+
+def note_stop(hosts: Hosts, run: str) -> None:
+    """Takes down that a person ends the newest attempt of a run: its supervisor is not to start it again."""
+    if hosts.dry:
+        return
+    folder = runs.records(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STOPPED).write_text(json.dumps({"attempt": runs.look(hosts, run).attempt}))
+
+
+def add_flags(sub: argparse.ArgumentParser) -> None:
+    """Adds the flags of `supervise` that are no other command's."""
+    for flag, default, words in (
+        ("--max-crashes", Limits.crashes, "in a row without progress, after which it is given up"),
+        ("--max-preemptions", Limits.preemptions, "and ends after a save, after which it is given up"),
+        ("--silent", Limits.silent, "looks without an answer, after which a host is dead if the run has ended"),
+    ):
+        sub.add_argument(flag, type=int, default=default, metavar="N", help=f"{words}; default: {default}")
+    for flag, default, words in (
+        ("--hang", Limits.hang, "without progress on any host, after which the run is stopped; 0: never"),
+        ("--settle", Limits.settle, "for all hosts to end once one has"),
+        ("--every", 30.0, "between two looks"),
+        ("--grace", 300.0, "for a run that is stopped to save"),
+    ):
+        sub.add_argument(flag, type=float, default=default, metavar="SECONDS", help=f"{words}; default: {default:g}")
+    sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
+
+
+def command(
+    args: argparse.Namespace,
+    settings: Settings,
+    cloud: Backend,
+    runner: Runner,
+    job: runs.Job,
+    hosts: Callable[[], Hosts],
+) -> int:
+    """Does what the arguments say; returns the exit code. A dry run prints a look, and what a lost pod costs."""
+    if cloud.dry:
+        cloud.describe()
+        cloud.delete()
+        lifetime.create(settings, cloud)
+        found = hosts()
+        sync.sync(found, job.code, runs.RECORDS / "code", args.extra)
+        runs.start(found, job, again=True)
+        runs.look(found, job.id)
+        return 0
+    limits = Limits(args.max_crashes, args.max_preemptions, args.silent, args.hang, args.settle)
+    times = {"every": args.every, "timeout": args.timeout, "grace": args.grace}
+    return Supervisor(settings, cloud, runner, job, limits, **times, extras=tuple(args.extra)).run()
