@@ -250,13 +250,9 @@ def _logs(tool: Tool) -> int:
     runs.check_id(tool.args.id)
     hosts = tool.hosts()
     seen = runs.look(hosts, tool.args.id)
-    if not seen.attempt and seen.errors:
-        raise PodError(f"no host that answers has a run {tool.args.id!r}: {'; '.join(seen.errors)}.", "hosts")
     if not seen.attempt and not hosts.dry:
-        raise PodError(
-            f"there is no run {tool.args.id!r} on these hosts{': ' if seen.errors else ''}{'; '.join(seen.errors)}.",
-            "absent",
-        )
+        errors = "".join(f"; {error}" for error in seen.errors)
+        raise PodError(f"no host has a run {tool.args.id!r}{errors}.", "hosts" if errors else "absent")
     return follow(tool, hosts, tool.args.id, seen.attempt or 1)
 
 

@@ -21,6 +21,7 @@ COMMANDS = (
     "status a",
     "logs a",
     "stop a --grace=60",
+    "supervise configs/a.py --config.train.steps=3",
     "notebook --worker=0 --local-port=9999",
     "clean --keep=a",
     "clean --queued --also=other",
