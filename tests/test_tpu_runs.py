@@ -232,4 +232,5 @@ def test_a_preempted_pod_ends_the_following(ready_pod):
     threading.Thread(target=preempt).start()
     assert "my-pod is PREEMPTED: launch/tpu.py supervise" in ready_pod.tpu("logs", "a", "--every=0.05", code=1)
     assert "my-pod is PREEMPTED, not ready" in ready_pod.tpu("logs", "a", code=1)
+    ready_pod.tpu("down")  # the next test makes another
     ready_pod.synced = False
