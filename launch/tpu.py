@@ -13,7 +13,7 @@ import pathlib
 import sys
 from collections.abc import Callable
 
-from pods import backend, gcloud, lifetime, notebook, preflight, runs, settings, sync
+from pods import backend, gcloud, lifetime, notebook, preflight, runs, settings, supervise, sync
 from pods import code as codes
 from pods import follow as following
 from pods.backend import say
@@ -30,6 +30,7 @@ EXAMPLES = """five commands to a training pod, with pod.toml filled in:
 Ctrl-C while logs are followed leaves the run alone. Exit codes: 0; 2 for a setting that can't be right; of `run` and
 `logs` that of the run (README, "Exit codes"); 1 for everything else.
 """
+PASS_ON = ("run", "supervise")  # commands that take --config.x=y, and what stands after --
 
 
 @dataclasses.dataclass
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
     argv, words = split(argv)
     args = parser().parse_args(argv)
     try:
-        if words and args.name not in ("run", "supervise"):
+        if words and args.name not in PASS_ON:
             raise SettingsError(f"{args.name} takes no {words[0]}.")
         chosen = settings.from_arguments(args)
         runner = backend.Runner(args.dry_run)
@@ -73,7 +74,7 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
     ours, words = [], []
     rest = iter(argv)
     for word in rest:
-        if word == "--":
+        if word == "--" and argv[0] in PASS_ON:
             words += rest
         elif word.startswith("--config."):
             words.append(word if "=" in word else f"{word}={next(rest, '')}")
@@ -125,6 +126,9 @@ def parser() -> argparse.ArgumentParser:
     sub = command("stop", _stop, "end a run: SIGTERM, so that it saves; wait; SIGKILL")
     sub.add_argument("id")
     sub.add_argument("--grace", type=float, default=300.0, metavar="SECONDS", help="to save in")
+    sub = command("supervise", _supervise, "watch a run until it is done: start it, and start it again")
+    add_job(sub)
+    supervise.add_flags(sub)
     sub = command("notebook", _notebook, "Jupyter on one host, through a tunnel on localhost")
     sub.add_argument("--worker", type=int, default=0)
     sub.add_argument("--local-port", type=int, default=8888)
@@ -135,7 +139,7 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-def add_run(sub: argparse.ArgumentParser) -> None:
+def add_job(sub: argparse.ArgumentParser) -> None:
     """Adds what says which run."""
     sub.add_argument("config", metavar="CONFIG", help="such as configs/roberta_base.py")
     sub.add_argument(
@@ -144,6 +148,11 @@ def add_run(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--workdir", default="", metavar="DIR", help="that all hosts see; default: {bucket}/{id}")
     sub.add_argument("--command", dest="mlm", default="train", choices=runs.COMMANDS, help="of python -m mlm")
     sub.add_argument("--env", action="append", default=[], metavar="NAME", help="a variable to pass on; its name alone")
+
+
+def add_run(sub: argparse.ArgumentParser) -> None:
+    """Adds what `run` takes."""
+    add_job(sub)
     sub.add_argument("--again", action="store_true", help="another attempt of a run that has ended")
     sub.add_argument("--detach", action="store_true", help="do not follow the logs")
     add_follow(sub)
@@ -200,8 +209,10 @@ def _preflight(tool: Tool) -> int:
 
 
 def _run(tool: Tool) -> int:
-    job, hosts = make_job(tool), tool.hosts()
-    started = runs.start(hosts, job, again=tool.args.again)
+    job = make_job(tool)
+    if tool.settings.backend == "gke":
+        return tool.cloud.plan(job)
+    started = runs.start(hosts := tool.hosts(), job, again=tool.args.again)
     if started.ended:
         print("\n".join(runs.lines(started.ended)))
         say(f"run {job.id!r} has ended (attempt {started.attempt}); --again makes another attempt.")
@@ -240,20 +251,23 @@ def _logs(tool: Tool) -> int:
     hosts = tool.hosts()
     seen = runs.look(hosts, tool.args.id)
     if not seen.attempt and not hosts.dry:
-        raise PodError(
-            f"there is no run {tool.args.id!r} on these hosts{': ' if seen.errors else ''}{'; '.join(seen.errors)}.",
-            "absent",
-        )
+        errors = "".join(f"; {error}" for error in seen.errors)
+        raise PodError(f"no host has a run {tool.args.id!r}{errors}.", "hosts" if errors else "absent")
     return follow(tool, hosts, tool.args.id, seen.attempt or 1)
 
 
 def _stop(tool: Tool) -> int:
     runs.check_id(tool.args.id)
     hosts = tool.hosts()
+    supervise.note_stop(hosts, tool.args.id)
     seen = runs.stop(hosts, tool.args.id, tool.args.grace)
     if not hosts.dry:
         print("\n".join(runs.lines(seen)))
     return 1 if seen.running or seen.errors else 0
+
+
+def _supervise(tool: Tool) -> int:
+    return supervise.command(tool.args, tool.settings, tool.cloud, tool.runner, make_job(tool), tool.hosts)
 
 
 def _notebook(tool: Tool) -> int:

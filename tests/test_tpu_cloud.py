@@ -20,7 +20,7 @@ def test_up_is_idempotent(pod):
 
 def test_up_through_the_queue(pod):
     said = pod.tpu("up", "--every=0.01", "--queued", "--spot")
-    assert "spot, queued" in said and "waits in the queue (WAITING_FOR_RESOURCES), 0 min so far" in said
+    assert "spot, queued" in said and "my-pod waits in the queue (ACCEPTED), 0 min so far" in said
     create = next(call for call in pod.calls() if call[3] == "create")
     assert create[2] == "queued-resources" and {"--spot", "--node-id=my-pod"} <= set(create)
     pod.tpu("up", "--every=0.01", "--queued", "--spot")
@@ -104,7 +104,7 @@ def test_a_pod_that_will_not_come_back(pod):
     pod.tpu("up", "--every=0.01", "--queued")
     pod.preempt()
     said = pod.tpu("up", "--queued", code=1)
-    assert "my-pod is SUSPENDED (SUSPENDED) and won't come back, but counts against the quota" in said
+    assert "my-pod is SUSPENDED and won't come back, but counts against the quota" in said
     assert "my-pod is SUSPENDED" in pod.tpu("sync", "--queued", code=1)
     said = pod.tpu("clean", "--queued")
     assert "deleted queued resource my-pod" in said

@@ -108,17 +108,18 @@ def test_a_silent_host_is_named_before_anything_starts(ready_pod):
     assert "host 1 (127.0.0.2): no answer within 4 s" in said
 
 
-def test_hosts_that_lack_the_code_are_named(pod):
-    pod.tpu("up", "--every=0.01")
-    said = pod.tpu(*RUN, code=1)
+def test_hosts_that_lack_the_code_are_named(ready_pod):
+    ready_pod.ready()
+    pathlib.Path("stub.py").write_text("changed")
+    said = ready_pod.tpu(*RUN, code=1)
     assert "host 0 (127.0.0.1), host 1 (127.0.0.2): code" in said and "is missing: launch/tpu.py sync" in said
-    pod.fault("scp", "ssh255_before", worker=1, times=3)
-    assert "copying the code failed on 1 of 2 hosts: host 1 (127.0.0.2): ssh failed" in pod.tpu("sync", code=1)
-    assert "to 2 of 2 hosts" in pod.tpu("sync") and "ready: 2 hosts" in pod.tpu("preflight")
-    assert "to 0 of 2 hosts" in pod.tpu("sync")
-    (pathlib.Path("stub.py")).write_text("changed")
-    said = pod.tpu(*RUN, code=1)
-    assert "is missing: launch/tpu.py sync" in said and starts(pod) == 0
+    ready_pod.fault("scp", "ssh255_before", worker=1, times=3)
+    said = ready_pod.tpu("sync", code=1)
+    assert "copying the code failed on 1 of 2 hosts: host 1 (127.0.0.2): ssh failed" in said
+    said = ready_pod.tpu("preflight", code=1)
+    assert "host 0 (127.0.0.1), host 1 (127.0.0.2): code" in said and starts(ready_pod) == 0
+    ready_pod.git("checkout", "-q", "stub.py")
+    assert "ready: 2 hosts" in ready_pod.tpu("preflight")
 
 
 def test_the_first_cause_is_told(ready_pod):
@@ -142,9 +143,9 @@ def test_arguments_arrive_as_they_are(ready_pod):
     (log,) = pathlib.Path("runs/pods").glob("*/1/1.log")
     expected = [f"--workdir=/tmp/{text}", f"--config.x={text}", *(f"--config.y{i}={w}" for i, w in enumerate(words))]
     assert json.loads(log.read_text())[2:-3] == expected + words
-    for run in ("-x", "..", "$(touch pwned)"):
-        ready_pod.tpu("run", "configs/a.py", f"--id={run}", "--detach")
-        wait_for(lambda run=run: ready_pod.tpu("status", *(["--"] if run == "-x" else []), run).count("code 0") == 2)
+    ready_pod.tpu("run", "configs/a.py", "--id=-x", "--detach")
+    wait_for((ready_pod.host_folder(0, "-x") / "exit.json").exists)
+    assert "exit code 0" in ready_pod.tpu("status", "--", "-x")
     assert not list(ready_pod.state.rglob("pwned")) and not list(ready_pod.repository.rglob("pwned"))
 
 
@@ -191,26 +192,19 @@ def test_logs_go_on_where_they_were(ready_pod):
         assert kept == (ready_pod.host_folder(worker) / "log").read_bytes()
 
 
-def test_ctrl_c_leaves_the_run_alone(ready_pod, monkeypatch):
+def test_ctrl_c_leaves_the_run_alone(ready_pod):
     ready_pod.ready(WAITS)
-    from pods import follow
 
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
+    def interrupt() -> None:
+        wait_for(pathlib.Path("runs/pods/it%27s/1/1.log").exists)
+        os.kill(os.getpid(), signal.SIGINT)
 
-    sleep = time.sleep
-    monkeypatch.setattr(follow.time, "sleep", interrupt)
+    threading.Thread(target=interrupt).start()
+    begin = time.monotonic()
     said = ready_pod.tpu(*RUN, "--id=it's")
-    monkeypatch.setattr(follow.time, "sleep", sleep)
+    assert time.monotonic() - begin < 30
     assert "detached; the run goes on. Come back: python launch/tpu.py logs 'it'\"'\"'s'" in said
     assert all(map(alive, processes(ready_pod, "it%27s")))
-
-
-def test_a_preempted_pod_ends_the_following(pod):
-    pod.ready(WAITS)
-    pod.tpu(*RUN, "--detach")
-    pod.preempt()
-    assert "my-pod is PREEMPTED" in pod.tpu("logs", "a", code=1)
 
 
 def test_mistakes_are_found_before_anybody_is_asked(pod):
@@ -225,3 +219,18 @@ def test_mistakes_are_found_before_anybody_is_asked(pod):
     pathlib.Path("pod.toml").write_text(text.replace("bucket", "# bucket"))
     assert "there is no folder for the run that all hosts see" in pod.tpu(*RUN, code=2)
     assert pod.calls() == []
+
+
+def test_a_preempted_pod_ends_the_following(ready_pod):
+    ready_pod.ready(WAITS)
+    ready_pod.tpu(*RUN, "--detach")
+
+    def preempt() -> None:
+        wait_for(pathlib.Path("runs/pods/a/1").exists)
+        ready_pod.preempt()
+
+    threading.Thread(target=preempt).start()
+    assert "my-pod is PREEMPTED: launch/tpu.py supervise" in ready_pod.tpu("logs", "a", "--every=0.05", code=1)
+    assert "my-pod is PREEMPTED, not ready" in ready_pod.tpu("logs", "a", code=1)
+    ready_pod.tpu("down")  # the next test makes another
+    ready_pod.synced = False

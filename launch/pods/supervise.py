@@ -7,19 +7,18 @@ started again.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import fcntl
 import json
 import os
-import pathlib
 import time
 from collections.abc import Callable
 
 from pods import decision, lifetime, runs, sync
 from pods import follow as following
 from pods.backend import READY, Backend, Pod, Runner
-from pods.code import Code
 from pods.decision import Action, Limits, Memory, Seen
 from pods.errors import PodError, SettingsError
 from pods.hosts import Hosts, connect, quoted
@@ -82,7 +81,8 @@ class Supervisor:
         self.folder = runs.records(job.id)
         self.memory, self.ledger = self._load()
         self.hosts: Hosts | None = None
-        self.looks, self.tries = 0, 0
+        self.before = self._stopped()  # who supervises a run that was stopped wants it to go on
+        self.looks, self.tries, self.synced = 0, 0, False
         self.said, self.said_at = "", 0.0
 
     def run(self) -> int:
@@ -125,15 +125,17 @@ class Supervisor:
         return None
 
     def see(self) -> Seen:
-        """Returns how pod and run are. Raises PodError for what no waiting mends."""
+        """Returns how pod and run are. Raises PodError if the first look is refused."""
         self.hosts, now = None, self.clock()
         try:
             pod = self.cloud.describe()
         except PodError as error:
-            if error.kind not in ("network", "other"):
+            # a login that has run out after a week is no reason to stop watching; one that never was, is
+            if not self.looks and error.kind not in ("network", "other"):
                 raise
             return Seen(decision.UNKNOWN, now, str(error).rstrip("."))
         if pod.state != READY:
+            self.synced = False
             return Seen(pod.state, now, pod.detail)
         return self._see_hosts(pod, now)
 
@@ -142,9 +144,13 @@ class Supervisor:
             self.hosts = connect(self.settings, self.cloud, self.runner, self.timeout, pod)
             self.hosts = dataclasses.replace(self.hosts, tell=lambda sentence: None)
         except PodError as error:
+            if not self.looks:  # it is there, and is another one than pod.toml says
+                raise
             return Seen(READY, now, str(error).rstrip("."))
         look = runs.look(self.hosts, self.job.id)
-        return Seen(READY, self.clock(), pod.detail, look, len(self.hosts.all), self._stopped())
+        stopped = self._stopped()
+        stopped = 0 if stopped == self.before else stopped
+        return Seen(READY, self.clock(), pod.detail, look, len(self.hosts.all), stopped)
 
     def _act(self, action: Action) -> None:
         if action.kind == decision.DELETE:
@@ -159,7 +165,9 @@ class Supervisor:
     def _start(self, action: Action) -> None:
         if action.lost:  # its process may live on without a keeper
             runs.stop(self.hosts, self.job.id, 0)
-        sync.sync(self.hosts, self.job.code, runs.RECORDS / "code", self.extras)
+        if not self.synced:
+            sync.sync(self.hosts, self.job.code, runs.RECORDS / "code", self.extras)
+            self.synced = True
         started = runs.start(self.hosts, self.job, again=True)
         (self.folder / str(started.attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
         self.memory = dataclasses.replace(
@@ -171,7 +179,7 @@ class Supervisor:
         """Says why an action failed, and waits longer; raises what no waiting mends."""
         if error.kind not in (*PASSING, "stockout"):
             raise error
-        self.tries += 1
+        self.tries, self.synced = self.tries + 1, False
         self.tell(f"{str(error).rstrip('.')}; again in {self.pause():.0f} s")
 
     def _say(self, action: Action, seen: Seen) -> None:
@@ -240,19 +248,51 @@ class Supervisor:
             os.close(lock)
 
 
-def note_stop(run: str, attempt: int) -> None:
-    """Takes down that a person has ended an attempt: its supervisor is not to start it again."""
-    folder: pathlib.Path = runs.records(run)
+def note_stop(hosts: Hosts, run: str) -> None:
+    """Takes down that a person ends the newest attempt of a run: its supervisor is not to start it again."""
+    if hosts.dry:
+        return
+    folder = runs.records(run)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / STOPPED).write_text(json.dumps({"attempt": attempt}))
+    (folder / STOPPED).write_text(json.dumps({"attempt": runs.look(hosts, run).attempt}))
 
 
-def dry_run(settings: Settings, cloud: Backend, hosts: Callable[[], Hosts], job: runs.Job, code: Code) -> None:
-    """Prints what would be called: one look, and what a lost pod would bring with it."""
-    cloud.describe()
-    cloud.delete()
-    lifetime.create(settings, cloud)
-    found = hosts()
-    sync.sync(found, code, runs.RECORDS / "code")
-    runs.start(found, job, again=True)
-    runs.look(found, job.id)
+def add_flags(sub: argparse.ArgumentParser) -> None:
+    """Adds the flags of `supervise` that are no other command's."""
+    for flag, default, words in (
+        ("--max-crashes", Limits.crashes, "in a row without progress, after which it is given up"),
+        ("--max-preemptions", Limits.preemptions, "and ends after a save, after which it is given up"),
+        ("--silent", Limits.silent, "looks without an answer, after which a host is dead if the run has ended"),
+    ):
+        sub.add_argument(flag, type=int, default=default, metavar="N", help=f"{words}; default: {default}")
+    for flag, default, words in (
+        ("--hang", Limits.hang, "without progress on any host, after which the run is stopped; 0: never"),
+        ("--settle", Limits.settle, "for all hosts to end once one has"),
+        ("--every", 30.0, "between two looks"),
+        ("--grace", 300.0, "for a run that is stopped to save"),
+    ):
+        sub.add_argument(flag, type=float, default=default, metavar="SECONDS", help=f"{words}; default: {default:g}")
+    sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
+
+
+def command(
+    args: argparse.Namespace,
+    settings: Settings,
+    cloud: Backend,
+    runner: Runner,
+    job: runs.Job,
+    hosts: Callable[[], Hosts],
+) -> int:
+    """Does what the arguments say; returns the exit code. A dry run prints a look, and what a lost pod costs."""
+    if cloud.dry:
+        cloud.describe()
+        cloud.delete()
+        lifetime.create(settings, cloud)
+        found = hosts()
+        sync.sync(found, job.code, runs.RECORDS / "code", args.extra)
+        runs.start(found, job, again=True)
+        runs.look(found, job.id)
+        return 0
+    limits = Limits(args.max_crashes, args.max_preemptions, args.silent, args.hang, args.settle)
+    times = {"every": args.every, "timeout": args.timeout, "grace": args.grace}
+    return Supervisor(settings, cloud, runner, job, limits, **times, extras=tuple(args.extra)).run()
