@@ -51,7 +51,7 @@ class Watch:
         self._place: tuple[str, int | None, float, float] = ("start", None, time.monotonic(), time.time())
         self._hang = self._heartbeat = 0.0
         self._asked: tuple[str, float] | None = None  # to end: the signal's name, and when
-        self._lock, self._files = threading.Lock(), threading.RLock()
+        self._lock, self._files = threading.RLock(), threading.RLock()
         self._ended = False  # the first reason is known
         self._over = False  # all is done
         self._stacks: Any = None
@@ -100,6 +100,7 @@ class Watch:
         """Leaves the run in good order; returns the code."""
         if code == 0:
             self.at("done", self._place[1])
+            self.wait_for_all("done")
         self._over = True
         self._write_progress()
         if self.peers is not None:
@@ -231,7 +232,7 @@ def _exit(code: int) -> NoReturn:
 current = Watch("", None)
 
 
-def begin(name: str, *, workdir: str, processes: int, process: int) -> Watch:
+def begin(name: str, workdir: str, *, processes: int, process: int) -> Watch:
     """Starts the watch of this process."""
     global current
     told = os.environ.get("MLM_HOST_DIR", "")

@@ -18,7 +18,7 @@ HEAD = """
 import ctypes, os, signal, sys, time
 from mlm import watch
 from mlm.errors import DamageError, PreemptedError
-w = watch.begin("test", workdir=sys.argv[1], processes=int(sys.argv[2]), process=0)
+w = watch.begin("test", sys.argv[1], processes=int(sys.argv[2]), process=0)
 """
 
 
