@@ -48,6 +48,7 @@ def initialize(config: ConfigDict, workdir: Workdir, manifest: Manifest | None, 
         jax.distributed.initialize(*place, coordinator_bind_address=address, **times)
     elif "," in os.environ.get("TPU_WORKER_HOSTNAMES", ""):
         jax.distributed.initialize(**times)
+        watch.current.process, watch.current.processes = jax.process_index(), jax.process_count()
 
 
 def is_first() -> bool:

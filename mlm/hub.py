@@ -25,7 +25,7 @@ PING = 1.0  # seconds between two signs of life
 PATIENCE = 60.0  # heartbeat until that of the config is known
 LINGER = 5.0  # seconds for which the last word is waited on: to be heard, or to come
 COLLECT = 2.0  # seconds in which several processes may find that they hang, before it is judged which one it was
-PHASES = ("start", "compile", "input", "step", "evaluate", "save", "done")  # in the order of a step
+PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Line:
     def __init__(self, connection: socket.socket):
         """Takes the connection over."""
         self._socket = connection
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler sends too
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.patience(PATIENCE)
         self._file = connection.makefile("rb")

@@ -51,7 +51,7 @@ class Watch:
         self._place: tuple[str, int | None, float, float] = ("start", None, time.monotonic(), time.time())
         self._hang = self._heartbeat = 0.0
         self._asked: tuple[str, float] | None = None  # to end: the signal's name, and when
-        self._lock = threading.Lock()
+        self._lock, self._files = threading.RLock(), threading.RLock()
         self._ended = False  # the first reason is known
         self._over = False  # all is done
         self._stacks: Any = None
@@ -101,6 +101,7 @@ class Watch:
         """Leaves the run in good order; returns the code."""
         if code == 0:
             self.at("done", self._place[1])
+            self.wait_for_all("done")
         self._over = True
         self._write_progress()
         if self.peers is not None:
@@ -190,14 +191,15 @@ class Watch:
         return True
 
     def _write_progress(self) -> None:
-        phase, step, _, when = self._place
-        place = {"step": step, "phase": phase, "time": when}
-        self._write("progress.json", place | {"process": self.process, "host": self._host, "pid": os.getpid()})
+        with self._files:  # an older place must not replace a newer one
+            phase, step, _, when = self._place
+            place = {"step": step, "phase": phase, "time": when}
+            self._write("progress.json", place | {"process": self.process, "host": self._host, "pid": os.getpid()})
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        if self._open_stacks():
-            with contextlib.suppress(OSError):
-                temporary = self._folder / f".{name}.{threading.get_ident()}"
+        with self._files, contextlib.suppress(OSError):
+            if self._open_stacks():
+                temporary = self._folder / f".{name}"
                 temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
                 temporary.replace(self._folder / name)
 
@@ -231,7 +233,7 @@ def _exit(code: int) -> NoReturn:
 current = Watch("", None)
 
 
-def begin(name: str, *, workdir: str, processes: int, process: int) -> Watch:
+def begin(name: str, workdir: str, *, processes: int, process: int) -> Watch:
     """Starts the watch of this process."""
     global current
     told = os.environ.get("MLM_HOST_DIR", "")

@@ -85,10 +85,8 @@ class Loop:
             self._profile(step, state)
             watch.at("input", step)
             batch = sharding.put_batch(next(input_), self.run.mesh, rows)
-            if step == start + 1:
-                watch.at("compile", step)
-                distributed.compile_together(self.run.train_step, state, batch)
-            watch.at("step", step)
+            watch.at("compile" if step == start + 1 else "step", step)
+            distributed.compile_together(self.run.train_step, state, batch)
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = self.run.train_step(state, batch)
             if step == start + 1:
