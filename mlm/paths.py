@@ -49,12 +49,8 @@ def sizes(folder: UPath) -> dict[str, int]:
     """Returns {name: bytes} of the files in a folder, from one listing; nothing if there is no such folder."""
     try:
         if is_remote(folder):
-            found = [
-                (entry["name"], entry["size"])
-                for entry in folder.fs.ls(folder.path, detail=True)
-                if entry["type"] == "file"
-            ]
-            return {name.rpartition("/")[2]: size for name, size in found}
+            entries = folder.fs.ls(folder.path, detail=True)
+            return {e["name"].rpartition("/")[2]: e["size"] for e in entries if e["type"] == "file"}
         with os.scandir(folder) as entries:
             return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
     except FileNotFoundError:

@@ -52,6 +52,7 @@ class Checkpoints:
         _barrier("checkpoints opened")
         best = BestN(get_metric_fn=lambda m: -m["loss"], n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
+            best_fn=lambda m: -m["loss"],  # so that the scores are written, for the policy after a restart
             preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
             cleanup_tmp_directories=True,
             enable_background_delete=False,
