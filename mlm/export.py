@@ -14,7 +14,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +31,7 @@ from mlm import model_card, predict, verify_export
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.model import weights
-from mlm.paths import UPath
+from mlm.paths import UPath, is_begun, is_remote, replacing
 from mlm.trained import Trained, from_folder
 
 PROOF = "proof.json"  # written last: a folder with it is an export
@@ -80,7 +79,7 @@ def export(
         can't be run or lacks a package.
       DamageError: what was written does not give the same ids, logits or fillings.
     """
-    if folder.exists() and not (folder / PROOF).is_file():
+    if folder.exists() and not (folder / PROOF).is_file() and not is_begun(folder, last=PROOF):
         raise InputError(
             f"{folder}: is there and is no export (it holds no {PROOF}); name another folder, or move it away."
         )
@@ -220,11 +219,10 @@ def _check_in_torch(python: str, folder: Path) -> None:
 @contextmanager
 def _replacing(folder: UPath) -> Iterator[Path]:
     """Yields an empty local folder that becomes `folder` at the end, unless something was raised."""
-    if "://" in str(folder):
-        with tempfile.TemporaryDirectory() as new:
-            yield Path(new)
-            for file in sorted(Path(new).iterdir(), key=lambda file: file.name == PROOF):
-                _copy(UPath(file), folder / file.name)
+    if is_remote(folder):
+        with replacing(folder, last=PROOF) as new:
+            new.mkdir()
+            yield new
         return
     target = Path(str(folder))
     temporary = target.with_name(f".{target.name}.tmp")

@@ -79,7 +79,7 @@ def _bucket_lock(path: UPath) -> Iterator[None]:
 
 
 class _Object:
-    """A lock in a bucket: who created the object's generation holds it; each renewal raises its metageneration."""
+    """A lock in a bucket: who created the object's generation holds it; each renewal changes its metadata."""
 
     def __init__(self, path: UPath):
         self._path, self._fs = path, path.fs
@@ -102,7 +102,7 @@ class _Object:
                 holder = json.loads(self._path.read_text())
             except FileNotFoundError:
                 continue  # given back between the two
-            state = f"{info['generation']} {info['metageneration']}"
+            state = f"{info['generation']} {info.get('metadata')}"
             who = f" (on {holder['host']}, process {holder['process']})"
             if seen and state != seen:
                 raise _refusal(self._path.parent, who)

@@ -1,12 +1,48 @@
-"""Reading what a run has written, without jax. metrics.jsonl and timing.jsonl hold one JSON object a line."""
+"""The logs of a run, without jax. metrics.jsonl and timing.jsonl hold one JSON object a line."""
 
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from mlm.errors import DamageError
-from mlm.paths import UPath
+from mlm.paths import UPath, is_remote, write_text
+
+EVERY = 20.0  # seconds between two writes of a log in a bucket, which takes an object about once a second
+
+
+class Lines:
+    """Appends to a log; in a bucket, where nothing can be appended to, the whole object is replaced now and then.
+
+    What a kill can lose there are lines since the last `flush`, so that comes before each checkpoint: what is cut at a
+    restart are only lines after one.
+    """
+
+    def __init__(self, path: UPath):
+        """Opens a log that `cut` has left whole."""
+        self._path, self._remote = path, is_remote(path)
+        there = self._remote and path.is_file()
+        self._text: list[str] = [path.read_text()] if there else []
+        self._written, self._when = len(self._text), time.monotonic()
+
+    def append(self, values: dict[str, Any]) -> None:
+        """Appends an object as a line."""
+        line = json.dumps(values) + "\n"
+        if not self._remote:
+            with self._path.open("a") as file:
+                file.write(line)
+            return
+        self._text.append(line)
+        if time.monotonic() - self._when >= EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Returns when all lines are where a kill leaves them."""
+        if self._remote and self._written < len(self._text):
+            text = "".join(self._text)
+            write_text(self._path, text)
+            self._text, self._written, self._when = [text], 1, time.monotonic()
 
 
 def cut(path: UPath, start: int) -> None:
@@ -20,9 +56,7 @@ def cut(path: UPath, start: int) -> None:
     lines = path.read_text().splitlines(keepends=True)
     kept = [line for line, entry in _entries(path, lines) if entry["step"] <= start]
     if kept != lines:
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text("".join(kept))
-        temporary.rename(path)
+        write_text(path, "".join(kept))
 
 
 def read(path: UPath, kind: str = "") -> list[dict[str, Any]]:

@@ -19,8 +19,8 @@ from pathlib import Path
 import fsspec
 from upath import UPath
 
-__all__ = ["UPath", "children", "is_remote", "local_folder", "make_folder", "move", "put_file", "remove"]
-__all__ += ["replacing", "sizes", "write_text"]
+__all__ = ["UPath", "children", "is_begun", "is_remote", "local_folder", "local_place", "make_folder", "move"]
+__all__ += ["put_file", "put_tree", "remove", "replacing", "sizes", "write_text"]
 
 # gcsfs keeps what it has listed: other hosts write into the same folders.
 fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
@@ -49,8 +49,8 @@ def sizes(folder: UPath) -> dict[str, int]:
     """Returns {name: bytes} of the files in a folder, from one listing; nothing if there is no such folder."""
     try:
         if is_remote(folder):
-            found = [(entry["name"], entry["size"]) for entry in folder.fs.ls(folder.path) if entry["type"] == "file"]
-            return {name.rpartition("/")[2]: size for name, size in found}
+            entries = folder.fs.ls(folder.path, detail=True)
+            return {e["name"].rpartition("/")[2]: e["size"] for e in entries if e["type"] == "file"}
         with os.scandir(folder) as entries:
             return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
     except FileNotFoundError:
@@ -122,6 +122,25 @@ def _fetched(folder: str) -> str:
     return target
 
 
+def is_begun(folder: UPath, *, last: str) -> bool:
+    """Returns whether `replacing` was cut short in a bucket, and left a folder that may be replaced."""
+    return is_remote(folder) and (folder / f"{last}.begun").is_file()
+
+
+def local_place(folder: UPath) -> Path:
+    """Returns a local folder for a library that can't write to a bucket; `put_tree` brings its files to `folder`."""
+    return Path(tempfile.mkdtemp(prefix="mlm-new-")) if is_remote(folder) else Path(str(folder))
+
+
+def put_tree(place: Path, folder: UPath) -> None:
+    """Moves all files of a `local_place` to their folder in a bucket; on a disk they are there."""
+    if not is_remote(folder):
+        return
+    for file in sorted(path for path in place.rglob("*") if path.is_file()):
+        put_file(file, folder / file.relative_to(place).as_posix())
+    shutil.rmtree(place)
+
+
 @contextlib.contextmanager
 def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
     """Yields the path of a local folder that is to be made, and becomes `folder`, unless something was raised.
@@ -138,7 +157,9 @@ def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
         new = Path(place, folder.name)
         yield new
         begun = folder / f"{last}.begun"
-        begun.write_text("")
+        begun.write_text("begun\n")
+        if (folder / last).is_file():
+            (folder / last).unlink()
         for file in sorted(new.iterdir(), key=lambda file: file.name == last):
             put_file(file, folder / file.name)
         begun.unlink()

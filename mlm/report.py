@@ -18,7 +18,7 @@ from mlm import config as configs
 from mlm import logs, plots
 from mlm.errors import InputError
 from mlm.goodput import Session, TimeUse, sessions, use_of_time
-from mlm.paths import UPath
+from mlm.paths import UPath, write_text
 from mlm.workdir import Workdir
 
 HERE = Path(__file__).parent
@@ -68,10 +68,7 @@ def write(workdir: Workdir) -> None:
       InputError: the run has logged nothing yet.
       DamageError: a log, config.json or manifest.json is damaged.
     """
-    page = render(gather(workdir))
-    temporary = workdir.report.with_name(workdir.report.name + ".tmp")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.rename(workdir.report)
+    write_text(workdir.report, render(gather(workdir)))
 
 
 def gather(workdir: Workdir) -> Facts:

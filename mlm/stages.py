@@ -16,7 +16,7 @@ from mlm.data.hosts import Hosts, wait
 from mlm.data.manifest import NAME, Manifest, holds_foreign_shards, load_manifest, verify
 from mlm.data.shards import ALONE
 from mlm.errors import InputError
-from mlm.paths import UPath, children, replacing
+from mlm.paths import UPath, children, is_begun, replacing
 from mlm.workdir import Workdir
 
 RECIPE = "recipe.json"  # in the tokenizer's folder, and the last file there: what it was made from
@@ -40,8 +40,7 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, hosts: Hosts = ALONE) -
             lambda: (0 if recipe.is_file() else 1, lambda: f"the tokenizer of host 0 in {workdir.tokenizer}"),
             patience=config.shards.patience,
         )
-    begun = workdir.tokenizer / (RECIPE + ".begun")
-    if children(workdir.tokenizer) and (recipe.is_file() or not begun.is_file()):
+    if children(workdir.tokenizer) and not is_begun(workdir.tokenizer, last=RECIPE):
         if not recipe.is_file() or json.loads(recipe.read_text()) != json.loads(json.dumps(settings)):
             raise InputError(
                 f"{workdir.tokenizer}: was made with other settings (config.corpus, config.tokenizer); use another "

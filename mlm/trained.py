@@ -15,7 +15,7 @@ from mlm import config as configs
 from mlm.errors import InputError
 from mlm.model import roberta, weights
 from mlm.model.roberta import Params
-from mlm.paths import UPath
+from mlm.paths import UPath, local_folder
 from mlm.training import build, checkpoint, sharding
 from mlm.workdir import Workdir
 
@@ -89,7 +89,8 @@ def from_folder(folder: str) -> Trained:
             raise InputError(
                 f"{folder}: there is no {name}; name a folder that export wrote, or a transformers folder."
             )
-    config = RobertaConfig.from_pretrained(folder)
+    root = UPath(local_folder(folder))  # transformers and safetensors read local files alone
+    config = RobertaConfig.from_pretrained(str(root))
     if config.model_type != "roberta" or not config.tie_word_embeddings:
         raise InputError(f"{folder}: is a {config.model_type} (or its embeddings are not tied); a RoBERTa is needed.")
     try:

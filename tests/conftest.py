@@ -12,11 +12,19 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)  # subprocesses of the tests inherit it
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["FSSPEC_GCS_TOKEN"] = "anon"  # for the emulator of Google Cloud Storage, which speaks no gRPC either
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 import jax
 import pytest
 
-pytest_plugins = ["tests.fixtures", "tests.fixtures_data", "tests.trained_model", "tests.fixtures_pods"]
+pytest_plugins = [
+    "tests.fixtures",
+    "tests.fixtures_bucket",
+    "tests.fixtures_data",
+    "tests.fixtures_pods",
+    "tests.trained_model",
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:

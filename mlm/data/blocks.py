@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
+import multiprocessing
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -160,12 +162,19 @@ def _digest(split: str, texts: list[str]) -> tuple[str, int]:
 
 def start(folder: str) -> None:
     """Prepares a worker process: one thread each, the processes are the parallelism."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     global _tokenizer
     _tokenizer = tokenizer.load_fast(folder)
     _tokenizer.no_truncation()
     _tokenizer.no_padding()
     _tokenizer.encode_special_tokens = True
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _tokenize(number: int, split: str, texts: list[str], folder: str, scratch: Path, dtype: np.dtype) -> Block:

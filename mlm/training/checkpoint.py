@@ -23,10 +23,11 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, children, make_folder, move, write_text
+from mlm.paths import UPath, children, is_remote, make_folder, move, remove, write_text
 from mlm.training.sharding import named_leaves
 
 HASHES = "hashes.json"
+COMMITTED = "commit_success.txt"  # in a bucket, orbax writes a step under its name and this file last
 logger = logging.getLogger(__name__)
 
 
@@ -44,10 +45,14 @@ class Checkpoints:
         if jax.process_index() == 0:
             make_folder(folder)
             for step in sorted(set(_step_folders(folder)) - set(complete_steps(folder))):
-                set_aside(folder, step, "incomplete")
+                if is_remote(folder) and not (folder / str(step) / COMMITTED).is_file():
+                    remove(folder / str(step))
+                else:
+                    set_aside(folder, step, "incomplete")
         _barrier("checkpoints opened")
         best = BestN(get_metric_fn=lambda m: -m["loss"], n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
+            best_fn=lambda m: -m["loss"],  # so that the scores are written, for the policy after a restart
             preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
             cleanup_tmp_directories=True,
             enable_background_delete=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from mlm import distributed, flops, logs, watch
 from mlm.data import batches
 from mlm.data.manifest import Manifest
 from mlm.errors import DamageError, InputError, NumericsError, PreemptedError
+from mlm.paths import local_place, put_tree, write_text
 from mlm.training import build, checkpoint, evaluation, sharding
 from mlm.training.metrics import Log
 from mlm.training.state import TrainState
@@ -47,7 +49,7 @@ def train(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> dict[str,
     if found is not None:
         _refuse_changes(workdir, found, meta)
     if jax.process_index() == 0:
-        workdir.config.write_text(configs.to_json(config) + "\n")
+        write_text(workdir.config, configs.to_json(config) + "\n")
     with checkpoint.Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep) as checkpoints:
         state = _fresh(config, manifest, run) if found is None else checkpoints.restore(found, run.shapes)
         log = _open_log(config, workdir, run, facts, found or 0)
@@ -72,6 +74,7 @@ class Loop:
     stop: distributed.StopSignal
     workdir: Workdir
     tracing: bool = False  # a profile is being taken
+    trace: Path | None = None  # into this folder
 
     def run_from(self, start: int, state: TrainState) -> dict[str, float]:
         """Makes the updates `start` + 1 to the last; returns the scores after the last, at once if it was made."""
@@ -143,13 +146,15 @@ class Loop:
         if int(metrics["bad_in_row"]) >= self.config.train.guard_limit:
             self._read(step, metrics)  # says what happened, and saves nothing
         watch.at("save", step)
+        self.log.flush()
         with self.log.paused("checkpoint", step):
             self.checkpoints.save(step, state, self.meta | {"step": step}, scores and scores["loss"])
 
     def _profile(self, step: int, state: TrainState) -> None:
         first = self.config.log.profile_start
         if first and step == first:
-            jax.profiler.start_trace(str(self.workdir.root / "profile"))
+            self.trace = local_place(self.workdir.root / "profile")
+            jax.profiler.start_trace(str(self.trace))
             self.tracing = True
         if self.tracing and step == first + self.config.log.profile_steps:
             self._end_profile(state)
@@ -157,6 +162,7 @@ class Loop:
     def _end_profile(self, state: TrainState) -> None:
         jax.block_until_ready(state.step)
         jax.profiler.stop_trace()
+        put_tree(self.trace, self.workdir.root / "profile")
         self.tracing = False
 
     def _check_traces(self) -> None:

@@ -6,13 +6,15 @@ timing.jsonl   what it cost: when the run started, how fast each stretch was; on
 
 from __future__ import annotations
 
-import json
 import math
 import platform
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +22,7 @@ from tqdm import tqdm
 
 from mlm import logs
 from mlm.errors import InputError
-from mlm.paths import UPath
+from mlm.paths import UPath, is_remote
 
 
 class Log:
@@ -52,11 +54,11 @@ class Log:
         self.last_scores: dict[str, float] = {}
         self._writes = jax.process_index() == 0
         self._tokens_per_step, self._flops_per_token, self._peak = tokens_per_step, flops_per_token, peak_flops
-        self._metrics, self._timing = workdir / "metrics.jsonl", workdir / "timing.jsonl"
         self._sinks: list[Any] = []
         if self._writes:
-            logs.cut(self._metrics, start)
-            logs.cut(self._timing, sys.maxsize)  # a line torn by a kill alone: the next one must not join it
+            logs.cut(workdir / "metrics.jsonl", start)
+            logs.cut(workdir / "timing.jsonl", sys.maxsize)  # a line torn by a kill alone: the next must not join it
+            self._metrics, self._timing = (logs.Lines(workdir / name) for name in ("metrics.jsonl", "timing.jsonl"))
             if tensorboard:
                 self._sinks.append(_TensorBoard(workdir / "tensorboard", start))
             if wandb:
@@ -100,6 +102,7 @@ class Log:
         """Logs the scores of an evaluation at `step`."""
         self.last_scores = scores
         self.line("eval", step, scores)
+        self.flush()
         self.say(f"step {step}: evaluation loss {scores['loss']:.4f}, accuracy {scores['accuracy']:.1%}")
 
     def line(self, kind: str, step: int, values: dict[str, Any]) -> None:
@@ -107,14 +110,14 @@ class Log:
         if not self._writes:
             return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        _append(self._metrics, {"step": step, "kind": kind, **finite})
+        self._metrics.append({"step": step, "kind": kind, **finite})
         for sink in self._sinks:
             sink.write(kind, step, {k: v for k, v in finite.items() if isinstance(v, int | float)})
 
     def time(self, kind: str, step: int, **values: Any) -> None:
         """Appends a line to timing.jsonl."""
         if self._writes:
-            _append(self._timing, {"step": step, "kind": kind, "time": round(time.time(), 3), **values})
+            self._timing.append({"step": step, "kind": kind, "time": round(time.time(), 3), **values})
 
     def say(self, text: str) -> None:
         """Shows a sentence to the person at the terminal, or in the log of the job."""
@@ -130,16 +133,20 @@ class Log:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
 
+    def flush(self) -> None:
+        """Returns when what was logged is where a kill leaves it; must come before a checkpoint that it leads up to."""
+        if self._writes:
+            self._metrics.flush()
+            self._timing.flush()
+            for sink in self._sinks:
+                sink.flush()
+
     def close(self) -> None:
-        """Closes the bar and the event files."""
+        """Writes what is left, and closes the bar and the event files."""
+        self.flush()
         self._bar.close()
         for sink in self._sinks:
             sink.close()
-
-
-def _append(path: UPath, values: dict[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(values) + "\n")
 
 
 def _short(number: float) -> str:
@@ -150,15 +157,28 @@ class _TensorBoard:
     def __init__(self, folder: UPath, start: int):
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=start + 1)
+        self._target = folder if is_remote(folder) else None
+        self._local = tempfile.mkdtemp(prefix="mlm-events-") if self._target else str(folder)
+        self._writer = SummaryWriter(self._local, purge_step=start + 1)
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
         for key, value in values.items():
             self._writer.add_scalar(f"{kind}/{key}", value, step)
+        if self._target is None:
+            self._writer.flush()
+
+    def flush(self) -> None:
+        """Writes what there is; in a bucket, the events of this start are one file that is put there anew each time."""
         self._writer.flush()
+        if self._target is not None:
+            for file in Path(self._local).iterdir():
+                (self._target / file.name).write_bytes(file.read_bytes())
 
     def close(self) -> None:
+        self.flush()
         self._writer.close()
+        if self._target is not None:
+            shutil.rmtree(self._local, ignore_errors=True)
 
 
 class _Wandb:
@@ -173,6 +193,9 @@ class _Wandb:
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
         self._run.log({f"{kind}/{key}": value for key, value in values.items()}, step=step)
+
+    def flush(self) -> None:
+        """Weights & Biases sends its lines itself."""
 
     def close(self) -> None:
         self._run.finish()

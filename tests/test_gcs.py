@@ -1,0 +1,251 @@
+"""gs:// against an emulator: shards, tokenizer, checkpoints, logs, report, export and the lock.
+
+What reads shards in training, tf.data, has a client that can't be pointed at an emulator: here the shards of a run are
+local, and those in the bucket are read by everything else.
+"""
+
+import hashlib
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mlm import lock, logs, stages
+from mlm.data import blocks, corpus, shards, tokenizer
+from mlm.data.hosts import Hosts
+from mlm.errors import DamageError, InputError
+from mlm.paths import UPath, children, local_folder, move, remove, replacing, sizes, write_text
+from mlm.training import checkpoint
+from mlm.workdir import Workdir
+from tests import processes
+from tests.fixtures import tiny_config
+from tests.fixtures_data import COUNTS, LENGTH, write_shards
+
+
+def contents(folder: UPath) -> dict[str, str]:
+    """{file below the folder: SHA-256} of a folder, local or not."""
+    files = [path for path in UPath(folder).rglob("*") if path.is_file()]
+    return {str(path)[len(str(folder)) :]: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_paths(bucket, tmp_path):
+    root = UPath(bucket)
+    assert children(root / "absent") == [] and sizes(root / "absent") == {}
+    remove(root / "absent")
+    write_text(root / "a" / "x.json", "{}")
+    (root / "a" / "empty").write_text("")
+    (root / "a" / "b" / "deep.txt").write_text("deep")
+    assert sizes(root / "a") == {"x.json": 2, "empty": 0}
+    assert [path.name for path in children(root / "a")] == ["b", "empty", "x.json"]
+    (root / "a" / "later").write_text("by another host")
+    assert "later" in sizes(root / "a"), "a listing was kept"
+    move(root / "a", root / "moved", first="x.json")
+    assert children(root / "a") == []
+    assert {path.name for path in (root / "moved").rglob("*") if path.is_file()} == {
+        "x.json",
+        "empty",
+        "later",
+        "deep.txt",
+    }
+    with pytest.raises(FileNotFoundError):
+        local_folder(f"{bucket}/nowhere")
+
+
+def test_a_replacement_that_was_cut_short_is_known_as_one(bucket, monkeypatch):
+    folder = UPath(bucket) / "export"
+    for text in ("old", "new"):
+        with replacing(folder, last="proof") as new:
+            new.mkdir()
+            for name in ("a", "proof", "z"):
+                (new / name).write_text(text)
+        assert {path.name: path.read_text() for path in children(folder)} == dict.fromkeys(("a", "proof", "z"), text)
+    monkeypatch.setattr("mlm.paths.put_file", lambda file, target: 1 / 0)
+    with pytest.raises(ZeroDivisionError), replacing(folder, last="proof") as new:
+        new.mkdir()
+        (new / "a").write_text("newest")
+    assert {path.name for path in children(folder)} == {"a", "proof.begun", "z"}
+
+
+def test_shards_in_a_bucket(bucket, manifest, texts, tokenizer_folder, monkeypatch):
+    from mlm.data.manifest import holds_foreign_shards, load_manifest, verify, work_folder
+
+    monkeypatch.setattr(blocks, "BLOCK_DOCUMENTS", 90)
+    folder = f"{bucket}/shards"
+    stopped = write_documents(texts[:400], stop_after=300)
+    settings = {"tokenizer_folder": tokenizer_folder, "folder": folder, "length": LENGTH, "counts": COUNTS}
+    with pytest.raises(InputError, match="stop"):
+        shards.write(stopped, source="texts", workers=1, **settings)
+    kept = {path: path.stat().st_mtime for path in work_folder(folder).glob("blocks-*/*")}
+    assert len(kept) >= 2
+    # What a kill in the middle of the shards leaves is not taken for the shards of another program.
+    (UPath(folder) / "train" / "dataset-0-9.tfrecord").write_bytes(b"half")
+    assert not holds_foreign_shards(folder)
+    with pytest.raises(InputError, match="not complete"):
+        load_manifest(folder, tokenizer_folder=tokenizer_folder)
+    with pytest.raises(InputError, match="another corpus"):
+        write_shards(texts[:400], folder, tokenizer_folder, source="others")
+    (UPath(folder) / "train" / "dataset-0-9.tfrecord").unlink()
+
+    made: dict[int, object] = {}
+
+    def host(index: int) -> None:
+        documents = write_documents(texts[:400])
+        made[index] = shards.write(documents, source="texts", workers=1, hosts=Hosts(2, index), **settings)
+
+    threads = [threading.Thread(target=host, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(200)
+    assert made[0].fingerprint == made[1].fingerprint == manifest.fingerprint
+    assert contents(UPath(folder)) == contents(UPath(manifest.folder))
+    assert children(work_folder(folder)) == []
+    verify(load_manifest(folder), deep=True)
+    assert write_shards([], folder, tokenizer_folder) == load_manifest(folder)
+    shard = UPath(folder) / made[0].splits["train"].shards[1].file
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    with pytest.raises(DamageError, match="dataset-1-"):
+        verify(load_manifest(folder), deep=True)
+
+
+def write_documents(texts: list[str], stop_after: int | None = None):
+    for number, text in enumerate(texts):
+        if number == stop_after:
+            raise InputError("stop")
+        yield corpus.Document(text, "train" if number % 10 else "validation")
+
+
+def test_the_tokenizer_lies_in_the_bucket(bucket, tokenizer_folder):
+    workdir = Workdir(bucket)
+    config = tiny_config(f"tokenizer.path={tokenizer_folder}")
+    stages.make_tokenizer(config, workdir)
+    written = contents(workdir.tokenizer)
+    assert "/recipe.json" in written and "/recipe.json.begun" not in written
+    stages.make_tokenizer(config, workdir, Hosts(2, 1))
+    assert contents(workdir.tokenizer) == written
+    assert tokenizer.fingerprint(str(workdir.tokenizer)) == tokenizer.fingerprint(tokenizer_folder)
+    assert tokenizer.special_ids(str(workdir.tokenizer)) == tokenizer.special_ids(tokenizer_folder)
+    with pytest.raises(InputError, match="other settings"):
+        stages.make_tokenizer(tiny_config("tokenizer.path=elsewhere"), workdir)
+    (workdir.tokenizer / "recipe.json").unlink()
+    write_text(workdir.tokenizer / "recipe.json.begun", "")  # as after a kill
+    stages.make_tokenizer(config, workdir)
+    assert contents(workdir.tokenizer) == written
+
+
+def test_checkpoints_in_a_bucket(bucket):
+    folder = UPath(bucket) / "checkpoints"
+    state = {"a": jnp.arange(1000.0), "b": {"c": jnp.ones((50, 7))}}
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    with checkpoint.Checkpoints(folder, keep=2) as checkpoints:
+        for step, score in ((1, 0.1), (2, 0.9), (3, 0.8), (4, 0.7)):
+            checkpoints.save(step, jax.tree.map(lambda x, s=step: x * s, state), {"step": step}, score)
+    assert checkpoint.complete_steps(folder) == [1, 3, 4], "two of the newest, and the best"
+    assert checkpoint.choose(folder, on_damage="stop") == 4
+    assert checkpoint.read_meta(folder, 3) == {"step": 3}
+    # Of a kill while orbax wrote step 9, under its name, and of one while the hashes of step 5 were taken.
+    write_text(folder / "9" / "state" / "d" / "abc", "half")
+    write_text(folder / "5" / "commit_success.txt", "")
+    [file] = [path for path in (folder / "4" / "state" / "d").iterdir() if path.is_file()][:1]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(DamageError, match=file.name):
+        checkpoint.choose(folder, on_damage="stop")
+    assert checkpoint.choose(folder, on_damage="fallback") == 3
+    with checkpoint.Checkpoints(folder, keep=2) as checkpoints:
+        restored = checkpoints.restore(3, shapes)
+        checkpoints.save(6, restored, {"step": 6}, None)
+    assert np.array_equal(restored["a"], 3 * np.arange(1000.0))
+    assert checkpoint.complete_steps(folder) == [1, 3, 6]
+    assert {path.name for path in children(folder)} >= {"damaged.4", "incomplete.5"}
+    assert not (folder / "9").exists()
+    assert (folder / "damaged.4" / "hashes.json").is_file() and not (folder / "4").exists()
+
+
+def test_a_log_is_put_anew_now_and_then(bucket, monkeypatch):
+    path = UPath(bucket) / "metrics.jsonl"
+    log, puts = logs.Lines(path), []
+    monkeypatch.setattr(logs, "write_text", lambda *args: (puts.append(args), write_text(*args)))
+    for step in range(100):
+        log.append({"step": step, "kind": "train"})
+    assert not puts, "an object may be replaced about once a second"
+    log.flush()
+    log.flush()
+    assert len(puts) == 1
+    assert [line["step"] for line in logs.read(path)] == list(range(100))
+    monkeypatch.setattr(logs, "EVERY", 0.0)
+    log.append({"step": 100, "kind": "train"})
+    assert logs.read(path)[-1]["step"] == 100
+    logs.cut(path, 50)
+    again = logs.Lines(path)
+    again.append({"step": 51, "kind": "train"})
+    again.flush()
+    assert [line["step"] for line in logs.read(path)] == list(range(52))
+
+
+def test_one_process_at_a_time(bucket, monkeypatch):
+    monkeypatch.setattr(lock, "RENEW", 0.3)
+    monkeypatch.setattr(lock, "STALE", 3.0)
+    folder = UPath(bucket)
+    with lock.held(folder):
+        with pytest.raises(InputError, match="another process"), lock.held(folder):
+            pass
+        with lock.held(folder, part="1"):
+            pass
+    assert children(folder) == []
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for host, least in (("another", 3.0), (lock.platform.node(), 0.0)):
+        write_text(folder / ".lock", json.dumps({"host": host, "process": gone.pid}))
+        begin = time.monotonic()
+        with lock.held(folder):
+            assert time.monotonic() - begin >= least
+        assert children(folder) == []
+
+
+def test_a_bucket_that_is_not_there_is_told(emulator):
+    with pytest.raises(InputError, match="gs://nowhere/run"):
+        Workdir("gs://nowhere/run")
+
+
+def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, manifest, tokenizer_folder, tmp_path):
+    settings = ("train.steps=20", "checkpoint.every=7", "evaluate.every=10", "log.every=2", "log.tensorboard=true")
+    local = tmp_path / "run"
+    for workdir in (str(local), f"{bucket}/run"):
+        arguments = processes.train_arguments(workdir, manifest.folder, *settings)
+        if workdir != str(local):
+            started = processes.start(arguments, program=processes.DELAYED)
+            path = UPath(workdir) / "checkpoints" / "7" / "hashes.json"
+            processes.kill_when(started, path.is_file)
+        processes.run(arguments)
+    run = UPath(f"{bucket}/run")
+    assert (run / "metrics.jsonl").read_text() == (local / "metrics.jsonl").read_text()
+    assert json.loads((run / "config.json").read_text()) == json.loads((local / "config.json").read_text())
+    starts = [line for line in logs.read(run / "timing.jsonl") if line["kind"] == "start"]
+    assert [line["step"] for line in starts] == [0, 7], "the first start's lines came before its checkpoint"
+    assert len(children(run / "tensorboard")) == 2 and not pathlib.Path("gs:").exists()
+    for folder in (local, run):
+        with replacing(UPath(folder) / "tokenizer", last="tokenizer.json") as new:
+            new.mkdir()
+            for file in pathlib.Path(tokenizer_folder).iterdir():
+                (new / file.name).write_bytes(file.read_bytes())
+    assert checkpoint.choose(run / "checkpoints", on_damage="stop") == 20
+    for workdir in (str(local), str(run)):
+        processes.run(["export", f"--workdir={workdir}"])
+        processes.run(["report", f"--workdir={workdir}"])
+    assert (run / "report.html").read_text().startswith("<!doctype") or "<html" in (run / "report.html").read_text()
+    own, other = contents(run / "export"), contents(UPath(local / "export"))
+    assert own.keys() == other.keys()
+    assert {f: own[f] == other[f] for f in own if f.endswith((".safetensors", ".msgpack", "proof.json"))} == {
+        f: True for f in own if f.endswith((".safetensors", ".msgpack", "proof.json"))
+    }
+    out, _ = processes.run(["predict", f"--model={run}/export", "It is the <mask>."])
+    assert "It is the" in out
