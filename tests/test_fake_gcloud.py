@@ -81,7 +81,7 @@ def wait_for(what, seconds=20):
     return result
 
 
-# Command lines and the first line with which Google Cloud SDK 528.0.0 refused each (run without an account).
+# Command lines and the words with which Google Cloud SDK 528.0.0 refused each (its suggestions left out).
 CREATE = "tpu-vm create x --zone=z --project=p"
 QUEUED = "queued-resources create q --zone=z --project=p --runtime-version=v"
 CHIPS = "(--accelerator-type | --topology --type)"
