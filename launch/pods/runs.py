@@ -224,7 +224,8 @@ def lines(seen: Look) -> list[str]:
             signal = report.exit.get("signal")
             words.append(f"signal {signal}" if signal else f"exit code {report.exit.get('code')}")
         if report.progress:
-            words.append(f"step {report.progress.get('step')} ({report.progress.get('phase')})")
+            step, phase = report.progress.get("step"), report.progress.get("phase")
+            words.append(f"{phase}" if step is None else f"step {step} ({phase})")
         if report.stopped and report.state == "running":
             words.append("stopped, as by SIGSTOP")
         found.append(", ".join(words))
