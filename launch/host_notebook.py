@@ -25,12 +25,13 @@ def notebook(root: pathlib.Path, code: str, port: int, alone: bool) -> dict:
         raise HostError("no token came on stdin") from error
     installed = (host_setup.read(root / "code" / f".{code}.json") or {}).get("requirements", "")
     python = host_setup.interpreter(root, installed)
-    if subprocess.run([python, "-c", "import jupyterlab"], capture_output=True, check=False).returncode:
+    folder = root / "code" / code
+    if subprocess.run([python, "-c", "import jupyterlab"], cwd=folder, capture_output=True, check=False).returncode:
         raise HostError("jupyterlab is not installed here: launch/tpu.py sync --extra jupyterlab")
     words = ["--no-browser", "--ip=127.0.0.1", f"--port={port}", "--port-retries=0"]
     process = subprocess.Popen(
         [python, "-m", "jupyterlab", *words],
-        cwd=root / "code" / code,
+        cwd=folder,
         env={**os.environ, "JUPYTER_TOKEN": token, **(ALONE if alone else {})},
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr.fileno(),

@@ -30,6 +30,7 @@ EXAMPLES = """five commands to a training pod, with pod.toml filled in:
 Ctrl-C while logs are followed leaves the run alone. Exit codes: 0; 2 for a setting that can't be right; of `run` and
 `logs` that of the run (README, "Exit codes"); 1 for everything else.
 """
+PASS_ON = ("run", "supervise")  # commands that take --config.x=y, and what stands after --
 
 
 @dataclasses.dataclass
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
     argv, words = split(argv)
     args = parser().parse_args(argv)
     try:
-        if words and args.name not in ("run", "supervise"):
+        if words and args.name not in PASS_ON:
             raise SettingsError(f"{args.name} takes no {words[0]}.")
         chosen = settings.from_arguments(args)
         runner = backend.Runner(args.dry_run)
@@ -73,7 +74,7 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
     ours, words = [], []
     rest = iter(argv)
     for word in rest:
-        if word == "--":
+        if word == "--" and argv[0] in PASS_ON:
             words += rest
         elif word.startswith("--config."):
             words.append(word if "=" in word else f"{word}={next(rest, '')}")
@@ -250,10 +251,8 @@ def _logs(tool: Tool) -> int:
     hosts = tool.hosts()
     seen = runs.look(hosts, tool.args.id)
     if not seen.attempt and not hosts.dry:
-        raise PodError(
-            f"there is no run {tool.args.id!r} on these hosts{': ' if seen.errors else ''}{'; '.join(seen.errors)}.",
-            "absent",
-        )
+        errors = "".join(f"; {error}" for error in seen.errors)
+        raise PodError(f"no host has a run {tool.args.id!r}{errors}.", "hosts" if errors else "absent")
     return follow(tool, hosts, tool.args.id, seen.attempt or 1)
 
 

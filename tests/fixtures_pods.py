@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,7 +60,7 @@ class HostFolder:
         return path, hashlib.sha256(buffer.getvalue()).hexdigest()
 
     def popen(self, *argv: str, **more) -> subprocess.Popen:
-        program = [self.PYTHON, "-I", str(LAUNCH / "host.py"), *argv]
+        program = [self.PYTHON, "-S", str(LAUNCH / "host.py"), *argv]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(program, text=True, env={**self.environment, **more}, **pipes)
 
@@ -113,45 +114,91 @@ def host(tmp_path):
 
 
 class FakePod:
-    """A v4-32 of the fake cloud, four hosts, and the launcher as a function."""
+    """A v4-16 of the fake cloud, two hosts, a repository, and the launcher as a function."""
 
-    def __init__(self, folder: pathlib.Path, capsys):
-        self.state, self.repository, self.capsys = folder / "cloud", folder / "repository", capsys
-        self.home = self.state / "my-pod"
+    def __init__(self, folder: pathlib.Path):
+        self.state, self.repository, self.bin = folder / "cloud", folder / "repository", folder / "bin"
+        self.home, self.capsys, self.synced = self.state / "my-pod", None, False
+        self.bin.mkdir()
+        for name, program in {"gcloud": FAKE / "gcloud", "python3": ""}.items():
+            (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E {program} "$@"\n')
+            (self.bin / name).chmod(0o755)  # they start in a third of the time, without site-packages
+        (self.repository / "mlm").mkdir(parents=True)
+        (self.repository / "configs").mkdir()
+        for name, text in {
+            "requirements.txt": "",
+            ".gitignore": "/runs/\n",
+            "mlm/__init__.py": "",
+            "mlm/__main__.py": STUB,
+            "configs/a.py": "",
+            "stub.py": "",
+            "pod.toml": 'name = "my-pod"\nproject = "my-project"\nzone = "us-central2-b"\n'
+            'accelerator_type = "v4-16"\nbucket = "gs://my-bucket/runs"\n'
+            f'python = "{self.bin}/python3"\n',
+        }.items():
+            (self.repository / name).write_text(text)
+        self.git("init", "-q", "-b", "main")
+        self.git("add", "-A")
+        self.git("commit", "-qm", "first")
+        fake_cloud().settings(self.state, retry_seconds=0.01)
+
+    def enter(self, patch: pytest.MonkeyPatch, capsys) -> None:
+        """Puts this process where a researcher would be."""
+        from pods import fanout
+
+        self.capsys = capsys
+        patch.chdir(self.repository)
+        patch.setenv("PATH", f"{self.bin}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv("FAKE_GCLOUD_STATE", str(self.state))
+        patch.setattr(fanout, "BACKOFF", (0.05, 0.1))
+
+    def leave(self) -> None:
+        """Ends all runs, and removes what is left of them here and on the hosts."""
+        fake_cloud().Cloud(self.state).kill("my-pod")
+        for folder in [*self.home.glob("*/home/.mlm-pod/runs"), self.repository / "runs", self.state / "faults"]:
+            shutil.rmtree(folder, ignore_errors=True)
+        (self.state / "calls.jsonl").unlink(missing_ok=True)
 
     def tpu(self, *argv: str, code: int | None = 0) -> str:
         """Runs launch/tpu.py in this process; returns what it printed, and then what it said on stderr."""
         import tpu
 
-        found = tpu.main([argv[0], *argv[1:]])
+        self.capsys.readouterr()
+        found = tpu.main(list(argv))
         out, err = self.capsys.readouterr()
         assert code is None or found == code, (found, out, err)
         return out + err
 
-    def stub(self, text: str) -> None:
-        """Sets what `python -m mlm` does, and commits it."""
-        (self.repository / "stub.py").write_text(text)
-        self.git("add", "-A")
-        self.git("commit", "-qm", "stub", "--allow-empty")
+    def ready(self, stub: str = "") -> None:
+        """Brings the pod up and the code to it, once; `python -m mlm` is to do what the stub says."""
+        fake_cloud().settings(self.state, env={"STUB": stub, "PATH": f"{self.bin}:/usr/bin:/bin"})
+        if not self.synced:
+            self.tpu("up", "--every=0.01")
+            self.tpu("sync")
+        self.synced = True
 
     def git(self, *words: str) -> None:
-        subprocess.run(["git", "-C", str(self.repository), *words], check=True, capture_output=True)
-
-    def ready(self, stub: str = "") -> None:
-        """Brings the pod up and the code to it."""
-        self.stub(stub)
-        self.tpu("up", "--every=0.01")
-        self.tpu("sync")
+        """Runs git, with a clock that stands still."""
+        who = {f"GIT_{name}_{key}": "a@b" for name in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
+        when = {f"GIT_{name}_DATE": "2026-01-01T00:00:00Z" for name in ("AUTHOR", "COMMITTER")}
+        environment = {**os.environ, **who, **when}
+        subprocess.run(["git", "-C", str(self.repository), *words], check=True, capture_output=True, env=environment)
 
     def host_folder(self, worker: int, run: str = "a", attempt: int = 1) -> pathlib.Path:
+        """Returns a run's folder on a worker."""
         return self.home / str(worker) / "home" / ".mlm-pod" / "runs" / run / str(attempt)
 
     def calls(self) -> list[list[str]]:
-        file = self.state / "calls.jsonl"
-        return [json.loads(line)["argv"] for line in file.read_text().splitlines()] if file.exists() else []
+        """Returns the arguments of every gcloud so far."""
+        return fake_cloud().Cloud(self.state).calls()
 
     def fault(self, command: str, fault: str, **more) -> None:
+        """Plants a fault."""
         fake_cloud().add_fault(self.state, command, fault, **more)
+
+    def preempt(self) -> None:
+        """Takes the pod away."""
+        fake_cloud().preempt(self.state, "my-pod")
 
 
 def fake_cloud():
@@ -165,33 +212,22 @@ def fake_cloud():
 
 @pytest.fixture
 def pod(tmp_path, monkeypatch, capsys):
-    found = FakePod(tmp_path, capsys)
-    (found.repository / "mlm").mkdir(parents=True)
-    (found.repository / "configs").mkdir()
-    for name, text in {
-        "requirements.txt": "",
-        ".gitignore": "/runs/\n",
-        "mlm/__init__.py": "",
-        "mlm/__main__.py": STUB,
-        "configs/a.py": "",
-        "stub.py": "",
-        "pod.toml": 'name = "my-pod"\nproject = "my-project"\nzone = "us-central2-b"\naccelerator_type = "v4-32"\n'
-        f'bucket = "gs://my-bucket/runs"\npython = "{sys.executable}"\n',
-    }.items():
-        (found.repository / name).write_text(text)
-    for name in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{name}_NAME", "a")
-        monkeypatch.setenv(f"GIT_{name}_EMAIL", "a@example.com")
-        monkeypatch.setenv(f"GIT_{name}_DATE", "2026-01-01T00:00:00Z")
-    found.git("init", "-q", "-b", "main")
-    found.git("add", "-A")
-    found.git("commit", "-qm", "first")
-    monkeypatch.chdir(found.repository)
-    monkeypatch.setenv("PATH", f"{FAKE}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_GCLOUD_STATE", str(found.state))
-    from pods import fanout
-
-    monkeypatch.setattr(fanout, "BACKOFF", (0.05, 0.1))
-    fake_cloud().settings(found.state, retry_seconds=0.01)
+    """A pod that does not exist yet."""
+    found = FakePod(tmp_path)
+    found.enter(monkeypatch, capsys)
     yield found
-    fake_cloud().Cloud(found.state).kill("my-pod")
+    found.leave()
+
+
+@pytest.fixture(scope="module")
+def shared_pod(tmp_path_factory):
+    """For `ready_pod`."""
+    return FakePod(tmp_path_factory.mktemp("pod"))
+
+
+@pytest.fixture
+def ready_pod(shared_pod, monkeypatch, capsys):
+    """A pod that is up and has the code; one for all tests of a file, without what their runs have left."""
+    shared_pod.enter(monkeypatch, capsys)
+    yield shared_pod
+    shared_pod.leave()

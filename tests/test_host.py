@@ -149,6 +149,14 @@ def test_stop_lets_it_save(host):
     assert host.ask("stop", "a", "1", "20")["state"] == "exited"  # again, and nothing happens
 
 
+def test_a_start_that_comes_after_its_stop(host):
+    assert host.ask("stop", "a", "1", "0")["state"] == "exited"
+    answer = host.start("time.sleep(60)")  # it was delayed on its way, and the launcher had given up
+    assert answer["started"] is False and answer["job"] is None
+    assert host.ask("preflight")["runs"] == []
+    assert host.start("sys.exit(0)", attempt=2)["started"] is True
+
+
 def test_stop_kills_what_does_not_listen(host):
     host.start("signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)")
     up(host)

@@ -108,7 +108,7 @@ def connect(settings: Settings, cloud: Backend, runner: Runner, timeout: float =
     """Returns the hosts of the pod (asked for, if not given). Raises PodError unless all of them are ready."""
     pod = pod or cloud.describe()
     if pod.state != READY:
-        state = f"{pod.state} ({pod.detail})" if pod.detail else pod.state
+        state = f"{pod.state} ({pod.detail})" if pod.detail not in ("", pod.state) else pod.state
         raise PodError(f"{pod.name} is {state}, not ready: launch/tpu.py up.", "absent")
     missing = [f"host {host.worker}" for host in pod.hosts if not host.address]
     if missing or len(pod.hosts) != settings.host_count:

@@ -28,7 +28,7 @@ def up(settings: Settings, cloud: Backend, *, every: float = 15.0) -> Pod | None
             create(settings, cloud)
         elif pod.state in GONE:
             raise PodError(
-                f"{settings.name} is {pod.state} ({pod.detail}) and won't come back, but counts against the quota: "
+                f"{settings.name} is {pod.state} and won't come back, but counts against the quota: "
                 "launch/tpu.py down, then up; or launch/tpu.py supervise, which does that.",
                 "absent",
             )

@@ -115,9 +115,7 @@ def _read(path: pathlib.Path) -> dict[str, object]:
 def _check(name: str, value: object, where: str) -> None:
     """Raises SettingsError, beginning with `where`, if the key can't have this value."""
     kind = type(FIELDS[name].default)
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
+    if type(value) is not kind and not (kind is float and type(value) is int):
         words = {str: "a text in quotes", bool: "true or false", int: "a whole number", float: "a number"}[kind]
         raise SettingsError(f"{where} is {value!r}; it must be {words}.")
     if name in PATTERNS and value and not PATTERNS[name].fullmatch(value):

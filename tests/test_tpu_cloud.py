@@ -1,0 +1,145 @@
+"""up, down, clean: a pod is asked for once, waited for, given back, and what gcloud refuses is told in clear words."""
+
+import pytest
+from pods import backend, gcloud, settings
+from pods.errors import PodError
+
+
+def verbs(pod) -> list[str]:
+    return [" ".join(call[2:4]) for call in pod.calls()]
+
+
+def test_up_is_idempotent(pod):
+    said = pod.tpu("up", "--every=0.01", "--price=2")
+    assert "creating my-pod: v4-16 in us-central2-b, on demand" in said
+    assert "my-pod is ready: v4-16, 8 chips on 2 hosts, 16.00 dollars an hour" in said
+    said = pod.tpu("up", "--every=0.01")
+    assert "creating" not in said and "is ready" in said
+    assert verbs(pod).count("tpu-vm create") == 1
+
+
+def test_up_through_the_queue(pod):
+    said = pod.tpu("up", "--every=0.01", "--queued", "--spot")
+    assert "spot, queued" in said and "my-pod waits in the queue (ACCEPTED), 0 min so far" in said
+    create = next(call for call in pod.calls() if call[3] == "create")
+    assert create[2] == "queued-resources" and {"--spot", "--node-id=my-pod"} <= set(create)
+    pod.tpu("up", "--every=0.01", "--queued", "--spot")
+    assert verbs(pod).count("queued-resources create") == 1
+    assert "deleted queued resource my-pod" in pod.tpu("down", "--queued")
+    assert not list((pod.state / "nodes.d").iterdir()) and not list((pod.state / "queued.d").iterdir())
+
+
+def test_up_waits_for_what_somebody_else_has_asked_for(pod):
+    pod.fault("describe", "unavailable", times=0)
+    pod.tpu("up", "--every=0.01")
+    node = (pod.state / "nodes.d" / "my-pod.json").read_text()
+    (pod.state / "nodes.d" / "my-pod.json").write_text(
+        node.replace('"READY"', '"CREATING"').replace('"_left": -1', '"_left": 2')
+    )
+    assert "is being created" in pod.tpu("up", "--every=0.01")
+    assert verbs(pod).count("tpu-vm create") == 1
+
+
+def test_another_pod_of_that_name_is_not_taken_for_ours(pod):
+    pod.tpu("up", "--every=0.01")
+    assert "it is a v4-16, and pod.toml says v4-8" in pod.tpu("up", "--accelerator-type=v4-8", code=2)
+    said = pod.tpu("status", "--accelerator-type=v4-64", code=1)
+    assert "my-pod should have 8 hosts (v4-64), but 2 hosts are there" in said
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("stockout", "us-central2-b has no v4-16 to give right now: try another zone, set queued = true"),
+        ("quota", "the quota of my-project for v4-16 in us-central2-b is used up"),
+        ("permission", "your account may not do this in my-project: ask its owner"),
+        ("unavailable", "Google Cloud can't be reached: try again"),
+    ],
+)
+def test_refusals_in_clear_words(pod, fault, words):
+    pod.fault("tpu-vm create", fault)
+    said = pod.tpu("up", "--every=0.01", code=1)
+    assert words in said and said.count("\n") <= 2
+    pod.tpu("up", "--every=0.01")  # and nothing is in its way later
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        # gcloud's own words, as it prints them
+        (
+            "ERROR: (gcloud.x) You do not currently have an active account selected.\nRun:\n  $ gcloud auth login",
+            "login",
+        ),
+        ("ERROR: (gcloud.x) There was a problem refreshing your current auth tokens: Reauthentication failed", "login"),
+        (
+            "ERROR: (gcloud.x) PERMISSION_DENIED: Cloud TPU API has not been used in project 1 before or is disabled.",
+            "api",
+        ),
+        (
+            "WARNING: Your project does not match the quota project.\nERROR: (gcloud.x) NOT_FOUND: Resource 'x' was "
+            "not found. This command is authenticated as a@b which is the active account specified by the "
+            "[core/account] property.",
+            "absent",
+        ),
+        ("ERROR: (gcloud.x) ALREADY_EXISTS: Resource 'x' already exists.", "exists"),
+        ("ERROR: (gcloud.x) INVALID_ARGUMENT: Invalid runtime version", "other"),
+        ("", "other"),
+    ],
+)
+def test_errors_are_told_apart(said, kind):
+    chosen = settings.Settings("n", "p", "z", "v4-8")
+    error = gcloud.TpuVm(chosen, backend.Runner())._explain("tpu-vm describe", backend.Result(1, "", said))
+    assert error.kind == kind
+    if kind == "other":
+        assert "gcloud tpu-vm describe failed with code 1" in str(error)
+
+
+def test_no_gcloud(pod, monkeypatch):
+    monkeypatch.setenv("PATH", str(pod.repository))
+    assert "gcloud isn't on this machine's PATH" in pod.tpu("up", code=1)
+
+
+def test_a_pod_that_will_not_come_back(pod):
+    pod.tpu("up", "--every=0.01", "--queued")
+    pod.preempt()
+    said = pod.tpu("up", "--queued", code=1)
+    assert "my-pod is SUSPENDED and won't come back, but counts against the quota" in said
+    assert "my-pod is SUSPENDED" in pod.tpu("sync", "--queued", code=1)
+    said = pod.tpu("clean", "--queued")
+    assert "deleted queued resource my-pod" in said
+    assert "--force" in next(call for call in pod.calls() if call[3] == "delete")
+    pod.tpu("up", "--every=0.01", "--queued")
+
+
+def test_preempted_without_a_queue(pod):
+    pod.tpu("up", "--every=0.01")
+    pod.preempt()
+    assert "my-pod is PREEMPTED" in pod.tpu("up", code=1)
+    assert "deleted TPU VM my-pod" in pod.tpu("down")
+    assert "there is nothing named my-pod in us-central2-b" in pod.tpu("down")
+
+
+def test_clean_leaves_what_is_not_ours(pod):
+    pod.fault("queued-resources create", "failed", times=2)
+    for name in ("my-pod", "a-colleagues"):
+        pod.tpu("up", "--every=0.01", "--queued", f"--name={name}", code=1)
+    said = pod.tpu("clean", "--queued")
+    assert "other requests that only use up quota: a-colleagues; delete with --also NAME" in said
+    assert [path.stem for path in (pod.state / "queued.d").iterdir()] == ["a-colleagues"]
+    pod.tpu("clean", "--queued", "--also=a-colleagues")
+    assert not list((pod.state / "queued.d").iterdir())
+
+
+def test_interrupted_gcloud_is_no_answer(pod, monkeypatch):
+    monkeypatch.setattr(gcloud, "ASK", 0.2)
+    slow = pod.repository / "bin"
+    slow.mkdir()
+    (slow / "gcloud").write_text("#!/bin/sh\nsleep 20\n")
+    (slow / "gcloud").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow}:/usr/bin:/bin")
+    with pytest.raises(PodError, match=r"gcloud tpu-vm describe gave no answer within 0 s") as error:
+        gcloud.TpuVm(settings.Settings("n", "p", "z", "v4-8"), backend.Runner())._gcloud(
+            "tpu-vm", "describe", timeout=0.3
+        )
+    assert error.value.kind == "network"

@@ -1,0 +1,81 @@
+"""--dry-run prints the exact gcloud argument lists, for every command and every TPU generation, and changes nothing."""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+
+import pytest
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+TYPES = {"v2": "v2-8", "v3": "v3-32", "v4": "v4-16", "v5e": "v5litepod-16", "v5p": "v5p-16", "v6e": "v6e-8"}
+COMMANDS = (
+    "up",
+    "up --queued --spot --network=my-network",
+    "sync --extra='jax[tpu]==0.10.2'",
+    "preflight --clear-lock",
+    "run configs/a.py --id='my first' --config.train.steps=3 --env=WANDB_API_KEY -- --split=test",
+    "run configs/a.py --command=shards --workdir=/mnt/disk --detach",
+    "status",
+    "status a",
+    "logs a",
+    "stop a --grace=60",
+    "supervise configs/a.py --config.train.steps=3",
+    "notebook --worker=0 --local-port=9999",
+    "clean --keep=a",
+    "clean --queued --also=other",
+    "down",
+    "down --queued",
+)
+
+
+def shown(text: str, pod) -> str:
+    """Returns a transcript without what differs from machine to machine."""
+    text = re.sub(r"\b[0-9a-f]{64}\b", "CODE", text)
+    return text.replace(f"{pod.bin}/python3", "/opt/python")
+
+
+@pytest.mark.parametrize("generation", TYPES)
+def test_transcripts(pod, monkeypatch, generation):
+    monkeypatch.setenv("WANDB_API_KEY", "canary")
+    before = sorted(pod.repository.rglob("*"))
+    parts = []
+    for command in COMMANDS:
+        words = [*shlex.split(command)]
+        at = words.index("--") if "--" in words else len(words)
+        said = pod.tpu(*words[:at], "--dry-run", f"--accelerator-type={TYPES[generation]}", *words[at:])
+        parts.append(f"$ python launch/tpu.py {command}\n{said}")
+    assert pod.calls() == [] and sorted(pod.repository.rglob("*")) == before
+    found, file = shown("\n".join(parts), pod), GOLDEN / f"{generation}.txt"
+    if os.environ.get("RENEW_GOLDEN"):
+        GOLDEN.mkdir(exist_ok=True)
+        file.write_text(found)
+    expected = file.read_text() if file.exists() else ""
+    assert found == expected, (
+        "what is called has changed. If that is wanted: RENEW_GOLDEN=1 python -m pytest tests/test_tpu_dry_run.py, "
+        f"and read the difference in {file.relative_to(GOLDEN.parents[1])} before it is committed."
+    )
+
+
+def test_what_is_printed_is_what_is_called(ready_pod):
+    ready_pod.ready("sys.exit(0)")
+    command = ("run", "configs/a.py", "--config.x=$(touch pwned) 'a' \"b\"")
+    printed = [line for line in ready_pod.tpu(*command, "--dry-run").splitlines() if not line.startswith("#")]
+    before = len(ready_pod.calls())
+    ready_pod.tpu(*command, "--every=0.05")
+    called = [["gcloud", *argv] for argv in ready_pod.calls()[before:]]
+
+    def steady(argv: list[str]) -> tuple[str, ...]:
+        return tuple(re.sub(r" logs -- a 1 [0-9]+ ", " logs -- a 1 0 ", word) for word in argv)
+
+    assert {tuple(shlex.split(line)) for line in printed} == {steady(argv) for argv in called}
+
+
+def test_a_dry_run_needs_no_gcloud(pod, monkeypatch):
+    git = pod.bin / "only git"
+    git.mkdir()
+    (git / "git").symlink_to(shutil.which("git"))
+    monkeypatch.setenv("PATH", str(git))
+    assert pod.tpu("up", "--dry-run").count("gcloud compute tpus tpu-vm create my-pod") == 1
+    assert pod.tpu("run", "configs/a.py", "--dry-run").count("host.py start") == 2

@@ -1,0 +1,236 @@
+"""A run on the hosts of the fake cloud: started once and everywhere, seen, stopped, whatever the connections do."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.fixtures_pods import wait_for
+from tests.test_host import HOSTILE, alive
+
+RUN = ("run", "configs/a.py", "--every=0.05")
+WAITS = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); time.sleep(60)"
+
+
+def processes(pod, run="a", attempt=1) -> list[int]:
+    files = [pod.host_folder(worker, run, attempt) / "keeper.json" for worker in range(2)]
+    return [json.loads(file.read_text())["process"] for file in files]
+
+
+def starts(pod) -> int:
+    return len(list(pod.home.glob("*/home/.mlm-pod/runs/*/*/job.json")))
+
+
+def test_the_same_command_on_every_host(ready_pod):
+    ready_pod.ready("sys.exit(0)")
+    said = ready_pod.tpu(*RUN, "--config.train.steps=3", "--config.x", "y z", "--", "--split=test")
+    for worker in range(2):
+        log = (pathlib.Path("runs/pods/a/1") / f"{worker}.log").read_text()
+        assert json.loads(log) == [
+            "train", "--config=configs/a.py", "--workdir=gs://my-bucket/runs/a", "--config.train.steps=3",
+            "--config.x=y z", "--split=test", "--coordinator=127.0.0.1:8476", "--processes=2",
+            f"--process-id={worker}",
+        ]  # fmt: skip
+        assert f"[{worker}] " + log in said
+        assert f"host {worker} (127.0.0.{worker + 1}): exited, exit code 0" in said
+
+
+def test_a_second_run_attaches(ready_pod):
+    ready_pod.ready(WAITS)
+    assert "attempt 1: started on 2 hosts" in ready_pod.tpu(*RUN, "--detach")
+    first = processes(ready_pod)
+    said = ready_pod.tpu(*RUN, "--detach", "--again", "--config.other=1")
+    assert "is alive already, nothing was started" in said and processes(ready_pod) == first
+    assert starts(ready_pod) == 2
+    assert "run 'a', attempt 1, is alive" in ready_pod.tpu("status")
+    assert ready_pod.tpu("status", "a").count("running") == 2
+    said = ready_pod.tpu("run", "configs/a.py", "--id=b", code=1)  # the accelerators are taken
+    assert "nothing was started" in said and "run 'a' (attempt 1) is alive there" in said and starts(ready_pod) == 2
+    said = ready_pod.tpu("stop", "a", "--grace=20")
+    assert said.count("exit code 75") >= 2 and not any(map(alive, first))
+    said = ready_pod.tpu(*RUN, code=75)
+    assert "run 'a' has ended (attempt 1); --again makes another attempt" in said and starts(ready_pod) == 2
+    assert "attempt 2: started" in ready_pod.tpu(*RUN, "--again", "--detach")
+
+
+def test_two_who_start_at_once(ready_pod):
+    ready_pod.ready(WAITS)
+    import tpu
+
+    codes = []
+    threads = [threading.Thread(target=lambda: codes.append(tpu.main([*RUN, "--detach"]))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == [0, 0, 0] and starts(ready_pod) == 2
+    jobs = [json.loads((ready_pod.host_folder(worker) / "job.json").read_text()) for worker in range(2)]
+    assert len({job["launch"] for job in jobs}) == 1 and [job["process"] for job in jobs] == [0, 1]
+
+
+@pytest.mark.parametrize("fault", ["ssh255_before", "ssh255_after", "drop_midstream", "keys_not_propagated"])
+def test_connections_that_fail_start_nothing_twice(ready_pod, fault):
+    ready_pod.ready("print('one more', flush=True); time.sleep(0.3)")
+    for attempts in (1, 10):  # gcloud runs the command again by itself; or it gives up, and we do
+        ready_pod.fault("ssh", fault, worker=1, match="host.py start", attempts=attempts)
+    ready_pod.tpu(*RUN)
+    for worker in range(2):
+        log = (ready_pod.host_folder(worker) / "log").read_text()
+        assert log.count("one more") == 1, log
+    assert starts(ready_pod) == 2
+
+
+def test_a_silent_host_stops_the_start(ready_pod):
+    ready_pod.ready(WAITS)
+    ready_pod.fault("ssh", "silent", worker=1, match="host.py start")
+    said = ready_pod.tpu(*RUN, "--timeout=5", code=1)
+    assert "the run could not be started on all hosts (host 1 (127.0.0.2): no answer within 5 s)" in said
+    assert "it was stopped where it had started. Then: run --again" in said
+    assert ready_pod.tpu("status", "a").count("running") == 0 and not alive(processes_of_worker_0(ready_pod))
+    assert "attempt 2: started" in ready_pod.tpu(*RUN, "--again", "--detach")
+
+
+def processes_of_worker_0(pod) -> int:
+    return json.loads((pod.host_folder(0) / "keeper.json").read_text())["process"]
+
+
+def test_a_silent_host_is_named_before_anything_starts(ready_pod):
+    ready_pod.ready(WAITS)
+    ready_pod.fault("ssh", "silent", worker=1, match="host.py status", times=2)
+    said = ready_pod.tpu(*RUN, "--timeout=4", code=1)
+    assert "nothing was started: host 1 (127.0.0.2): no answer within 4 s" in said and starts(ready_pod) == 0
+    said = ready_pod.tpu("status", "a", "--timeout=4", code=1)
+    assert "host 1 (127.0.0.2): no answer within 4 s" in said
+
+
+def test_hosts_that_lack_the_code_are_named(ready_pod):
+    ready_pod.ready()
+    pathlib.Path("stub.py").write_text("changed")
+    said = ready_pod.tpu(*RUN, code=1)
+    assert "host 0 (127.0.0.1), host 1 (127.0.0.2): code" in said and "is missing: launch/tpu.py sync" in said
+    ready_pod.fault("scp", "ssh255_before", worker=1, times=3)
+    said = ready_pod.tpu("sync", code=1)
+    assert "copying the code failed on 1 of 2 hosts: host 1 (127.0.0.2): ssh failed" in said
+    said = ready_pod.tpu("preflight", code=1)
+    assert "host 0 (127.0.0.1), host 1 (127.0.0.2): code" in said and starts(ready_pod) == 0
+    ready_pod.git("checkout", "-q", "stub.py")
+    assert "ready: 2 hosts" in ready_pod.tpu("preflight")
+
+
+def test_the_first_cause_is_told(ready_pod):
+    ready_pod.ready("time.sleep(60 if sys.argv[-1] == '--process-id=0' else 0.1); sys.exit(3)")
+    ready_pod.tpu(*RUN, "--detach")
+    wait_for((ready_pod.host_folder(1) / "exit.json").exists)
+    os.kill(processes(ready_pod)[0], signal.SIGABRT)  # as jax ends its peers
+    said = ready_pod.tpu("logs", "a", "--every=0.05", code=3)
+    assert "first cause: host 1 " in said and "ended with exit code 3" in said
+    assert "host 0 (127.0.0.1): exited, signal 6" in said
+
+
+def test_arguments_arrive_as_they_are(ready_pod):
+    ready_pod.ready("sys.exit(0)")
+    text = " ".join(word for word in HOSTILE if word)
+    words = [word for word in HOSTILE if word]
+    ready_pod.tpu(
+        "run", "configs/a.py", "--every=0.02", f"--id={text}", f"--workdir=/tmp/{text}", f"--config.x={text}",
+        *(f"--config.y{i}={word}" for i, word in enumerate(words)), "--", *words,
+    )  # fmt: skip
+    (log,) = pathlib.Path("runs/pods").glob("*/1/1.log")
+    expected = [f"--workdir=/tmp/{text}", f"--config.x={text}", *(f"--config.y{i}={w}" for i, w in enumerate(words))]
+    assert json.loads(log.read_text())[2:-3] == expected + words
+    ready_pod.tpu("run", "configs/a.py", "--id=-x", "--detach")
+    wait_for((ready_pod.host_folder(0, "-x") / "exit.json").exists)
+    assert "exit code 0" in ready_pod.tpu("status", "--", "-x")
+    assert not list(ready_pod.state.rglob("pwned")) and not list(ready_pod.repository.rglob("pwned"))
+
+
+def test_a_secret_is_nowhere_but_in_the_process(ready_pod, monkeypatch):
+    canary = "canary-4a7f"
+    monkeypatch.setenv("WANDB_API_KEY", canary)
+    ready_pod.ready("(folder / 'got').write_text(os.environ['WANDB_API_KEY'][::-1]); time.sleep(60)")
+    seen, stop = [], threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.02):
+            for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    seen.extend([path] if canary.encode() in path.read_bytes() else [])
+
+    watch = threading.Thread(target=look)
+    watch.start()
+    said = ready_pod.tpu(*RUN, "--env=WANDB_API_KEY", "--detach")
+    wait_for((ready_pod.host_folder(1) / "got").exists)
+    stop.set()
+    watch.join()
+    assert (ready_pod.host_folder(1) / "got").read_text() == canary[::-1]
+    said += ready_pod.tpu("status", "a") + ready_pod.tpu(*RUN, "--env=WANDB_API_KEY", "--dry-run")
+    assert seen == [] and canary not in said and '"WANDB_API_KEY": "..."' in said
+    for root in (ready_pod.state, ready_pod.repository):
+        for file in root.rglob("*"):
+            assert not file.is_file() or canary.encode() not in file.read_bytes(), file
+    for bad in (f"WANDB_API_KEY={canary}", "NOT_SET_HERE"):
+        said = ready_pod.tpu(*RUN, f"--env={bad}", code=2)
+        assert "give the name of a variable that is set here" in said and canary not in said
+
+
+def test_logs_go_on_where_they_were(ready_pod):
+    ready_pod.ready("[print(i, flush=True) or time.sleep(0.02) for i in range(50)]")
+    ready_pod.tpu(*RUN, "--detach")
+    ready_pod.fault("ssh", "ssh255_before", worker=1, match="host.py logs", times=3)
+    said = ready_pod.tpu("logs", "a", "--every=0.01", "--only=1")
+    lines = [line for line in said.splitlines() if line.startswith("[")]
+    assert lines[1:] == [f"[1] {i}" for i in range(50)]
+    assert "does not answer: ssh failed" in said and "host 1 (127.0.0.2) answers again" in said
+    assert not [line for line in ready_pod.tpu("logs", "a", "--every=0.01").splitlines() if line.startswith("[")]
+    for worker in range(2):
+        kept = pathlib.Path(f"runs/pods/a/1/{worker}.log").read_bytes()
+        assert kept == (ready_pod.host_folder(worker) / "log").read_bytes()
+
+
+def test_ctrl_c_leaves_the_run_alone(ready_pod):
+    ready_pod.ready(WAITS)
+
+    def interrupt() -> None:
+        wait_for(pathlib.Path("runs/pods/it%27s/1/1.log").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    begin = time.monotonic()
+    said = ready_pod.tpu(*RUN, "--id=it's")
+    assert time.monotonic() - begin < 30
+    assert "detached; the run goes on. Come back: python launch/tpu.py logs 'it'\"'\"'s'" in said
+    assert all(map(alive, processes(ready_pod, "it%27s")))
+
+
+def test_mistakes_are_found_before_anybody_is_asked(pod):
+    for words, said in {
+        ("run", "configs/b.py"): "configs/b.py is not in the code",
+        (*RUN, "--workdir=runs/x"): "must be absolute or gs://",
+        (*RUN, "--id=" + "x" * 201): "1 to 200 characters",
+        ("status", "--config.x=1", "a"): "status takes no --config.x=1",
+    }.items():
+        assert said in pod.tpu(*words, code=2)
+    text = pathlib.Path("pod.toml").read_text()
+    pathlib.Path("pod.toml").write_text(text.replace("bucket", "# bucket"))
+    assert "there is no folder for the run that all hosts see" in pod.tpu(*RUN, code=2)
+    assert pod.calls() == []
+
+
+def test_a_preempted_pod_ends_the_following(ready_pod):
+    ready_pod.ready(WAITS)
+    ready_pod.tpu(*RUN, "--detach")
+
+    def preempt() -> None:
+        wait_for(pathlib.Path("runs/pods/a/1").exists)
+        ready_pod.preempt()
+
+    threading.Thread(target=preempt).start()
+    assert "my-pod is PREEMPTED: launch/tpu.py supervise" in ready_pod.tpu("logs", "a", "--every=0.05", code=1)
+    assert "my-pod is PREEMPTED, not ready" in ready_pod.tpu("logs", "a", code=1)
+    ready_pod.tpu("down")  # the next test makes another
+    ready_pod.synced = False

@@ -1,0 +1,130 @@
+"""pod.toml and its flags: what is right, what is refused and in which words, and what an accelerator type says."""
+
+import argparse
+import pathlib
+import tomllib
+
+import pytest
+from pods import accelerators, settings
+from pods.errors import SettingsError
+
+GOOD = {"name": "p", "project": "q", "zone": "us-central2-b", "accelerator_type": "v4-32"}
+
+
+def write(tmp_path, text: str) -> str:
+    path = tmp_path / "pod.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def toml(values: dict) -> str:
+    return "".join(
+        f"{name} = {str(value).lower() if value in (True, False) else repr(value)}\n" for name, value in values.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "generation", "chips", "hosts"),
+    [
+        ("v2-8", "v2", 4, 1),
+        ("v2-32", "v2", 16, 4),
+        ("v3-8", "v3", 4, 1),
+        ("v3-256", "v3", 128, 32),
+        ("v4-8", "v4", 4, 1),
+        ("v4-32", "v4", 16, 4),
+        ("v5p-8", "v5p", 4, 1),
+        ("v5p-16", "v5p", 8, 2),
+        ("v5p-512", "v5p", 256, 64),
+        ("v5litepod-1", "v5e", 1, 1),
+        ("v5litepod-8", "v5e", 8, 1),
+        ("v5litepod-16", "v5e", 16, 4),
+        ("v6e-8", "v6e", 8, 1),
+        ("v6e-256", "v6e", 256, 64),
+        ("tpu7x-128", "tpu7x", 64, 16),
+    ],
+)
+def test_chips_and_hosts(name, generation, chips, hosts):
+    found = accelerators.parse(name)
+    assert (found.generation.name, found.chips, found.hosts) == (generation, chips, hosts)
+
+
+@pytest.mark.parametrize("name", ["v4", "v4-", "v4-0", "v4-7", "v4-36x", "v9-8", "v5e-16", "v6e-9", "--spot", "v4-8 "])
+def test_types_that_do_not_exist(name):
+    with pytest.raises(ValueError, match=r"such as v4-32|count|fill"):
+        accelerators.parse(name)
+
+
+def test_file_and_flags(tmp_path):
+    file = write(tmp_path, toml({**GOOD, "price": 3, "spot": True}))
+    found = settings.load(file, {})
+    assert (found.price, found.spot, found.queued, found.port, found.host_count) == (3, True, False, 8476, 4)
+    assert found.dollars_per_hour == 48
+    assert settings.load(file, {"spot": False, "accelerator_type": "v6e-8"}).host_count == 1
+    assert settings.load(file, {"hosts": 2}).host_count == 2
+    assert settings.load("", GOOD).accelerator_type == "v4-32"
+
+
+def test_every_key_is_a_flag(tmp_path, monkeypatch):
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    settings.add_flags(parser)
+    monkeypatch.chdir(tmp_path)
+    words = ["--name=n", "--project=q", "--zone=z", "--accelerator-type=v5p-16", "--runtime-version=r", "--spot"]
+    words += ["--queued", "--network=w", "--bucket=gs://bbb/c", "--price=1.5", "--port=2000", "--root=/r", "--hosts=2"]
+    words += ["--python=/usr/bin/python3", "--backend=gke", "--cluster=c", "--image=i"]
+    found = settings.from_arguments(parser.parse_args(words))
+    default = settings.Settings()
+    assert [name for name in settings.FIELDS if getattr(found, name) == getattr(default, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("name", "My_Pod", "name is 'My_Pod'; it must be small letters"),
+        ("name", "--spot", "name is '--spot'"),
+        ("project", "-x", "project is '-x'; it must be one plain word"),
+        ("zone", "a b", "zone is 'a b'"),
+        ("accelerator_type", "v9-8", "accelerator_type: 'v9-8' is no accelerator type"),
+        ("accelerator_type", "tpu7x-8", 'set backend = "gke"'),
+        ("spot", "yes", "spot is 'yes'; it must be true or false"),
+        ("price", "cheap", "price is 'cheap'; it must be a number"),
+        ("price", -1, "price is -1; it must be from 0"),
+        ("price", float("nan"), "price is nan"),
+        ("port", 80, "port is 80; it must be from 1024 to 65535"),
+        ("port", True, "port is True; it must be a whole number"),
+        ("hosts", 1.5, "hosts is 1.5; it must be a whole number"),
+        ("bucket", "my-bucket", "bucket is 'my-bucket'; it must begin with gs://"),
+        ("backend", "aws", "backend is 'aws'; it must be"),
+        ("root", "", "root is ''"),
+        ("root", "~/../x", "root is '~/../x'"),
+        ("python", "python3", "python is 'python3'; it must be an absolute path"),
+        ("typo", 1, "typo is no key of it; the keys are name, project"),
+    ],
+)
+def test_bad_values_name_file_and_key(tmp_path, key, value, words):
+    with pytest.raises(SettingsError) as error:
+        settings.load(write(tmp_path, toml({**GOOD, key: value})), {})
+    assert words in str(error.value) and str(error.value).startswith(f"{tmp_path}/pod.toml") and error.value.code == 2
+    if key != "typo" and value != "tpu7x-8":
+        with pytest.raises(SettingsError, match=f"^--{key.replace('_', '-')}") as error:
+            settings.load("", {**GOOD, key: value})
+
+
+def test_files_that_are_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"there is no pod.toml, and no --name: copy launch/pod.toml.example"):
+        settings.load("", {})
+    with pytest.raises(SettingsError, match=r"nowhere.toml can't be read: No such file"):
+        settings.load("nowhere.toml", GOOD)
+    with pytest.raises(SettingsError, match=r"pod.toml is no TOML: .*line 1"):
+        settings.load(write(tmp_path, "name = my pod"), {})
+    with pytest.raises(SettingsError, match=r"pod.toml has no zone"):
+        settings.load(write(tmp_path, toml({key: GOOD[key] for key in ("name", "project")})), {})
+
+
+def test_the_example_is_right_and_names_every_key():
+    path = pathlib.Path(settings.__file__).parents[1] / "pod.toml.example"
+    found = settings.load(str(path), {})
+    assert found.accelerator.chips == 16 and found.host_count == 4
+    keys = tomllib.loads(path.read_text()).keys()
+    commented = {line[2:].partition(" ")[0] for line in path.read_text().splitlines() if line.startswith("# ")}
+    assert set(settings.FIELDS) - {"cluster", "image"} <= set(keys) | commented
