@@ -81,7 +81,7 @@ def wait_for(what, seconds=20):
     return result
 
 
-# Command lines and the first line with which Google Cloud SDK 528.0.0 refused each (run without an account).
+# Command lines and the words with which Google Cloud SDK 528.0.0 refused each (its suggestions left out).
 CREATE = "tpu-vm create x --zone=z --project=p"
 QUEUED = "queued-resources create q --zone=z --project=p --runtime-version=v"
 CHIPS = "(--accelerator-type | --topology --type)"
@@ -409,3 +409,35 @@ def test_files_both_ways_keep_their_modes(pod, tmp_path):
     clouds.add_fault(pod.state, "scp", "ssh255_before")
     pod("scp", str(first), "pod:late", code=255)
     assert not (pod.home() / "late").exists()
+
+
+def test_real_ssh_and_scp_to_the_addresses_given(fake, tmp_path, monkeypatch):
+    """With programs in place of ssh and scp that note what they were called with; tests/pod.sh has the real ones."""
+    programs, noted = tmp_path / "bin", tmp_path / "noted"
+    programs.mkdir()
+    for name in ("ssh", "scp"):
+        script = (
+            f"#!{sys.executable}\nimport json, sys\nopen({str(noted)!r}, 'a').write(json.dumps(sys.argv) + '\\n')\n"
+        )
+        script += "print(sys.stdin.read(), end='')\nsys.exit(7)\n" if name == "ssh" else ""
+        (programs / name).write_text(script)
+        (programs / name).chmod(0o755)
+    settings = {"hosts": ["10.0.0.1", "10.0.0.2"], "identity": "/key", "user": "u", "options": ["A=b", "-C"]}
+    (tmp_path / "ssh.json").write_text(json.dumps(settings))
+    fake.environment["FAKE_GCLOUD_SSH"] = str(tmp_path / "ssh.json")
+    fake.environment["PATH"] = f"{programs}:{fake.environment['PATH']}"
+    clouds.settings(fake.state, creating_describes=0)
+    fake("create", "pod", "--accelerator-type=v4-16", "--version=v")
+    assert [end["ipAddress"] for end in fake.describe()["networkEndpoints"]] == ["10.0.0.1", "10.0.0.2"]
+    assert fake.ssh("a 'b'", 1, stdin="in", code=7).stdout == "in"
+    fake("scp", "x y", "pod:z", "--worker=0")
+    fake("scp", "pod:z", ".", "--worker=1", "--recurse")
+    options = ["-i", "/key", "-o", "A=b", "-C"]
+    assert [json.loads(line)[1:] for line in noted.read_text().splitlines()] == [
+        ["-T", *options, "u@10.0.0.2", "--", "a 'b'"],
+        [*options, "x y", "u@10.0.0.1:z"],
+        ["-r", *options, "u@10.0.0.2:z", "."],
+    ]
+    clouds.add_fault(fake.state, "ssh", "ssh255_before")
+    assert "connect to host 10.0.0.1 port 22" in fake.ssh("true", code=255).stderr
+    assert len(noted.read_text().splitlines()) == 3

@@ -17,7 +17,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -124,6 +123,8 @@ class Cloud:
 
     def remove_node(self, name: str) -> None:
         """Kills what runs on a TPU and removes it with its disks."""
+        import shutil  # slow, and seldom needed
+
         self.kill(name)
         shutil.rmtree(self.root / name, ignore_errors=True)
         self.save("nodes", name, None)

@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 
 from cloud import Cloud
@@ -165,7 +163,7 @@ def _attempt(link: Link, call: Call, fault: dict | None, attempt: int) -> int:
 
 def _start_and_lose(link: Link, command: str, fault: dict) -> None:
     """Starts the command, lets some of its output through (drop_midstream), and goes away: the command goes on."""
-    with tempfile.TemporaryFile() as output:
+    with open(link.cloud.root / f"output-{os.getpid()}", "w+b") as output:
         # Not our stderr: the command lives on, and whoever reads that of gcloud would wait for it.
         process = link.start(command, stdout=output, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + fault.get("seconds", 0.3 if fault["fault"] == "ssh255_after" else 5)
@@ -183,6 +181,8 @@ def _start_and_lose(link: Link, command: str, fault: dict) -> None:
 
 def _copy(link: Link, call: Call) -> int:
     """Plays scp between a local path and a worker's home; a file keeps its mode."""
+    import shutil  # slow, and seldom needed
+
     home = link.cloud.home(link.name, link.worker)
 
     def place(end: str) -> pathlib.Path:

@@ -6,7 +6,7 @@ https://cloud.google.com/sdk/gcloud/reference/compute/tpus (last updated 2025-10
 
 from __future__ import annotations
 
-import dataclasses
+from collections import namedtuple
 
 VALUE, SWITCH, REPEATED = "value", "switch", "repeated"
 
@@ -38,20 +38,11 @@ CHIPS_TEXT = "(--accelerator-type | --topology --type)"
 NODES_TEXT = "(--node-id | [--node-count : --node-prefix])"
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """One command: its own flags, the names of its positionals, and what must be or must not be together.
-
-    `most` is the number of positionals at most (None: any); `required` flags; `groups` are (text, [[flags], ...]): of
-    the alternatives exactly one (or at most one, if the text starts with "At most") may be used.
-    """
-
-    flags: dict[str, str]
-    positionals: tuple[str, ...]
-    most: int | None = 1
-    required: tuple[str, ...] = ()
-    groups: tuple = ()
-    remainder: bool = False
+# One command: its own flags, the names of its positionals, and what must be or must not be together. `most` is the
+# number of positionals at most (None: any); `required` flags; `groups` are (text, [[flags], ...]): of the alternatives
+# exactly one (or at most one, if the text starts with "At most") may be used; `remainder`: words after "--".
+# No dataclass: each test calls this program dozens of times, and they take long to import.
+Command = namedtuple("Command", "flags positionals most required groups remainder", defaults=(1, (), (), False))
 
 
 COMMANDS = {
@@ -100,14 +91,11 @@ class RefusedError(Exception):
         self.code = code
 
 
-@dataclasses.dataclass
 class Call:
     """A checked command line: `name` as in COMMANDS, flags (a switch is True), positionals, and what follows "--"."""
 
-    name: str
-    flags: dict
-    positionals: list[str]
-    remainder: list[str]
+    def __init__(self, name: str) -> None:
+        self.name, self.flags, self.positionals, self.remainder = name, {}, [], []
 
     @property
     def where(self) -> str:
@@ -130,7 +118,7 @@ def parse(argv: list[str]) -> Call:
     if argv[:2] != ["compute", "tpus"] or name not in COMMANDS:
         raise RefusedError(".".join(["gcloud", *argv[:3]]), f"Invalid choice: {' '.join(argv[3:4])!r}.")
     command = COMMANDS[name]
-    call = Call(name, {}, [], [])
+    call = Call(name)
     words = argv[4:]
     if command.remainder and "--" in words:
         at = words.index("--")
