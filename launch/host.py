@@ -139,6 +139,8 @@ def logs(root: pathlib.Path, run: str, attempt: int, offset: int, most: int) -> 
 def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     """Sends SIGTERM to the process group of a run, waits up to `grace` seconds, then SIGKILL. Nobody else's process."""
     folder = folder_of(root, run, attempt)
+    if not folder.exists():
+        _forbid(folder)
     limit = time.monotonic() + SECONDS_TO_START
     while _state(folder)["state"] == "running" and not (folder / "keeper.json").exists() and time.monotonic() < limit:
         time.sleep(0.05)
@@ -154,6 +156,17 @@ def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     if host_keeper.alive(folder):
         raise HostError(f"process {host_keeper.process_of(folder)} of the run does not end, not even by SIGKILL")
     return {"attempt": attempt, **_state(folder)}
+
+
+def _forbid(folder: pathlib.Path) -> None:
+    """Takes the place of an attempt that was never started: a start that is still on its way comes too late."""
+    new = folder.with_name(f".{folder.name}.{os.getpid()}")
+    new.mkdir(parents=True, mode=0o700)
+    host_setup.write(new / "exit.json", {"code": None, "signal": None, "ended": time.time()})
+    try:
+        new.rename(folder)
+    except OSError:  # it came in time after all
+        shutil.rmtree(new)
 
 
 def clean(root: pathlib.Path, keep: list[str]) -> dict:

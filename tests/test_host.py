@@ -149,6 +149,14 @@ def test_stop_lets_it_save(host):
     assert host.ask("stop", "a", "1", "20")["state"] == "exited"  # again, and nothing happens
 
 
+def test_a_start_that_comes_after_its_stop(host):
+    assert host.ask("stop", "a", "1", "0")["state"] == "exited"
+    answer = host.start("time.sleep(60)")  # it was delayed on its way, and the launcher had given up
+    assert answer["started"] is False and answer["job"] is None
+    assert host.ask("preflight")["runs"] == []
+    assert host.start("sys.exit(0)", attempt=2)["started"] is True
+
+
 def test_stop_kills_what_does_not_listen(host):
     host.start("signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)")
     up(host)
@@ -240,6 +248,21 @@ def test_packages_are_installed_once_per_hash(host):
     (host.root / "venv" / other["requirements"] / ".complete").unlink()  # as if it had been interrupted
     assert host.ask("preflight", "--code", host.code)["installed"] is None
     assert host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")["fresh"] is True
+
+
+def test_a_python_is_one_that_answers(tmp_path, monkeypatch):
+    import host_setup
+
+    version = f"3.{sys.version_info.minor}"
+    for name, text in {"3.12": "exit 127", "3.11": "exit 127", "3.13": "echo 3.9"}.items():  # wrappers for nothing
+        program = tmp_path / f"python{name}"
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert host_setup._find_python() == ""
+    (tmp_path / f"python{version}").unlink()
+    (tmp_path / f"python{version}").symlink_to(sys._base_executable)
+    assert host_setup._find_python() == str(tmp_path / f"python{version}")
 
 
 def test_preflight_sees_who_holds_the_accelerator(host, tmp_path):

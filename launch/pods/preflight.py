@@ -51,6 +51,7 @@ def judge(found: dict[Host, dict], code: str) -> Report:
         lambda answer: code in answer["code"] and not answer["installed"],
     )
     complain("less than 10 GB of disk are free", lambda answer: answer["disk_free"] < LITTLE_DISK, remarks)
+    complain("no accelerator is to be seen", lambda answer: not answer["accelerators"], remarks)
     complain(
         "libtpu's lock file is left over: launch/tpu.py preflight --clear-lock",
         lambda answer: answer["libtpu_lock"] == "stale",
