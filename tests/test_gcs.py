@@ -216,6 +216,7 @@ def test_a_bucket_that_is_not_there_is_told(emulator):
         Workdir("gs://nowhere/run")
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, manifest, tokenizer_folder, tmp_path):
     settings = ("train.steps=20", "checkpoint.every=7", "evaluate.every=10", "log.every=2", "log.tensorboard=true")
     local = tmp_path / "run"

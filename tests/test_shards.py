@@ -148,18 +148,6 @@ def test_an_empty_folder_may_be_there_and_another_is_kept(texts, tokenizer_folde
         write_shards(texts[:400], tmp_path / "other" / "precious.txt" / "shards", tokenizer_folder)
 
 
-def test_shards_go_to_a_bucket_too(manifest, texts, tokenizer_folder):
-    """fsspec's file system in memory stands for gs://."""
-    made = write_shards(texts[:400], "memory://bucket/shards", tokenizer_folder)
-    assert made.fingerprint == manifest.fingerprint
-    assert load_manifest("memory://bucket/shards") == made
-    verify(made, deep=True)
-    assert write_shards([], "memory://bucket/shards", tokenizer_folder) == made
-    with pytest.raises(InputError, match="another corpus"):
-        write_shards(texts[:400], "memory://bucket/shards", tokenizer_folder, length=16)
-    assert not pathlib.Path("memory:").exists()
-
-
 def test_a_writing_that_failed_leaves_no_folder_and_can_be_done_again(manifest, texts, tokenizer_folder, tmp_path):
     def broken():
         yield from (corpus.Document(text, "train") for text in texts[:50])

@@ -101,12 +101,12 @@ def test_killed_after_the_blocks_it_keeps_the_shards_that_are_whole(alone, argum
 
     def whole() -> dict[str, int]:
         """The shards that have a note, and when they were written."""
-        [own] = [path for path in work_folder(str(tmp_path / "shards")).glob("*") if (path / "notes").is_dir()] or [
-            None
-        ]
-        notes = [note.name.split("-")[:3] for note in (own / "notes").iterdir()] if own else []
-        files = [own / "shards" / f"{split}/dataset-{shard}-{records}.tfrecord" for split, shard, records in notes]
-        return {file.name: file.stat().st_mtime_ns for file in files}
+        found = {}
+        for note in work_folder(str(tmp_path / "shards")).glob("*/notes/*"):
+            split, shard, records, *_ = note.name.split("-")
+            file = note.parents[1] / "shards" / split / f"dataset-{shard}-{records}.tfrecord"
+            found[f"{split}/{file.name}"] = file.stat().st_mtime_ns
+        return found
 
     [process] = start_hosts(arguments(tmp_path), 1)
     processes.kill_when(process, lambda: len(whole()) >= 3)
