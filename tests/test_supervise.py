@@ -12,10 +12,12 @@ import pytest
 from tests.fixtures_pods import LAUNCH, fake_cloud, wait_for
 
 from pods import decision  # isort: skip
+from pods.backend import Host, Pod  # isort: skip
 from pods.causes import HostReport  # isort: skip
 from pods.decision import Limits, Memory, Seen  # isort: skip
 from pods.code import Code  # isort: skip
 from pods.errors import PodError  # isort: skip
+from pods.hosts import Hosts  # isort: skip
 from pods.runs import Job, Look  # isort: skip
 from pods.settings import Settings  # isort: skip
 from pods.supervise import Ledger, Supervisor  # isort: skip
@@ -199,6 +201,20 @@ def test_a_damaged_record_is_named(tmp_path, monkeypatch):
         supervisor([])
 
 
+def test_a_stop_counts_only_while_somebody_watches(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "runs" / "pods" / "a" / "stopped.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"attempt": 1}')
+    one = supervisor([])
+    pod = Pod("pod", "READY", (Host(0, "x"), Host(1, "y")))
+    monkeypatch.setattr("pods.supervise.connect", lambda *_: Hosts(one.settings, None, None, pod))
+    monkeypatch.setattr("pods.runs.look", lambda *_: ended(75, 75))
+    assert one._see_hosts(pod, 0.0).stopped == 0, "who supervises it after that wants it to go on"
+    file.write_text('{"attempt": 2}')
+    assert one._see_hosts(pod, 0.0).stopped == 2
+
+
 # What `python -m mlm` does here: counts steps, one file a process in the workdir, which outlives the pod; its second
 # argument, config.do, says how many, and how it ends: "9", or "4 then 1" (with code 1 at step 4).
 TRAINING = """
@@ -283,6 +299,7 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
         "the pod is SUSPENDED, preemption 1 of 100; deleting it, with force", "creating one", "attempt 2 started on 2",
         "attempt 2 ended with 0 on all 2 hosts, step 5; done; 0.0", " dollars",
     )  # fmt: skip
+    assert "again in" not in said, "the code was brought to the new pod before the start"
     assert supervised.cloud_calls() == [
         "queued-resources create", "queued-resources delete --force", "queued-resources create"
     ]  # fmt: skip
