@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -11,13 +9,18 @@ import threading
 
 import pytest
 
-from tests.fixtures_pods import FAKE, LAUNCH, fake_cloud, wait_for
+from tests.fixtures_pods import LAUNCH, fake_cloud, wait_for
 
 from pods import decision  # isort: skip
+from pods.backend import Host, Pod  # isort: skip
 from pods.causes import HostReport  # isort: skip
 from pods.decision import Limits, Memory, Seen  # isort: skip
-from pods.runs import Look  # isort: skip
-from pods.supervise import Ledger  # isort: skip
+from pods.code import Code  # isort: skip
+from pods.errors import PodError  # isort: skip
+from pods.hosts import Hosts  # isort: skip
+from pods.runs import Job, Look  # isort: skip
+from pods.settings import Settings  # isort: skip
+from pods.supervise import Ledger, Supervisor  # isort: skip
 
 LIMITS = Limits(crashes=2, preemptions=2, silent=2, hang=100.0, settle=20.0)
 
@@ -148,7 +151,7 @@ def test_memory_goes_through_json():
 
 def test_cost_is_that_of_all_pods_while_they_are_ready():
     ledger = Ledger(16, 2.0, [])
-    for now, state in [(0, "CREATING"), (100, "READY"), (1900, "READY"), (3700, "UNKNOWN"), (3700, "PREEMPTED")]:
+    for now, state in [(0, "CREATING"), (100, "READY"), (1900, "UNKNOWN"), (2800, "READY"), (3700, "PREEMPTED")]:
         ledger.note(state, now)
     ledger.note("ABSENT", 5000)
     assert ledger.text(9999) == "16.00 chip-hours so far, 32.00 dollars"
@@ -156,6 +159,60 @@ def test_cost_is_that_of_all_pods_while_they_are_ready():
     assert Ledger(16, 0.0, json.loads(json.dumps(ledger.spans))).text(13600) == (
         "32.00 chip-hours so far, price unknown"
     )
+
+
+def supervisor(said):
+    job = Job("a", ("train",), (), Code("0" * 64, b"", "0" * 40, "", frozenset()))
+    chosen = Settings("pod", "p", "us-central2-b", "v4-8")
+    return Supervisor(chosen, None, None, job, LIMITS, every=10.0, tell=said.append, clock=lambda: 0.0)
+
+
+def test_what_waiting_mends_is_waited_for_longer_and_longer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one = supervisor(said := [])
+    waits = []
+    for _ in range(9):
+        one._refuse(PodError("no more capacity.", "stockout"))
+        waits.append(one.pause())
+    assert waits == [20, 40, 80, 160, 320, 640, 900, 900, 900]
+    assert said[0].endswith("no more capacity; again in 20 s")
+    one.tries = 0
+    for _ in range(7):
+        one._refuse(PodError("host 3: the device is held.", "hosts"))
+    with pytest.raises(PodError, match="held"):
+        one._refuse(PodError("host 3: the device is held.", "hosts"))
+    for kind in ("quota", "permission", "settings", "login"):
+        with pytest.raises(PodError, match="why"):
+            supervisor([])._refuse(PodError("why.", kind))
+
+
+def test_one_supervisor_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with supervisor([])._only_one(), pytest.raises(PodError, match="supervised already"):
+        supervisor([]).run()
+
+
+def test_a_damaged_record_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "runs" / "pods" / "a" / "supervise.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"memory": {"crashe')
+    with pytest.raises(PodError, match=r"supervise\.json is damaged .* remove it"):
+        supervisor([])
+
+
+def test_a_stop_counts_only_while_somebody_watches(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "runs" / "pods" / "a" / "stopped.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"attempt": 1}')
+    one = supervisor([])
+    pod = Pod("pod", "READY", (Host(0, "x"), Host(1, "y")))
+    monkeypatch.setattr("pods.supervise.connect", lambda *_: Hosts(one.settings, None, None, pod))
+    monkeypatch.setattr("pods.runs.look", lambda *_: ended(75, 75))
+    assert one._see_hosts(pod, 0.0).stopped == 0, "who supervises it after that wants it to go on"
+    file.write_text('{"attempt": 2}')
+    assert one._see_hosts(pod, 0.0).stopped == 2
 
 
 # What `python -m mlm` does here: counts steps, one file a process in the workdir, which outlives the pod; its second
@@ -188,7 +245,7 @@ class Supervised:
 
     def __init__(self, pod, folder):
         self.pod, self.work = pod, folder / "work"
-        pod.stub(TRAINING)
+        fake_cloud().settings(pod.state, env={"STUB": TRAINING, "PATH": f"{pod.bin}:/usr/bin:/bin"})
 
     def argv(self, do, *flags, kind="v4-8"):
         return [
@@ -208,11 +265,7 @@ class Supervised:
 
 
 @pytest.fixture
-def supervised(pod, tmp_path, monkeypatch):
-    # Our own interpreter first, for gcloud: on some machines python3 is a slow script that looks for one.
-    monkeypatch.setenv(
-        "PATH", os.pathsep.join([str(FAKE), str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
-    )
+def supervised(pod, tmp_path):
     return Supervised(pod, tmp_path)
 
 
@@ -246,6 +299,7 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
         "the pod is SUSPENDED, preemption 1 of 100; deleting it, with force", "creating one", "attempt 2 started on 2",
         "attempt 2 ended with 0 on all 2 hosts, step 5; done; 0.0", " dollars",
     )  # fmt: skip
+    assert "again in" not in said, "the code was brought to the new pod before the start"
     assert supervised.cloud_calls() == [
         "queued-resources create", "queued-resources delete --force", "queued-resources create"
     ]  # fmt: skip

@@ -94,7 +94,7 @@ def follow(follower: Follower, *, every: float, check: Callable[[], str]) -> Loo
     """
     hosts = follower.hosts
     pause = max(every, len(hosts.all) / 8)  # each question costs a process here
-    with _only_one(follower):
+    with only_one(follower):
         while not follower.round():
             if hosts.dry:
                 break
@@ -109,7 +109,8 @@ def follow(follower: Follower, *, every: float, check: Callable[[], str]) -> Loo
 
 
 @contextlib.contextmanager
-def _only_one(follower: Follower):
+def only_one(follower: Follower):
+    """Holds the run's log files here. Raises PodError if somebody else does."""
     if follower.hosts.dry:
         yield
         return

@@ -29,6 +29,7 @@ PASSING = ("network", "absent", "exists", "hosts", "other")
 LOGS_EVERY = 20  # looks between two visits to the logs: those of a pod that is taken away are gone
 SAY_EVERY = 600.0  # seconds between two lines that say that all is well
 WORST = 900.0  # seconds between two tries, at most
+MOST_TRIES = 8  # of a start that the hosts refuse, about an hour; a stock-out or a lost network is waited for
 STOPPED = "stopped.json"  # under runs/pods/{id}: the attempt that a person has ended
 
 
@@ -177,7 +178,8 @@ class Supervisor:
 
     def _refuse(self, error: PodError) -> None:
         """Says why an action failed, and waits longer; raises what no waiting mends."""
-        if error.kind not in (*PASSING, "stockout"):
+        refused = error.kind in ("hosts", "other") and self.tries + 1 >= MOST_TRIES
+        if refused or error.kind not in (*PASSING, "stockout"):
             raise error
         self.tries, self.synced = self.tries + 1, False
         self.tell(f"{str(error).rstrip('.')}; again in {self.pause():.0f} s")
@@ -210,7 +212,7 @@ class Supervisor:
         if action.kind == decision.WAIT and self.looks % LOGS_EVERY:
             return
         follower = following.Follower(self.hosts, self.job.id, self.memory.attempt, show=lambda line: None)
-        with contextlib.suppress(PodError, OSError):
+        with contextlib.suppress(PodError, OSError), following.only_one(follower):  # a person may follow them as well
             follower.round()
 
     def _stopped(self) -> int:
