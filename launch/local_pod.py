@@ -26,7 +26,7 @@ from pathlib import Path
 from pods.causes import Cause, HostReport, first_cause
 
 ROOT = Path(__file__).resolve().parents[1]
-HEARTBEAT = 10  # seconds: between processes of one machine nothing is lost on the way
+HEARTBEAT = 30  # seconds; one that dies is noticed at once, this is for one that is stopped
 GRACE = 5.0  # seconds beyond the heartbeat after which the others are killed
 STOPPED = 3.0  # seconds without being scheduled after which a process counts as stopped
 TICK = 0.1

@@ -251,3 +251,19 @@ def test_bad_address(address):
 def test_address_of_another_machine():
     with pytest.raises(InputError, match="process 0 can't listen there"):
         Peers("192.0.2.1:7777", 2, 0, print)
+
+
+def test_the_coordinator_leaves_when_all_have_heard():
+    """Its end would be the end of the hub; those who have heard it, or never will, are not waited for."""
+    several = Several(3)
+    several.ready()
+    failed = End(2, "c", "exception", 2, "config.x: must be")
+    threading.Thread(target=several.peers[2].tell, args=(failed,), daemon=True).start()
+    several.until_ended(0, 1)
+    left = threading.Thread(target=several.peers[0].leave, daemon=True)
+    left.start()
+    left.join(0.2)
+    assert left.is_alive(), "host 1 is still there"
+    several.peers[1].leave()
+    left.join(2)
+    assert not left.is_alive()
