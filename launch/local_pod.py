@@ -167,7 +167,7 @@ def _environment(devices: int) -> dict[str, str]:
 
 
 def _copy(child: subprocess.Popen, index: int, log: Path) -> None:
-    with log.open("a", encoding="utf-8") as file:
+    with child.stdout, log.open("a", encoding="utf-8") as file:
         for line in child.stdout:
             file.write(line)
             file.flush()

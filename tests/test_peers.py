@@ -186,6 +186,7 @@ def test_of_hangs_the_one_that_is_behind():
     for process, step, phase in ((0, 8, "step"), (1, 8, "input"), (2, 9, "input")):
         end = End(process, "h", "hang", 1, "no progress for 9 s", step, phase)
         threading.Thread(target=several.peers[process].tell, args=(end,), daemon=True).start()
+        time.sleep(0.05)  # the one that is behind is not the first to find it
     witness = several.peers[0]
     with witness._changed:
         assert witness._changed.wait_for(lambda: "end" in witness._heard, 5)
