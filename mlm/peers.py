@@ -94,16 +94,21 @@ class Peers:
         if self._wait("connected", TELL) and "end" not in self._heard:
             self._line.send(failed=dataclasses.asdict(end))
             self._wait("end", hub.COLLECT + hub.LINGER)
-        self._leave(TELL)
+        self.leave(TELL)
 
     def close(self) -> None:
         """Leaves the run in good order."""
         self._closed = True
         if self._line is not None:
             self._line.send(bye=True)
-        self._leave(hub.LINGER)
+        self.leave(hub.LINGER)
 
-    def _leave(self, seconds: float) -> None:
+    def leave(self, seconds: float = TELL) -> None:
+        """Closes the connection; process 0 waits until the others have heard the end and left.
+
+        Args:
+          seconds: for those who have not come yet.
+        """
         if self._line is not None:
             self._line.close()
         if self._hub is not None:

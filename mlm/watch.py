@@ -150,7 +150,8 @@ class Watch:
         own = end.process == self.process and end.kind in ("exception", "signal", "hang")
         what = end.what if own else end.sentence
         if self._note(end.kind if own else "peer", end.code, what):
-            print(f"mlm {self.name}: {what}", file=sys.stderr)
+            print(f"mlm {self.name}: {what}", file=sys.stderr, flush=True)
+            self.peers.leave()
             _exit(end.code)
 
     def _run(self) -> None:

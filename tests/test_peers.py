@@ -186,6 +186,7 @@ def test_of_hangs_the_one_that_is_behind():
     for process, step, phase in ((0, 8, "step"), (1, 8, "input"), (2, 9, "input")):
         end = End(process, "h", "hang", 1, "no progress for 9 s", step, phase)
         threading.Thread(target=several.peers[process].tell, args=(end,), daemon=True).start()
+        time.sleep(0.05)  # the one that is behind is not the first to find it
     witness = several.peers[0]
     with witness._changed:
         assert witness._changed.wait_for(lambda: "end" in witness._heard, 5)
@@ -251,3 +252,19 @@ def test_bad_address(address):
 def test_address_of_another_machine():
     with pytest.raises(InputError, match="process 0 can't listen there"):
         Peers("192.0.2.1:7777", 2, 0, print)
+
+
+def test_the_coordinator_leaves_when_all_have_heard():
+    """Its end would be the end of the hub; those who have heard it, or never will, are not waited for."""
+    several = Several(3)
+    several.ready()
+    failed = End(2, "c", "exception", 2, "config.x: must be")
+    threading.Thread(target=several.peers[2].tell, args=(failed,), daemon=True).start()
+    several.until_ended(0, 1)
+    left = threading.Thread(target=several.peers[0].leave, daemon=True)
+    left.start()
+    left.join(0.2)
+    assert left.is_alive(), "host 1 is still there"
+    several.peers[1].leave()
+    left.join(2)
+    assert not left.is_alive()
