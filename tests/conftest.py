@@ -16,7 +16,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import jax
 import pytest
 
-pytest_plugins = ["tests.fixtures", "tests.fixtures_data", "tests.trained_model", "tests.fixtures_pods"]
+pytest_plugins = [
+    "tests.fixtures",
+    "tests.fixtures_data",
+    "tests.trained_model",
+    "tests.fixtures_pods",
+    "tests.fixtures_fake_gcloud",
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:
