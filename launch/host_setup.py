@@ -106,10 +106,8 @@ def install(root: pathlib.Path, code: str, extras: list[str], given: str) -> dic
     if not is_name(code) or not requirements.parent.is_dir():
         raise HostError(f"code {code[:12]} is not here: sync first")
     text = requirements.read_bytes() if requirements.exists() else b""
-    if given:
-        version = _version(given)
-    else:
-        version = next((version for version in PYTHONS if shutil.which(f"python{version}")), PYTHONS[0])
+    base = given or _find_python()
+    version = _version(base) if base else PYTHONS[0]
     parts = [text, version.encode(), given.encode(), *(extra.encode() for extra in extras)]
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     folder = root / "venv" / name
@@ -119,20 +117,30 @@ def install(root: pathlib.Path, code: str, extras: list[str], given: str) -> dic
             return {"requirements": name, "fresh": False, "python": version}
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        python = given or _make(root, folder, version, requirements, extras)
+        python = given or _make(root, folder, base or version, requirements, extras)
         write(folder / "python.json", {"python": python})
         (folder / ".complete").touch()
     return {"requirements": name, "fresh": True, "python": version}
 
 
-def _make(root: pathlib.Path, folder: pathlib.Path, version: str, requirements: pathlib.Path, extras: list) -> str:
-    """Returns the interpreter of a new environment. uv brings a Python if the host has none that will do."""
+def _find_python() -> str:
+    """Returns the path of a Python that will do, "" if there is none: a name alone may be a wrapper for nothing."""
+    for version in PYTHONS:
+        path = shutil.which(f"python{version}") or ""
+        with contextlib.suppress(HostError):
+            if path and _version(path) == version:
+                return path
+    return ""
+
+
+def _make(root: pathlib.Path, folder: pathlib.Path, base: str, requirements: pathlib.Path, extras: list) -> str:
+    """Returns the interpreter of a new environment. base: a Python here, or a version that uv is to bring."""
     tools, python = root / "tools", str(folder / "bin" / "python")
     uv = [sys.executable, "-m", "uv"]
     path = {**os.environ, "PYTHONPATH": str(tools)}
     if not (tools / "uv").is_dir():
         _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tools), UV], os.environ)
-    _run([*uv, "venv", "--quiet", "--allow-existing", "--python", version, str(folder)], path)
+    _run([*uv, "venv", "--quiet", "--allow-existing", "--python", base, str(folder)], path)
     packages = ["-r", str(requirements)] if requirements.exists() else []
     _run([*uv, "pip", "install", "--quiet", "--python", python, *packages, *extras], path)
     return python

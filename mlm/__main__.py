@@ -9,11 +9,13 @@ import os
 import signal
 import sys
 import time
+import traceback
 import types
 
 from ml_collections import ConfigDict
 
 from mlm import config as configs
+from mlm import watch
 from mlm.errors import PreemptedError, StopError
 from mlm.workdir import Workdir
 
@@ -22,6 +24,8 @@ EXAMPLES = """examples:
   python -m mlm train --config=configs/quickstart.py --workdir=runs/quickstart --config.train.steps=8000
   python -m mlm predict --workdir=runs/quickstart "Returns the <mask> of the array."
 """
+MODEL = {"default": "", "metavar": "FOLDER", "help": "a transformers folder; default: newest checkpoint"}
+HOST_FLAGS = {"coordinator": "", "processes": 1, "process_id": 0}  # for a command that has none
 
 
 def main(argv: list[str]) -> int:
@@ -32,23 +36,30 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _stop)  # until the training loop takes it over
     argv, overrides = split_overrides(argv)
     args = parser().parse_args(argv)
+    place = {key: getattr(args, key, default) for key, default in HOST_FLAGS.items()}
+    watching = watch.begin(args.name, args.workdir, processes=place["processes"], process=place["process_id"])
     try:
-        return args.command(args, overrides) or 0
+        watching.connect(place["coordinator"])
+        args.command(args, overrides)
+        return watching.end(0)
     except StopError as error:
-        print(f"mlm {args.name}: {error}", file=sys.stderr)
-        return error.code
-    except KeyboardInterrupt:
-        print(f"mlm {args.name}: interrupted; start the same command to go on.", file=sys.stderr)
-        return PreemptedError.code
+        print(f"mlm {args.name}: {error}", file=sys.stderr, flush=True)
+        return watching.failed(error, error.code)
+    except KeyboardInterrupt as error:
+        print(f"mlm {args.name}: interrupted; start the same command to go on.", file=sys.stderr, flush=True)
+        return watching.failed(error, PreemptedError.code)
     except BrokenPipeError:  # whoever reads the output has had enough of it, as in `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return watching.end(0)
+    except Exception as error:
+        traceback.print_exc()
+        return watching.failed(error, 1)
 
 
 def _stop(number: int, frame: types.FrameType | None) -> None:
     """Ends at once: before the first step there is nothing to save, and imports swallow exceptions."""
     print("mlm: stopped before the first step; start the same command to go on.", file=sys.stderr, flush=True)
-    os._exit(PreemptedError.code)
+    watch.current.stopped(signal.Signals(number).name)
 
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -84,31 +95,32 @@ def parser() -> argparse.ArgumentParser:
     command("run", _run, "all stages, skipping what is done and unchanged", needs_config=True)
     command("tokenizer", _tokenizer, "train a tokenizer on the corpus", needs_config=True)
     command("shards", _shards, "tokenize, chunk and write TFRecord shards", needs_config=True)
-    train = command("train", _train, "train, evaluate, checkpoint, resume", needs_config=True)
-    train.add_argument("--coordinator", default="", metavar="HOST:PORT", help="of the first of several processes")
-    train.add_argument("--processes", type=int, default=1)
-    train.add_argument("--process-id", type=int, default=0)
+    command("train", _train, "train, evaluate, checkpoint, resume", needs_config=True)
     evaluate = command("evaluate", _evaluate, "score a checkpoint or a model folder on a split", needs_config=False)
-    evaluate.add_argument(
-        "--model", default="", metavar="FOLDER", help="a transformers folder; default: newest checkpoint"
-    )
+    evaluate.add_argument("--model", **MODEL)
     evaluate.add_argument("--split", default="validation")
     predict = command("predict", _predict, "fill <mask> in texts, or in lines from a pipe", needs_config=False)
     predict.add_argument("texts", nargs="*")
-    predict.add_argument(
-        "--model", default="", metavar="FOLDER", help="a transformers folder; default: newest checkpoint"
-    )
+    predict.add_argument("--model", **MODEL)
     predict.add_argument("--top-k", type=int, default=5)
     export = command("export", _export, "write a transformers folder and prove it", needs_config=False)
     export.add_argument("--torch", default="", metavar="PYTHON", help="an interpreter with PyTorch to prove it in")
     bench = command("bench", _bench, "measure step, shards and batches beside the stock ones", needs_config=True)
     _add_bench_arguments(bench)
-    plan = command(
-        "plan", _plan, "compile the step for a TPU that isn't there: does it fit, how long", needs_config=True
-    )
+    plan = command("plan", _plan, "compile the step for a TPU that isn't there: does it fit?", needs_config=True)
     _add_plan_arguments(plan)
     command("report", _report, "curves and tables as one HTML page", needs_config=False)
+    for name in ("run", "shards", "train", "evaluate", "export"):
+        _add_host_flags(table.choices[name])
     return root
+
+
+def _add_host_flags(command: argparse.ArgumentParser) -> None:
+    """Adds what a process is told of its place among several; the same command is started on every host."""
+    several = command.add_argument_group("several processes")
+    several.add_argument("--coordinator", default="", metavar="HOST:PORT", help="address of process 0, and a free port")
+    several.add_argument("--processes", type=int, default=1, metavar="N", help="how many there are")
+    several.add_argument("--process-id", type=int, default=0, metavar="I", help="which this is, from 0")
 
 
 def _add_bench_arguments(bench: argparse.ArgumentParser) -> None:
@@ -144,20 +156,29 @@ def _open(args: argparse.Namespace, overrides: list[str]) -> tuple[ConfigDict, W
     return configs.load(args.config, overrides), Workdir(args.workdir)
 
 
+def _locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:
+    """Holds the workdir for the run: its first process does that for all."""
+    return workdir.locked() if watch.current.process == 0 else contextlib.nullcontext()
+
+
 def _run(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = _open(args, overrides)
     from mlm import stages
 
-    with workdir.locked():
-        begin = time.monotonic()
-        stages.make_tokenizer(config, workdir)
-        stages.make_shards(config, workdir)
+    begin = time.monotonic()
+    with _locked(workdir):
+        if args.process_id == 0:
+            stages.make_tokenizer(config, workdir)
+            stages.make_shards(config, workdir)
+        watch.current.wait_for_all("data")
         manifest = stages.open_data(config, workdir)
-        from mlm import run
+        from mlm import distributed, run
 
+        distributed.initialize(config, workdir, manifest, saves=True)
         run.train(config, workdir, manifest)
         run.finish(workdir, manifest)
-    print(f"\n{time.monotonic() - begin:.0f} s in all")
+    if args.process_id == 0:
+        print(f"\n{time.monotonic() - begin:.0f} s in all")
 
 
 def _tokenizer(args: argparse.Namespace, overrides: list[str]) -> None:
@@ -184,17 +205,21 @@ def _train(args: argparse.Namespace, overrides: list[str]) -> None:
     manifest = stages.open_data(config, workdir)  # faults of the data are told before jax is imported
     from mlm import distributed, run
 
-    distributed.initialize(coordinator=args.coordinator, processes=args.processes, process_id=args.process_id)
-    with workdir.locked() if distributed.is_first() else contextlib.nullcontext():
+    distributed.initialize(config, workdir, manifest, saves=True)
+    with _locked(workdir):
         run.train(config, workdir, manifest)
 
 
 def _evaluate(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
     config = configs.load(args.config, overrides) if args.config else configs.load_saved(workdir.config, overrides)
-    from mlm import evaluate
+    from mlm import stages
 
-    evaluate.run(config, workdir, model=args.model, split=args.split)
+    manifest = stages.open_data(config, workdir)
+    from mlm import distributed, evaluate
+
+    distributed.initialize(config, workdir, manifest, saves=False)
+    evaluate.run(config, workdir, manifest, model=args.model, split=args.split)
 
 
 def _predict(args: argparse.Namespace, overrides: list[str]) -> None:
@@ -207,11 +232,17 @@ def _predict(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def _export(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
-    from mlm import run
+    with _locked(workdir):
+        if args.coordinator:
+            from mlm import distributed
 
-    with workdir.locked():
+            config = configs.load_saved(workdir.config, overrides)
+            distributed.initialize(config, workdir, None, saves=False)
+        from mlm import run
+
         run.export(workdir, torch_python=args.torch)
-    print(workdir.export)
+    if args.process_id == 0:
+        print(workdir.export)
 
 
 def _bench(args: argparse.Namespace, overrides: list[str]) -> None:

@@ -24,7 +24,7 @@ from mlm.paths import UPath
 # computes, or by rounding alone (mesh, remat). Tokenizer and shards are held to their fingerprints instead.
 MAY_CHANGE = re.compile(
     r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch)|checkpoint\..*|log\..*|model\.remat|"
-    r"train\.guard_limit"
+    r"train\.guard_limit|pod\..*"
 )
 
 

@@ -125,6 +125,9 @@ RULES: dict[str, Rule] = {
     "log.wandb": TEXT,
     "log.profile_start": COUNT,
     "log.profile_steps": POSITIVE,
+    "pod.start_timeout": _number(1, 86_400),
+    "pod.heartbeat": _number(2, 3_600),
+    "pod.hang": FROM_ZERO,
 }
 
 

@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import types
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from mlm import fingerprints, watch
+from mlm.data.manifest import Manifest
+from mlm.workdir import Workdir
+
+LATER = 10  # seconds by which jax's own time-outs, which end a process without a word, come after ours
 
 
-def initialize(*, coordinator: str, processes: int, process_id: int) -> None:
+def initialize(config: ConfigDict, workdir: Workdir, manifest: Manifest | None, *, saves: bool) -> None:
     """Joins the processes of a run; must come before anything else touches jax's devices.
 
-    With a coordinator ("host:port"), it is one of `processes`. Without one, a TPU pod says so itself, and everything
-    else is a single process.
+    A process that was given a coordinator waits for the others, and all compare what they are about to do. Without one,
+    a TPU pod says so itself, and everything else is a single process.
+
+    Args:
+      config: of the run.
+      workdir: of the run.
+      manifest: of the shards; None where none are read.
+      saves: it answers SIGTERM by saving; otherwise it ends at once.
+
+    Raises:
+      StopError: the others did not come.
     """
-    if coordinator:
-        jax.distributed.initialize(coordinator, processes, process_id)
+    pod, peers = config.pod, watch.current.peers
+    times = {"initialization_timeout": int(pod.start_timeout), "heartbeat_timeout_seconds": int(pod.heartbeat) + LATER}
+    times["shutdown_timeout_seconds"] = int(pod.heartbeat) + LATER
+    watch.current.arm(hang=pod.hang, heartbeat=pod.heartbeat if peers is not None else 0)
+    if peers is not None:
+        data = {} if manifest is None else {"shards": manifest.fingerprint, "tokenizer": manifest.tokenizer_fingerprint}
+        facts = fingerprints.facts(config, watch.current.name, str(workdir.root), data)
+        address = peers.ready(facts, start_timeout=pod.start_timeout, heartbeat=pod.heartbeat)
+        place = (address, watch.current.processes, watch.current.process)
+        jax.config.update("jax_enable_preemption_service", saves)  # it takes SIGTERM for itself
+        jax.distributed.initialize(*place, coordinator_bind_address=address, **times)
     elif "," in os.environ.get("TPU_WORKER_HOSTNAMES", ""):
-        jax.distributed.initialize()
+        jax.distributed.initialize(**times)
+        watch.current.process, watch.current.processes = jax.process_index(), jax.process_count()
 
 
 def is_first() -> bool:
@@ -27,21 +56,32 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def compile_together(function: Any, *arguments: Any) -> None:
+    """Compiles a jitted function everywhere before any process runs it: who waits in it for others gives up early."""
+    if watch.current.peers is not None and not function._cache_size():
+        function.lower(*arguments).compile()
+        watch.current.wait_for_all("compiled")
+
+
 class StopSignal:
     """Notices SIGTERM and Ctrl-C, at the same step on every host; a context manager.
 
-    In a single process, the handlers are ours, and a second Ctrl-C ends at once. With several, jax's preemption
-    service holds SIGTERM and agrees on the step; a Python handler would switch it off.
+    In a single process, a second Ctrl-C ends at once. With several, jax's preemption service agrees on the step:
+    its own handler of SIGTERM, in C, is called from ours.
     """
 
     def __init__(self) -> None:
         self._asked = False
+        self._tell_jax: Callable[[int], None] | None = None
         self._old: dict[int, object] = {}
 
     def __enter__(self) -> StopSignal:
-        if jax.process_count() == 1:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._old[number] = signal.signal(number, self._ask)
+        if jax.process_count() > 1:
+            self._tell_jax = _handler_in_c(signal.SIGTERM)
+            if self._tell_jax is None:  # ours would only take it away
+                return self
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._old[number] = signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -52,9 +92,20 @@ class StopSignal:
         if self._asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._asked = True
+        watch.current.asked(signal.Signals(number).name)
+        if self._tell_jax is not None:
+            self._tell_jax(signal.SIGTERM)
 
     def requested(self, step: int) -> bool:
         """Returns whether to stop after `step`; every host asks at every step."""
         if jax.process_count() == 1:
             return self._asked
         return multihost_utils.reached_preemption_sync_point(step)
+
+
+def _handler_in_c(number: int) -> Callable[[int], None] | None:
+    """Returns the handler of a signal that a library has installed, or None; Python only knows its own."""
+    buffer = (ctypes.c_void_p * 64)()  # struct sigaction: the handler comes first, on Linux and on macOS
+    if ctypes.CDLL(None).sigaction(number, None, buffer) or buffer[0] in (None, 0, 1):  # the default, ignored
+        return None
+    return ctypes.CFUNCTYPE(None, ctypes.c_int)(buffer[0])

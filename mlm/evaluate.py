@@ -8,7 +8,8 @@ import json
 import jax
 from ml_collections import ConfigDict
 
-from mlm import stages, trained
+from mlm import distributed, trained
+from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 from mlm.model import weights
 from mlm.training import loop, sharding, step
@@ -16,19 +17,19 @@ from mlm.training.build import build_model
 from mlm.workdir import Workdir
 
 
-def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict[str, float]:
-    """Scores a model, prints the scores as a line of JSON and returns them.
+def run(config: ConfigDict, workdir: Workdir, manifest: Manifest, *, model: str, split: str) -> dict[str, float]:
+    """Scores a model and returns the scores; the first process prints them as a line of JSON.
 
     Args:
-      config: says which data, which masks, which batch size.
+      config: says which masks, which batch size.
       workdir: of the run.
+      manifest: of the shards.
       model: a transformers folder; "" for the workdir's newest checkpoint.
       split: of the shards.
 
     Raises:
       InputError: no such split, an empty one, or a model of another vocabulary than the shards.
     """
-    manifest = stages.open_data(config, workdir)
     if split not in manifest.splits or manifest.splits[split].records == 0:
         raise InputError(f"--split={split}: the shards in {manifest.folder} hold no records of that split.")
     mesh = sharding.make_mesh(**config.mesh.to_dict())
@@ -53,5 +54,6 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict
     )
     params = jax.device_put(params, shardings)
     scores = loop.evaluate_split(config, manifest, mesh, eval_step, params, split)
-    print(json.dumps({"split": split, "model": found.source, **scores}))
+    if distributed.is_first():
+        print(json.dumps({"split": split, "model": found.source, **scores}))
     return scores

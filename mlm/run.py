@@ -7,8 +7,8 @@ import re
 import jax
 from ml_collections import ConfigDict
 
+from mlm import distributed, logs, predict, report, trained, watch
 from mlm import export as exports
-from mlm import logs, predict, report, trained
 from mlm.data import batches, tokenizer
 from mlm.data.manifest import Manifest
 from mlm.training import loop
@@ -25,23 +25,30 @@ def train(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> None:
 
 
 def finish(workdir: Workdir, manifest: Manifest) -> None:
-    """Writes the report and the export of a trained workdir, and says what came out."""
-    report.write(workdir)
+    """Writes the report and the export of a trained workdir, and says what came out: the first process for all."""
     model = export(workdir, torch_python="")
-    summarize(workdir, manifest, model)
+    if distributed.is_first():
+        report.write(workdir)
+        summarize(workdir, manifest, model)
+    watch.current.wait_for_all("finished")
 
 
 def export(workdir: Workdir, *, torch_python: str) -> trained.Trained:
-    """Writes the newest checkpoint as a transformers folder; returns its model."""
+    """Writes the newest checkpoint as a transformers folder; returns its model.
+
+    Every process reads the checkpoint, the first one writes, and the others wait for what comes of it.
+    """
     model = trained.from_checkpoint(workdir)
-    scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == model.step]
-    exports.export(
-        model,
-        workdir.export,
-        scores=scores[-1] if scores else None,
-        name=workdir.root.name,
-        torch_python=torch_python,
-    )
+    if distributed.is_first():
+        scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == model.step]
+        exports.export(
+            model,
+            workdir.export,
+            scores=scores[-1] if scores else None,
+            name=workdir.root.name,
+            torch_python=torch_python,
+        )
+    watch.current.wait_for_all("exported")
     return model
 
 

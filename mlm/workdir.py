@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import uuid
 from collections.abc import Iterator
 
 from mlm.errors import InputError
@@ -44,7 +45,7 @@ class Workdir:
     def _make(self, path: str) -> None:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            probe = self.root / ".writable"
+            probe = self.root / f".writable.{uuid.uuid4().hex}"  # several hosts may do this at once
             probe.write_text("")
             probe.unlink()
         except OSError as error:

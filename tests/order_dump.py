@@ -5,7 +5,6 @@ import sys
 import jax
 import numpy as np
 
-from mlm import distributed
 from mlm.data import batches, manifest
 from mlm.training import loop, sharding
 from tests.fixtures import tiny_config
@@ -14,7 +13,7 @@ from tests.fixtures import tiny_config
 def main(argv: list[str]) -> None:
     options = dict(argument.removeprefix("--").split("=", 1) for argument in argv)
     process = int(options["process-id"])
-    distributed.initialize(coordinator=options["coordinator"], processes=int(options["processes"]), process_id=process)
+    jax.distributed.initialize(options["coordinator"], int(options["processes"]), process)
     shards = manifest.load_manifest(options["folder"])
     config = tiny_config("data.lanes=4", f"mesh.fsdp={options['fsdp']}")
     run = loop.build.build_run(config, loop.facts_of(shards), sharding.make_mesh(**config.mesh.to_dict()))

@@ -250,6 +250,21 @@ def test_packages_are_installed_once_per_hash(host):
     assert host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")["fresh"] is True
 
 
+def test_a_python_is_one_that_answers(tmp_path, monkeypatch):
+    import host_setup
+
+    version = f"3.{sys.version_info.minor}"
+    for name, text in {"3.12": "exit 127", "3.11": "exit 127", "3.13": "echo 3.9"}.items():  # wrappers for nothing
+        program = tmp_path / f"python{name}"
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert host_setup._find_python() == ""
+    (tmp_path / f"python{version}").unlink()
+    (tmp_path / f"python{version}").symlink_to(sys._base_executable)
+    assert host_setup._find_python() == str(tmp_path / f"python{version}")
+
+
 def test_preflight_sees_who_holds_the_accelerator(host, tmp_path):
     (tmp_path / "dev" / "vfio").mkdir(parents=True)
     device, lock = tmp_path / "dev" / "accel0", tmp_path / "libtpu_lockfile"
@@ -276,19 +291,3 @@ def test_clean_keeps_what_runs(host):
     wait_for(lambda: status(host, "b")["state"] == "exited")
     assert host.ask("clean")["removed"] == ["run b attempt 1"]
     assert status(host)["state"] == "running" and host.ask("preflight")["code"] == [host.code]
-
-
-def test_it_is_the_standard_library_of_python_3_10():
-    program = (
-        "import ast, pathlib, sys\nfor path in pathlib.Path(sys.argv[1]).glob('host*.py'):\n"
-        "    tree = ast.parse(path.read_text(), feature_version=(3, 10))\n"
-        "    for node in ast.walk(tree):\n"
-        "        names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module] if "
-        "isinstance(node, ast.ImportFrom) else []\n"
-        "        for name in names:\n"
-        "            assert name.partition('.')[0] in sys.stdlib_module_names or name.startswith('host'), name\n"
-        "            assert name != 'tomllib'\n"
-    )
-    from tests.fixtures_pods import LAUNCH
-
-    subprocess.run([sys.executable, "-c", program, str(LAUNCH)], check=True)

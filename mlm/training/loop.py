@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlm import config as configs
-from mlm import distributed, flops, logs
+from mlm import distributed, flops, logs, watch
 from mlm.data import batches
 from mlm.data.manifest import Manifest
 from mlm.errors import DamageError, InputError, NumericsError, PreemptedError
@@ -83,10 +83,14 @@ class Loop:
         scores: dict[str, float] | None = None
         for step in range(start + 1, steps + 1):
             self._profile(step, state)
+            first = step == start + 1  # it opens the shards and compiles
+            watch.at("start" if first else "input", step)
             batch = sharding.put_batch(next(input_), self.run.mesh, rows)
+            watch.at("compile" if first else "step", step)
+            distributed.compile_together(self.run.train_step, state, batch)
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = self.run.train_step(state, batch)
-            if step == start + 1:
+            if first:
                 self._first_step_done(step, metrics)
             if pending:
                 self._read(*pending)
@@ -127,6 +131,7 @@ class Loop:
             )
 
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
+        watch.at("evaluate", step)
         with self.log.paused("eval", step):
             run = self.run
             scores = evaluate_split(
@@ -138,6 +143,7 @@ class Loop:
     def _save(self, step: int, state: TrainState, metrics: dict, scores: dict[str, float] | None) -> None:
         if int(metrics["bad_in_row"]) >= self.config.train.guard_limit:
             self._read(step, metrics)  # says what happened, and saves nothing
+        watch.at("save", step)
         with self.log.paused("checkpoint", step):
             self.checkpoints.save(step, state, self.meta | {"step": step}, scores and scores["loss"])
 
@@ -183,7 +189,7 @@ def evaluate_split(
     return evaluation.score(
         eval_step,
         params,
-        batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows)),
+        watch.beats(batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))),
         mesh=mesh,
         rows=rows,
         tokens_per_byte=facts.tokens / facts.text_bytes if facts.text_bytes else None,

@@ -1,0 +1,213 @@
+"""A pod on this machine: N processes of `python -m mlm`, started, watched and ended as those of N hosts are.
+
+    python launch/local_pod.py 4 configs/quickstart.py --workdir=runs/pod --config.train.steps=200
+
+Each process has CPU devices of its own (--devices) and a folder, WORKDIR/hosts/I, with its log, its progress and the
+cause of its end. Ctrl-C (or SIGTERM) asks all to save and to end, a second one kills them. When one dies, the others
+end within the heartbeat and some seconds. The last line names the first cause; its exit code is the exit code.
+Python's standard library alone; the processes run in .venv where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from pods.causes import Cause, HostReport, first_cause
+
+ROOT = Path(__file__).resolve().parents[1]
+HEARTBEAT = 10  # seconds: between processes of one machine nothing is lost on the way
+GRACE = 5.0  # seconds beyond the heartbeat after which the others are killed
+STOPPED = 3.0  # seconds without being scheduled after which a process counts as stopped
+TICK = 0.1
+OWN_FILES = ("progress.json", "cause.json", "stopped.json", "stacks.txt")
+
+
+class Pod:
+    """The processes of one run; `start`, then `wait`."""
+
+    def __init__(
+        self,
+        processes: int,
+        arguments: list[str],
+        folder: Path,
+        *,
+        devices: int,
+        program: tuple[str, ...] = ("-m", "mlm"),
+    ):
+        """Prepares a run.
+
+        Args:
+          processes: how many.
+          arguments: of `python -m mlm`, the same for all.
+          folder: holds a folder for each process, named by its number.
+          devices: CPU devices of each.
+          program: what Python runs.
+        """
+        beats = [a.partition("=")[2] for a in arguments if a.startswith("--config.pod.heartbeat=")]
+        self.heartbeat = float(beats[-1]) if beats else HEARTBEAT
+        self.arguments = arguments if beats else [*arguments, f"--config.pod.heartbeat={HEARTBEAT}"]
+        self.folders = [folder / str(index) for index in range(processes)]
+        self.children: list[subprocess.Popen] = []
+        self._devices, self._program = devices, program
+        self._exits: dict[int, dict] = {}
+        self._stopped: dict[int, float] = {}
+        self._killed: set[int] = set()  # by us
+        self._readers: list[threading.Thread] = []
+        self._asked = 0
+
+    def start(self, *, changes: dict[int, list[str]] | None = None, environment: dict[int, dict] | None = None) -> None:
+        """Starts all processes.
+
+        Args:
+          changes: {process: further arguments}, and
+          environment: {process: further variables}, to see what a run does whose hosts differ.
+        """
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+        for index, folder in enumerate(self.folders):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in OWN_FILES:
+                (folder / name).unlink(missing_ok=True)
+            place = [f"--coordinator={coordinator}", f"--processes={len(self.folders)}", f"--process-id={index}"]
+            command = [python(), *self._program, *self.arguments, *(changes or {}).get(index, []), *place]
+            child = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=_environment(self._devices) | {"MLM_HOST_DIR": str(folder)} | (environment or {}).get(index, {}),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # a Ctrl-C at the terminal comes to us alone
+            )
+            self.children.append(child)
+            reader = threading.Thread(target=_copy, args=(child, index, folder / "log"), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+
+    def wait(self) -> Cause | None:
+        """Waits until all processes have ended, whatever it takes; returns why, None if all is well."""
+        failed: float | None = None
+        while self.poll():
+            time.sleep(TICK)
+            bad = self._stopped or [end for end in self._exits.values() if end["code"] != 0]
+            failed = (failed or time.monotonic()) if bad else None
+            if failed is not None and time.monotonic() - failed > self.heartbeat + GRACE:
+                self.kill()
+        for reader in self._readers:
+            reader.join(GRACE)
+        return first_cause(self.reports())
+
+    def poll(self) -> bool:
+        """Notes who has ended or was stopped; returns whether any process is still there."""
+        for index, child in enumerate(self.children):
+            if index in self._exits:
+                continue
+            code = child.poll()
+            if code is not None:
+                number = -code if code < 0 else None
+                self._exits[index] = {"code": None if code < 0 else code, "signal": number, "ended": time.time()}
+            elif not _is_stopped(child.pid):
+                self._stopped.pop(index, None)
+            elif time.time() - self._stopped.setdefault(index, time.time()) > STOPPED:
+                (self.folders[index] / "stopped.json").write_text(json.dumps({"time": self._stopped[index]}) + "\n")
+        return len(self._exits) < len(self.children)
+
+    def reports(self) -> list[HostReport]:
+        """Returns what each process has left."""
+        host = socket.gethostname()
+        return [
+            HostReport.from_folder(i, folder, host=host, exit=self._exits.get(i), ended_by_us=i in self._killed)
+            for i, folder in enumerate(self.folders)
+        ]
+
+    def ask(self, *_: object) -> None:
+        """Asks all to save and to end; the second time, kills them. Can be a signal's handler."""
+        self._asked += 1
+        if self._asked > 1:
+            self.kill()
+        else:
+            print("local_pod: asking all to save and to end; once more kills them", file=sys.stderr, flush=True)
+            self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kills what is left, with the children of each."""
+        self._killed |= set(range(len(self.children))) - self._exits.keys()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        for index, child in enumerate(self.children):
+            if index not in self._exits:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, number)
+
+
+def python() -> str:
+    """Returns the interpreter of the project's environment, or this one."""
+    own = ROOT / ".venv" / "bin" / "python"
+    return str(own) if own.exists() else sys.executable
+
+
+def _environment(devices: int) -> dict[str, str]:
+    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
+    flags = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
+    return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+
+
+def _copy(child: subprocess.Popen, index: int, log: Path) -> None:
+    with log.open("a", encoding="utf-8") as file:
+        for line in child.stdout:
+            file.write(line)
+            file.flush()
+            sys.stdout.write(f"{index}| {line}")
+            sys.stdout.flush()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command in all processes; returns the exit code of the first cause, 0 if there is none."""
+    parser = argparse.ArgumentParser(
+        description="Runs N processes of `python -m mlm` on this machine, as a pod of N hosts would.",
+        epilog="Everything else, such as --config.train.steps=100, goes to each `python -m mlm COMMAND`.",
+    )
+    parser.add_argument("processes", type=int, metavar="N")
+    parser.add_argument("config", metavar="CONFIG", help="such as configs/quickstart.py")
+    parser.add_argument("--devices", type=int, default=2, help="CPU devices of each process (default: 2)")
+    parser.add_argument("--workdir", default="", help="folder of the run (default: runs/NAME-pod)")
+    parser.add_argument("--command", default="train", help="of python -m mlm (default: train)")
+    args, rest = parser.parse_known_args(argv)
+    if args.processes < 1 or args.devices < 1:
+        parser.error("N and --devices must be at least 1")
+    workdir = Path(args.workdir or f"runs/{Path(args.config).stem}-pod").absolute()
+    arguments = [args.command, f"--config={Path(args.config).absolute()}", f"--workdir={workdir}", *rest]
+    pod = Pod(args.processes, arguments, workdir / "hosts", devices=args.devices)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pod.ask)
+    pod.start()
+    cause = pod.wait()
+    if cause is None:
+        return 0
+    print(f"local_pod: {cause.sentence}", file=sys.stderr)
+    return cause.code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
