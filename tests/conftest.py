@@ -22,6 +22,7 @@ pytest_plugins = [
     "tests.fixtures",
     "tests.fixtures_bucket",
     "tests.fixtures_data",
+    "tests.fixtures_fake_gcloud",
     "tests.fixtures_pods",
     "tests.trained_model",
 ]

@@ -1,6 +1,5 @@
-"""The supervisor: what it decides, in a table; and a run of the fake cloud that is taken away, crashes, and is done."""
+"""The supervisor: a run of the fake cloud that is taken away, crashes, is stopped, and is done."""
 
-import dataclasses
 import json
 import signal
 import subprocess
@@ -10,143 +9,15 @@ import threading
 import pytest
 
 from tests.fixtures_pods import LAUNCH, fake_cloud, wait_for
+from tests.test_decision import LIMITS, ended
 
-from pods import decision  # isort: skip
 from pods.backend import Host, Pod  # isort: skip
-from pods.causes import HostReport  # isort: skip
-from pods.decision import Limits, Memory, Seen  # isort: skip
 from pods.code import Code  # isort: skip
 from pods.errors import PodError  # isort: skip
 from pods.hosts import Hosts  # isort: skip
-from pods.runs import Job, Look  # isort: skip
+from pods.runs import Job  # isort: skip
 from pods.settings import Settings  # isort: skip
 from pods.supervise import Ledger, Supervisor  # isort: skip
-
-LIMITS = Limits(crashes=2, preemptions=2, silent=2, hang=100.0, settle=20.0)
-
-
-def report(process, state="running", code=None, step=None, time=0.0, kind=None, by=None):
-    ended = {"code": code, "signal": by, "ended": 50.0 + process} if state == "exited" else None
-    progress = None if step is None else {"step": step, "phase": "step", "time": time}
-    cause = kind and {"kind": kind, "time": 40.0 + process, "step": step, "phase": "step", "code": code, "what": "it"}
-    return HostReport(process, f"w-{process}", state, ended, progress, cause or None)
-
-
-def ended(*codes, attempt=1, **more):
-    return look(*(report(i, "exited", code, **more) for i, code in enumerate(codes)), attempt=attempt)
-
-
-def look(*reports, attempt=1, errors=()):
-    return Look(attempt, reports, tuple(errors))
-
-
-def ready(found, hosts=2, now=1000.0, **more):
-    return Seen("READY", now, look=found, hosts=hosts, **more)
-
-
-def decide(seen, **memory):
-    action, after = decision.decide(seen, Memory(**{"attempt": 1, "held": True, "moved": 1000.0} | memory), LIMITS)
-    assert action.why
-    assert not action.why.endswith(".")
-    return action, after
-
-
-RUNS = look(report(0, step=5, time=1.0), report(1, step=5, time=1.0))
-MARK = repr([1, (5, 1.0), (5, 1.0)])
-ONE_SILENT = ended(134)  # of two hosts
-DIFFERENT = look(report(0, "exited", 75), report(1, "exited", 1, kind="exception"))
-KILLED = look(report(0, "exited", None, by=9), report(1, "exited", 134))
-
-# name: (what is seen, what is remembered, action, code, what is remembered then)
-TABLE = {
-    "done": (ready(ended(0, 0)), {}, "done", 0, {}),
-    "done, and the pod is gone since": (Seen("PREEMPTED", 1.0, look=ended(0, 0), hosts=2), {}, "done", 0, {}),
-    "done on one host only is not done": (ready(look(report(0, "exited", 0), report(1))), {}, "wait", 0, {}),
-    "not done while a host does not answer": (ready(ended(0)), {}, "wait", 0, {"silent": 1}),
-    "no pod yet": (Seen("ABSENT", 1.0), {"held": False}, "create", 0, {"preemptions": 0}),
-    "pod is being made": (Seen("CREATING", 1.0), {"held": False}, "wait", 0, {}),
-    "pod waits in the queue": (Seen("WAITING", 1.0), {"held": False}, "wait", 0, {}),
-    "cloud does not answer": (Seen("UNKNOWN", 1.0, "503"), {}, "wait", 0, {"preemptions": 0, "held": True}),
-    "preempted": (Seen("PREEMPTED", 1.0), {}, "delete", 0, {"preemptions": 1, "gone": True, "held": False}),
-    "preempted, counted already": (Seen("PREEMPTED", 1.0), {"preemptions": 1, "gone": True}, "delete", 0, {
-        "preemptions": 1}),
-    "suspended": (Seen("SUSPENDED", 1.0), {}, "delete", 0, {"preemptions": 1}),
-    "failed while it was queued": (Seen("FAILED", 1.0), {"held": False}, "delete", 0, {"preemptions": 1}),
-    "deleted behind our back": (Seen("ABSENT", 1.0), {}, "create", 0, {"preemptions": 1, "held": False}),
-    "preempted too often": (Seen("PREEMPTED", 1.0), {"preemptions": 2}, "give up", 75, {"preemptions": 3}),
-    "a new pod": (ready(look(report(0, "absent"), report(1, "absent"), attempt=0)), {"held": False}, "start", 0, {}),
-    "ready, but hosts are missing": (Seen("READY", 1.0, "3 of 4"), {}, "wait", 0, {}),
-    "runs": (ready(RUNS), {}, "wait", 0, {"step": 5, "moved": 1000.0, "mark": MARK}),
-    "runs, and a host does not answer": (ready(look(report(0, step=5, time=1.0))), {"silent": 9}, "wait", 0, {
-        "silent": 0}),
-    "runs, and makes progress": (ready(RUNS, now=5000.0), {"mark": "old"}, "wait", 0, {"moved": 5000.0}),
-    "stands still, not for long": (ready(RUNS, now=1100.0), {"mark": MARK}, "wait", 0, {"moved": 1000.0}),
-    "hangs": (ready(RUNS, now=1101.0), {"mark": MARK}, "stop", 0, {"stopping": 1}),
-    "hangs before its first step": (ready(look(report(0), report(1)), now=1101.0), {}, "stop", 0, {"stopping": 1}),
-    "one has ended, the others will": (ready(look(report(0), report(1, "exited", 1))), {}, "wait", 0, {
-        "mixed": 1000.0}),
-    "one has ended, the others do not": (ready(look(report(0), report(1, "exited", 1)), now=1021.0), {
-        "mixed": 1000.0}, "stop", 0, {"stopping": 1}),
-    "hung and was stopped, and saved even so": (ready(ended(75, 75)), {"stopping": 1}, "start", 0, {
-        "crashes": 1, "preemptions": 0}),
-    "saved on all": (ready(ended(75, 75)), {"crashes": 1}, "start", 0, {"preemptions": 1, "crashes": 1, "judged": 1}),
-    "saved, counted already": (ready(ended(75, 75)), {"preemptions": 1, "judged": 1}, "start", 0, {"preemptions": 1}),
-    "saved too often": (ready(ended(75, 75)), {"preemptions": 2}, "give up", 75, {}),
-    "saved on one, and crashed on the other": (ready(DIFFERENT), {}, "start", 0, {"crashes": 1, "preemptions": 0}),
-    "stopped by a person": (ready(ended(75, 75), stopped=1), {}, "give up", 75, {"preemptions": 0}),
-    "an older attempt was stopped": (ready(ended(75, 75, attempt=2), stopped=1), {"attempt": 2}, "start", 0, {
-        "preemptions": 1}),
-    "crashed": (ready(ended(1, 134)), {}, "start", 0, {"crashes": 1, "judged": 1}),
-    "crashed, counted already": (ready(ended(1, 134)), {"crashes": 1, "judged": 1}, "start", 0, {"crashes": 1}),
-    "crashed at the same place": (ready(ended(1, 1, step=7)), {"crashes": 1, "best": 7, "step": 7}, "start", 0, {
-        "crashes": 2}),
-    "crashed too often": (ready(ended(1, 1, step=7)), {"crashes": 2, "best": 7}, "give up", 1, {"crashes": 3}),
-    "crashed, but further on": (ready(ended(1, 1, step=8)), {"crashes": 2, "best": 7}, "start", 0, {
-        "crashes": 1, "best": 8}),
-    "killed": (ready(KILLED), {"crashes": 2, "best": 7}, "give up", 137, {}),
-    "bad config": (ready(ended(2, 134, kind="exception")), {}, "give up", 2, {"crashes": 0, "judged": 1}),
-    "numerics": (ready(ended(3, 3, kind="exception")), {}, "give up", 3, {"crashes": 0}),
-    "damage": (ready(ended(4, 134, kind="exception")), {}, "give up", 4, {"crashes": 0}),
-    "ended before we came": (ready(ended(2, 2, attempt=3)), {"attempt": 0, "held": False}, "start", 0, {
-        "judged": 3, "crashes": 0}),
-    "an end that nobody saw": (ready(look(report(0, "lost"), report(1, "exited", 134))), {}, "start", 0, {
-        "crashes": 1}),
-    "one host is silent": (ready(ONE_SILENT), {"silent": 1}, "wait", 0, {"silent": 2, "preemptions": 0}),
-    "one host is dead": (ready(ONE_SILENT), {"silent": 2}, "delete", 0, {"preemptions": 1, "crashes": 0}),
-    "one host is dead, too often": (ready(ONE_SILENT), {"silent": 2, "preemptions": 2}, "give up", 75, {}),
-    "one host is silent, the other says why": (ready(ended(2, kind="exception")), {"silent": 2}, "give up", 2, {}),
-    "all hosts are silent": (ready(look()), {"silent": 11}, "wait", 0, {"silent": 12}),
-    "all hosts are silent for long": (ready(look()), {"silent": 12}, "give up", 1, {"preemptions": 0}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_what_is_decided(name):
-    seen, memory, kind, code, then = TABLE[name]
-    action, after = decide(seen, **memory)
-    assert (action.kind, action.code) == (kind, code), action.why
-    assert {key: getattr(after, key) for key in then} == then
-
-
-def test_a_sentence_names_the_first_cause():
-    action, _ = decide(ready(look(report(0, "exited", 134), report(1, "exited", 2, kind="exception"))))
-    assert action.why.startswith("host 1 (w-1) failed at ")
-    assert action.why.endswith("1 other ended after it: the config or its input is bad, which no restart mends")
-
-
-def test_a_pod_that_is_never_there_spends_the_budget():
-    """A queued resource that is suspended before it was ready, again and again."""
-    memory, kinds = Memory(), []
-    for state in ["ABSENT", "WAITING", "SUSPENDED", "SUSPENDED"] * 3:
-        action, memory = decision.decide(Seen(state, 1.0), memory, LIMITS)
-        kinds.append(action.kind)
-    assert kinds == ["create", "wait", "delete", "delete"] * 2 + ["create", "wait", "give up", "delete"]
-    assert decision.given_up(memory).preemptions == 0
-
-
-def test_memory_goes_through_json():
-    _, memory = decide(ready(RUNS))
-    assert Memory(**json.loads(json.dumps(dataclasses.asdict(memory)))) == memory
 
 
 def test_cost_is_that_of_all_pods_while_they_are_ready():
