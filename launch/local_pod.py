@@ -26,7 +26,7 @@ from pathlib import Path
 from pods.causes import Cause, HostReport, first_cause
 
 ROOT = Path(__file__).resolve().parents[1]
-HEARTBEAT = 10  # seconds: between processes of one machine nothing is lost on the way
+HEARTBEAT = 30  # seconds; one that dies is noticed at once, this is for one that is stopped
 GRACE = 5.0  # seconds beyond the heartbeat after which the others are killed
 STOPPED = 3.0  # seconds without being scheduled after which a process counts as stopped
 TICK = 0.1
@@ -167,7 +167,7 @@ def _environment(devices: int) -> dict[str, str]:
 
 
 def _copy(child: subprocess.Popen, index: int, log: Path) -> None:
-    with log.open("a", encoding="utf-8") as file:
+    with child.stdout, log.open("a", encoding="utf-8") as file:
         for line in child.stdout:
             file.write(line)
             file.flush()

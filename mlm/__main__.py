@@ -24,7 +24,8 @@ EXAMPLES = """examples:
   python -m mlm train --config=configs/quickstart.py --workdir=runs/quickstart --config.train.steps=8000
   python -m mlm predict --workdir=runs/quickstart "Returns the <mask> of the array."
 """
-HOST_FLAGS = {"coordinator": "", "processes": 1, "process": 0}  # for a command that has none
+MODEL = {"default": "", "metavar": "FOLDER", "help": "a transformers folder; default: newest checkpoint"}
+HOST_FLAGS = {"coordinator": "", "processes": 1, "process_id": 0}  # for a command that has none
 
 
 def main(argv: list[str]) -> int:
@@ -36,10 +37,9 @@ def main(argv: list[str]) -> int:
     argv, overrides = split_overrides(argv)
     args = parser().parse_args(argv)
     place = {key: getattr(args, key, default) for key, default in HOST_FLAGS.items()}
-    coordinator = place.pop("coordinator")
-    watching = watch.begin(args.name, workdir=args.workdir, **place)
+    watching = watch.begin(args.name, args.workdir, processes=place["processes"], process=place["process_id"])
     try:
-        watching.connect(coordinator)
+        watching.connect(place["coordinator"])
         args.command(args, overrides)
         return watching.end(0)
     except StopError as error:
@@ -97,23 +97,17 @@ def parser() -> argparse.ArgumentParser:
     command("shards", _shards, "tokenize, chunk and write TFRecord shards", needs_config=True)
     command("train", _train, "train, evaluate, checkpoint, resume", needs_config=True)
     evaluate = command("evaluate", _evaluate, "score a checkpoint or a model folder on a split", needs_config=False)
-    evaluate.add_argument(
-        "--model", default="", metavar="FOLDER", help="a transformers folder; default: newest checkpoint"
-    )
+    evaluate.add_argument("--model", **MODEL)
     evaluate.add_argument("--split", default="validation")
     predict = command("predict", _predict, "fill <mask> in texts, or in lines from a pipe", needs_config=False)
     predict.add_argument("texts", nargs="*")
-    predict.add_argument(
-        "--model", default="", metavar="FOLDER", help="a transformers folder; default: newest checkpoint"
-    )
+    predict.add_argument("--model", **MODEL)
     predict.add_argument("--top-k", type=int, default=5)
     export = command("export", _export, "write a transformers folder and prove it", needs_config=False)
     export.add_argument("--torch", default="", metavar="PYTHON", help="an interpreter with PyTorch to prove it in")
     bench = command("bench", _bench, "measure step, shards and batches beside the stock ones", needs_config=True)
     _add_bench_arguments(bench)
-    plan = command(
-        "plan", _plan, "compile the step for a TPU that isn't there: does it fit, how long", needs_config=True
-    )
+    plan = command("plan", _plan, "compile the step for a TPU that isn't there: does it fit?", needs_config=True)
     _add_plan_arguments(plan)
     command("report", _report, "curves and tables as one HTML page", needs_config=False)
     for name in ("run", "shards", "train", "evaluate", "export"):
@@ -126,7 +120,7 @@ def _add_host_flags(command: argparse.ArgumentParser) -> None:
     several = command.add_argument_group("several processes")
     several.add_argument("--coordinator", default="", metavar="HOST:PORT", help="address of process 0, and a free port")
     several.add_argument("--processes", type=int, default=1, metavar="N", help="how many there are")
-    several.add_argument("--process-id", type=int, default=0, metavar="I", help="which this is, from 0", dest="process")
+    several.add_argument("--process-id", type=int, default=0, metavar="I", help="which this is, from 0")
 
 
 def _add_bench_arguments(bench: argparse.ArgumentParser) -> None:
@@ -173,7 +167,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> None:
 
     begin = time.monotonic()
     with _locked(workdir):
-        hosts = stages.Hosts(args.processes, args.process)
+        hosts = stages.Hosts(args.processes, args.process_id)
         stages.make_tokenizer(config, workdir, hosts)
         stages.make_shards(config, workdir, hosts)
         watch.current.wait_for_all("data")
@@ -183,7 +177,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> None:
         distributed.initialize(config, workdir, manifest, saves=True)
         run.train(config, workdir, manifest)
         run.finish(workdir, manifest)
-    if args.process == 0:
+    if args.process_id == 0:
         print(f"\n{time.monotonic() - begin:.0f} s in all")
 
 
@@ -199,8 +193,8 @@ def _shards(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = _open(args, overrides)
     from mlm import stages
 
-    hosts = stages.Hosts(args.processes, args.process)
-    with workdir.locked(part=str(args.process) if args.processes > 1 else ""):
+    hosts = stages.Hosts(args.processes, args.process_id)
+    with workdir.locked(part=str(args.process_id) if args.processes > 1 else ""):
         stages.make_tokenizer(config, workdir, hosts)
         stages.make_shards(config, workdir, hosts)
 
@@ -248,7 +242,7 @@ def _export(args: argparse.Namespace, overrides: list[str]) -> None:
         from mlm import run
 
         run.export(workdir, torch_python=args.torch)
-    if args.process == 0:
+    if args.process_id == 0:
         print(workdir.export)
 
 

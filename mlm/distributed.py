@@ -7,6 +7,7 @@ import os
 import signal
 import types
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -47,11 +48,19 @@ def initialize(config: ConfigDict, workdir: Workdir, manifest: Manifest | None, 
         jax.distributed.initialize(*place, coordinator_bind_address=address, **times)
     elif "," in os.environ.get("TPU_WORKER_HOSTNAMES", ""):
         jax.distributed.initialize(**times)
+        watch.current.process, watch.current.processes = jax.process_index(), jax.process_count()
 
 
 def is_first() -> bool:
     """Returns whether this process is the one that writes what is written once."""
     return jax.process_index() == 0
+
+
+def compile_together(function: Any, *arguments: Any) -> None:
+    """Compiles a jitted function everywhere before any process runs it: who waits in it for others gives up early."""
+    if watch.current.peers is not None and not function._cache_size():
+        function.lower(*arguments).compile()
+        watch.current.wait_for_all("compiled")
 
 
 class StopSignal:

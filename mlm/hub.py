@@ -25,7 +25,7 @@ PING = 1.0  # seconds between two signs of life
 PATIENCE = 60.0  # heartbeat until that of the config is known
 LINGER = 5.0  # seconds for which the last word is waited on: to be heard, or to come
 COLLECT = 2.0  # seconds in which several processes may find that they hang, before it is judged which one it was
-PHASES = ("start", "compile", "input", "step", "evaluate", "save", "done")  # in the order of a step
+PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Line:
     def __init__(self, connection: socket.socket):
         """Takes the connection over."""
         self._socket = connection
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler sends too
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.patience(PATIENCE)
         self._file = connection.makefile("rb")
@@ -141,10 +141,12 @@ class Hub:
             hello = next(messages)
             process, host = int(hello["hello"]), str(hello["host"])
         except (OSError, ValueError, LookupError, TypeError, StopIteration):
-            return line.close()  # none of ours
+            line.close()  # none of ours
+            connection.close()
+            return
         member = self._welcome(process, _Member(line, host), hello.get("processes"))
         if member is None:
-            return None
+            return
         what, kind, bye = "is gone: its connection broke without a word", "gone", False
         try:
             for message in messages:
@@ -159,7 +161,6 @@ class Hub:
             self._changed.notify_all()
             if not bye:
                 self.ended(End(process, host, kind, 1, what))
-        return None
 
     def _welcome(self, process: int, member: _Member, processes: Any) -> _Member | None:
         """Takes a process in; None if its place is taken."""

@@ -50,6 +50,7 @@ class Peers:
         self._changed = threading.Condition()
         self._heard: set[str] = set()  # names of what the hub has said
         self._go = ""
+        self._barriers = 0  # passed
         self._closed = False
         self._heartbeat = hub.PATIENCE
         threading.Thread(target=self._talk, daemon=True, name="peers").start()
@@ -81,7 +82,9 @@ class Peers:
         return self._go
 
     def barrier(self, name: str) -> None:
-        """Waits until all have come here, as long as they live."""
+        """Waits until all have come here, as long as they live; all come to the same ones in the same order."""
+        self._barriers += 1
+        name = f"{self._barriers} {name}"
         self._line.send(barrier=name)
         self._wait(f"barrier {name}", None)
 
@@ -91,16 +94,21 @@ class Peers:
         if self._wait("connected", TELL) and "end" not in self._heard:
             self._line.send(failed=dataclasses.asdict(end))
             self._wait("end", hub.COLLECT + hub.LINGER)
-        self._leave(TELL)
+        self.leave(TELL)
 
     def close(self) -> None:
         """Leaves the run in good order."""
         self._closed = True
         if self._line is not None:
             self._line.send(bye=True)
-        self._leave(hub.LINGER)
+        self.leave(hub.LINGER)
 
-    def _leave(self, seconds: float) -> None:
+    def leave(self, seconds: float = TELL) -> None:
+        """Closes the connection; process 0 waits until the others have heard the end and left.
+
+        Args:
+          seconds: for those who have not come yet.
+        """
         if self._line is not None:
             self._line.close()
         if self._hub is not None:

@@ -51,11 +51,13 @@ class Watch:
         self._place: tuple[str, int | None, float, float] = ("start", None, time.monotonic(), time.time())
         self._hang = self._heartbeat = 0.0
         self._asked: tuple[str, float] | None = None  # to end: the signal's name, and when
-        self._lock = threading.Lock()
+        self._lock, self._files = threading.RLock(), threading.RLock()
         self._ended = False  # the first reason is known
+        self._over = False  # all is done
         self._stacks: Any = None
-        if folder is not None:
-            threading.Thread(target=self._run, daemon=True, name="watch").start()
+        self._thread = None if folder is None else threading.Thread(target=self._run, daemon=True, name="watch")
+        if self._thread is not None:
+            self._thread.start()
 
     def connect(self, coordinator: str) -> None:
         """Opens the line to the other processes, if there are any; raises InputError as `Peers`, or without one."""
@@ -99,6 +101,8 @@ class Watch:
         """Leaves the run in good order; returns the code."""
         if code == 0:
             self.at("done", self._place[1])
+            self.wait_for_all("done")
+        self._over = True
         self._write_progress()
         if self.peers is not None:
             if "jax" in sys.modules:  # it waits for the other processes, and they are still watched
@@ -146,12 +150,13 @@ class Watch:
         own = end.process == self.process and end.kind in ("exception", "signal", "hang")
         what = end.what if own else end.sentence
         if self._note(end.kind if own else "peer", end.code, what):
-            print(f"mlm {self.name}: {what}", file=sys.stderr)
+            print(f"mlm {self.name}: {what}", file=sys.stderr, flush=True)
+            self.peers.leave()
             _exit(end.code)
 
     def _run(self) -> None:
         written = None
-        while not self._ended:
+        while not (self._ended or self._over):
             if self._place != written:
                 written = self._place
                 self._write_progress()
@@ -162,6 +167,7 @@ class Watch:
             if self._heartbeat and self._stacks:  # where no Python thread runs, not even this one, C ends the process
                 faulthandler.dump_traceback_later(self._heartbeat, exit=True, file=self._stacks)
             time.sleep(TICK)
+        faulthandler.cancel_dump_traceback_later()  # the end of Python may take longer
 
     def _hung(self, phase: str, limit: float) -> None:
         what = f"no progress for {limit:g} s (config.pod.hang{f' times {PATIENCE}' * (phase in ONCE_A_RUN)})"
@@ -186,14 +192,15 @@ class Watch:
         return True
 
     def _write_progress(self) -> None:
-        phase, step, _, when = self._place
-        place = {"step": step, "phase": phase, "time": when}
-        self._write("progress.json", place | {"process": self.process, "host": self._host, "pid": os.getpid()})
+        with self._files:  # an older place must not replace a newer one
+            phase, step, _, when = self._place
+            place = {"step": step, "phase": phase, "time": when}
+            self._write("progress.json", place | {"process": self.process, "host": self._host, "pid": os.getpid()})
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        if self._open_stacks():
-            with contextlib.suppress(OSError):
-                temporary = self._folder / f".{name}.{threading.get_ident()}"
+        with self._files, contextlib.suppress(OSError):
+            if self._open_stacks():
+                temporary = self._folder / f".{name}"
                 temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
                 temporary.replace(self._folder / name)
 
@@ -210,7 +217,8 @@ class Watch:
         return self._stacks is not None
 
     def _close_stacks(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
+        if self._thread is not None:
+            self._thread.join(2 * TICK)
         if self._stacks is not None and not self._stacks.tell():
             with contextlib.suppress(OSError):
                 (self._folder / "stacks.txt").unlink()
@@ -226,7 +234,7 @@ def _exit(code: int) -> NoReturn:
 current = Watch("", None)
 
 
-def begin(name: str, *, workdir: str, processes: int, process: int) -> Watch:
+def begin(name: str, workdir: str, *, processes: int, process: int) -> Watch:
     """Starts the watch of this process."""
     global current
     told = os.environ.get("MLM_HOST_DIR", "")

@@ -97,6 +97,9 @@ BAD = {
     "log.every": ["0"],
     "log.profile_start": ["-1"],
     "log.profile_steps": ["0"],
+    "pod.start_timeout": ["0.5", "inf"],
+    "pod.heartbeat": ["1", "nan"],
+    "pod.hang": ["-1", "inf"],
 }
 ANY_VALUE = {"corpus.streaming", "tokenizer.path", "tokenizer.lowercase", "shards.dir", "model.remat",
              "log.tensorboard", "log.wandb"}  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-PHASES = ("start", "compile", "input", "step", "evaluate", "save", "done")  # in the order of a step
+PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
 OWN, LOST, CONSEQUENCE = range(3)  # how good a reason an end is for the end of the others: the best wins
 ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)  # how jax ends a process whose peer is gone
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from mlm import distributed
 from mlm.model.loss import RowSums
 from mlm.training.sharding import put_batch
 
@@ -42,7 +43,9 @@ def score(
     """
     pending: list[RowSums] = []
     for batch in batches:
-        pending.append(eval_step(params, put_batch(batch, mesh, rows)))
+        batch = put_batch(batch, mesh, rows)
+        distributed.compile_together(eval_step, params, batch)
+        pending.append(eval_step(params, batch))
         jax.block_until_ready(pending[-3:-2])  # a few batches ahead are enough
     total = [np.sum(np.concatenate(column), dtype=np.float64) for column in zip(*jax.device_get(pending), strict=True)]
     loss, weight, correct = (float(sum_) for sum_ in total)

@@ -86,12 +86,14 @@ class Loop:
         scores: dict[str, float] | None = None
         for step in range(start + 1, steps + 1):
             self._profile(step, state)
-            watch.at("input", step)
+            first = step == start + 1  # it opens the shards and compiles
+            watch.at("start" if first else "input", step)
             batch = sharding.put_batch(next(input_), self.run.mesh, rows)
-            watch.at("compile" if step == start + 1 else "step", step)
+            watch.at("compile" if first else "step", step)
+            distributed.compile_together(self.run.train_step, state, batch)
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = self.run.train_step(state, batch)
-            if step == start + 1:
+            if first:
                 self._first_step_done(step, metrics)
             if pending:
                 self._read(*pending)

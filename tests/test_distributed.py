@@ -1,0 +1,93 @@
+"""What all hosts must have in common, and how a process is asked to stop."""
+
+import re
+import signal
+
+import pytest
+
+from mlm import config as configs
+from mlm import distributed, fingerprints
+from tests.fixtures import tiny_config
+
+
+def facts(*overrides: str, **data: str) -> dict:
+    return fingerprints.facts(tiny_config(*overrides), "train", "runs/x", {"shards": "s", "tokenizer": "t"} | data)
+
+
+def test_facts_name_all_that_decides_a_run():
+    found = facts()
+    assert found["config.model.layers"] == 1
+    assert found["shards"] == "s"
+    assert len(found["code mlm/training/step.py"]) == 16
+    assert found["code mlm/__main__.py"] != found["code mlm/run.py"]
+    assert {"jax", "jaxlib", "Python", "$XLA_FLAGS", "--workdir", "command"} <= found.keys()
+
+
+def test_time_outs_may_change_in_the_middle_of_a_run():
+    old, new = (configs.flatten(tiny_config(*overrides)) for overrides in ((), ("pod.hang=3", "pod.heartbeat=5")))
+    assert old != new
+    assert configs.diff(old, new) == []
+
+
+def test_alike():
+    assert fingerprints.difference({0: facts(), 1: facts(), 2: facts()}) is None
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_a_difference_is_of_the_one_that_is_alone(odd):
+    all_facts = {process: facts() for process in range(3)}
+    all_facts[odd] = facts("train.seed=5", shards="other")
+    process, words = fingerprints.difference(all_facts)
+    assert process == odd
+    assert words.startswith("differs from 2 others in config.train.seed (5, not 0); shards ('other', not 's');")
+
+
+def test_several_that_differ():
+    all_facts = {process: facts() for process in range(5)}
+    all_facts[1], all_facts[3] = facts(tokenizer="u"), facts("train.seed=5", tokenizer="u")
+    process, words = fingerprints.difference(all_facts)
+    assert process == 3
+    assert "so do hosts 1" in words
+
+
+def test_many_differences_are_counted():
+    other = dict.fromkeys(facts(), 0)
+    words = fingerprints.difference({0: facts(), 1: other})[1]
+    assert words.count(" not ") == fingerprints.SHOWN
+    assert re.search(r"; \d\d+ more; give every host the same", words)
+
+
+def test_the_code_is_read_from_the_files(tmp_path, monkeypatch):
+    (tmp_path / "mlm").mkdir()
+    (tmp_path / "mlm" / "x.py").write_text("a")
+    monkeypatch.setattr(fingerprints, "ROOT", tmp_path)
+    before = fingerprints.code()
+    (tmp_path / "mlm" / "x.py").write_text("b")
+    assert before.keys() == fingerprints.code().keys() == {"code mlm/x.py"}
+    assert before != fingerprints.code()
+
+
+def test_a_signal_is_noticed_at_the_next_step():
+    before = signal.getsignal(signal.SIGTERM)
+    with distributed.StopSignal() as stop:
+        assert not stop.requested(1)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested(2)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_handler_of_another_library():
+    """Found as C knows it, and called; the default one is none."""
+    import ctypes
+
+    heard = []
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(heard.append)
+    assert distributed._handler_in_c(signal.SIGUSR2) is None
+    library = ctypes.CDLL(None)
+    library.signal.restype = ctypes.c_void_p
+    library.signal(signal.SIGUSR2, handler)
+    try:
+        distributed._handler_in_c(signal.SIGUSR2)(signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    assert heard == [signal.SIGUSR2]
