@@ -178,7 +178,7 @@ MAY_CHANGE = {
     "corpus.sources", "corpus.weights", "corpus.field", "corpus.streaming", "corpus.validation_fraction",
     "corpus.max_documents", "tokenizer.path", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.sample_megabytes",
     "tokenizer.lowercase", "shards.dir", "shards.length", "shards.count", "shards.validation_count", "shards.workers",
-    "pod.start_timeout", "pod.heartbeat", "pod.hang",
+    "shards.patience", "pod.start_timeout", "pod.heartbeat", "pod.hang",
 }  # fmt: skip
 
 
