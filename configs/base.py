@@ -61,6 +61,7 @@ def get_config() -> ConfigDict:
     config.model.dtype = "bfloat16"  # of the computation: float32 | bfloat16. Parameters are float32
     config.model.attention = "auto"  # auto | xla | fused (TPU) | splash (TPU) | cudnn (GPU), see mlm/model/attention.py
     config.model.remat = False  # recompute each layer's activations in the backward pass
+    config.model.remat_feed_forward = 0  # layers of which only the feed-forward part's, more than half, are recomputed
 
     config.optimizer = ConfigDict()
     config.optimizer.name = "adamw"  # adamw | lamb | lion | adafactor | muon

@@ -3,8 +3,8 @@
 Command:   python -m mlm run --config=configs/roberta_base.py --workdir=gs://BUCKET/roberta_base
            (the same on every host; rehearse it with --config.train.steps=50 --config.corpus.max_documents=100000)
 Hardware:  32 chips of TPU v5e (8 hosts of 4), as it stands; "Batch" below says what to change for others.
-Time:      7.7 days there, 23 hours on 256 chips. By arithmetic, not measured here: 500,000 updates x 8,192 rows x 512
-           tokens = 2.1e12 tokens; x 601.5 MFLOP (566.2 body + 15% of the head's 235.2) = 1.26e21 FLOP; / (32 x 197
+Time:      7.4 days there, 22 hours on 256 chips. By arithmetic, not measured here: 500,000 updates x 8,192 rows x 512
+           tokens = 2.1e12 tokens; x 574.4 MFLOP (534.4 body + 15% of the tail's 267.0) = 1.21e21 FLOP; / (32 x 197
            TFLOP/s x 30%). The 30% are what the TPU compiler's cycle counts make likely for a step like this one.
 Score:     not measured here. Published for this model: 87.6 on MNLI-m and 94.8 on SST-2 (development sets, fairseq's
            examples/roberta). For the loss on its own validation text, table 3 of the paper gives a perplexity of 3.77

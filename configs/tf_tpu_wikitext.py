@@ -3,8 +3,8 @@
 Command:   python -m mlm run --config=configs/tf_tpu_wikitext.py --workdir=gs://BUCKET/tf_tpu_wikitext
 Hardware:  one TPU v3-8 (4 chips, 8 cores of 16 GB), the example's; 256 rows a core, in two
            microbatches.
-Time:      78 hours. By arithmetic, not measured here: 293,500 updates x 2,048 rows x 128 tokens = 7.7e10 tokens; x
-           541.6 MFLOP (523.8 body + 15% of the head's 118.7) = 4.2e19 FLOP; / (492 TFLOP/s x 30%). The published run
+Time:      75 hours. By arithmetic, not measured here: 293,500 updates x 2,048 rows x 128 tokens = 7.7e10 tokens; x
+           514.5 MFLOP (491.9 body + 15% of the tail's 150.6) = 4.0e19 FLOP; / (492 TFLOP/s x 30%). The published run
            (huggingface.co/tf-tpu/roberta-base-epochs-500-no-wd) has its epochs 0 to 346 dated 6 to 10 April 2023.
 Score:     not measured here. The published run's card: validation loss 0.80 nats at epoch 400 of 500, accuracy 0.1206
            of all positions, which is 80% of the 15% that were predicted. The losses of two tokenizers can't be

@@ -23,7 +23,7 @@ from mlm.paths import UPath
 # May differ between the config of a checkpoint and the one that resumes it: none of these changes a number that the run
 # computes, or by rounding alone (mesh, remat). Tokenizer and shards are held to their fingerprints instead.
 MAY_CHANGE = re.compile(
-    r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch)|checkpoint\..*|log\..*|model\.remat|"
+    r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch)|checkpoint\..*|log\..*|model\.remat\w*|"
     r"train\.guard_limit|pod\..*"
 )
 

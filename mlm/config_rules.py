@@ -94,6 +94,7 @@ RULES: dict[str, Rule] = {
     "model.dtype": _one_of("float32", "bfloat16"),
     "model.attention": _one_of("auto", "xla", "fused", "splash", "cudnn"),
     "model.remat": FLAG,
+    "model.remat_feed_forward": COUNT,
     "optimizer.name": _one_of("adamw", "lamb", "lion", "adafactor", "muon"),
     "optimizer.learning_rate": ABOVE_ZERO,
     "optimizer.b1": RATE,

@@ -26,12 +26,13 @@ def train_flops_per_token(
     """Returns the useful FLOPs of a training step (forward and backward) per token read.
 
     Counts a multiply-add as two and the backward pass as twice the forward pass (Chowdhery et al., 2022, appendix B),
-    matrix products alone, attention over all of the row, the head on the predicted positions only; recomputation
-    (remat) does not count.
+    matrix products alone, attention over all of the row, and what comes after the last layer's attention, the tail, on
+    the predicted positions only; recomputation (remat) does not count.
     """
     layer = 2 * (4 * hidden * hidden + 2 * hidden * intermediate) + 4 * length * hidden
-    head = 2 * hidden * hidden + 2 * hidden * vocab_size
-    return 3.0 * (layers * layer + predicted_share * head)
+    behind_attention = 2 * (hidden * hidden + 2 * hidden * intermediate) if layers else 0
+    tail = behind_attention + 2 * hidden * hidden + 2 * hidden * vocab_size
+    return 3.0 * (layers * layer - behind_attention + predicted_share * tail)
 
 
 def peak_flops(device_kind: str) -> float | None:

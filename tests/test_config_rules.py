@@ -87,6 +87,7 @@ BAD = {
     "train.guard_limit": ["0"],
     "mesh.data": ["0", "-2"],
     "mesh.fsdp": ["0"],
+    "model.remat_feed_forward": ["-1"],
     "mesh.tensor": ["0"],
     "evaluate.every": ["-1"],
     "evaluate.batch": ["0"],

@@ -32,7 +32,7 @@ def test_every_config_is_valid_and_says_how_to_run_it(name):
 
 
 def facts_of(name: str) -> tuple[float, float]:
-    """Returns (MFLOP per token of the body, of the head on every position)."""
+    """Returns (MFLOP per token of the body, of the tail (mlm/flops.py) on every position)."""
     config = configs.load(f"configs/{name}", [])
     sizes = {
         "hidden": config.model.hidden_size,
@@ -51,7 +51,7 @@ def test_the_arithmetic_of_the_docstrings(name):
     text = " ".join(text.split())
     body, head = facts_of(name)
     assert f"{body + 0.15 * head:.1f} MFLOP" in text
-    assert f"({body:.1f} body + 15% of the head's {head:.1f})" in text
+    assert f"({body:.1f} body + 15% of the tail's {head:.1f})" in text
 
 
 def test_published_recipes():

@@ -90,6 +90,13 @@ def test_random_bits_are_balanced_and_unrelated():
     assert len(np.unique(bits)) > bits.size * (1 - bits.size / 2**32), "as many repetitions as chance makes"
 
 
+def test_random_bits_of_some_rows_and_tokens_are_theirs_among_all():
+    whole = np.asarray(layers.random_bits(jnp.uint32(5), (8, 16, 32)))
+    rows, tokens = np.asarray([5, 2], np.uint32), np.asarray([[3, 3, 0], [15, 1, 7]], np.int32)
+    found = layers.random_bits(jnp.uint32(5), (2, 3, 32), rows, tokens)
+    np.testing.assert_array_equal(found, whole[rows[:, None], tokens])
+
+
 def test_random_bits_do_not_depend_on_the_devices():
     mesh = sharding.make_mesh(data=4, fsdp=1, tensor=2)
     split = jax.jit(

@@ -25,7 +25,8 @@ SIZES = (
 )
 LAYER = 4 * (H * H + H) + 2 * H + (H * FEED + FEED) + (FEED * H + H) + 2 * H
 PARAMETERS = (VOCABULARY + 128 + 1) * H + 2 * H + LAYER + (H * H + H) + 2 * H + VOCABULARY
-USEFUL = 3 * (2 * (4 * H * H + 2 * H * FEED) + 4 * LENGTH * H + 0.2 * (2 * H * H + 2 * H * VOCABULARY))  # a token
+TAIL = 2 * (H * H + 2 * H * FEED) + 2 * H * H + 2 * H * VOCABULARY  # of a predicted token: behind the last attention
+USEFUL = 3 * (2 * 3 * H * H + 4 * LENGTH * H + 0.2 * TAIL)  # of a token of one layer
 
 
 def planned(*overrides, name="v3:2x2", records=None, price=None, compare=False, sweep=(), search=False, as_json=True):

@@ -41,6 +41,22 @@ def test_logits_are_those_of_transformers(kernel, name):
     np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
 
 
+@pytest.mark.parametrize("remat", [{}, {"remat": True}, {"remat_feed_forward": 1}])
+def test_tokens_that_nobody_reads_change_nothing(remat):
+    """The last layer on some tokens alone: what it makes of them among all, dropout included, for any part of rows."""
+    run = tiny_run("model.layers=2", "model.hidden_dropout=0.1", "model.attention_dropout=0.1")
+    network = dataclasses.replace(run.model.network, **remat)
+    params, batch, key = run.init().params, random_batch(16), jax.random.key(3)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    wanted = np.random.default_rng(0).integers(0, 16, (16, 5)).astype(np.int32)
+    whole = jax.jit(network.encode)(params, ids, mask, key)
+    expected = np.take_along_axis(np.asarray(whole), wanted[..., None], axis=1)
+    for rows in (slice(0, 16), slice(8, 16)):
+        numbers = np.arange(16, dtype=np.uint32)[rows]
+        found = jax.jit(network.encode)(params, ids[rows], mask[rows], key, wanted[rows], numbers)
+        np.testing.assert_allclose(found, expected[rows], atol=1e-5)
+
+
 def test_dropout_changes_every_layer_and_every_step():
     run = tiny_run("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
     params, batch = run.init().params, random_batch(16)

@@ -1,10 +1,14 @@
 """The step: one trace, the same numbers on every mesh and for every accumulation, and a guard that holds."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mlm.tpu import hlo
 from mlm.training import sharding
 from tests.fixtures import random_batch, tiny_run
 
@@ -173,11 +177,39 @@ def test_every_optimizer_takes_the_step(name):
     assert all(np.isfinite(m["loss"]) and m["skipped"] == 0 for m in history)
 
 
-def test_remat_changes_nothing():
-    state, history = train(tiny_run(), 2)
-    state2, history2 = train(tiny_run("model.remat=true"), 2)
+@pytest.mark.parametrize("change", ["model.remat=true", "model.remat_feed_forward=1"])
+def test_remat_changes_nothing(change):
+    dropout = ("model.layers=2", "model.hidden_dropout=0.1", "model.attention_dropout=0.1")
+    state, history = train(tiny_run(*dropout), 2)
+    state2, history2 = train(tiny_run(*dropout, change), 2)
     assert history[-1]["loss"] == pytest.approx(history2[-1]["loss"], rel=1e-5)
-    assert_close(moments(state), moments(state2), 1e-4, "remat")
+    assert_close(moments(state), moments(state2), 1e-4, change)
+
+
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 4, 1), (2, 2, 2)])
+def test_dropout_is_the_same_on_every_mesh_and_is_one_of_the_whole_batch(mesh):
+    dropout = ("model.layers=2", "model.hidden_dropout=0.1", "model.attention_dropout=0.1")
+    state, history = train(tiny_run(*dropout, "data.global_batch=32", "train.accumulate=2", mesh=(1, 8, 1)), 1, 32)
+    state2, history2 = train(tiny_run(*dropout, "data.global_batch=32", "train.accumulate=2", mesh=mesh), 1, 32)
+    assert history[0]["loss"] == pytest.approx(history2[0]["loss"], rel=1e-5)
+    assert_close(moments(state), moments(state2), 1e-3, f"mesh {mesh}")
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_gradients_cross_the_devices_once_for_each_update(accumulate):
+    run = tiny_run("data.global_batch=64", f"train.accumulate={accumulate}")
+    batch = sharding.put_batch(random_batch(64), run.mesh, 64)
+    module = hlo.parse(run.train_step.lower(run.shapes, batch).compile().as_text())
+    reduced = {name: [one for one in body if one.opcode == "all-reduce"] for name, body in module.computations.items()}
+    elements = sum(math.prod(shape) for one in reduced.pop(module.entry) for shape in shapes_in(one.shape))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.shapes.params))
+    assert parameters < elements < 1.02 * parameters + 100, "each parameter's gradient once, and the sums"
+    assert not any(reduced.values()), "an all-reduce within the loop over the microbatches"
+
+
+def shapes_in(text: str) -> list[list[int]]:
+    """Returns the shapes of the arrays that an instruction's result is made of."""
+    return [[int(size) for size in sizes.split(",") if size] for sizes in re.findall(r"\w\[([\d,]*)\]", text)]
 
 
 def test_bfloat16_keeps_float32_parameters():

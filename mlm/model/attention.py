@@ -90,8 +90,25 @@ def make(name: str, *, heads: int, mesh: Mesh | None = None, isolated: bool = Fa
         kernel = functools.partial(_splash, heads=own, isolated=isolated, interpret=not kind.startswith("TPU"))
     if mesh is None:
         return kernel
-    rows, tokens = P(("data", "fsdp"), None, "tensor"), P(("data", "fsdp"), None)
-    return jax.shard_map(kernel, mesh=mesh, in_specs=(rows,) * 3 + (tokens, P()), out_specs=rows, check_vma=False)
+    return functools.partial(_split, kernel, mesh)
+
+
+def _split(kernel: Attention, mesh: Mesh, *args: jax.Array | None) -> jax.Array:
+    """Runs a kernel on each device's rows and heads; axes that the caller has split already are left to it."""
+    around = jax.sharding.get_abstract_mesh()
+    left = [axis for axis in mesh.axis_names if axis not in around.manual_axes]
+    if not left:
+        return kernel(*args)
+    ways = tuple(axis for axis in ("data", "fsdp") if axis in left)
+    rows, tokens = P(ways, None, "tensor" if "tensor" in left else None), P(ways, None)
+    return jax.shard_map(
+        kernel,
+        mesh=around if around.manual_axes else mesh,
+        in_specs=(rows,) * 3 + (tokens, P()),
+        out_specs=rows,
+        axis_names=set(left),
+        check_vma=False,
+    )(*args)
 
 
 def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, keep_LxL, *, heads: int, isolated: bool):

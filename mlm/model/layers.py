@@ -105,30 +105,52 @@ def activation(name: str, x: jax.Array) -> jax.Array:
     return functions[name](x)
 
 
-def dropout(x_BxLxH: jax.Array, rate: float, seed: jax.Array | None) -> jax.Array:
+def dropout(
+    x_BxLxH: jax.Array,
+    rate: float,
+    seed: jax.Array | None,
+    rows_B: jax.Array | None = None,
+    tokens_BxL: jax.Array | None = None,
+) -> jax.Array:
     """Sets a share `rate` of x to 0 and scales up the rest; returns x where the seed is None or the rate 0.
 
     Args:
       x_BxLxH: of which every row gets bits of its own.
       rate: in [0, 1).
       seed: a uint32 scalar, another one for each place and each step.
+      rows_B, tokens_BxL: see `random_bits`.
     """
     if seed is None or rate == 0:
         return x_BxLxH
-    keep = random_bits(seed, x_BxLxH.shape) >= np.uint32(round(rate * 2**32))
+    keep = random_bits(seed, x_BxLxH.shape, rows_B, tokens_BxL) >= np.uint32(round(rate * 2**32))
     return jnp.where(keep, x_BxLxH * np.asarray(1 / (1 - rate), x_BxLxH.dtype), 0)
 
 
-def random_bits(seed: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
+def random_bits(
+    seed: jax.Array,
+    shape: tuple[int, int, int],
+    rows_B: jax.Array | None = None,
+    tokens_BxL: jax.Array | None = None,
+) -> jax.Array:
     """Returns uint32 bits of a shape [B, L, H]: a function of the seed and of each element's place alone.
 
     A counter through an integer hash ("lowbias32" of Wellons' hash-prospector, whose bias is near the least possible
     for two multiplications), once for the row and once within it. It needs no memory, fuses with what uses it, is the
     same on every kind and number of devices, and takes a few operations where jax's threefry takes twenty rounds.
+
+    Args:
+      seed: a uint32 scalar.
+      shape: of the bits.
+      rows_B: which row each is, uint32; None for 0, 1, ...
+      tokens_BxL: which token of its row each is; None for 0, 1, ...
     """
-    row_B, token_L, unit_H = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(3))
-    row_key = _hash(row_B * GOLDEN + seed)
-    return _hash((token_L * np.uint32(shape[2]) + unit_H) * GOLDEN ^ row_key)
+    row, token, unit_H = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(3))
+    if rows_B is not None:
+        row = rows_B[:, None, None]
+    if tokens_BxL is not None:
+        token = tokens_BxL.astype(jnp.uint32)[:, :, None]
+    row_key = _hash(row * GOLDEN + seed)
+    return _hash((token * np.uint32(shape[2]) + unit_H) * GOLDEN ^ row_key)
 
 
 def _hash(x: jax.Array) -> jax.Array:

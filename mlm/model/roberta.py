@@ -88,12 +88,15 @@ class Network:
       config: transformers' config of the model.
       dtype: of the computation; parameters are float32.
       remat: recompute each layer's activations in the backward pass.
+      remat_feed_forward: layers, the first ones, whose feed-forward part alone is recomputed: its activations are more
+        than half of a layer's, and its first product is all that costs time.
       attention: a kernel of mlm/model/attention.py, by default the one for any device.
     """
 
     config: RobertaConfig
     dtype: str = "float32"
     remat: bool = False
+    remat_feed_forward: int = 0
     attention: attention.Attention | None = None
 
     def masked_logits(
@@ -103,36 +106,48 @@ class Network:
         attention_BxL: jax.Array,
         positions_BxK: jax.Array,
         dropout_key: jax.Array | None = None,
+        rows_B: jax.Array | None = None,
     ) -> jax.Array:
         """Returns logits_BxKxV at `positions_BxK`: equal to the stock full head's there, at K / L of its cost.
 
-        Dropout is on where a `dropout_key` is given.
+        Dropout is on where a `dropout_key` is given. The arguments are those of `encode`.
         """
-        hidden_BxLxH = self.encode(params, ids_BxL, attention_BxL, dropout_key)
-        hidden_BxKxH = jnp.take_along_axis(hidden_BxLxH, positions_BxK[..., None], axis=1)
-        return self.head(params, hidden_BxKxH)
+        return self.head(params, self.encode(params, ids_BxL, attention_BxL, dropout_key, positions_BxK, rows_B))
 
     def encode(
-        self, params: Params, ids_BxL: jax.Array, attention_BxL: jax.Array, dropout_key: jax.Array | None = None
+        self,
+        params: Params,
+        ids_BxL: jax.Array,
+        attention_BxL: jax.Array,
+        dropout_key: jax.Array | None = None,
+        positions_BxK: jax.Array | None = None,
+        rows_B: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns what the last layer makes of each token, [B, L, H] in the type of the computation.
+        """Returns what the last layer makes of the tokens, [B, K, H] in the type of the computation.
+
+        Behind its attention, the last layer works on the tokens at `positions_BxK` alone: nobody reads the others.
 
         Args:
           params: transformers' tree, float32.
           ids_BxL: int32.
           attention_BxL: int32, 1 for a token, 0 for padding.
           dropout_key: a jax key; None for no dropout.
+          positions_BxK: int32; None for all tokens, [B, L, H].
+          rows_B: uint32, which row of the batch each is: dropout follows from it. None for 0, 1, ...
         """
-        config = self.config
+        config, last = self.config, self.config.num_hidden_layers - 1
         seeds = [None] * (3 * config.num_hidden_layers + 1)
         if dropout_key is not None:
             seeds = list(jax.random.bits(dropout_key, (len(seeds),)))
-        x_BxLxH = self._embed(params["roberta"]["embeddings"], ids_BxL, attention_BxL, seeds[0])
-        layer = jax.checkpoint(self._layer) if self.remat else self._layer
+        x_BxLxH = self._embed(params["roberta"]["embeddings"], ids_BxL, attention_BxL, seeds[0], rows_B)
+        layer = jax.checkpoint(self._layer, static_argnums=6) if self.remat else self._layer
         for index in range(config.num_hidden_layers):
             own = params["roberta"]["encoder"]["layer"][str(index)]
+            wanted_BxK = positions_BxK if index == last else None
             with jax.named_scope(f"roberta/encoder/layer/{index}"):
-                x_BxLxH = layer(own, x_BxLxH, attention_BxL.astype(jnp.int32), seeds[3 * index + 1 :][:3])
+                segments_BxL, own_seeds = attention_BxL.astype(jnp.int32), seeds[3 * index + 1 :][:3]
+                again = index < self.remat_feed_forward and not self.remat
+                x_BxLxH = layer(own, x_BxLxH, segments_BxL, own_seeds, rows_B, wanted_BxK, again)
         return x_BxLxH
 
     @jax.named_scope("lm_head")
@@ -147,7 +162,14 @@ class Network:
         return logits_NxV.reshape(*hidden_BxKxH.shape[:2], -1)
 
     @jax.named_scope("roberta/embeddings")
-    def _embed(self, params: Params, ids_BxL: jax.Array, attention_BxL: jax.Array, seed: jax.Array | None) -> jax.Array:
+    def _embed(
+        self,
+        params: Params,
+        ids_BxL: jax.Array,
+        attention_BxL: jax.Array,
+        seed: jax.Array | None,
+        rows_B: jax.Array | None,
+    ) -> jax.Array:
         places_BxL = position_ids(attention_BxL, self.config.pad_token_id)
         x_BxLxH = (
             params["word_embeddings"]["embedding"][ids_BxL].astype(self.dtype)
@@ -155,27 +177,68 @@ class Network:
             + params["token_type_embeddings"]["embedding"][0].astype(self.dtype)
         )
         x_BxLxH = layers.layer_norm(params["LayerNorm"], x_BxLxH, self.config.layer_norm_eps)
-        return layers.dropout(x_BxLxH, self.config.hidden_dropout_prob, seed)
+        return self._dropout(x_BxLxH, seed, rows_B)
 
-    def _layer(self, params: Params, x_BxLxH: jax.Array, segments_BxL: jax.Array, seeds: list) -> jax.Array:
+    def _layer(
+        self,
+        params: Params,
+        x_BxLxH: jax.Array,
+        segments_BxL: jax.Array,
+        seeds: list,
+        rows_B: jax.Array | None,
+        wanted_BxK: jax.Array | None,
+        again: bool,
+    ) -> jax.Array:
+        """Returns what the layer makes of x.
+
+        Args:
+          params: of the layer.
+          x_BxLxH: of the layer below.
+          segments_BxL: int32, the tokens' documents.
+          seeds: three, of the dropouts; None for none.
+          rows_B: of `encode`.
+          wanted_BxK: positions_BxK of `encode`, where this is the last layer.
+          again: compute the feed-forward part again in the backward pass.
+        """
         own = params["attention"]
         with jax.named_scope("attention/self"):
             q, k, v = (layers.dense(own["self"][name], x_BxLxH) for name in ("query", "key", "value"))
             keep_LxL = self._kept_shares(x_BxLxH.shape[1], seeds[0])
             attend = self.attention or attention.make("xla", heads=self.config.num_attention_heads)
             context_BxLxH = attend(q, k, v, segments_BxL, keep_LxL)
+        if wanted_BxK is not None:
+            context_BxLxH, x_BxLxH = (
+                jnp.take_along_axis(each, wanted_BxK[..., None], axis=1) for each in (context_BxLxH, x_BxLxH)
+            )
         with jax.named_scope("attention/output"):
-            x_BxLxH = self._update(own["output"], context_BxLxH, x_BxLxH, seeds[1])
+            update_BxLxH = layers.dense(own["output"]["dense"], context_BxLxH)
+            sum_BxLxH = x_BxLxH + self._dropout(update_BxLxH, seeds[1], rows_B, wanted_BxK)
+        feed_forward = jax.checkpoint(self._feed_forward) if again else self._feed_forward
+        sum_BxLxH = feed_forward(params, sum_BxLxH, seeds[2], rows_B, wanted_BxK)
+        with jax.named_scope("output"):
+            return layers.layer_norm(params["output"]["LayerNorm"], sum_BxLxH, self.config.layer_norm_eps)
+
+    def _feed_forward(
+        self,
+        params: Params,
+        sum_BxLxH: jax.Array,
+        seed: jax.Array | None,
+        rows_B: jax.Array | None,
+        wanted_BxK: jax.Array | None,
+    ) -> jax.Array:
+        """Returns what the layer's last norm is taken of, from what its first one is taken of."""
+        with jax.named_scope("attention/output"):
+            norm = params["attention"]["output"]["LayerNorm"]
+            x_BxLxH = layers.layer_norm(norm, sum_BxLxH, self.config.layer_norm_eps)
         with jax.named_scope("intermediate"):
             inner_BxLxI = layers.dense(params["intermediate"]["dense"], x_BxLxH)
             inner_BxLxI = layers.activation(self.config.hidden_act, inner_BxLxI)
         with jax.named_scope("output"):
-            return self._update(params["output"], inner_BxLxI, x_BxLxH, seeds[2])
+            update_BxLxH = layers.dense(params["output"]["dense"], inner_BxLxI)
+            return x_BxLxH + self._dropout(update_BxLxH, seed, rows_B, wanted_BxK)
 
-    def _update(self, params: Params, new: jax.Array, old_BxLxH: jax.Array, seed: jax.Array | None) -> jax.Array:
-        """Returns layer norm(old + dropout(dense(new)))."""
-        update_BxLxH = layers.dropout(layers.dense(params["dense"], new), self.config.hidden_dropout_prob, seed)
-        return layers.layer_norm(params["LayerNorm"], update_BxLxH + old_BxLxH, self.config.layer_norm_eps)
+    def _dropout(self, x_BxLxH: jax.Array, seed: jax.Array | None, *places: jax.Array | None) -> jax.Array:
+        return layers.dropout(x_BxLxH, self.config.hidden_dropout_prob, seed, *places)
 
     def _kept_shares(self, length: int, seed: jax.Array | None) -> jax.Array | None:
         """Returns what attention is multiplied by, keys x queries; None for no dropout."""

@@ -79,7 +79,8 @@ def build_model(config: ConfigDict, facts: DataFacts, mesh: Mesh | None = None) 
         )
     sizes = config.model.to_dict()
     del sizes["init"]  # the loop's, which has the text
-    dtype, remat, kernel = (sizes.pop(key) for key in ("dtype", "remat", "attention"))
+    dtype, kernel = sizes.pop("dtype"), sizes.pop("attention")
+    remat, remat_feed_forward = sizes.pop("remat"), sizes.pop("remat_feed_forward")
     model_config = roberta.make_config(vocab_size=facts.vocab_size, special_ids=facts.special_ids, **sizes)
     masking = TokenMasking(
         rate=config.masking.rate,
@@ -103,7 +104,7 @@ def build_model(config: ConfigDict, facts: DataFacts, mesh: Mesh | None = None) 
             dtype=dtype,
         )
         attend = attention.make(kernel, heads=config.model.heads, mesh=mesh)
-    return Model(model_config, Network(model_config, dtype, remat, attend), masking)
+    return Model(model_config, Network(model_config, dtype, remat, remat_feed_forward, attend), masking)
 
 
 def build_run(config: ConfigDict, facts: DataFacts, mesh: Mesh) -> Run:
@@ -130,6 +131,7 @@ def build_run(config: ConfigDict, facts: DataFacts, mesh: Mesh) -> Run:
         mask_seed=config.masking.seed,
         dropout_seed=config.train.seed,
         accumulate=accumulate,
+        mesh=mesh,
     )
     train_step = step.make_train_step(
         gradient=gradient,

@@ -6,6 +6,7 @@ Dimensions: A microbatches, B rows, L tokens in a row, K predictions in a row.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ def make_gradient(
     mask_seed: int,
     dropout_seed: int,
     accumulate: int,
+    mesh: Mesh | None = None,
 ) -> Callable[[Params, Batch, jax.Array], tuple[Params, RowSums]]:
     """Returns `(params, batch, step) -> (gradient of the mean loss, sums over the batch)`.
 
@@ -40,32 +42,65 @@ def make_gradient(
       network: the model; its dropout rates decide whether dropout is on.
       masking: draws the masks; `mask_seed` and `dropout_seed` make its and the dropout's keys.
       accumulate: A; microbatch a holds rows a, a + A, ... so that each device has its share of every one.
+      mesh: of the batch. Over its data axis each device adds up by itself; over the others the compiler splits. None
+        to leave it all to the compiler.
     """
 
-    def loss_sum(params: Params, masked: Masked, attention_BxL: jax.Array, key: jax.Array) -> tuple[jax.Array, RowSums]:
-        logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK, key)
+    def loss_sum(
+        params: Params, masked: Masked, attention_BxL: jax.Array, rows_B: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, RowSums]:
+        logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK, key, rows_B)
         rows = masked_cross_entropy(logits, masked.labels_BxK, masked.weights_BxK, masking.vocab_size)
         return jnp.sum(rows.loss_B), jax.tree.map(jnp.sum, rows)
 
     gradient_sum = jax.grad(loss_sum, has_aux=True)
 
+    def own_sum(
+        params: Params, masked: Masked, attention_BxL: jax.Array, rows_B: jax.Array, key: jax.Array
+    ) -> tuple[Params, RowSums]:
+        """Returns the sums over the rows that a slice of the data axis holds."""
+        if accumulate == 1:
+            return gradient_sum(params, masked, attention_BxL, rows_B, key)
+
+        def add(total: tuple[Params, RowSums], micro: tuple) -> tuple[tuple[Params, RowSums], None]:
+            index, masked, attention_BxL = micro
+            part = gradient_sum(params, masked, attention_BxL, rows_B, jax.random.fold_in(key, index))
+            return jax.tree.map(jnp.add, total, part), None
+
+        micro = jax.tree.map(lambda x: _microbatches(x, accumulate), (masked, attention_BxL))
+        shapes = jax.eval_shape(gradient_sum, params, *jax.tree.map(lambda x: x[0], micro), rows_B, key)
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return jax.lax.scan(add, zero, (jnp.arange(accumulate), *micro))[0]
+
+    def shared_sum(*args: Any) -> tuple[Params, RowSums]:
+        """Returns `own_sum` added up over the data axis: once for each update, whatever `accumulate` is.
+
+        Without accumulation matrices travel in the type of the computation, in which their gradients came; but not on
+        a CPU, where XLA ends the process over that (jax 0.10.2).
+        """
+        total, sums = own_sum(*args)
+        narrow = accumulate == 1 and mesh.devices.flat[0].platform != "cpu"
+        moved = jax.tree.map(lambda g: g.astype(network.dtype) if narrow and g.ndim > 1 else g, total)
+        moved, sums = jax.lax.psum((moved, sums), "data")
+        return jax.tree.map(lambda g, like: g.astype(like.dtype), moved, total), sums
+
     def gradient(params: Params, batch: Batch, step: jax.Array) -> tuple[Params, RowSums]:
         attention_BxL = batch["attention_mask"]
         mask_key, dropout_key = jax.random.key(mask_seed), jax.random.fold_in(jax.random.key(dropout_seed), step)
         masked = masking(mask_key, batch["input_ids"], attention_BxL, batch["record_id"], batch["epoch"])
-        if accumulate == 1:
-            total, sums = gradient_sum(params, masked, attention_BxL, dropout_key)
-        else:
-
-            def add(total: tuple[Params, RowSums], micro: tuple) -> tuple[tuple[Params, RowSums], None]:
-                index, masked, attention_BxL = micro
-                part = gradient_sum(params, masked, attention_BxL, jax.random.fold_in(dropout_key, index))
-                return jax.tree.map(jnp.add, total, part), None
-
-            shapes = jax.eval_shape(gradient_sum, params, masked, attention_BxL, dropout_key)
-            zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-            micro = jax.tree.map(lambda x: _microbatches(x, accumulate), (masked, attention_BxL))
-            (total, sums), _ = jax.lax.scan(add, zero, (jnp.arange(accumulate), *micro))
+        rows_B = jnp.arange(len(attention_BxL) // accumulate, dtype=jnp.uint32)
+        add_up = own_sum
+        if mesh is not None and mesh.shape["data"] > 1:
+            rows = P("data")
+            add_up = jax.shard_map(
+                shared_sum,
+                mesh=mesh,
+                in_specs=(P(), rows, rows, rows, P()),
+                out_specs=P(),
+                axis_names={"data"},
+                check_vma=False,
+            )
+        total, sums = add_up(params, masked, attention_BxL, rows_B, dropout_key)
         return jax.tree.map(lambda g: g / jnp.maximum(sums.weight_B, 1), total), sums
 
     return gradient
