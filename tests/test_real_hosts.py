@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import secrets
 import subprocess
 import sys
 import threading
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.hosts
 
 COUNT = 4
 STEPS = 240
+CANARY = f"canary-{secrets.token_hex(8)}"
+HOSTILE = 'it\'s $(touch $HOME/hacked) "ü" `id`'
 POD = """name = "real"
 project = "nobody"
 zone = "us-central2-b"
@@ -65,6 +68,7 @@ class Laptop:
     def environment(self) -> dict[str, str]:
         path = f"{ROOT / 'tests' / 'fake_gcloud'}:{os.environ['PATH']}"
         names = {"FAKE_GCLOUD_STATE": str(self.state), "FAKE_GCLOUD_SSH": str(self.folder / "ssh.json"), "PATH": path}
+        names["WANDB_API_KEY"] = CANARY
         return {**os.environ, **names}
 
     def tpu(self, *words: str, code: int = 0) -> str:
@@ -125,17 +129,15 @@ def parameters(workdir: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def test_quickstart_over_four_hosts_one_of_which_dies(laptop, tmp_path):
-    """Bitwise the run that nothing happened to."""
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    """Bitwise the run that nothing happened to; hostile words arrive as they are, and a secret is written nowhere."""
+    killed, whole = tmp_path / "killed", tmp_path / HOSTILE.replace("/", "")
     settings = [f"--config.{setting}" for setting in SETTINGS]
+    follow = ["--every=2", "--timeout=120"]
     laptop.tpu("up", "--every=0.5")
     laptop.tpu("sync", "--timeout=900")
-    assert "4 hosts" in laptop.tpu("preflight")
-    follow = ["--every=2", "--timeout=120"]
-    laptop.tpu(
-        "run", "configs/quickstart.py", "--id=data", "--command=shards", f"--workdir={killed}", *follow, *settings
-    )
-    shards = f"--config.shards.dir={killed / 'shards'}"
+    assert "ready: 4 hosts" in laptop.tpu("preflight")
+    data = ["configs/quickstart.py", *settings, f"--workdir={killed}"]
+    laptop.tpu("run", *data, "--id=data", "--command=shards", *follow)
 
     def pull_the_plug() -> None:
         while logged_step(killed) < 90:
@@ -144,12 +146,24 @@ def test_quickstart_over_four_hosts_one_of_which_dies(laptop, tmp_path):
         laptop.hosts.kill(2)
 
     threading.Thread(target=pull_the_plug, daemon=True).start()
-    train = ["configs/quickstart.py", *settings, shards]
+    train = ["configs/quickstart.py", *settings, f"--config.shards.dir={killed / 'shards'}", "--env=WANDB_API_KEY"]
     said = laptop.tpu("supervise", *train, "--id=killed", f"--workdir={killed}", *follow)
-    assert "host 2" in said
-    laptop.tpu("run", *train, "--id=whole", f"--workdir={whole}", *follow)
+    assert "attempt 2 started" in said
+    laptop.tpu("run", *train, f"--id={HOSTILE}", f"--workdir={whole}", *follow)
+    assert "exit code 0" in laptop.tpu("status", HOSTILE)
     assert (killed / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
     one, other = parameters(killed), parameters(whole)
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[name], other[name]) for name in one)
+
+    assert files_with(CANARY, laptop.folder, tmp_path) == []
+    assert [path for index in range(COUNT) for path in laptop.hosts.home(index).glob("hacked*")] == []
     laptop.tpu("down")
+
+
+def files_with(text: str, *folders: pathlib.Path) -> list[str]:
+    """Returns the files below the folders that hold a text, in their content or their name."""
+    found = subprocess.run(["grep", "-rlaF", text, *folders], capture_output=True, text=True)
+    assert found.returncode in (0, 1), found.stderr
+    names = [str(path) for folder in folders for path in folder.rglob("*") if text in path.name]
+    return found.stdout.splitlines() + names
