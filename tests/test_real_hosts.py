@@ -21,7 +21,7 @@ import pytest
 from mlm.paths import UPath
 from mlm.training import checkpoint
 from tests.pod_network import Hosts
-from tests.processes import ROOT
+from tests.processes import ROOT, logged_step
 
 pytestmark = pytest.mark.hosts
 
@@ -108,12 +108,6 @@ def laptop(tmp_path_factory) -> Laptop:
     folder = tmp_path_factory.mktemp("pod")
     with Hosts(folder / "hosts", COUNT) as hosts:
         yield Laptop(folder, hosts)
-
-
-def logged_step(workdir: pathlib.Path) -> int:
-    file = workdir / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
 
 
 def parameters(workdir: pathlib.Path) -> dict[str, np.ndarray]:
