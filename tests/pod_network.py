@@ -109,7 +109,7 @@ class Hosts:
             "IdentityFile": self.key,
             "IdentitiesOnly": "yes",
             "BatchMode": "yes",
-            "ConnectTimeout": "5",
+            "ConnectTimeout": "2",
             "StrictHostKeyChecking": "no",
             "UserKnownHostsFile": "/dev/null",
             "LogLevel": "ERROR",
