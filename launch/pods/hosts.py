@@ -48,6 +48,7 @@ class Hosts:
     Attributes:
       timeout: seconds that a host has to answer a question, unless the question says otherwise.
       tell: is told of what is tried again.
+      patient: whether a connection that fails is tried again.
     """
 
     settings: Settings
@@ -56,6 +57,7 @@ class Hosts:
     pod: Pod
     timeout: float = 60.0
     tell: Callable[[str], None] = say
+    patient: bool = True
 
     @property
     def dry(self) -> bool:
@@ -82,7 +84,7 @@ class Hosts:
         """Returns every host's answer to host.py's `argv` (the same for all, or one a host); raises nothing for them.
 
         stdin: what host.py reads, one text a host, without secrets in a dry run, which prints it. Every command of
-        host.py may be repeated, so a connection that fails is tried again.
+        host.py may be repeated, so a connection that fails may be tried again.
         """
         argvs = argv if isinstance(argv, Mapping) else dict.fromkeys(self.all, argv)
         root = [] if self.settings.root == FIELDS["root"].default else ["--root", self.settings.root]
@@ -92,7 +94,7 @@ class Hosts:
             more = (stdin or {}).get(host, b"")
             call = self.backend.ssh(host.worker, remote, code + more)
             calls[host] = dataclasses.replace(call, note=more.decode()) if self.dry else call
-        outcomes = fanout.run(self.runner, calls, timeout or self.timeout, repeatable=True, tell=self.tell)
+        outcomes = fanout.run(self.runner, calls, timeout or self.timeout, repeatable=self.patient, tell=self.tell)
         return [Answer(outcome.host, {}) if self.dry else _answer(outcome) for outcome in outcomes]
 
     def require(self, answers: Sequence[Answer], what: str) -> list[dict]:

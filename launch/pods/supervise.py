@@ -148,7 +148,7 @@ class Supervisor:
             if not self.looks:  # it is there, and is another one than pod.toml says
                 raise
             return Seen(READY, now, str(error).rstrip("."))
-        look = runs.look(self.hosts, self.job.id)
+        look = runs.look(dataclasses.replace(self.hosts, patient=False), self.job.id)  # the next look is the next try
         stopped = self._stopped()
         stopped = 0 if stopped == self.before else stopped
         return Seen(READY, self.clock(), pod.detail, look, len(self.hosts.all), stopped)
