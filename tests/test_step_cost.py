@@ -21,7 +21,7 @@ SIZES = (
 )
 
 
-@pytest.mark.parametrize(("measure", "at_most"), [("flops", 0.53), ("temporaries", 0.56)])
+@pytest.mark.parametrize(("measure", "at_most"), [("flops", 0.41), ("temporaries", 0.43)])
 def test_the_step_stays_cheap_beside_the_stock_one(measure, at_most):
     config = tiny_config(*SIZES)
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
