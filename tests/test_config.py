@@ -172,7 +172,8 @@ def test_fingerprint_depends_on_values_alone():
 
 
 MAY_CHANGE = {
-    "model.remat", "model.remat_feed_forward", "train.guard_limit", "evaluate.every", "evaluate.batch", "mesh.data", "mesh.fsdp", "mesh.tensor",
+    "model.remat", "model.remat_feed_forward", "train.guard_limit",
+    "evaluate.every", "evaluate.batch", "mesh.data", "mesh.fsdp", "mesh.tensor",
     "checkpoint.every", "checkpoint.keep", "checkpoint.on_damage",
     "log.every", "log.tensorboard", "log.wandb", "log.profile_start", "log.profile_steps",
     "corpus.sources", "corpus.weights", "corpus.field", "corpus.streaming", "corpus.validation_fraction",
