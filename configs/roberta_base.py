@@ -55,6 +55,7 @@ def get_config() -> ConfigDict:
     config.schedule.warmup_fraction = 0.048
     config.train.steps = 500_000
     config.train.accumulate = 8
+    config.model.remat_feed_forward = 2
     config.evaluate.every = 5_000
     config.evaluate.batch = 1024
     config.log.every = 100

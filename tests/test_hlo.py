@@ -218,6 +218,11 @@ def test_sizes_of_shapes():
             "recompute",
             "roberta/encoder/layer/*/output",
         ),
+        (
+            "jit(step)/transpose(jvp(encoder/layer/0))/jvp(encoder/layer/0)/checkpoint/rematted_computation/output/mul",
+            "recompute",
+            "encoder/layer/*/output",
+        ),
         ("jit(step)/jvp(FlaxRobertaForMaskedLMModule)/lm_head/a,b->c/dot_general", "forward", "lm_head"),
         ("jit(step)/sub", "update", "sub"),
         ("", "update", "(unnamed)"),

@@ -285,7 +285,8 @@ def group(op_name: str, source: str) -> Group:
         phase = "backward"
     elif "jvp(" in op_name:
         phase = "forward"
-    bare = re.sub(r"\b(?:transpose|jvp|vmap|checkpoint|remat)\(", "", re.sub(r"\bjit\([^()]*\)", "", op_name))
+    once = re.sub(r"transpose\((jvp\([^()]*\))\)/(?=\1)", "", op_name)  # what is recomputed has its path twice
+    bare = re.sub(r"\b(?:transpose|jvp|vmap|checkpoint|remat)\(", "", re.sub(r"\bjit\([^()]*\)", "", once))
     parts = [part.replace(")", "") for part in bare.split("/")]
     kept = ["*" if part.isdigit() else part for part in parts if part not in WRAPPERS and not NOISE.search(part)]
     return phase, "/".join(kept[:-1] or kept) or "(unnamed)", source
