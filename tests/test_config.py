@@ -172,13 +172,8 @@ def test_fingerprint_depends_on_values_alone():
 
 
 MAY_CHANGE = {
-<<<<<<< HEAD
-    "model.remat", "model.remat_feed_forward", "train.guard_limit", "evaluate.every", "evaluate.batch",
-    "mesh.data", "mesh.fsdp", "mesh.tensor",
-=======
     "model.remat", "model.remat_feed_forward", "train.guard_limit",
     "evaluate.every", "evaluate.batch", "mesh.data", "mesh.fsdp", "mesh.tensor",
->>>>>>> 49ef52d1ef590210740f3721a57d7e4413b51e67
     "checkpoint.every", "checkpoint.keep", "checkpoint.on_damage",
     "log.every", "log.tensorboard", "log.wandb", "log.profile_start", "log.profile_steps",
     "corpus.sources", "corpus.weights", "corpus.field", "corpus.streaming", "corpus.validation_fraction",

@@ -42,13 +42,8 @@ def make_gradient(
       network: the model; its dropout rates decide whether dropout is on.
       masking: draws the masks; `mask_seed` and `dropout_seed` make its and the dropout's keys.
       accumulate: A; microbatch a holds rows a, a + A, ... so that each device has its share of every one.
-<<<<<<< HEAD
-      mesh: of the batch. Over its data axis each device adds up by itself; over the others the compiler splits. None
-        to leave it all to the compiler.
-=======
       mesh: of the batch. Over its data axis each device adds up by itself; over the others the compiler splits. None to
         leave it all to the compiler.
->>>>>>> 49ef52d1ef590210740f3721a57d7e4413b51e67
     """
 
     def loss_sum(
