@@ -15,11 +15,14 @@ import sys
 import threading
 import time
 
+import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from mlm.paths import UPath
 from mlm.training import checkpoint
+from mlm.training.sharding import named_leaves
 from tests.pod_network import Hosts
 from tests.processes import ROOT, logged_step
 
@@ -110,16 +113,15 @@ def laptop(tmp_path_factory) -> Laptop:
         yield Laptop(folder, hosts)
 
 
-def parameters(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the whole saved state of the last step."""
-    import orbax.checkpoint as ocp
-
-    from mlm.training.sharding import named_leaves
-
+def saved_state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the whole state that the last checkpoint holds."""
     assert checkpoint.complete_steps(UPath(workdir / "checkpoints"))[-1] == STEPS
+    folder = workdir / "checkpoints" / str(STEPS) / "state"
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        state = checkpointer.restore(workdir / "checkpoints" / str(STEPS) / "state")
-    return {name: np.asarray(leaf) for name, leaf in named_leaves(state)}
+        like = checkpointer.metadata(folder).item_metadata.tree
+        as_arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
+        state = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=as_arrays))
+    return dict(named_leaves(state))
 
 
 def test_quickstart_over_four_hosts_one_of_which_dies(laptop, tmp_path):
@@ -146,7 +148,7 @@ def test_quickstart_over_four_hosts_one_of_which_dies(laptop, tmp_path):
     laptop.tpu("run", *train, f"--id={HOSTILE}", f"--workdir={whole}", *follow)
     assert "exit code 0" in laptop.tpu("status", HOSTILE)
     assert (killed / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
-    one, other = parameters(killed), parameters(whole)
+    one, other = saved_state(killed), saved_state(whole)
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
