@@ -6,7 +6,8 @@ Every command prints one line, `mlm-host ` and a JSON object, and ends with code
 {"error": sentence}. Standard library of Python 3.10 and later. The launcher sends this text and the other host_*.py
 through ssh with each command, so nothing has to be on the host, and both ends are always of one version.
 
-A run lives in ROOT/runs/{quoted id}/{attempt}/. Its keeper, a process in a session of its own, outlives the ssh
+A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, keeper.json, exit.json ({"code", "signal", "ended"}),
+stopped.json, and what its process says there itself (mlm/watch.py). Its keeper, a process in a session of its own, outlives the ssh
 connection, holds the flock of `lock` for as long as the run's process lives, and writes down how it ended.
 """
 
@@ -51,7 +52,11 @@ def attempts(folder: pathlib.Path) -> list[int]:
 
 
 def start(root: pathlib.Path, text: str) -> dict:
-    """Starts the process of a job (see PODS: the JSON on stdin), unless this attempt was started before."""
+    """Starts the process of a job, unless this attempt was started before.
+
+    text: JSON, {"id", "attempt", "code": hash, "requirements": hash, "argv": after `python -m mlm`, "env": {name: value},
+    "process", "processes", "launch": whose start it is}. Raises HostError if it is not complete, or not synced.
+    """
     try:
         job = json.loads(text)
         run, attempt, code, argv = job["id"], int(job["attempt"]), job["code"], [str(word) for word in job["argv"]]
