@@ -7,8 +7,9 @@ Every command prints one line, `mlm-host ` and a JSON object, and ends with code
 through ssh with each command, so nothing has to be on the host, and both ends are always of one version.
 
 A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, keeper.json, exit.json ({"code", "signal", "ended"}),
-stopped.json, and what its process says there itself (mlm/watch.py). Its keeper, a process in a session of its own, outlives the ssh
-connection, holds the flock of `lock` for as long as the run's process lives, and writes down how it ended.
+stopped.json, and what its process says there itself (mlm/watch.py). Its keeper, a process in a session of its own,
+outlives the ssh connection, holds the flock of `lock` for as long as the run's process lives, and writes down how it
+ended.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def attempts(folder: pathlib.Path) -> list[int]:
 def start(root: pathlib.Path, text: str) -> dict:
     """Starts the process of a job, unless this attempt was started before.
 
-    text: JSON, {"id", "attempt", "code": hash, "requirements": hash, "argv": after `python -m mlm`, "env": {name: value},
-    "process", "processes", "launch": whose start it is}. Raises HostError if it is not complete, or not synced.
+    text: JSON, {"id", "attempt", "code": hash, "requirements": hash, "argv": after `python -m mlm`, "env": {name:
+    value}, "process", "processes", "launch": whose start it is}. Raises HostError if it is not complete, or not synced.
     """
     try:
         job = json.loads(text)
