@@ -11,6 +11,7 @@ that variable leaves none of them, and is not watched for hangs.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import json
 import os
@@ -149,7 +150,7 @@ class Watch:
         """Ends this process since the run has ended; called in a thread, whatever the main one is at."""
         own = end.process == self.process and end.kind in ("exception", "signal", "hang")
         what = end.what if own else end.sentence
-        if self._note(end.kind if own else "peer", end.code, what):
+        if self._note(end.kind if own else "peer", end.code, what, of=None if own else end):
             print(f"mlm {self.name}: {what}", file=sys.stderr, flush=True)
             self.peers.leave()
             _exit(end.code)
@@ -178,8 +179,10 @@ class Watch:
             self._tell("hang", 1, what)
             _exit(1)
 
-    def _note(self, kind: str, code: int, what: str, text: str = "", when: float | None = None) -> bool:
-        """Writes cause.json; returns whether this is the first reason."""
+    def _note(
+        self, kind: str, code: int, what: str, text: str = "", when: float | None = None, of: End | None = None
+    ) -> bool:
+        """Writes cause.json; returns whether this is the first reason. `of`: the end of another process, if it is."""
         with self._lock:
             if self._ended:
                 return False
@@ -188,7 +191,7 @@ class Watch:
         self._write_progress()
         who = {"host": self._host, "process": self.process, "step": step, "phase": phase}
         why = {"kind": kind, "time": when or time.time(), "code": code, "what": what, "traceback": text}
-        self._write("cause.json", why | who)
+        self._write("cause.json", why | who | ({} if of is None else {"of": dataclasses.asdict(of)}))
         return True
 
     def _write_progress(self) -> None:

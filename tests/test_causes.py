@@ -167,3 +167,13 @@ def test_from_a_folder_and_from_a_status(tmp_path):
     answer = {"state": "exited", "attempt": 1, "exit": end, "progress": None, "cause": words("exception", code=3)}
     other = HostReport.from_status(1, {**answer, "stopped": None, "job": {}, "host": "here", "now": 0.0})
     assert first_cause([one]) == first_cause([other])
+
+
+def test_what_the_others_were_told_counts_where_the_first_left_no_word():
+    """A process that stood still is aborted by jax when those that missed it have ended."""
+    of = {"process": 1, "host": "w-1", "kind": "silent", "what": "has given no sign of life for 10 s", "step": 5}
+    told = ended(0, code=1, at=10, cause=words("peer", 10, what="host 1 has given no sign of life") | {"of": of})
+    cause = first_cause([told, aborted(1, at=11)])
+    assert (cause.process, cause.kind, cause.step, cause.code, cause.others) == (1, "silent", 5, 1, 1)
+    killed = ended(1, signal=KILL, at=9)
+    assert first_cause([told, killed]).kind == "signal", "its own end says more"

@@ -178,7 +178,7 @@ FAULTS = [
     pytest.param("stopped", 0, signal.SIGSTOP, "", "stopped", marks=pytest.mark.slow),
     pytest.param("hangs", 1, None, "hang:5", "hang", marks=pytest.mark.slow),
     pytest.param("hangs", 0, None, "hang:5", "hang", marks=pytest.mark.slow),
-    pytest.param("blocked", 1, None, "block:5", "exit", marks=pytest.mark.slow),
+    pytest.param("blocked", 1, None, "block:5", "exit silent", marks=pytest.mark.slow),
     pytest.param("raises", 1, None, "raise:5", "exception", marks=pytest.mark.slow),
 ]
 
@@ -195,7 +195,8 @@ def test_all_end_when_one_does(manifest, tmp_path, name, victim, number, fault, 
     if number:
         os.kill(one.children[victim].pid, number)
     cause = one.wait()
-    assert (cause.process, cause.kind) == (victim, kind), cause.sentence
+    assert cause.process == victim, cause.sentence
+    assert cause.kind in kind.split(), cause.sentence
     others = [end for end in one.reports() if end.process != victim]
     assert not any(end.ended_by_us for end in others), "they are to end by themselves"
     allowed = HEARTBEAT + 5 + (15 + 2 if fault else 0)  # of a hang, from the moment that it is found
@@ -208,7 +209,8 @@ def test_all_end_when_one_does(manifest, tmp_path, name, victim, number, fault, 
 def test_four_two_four_one(straight, manifest, tmp_path):
     """Saved by SIGTERM at moments of chance, gone on with elsewhere."""
     workdir = tmp_path / "moved"
-    for processes, moment in ((4, 2), (2, 5), (4, 8)):
+    for processes in (4, 2, 4):
+        moment = logged_step(workdir) + 2
         one = pod(workdir, manifest.folder, processes, "checkpoint.every=0")
         one.start(environment=paced(processes, 0.4))
         until(one, lambda moment=moment: logged_step(workdir) >= moment)

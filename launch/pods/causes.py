@@ -148,6 +148,8 @@ def _end(host: HostReport) -> tuple[int, Cause | None]:
 
     if host.stopped and words.get("kind") in (None, "peer", "hang"):
         return OWN, cause("stopped", host.stopped.get("time"), code or 0, "was stopped, as by SIGSTOP,")
+    if words.get("kind") == "peer" and words.get("of"):
+        return LOST, _told(words)
     if words:
         kind = str(words.get("kind"))
         own = words.get("code")
@@ -164,6 +166,13 @@ def _end(host: HostReport) -> tuple[int, Cause | None]:
     if code:
         return OWN, cause("exit", end.get("ended"), code, f"ended with exit code {code} and left no word")
     return OWN, None
+
+
+def _told(words: dict[str, Any]) -> Cause:
+    """Returns the end of another process, as this one has been told of it: it counts if that one left no word."""
+    of, code = words["of"], words.get("code") or 1
+    kind, when = str(of.get("kind")), words.get("time")
+    return Cause(of["process"], of["host"], kind, when, of.get("step"), of.get("phase"), code, of["what"], "", 0)
 
 
 def _signal(end: dict[str, Any] | None) -> int | None:
