@@ -67,11 +67,11 @@ def causes(one: local_pod.Pod) -> list[dict]:
     return [json.loads((folder / "cause.json").read_text()) for folder in one.folders]
 
 
-def assert_same_losses(one: pathlib.Path, other: pathlib.Path) -> None:
+def assert_same_losses(one: pathlib.Path, other: pathlib.Path, rel: float = 1e-5) -> None:
     old, new = lines(one), lines(other)
     assert [(line["step"], line["kind"]) for line in old] == [(line["step"], line["kind"]) for line in new]
     for a, b in zip(old, new, strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5), f"step {a['step']}"
+        assert a["loss"] == pytest.approx(b["loss"], rel=rel), f"step {a['step']}"
 
 
 @pytest.fixture(scope="module")
@@ -206,19 +206,22 @@ def test_all_end_when_one_does(manifest, tmp_path, name, victim, number, fault, 
 
 
 @pytest.mark.slow
-def test_four_two_four_one(straight, manifest, tmp_path):
-    """Saved by SIGTERM at moments of chance, gone on with elsewhere."""
-    workdir = tmp_path / "moved"
+def test_four_two_four_one(manifest, tmp_path):
+    """Saved by SIGTERM some steps after each start, gone on with elsewhere."""
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    settings = ("train.steps=40", "checkpoint.every=0")
+    run(train_arguments(whole, manifest.folder, *SETTINGS, *settings))
     for processes in (4, 2, 4):
-        moment = logged_step(workdir) + 2
-        one = pod(workdir, manifest.folder, processes, "checkpoint.every=0")
+        moment = logged_step(moved) + 2
+        one = pod(moved, manifest.folder, processes, *settings)
         one.start(environment=paced(processes, 0.4))
-        until(one, lambda moment=moment: logged_step(workdir) >= moment)
+        until(one, lambda moment=moment: logged_step(moved) >= moment)
         os.kill(one.children[-1].pid, signal.SIGTERM)
         cause = one.wait()
+        assert cause is not None, "it was done before it was asked to stop"
         assert cause.code == 75, cause.sentence
-    run(train_arguments(workdir, manifest.folder, *SETTINGS, "checkpoint.every=0"))
-    assert_same_losses(straight, workdir)
+    run(train_arguments(moved, manifest.folder, *SETTINGS, *settings))
+    assert_same_losses(whole, moved, rel=1e-4)  # rounding of forty updates
 
 
 @pytest.mark.slow
