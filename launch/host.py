@@ -133,7 +133,7 @@ def status(root: pathlib.Path, run: str, attempt: int | None) -> dict:
 def logs(root: pathlib.Path, run: str, attempt: int, offset: int, most: int) -> dict:
     """Returns at most `most` bytes of a log from `offset` on, with the run's state as it was before they were read."""
     folder = folder_of(root, run, attempt)
-    answer = {**_state(folder), "offset": offset, "data": "", "size": 0, "orphan": False}
+    answer = {**_state(folder), "offset": offset, "data": "", "size": 0}
     with contextlib.suppress(FileNotFoundError), open(folder / "log", "rb") as file:
         answer["size"] = os.fstat(file.fileno()).st_size
         file.seek(offset)

@@ -114,12 +114,19 @@ def only_one(follower: Follower):
     if follower.hosts.dry:
         yield
         return
-    follower.folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(follower.folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    with held(follower.folder / ".lock", f"somebody follows this run here already: tail -f {follower.folder}/*.log"):
+        yield
+
+
+@contextlib.contextmanager
+def held(file: pathlib.Path, refusal: str):
+    """Holds a lock file for this process. Raises PodError(refusal) if another one does."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise PodError(f"somebody follows this run here already: tail -f {follower.folder}/*.log") from error
+        raise PodError(refusal) from error
     else:
         yield
     finally:

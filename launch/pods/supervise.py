@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import fcntl
 import json
-import os
 import time
 from collections.abc import Callable
 
@@ -236,18 +234,9 @@ class Supervisor:
         new.write_text(json.dumps({"memory": dataclasses.asdict(self.memory), "spans": self.ledger.spans}))
         new.rename(self.folder / "supervise.json")
 
-    @contextlib.contextmanager
-    def _only_one(self):
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.folder / ".supervise.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PodError(f"run {self.job.id!r} is being supervised already, by another process here.") from error
-        else:
-            yield
-        finally:
-            os.close(lock)
+    def _only_one(self) -> contextlib.AbstractContextManager[None]:
+        refusal = f"run {self.job.id!r} is being supervised already, by another process here."
+        return following.held(self.folder / ".supervise.lock", refusal)
 
 
 def note_stop(hosts: Hosts, run: str) -> None:

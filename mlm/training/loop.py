@@ -73,8 +73,7 @@ class Loop:
     meta: dict
     stop: distributed.StopSignal
     workdir: Workdir
-    tracing: bool = False  # a profile is being taken
-    trace: Path | None = None  # into this folder
+    trace: Path | None = None  # a profile is being taken, into this folder
 
     def run_from(self, start: int, state: TrainState) -> dict[str, float]:
         """Makes the updates `start` + 1 to the last; returns the scores after the last, at once if it was made."""
@@ -108,7 +107,7 @@ class Loop:
             if saves:
                 self._save(step, state, metrics, scores)
             self.checkpoints.poll()
-            if self.tracing and (last or stopped):
+            if self.trace and (last or stopped):
                 self._end_profile(state)
             if stopped and not last:
                 self.checkpoints.finish()
@@ -156,15 +155,14 @@ class Loop:
         if first and step == first:
             self.trace = local_place(self.workdir.root / "profile")
             jax.profiler.start_trace(str(self.trace))
-            self.tracing = True
-        if self.tracing and step == first + self.config.log.profile_steps:
+        if self.trace and step == first + self.config.log.profile_steps:
             self._end_profile(state)
 
     def _end_profile(self, state: TrainState) -> None:
         jax.block_until_ready(state.step)
         jax.profiler.stop_trace()
         put_tree(self.trace, self.workdir.root / "profile")
-        self.tracing = False
+        self.trace = None
 
     def _check_traces(self) -> None:
         compiled = self.run.train_step._cache_size()

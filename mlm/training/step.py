@@ -72,40 +72,49 @@ def make_gradient(
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         return jax.lax.scan(add, zero, (jnp.arange(accumulate), *micro))[0]
 
-    def shared_sum(*args: Any) -> tuple[Params, RowSums]:
-        """Returns `own_sum` added up over the data axis: once for each update, whatever `accumulate` is.
-
-        Without accumulation matrices travel in the type of the computation, in which their gradients came; but not on
-        a CPU, where XLA ends the process over that (jax 0.10.2).
-        """
-        total, sums = own_sum(*args)
+    add_up = own_sum
+    if mesh is not None and mesh.shape["data"] > 1:
         narrow = accumulate == 1 and mesh.devices.flat[0].platform != "cpu"
-        moved = jax.tree.map(lambda g: g.astype(network.dtype) if narrow and g.ndim > 1 else g, total)
-        moved, sums = jax.lax.psum((moved, sums), "data")
-        return jax.tree.map(lambda g, like: g.astype(like.dtype), moved, total), sums
+        add_up = _over_the_data_axis(own_sum, mesh, network.dtype if narrow else None)
 
     def gradient(params: Params, batch: Batch, step: jax.Array) -> tuple[Params, RowSums]:
         attention_BxL = batch["attention_mask"]
         mask_key, dropout_key = jax.random.key(mask_seed), jax.random.fold_in(jax.random.key(dropout_seed), step)
         masked = masking(mask_key, batch["input_ids"], attention_BxL, batch["record_id"], batch["epoch"])
         rows_B = jnp.arange(len(attention_BxL) // accumulate, dtype=jnp.uint32)
-        add_up = own_sum
-        if mesh is not None and mesh.shape["data"] > 1:
-            rows = P("data")
-            # With an axis left to it, even of one device, the TPU's compiler fuses less: each norm into an array.
-            by_hand = {axis for axis, size in mesh.shape.items() if axis == "data" or size == 1}
-            add_up = jax.shard_map(
-                shared_sum,
-                mesh=mesh,
-                in_specs=(P(), rows, rows, rows, P()),
-                out_specs=P(),
-                axis_names=by_hand,
-                check_vma=False,
-            )
         total, sums = add_up(params, masked, attention_BxL, rows_B, dropout_key)
         return jax.tree.map(lambda g: g / jnp.maximum(sums.weight_B, 1), total), sums
 
     return gradient
+
+
+def _over_the_data_axis(own_sum: Callable, mesh: Mesh, dtype: str | None) -> Callable:
+    """Returns `own_sum` of each slice of the data axis, added up: once for each update, whatever it does within.
+
+    Args:
+      own_sum: `(params, masked, attention_BxL, rows_B, key) -> (gradients, sums over rows)`.
+      mesh: of the batch.
+      dtype: in which matrices travel, that of the computation, in which their gradients came; None for their own, as
+        after accumulation, and on a CPU, where XLA ends the process over a narrower one (jax 0.10.2).
+    """
+
+    def shared_sum(*args: Any) -> tuple[Params, RowSums]:
+        total, sums = own_sum(*args)
+        moved = jax.tree.map(lambda g: g.astype(dtype) if dtype and g.ndim > 1 else g, total)
+        moved, sums = jax.lax.psum((moved, sums), "data")
+        return jax.tree.map(lambda g, like: g.astype(like.dtype), moved, total), sums
+
+    rows = P("data")
+    # With an axis left to it, even of one device, the TPU's compiler fuses less: each norm into an array.
+    by_hand = {axis for axis, size in mesh.shape.items() if axis == "data" or size == 1}
+    return jax.shard_map(
+        shared_sum,
+        mesh=mesh,
+        in_specs=(P(), rows, rows, rows, P()),
+        out_specs=P(),
+        axis_names=by_hand,
+        check_vma=False,
+    )
 
 
 def make_train_step(
