@@ -11,6 +11,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -31,6 +32,7 @@ class Hosts:
         self.addresses = [f"{NETWORK}.{index + 1}" for index in range(count)]
         self.key = folder / "key"
         self._first: dict[int, subprocess.Popen] = {}
+        self._changing = threading.RLock()  # hosts die by the plug, by a deleted TPU and by the test's end
 
     def __enter__(self) -> Hosts:
         self._remove_network()  # of a test that was killed
@@ -94,10 +96,11 @@ class Hosts:
 
     def kill(self, index: int) -> None:
         """Pulls the plug of a host: its network first, so that nobody is told of its end."""
-        if index in self._first:
-            _do("ip", "link", "set", f"{BRIDGE}{index}v", "down")
-            self._first[index].kill()
-            self._first.pop(index).wait()
+        with self._changing:
+            if index in self._first:
+                _do("ip", "link", "set", f"{BRIDGE}{index}v", "down")
+                self._first[index].kill()
+                self._first.pop(index).wait()
 
     def ssh(self, index: int, command: str) -> list[str]:
         """Returns the arguments that run a command on a host."""

@@ -66,7 +66,14 @@ class Laptop:
         words = {"hosts": hosts.addresses, "identity": str(hosts.key), "user": "root", "options": options}
         (folder / "ssh.json").write_text(json.dumps(words))
         (self.state / "settings.json").write_text(json.dumps({"retry_seconds": 0.2}))
-        threading.Thread(target=self._machine_room, daemon=True).start()
+        self._closed = threading.Event()
+        self._room = threading.Thread(target=self._machine_room)
+        self._room.start()
+
+    def close(self) -> None:
+        """Ends the machine room: from here on nobody but the caller starts or ends hosts."""
+        self._closed.set()
+        self._room.join()
 
     def environment(self) -> dict[str, str]:
         path = f"{ROOT / 'tests' / 'fake_gcloud'}:{os.environ['PATH']}"
@@ -93,8 +100,7 @@ class Laptop:
     def _machine_room(self) -> None:
         """Hosts of a deleted TPU are gone; those of a new one are new."""
         seen, file = 0, self.state / "calls.jsonl"
-        while True:
-            time.sleep(0.2)
+        while not self._closed.wait(0.2):
             calls = [json.loads(line)["argv"] for line in file.read_text().splitlines()] if file.exists() else []
             for argv in calls[seen:]:
                 for index in range(COUNT):
@@ -110,7 +116,9 @@ class Laptop:
 def laptop(tmp_path_factory) -> Laptop:
     folder = tmp_path_factory.mktemp("pod")
     with Hosts(folder / "hosts", COUNT) as hosts:
-        yield Laptop(folder, hosts)
+        laptop = Laptop(folder, hosts)
+        yield laptop
+        laptop.close()
 
 
 def saved_state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
