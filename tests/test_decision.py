@@ -78,6 +78,8 @@ TABLE = {
     "hung and was stopped, and saved even so": (ready(ended(75, 75)), {"stopping": 1}, "start", 0, {
         "crashes": 1, "preemptions": 0}),
     "saved on all": (ready(ended(75, 75)), {"crashes": 1}, "start", 0, {"preemptions": 1, "crashes": 1, "judged": 1}),
+    "asked to end before it could save": (ready(look(report(0, "exited", None, by=15), report(1, "exited", 75))), {},
+        "start", 0, {"preemptions": 1, "crashes": 0}),
     "saved, counted already": (ready(ended(75, 75)), {"preemptions": 1, "judged": 1}, "start", 0, {"preemptions": 1}),
     "saved too often": (ready(ended(75, 75)), {"preemptions": 2}, "give up", 75, {}),
     "saved on one, and crashed on the other": (ready(DIFFERENT), {}, "start", 0, {"crashes": 1, "preemptions": 0}),

@@ -8,6 +8,7 @@ crash, and getting further than ever before gives the crashes back. What another
 from __future__ import annotations
 
 import dataclasses
+import signal
 
 from pods.backend import ABSENT, GONE, READY
 from pods.runs import Look
@@ -223,10 +224,10 @@ def _ended(seen: Seen, look: Look, memory: Memory, limits: Limits) -> tuple[Acti
     hung = memory.stopping == attempt
     if cause and cause.code in FINAL and not hung:
         return _final(look, memory)
-    if all((report.exit or {}).get("code") == SAVED for report in look.reports) and not hung:
+    if all(_was_asked(report.exit or {}) for report in look.reports) and not hung:
         spent = memory.preemptions + 1
         memory = dataclasses.replace(memory, preemptions=spent)
-        what = f"attempt {attempt} was asked to end and has saved, preemption {spent} of {limits.preemptions}"
+        what = f"attempt {attempt} was asked to end and did, preemption {spent} of {limits.preemptions}"
         over = Action(GIVE_UP, f"{what}: the budget is used up", SAVED)
         return (over if spent > limits.preemptions else Action(START, what)), memory
     spent = 1 if memory.step > memory.best else memory.crashes + 1
@@ -235,6 +236,11 @@ def _ended(seen: Seen, look: Look, memory: Memory, limits: Limits) -> tuple[Acti
     if spent > limits.crashes:
         return Action(GIVE_UP, f"{what}: the budget is used up", (cause.code if cause else 0) or 1), memory
     return Action(START, what, lost=lost), memory
+
+
+def _was_asked(end: dict) -> bool:
+    """Returns whether a process ended because it was asked to: saved, or before it had anything to save."""
+    return end.get("code") == SAVED or end.get("signal") == signal.SIGTERM
 
 
 def _final(look: Look, memory: Memory) -> tuple[Action, Memory]:
