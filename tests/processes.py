@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import resource
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,12 @@ DELAYED = "tests/delayed_train.py"
 
 def environment(devices: int) -> dict[str, str]:
     return os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(ROOT)}
+
+
+def seconds_of_children() -> float:
+    """Processor time of the processes that have ended: what else the machine is doing does not count."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def train_arguments(workdir: pathlib.Path, shards: str, *overrides: str) -> list[str]:

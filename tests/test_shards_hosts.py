@@ -1,5 +1,6 @@
 """Shards written by several hosts that share a folder: the same bytes, and only what is missing is done again."""
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -63,9 +64,12 @@ def finish(started: list[subprocess.Popen]) -> list[str]:
 
 
 def written(workdir: pathlib.Path) -> dict[str, int]:
-    """The blocks that are whole, and when they were written."""
-    files = work_folder(str(workdir / "shards")).glob("blocks-*/*")
-    return {path.name: path.stat().st_mtime_ns for path in files}
+    """The blocks that are whole, and when they were written; those that are gone while we look are left out."""
+    found = {}
+    for path in work_folder(str(workdir / "shards")).glob("blocks-*/*"):
+        with contextlib.suppress(FileNotFoundError):
+            found[path.name] = path.stat().st_mtime_ns
+    return found
 
 
 @pytest.fixture
