@@ -38,12 +38,21 @@ def get_config() -> ConfigDict:
     config.data.seed = 0  # of the order in which records come
     config.data.global_batch = 256  # rows in an update, over all hosts, devices and accumulation steps
     config.data.lanes = 8  # virtual hosts: a multiple of the number of hosts; fixed for the life of a run
+    config.data.isolate_documents = False  # attention and positions begin anew with each document of a row
+    config.data.short_length = 0  # tokens of a row in the first updates: each row of shards.length is read as several
+    config.data.short_share = 0.9  # share of the updates that read rows of data.short_length, the first ones
+    config.data.skip_batches = ()  # batches left out, "A:B" of their numbers from 1; --skip-batches A:B adds one
 
     config.masking = ConfigDict()
     config.masking.seed = 0
+    config.masking.kind = "token"  # token | word (whole words) | span (runs of words), see mlm/model/masking.py
     config.masking.rate = 0.15  # share of the ordinary tokens that are predicted
+    config.masking.end_rate = 0.0  # share at the last update, reached in a straight line; 0 = masking.rate to the end
     config.masking.mask_share = 0.8  # of those, replaced by the mask token
     config.masking.random_share = 0.1  # of those, replaced by a random ordinary token; the rest is kept
+    config.masking.longest = 10  # word, span: tokens of a word, a longer one is several; span: words of a span
+    config.masking.span_p = 0.2  # span: of the geometric distribution of the lengths, in words
+    config.masking.static = False  # the same masks in every epoch, for comparison
 
     config.model = ConfigDict()
     config.model.hidden_size = 768
@@ -84,8 +93,19 @@ def get_config() -> ConfigDict:
     config.train.steps = 100_000  # updates; or, with steps = 0:
     config.train.epochs = 0.0  # passes over the training split
     config.train.seed = 0  # of the initial parameters and of dropout
+    config.train.init_from = ""  # workdir, export, RoBERTa folder or hub name to start from; "" = random parameters
     config.train.accumulate = 1  # microbatches in an update
     config.train.guard_limit = 10  # non-finite updates in a row after which the run stops with code 3
+
+    config.classify = ConfigDict()  # the command `classify`; of the model it takes what its start does not say
+    config.classify.train = ""  # csv:FILE (.tsv too) | jsonl:FILE | hf:NAME[:CONFIG][#SPLIT] | tfds:NAME[#SPLIT]
+    config.classify.validation = ""  # the same, of the rows that are evaluated on after each epoch
+    config.classify.test = ""  # the same, of the rows that the best checkpoint is evaluated on at the end; "" = none
+    config.classify.text = ("text",)  # names of one column of text, or of two for pairs
+    config.classify.label = "label"  # name of the column of labels
+    config.classify.kind = "classes"  # classes (strings or whole numbers) | regression (numbers)
+    config.classify.length = 128  # tokens; longer rows are truncated
+    config.classify.multiple = 32  # tokens; a batch is padded up to a multiple of this, each of which is compiled
 
     config.mesh = ConfigDict()  # devices along each axis; their product is the number of devices
     config.mesh.data = -1  # batch; -1 = all devices that the other axes leave

@@ -17,7 +17,7 @@ from mlm.bench_step import waited
 from mlm.data import shards, tf_tpu_example
 from mlm.data.corpus import Document
 from mlm.data.manifest import Manifest
-from mlm.training import build, loop, sharding
+from mlm.training import build, pretraining, sharding
 
 BATCH_TURN = 3.0  # of turns of batches: so long that what was prefetched before them hardly counts
 VALIDATION = 50  # one document in so many, of those that shards are written of
@@ -96,7 +96,7 @@ def compare_batches(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.M
     rows = config.data.global_batch
     files = [f"{manifest.folder}/{shard.file}" for shard in manifest.splits["train"].shards]
     streams = {
-        "mlm": loop.train_batches(config, manifest, mesh, 0),
+        "mlm": pretraining.train_batches(config, manifest, mesh, 0),
         "tf_tpu_example": tf_tpu_example.batches(files, length=manifest.length, rows=rows),
     }
 
@@ -118,9 +118,10 @@ def compare_loop(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.Mesh
       As `turns.summary` of "real_batches" and "one_batch".
     """
     turns.say("loop: compiling")
-    step = build.build_run(config, loop.facts_of(manifest), mesh)
+    facts = pretraining.facts_of(manifest)
+    step = build.build_run(config, facts, mesh, starts_V=build.made_up_words(facts))
     rows = config.data.global_batch
-    stream = loop.train_batches(config, manifest, mesh, 0)
+    stream = pretraining.train_batches(config, manifest, mesh, 0)
     same = sharding.put_batch(next(stream), mesh, rows)
     state = step.init()
 

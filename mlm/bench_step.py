@@ -37,7 +37,7 @@ def compare_steps(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float, t
       InputError: `torch_python` can't be run, lacks a package, or fails.
     """
     facts = build.facts_without_data(config, records=config.data.global_batch)
-    ours = build.build_run(config, facts, mesh)
+    ours = build.build_run(config, facts, mesh, starts_V=build.made_up_words(facts))
     rows, host = config.data.global_batch, random_rows(config, facts)
     with contextlib.ExitStack() as stack:
         partner = None

@@ -21,11 +21,33 @@ from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
 
 # May differ between the config of a checkpoint and the one that resumes it: none of these changes a number that the run
-# computes, or by rounding alone (mesh, remat). Tokenizer and shards are held to their fingerprints instead.
+# computes, or by rounding alone (mesh, remat). Tokenizer, shards and labelled rows are held to their fingerprints,
+# skipped batches to a rule of their own (mlm/skips.py).
 MAY_CHANGE = re.compile(
     r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch)|checkpoint\..*|log\..*|model\.remat\w*|"
-    r"train\.guard_limit|pod\..*"
+    r"train\.guard_limit|pod\..*|data\.skip_batches|classify\.(train|validation|test)"
 )
+# Keys that were added later, and what runs without them did: they go on with that.
+ADDED = {
+    "masking.kind": "token",
+    "masking.end_rate": 0.0,
+    "masking.longest": 10,
+    "masking.span_p": 0.2,
+    "masking.static": False,
+    "data.isolate_documents": False,
+    "data.short_length": 0,
+    "data.short_share": 0.9,
+    "data.skip_batches": [],
+    "train.init_from": "",
+    "classify.train": "",
+    "classify.validation": "",
+    "classify.test": "",
+    "classify.text": ["text"],
+    "classify.label": "label",
+    "classify.kind": "classes",
+    "classify.length": 128,
+    "classify.multiple": 32,
+}
 
 
 def load(path: str, overrides: list[str]) -> ConfigDict:
@@ -108,8 +130,8 @@ def _parse(key: str, text: str, default: Any) -> Any:
             value = ast.literal_eval(text)
             return tuple(value) if isinstance(value, tuple | list) else (value,)
     except (ValueError, SyntaxError):
-        if kind is tuple and default and isinstance(default[0], str):
-            return (text,)  # one source, unquoted
+        if kind is tuple and (not default or isinstance(default[0], str)):
+            return (text,)  # one source or range, unquoted
     words = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a tuple like (a, b)"}
     raise InputError(f"--config.{key}={text}: must be {words[kind]}.")
 
@@ -126,9 +148,12 @@ def flatten(config: ConfigDict | dict) -> dict[str, Any]:
 
 
 def unflatten(flat: dict[str, Any]) -> ConfigDict:
-    """Returns the config of a flattened one; lists, all that JSON knows of tuples, become tuples."""
+    """Returns the config of a flattened one, keys `ADDED` later filled in.
+
+    Lists, all that JSON knows of tuples, become tuples.
+    """
     groups: dict[str, dict[str, Any]] = {}
-    for key, value in flat.items():
+    for key, value in {**ADDED, **flat}.items():
         group, _, name = key.rpartition(".")
         groups.setdefault(group, {})[name] = tuple(value) if isinstance(value, list) else value
     return ConfigDict(groups)
@@ -163,9 +188,10 @@ def to_json(config: ConfigDict) -> str:
 
 def diff(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Returns one line "key: old -> new" for each key that differs and must not, between two flattened configs."""
-    listed = {k: list(v) if isinstance(v, tuple) else v for k, v in new.items()}  # JSON knows no tuples
+    old, new = ({k: list(v) if isinstance(v, tuple) else v for k, v in flat.items()} for flat in (old, new))
+    old = {**{key: value for key, value in ADDED.items() if key in new}, **old}
     return [
-        f"{key}: {old.get(key)!r} -> {listed.get(key)!r}"
-        for key in sorted(old.keys() | listed.keys())
-        if not MAY_CHANGE.fullmatch(key) and old.get(key) != listed.get(key)
+        f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if not MAY_CHANGE.fullmatch(key) and old.get(key) != new.get(key)
     ]

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from mlm import skips
+
 # What each key may be: a predicate and the words that name it to a person. A key of the base config that is missing
 # here is refused by `validate`, so that no key goes unchecked.
 Rule = tuple[Callable[[Any], bool], str]
@@ -49,6 +51,10 @@ SOURCES: Rule = (
     ),
     "a tuple of docstrings, text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG] or tfds:NAME",
 )
+TABLE: Rule = (
+    (lambda v: type(v) is str and bool(re.fullmatch(r"|(csv|jsonl|hf|tfds):.+", v))),
+    "csv:FILE, jsonl:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
+)
 WEIGHTS: Rule = (
     (lambda v: type(v) is tuple and len(v) > 0 and all(_finite(w) and w > 0 for w in v)),
     "a tuple of numbers above 0",
@@ -75,10 +81,19 @@ RULES: dict[str, Rule] = {
     "data.seed": SEED,
     "data.global_batch": POSITIVE,
     "data.lanes": POSITIVE,
+    "data.isolate_documents": FLAG,
+    "data.short_length": COUNT,
+    "data.short_share": _number(0, 1, open_low=True),
+    "data.skip_batches": (skips.is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
     "masking.seed": SEED,
+    "masking.kind": _one_of("token", "word", "span"),
     "masking.rate": _number(0, 1, open_low=True),
+    "masking.end_rate": SHARE,
     "masking.mask_share": SHARE,
     "masking.random_share": SHARE,
+    "masking.longest": _whole(1, 1025, "to 1,024"),
+    "masking.span_p": _number(0, 1, open_low=True),
+    "masking.static": FLAG,
     "model.hidden_size": POSITIVE,
     "model.layers": POSITIVE,
     "model.heads": POSITIVE,
@@ -111,8 +126,20 @@ RULES: dict[str, Rule] = {
     "train.steps": COUNT,
     "train.epochs": FROM_ZERO,
     "train.seed": SEED,
+    "train.init_from": TEXT,
     "train.accumulate": POSITIVE,
     "train.guard_limit": POSITIVE,
+    "classify.train": TABLE,
+    "classify.validation": TABLE,
+    "classify.test": TABLE,
+    "classify.text": (
+        (lambda v: type(v) is tuple and len(v) in (1, 2) and all(type(c) is str and c != "" for c in v)),
+        "a tuple of one or two names of columns",
+    ),
+    "classify.label": ((lambda v: type(v) is str and v != ""), "the name of a column"),
+    "classify.kind": _one_of("classes", "regression"),
+    "classify.length": _whole(8),
+    "classify.multiple": POSITIVE,
     "mesh.data": AXIS,
     "mesh.fsdp": AXIS,
     "mesh.tensor": AXIS,
@@ -137,6 +164,7 @@ def across(c: dict[str, Any]) -> list[tuple[str, bool, str]]:
     """Returns the rules that tie one key to another: (key to name, is it broken, what is allowed)."""
     lanes, batch, accumulate = c["data.lanes"], c["data.global_batch"], c["train.accumulate"]
     warmup = c["schedule.warmup_fraction"] or c["schedule.warmup_steps"] / (c["train.steps"] or math.inf)
+    short, length = c["data.short_length"], c["shards.length"]
     shares = c["masking.mask_share"] + c["masking.random_share"]
     return [
         ("corpus.weights", len(c["corpus.weights"]) != len(c["corpus.sources"]), "one number for each source"),
@@ -153,12 +181,27 @@ def across(c: dict[str, Any]) -> list[tuple[str, bool, str]]:
         ),
         ("shards.count", c["shards.count"] < lanes, f"must be at least data.lanes = {lanes}"),
         ("data.global_batch", batch % lanes != 0, f"must be a multiple of data.lanes = {lanes}"),
+        (
+            "data.short_length",
+            short > 0 and (short % 8 > 0 or length % short > 0 or short == length),
+            f"must be a multiple of 8, below shards.length = {length}, and divide it",
+        ),
+        (
+            "data.skip_batches",
+            skips.overlap(skips.parse(c["data.skip_batches"])),
+            "its ranges must not overlap",
+        ),
         ("train.accumulate", batch % accumulate != 0, f"must divide data.global_batch = {batch}"),
         ("masking.random_share", shares > 1 + 1e-9, "mask_share and random_share must not exceed 1 together"),
         (
             "train.steps",
             (c["train.steps"] > 0) == (c["train.epochs"] > 0),
             "set exactly one of train.steps and train.epochs above 0",
+        ),
+        (
+            "model.init",
+            c["model.init"] != "stock" and c["train.init_from"] != "",
+            "must be stock with train.init_from",
         ),
         (
             "schedule.warmup_steps",
@@ -174,6 +217,11 @@ def across(c: dict[str, Any]) -> list[tuple[str, bool, str]]:
             "schedule.decay_fraction",
             c["schedule.name"] == "wsd" and c["schedule.decay_fraction"] + warmup > 1 + 1e-9,
             "warmup and decay must fit into the run",
+        ),
+        (
+            "classify.label",
+            c["classify.label"] in c["classify.text"],
+            "must be another column than classify.text",
         ),
         (
             "mesh.data",

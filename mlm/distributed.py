@@ -14,13 +14,15 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from mlm import fingerprints, watch
+from mlm.data.examples import Examples
 from mlm.data.manifest import Manifest
 from mlm.workdir import Workdir
 
 LATER = 10  # seconds by which jax's own time-outs, which end a process without a word, come after ours
+_compiled: set[tuple] = set()
 
 
-def initialize(config: ConfigDict, workdir: Workdir, manifest: Manifest | None, *, saves: bool) -> None:
+def initialize(config: ConfigDict, workdir: Workdir, manifest: Manifest | Examples | None, *, saves: bool) -> None:
     """Joins the processes of a run; must come before anything else touches jax's devices.
 
     A process that was given a coordinator waits for the others, and all compare what they are about to do. Without one,
@@ -29,7 +31,7 @@ def initialize(config: ConfigDict, workdir: Workdir, manifest: Manifest | None, 
     Args:
       config: of the run.
       workdir: of the run.
-      manifest: of the shards; None where none are read.
+      manifest: of the shards, or the labelled texts; None where none are read.
       saves: it answers SIGTERM by saving; otherwise it ends at once.
 
     Raises:
@@ -56,10 +58,17 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def compile_together(function: Any, *arguments: Any) -> None:
-    """Compiles a jitted function everywhere before any process runs it: who waits in it for others gives up early."""
-    if watch.current.peers is not None and not function._cache_size():
-        function.lower(*arguments).compile()
+def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array]) -> None:
+    """Compiles a jitted `(tree, batch) -> ...` for the shapes of a batch everywhere before any process runs it.
+
+    Who waits in it for others gives up early.
+    """
+    if watch.current.peers is None:
+        return
+    shapes = (function, *(each.shape for each in batch.values()))
+    if shapes not in _compiled:
+        function.lower(tree, batch).compile()
+        _compiled.add(shapes)
         watch.current.wait_for_all("compiled")
 
 

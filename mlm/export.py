@@ -2,7 +2,8 @@
 
     config.json, model.safetensors, flax_model.msgpack    the model, with the tokenizer's vocabulary
     tokenizer.json, ...                                   the tokenizer, copied
-    README.md, run_config.json                            the model card, the config of the run
+    README.md, loss.png, run_config.json                  the model card, the config of the run
+    evaluation.json                                       what `evaluate` has found so far
     proof.json, proof.safetensors                         texts, their ids, logits and fillings: see `Proof`
 
 Dimensions: B rows, L tokens in a row, K positions in a row.
@@ -14,7 +15,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ from flax.serialization import to_bytes
 from safetensors.numpy import save_file
 from transformers import FlaxRobertaForMaskedLM, PreTrainedTokenizerFast, RobertaConfig
 
-from mlm import model_card, predict, verify_export
+from mlm import logs, model_card, predict, verify_export
+from mlm.card_history import History
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.model import weights
@@ -60,7 +62,13 @@ FILLER = "The name of the model is read from the file, and the value of each key
 
 
 def export(
-    trained: Trained, folder: UPath, *, scores: dict[str, Any] | None, name: str, torch_python: str = ""
+    trained: Trained,
+    folder: UPath,
+    *,
+    scores: dict[str, Any] | None,
+    name: str,
+    torch_python: str = "",
+    history: History | None = None,
 ) -> None:
     """Writes a model as a transformers folder; one that is there is replaced when the new one is complete and proven.
 
@@ -73,21 +81,38 @@ def export(
       name: of the model, for the card.
       torch_python: a Python interpreter with torch and transformers that loads the folder and repeats the proof; ""
         for none.
+      history: of the run, for the model card; None if there is none.
 
     Raises:
       InputError: `folder` is something else than an export; the tokenizer does not fit the model; `torch_python`
         can't be run or lacks a package.
       DamageError: what was written does not give the same ids, logits or fillings.
     """
-    if folder.exists() and not (folder / PROOF).is_file() and not is_begun(folder, last=PROOF):
-        raise InputError(
-            f"{folder}: is there and is no export (it holds no {PROOF}); name another folder, or move it away."
-        )
+    tok = fitting_tokenizer(trained)
+
+    def prove(new: Path) -> None:
+        model_card.write(new, trained, tok.mask_token, scores=scores, name=name, history=history)
+        _check_files(write_proof(trained, tok, new), new)
+
+    write_folder(trained, folder, prove, torch_python)
+
+
+def fitting_tokenizer(trained: Trained) -> PreTrainedTokenizerFast:
+    """Returns the tokenizer of a model; raises InputError if it is another one's."""
     tok = tokenizer.load(trained.tokenizer)
     if len(tok) != trained.config.vocab_size:
         raise InputError(
             f"{trained.source}: has {trained.config.vocab_size} vocabulary entries, its tokenizer {trained.tokenizer} "
             f"has {len(tok)}; use the tokenizer that the model was trained with."
+        )
+    return tok
+
+
+def write_folder(trained: Trained, folder: UPath, prove: Callable[[Path], None], torch_python: str) -> None:
+    """Writes a folder as `export` says; `prove` writes the card and the proof into it, and checks what it can."""
+    if folder.exists() and not (folder / PROOF).is_file() and not is_begun(folder, last=PROOF):
+        raise InputError(
+            f"{folder}: is there and is no export (it holds no {PROOF}); name another folder, or move it away."
         )
     with _replacing(folder) as new:
         write_model(trained, new)
@@ -96,9 +121,9 @@ def export(
                 _copy(UPath(trained.tokenizer) / file, UPath(new / file))
         if trained.run_config is not None:
             (new / "run_config.json").write_text(json.dumps(trained.run_config, indent=1) + "\n", encoding="utf-8")
-        card = model_card.text(trained, tok.mask_token, scores=scores, name=name)
-        (new / "README.md").write_text(card, encoding="utf-8")
-        _check_files(write_proof(trained, tok, new), new)
+        prove(new)
+        if (folder / logs.RESULTS).is_file():  # each entry says which weights it is of
+            _copy(folder / logs.RESULTS, UPath(new / logs.RESULTS))
         if torch_python:
             _check_in_torch(torch_python, new)
         for file in new.iterdir():  # safetensors writes files that no one else can read
@@ -184,11 +209,12 @@ def _check_files(proof: Proof, folder: Path) -> None:
             stock_LxV = np.asarray(stock(np.asarray(proof.ids[-1:], np.int32)).logits[0])
     except (InputError, OSError, ValueError) as error:
         raise DamageError(f"what export wrote can't be read back ({error}); look at the disk, and try again.") from None
-    _check_logits("model.safetensors", proof.logits, found)
-    _check_logits("flax_model.msgpack", proof.logits[-1:], [stock_LxV[proof.positions[-1]]])
+    check_logits("model.safetensors", proof.logits, found)
+    check_logits("flax_model.msgpack", proof.logits[-1:], [stock_LxV[proof.positions[-1]]])
 
 
-def _check_logits(file: str, wanted: list[np.ndarray], found: list[np.ndarray]) -> None:
+def check_logits(file: str, wanted: list[np.ndarray], found: list[np.ndarray]) -> None:
+    """Says how far what was read back from a file is from what it should be; raises DamageError if too far."""
     worst = float(np.max([np.max(np.abs(one - other)) for one, other in zip(wanted, found, strict=True)]))
     if not worst < verify_export.LOGITS:  # NaN is no proof either
         raise DamageError(

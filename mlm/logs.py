@@ -9,6 +9,7 @@ from typing import Any
 from mlm.errors import DamageError
 from mlm.paths import UPath, is_remote, write_text
 
+RESULTS = "evaluation.json"  # beside a model: what the command `evaluate` found
 EVERY = 20.0  # seconds between two writes of a log in a bucket, which takes an object about once a second
 
 

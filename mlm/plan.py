@@ -23,7 +23,7 @@ from mlm.errors import InputError
 from mlm.tpu import fit, hlo, tables, topology
 from mlm.tpu.account import account
 from mlm.tpu.compile import Program, compile_step, make_mesh
-from mlm.training import build, loop
+from mlm.training import build, pretraining
 
 OPERATIONS = 20  # that are told
 CALIBRATION = {
@@ -67,7 +67,7 @@ def make_job(config: ConfigDict, manifest: Manifest | None, *, records: int | No
             raise InputError(f"{flag}={value}: must be a number above 0.")
     facts = build.facts_without_data(config, records or config.data.global_batch)
     if manifest is not None:
-        facts = loop.facts_of(manifest)
+        facts = pretraining.facts_of(manifest)
         facts = dataclasses.replace(facts, records=records or facts.records)
     return Job(facts, bool(records or manifest), price)
 

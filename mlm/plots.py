@@ -1,4 +1,4 @@
-"""The plots of the report, from the lines of the logs, as SVG. Nothing here imports jax."""
+"""The plots of the report, from the lines of the logs, as SVG or PNG. Nothing here imports jax."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -20,6 +21,7 @@ Line = dict[str, Any]
 Points = tuple[list[float], list[float]]
 
 TRAIN, EVAL, FAINT, MARK = "#3b6ea8", "#c2561d", "#a7b2c0", "#6b7280"
+COLORS = ("#3b6ea8", "#c2561d", "#4c8c4a", "#8a5ba8", "#b08d2c", "#2f8f8f", "#b0476b", "#6b7280")  # of runs
 POINTS = 2_000  # of a curve; more can't be told apart at this size
 STYLE = {
     "axes.edgecolor": "#9aa3ad",
@@ -52,14 +54,16 @@ def draw(
       unigram_entropy: of the evaluation split, in nats; None if unknown.
     """
     figures = {}
-    with _figure(figures, "Loss", "nats per prediction") as axes:
+    numbers = any("mse" in line for line in evals)  # are predicted, not tokens or classes
+    with _figure(figures, "Loss", "squared error" if numbers else "nats per prediction") as axes:
         _curve(axes, _points(train, "loss"), TRAIN, "training")
         _curve(axes, _points(evals, "loss"), EVAL, "evaluation", marked=True)
         if unigram_entropy is not None:
             axes.axhline(unigram_entropy, color=MARK, linewidth=1, linestyle=(0, (5, 3)), label="unigram entropy")
-    with _figure(figures, "Accuracy", "% of the predictions") as axes:
-        _curve(axes, _points(train, "accuracy", 100), TRAIN, "training")
-        _curve(axes, _points(evals, "accuracy", 100), EVAL, "evaluation", marked=True)
+    if not numbers:
+        with _figure(figures, "Accuracy", "% of the predictions") as axes:
+            _curve(axes, _points(train, "accuracy", 100), TRAIN, "training")
+            _curve(axes, _points(evals, "accuracy", 100), EVAL, "evaluation", marked=True)
     with _figure(figures, "Learning rate", "per update") as axes:
         _curve(axes, _points(train, "learning_rate"), TRAIN)
         axes.set_ylim(bottom=0)
@@ -77,12 +81,39 @@ def draw(
     return figures
 
 
+def draw_together(runs: dict[str, tuple[Points, Points]], unit: str) -> Figure:
+    """Returns the losses of several runs in one figure.
+
+    Args:
+      runs: name -> the points (x, loss) of training, drawn faintly, and of evaluation.
+      unit: of the x-axis.
+    """
+    figures: dict[str, Figure] = {}
+    with _figure(figures, unit, "loss, nats per prediction") as axes:
+        for color, (name, (train, evals)) in zip(COLORS, runs.items(), strict=False):
+            if train[0]:
+                axes.plot(*thinned(train), color=color, linewidth=1, alpha=0.5)
+            marker = "o" if len(evals[0]) < 40 else ""
+            axes.plot(*thinned(evals), color=color, marker=marker, markersize=4, label=name.replace("$", r"\$"))
+    axes = figures[unit].axes[0]
+    axes.set_xlabel(unit)
+    if unit.startswith("hours"):
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))  # not "500m"
+    return figures[unit]
+
+
 def to_svg(figure: Figure) -> str:
     """Returns the figure as an SVG document."""
     buffer = io.StringIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()
+
+
+def save_png(figure: Figure, file: Path) -> None:
+    """Writes the figure as a PNG, the same bytes for the same figure."""
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(file, format="png", dpi=160, metadata={"Software": None})
 
 
 def thinned(points: Points, most: int = POINTS) -> Points:

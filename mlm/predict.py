@@ -1,15 +1,17 @@
 """The command `predict`: fill the masks of texts, as transformers' pipeline("fill-mask") does.
 
-Dimensions: B rows, L tokens in a row, K masks in a row, T fillings of a mask.
+Dimensions: B rows, L tokens in a row, K masks in a row, T fillings of a mask, A target words, V entries.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
@@ -29,16 +31,17 @@ Filling = dict[str, Any]  # token: its id; token_str: its text; score: its proba
 class FillMask:
     """Fills masks with one model, in float32; it is compiled once for every padded length."""
 
-    def __init__(self, trained: Trained, tok: PreTrainedTokenizerFast, top_k: int):
+    def __init__(self, trained: Trained, tok: PreTrainedTokenizerFast, top_k: int, targets: Sequence[str] = ()):
         """Puts the parameters on the device.
 
         Args:
           trained: the model.
           tok: its tokenizer.
-          top_k: T, fillings of each mask.
+          top_k: T, fillings of each mask; of fewer targets, all.
+          targets: words to choose from, see `target_ids`; none for the whole vocabulary.
 
         Raises:
-          InputError: the model has no such number of entries, or fewer entries than the tokenizer.
+          InputError: the model has no such number of entries, or fewer entries than the tokenizer; no target is left.
         """
         size = trained.config.vocab_size
         if not 1 <= top_k <= size:
@@ -49,12 +52,17 @@ class FillMask:
                 "use the tokenizer that the model was trained with."
             )
         network = trained.network
+        allowed_A = np.asarray(target_ids(tok, targets), np.int32) if targets else None
 
         def fillings(
             params: Params, ids_BxL: jax.Array, attention_BxL: jax.Array, positions_BxK: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
             logits_BxKxV = network.masked_logits(params, ids_BxL, attention_BxL, positions_BxK)
-            return jax.lax.top_k(jax.nn.softmax(logits_BxKxV), top_k)
+            shares_BxKxV = jax.nn.softmax(logits_BxKxV)
+            if allowed_A is None:
+                return jax.lax.top_k(shares_BxKxV, top_k)
+            shares_BxKxT, places_BxKxT = jax.lax.top_k(shares_BxKxV[..., allowed_A], min(top_k, len(allowed_A)))
+            return shares_BxKxT, jnp.asarray(allowed_A)[places_BxKxT]
 
         self._fillings = jax.jit(fillings)
         self._params = jax.device_put(trained.params)
@@ -89,19 +97,13 @@ class FillMask:
     def fill(self, rows: list[list[int]]) -> list[list[list[Filling]]]:
         """Returns, for each row of ids, a list of T fillings for each of its masks, the likeliest first."""
         results: list[list[list[Filling]]] = [[] for _ in rows]
-        by_length: dict[int, list[int]] = {}
-        for index, ids in enumerate(rows):
-            by_length.setdefault(min(_round_up(len(ids), LENGTHS), self._longest), []).append(index)
-        for length, indices in by_length.items():
-            for start in range(0, len(indices), ROWS):
-                batch = indices[start : start + ROWS]
-                for index, fillings in zip(batch, self._batch([rows[i] for i in batch], length), strict=True):
-                    results[index] = fillings
+        for chosen, batch, length in batches(rows, self._longest):
+            for index, fillings in zip(chosen, self._batch(batch, length), strict=False):
+                results[index] = fillings
         return results
 
     def _batch(self, rows: list[list[int]], length: int) -> Iterator[list[list[Filling]]]:
-        copies = _power_of_two(len(rows)) - len(rows)
-        ids_BxL, attention_BxL = pad(rows + rows[:1] * copies, length, self._tok.pad_token_id)
+        ids_BxL, attention_BxL = pad(rows, length, self._tok.pad_token_id)
         masks = [np.flatnonzero(ids_L == self._tok.mask_token_id) for ids_L in ids_BxL]
         slots = _power_of_two(max(map(len, masks)))  # K
         positions_BxK = np.stack([np.pad(mask, (0, slots - len(mask)), mode="edge") for mask in masks])
@@ -130,7 +132,42 @@ def fill(trained: Trained, tok: PreTrainedTokenizerFast, texts: list[str], top_k
     return FillMask(trained, tok, top_k)(texts)
 
 
-def run(trained: Trained, *, texts: list[str] | None, top_k: int, stdin: TextIO, stdout: TextIO) -> None:
+def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int]:
+    """Returns the token of each word, each once, as transformers' pipeline chooses them for its `targets`.
+
+    A word that is an entry of the vocabulary stands for that entry; of any other, its first piece does, which is said
+    on stderr. " word", with its space, is the word that follows another; "word" may be a piece inside of one.
+
+    Raises:
+      InputError: no word has any piece.
+    """
+    entries, ids = tok.get_vocab(), []
+    for word in targets:
+        pieces = [entries[word]] if word in entries else tok(word, add_special_tokens=False)["input_ids"]
+        if not pieces:
+            print(f"predict: the target {word!r} has no piece in the vocabulary; it is left out.", file=sys.stderr)
+            continue
+        if len(pieces) > 1:
+            first = tok.convert_ids_to_tokens(pieces[0])
+            print(
+                f"predict: the target {word!r} is {len(pieces)} pieces; its first, {first!r}, stands for it.",
+                file=sys.stderr,
+            )
+        ids.append(pieces[0])
+    if not ids:
+        raise InputError("--targets: none of the words is in the vocabulary; name others.")
+    return sorted(set(ids))
+
+
+def run(
+    trained: Trained,
+    *,
+    texts: list[str] | None,
+    top_k: int,
+    stdin: TextIO,
+    stdout: TextIO,
+    targets: Sequence[str] = (),
+) -> None:
     """Fills the texts given, as a table; or, with none given, the lines of `stdin`, as one line of JSON each.
 
     A line of JSON is {"text": ..., "fillings": [[{"token", "token_str", "score"}, ...] for each mask]}.
@@ -142,27 +179,46 @@ def run(trained: Trained, *, texts: list[str] | None, top_k: int, stdin: TextIO,
     if not texts and stdin.isatty():
         raise InputError("predict: give texts, each with a mask token, or lines of them through a pipe.")
     tok = tokenizer.load(trained.tokenizer)
-    filler = FillMask(trained, tok, top_k)
+    filler = FillMask(trained, tok, top_k, targets)
     if texts:
         for text, fillings in zip(texts, filler(texts), strict=True):
             stdout.write(_table(text, fillings))
         return
-    lines: list[str] = []
-    rows: list[list[int]] = []
+
+    def answer(rows: list[list[int]]) -> list[dict[str, Any]]:
+        return [{"fillings": fillings} for fillings in filler.fill(rows)]
+
+    answer_lines(stdin, stdout, lambda line, name: ({"text": line}, filler.encode(line, name)), answer)
+
+
+def answer_lines(
+    stdin: TextIO,
+    stdout: TextIO,
+    read: Callable[[str, str], tuple[dict[str, Any], list[int]]],
+    answer: Callable[[list[list[int]]], list[dict[str, Any]]],
+) -> None:
+    """Answers each line of a pipe with a line of JSON, STREAM lines at a time.
+
+    Args:
+      stdin, stdout: the pipes.
+      read: (line, its name for a person) -> (what of it stands in the answer, its ids); raises InputError.
+      answer: rows of ids -> the rest of their answers.
+
+    Raises:
+      InputError: of `read`, or what comes is not UTF-8. What came before a bad line is written.
+    """
+    waiting: list[tuple[dict[str, Any], list[int]]] = []
 
     def flush() -> None:
-        for line, fillings in zip(lines, filler.fill(rows), strict=True):
-            stdout.write(json.dumps({"text": line, "fillings": fillings}, ensure_ascii=False) + "\n")
+        for (given, _), found in zip(waiting, answer([ids for _, ids in waiting]), strict=True):
+            stdout.write(json.dumps(given | found, ensure_ascii=False) + "\n")
         stdout.flush()
-        lines.clear()
-        rows.clear()
+        waiting.clear()
 
     try:
         for number, line in enumerate(stdin, 1):
-            text = line.rstrip("\r\n")
-            rows.append(filler.encode(text, f"line {number}"))
-            lines.append(text)
-            if len(lines) == STREAM:
+            waiting.append(read(line.rstrip("\r\n"), f"line {number}"))
+            if len(waiting) == STREAM:
                 flush()
     except UnicodeDecodeError as error:
         raise InputError(f"standard input is not UTF-8 ({error.reason}); convert it first.") from None
@@ -170,6 +226,21 @@ def run(trained: Trained, *, texts: list[str] | None, top_k: int, stdin: TextIO,
         flush()
         raise
     flush()
+
+
+def batches(rows: list[list[int]], longest: int) -> Iterator[tuple[list[int], list[list[int]], int]]:
+    """Yields (indices of some rows, these rows, the length to pad them to): few shapes, however many rows there are.
+
+    A batch is filled up with copies of its first row to a power of two, so it may have more rows than indices.
+    """
+    by_length: dict[int, list[int]] = {}
+    for index, ids in enumerate(rows):
+        by_length.setdefault(min(-(-len(ids) // LENGTHS) * LENGTHS, longest), []).append(index)
+    for length, indices in by_length.items():
+        for start in range(0, len(indices), ROWS):
+            chosen = indices[start : start + ROWS]
+            batch = [rows[index] for index in chosen]
+            yield chosen, batch + batch[:1] * (_power_of_two(len(batch)) - len(batch)), length
 
 
 def longest_row(trained: Trained) -> int:
@@ -195,10 +266,6 @@ def _table(text: str, fillings: list[list[Filling]]) -> str:
             lines.append(f"  mask {number} of {len(fillings)}")
         lines.extend(f"  {f['score']:7.2%}  {f['token_str'].strip() or repr(f['token_str'])}" for f in mask)
     return "\n".join(lines) + "\n\n"
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 def _power_of_two(number: int) -> int:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import html
 import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from mlm import config as configs
-from mlm import logs, plots
+from mlm import confusion, logs, pages, plots, report_advice
 from mlm.errors import InputError
 from mlm.goodput import Session, TimeUse, sessions, use_of_time
 from mlm.paths import UPath, write_text
@@ -28,7 +26,12 @@ Rows = Iterable[tuple[str, ...]]
 # Keys of a line of metrics.jsonl, how their values are shown, and what they are called on the page.
 SCORES = {"step": ",", "loss": ".4f", "perplexity": ",.2f", "accuracy": ".2%"}
 SCORES |= {"bits_per_byte": ".4f", "predictions": ","}
-SCORE_NAMES = {"step": "updates", "loss": "loss, nats", "bits_per_byte": "bits per byte"}
+SCORES |= {"f1": ".2%", "mse": ".4f", "pearson": ".4f", "spearman": ".4f", "rows": ","}
+SCORE_NAMES = {"step": "updates", "loss": "loss, nats", "bits_per_byte": "bits per byte", "f1": "F1, weighted"}
+TILES = {"loss": ("evaluation loss, nats", ".3f"), "perplexity": ("perplexity", ",.2f")}
+TILES |= {"mse": ("mean squared error", ".4f")}
+TILES |= {"accuracy": ("accuracy", ".1%"), "f1": ("F1, weighted", ".1%"), "pearson": ("Pearson", ".3f")}
+PAIRS = 20  # most often confused, on the page
 
 # What the wall-clock went into: a field of TimeUse, its name on the page, its color in the bar.
 USES = (
@@ -50,6 +53,8 @@ class Facts:
       train, evals: lines of metrics.jsonl.
       found, use: the starts of the run and what its time went into.
       unigram_entropy: of the validation split, in nats; None if unknown.
+      advice, spikes: lines of advice.jsonl and spikes.jsonl.
+      confused: of a classifier, what its classification.json holds.
     """
 
     name: str
@@ -59,6 +64,9 @@ class Facts:
     found: list[Session]
     use: TimeUse
     unigram_entropy: float | None
+    advice: list[Line]
+    spikes: list[Line]
+    confused: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def write(workdir: Workdir) -> None:
@@ -81,27 +89,37 @@ def gather(workdir: Workdir) -> Facts:
     shards = UPath(config.get("shards.dir") or workdir.shards)
     splits = logs.read_object(shards / "manifest.json").get("splits", {})
     entropy = splits.get("validation", {}).get("unigram_entropy")
-    return Facts(workdir.root.name, config, train, evals, found, use_of_time(found), entropy)
+    said = logs.read(workdir.advice), logs.read(workdir.spikes)
+    use = use_of_time(found)
+    return Facts(workdir.root.name, config, train, evals, found, use, entropy, *said, confusion.read(workdir))
 
 
 def render(facts: Facts) -> str:
     """Returns the page."""
     figures = plots.draw(train=facts.train, evals=facts.evals, found=facts.found, unigram_entropy=facts.unigram_entropy)
-    cards = [_card(title, _image(title, plots.to_svg(figure))) for title, figure in figures.items()]
+    cards = [
+        pages.card(title, pages.image(f"{title} over updates", plots.to_svg(figure)))
+        for title, figure in figures.items()
+    ]
+    if confusion.pairs(facts.confused, 1):
+        cards.append(pages.card("Confusion", _confusion(facts.confused)))
     head, *rows = zip(*_columns(facts.evals), strict=True) if facts.evals else ((),)
     if facts.use.total:
-        cards.append(_card("Goodput", _goodput(facts.use)))
+        cards.append(pages.card("Goodput", _goodput(facts.use)))
     return Template((HERE / "report.html").read_text(encoding="utf-8")).substitute(
-        name=_text(facts.name),
-        lead=_text(_lead(facts)),
+        name=pages.text(facts.name),
+        lead=pages.text(_lead(facts)),
         warning=_warning(facts),
-        tiles="".join(f"<div><b>{_text(value)}</b><span>{_text(name)}</span></div>" for name, value in _tiles(facts)),
+        advice=report_advice.section(facts.advice, facts.spikes),
+        tiles="".join(
+            f"<div><b>{pages.text(value)}</b><span>{pages.text(name)}</span></div>" for name, value in _tiles(facts)
+        ),
         scores=_scores(facts),
-        summary=_table((), _summary(facts), "summary"),
+        summary=pages.table((), _summary(facts), "summary"),
         cards="".join(cards),
-        evaluations=_folded("Evaluations", len(facts.evals), _table(head, rows, "numbers")),
-        starts=_folded("Starts", len(facts.found), _starts(facts.found)),
-        config=_folded("Config", len(facts.config), _config(facts.config)),
+        evaluations=pages.folded("Evaluations", len(facts.evals), pages.table(head, rows, "numbers")),
+        starts=pages.folded("Starts", len(facts.found), _starts(facts.found)),
+        config=pages.folded("Config", len(facts.config), _config(facts.config)),
     )
 
 
@@ -111,7 +129,7 @@ def _lead(facts: Facts) -> str:
     text = f"{step:,} of {steps:,} updates" if steps else f"{step:,} updates"
     if facts.found:
         devices = list(dict.fromkeys(_device(session) for session in facts.found))
-        text += f" on {', then '.join(devices)}, in {_duration(facts.use.total)}"
+        text += f" on {', then '.join(devices)}, in {pages.duration(facts.use.total)}"
     return text + "."
 
 
@@ -133,16 +151,13 @@ def _tiles(facts: Facts) -> list[tuple[str, str]]:
     tiles = []
     if facts.evals:
         final = facts.evals[-1]
-        tiles += [
-            ("evaluation loss, nats", _number(final["loss"], ".3f")),
-            ("perplexity", _number(final["perplexity"], ",.2f")),
-            ("accuracy", _number(final["accuracy"], ".1%")),
-        ]
+        tiles += [(name, pages.number(final[key], spec)) for key, (name, spec) in TILES.items() if key in final]
+        tiles = tiles[1:] if "mse" in final else tiles  # that is its loss
         distance = _distance(facts, final)
         if distance is not None:
-            tiles.append(("nats under the unigram entropy", _number(distance, ".2f")))
+            tiles.append(("nats under the unigram entropy", pages.number(distance, ".2f")))
     else:
-        tiles.append(("training loss, nats", _number(facts.train[-1]["loss"], ".3f")))
+        tiles.append(("training loss, nats", pages.number(facts.train[-1]["loss"], ".3f")))
     rates = _rates(facts)
     if rates:
         tiles.append(("tokens/s, median", f"{statistics.median(rates):,.0f}"))
@@ -167,18 +182,20 @@ def _scores(facts: Facts) -> str:
     """The table of scores: the last and the best evaluation and the last training line, side by side."""
     lines = {}
     if facts.evals:
-        best = min(facts.evals, key=lambda line: math.inf if line["loss"] is None else line["loss"])
+        by = (lambda line: -line["accuracy"]) if "f1" in facts.evals[0] else (lambda line: line["loss"])
+        best = min(facts.evals, key=lambda line: math.inf if line["loss"] is None else by(line))
         lines |= {"evaluation, last": facts.evals[-1], "evaluation, best": best}
     if facts.train:
         lines["training, last"] = facts.train[-1]
-    return _table(("", *lines), _columns(lines.values()), "numbers scores")
+    return pages.table(("", *lines), _columns(lines.values()), "numbers scores")
 
 
 def _columns(lines: Iterable[Line]) -> list[tuple[str, ...]]:
     """Returns (name, value in each line, ...) for each score that is there."""
     shown = [name for name in SCORES if any(name in line for line in lines)]
-    values = ([_number(line[name], SCORES[name]) if name in line else "" for line in lines] for name in shown)
-    return [(SCORE_NAMES.get(name, name), *column) for name, column in zip(shown, values, strict=True)]
+    values = ([pages.number(line[name], SCORES[name]) if name in line else "" for line in lines] for name in shown)
+    names = SCORE_NAMES | ({"loss": "loss, squared error"} if "mse" in shown else {})
+    return [(names.get(name, name), *column) for name, column in zip(shown, values, strict=True)]
 
 
 def _summary(facts: Facts) -> Rows:
@@ -191,7 +208,8 @@ def _summary(facts: Facts) -> Rows:
             text += f"; the last evaluation loss is {abs(distance):.4f} nats {side} it"
         yield "Unigram entropy of the validation split", text
     step = max(line["step"] for line in facts.train + facts.evals)
-    if "data.global_batch" in facts.config and "shards.length" in facts.config:
+    rows = {"data.global_batch", "shards.length"} <= facts.config.keys()
+    if rows and not facts.confused:  # a classifier's rows are as long as they are
         tokens = step * facts.config["data.global_batch"] * facts.config["shards.length"]
         yield "Tokens read", f"{tokens:,} in {step:,} updates"
     if facts.train:
@@ -203,8 +221,20 @@ def _summary(facts: Facts) -> Rows:
         yield "Throughput, median", f"{statistics.median(rates):,.0f} tokens/s{more}"
     if facts.found:
         use = facts.use
-        yield "Time", f"{_duration(use.total)} in all, {_duration(use.training)} of it in kept steps"
+        yield "Time", f"{pages.duration(use.total)} in all, {pages.duration(use.training)} of it in kept steps"
         yield "Device", _device(facts.found[-1])
+
+
+def _confusion(content: dict[str, Any]) -> str:
+    """The whole table of a few classes; of many, the pairs most often confused."""
+    scores, labels = content["scores"], content["labels"]
+    rows = [(true, other, f"{n:,}", f"{n / of:.0%}") for true, other, n, of in confusion.pairs(content, PAIRS)]
+    note = f"Best checkpoint, after {content['step']:,} updates, on the {scores['rows']:,} {content['split']} rows."
+    table = pages.table(("true", "predicted", "rows", "of the true"), rows, "numbers")
+    if len(labels) <= PAIRS // 2:
+        cells = [(name, *map(str, row)) for name, row in zip(labels, content["confusion"], strict=True)]
+        table = pages.table(("true, and predicted:", *labels), cells, "numbers")
+    return f'<p class="note">{pages.text(note)}</p><div class="wide">{table}</div>'
 
 
 def _goodput(use: TimeUse) -> str:
@@ -215,7 +245,9 @@ def _goodput(use: TimeUse) -> str:
         share = seconds / use.total
         bar.append(f'<i style="width:{100 * share:.2f}%;background:{color}"></i>')
         dot = f'<i class="dot" style="background:{color}"></i>'
-        rows.append(f"<tr><td>{dot}{_text(name)}</td><td>{_text(_duration(seconds))}</td><td>{share:.1%}</td></tr>")
+        rows.append(
+            f"<tr><td>{dot}{pages.text(name)}</td><td>{pages.text(pages.duration(seconds))}</td><td>{share:.1%}</td></tr>"
+        )
     note = "Share of the wall-clock, from the first start to the last line of the log, in which kept steps were made."
     return (
         f'<p class="figure">{use.goodput:.1%}</p><p class="note">{note}</p>'
@@ -229,9 +261,9 @@ def _starts(found: list[Session]) -> str:
         start, last = session.lines[0], session.lines[-1]
         redone = max(last["step"] - session.kept, 0)
         seconds = last["time"] - start["time"]
-        row = (f"{start['step']:,}", f"{last['step']:,}", f"{redone:,.0f}", _duration(seconds), _device(session))
+        row = (f"{start['step']:,}", f"{last['step']:,}", f"{redone:,.0f}", pages.duration(seconds), _device(session))
         rows.append((*row, str(start.get("host", "?"))))
-    return _table(("from update", "to update", "made again", "time", "devices", "host"), rows, "numbers")
+    return pages.table(("from update", "to update", "made again", "time", "devices", "host"), rows, "numbers")
 
 
 def _config(config: dict[str, Any]) -> str:
@@ -242,48 +274,10 @@ def _config(config: dict[str, Any]) -> str:
         changed = key not in base or base[key] != value
         was = "" if not changed else f"base: {_value(base[key])}" if key in base else "not in the base config"
         mark = ' class="changed"' if changed else ""
-        name = re.sub(r"([._])", r"\1<wbr>", _text(key))  # where a narrow screen may break the line
-        rows.append(f"<tr{mark}><td>{name}</td><td>{_text(_value(value))}</td><td>{_text(was)}</td></tr>")
+        name = re.sub(r"([._])", r"\1<wbr>", pages.text(key))  # where a narrow screen may break the line
+        rows.append(f"<tr{mark}><td>{name}</td><td>{pages.text(_value(value))}</td><td>{pages.text(was)}</td></tr>")
     return f'<table class="config">{"".join(rows)}</table>'
 
 
 def _value(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)
-
-
-def _image(title: str, svg: str) -> str:
-    data = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{_text(title)} over updates" src="data:image/svg+xml;base64,{data}">'
-
-
-def _card(title: str, body: str) -> str:
-    return f"<section><h2>{_text(title)}</h2>{body}</section>"
-
-
-def _folded(title: str, count: int, body: str) -> str:
-    if not count:
-        return ""
-    return f'<details><summary>{_text(title)} <span>{count:,}</span></summary><div class="wide">{body}</div></details>'
-
-
-def _table(head: Sequence[str], rows: Rows, kind: str) -> str:
-    top = "".join(f"<th>{_text(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<table class="{kind}">{f"<tr>{top}</tr>" if top else ""}{body}</table>'
-
-
-def _text(text: str) -> str:
-    return html.escape(str(text), quote=True)
-
-
-def _number(value: float | None, spec: str) -> str:
-    return "not finite" if value is None else format(value, spec)
-
-
-def _duration(seconds: float) -> str:
-    """Returns "1 h 05 min", "2 min 03 s" or "4.2 s"."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    return f"{int(seconds // 3600):,} h {int(seconds % 3600 // 60):02d} min"

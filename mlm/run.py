@@ -7,11 +7,11 @@ import re
 import jax
 from ml_collections import ConfigDict
 
-from mlm import distributed, logs, predict, report, trained, watch
+from mlm import card_history, distributed, logs, predict, report, trained, watch
 from mlm import export as exports
 from mlm.data import batches, tokenizer
 from mlm.data.manifest import Manifest
-from mlm.training import loop
+from mlm.training import pretraining
 from mlm.workdir import Workdir
 
 SENTENCES = 5  # shown with their fillings at the end of a run
@@ -21,7 +21,7 @@ def train(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> None:
     """Trains on the shards of `manifest`, with compiled programs kept in the workdir."""
     if jax.config.jax_compilation_cache_dir is None:  # JAX_COMPILATION_CACHE_DIR goes before
         jax.config.update("jax_compilation_cache_dir", str(workdir.root / "xla_cache"))
-    loop.train(config, workdir, manifest)
+    pretraining.train(config, workdir, manifest)
 
 
 def finish(workdir: Workdir, manifest: Manifest) -> None:
@@ -47,6 +47,7 @@ def export(workdir: Workdir, *, torch_python: str) -> trained.Trained:
             scores=scores[-1] if scores else None,
             name=workdir.root.name,
             torch_python=torch_python,
+            history=card_history.gather(workdir, model),
         )
     watch.current.wait_for_all("exported")
     return model

@@ -57,15 +57,13 @@ def from_checkpoint(workdir: Workdir, *, on_damage: str = "stop") -> Trained:
     if step is None:
         raise InputError(f"{workdir.checkpoints}: there is no complete checkpoint; train first.")
     meta = checkpoint.read_meta(workdir.checkpoints, step)
+    if "labels" in meta["facts"]:
+        raise InputError(f"{workdir.checkpoints}: is of a classifier, and has no language-model head.")
     facts = build.DataFacts(**meta["facts"])
     config = configs.unflatten(meta["config"])
     model = build.build_model(config, facts)
-    mesh = Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1, 1), sharding.AXES)
     shapes = jax.eval_shape(lambda: roberta.init_params(model.config, jax.random.key(0)))
-    placed = sharding.tree_shardings(shapes, mesh, shapes)
-    shapes = jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), shapes, placed)
-    name = "ema" if config.optimizer.ema_decay > 0 else "params"
-    params = jax.device_get(checkpoint.restore_params(workdir.checkpoints, step, shapes, name))
+    params = read_params(workdir, step, shapes, averaged=config.optimizer.ema_decay > 0)
     model.config.vocab_size = facts.vocab_size
     return Trained(
         config=model.config,
@@ -75,6 +73,15 @@ def from_checkpoint(workdir: Workdir, *, on_damage: str = "stop") -> Trained:
         run_config=meta["config"],
         source=str(workdir.checkpoints / str(step)),
     )
+
+
+def read_params(workdir: Workdir, step: int, shapes: Params, *, averaged: bool) -> Params:
+    """Returns the parameters of a checkpoint, or their average, in numpy; `shapes` is their tree."""
+    mesh = Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1, 1), sharding.AXES)
+    places = sharding.tree_shardings(shapes, mesh, shapes)
+    shapes = jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), shapes, places)
+    name = "ema" if averaged else "params"
+    return jax.device_get(checkpoint.restore_params(workdir.checkpoints, step, shapes, name))
 
 
 def from_folder(folder: str) -> Trained:
@@ -99,8 +106,13 @@ def from_folder(folder: str) -> Trained:
         raise InputError(f"{root / 'model.safetensors'}: can't be read ({error}).") from None
     params.get("roberta", {}).pop("pooler", None)
     shapes = jax.eval_shape(lambda: roberta.init_params(config, jax.random.key(0)))
+    refuse_misshapen(folder, shapes, params)
+    return Trained(config, params, folder, None, None, folder)
+
+
+def refuse_misshapen(folder: str, shapes: Params, params: Params) -> None:
+    """Raises InputError for the first parameter that is missing, left over or of another shape than in `shapes`."""
     wanted, found = ({k: tuple(v.shape) for k, v in sharding.named_leaves(tree)} for tree in (shapes, params))
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise InputError(f"{folder}: {name} is {found.get(name)} where config.json asks for {wanted.get(name)}.")
-    return Trained(config, params, folder, None, None, folder)

@@ -29,6 +29,8 @@ def verify(folder: str) -> bool:
 
     proof = json.loads((Path(folder) / "proof.json").read_text(encoding="utf-8"))
     logits = load_file(Path(folder) / "proof.safetensors")
+    if proof.get("task") == "text-classification":
+        return _verify_classifier(folder, proof, logits["logits"])
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {len(proof['rows'])} texts")
     tok = AutoTokenizer.from_pretrained(folder)
     model, loading = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
@@ -40,6 +42,53 @@ def verify(folder: str) -> bool:
     good &= _same_logits(model, tok, proof["rows"], logits)
     filler = pipeline("fill-mask", model=model, tokenizer=tok, device="cpu", top_k=proof["top_k"])
     return good & _same_fillings(filler, proof["rows"])
+
+
+def _verify_classifier(folder: str, proof: dict, logits) -> bool:
+    """The same of a classifier: ids, logits [rows, classes], and the scores of pipeline("text-classification")."""
+    import torch
+    import transformers
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    rows = proof["rows"]
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {len(rows)} texts")
+    tok = AutoTokenizer.from_pretrained(folder)
+    tok.padding_side = tok.truncation_side = "right"
+    cut = {"truncation": "longest_first", "max_length": proof["longest"]}
+    model, loading = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    model = model.float().eval()
+    strange = sorted(str(key) for keys in loading.values() for key in keys)
+    good = _check(not strange, f"weights: every parameter of {type(model).__name__} is there", f"not so: {strange}")
+    different = [row["texts"] for row in rows if list(tok(*row["texts"], **cut)["input_ids"]) != row["ids"]]
+    good &= _check(not different, f"token ids: of {len(rows)} rows are equal", f"not in {different[:1]}")
+
+    found = []
+    for some in (rows[:-1], rows[-1:]):
+        columns = [list(column) for column in zip(*(row["texts"] for row in some))]  # noqa: B905
+        with torch.inference_mode():
+            found.append(model(**tok(*columns, padding=True, return_tensors="pt", **cut)).logits)
+    found = torch.cat(found)
+    if found.shape != logits.shape:
+        return _check(False, "", f"logits: {tuple(found.shape)} where {tuple(logits.shape)} are expected")
+    worst = (found - logits).abs().max().item()
+    words = f"logits: largest absolute difference {worst:.1e} (largest {logits.abs().max():.1f}, allowed {LOGITS:.0e})"
+    good &= _check(worst < LOGITS, words, "too large")
+    return good & (model.config.problem_type == "regression" or _same_probabilities(model, tok, rows, cut))
+
+
+def _same_probabilities(model, tok, rows: list[dict], cut: dict) -> bool:
+    from transformers import pipeline
+
+    classify = pipeline("text-classification", model=model, tokenizer=tok, device="cpu", top_k=None)
+    worst = 0.0
+    for row in rows:
+        scores = classify(dict(zip(("text", "text_pair"), row["texts"])), **cut)  # noqa: B905
+        there = {each["label"]: each["score"] for each in scores}
+        if there.keys() != row["scores"].keys():
+            return _check(False, "", f"pipeline: its labels are {sorted(there)[:5]}")
+        worst = max(worst, *(abs(there[label] - share) for label, share in row["scores"].items()))
+    words = f"probabilities: of pipeline('text-classification') are equal to {worst:.1e}"
+    return _check(worst < SCORES, words, "too large a difference")
 
 
 def _same_ids(tok, rows: list[dict]) -> bool:

@@ -15,7 +15,7 @@ class Workdir:
 
     Attributes:
       root, tokenizer, shards, checkpoints, export: folders.
-      config, metrics, timing, report: files.
+      config, metrics, timing, advice, spikes, report: files.
     """
 
     def __init__(self, path: str, *, create: bool = True):
@@ -39,6 +39,8 @@ class Workdir:
         self.config = self.root / "config.json"
         self.metrics = self.root / "metrics.jsonl"
         self.timing = self.root / "timing.jsonl"
+        self.advice = self.root / "advice.jsonl"
+        self.spikes = self.root / "spikes.jsonl"
         self.report = self.root / "report.html"
 
     def _make(self, path: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 
@@ -15,6 +16,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["FSSPEC_GCS_TOKEN"] = "anon"  # for the emulator of Google Cloud Storage, which speaks no gRPC either
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
+# Where it is ignored, as in a shell's background job, the processes of the tests would ignore it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 import jax
 import pytest
 
@@ -25,6 +29,7 @@ pytest_plugins = [
     "tests.fixtures_fake_gcloud",
     "tests.fixtures_pods",
     "tests.trained_model",
+    "tests.trained_classifier",
 ]
 
 

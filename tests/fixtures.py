@@ -1,5 +1,8 @@
 """What several tests build on: a tiny model, a tiny batch, and configs small enough for seconds."""
 
+import functools
+
+import jax
 import numpy as np
 import pytest
 
@@ -59,6 +62,14 @@ def random_batch(rows: int = 16, seed: int = 0, facts: build.DataFacts = FACTS) 
         "record_id": np.arange(rows, dtype=np.uint32) + 1000 * seed,
         "epoch": np.zeros(rows, np.uint32),
     }
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    """Trainings in this process have one device, and so take a fraction of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharding, "make_mesh", functools.partial(sharding.make_mesh, devices=jax.devices()[:1]))
+        yield
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from mlm.data import batches, manifest
-from mlm.training import loop, sharding
+from mlm.training import build, pretraining, sharding
 from tests.fixtures import tiny_config
 
 
@@ -16,7 +16,7 @@ def main(argv: list[str]) -> None:
     jax.distributed.initialize(options["coordinator"], int(options["processes"]), process)
     shards = manifest.load_manifest(options["folder"])
     config = tiny_config("data.lanes=4", f"mesh.fsdp={options['fsdp']}")
-    run = loop.build.build_run(config, loop.facts_of(shards), sharding.make_mesh(**config.mesh.to_dict()))
+    run = build.build_run(config, pretraining.facts_of(shards), sharding.make_mesh(**config.mesh.to_dict()))
     rows = config.data.global_batch
     local = sharding.local_rows(run.mesh, rows)
     stream = batches.train_batches(

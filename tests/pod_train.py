@@ -39,10 +39,10 @@ def fault(kind: str) -> None:
 
 
 def prepare() -> None:
-    from mlm.training import loop
+    from mlm.training import pretraining
 
     keep_programs()
-    batches, pause = loop.train_batches, float(os.environ.get("MLM_TEST_PAUSE", "0"))
+    batches, pause = pretraining.train_batches, float(os.environ.get("MLM_TEST_PAUSE", "0"))
     kind, _, at = os.environ.get("MLM_TEST_FAULT", "").partition(":")
 
     def train_batches(config, manifest, mesh, start):
@@ -52,7 +52,7 @@ def prepare() -> None:
                 fault(kind)
             yield batch
 
-    loop.train_batches = train_batches
+    pretraining.train_batches = train_batches
 
 
 if __name__ == "__main__":

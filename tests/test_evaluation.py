@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from mlm.training import build, loop, sharding
+from mlm.training import build, pretraining, sharding
 from tests.fixtures import tiny_config
 
 
 def scores(manifest, rows: int, devices: int) -> dict[str, float]:
     config = tiny_config("data.lanes=4", f"evaluate.batch={rows}", "model.init_stddev=0.3")
     mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), sharding.AXES)
-    run = build.build_run(config, loop.facts_of(manifest), mesh)
-    return loop.evaluate_split(config, manifest, mesh, run.eval_step, run.init().params, "validation")
+    run = build.build_run(config, pretraining.facts_of(manifest), mesh)
+    return pretraining.evaluate_split(config, manifest, mesh, run.eval_step, run.init().params, "validation")
 
 
 @pytest.fixture(scope="module")

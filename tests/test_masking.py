@@ -1,19 +1,67 @@
 """Masks: a pure function of (seed, record, epoch), with the statistics that were asked for."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlm.model.masking import TokenMasking
+from mlm.model.masking import SpanMasking, TokenMasking, WordMasking
 from tests.fixtures import FACTS, random_batch
 
-MASKING = TokenMasking(0.15, 0.8, 0.1, 4, (0, 1, 2, 3, 4), FACTS.vocab_size)
+SPECIAL = (0, 1, 2, 3, 4)
+MASKING = TokenMasking(0.15, 0.8, 0.1, 4, SPECIAL, FACTS.vocab_size)
+STARTS = np.random.default_rng(0).random(FACTS.vocab_size) < 0.5
+LONG = dataclasses.replace(FACTS, length=96)
+KINDS = {"token": TokenMasking, "word": WordMasking, "span": SpanMasking}
 
 
-def draw(masking: TokenMasking, batch: dict, seed: int = 0):
+def make(kind: str, rate: float = 0.15, mask_share: float = 0.8, random_share: float = 0.1, **settings):
+    settings |= {} if kind == "token" else {"starts": STARTS.tobytes(), "longest": settings.get("longest", 6)}
+    return KINDS[kind](rate, mask_share, random_share, 4, SPECIAL, FACTS.vocab_size, **settings)
+
+
+def draw(masking: TokenMasking, batch: dict, seed: int = 0, rate: float | None = None):
     arguments = (batch[key] for key in ("input_ids", "attention_mask", "record_id", "epoch"))
-    return jax.tree.map(np.asarray, jax.jit(masking)(jax.random.key(seed), *arguments))
+    return jax.tree.map(np.asarray, jax.jit(masking)(jax.random.key(seed), *arguments, rate))
+
+
+def predicted(masked, batch: dict) -> np.ndarray:
+    """Returns which tokens are predicted, bool [B, L]."""
+    found = np.zeros(batch["input_ids"].shape)
+    np.put_along_axis(found, masked.positions_BxK, masked.weights_BxK, 1)
+    return found > 0
+
+
+def ordinary_of(batch: dict) -> np.ndarray:
+    return (batch["input_ids"] > 4) & (batch["attention_mask"] > 0)
+
+
+@functools.cache
+def long_batch(rows: int, seed: int = 0):
+    """Returns a batch of longer rows, and the number of each token's word in its row, -1 for other tokens."""
+    batch = random_batch(rows, seed, LONG)
+    return batch, words_of(batch, longest=6)
+
+
+def words_of(batch: dict, longest: int) -> np.ndarray:
+    """Counts the words token by token, as one would by hand."""
+    numbers = np.full(batch["input_ids"].shape, -1)
+    for row, (ids, ordinary) in enumerate(zip(batch["input_ids"], ordinary_of(batch), strict=True)):
+        word, size = -1, 0
+        for place in np.flatnonzero(ordinary):
+            if STARTS[ids[place]] or place == 0 or not ordinary[place - 1] or size == longest:
+                word, size = word + 1, 0
+            size += 1
+            numbers[row, place] = word
+    return numbers
+
+
+def within(sample: np.ndarray, sigmas: float = 4) -> bool:
+    """Returns whether the mean of independent numbers is 0 but for chance."""
+    return abs(sample.mean()) <= sigmas * sample.std() / np.sqrt(len(sample))
 
 
 def test_rate_and_shares_within_four_sigma():
@@ -91,6 +139,180 @@ def test_same_bits_on_one_and_eight_devices():
     on_eight = draw(MASKING, {key: jax.device_put(value, spread) for key, value in batch.items()})
     for a, b in zip(draw(MASKING, batch), on_eight, strict=True):
         assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_predicts_its_rate_and_touches_nothing_else(kind):
+    batch, _ = long_batch(4096)
+    masking, ordinary = make(kind), ordinary_of(batch)
+    masked = draw(masking, batch)
+    found = predicted(masked, batch)
+    assert masked.positions_BxK.shape[1] == masking.slots(96) == {"token": 15, "word": 20, "span": 15}[kind]
+    assert all(len(set(row)) == len(row) for row in masked.positions_BxK), "positions must be distinct within a row"
+    assert np.array_equal(found.sum(1), masked.weights_BxK.sum(1))
+    assert not found[~ordinary].any()
+    assert np.array_equal(masked.ids_BxL[~found], batch["input_ids"][~found])
+    assert within(found.sum(1) - 0.15 * ordinary.sum(1)), "the mean number of predictions is rate * m"
+    if kind != "word":
+        assert np.all(np.abs(found.sum(1) - 0.15 * ordinary.sum(1)) < 1)
+    read, labels = masked.ids_BxL[found], batch["input_ids"][found]
+    for share, got in ((0.8, read == 4), (0.1 + 0.1 / 495, read == labels)):
+        # Spans are decided as a whole: as independent as there are spans, of 5 tokens or so.
+        assert abs(got.mean() - share) < 4 * np.sqrt(share * (1 - share) / len(got) * (16 if kind == "span" else 1))
+    assert np.all(read[read != 4] > 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_position_is_predicted_as_often(kind):
+    batch, _ = long_batch(8192, 1)
+    rows = ordinary_of(batch)[0]
+    hits = predicted(draw(make(kind), batch), batch)[:-1]  # without the row that has padding
+    deviations = (hits.mean(0)[rows] - 0.15) / np.sqrt(0.15 * 0.85 / len(hits))
+    assert np.abs(deviations).max() < 4.5
+    assert 0.4 < np.mean(deviations**2) < 1.8
+
+
+def test_words_are_never_cut_and_each_has_the_same_chance():
+    batch, words = long_batch(8192, 2)
+    found = predicted(draw(make("word"), batch), batch)
+    surplus = {size: [] for size in range(1, 7)}  # for each row, predicted words of that size, less those expected
+    for row, hits in zip(words, found, strict=True):
+        sizes = np.bincount(row[row >= 0])
+        taken = np.bincount(row[(row >= 0) & hits], minlength=len(sizes))
+        assert np.all((taken == 0) | (taken == sizes)), "a word is cut"
+        for size, rows in surplus.items():
+            rows.append(np.sum((sizes == size) & (taken > 0)) - 0.15 * np.sum(sizes == size))
+    for size, rows in surplus.items():
+        assert np.std(rows) > 0.1, f"no words of {size} tokens to tell from"
+        assert within(np.array(rows)), f"words of {size} tokens: {np.mean(rows)}"
+
+
+def test_words_are_masked_token_by_token_and_spans_as_a_whole():
+    batch, words = long_batch(2048)
+    for kind, mixed in (("word", True), ("span", False)):
+        masked = draw(make(kind, 0.3, 0.5, 0.0), batch)
+        found = predicted(masked, batch)
+        seen = 0
+        for row in range(2048):
+            word, masked_here = words[row][found[row]], masked.ids_BxL[row][found[row]] == 4
+            counts, hits = np.bincount(word), np.bincount(word, weights=masked_here)
+            seen += np.sum((hits > 0) & (hits < counts))
+        assert (seen > 1000) == mixed and (mixed or seen == 0), f"{kind}: {seen} words of both kinds"
+
+
+def test_spans_begin_and_end_with_words_but_for_the_first_and_the_last_one():
+    batch, words = long_batch(2048)
+    found = predicted(draw(make("span"), batch), batch)
+    cut, runs = 0, 0
+    for row, hits in zip(words, found, strict=True):
+        edges = np.diff(np.concatenate([[0], hits.astype(int), [0]]))
+        begins, ends = np.flatnonzero(edges > 0), np.flatnonzero(edges < 0)
+        begun = sum(begin > 0 and row[begin - 1] == row[begin] for begin in begins)
+        ended = sum(end < len(row) and row[end] == row[end - 1] for end in ends)
+        assert begun <= 1 and ended <= 1, "more than the first and the last span is cut"
+        cut, runs = cut + ended, runs + len(begins)
+    assert cut > 100, "spans are cut to give the exact number"
+    assert found.sum() / runs > 3, "runs of several words"
+
+
+@pytest.mark.parametrize("p", [0.2, 0.6])
+def test_lengths_of_spans_are_geometric_and_truncated(p):
+    """The first spans after each special token: as many as surely fit."""
+    masking = dataclasses.replace(make("span", span_p=p), longest=8)
+    batch, _ = long_batch(2048, 3)
+    words = words_of(batch, longest=8)[:-1]
+
+    def spans(ids_L, ordinary_L, bits_L):
+        return masking._spans(masking._words(ids_L, ordinary_L), ordinary_L, bits_L).first_L
+
+    bits = jax.random.bits(jax.random.key(5), (2047, 96))
+    first = np.asarray(jax.jit(jax.vmap(spans))(batch["input_ids"][:-1], ordinary_of(batch)[:-1], bits))
+    counts = np.zeros(9)
+    for row, begins in zip(words, first, strict=True):
+        for part in (slice(1, 32), slice(33, 96)):  # random_batch has special tokens at 0 and 32
+            number = row[part][begins[part]]
+            assert number[0] == row[part][0], "a special token ends the span"
+            sure = (row[part][-1] - row[part][0]) // 8
+            lengths = np.diff(number)[:sure]
+            assert len(lengths) == sure
+            counts += np.bincount(lengths, minlength=9)
+    shares = (1 - p) ** np.arange(8) / np.sum((1 - p) ** np.arange(8))
+    expected = shares * counts.sum()
+    assert counts[0] == 0 and counts.sum() > 5000
+    assert np.sum((counts[1:] - expected) ** 2 / expected) < 24.3  # chi-square of 7 degrees of freedom, p = 0.001
+    assert np.allclose(masking.lengths(), shares)
+
+
+def test_mean_length_of_a_span_is_spanberts():
+    lengths = make("span", longest=10).lengths()
+    assert np.sum(lengths * np.arange(1, 11)) == pytest.approx(3.8, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_depends_on_seed_record_and_epoch_alone(kind):
+    batch, _ = long_batch(64)
+    masking = make(kind)
+    whole = draw(masking, batch)
+    order = np.random.default_rng(1).permutation(64)[:24]
+    part = draw(masking, {key: value[order] for key, value in batch.items()})
+    for a, b in zip(whole, part, strict=True):
+        assert np.array_equal(a[order], b), "a row's mask must not depend on the rows beside it"
+    for changed in ({"epoch": batch["epoch"] + 1}, {"record_id": batch["record_id"] + 1}):
+        assert not np.array_equal(draw(masking, batch | changed).positions_BxK, whole.positions_BxK)
+    assert not np.array_equal(draw(masking, batch, seed=1).positions_BxK, whole.positions_BxK)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_static_masks_are_those_of_epoch_0(kind):
+    batch, _ = long_batch(64)
+    dynamic = draw(make(kind), batch)
+    for epoch in (0, 7):
+        masked = draw(make(kind, static=True), batch | {"epoch": np.full(64, epoch, np.uint32)})
+        assert all(np.array_equal(a, b) for a, b in zip(masked, dynamic, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_higher_rate_adds_to_the_masks_of_a_lower_one(kind):
+    batch, _ = long_batch(512)
+    masking = make(kind, 0.3, end_rate=0.15, mask_share=0.4, random_share=0.3)
+    masks = {rate: draw(masking, batch, rate=np.float32(rate)) for rate in (0.15, 0.2, 0.3)}
+    for low, high in ((0.15, 0.2), (0.2, 0.3)):
+        one, other = (predicted(masks[rate], batch) for rate in (low, high))
+        assert np.all(other[one]) and other.sum() > 1.2 * one.sum()
+        assert np.array_equal(masks[low].ids_BxL[one], masks[high].ids_BxL[one])
+    for rate, masked in masks.items():
+        assert masked.positions_BxK.shape[1] == masking.slots(96), "one shape for every rate"
+        assert within(masked.weights_BxK.sum(1) - rate * ordinary_of(batch).sum(1))
+    constant = draw(dataclasses.replace(masking, end_rate=0.0), batch)
+    assert np.array_equal(predicted(constant, batch), predicted(masks[0.3], batch))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("mask_share", "random_share"), [(1.0, 0.0), (0.0, 0.0), (0.0, 1.0)])
+def test_shares_of_all_and_nothing(kind, mask_share, random_share):
+    batch, _ = long_batch(512)
+    masked = draw(make(kind, 0.4, mask_share, random_share), batch)
+    found = predicted(masked, batch)
+    read, labels = masked.ids_BxL[found], batch["input_ids"][found]
+    assert np.all(masked.ids_BxL[ordinary_of(batch) & ~found] == batch["input_ids"][ordinary_of(batch) & ~found])
+    if mask_share:
+        assert np.all(read == 4)
+    elif random_share:
+        assert np.all(read > 4) and np.mean(read == labels) < 0.01
+    else:
+        assert np.array_equal(read, labels)
+
+
+@pytest.mark.parametrize("kind", ["word", "span"])
+def test_all_of_a_row_can_be_predicted(kind):
+    batch, _ = long_batch(256)
+    assert np.array_equal(predicted(draw(make(kind, 1.0), batch), batch), ordinary_of(batch))
+
+
+def test_masks_of_words_need_to_know_the_words():
+    batch, _ = long_batch(64)
+    with pytest.raises(ValueError, match="which tokens start a word"):
+        draw(dataclasses.replace(make("word"), starts=None), batch)
 
 
 def test_golden_row():

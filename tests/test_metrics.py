@@ -8,7 +8,7 @@ import pytest
 from mlm import logs
 from mlm.errors import InputError
 from mlm.paths import UPath
-from mlm.training import loop
+from mlm.training import pretraining
 from mlm.workdir import Workdir
 from tests import processes
 from tests.fixtures import tiny_config
@@ -32,7 +32,7 @@ def wandb(monkeypatch) -> types.SimpleNamespace:
 
 def test_weights_and_biases_gets_what_the_log_gets(manifest, tmp_path, wandb):
     config = tiny_config("log.wandb=my-project", "data.lanes=2", "train.steps=4")
-    loop.train(config, Workdir(str(tmp_path / "run")), manifest)
+    pretraining.train(config, Workdir(str(tmp_path / "run")), manifest)
     assert wandb.settings["project"] == "my-project" and wandb.settings["config"]["train.steps"] == 4
     assert wandb.finished == 1
     written = logs.read(UPath(tmp_path / "run" / "metrics.jsonl"))
@@ -47,7 +47,7 @@ def test_weights_and_biases_missing_is_told(manifest, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     config = tiny_config("log.wandb=my-project", "data.lanes=2")
     with pytest.raises(InputError, match=r"log\.wandb.*install"):
-        loop.train(config, Workdir(str(tmp_path / "run")), manifest)
+        pretraining.train(config, Workdir(str(tmp_path / "run")), manifest)
 
 
 # In processes of their own: jax's profiler would look for a TPU where another test has loaded the TPU's compiler.

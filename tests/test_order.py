@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mlm.data.order import Lane, Visit
+from mlm.data.order import Lane, Visit, batch_rows
 
 RECORDS = (5, 4, 7, 5, 1, 6, 6, 0, 3, 4)
 
@@ -69,3 +69,17 @@ def test_the_order_is_pinned():
     lane = Lane(7, RECORDS, 0, 2)
     assert [lane.visit(number).shard for number in range(10)] == [0, 2, 4, 8, 6, 0, 8, 6, 2, 4]
     assert lane.record_order(Visit(2, 1, 0)).tolist() == [5, 3, 4, 1, 0, 2, 6]
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 1), (3, 9), (25, 40)])
+def test_rows_of_batches_without_reading_them(first, last):
+    """Over visits and epochs, the rows of the lanes side by side."""
+    lanes, each = 2, 3
+    ids, epochs = batch_rows(seed=5, records=RECORDS, lanes=lanes, global_batch=lanes * each, first=first, last=last)
+    assert ids.shape == epochs.shape == (last - first + 1, lanes * each)
+    starts = np.cumsum([0, *RECORDS])
+    for number in range(lanes):
+        walked = walk(Lane(5, RECORDS, number, lanes), 0, 0, last * each)[(first - 1) * each :]
+        own = slice(number * each, (number + 1) * each)
+        assert ids[:, own].ravel().tolist() == [starts[shard] + row for _, shard, row in walked]
+        assert epochs[:, own].ravel().tolist() == [epoch for epoch, _, _ in walked]

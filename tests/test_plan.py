@@ -160,6 +160,7 @@ def test_a_config_too_large_is_told(capfd, monkeypatch):
     assert not found["fits"] and found["largest"] is None and "milliseconds" not in found
     assert 25.7e9 < found["bytes_per_chip"]["needs"] < 25.9e9
     assert [one["change"] for one in found["remedies"] if one["fits"]] == ["--config.mesh.fsdp=8 --config.mesh.data=1"]
+    assert found["remedies"][0]["change"] == "--config.model.remat_feed_forward=1"
     planned(*config, name="v5e:2x4", as_json=False)
     assert "does not fit: needs 25.8" in capfd.readouterr().out
 

@@ -1,16 +1,22 @@
-"""fill-mask: what comes out, what is refused, and the two ways to call it. Equality with PyTorch: test_export.py."""
+"""fill-mask: what comes out, what is refused, the two ways to call it, and the same from PyTorch's pipeline."""
 
+import dataclasses
+import functools
 import io
 import json
+import pathlib
+import shutil
 
 import jax
 import numpy as np
 import pytest
 
-from mlm import predict, stock
+from mlm import export, predict, stock, trained
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import roberta
+from tests.torch_environments import run_torch
+from tests.trained_model import train_tokenizer
 
 TEXTS = [
     "The function returns a <mask> of all elements.",
@@ -158,3 +164,73 @@ def test_bytes_that_are_not_utf8_are_refused(model):
 def test_no_texts_and_no_pipe(model):
     with pytest.raises(InputError, match="give texts"):
         predict.run(model, texts=[], top_k=1, stdin=Terminal(), stdout=io.StringIO())
+
+
+# Words that are entries of the vocabulary, with and without their space, of several pieces, and unknown to it.
+TARGETS = [[" of", " the", " the"], [" the", "the", "of", " extraordinarily", "\N{THUMBS UP SIGN}"]]
+MASKED = ["The function returns a <mask> of all elements.", "Returns the<mask> of the <mask>.", "ax<mask>", "<mask>"]
+
+
+def folder_with(model: trained.Trained, tokenizer_folder: str, folder: pathlib.Path) -> str:
+    export.write_model(model, pathlib.Path(shutil.copytree(tokenizer_folder, folder)))
+    return str(folder)
+
+
+def test_fillings_and_targets_are_those_of_pytorch_s_pipeline(model, tmp_path, capsys):
+    """For a Metaspace and a byte-level tokenizer, in which " the" and "the" are different entries."""
+    bpe = dataclasses.replace(model, tokenizer=train_tokenizer(tmp_path / "bpe tokenizer", "bpe"))
+    models = {folder_with(each, each.tokenizer, tmp_path / str(n)): each for n, each in enumerate((model, bpe))}
+    cases = [
+        {"folder": folder, "text": text, "targets": targets, "top_k": top_k}
+        for folder in models
+        for text in MASKED
+        for targets, top_k in [([], 5), *((targets, 3) for targets in TARGETS)]
+    ]
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    wanted = json.loads(run_torch(4, "tests/torch_fill_mask.py", tmp_path / "cases.json"))
+    toks = {folder: tokenizer.load(each.tokenizer) for folder, each in models.items()}
+
+    @functools.cache
+    def filler(folder: str, top_k: int, *targets: str) -> predict.FillMask:
+        return predict.FillMask(models[folder], toks[folder], top_k, targets)
+
+    for case, masks in zip(cases, wanted, strict=True):
+        (found,) = filler(case["folder"], case["top_k"], *case["targets"])([case["text"]])
+        for ours, theirs in zip(found, masks, strict=True):
+            assert [f["token"] for f in ours] == [f["token"] for f in theirs], case
+            assert [f["token_str"] for f in ours] == [f["token_str"] for f in theirs], case
+            assert [f["score"] for f in ours] == pytest.approx([f["score"] for f in theirs], rel=2e-4), case
+    tok = toks[max(models)]
+    assert predict.target_ids(tok, [" the"]) != predict.target_ids(tok, ["the"])
+
+
+def test_a_space_before_the_mask_is_the_mask_s(model, tmp_path):
+    """The filling brings its own space, so that with and without one the model reads the same."""
+    for folder in (model.tokenizer, train_tokenizer(tmp_path / "bpe", "bpe")):
+        tok = tokenizer.load(folder)
+        assert tok("returns the <mask> of")["input_ids"] == tok("returns the<mask> of")["input_ids"]
+        assert tok("returns the <mask> of")["input_ids"] != tok("returns the <mask>of")["input_ids"]
+
+
+def test_targets_of_several_pieces_or_none_are_said(model, tok, capsys):
+    long = " extraordinarily"
+    first = tok(long, add_special_tokens=False)["input_ids"][0]
+    assert predict.target_ids(tok, [long, long]) == [first]
+    assert f"the target {long!r} is " in capsys.readouterr().err
+    known = tok.convert_tokens_to_ids("\N{LOWER ONE EIGHTH BLOCK}the")
+    assert predict.target_ids(tok, ["", " the"]) == [known]
+    assert "the target '' has no piece" in capsys.readouterr().err
+    with pytest.raises(InputError, match="--targets: none of the words"):
+        predict.FillMask(model, tok, 5, [""])
+
+
+def test_targets_through_the_command(model):
+    out = io.StringIO()
+    words = [" the", " a"]
+    predict.run(model, texts=[TEXTS[0]], top_k=5, targets=words, stdin=Terminal(), stdout=out)
+    assert sorted(line.split()[1] for line in out.getvalue().splitlines()[1:3]) == ["a", "the"]
+    assert len(out.getvalue().strip().splitlines()) == 3
+    piped = io.StringIO()
+    predict.run(model, texts=[], top_k=1, targets=words, stdin=Pipe(TEXTS[2]), stdout=piped)
+    fillings = json.loads(piped.getvalue())["fillings"]
+    assert [len(mask) for mask in fillings] == [1, 1, 1]

@@ -9,7 +9,7 @@ from jax.tree_util import keystr
 from mlm import stock
 from mlm.data import batches
 from mlm.model import priming, roberta
-from mlm.training import loop, sharding
+from mlm.training import build, pretraining, sharding
 from tests.fixtures import FACTS, tiny_config, tiny_run
 
 COUNTS = np.random.default_rng(0).zipf(1.2, 512).clip(0, 10_000).astype(np.float32)
@@ -40,11 +40,11 @@ def test_each_head_attends_to_its_offset(width, heads):
 def test_first_loss_is_the_unigram_entropy(manifest):
     config = tiny_config("model.init=primed", "model.hidden_size=64", "data.lanes=2")
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
-    run = loop.build.build_run(config, loop.facts_of(manifest), mesh)
+    run = build.build_run(config, pretraining.facts_of(manifest), mesh)
     entropy = manifest.splits["validation"].unigram_entropy
     stock, primed = (
-        loop.evaluate_split(config, manifest, mesh, run.eval_step, state.params, "validation")["loss"]
-        for state in (run.init(), loop._fresh(config, manifest, run))
+        pretraining.evaluate_split(config, manifest, mesh, run.eval_step, state.params, "validation")["loss"]
+        for state in (run.init(), pretraining.fresh_state(config, manifest, run, None))
     )
     assert abs(primed - entropy) < 0.3
     assert stock > entropy + 0.8
@@ -70,8 +70,8 @@ def test_tree_is_the_stock_one_and_the_rest_untouched():
 @pytest.mark.parametrize("init", ["stock", "primed"])
 def test_the_key_decides(manifest, init):
     config = tiny_config(f"model.init={init}", "data.lanes=2")
-    run = loop.build.build_run(config, loop.facts_of(manifest), sharding.make_mesh(data=8, fsdp=1, tensor=1))
-    state = loop._fresh(config, manifest, run)
+    run = build.build_run(config, pretraining.facts_of(manifest), sharding.make_mesh(data=8, fsdp=1, tensor=1))
+    state = pretraining.fresh_state(config, manifest, run, None)
     assert bool(np.any(state.params["lm_head"]["bias"])) == (init == "primed")
 
 

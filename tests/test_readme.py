@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from tests import labelled_texts
 from tests.fixtures import TINY
 from tests.processes import ROOT, environment
 
@@ -72,6 +73,17 @@ def test_commands_run(texts, tmp_path):
             short += "".join(f" --config.{setting}" for setting in SHORT)
             if "my.txt" not in short:
                 short += f" --config.corpus.sources=jsonl:{tmp_path}/corpus.jsonl"
+        if "mlm classify" in line:
+            overrides = labelled_texts.settings(tmp_path, "")
+            sources = [each for each in overrides if each.startswith(("classify.train=", "classify.validation="))]
+            for setting in (
+                *sources,
+                "classify.label=label",
+                "train.steps=0",
+                "train.epochs=1",
+                "data.global_batch=16",
+            ):
+                short += f" --config.{setting}"
         if line == "bash launch/local.sh":
             short += f" --workdir={tmp_path}/runs/quickstart"
         if line.startswith("python -m mlm bench"):

@@ -9,7 +9,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from mlm.training import checkpoint
+from mlm.training import checkpoint, pretraining
+from mlm.workdir import Workdir
+from tests.fixtures import tiny_config
 from tests.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start, train_arguments
 
 SETTINGS = (
@@ -110,6 +112,40 @@ def test_other_devices_give_the_same_losses(straight, manifest, tmp_path, device
     assert [(line["step"], line["kind"]) for line in old] == [(line["step"], line["kind"]) for line in new]
     for a, b in zip(old, new, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def scheduled(manifest, tmp_path_factory) -> pathlib.Path:
+    """A run whose rows are short in its first half, and whose masking rate falls."""
+    workdir = tmp_path_factory.mktemp("scheduled")
+    pretraining.train(tiny_config(*SCHEDULED), Workdir(str(workdir)), manifest)
+    return workdir
+
+
+SCHEDULED = (
+    "train.steps=12",
+    "data.lanes=4",
+    "data.short_length=16",
+    "data.short_share=0.5",
+    "data.isolate_documents=true",
+    "masking.end_rate=0.1",
+    "model.hidden_dropout=0.1",
+    "checkpoint.every=3",
+    "checkpoint.keep=9",
+    "log.every=4",
+)
+
+
+@pytest.mark.parametrize("step", [3, 6, 9])
+def test_resumed_before_at_and_after_the_switch_of_length(scheduled, manifest, tmp_path, step):
+    workdir = copy(scheduled, tmp_path / "resumed")
+    for later in checkpoint.complete_steps(workdir / "checkpoints"):
+        if later > step:
+            checkpoint.set_aside(workdir / "checkpoints", later, "later")
+    pretraining.train(tiny_config(*SCHEDULED), Workdir(str(workdir)), manifest)
+    assert (workdir / "metrics.jsonl").read_text() == (scheduled / "metrics.jsonl").read_text()
+    a, b = state_of(scheduled, 12), state_of(workdir, 12)
+    assert a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
 def test_finished_run_does_nothing(straight, manifest, tmp_path):

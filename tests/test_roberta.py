@@ -41,6 +41,52 @@ def test_logits_are_those_of_transformers(kernel, name):
     np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
 
 
+def two_documents() -> tuple[np.ndarray, np.ndarray, list[slice]]:
+    """Eight rows, each of the end of a document, a whole one and the begin of another, the last with padding too."""
+    ids = np.random.default_rng(0).integers(5, FACTS.vocab_size, (8, 128)).astype(np.int32)
+    mask = np.ones_like(ids)
+    mask[-1, 110:] = 0
+    ids[:, [19, 69]] = FACTS.special_ids["sep"]
+    ids[:, [20, 70]] = FACTS.special_ids["cls"]
+    ids[mask == 0] = FACTS.special_ids["pad"]
+    return ids, mask, [slice(0, 20), slice(20, 70), slice(70, 128)]
+
+
+@pytest.mark.parametrize("kernel", ["default", "xla", "fused", "splash"])
+def test_isolated_documents_have_the_logits_that_they_have_alone(kernel):
+    run = tiny_run(*SIZES, facts=LONG)
+    params, (ids, mask, parts) = run.init().params, two_documents()
+    params = jax.tree.map(lambda p: p + 0.05 * jax.random.normal(jax.random.key(p.size), p.shape), params)
+    attend = None
+    if kernel != "default":
+        mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
+        attend = attention.make(kernel, heads=4, mesh=mesh, isolated=True)
+    alone = dataclasses.replace(run.model.network, attention=None)
+    isolated = dataclasses.replace(alone, attention=attend, cls_id=FACTS.special_ids["cls"])
+    everywhere = np.tile(np.arange(128, dtype=np.int32), (8, 1))
+    together = np.asarray(jax.jit(isolated.masked_logits)(params, ids, mask, everywhere))
+    as_a_row = np.asarray(jax.jit(alone.masked_logits)(params, ids, mask, everywhere))
+    for part in parts:
+        own, own_mask = np.full_like(ids, FACTS.special_ids["pad"]), np.zeros_like(mask)
+        size = part.stop - part.start
+        own[:, :size], own_mask[:, :size] = ids[:, part], mask[:, part]
+        expected = np.asarray(jax.jit(alone.masked_logits)(params, own, own_mask, everywhere))[:, :size]
+        real = mask[:, part] > 0
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(together[:, part][real], expected[real], atol=1e-5 * scale)
+        assert np.abs(as_a_row[:, part][real] - expected[real]).max() > 0.05 * scale, "isolation must make a difference"
+
+
+def test_positions_begin_anew_with_each_document():
+    ids = np.array([[7, 0, 8, 9, 0, 7, 1, 1], [0, 7, 7, 7, 7, 7, 7, 2]])
+    segments, places = roberta.places_of(ids, (ids != 1).astype(np.int32), 1, cls_id=0)
+    assert segments.tolist() == [[1, 2, 2, 2, 3, 3, 0, 0], [2] * 8]
+    assert places.tolist() == [[2, 2, 3, 4, 2, 3, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
+    segments, places = roberta.places_of(ids, (ids != 1).astype(np.int32), 1)
+    assert segments.tolist() == [[1, 1, 1, 1, 1, 1, 0, 0], [1] * 8]
+    assert places.tolist() == [[2, 3, 4, 5, 6, 7, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
+
+
 @pytest.mark.parametrize("remat", [{}, {"remat": True}, {"remat_feed_forward": 1}])
 def test_tokens_that_nobody_reads_change_nothing(remat):
     """The last layer on some tokens alone: what it makes of them among all, dropout included, for any part of rows."""

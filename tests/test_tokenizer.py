@@ -4,6 +4,7 @@ import pathlib
 import shutil
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mlm.data import tokenizer
 from mlm.errors import InputError
@@ -71,6 +72,50 @@ def test_unigram_pieces_stay_within_words_and_lines(folders):
     pieces = tokenizer.load(folders["unigram"]).get_vocab()
     assert not [piece for piece in pieces if "\n" in piece.strip("\n")]
     assert not [piece for piece in pieces if "▁" in piece.lstrip("▁")], "no piece spans two words"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_start_where_the_tokenizer_says(folders, texts, kind):
+    """White space before a piece, by the offsets into the text; for WordPiece the words of its own pre-tokenizer."""
+    starts_V, loaded = tokenizer.word_starts(folders[kind], key="test"), tokenizer.load(folders[kind])
+    assert starts_V.shape == (600,)
+    inner = count = 0
+    for text in [*texts[:400], "two  spaces\n\n    and\tlines \r\n(foo_bar)[0]"]:
+        encoded = loaded(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids, offsets, words = encoded["input_ids"], encoded["offset_mapping"], encoded.word_ids()
+        for place in range(1, len(ids)):
+            if ids[place] == loaded.unk_token_id:
+                continue
+            expected = text[offsets[place][0]].isspace() if kind != "wordpiece" else words[place] != words[place - 1]
+            assert starts_V[ids[place]] == expected, (loaded.convert_ids_to_tokens(ids[place]), text)
+            inner, count = inner + (not expected), count + 1
+    assert count > 20_000 and 0.1 < inner / count < 0.9
+
+
+def test_words_that_cannot_be_told_are_refused(tmp_path):
+    model = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
+    for name, suffix in (("plain", None), ("suffix", "</w>")):
+        fast = Tokenizer(model)
+        fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        (tmp_path / name).mkdir()
+        content = json.loads(fast.to_str())
+        content["model"]["end_of_word_suffix"] = suffix
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(content))
+        with pytest.raises(InputError) as error:
+            tokenizer.word_starts(str(tmp_path / name), key="config.masking.kind = word")
+        assert str(error.value).startswith(
+            f"config.masking.kind = word: which tokens of {tmp_path / name} start a word"
+        )
+        assert "set masking.kind to token" in str(error.value)
+
+
+def test_text_of_pieces(folders):
+    """A space before what starts a word, whatever sign the tokenizer has for it."""
+    for kind, pieces in (("unigram", "▁the ing ▁▁"), ("bpe", "Ġthe ing ĠĠ"), ("wordpiece", "the ##ing  ")):
+        text_of = tokenizer.surface(tokenizer.load_fast(folders[kind]))
+        assert [text_of(piece) for piece in pieces.split()[:2]] == [" the", "ing"]
+        if kind != "wordpiece":
+            assert text_of(pieces.split()[2]) == "  "
 
 
 def test_lowercase(texts, tmp_path):

@@ -72,8 +72,39 @@ class Lane:
         keys = _hash(self.seed, _RECORDS, visit.epoch, visit.shard, np.arange(self.records[visit.shard]))
         return np.argsort(keys, kind="stable")[visit.skip :]
 
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (record ids of the split, epochs), int64 [n], of the lane's records from `start` to before `stop`."""
+        starts = np.cumsum([0, *self.records])
+        number, skip = self.seek(start)
+        ids, epochs, left = [], [], stop - start
+        while left > 0:
+            visit = dataclasses.replace(self.visit(number), skip=skip)
+            rows = self.record_order(visit)[:left]
+            ids.append(starts[visit.shard] + rows)
+            epochs.append(np.full(len(rows), visit.epoch))
+            number, skip, left = number + 1, 0, left - len(rows)
+        return np.concatenate(ids), np.concatenate(epochs)
+
     def _shard_order(self, epoch: int) -> np.ndarray:
         return self.shards[np.argsort(_hash(self.seed, _SHARDS, epoch, self.shards), kind="stable")]
+
+
+def batch_rows(
+    *, seed: int, records: tuple[int, ...], lanes: int, global_batch: int, first: int, last: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (record ids, epochs), int64 [n, B], of the batches `first` to `last`, without reading one.
+
+    Args:
+      seed: of the order.
+      records: of each shard of the split.
+      lanes: virtual hosts.
+      global_batch: B, rows of a batch.
+      first, last: batches, counted from 1, both included.
+    """
+    each, count = global_batch // lanes, last - first + 1
+    parts = [Lane(seed, records, lane, lanes).read((first - 1) * each, last * each) for lane in range(lanes)]
+    ids, epochs = (np.concatenate([part[i].reshape(count, each) for part in parts], axis=1) for i in (0, 1))
+    return ids, epochs
 
 
 def _hash(*parts: int | np.ndarray) -> np.ndarray:

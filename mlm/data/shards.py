@@ -12,6 +12,7 @@ its blocks, waits for those of the others, writes its shards; the first waits fo
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import multiprocessing
 from collections import Counter
 from collections.abc import Iterable
@@ -29,7 +30,6 @@ from mlm.data.work import Work
 from mlm.errors import DamageError
 from mlm.paths import local_folder, sizes
 
-PATIENCE = 1800.0  # seconds; the default of config.shards.patience
 ALONE = Hosts()
 
 
@@ -44,7 +44,7 @@ def write(
     source: str,
     tally: Counter | None = None,
     hosts: Hosts = ALONE,
-    patience: float = PATIENCE,
+    patience: float = math.inf,
 ) -> Manifest:
     """Writes the shards of both splits, unless the same ones are there; returns when they are complete.
 

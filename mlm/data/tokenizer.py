@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from mlm.errors import InputError
@@ -188,6 +189,65 @@ def load_fast(folder: str) -> Tokenizer:
         return Tokenizer.from_file(f"{local_folder(folder)}/tokenizer.json")
     except Exception as error:  # tokenizers raises plain Exception
         raise InputError(f"{file}: can't be read ({str(error).splitlines()[0]}).") from error
+
+
+def word_starts(folder: str, *, key: str) -> np.ndarray:
+    """Returns which entries of the vocabulary start a word, bool [V].
+
+    Of a byte-level or Metaspace tokenizer those that begin with white space, so that a word is what stands between
+    white space; of WordPiece those without its prefix. Added tokens are words by themselves where they stand.
+
+    Args:
+      folder: of the tokenizer, local or gs://.
+      key: config key and value that ask for it, for the refusal.
+
+    Raises:
+      InputError: it can't be told, or there is no readable tokenizer.json.
+    """
+    fast = load_fast(folder)
+    text_of = surface(fast)
+    if text_of is None:
+        model = json.loads(fast.to_str())["model"]["type"]
+        raise InputError(
+            f"{key}: which tokens of {folder} start a word can't be told from its vocabulary ({model} without "
+            "Metaspace, byte level or a prefix of inner pieces); set masking.kind to token, or take another tokenizer."
+        )
+    vocabulary = fast.get_vocab()
+    starts_V = np.zeros(max(vocabulary.values()) + 1, bool)
+    for piece, number in vocabulary.items():
+        starts_V[number] = text_of(piece)[:1].isspace()
+    starts_V[list(fast.get_added_tokens_decoder())] = True
+    return starts_V
+
+
+def surface(fast: Tokenizer) -> Callable[[str], str] | None:
+    """Returns the function from a piece of the vocabulary to its text, a space before it where it starts a word.
+
+    None where it can't be told from the model, the pre-tokenizer and the decoder.
+    """
+    content = json.loads(fast.to_str())
+    model, parts = content["model"], _parts(content["pre_tokenizer"]) + _parts(content["decoder"])
+    prefix = model.get("continuing_subword_prefix")
+    if prefix and model["type"] in ("WordPiece", "BPE"):
+        return lambda piece: piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
+    if model.get("end_of_word_suffix"):  # a piece then says that the next one starts a word
+        return None
+    if any(part["type"] == "ByteLevel" for part in parts):
+        decoder = decoders.ByteLevel()
+        return lambda piece: decoder.decode([piece])
+    marks = {part["replacement"] for part in parts if part["type"] == "Metaspace"}
+    if len(marks) != 1:
+        return None
+    mark = marks.pop()
+    return lambda piece: piece.replace(mark, " ")
+
+
+def _parts(component: dict | None) -> list[dict]:
+    """Returns the pre-tokenizers or decoders that a component of tokenizer.json is made of."""
+    if component is None:
+        return []
+    inner = component.get("pretokenizers") or component.get("decoders")
+    return [part for each in inner for part in _parts(each)] if inner else [component]
 
 
 def fingerprint(folder: str) -> str:

@@ -9,6 +9,8 @@ A kernel takes q, k, v, the documents of the tokens and, with dropout on, one ma
     cudnn   cuDNN's kernel for GPU, bfloat16, without dropout
     auto    fused on a TPU where it can, else splash where it can; xla elsewhere (no GPU has been measured)
 
+All of them can keep the documents of a row apart (`isolated`).
+
 Dimensions: B rows, L tokens, H hidden size = N heads x D head size.
 """
 

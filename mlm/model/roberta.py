@@ -80,6 +80,26 @@ def position_ids(attention_BxL: jax.Array, pad_id: int) -> jax.Array:
     return jnp.cumsum(attention_BxL, axis=-1) * attention_BxL + pad_id
 
 
+def places_of(
+    ids_BxL: jax.Array, attention_BxL: jax.Array, pad_id: int, cls_id: int | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns (segments_BxL, positions_BxL): the document of each token from 1 up, 0 for padding, and its position.
+
+    Args:
+      ids_BxL: int32.
+      attention_BxL: int32, 1 for a token, 0 for padding.
+      pad_id: of the model.
+      cls_id: the token that begins a document, whose positions begin anew; None for rows of one document each.
+    """
+    segments_BxL, positions_BxL = attention_BxL.astype(jnp.int32), position_ids(attention_BxL, pad_id)
+    if cls_id is None:
+        return segments_BxL, positions_BxL
+    begins_BxL = (ids_BxL == cls_id) & (segments_BxL > 0)
+    before_BxL = jax.lax.cummax(jnp.where(begins_BxL, positions_BxL - pad_id - 1, 0), axis=1)
+    documents_BxL = segments_BxL * (1 + jnp.cumsum(begins_BxL, axis=1))
+    return documents_BxL, positions_BxL - segments_BxL * before_BxL
+
+
 @dataclasses.dataclass(frozen=True)
 class Network:
     """The forward pass, equal to transformers' module on the same parameters.
@@ -91,6 +111,9 @@ class Network:
       remat_feed_forward: layers, the first ones, whose feed-forward part alone is recomputed: its activations are more
         than half of a layer's, and its first product is all that costs time.
       attention: a kernel of mlm/model/attention.py, by default the one for any device.
+      cls_id: the token that begins a document, where documents are isolated: each is read as if it stood alone in its
+        row, and a kernel that is given isolates them too. None where a row is read as a whole, as transformers does.
+        An export does not change by it: a text that stands alone in its row is read the same way.
     """
 
     config: RobertaConfig
@@ -98,6 +121,7 @@ class Network:
     remat: bool = False
     remat_feed_forward: int = 0
     attention: attention.Attention | None = None
+    cls_id: int | None = None
 
     def masked_logits(
         self,
@@ -139,13 +163,14 @@ class Network:
         seeds = [None] * (3 * config.num_hidden_layers + 1)
         if dropout_key is not None:
             seeds = list(jax.random.bits(dropout_key, (len(seeds),)))
-        x_BxLxH = self._embed(params["roberta"]["embeddings"], ids_BxL, attention_BxL, seeds[0], rows_B)
+        segments_BxL, places_BxL = places_of(ids_BxL, attention_BxL, config.pad_token_id, self.cls_id)
+        x_BxLxH = self._embed(params["roberta"]["embeddings"], ids_BxL, places_BxL, seeds[0], rows_B)
         layer = jax.checkpoint(self._layer, static_argnums=6) if self.remat else self._layer
         for index in range(config.num_hidden_layers):
             own = params["roberta"]["encoder"]["layer"][str(index)]
             wanted_BxK = positions_BxK if index == last else None
             with jax.named_scope(f"roberta/encoder/layer/{index}"):
-                segments_BxL, own_seeds = attention_BxL.astype(jnp.int32), seeds[3 * index + 1 :][:3]
+                own_seeds = seeds[3 * index + 1 :][:3]
                 again = index < self.remat_feed_forward and not self.remat
                 x_BxLxH = layer(own, x_BxLxH, segments_BxL, own_seeds, rows_B, wanted_BxK, again)
         return x_BxLxH
@@ -166,11 +191,10 @@ class Network:
         self,
         params: Params,
         ids_BxL: jax.Array,
-        attention_BxL: jax.Array,
+        places_BxL: jax.Array,
         seed: jax.Array | None,
         rows_B: jax.Array | None,
     ) -> jax.Array:
-        places_BxL = position_ids(attention_BxL, self.config.pad_token_id)
         x_BxLxH = (
             params["word_embeddings"]["embedding"][ids_BxL].astype(self.dtype)
             + params["position_embeddings"]["embedding"][places_BxL].astype(self.dtype)
@@ -204,7 +228,9 @@ class Network:
         with jax.named_scope("attention/self"):
             q, k, v = (layers.dense(own["self"][name], x_BxLxH) for name in ("query", "key", "value"))
             keep_LxL = self._kept_shares(x_BxLxH.shape[1], seeds[0])
-            attend = self.attention or attention.make("xla", heads=self.config.num_attention_heads)
+            attend = self.attention or attention.make(
+                "xla", heads=self.config.num_attention_heads, isolated=self.cls_id is not None
+            )
             context_BxLxH = attend(q, k, v, segments_BxL, keep_LxL)
         if wanted_BxK is not None:
             context_BxLxH, x_BxLxH = (

@@ -50,12 +50,12 @@ def from_torch(tensors: dict[str, np.ndarray]) -> Params:
 
 
 def resize_vocabulary(params: Params, size: int) -> Params:
-    """Returns the parameters with `size` rows in the word embedding and the decoder's bias.
+    """Returns the parameters with `size` rows in the word embedding and, if there is one, the decoder's bias.
 
     Rows from `size` up are cut off; missing ones are zero, and belong to entries that the loss never predicts.
     """
     flat = flatten_dict(params)
-    for path in (("roberta", "embeddings", "word_embeddings", "embedding"), ("lm_head", "bias")):
+    for path in {("roberta", "embeddings", "word_embeddings", "embedding"), ("lm_head", "bias")} & flat.keys():
         value = np.asarray(flat[path])
         rows = min(size, value.shape[0])
         flat[path] = np.concatenate([value[:rows], np.zeros((size - rows, *value.shape[1:]), value.dtype)])

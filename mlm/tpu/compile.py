@@ -81,7 +81,7 @@ def compile_step(config: ConfigDict, facts: build.DataFacts, topology: Topology,
       InputError: a batch or a parameter that the mesh can't split, or rows longer than the model's positions.
     """
     mesh = make_mesh(config, topology)
-    run = build.build_run(config, facts, mesh)
+    run = build.build_run(config, facts, mesh, starts_V=build.made_up_words(facts))
     rows = config.data.global_batch // (mesh.shape["data"] * mesh.shape["fsdp"])
     state = state_bytes(run)
     if kind != "stock" and state > topology.capacity:  # nothing to compile

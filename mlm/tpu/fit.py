@@ -45,13 +45,15 @@ def largest_batch(config: ConfigDict, facts: DataFacts, topology: Topology, prog
 
 
 def remedies(config: ConfigDict, facts: DataFacts, topology: Topology) -> list[dict[str, Any]]:
-    """Returns [{"change", "fits", "bytes_per_chip"}]: remat, accumulation, parameters split, and the first two."""
+    """Returns [{"change", "fits", "bytes_per_chip"}]: the cheapest remedy first, remat with accumulation at the end."""
     mesh = make_mesh(config, topology)
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     accumulate = [f"train.accumulate={4 * config.train.accumulate}"]
     remat = [] if config.model.remat else ["model.remat=true"]
+    some = remat and config.model.remat_feed_forward < config.model.layers
+    half = [f"model.remat_feed_forward={config.model.layers}"] if some else []
     split = [f"mesh.fsdp={ways}", "mesh.data=1"] if mesh.shape["fsdp"] < ways else []
-    changes = [change for change in (remat, accumulate, split, remat and remat + accumulate) if change]
+    changes = [change for change in (half, remat, accumulate, split, remat and remat + accumulate) if change]
     found = []
     for change in changes:
         words = " ".join(f"--config.{key}" for key in change)

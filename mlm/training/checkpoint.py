@@ -12,6 +12,7 @@ import concurrent.futures
 import hashlib
 import json
 import logging
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,7 +82,7 @@ class Checkpoints:
           step: the number of updates made.
           state: a tree of arrays.
           meta: JSON.
-          score: the evaluation loss at this step, if it was evaluated; the lowest is kept.
+          score: the evaluation loss at this step, or another number, if it was evaluated; the lowest is kept.
 
         Raises:
           InputError: an earlier checkpoint could not be written (a full disk, say).
@@ -122,17 +123,19 @@ class Checkpoints:
         return self._manager.restore(step, args=args)["state"]
 
 
-def choose(folder: UPath, *, on_damage: str) -> int | None:
+def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
     """Returns the newest complete step, verified; None if there is none.
 
     Args:
       folder: of the checkpoints.
+      best: the one with the lowest score instead, of several the newest; one that was not evaluated comes last.
       on_damage: "stop", or "fallback" to the newest good step; damaged ones are set aside.
 
     Raises:
       DamageError: a file of the newest step is not what was written, and `on_damage` is "stop".
     """
-    for step in reversed(complete_steps(folder)):
+    steps = complete_steps(folder)[::-1]
+    for step in sorted(steps, key=lambda step: _score(folder, step)) if best else steps:
         damage = find_damage(folder, step)
         if damage is None:
             return step
@@ -145,6 +148,16 @@ def choose(folder: UPath, *, on_damage: str) -> int | None:
         if jax.process_index() == 0:
             set_aside(folder, step, "damaged")
     return None
+
+
+def _score(folder: UPath, step: int) -> float:
+    """Returns the score that `save` was given, infinite if none."""
+    file = folder / str(step) / "metrics" / "metrics"
+    try:
+        score = json.loads(file.read_text())["loss"] if file.is_file() else None
+    except (ValueError, LookupError, TypeError):  # damaged: its hash will say so
+        return -math.inf
+    return math.inf if score is None or math.isnan(score) else score
 
 
 def _step_folders(folder: UPath) -> list[int]:

@@ -41,13 +41,8 @@ def score(
       `tokens_per_byte` is known, bits_per_byte: the loss in bits times tokens per byte, which tokenizers can be
       compared by.
     """
-    pending: list[RowSums] = []
-    for batch in batches:
-        batch = put_batch(batch, mesh, rows)
-        distributed.compile_together(eval_step, params, batch)
-        pending.append(eval_step(params, batch))
-        jax.block_until_ready(pending[-3:-2])  # a few batches ahead are enough
-    total = [np.sum(np.concatenate(column), dtype=np.float64) for column in zip(*jax.device_get(pending), strict=True)]
+    columns = of_rows(eval_step, params, batches, mesh=mesh, rows=rows)
+    total = [np.sum(column, dtype=np.float64) for column in columns]
     loss, weight, correct = (float(sum_) for sum_ in total)
     mean = loss / weight if weight else math.nan
     scores = {
@@ -59,3 +54,21 @@ def score(
     if tokens_per_byte is not None:
         scores["bits_per_byte"] = mean / math.log(2) * tokens_per_byte
     return scores
+
+
+def of_rows(
+    eval_step: Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, ...]],
+    params: Any,
+    batches: Iterable[dict[str, np.ndarray]],
+    *,
+    mesh: Mesh,
+    rows: int,
+) -> list[np.ndarray]:
+    """Returns the columns that `eval_step` gives of each batch, one after the other; arguments as in `score`."""
+    pending: list[tuple[jax.Array, ...]] = []
+    for batch in batches:
+        batch = put_batch(batch, mesh, rows)
+        distributed.compile_together(eval_step, params, batch)
+        pending.append(eval_step(params, batch))
+        jax.block_until_ready(pending[-3:-2])  # a few batches ahead are enough
+    return [np.concatenate(column) for column in zip(*jax.device_get(pending), strict=True)]

@@ -24,6 +24,8 @@ from mlm import logs
 from mlm.errors import InputError
 from mlm.paths import UPath, is_remote
 
+SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spearman": ".4f"}  # of an evaluation
+
 
 class Log:
     """Writes the logs of one run; on every host but the first it writes nothing."""
@@ -53,7 +55,8 @@ class Log:
         """
         self.last_scores: dict[str, float] = {}
         self._writes = jax.process_index() == 0
-        self._tokens_per_step, self._flops_per_token, self._peak = tokens_per_step, flops_per_token, peak_flops
+        self.flops_per_token = flops_per_token  # of the updates to come: it depends on the length of their rows
+        self._tokens_per_step, self._peak = tokens_per_step, peak_flops
         self._sinks: list[Any] = []
         if self._writes:
             logs.cut(workdir / "metrics.jsonl", start)
@@ -67,6 +70,10 @@ class Log:
         self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True, disable=not shown)
         self._clock, self._clock_step = time.monotonic(), start
         self.time("start", start, host=platform.node(), devices=jax.device_count(), device=jax.devices()[0].device_kind)
+
+    def add_sink(self, sink: Any) -> None:
+        """Gives every later line of metrics.jsonl to `sink` too, as TensorBoard gets them: write, flush, close."""
+        self._sinks.append(sink)
 
     def restart_clock(self, step: int) -> None:
         """Leaves what came before `step` (a compilation) out of the throughput."""
@@ -94,7 +101,7 @@ class Log:
         rate = count * self._tokens_per_step / max(seconds, 1e-9)
         timing = {"seconds": round(seconds, 3), "tokens_per_second": round(rate)}
         if self._peak:
-            timing["mfu"] = round(rate * self._flops_per_token / self._peak, 4)
+            timing["mfu"] = round(rate * self.flops_per_token / self._peak, 4)
         self.time("train", step, **timing)
         self._show(step, values, rate, timing.get("mfu"))
 
@@ -103,7 +110,8 @@ class Log:
         self.last_scores = scores
         self.line("eval", step, scores)
         self.flush()
-        self.say(f"step {step}: evaluation loss {scores['loss']:.4f}, accuracy {scores['accuracy']:.1%}")
+        known = [f"{name} {scores[name]:{spec}}" for name, spec in SHOWN.items() if name in scores]
+        self.say(f"step {step}: evaluation {', '.join(known)}")
 
     def line(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Appends a line to metrics.jsonl and tells TensorBoard and Weights & Biases."""

@@ -66,15 +66,30 @@ def plan_state(
         params = roberta.init_params(model_config, key)
         if counts_V is not None:
             params = priming.prime(params, model_config, counts_V, jax.random.fold_in(key, 1))
-        zero = jnp.zeros((), jnp.int32)
-        return TrainState(zero, params, tx.init(params), params if ema else None, zero, zero, Window.zero())
+        return fresh_state(params, tx, ema=ema)
 
-    shapes = jax.eval_shape(init)
+    return placed(init, mesh)
+
+
+def fresh_state(params: Params, tx: optax.GradientTransformation, *, ema: bool) -> TrainState:
+    """Returns the state of `params` before the first update."""
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, params, tx.init(params), params if ema else None, zero, zero, Window.zero())
+
+
+def placed(init: Callable[..., TrainState], mesh: Mesh, *args: Any) -> tuple[Callable[..., TrainState], TrainState]:
+    """Returns `init`, jitted so that every array is created where it lives, and the placed shapes of what it makes.
+
+    Args:
+      init: a function of `args`, or of nothing.
+      mesh: of the run.
+      args: arrays or shapes.
+    """
+    shapes = jax.eval_shape(init, *args)
     shardings = tree_shardings(shapes, mesh, shapes.params)
-    placed = jax.tree.map(
-        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings
-    )
-    return jax.jit(init, out_shardings=shardings), placed
+    struct = jax.ShapeDtypeStruct
+    there = jax.tree.map(lambda s, sharding: struct(s.shape, s.dtype, sharding=sharding), shapes, shardings)
+    return jax.jit(init, out_shardings=shardings), there
 
 
 def shardings_of(shapes: Any) -> Any:

@@ -15,12 +15,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mlm.model.loss import RowSums, masked_cross_entropy
-from mlm.model.masking import Masked, TokenMasking
+from mlm.model.masking import TokenMasking
 from mlm.model.roberta import Network, Params
 from mlm.training.sharding import BATCH
 from mlm.training.state import TrainState, Window
 
 Batch = dict[str, jax.Array]  # input_ids and attention_mask [B, L] int32, record_id and epoch [B] uint32
+Inputs = Any  # what a loss reads: a tree of arrays with an entry for each row
 Metrics = dict[str, jax.Array]  # scalars
 
 
@@ -32,6 +33,44 @@ def make_gradient(
     dropout_seed: int,
     accumulate: int,
     mesh: Mesh | None = None,
+    mask_rate: optax.Schedule | None = None,
+    views: int = 1,
+) -> Callable[[Params, Batch, jax.Array], tuple[Params, RowSums]]:
+    """Returns the gradient of the masked-language-model loss, as `mean_gradient` does.
+
+    Args:
+      network: the model; its dropout rates decide whether dropout is on.
+      masking: draws the masks; `mask_seed` and `dropout_seed` make its and the dropout's keys.
+      accumulate, mesh: of `mean_gradient`.
+      mask_rate: the masking rate of each update; None for that of `masking`.
+      views: rows that each row of the batch is read as (see `as_views`).
+    """
+
+    def prepare(batch: Batch, step: jax.Array) -> Inputs:
+        batch = as_views(batch, views)
+        columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
+        rate = None if mask_rate is None else mask_rate(step)
+        return masking(jax.random.key(mask_seed), *columns, rate), batch["attention_mask"]
+
+    def loss_sum(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[jax.Array, RowSums]:
+        masked, attention_BxL = inputs
+        logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK, key, rows_B)
+        rows = masked_cross_entropy(logits, masked.labels_BxK, masked.weights_BxK, masking.vocab_size)
+        return jnp.sum(rows.loss_B), jax.tree.map(jnp.sum, rows)
+
+    return mean_gradient(
+        prepare=prepare, loss_sum=loss_sum, seed=dropout_seed, accumulate=accumulate, mesh=mesh, dtype=network.dtype
+    )
+
+
+def mean_gradient(
+    *,
+    prepare: Callable[[Batch, jax.Array], Inputs],
+    loss_sum: Callable[[Params, Inputs, jax.Array, jax.Array], tuple[jax.Array, RowSums]],
+    seed: int,
+    accumulate: int,
+    mesh: Mesh | None,
+    dtype: str,
 ) -> Callable[[Params, Batch, jax.Array], tuple[Params, RowSums]]:
     """Returns `(params, batch, step) -> (gradient of the mean loss, sums over the batch)`.
 
@@ -39,60 +78,64 @@ def make_gradient(
     divided once, so that `accumulate` changes the result by rounding alone.
 
     Args:
-      network: the model; its dropout rates decide whether dropout is on.
-      masking: draws the masks; `mask_seed` and `dropout_seed` make its and the dropout's keys.
+      prepare: `(batch, step) -> what the loss reads of it`.
+      loss_sum: `(params, inputs, rows_B, dropout's key) -> (summed loss, sums over rows)`, where rows_B numbers the
+        rows for the dropout.
+      seed: of the dropout's keys.
       accumulate: A; microbatch a holds rows a, a + A, ... so that each device has its share of every one.
       mesh: of the batch. Over its data axis each device adds up by itself; over the others the compiler splits. None to
         leave it all to the compiler.
+      dtype: of the computation.
     """
-
-    def loss_sum(
-        params: Params, masked: Masked, attention_BxL: jax.Array, rows_B: jax.Array, key: jax.Array
-    ) -> tuple[jax.Array, RowSums]:
-        logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK, key, rows_B)
-        rows = masked_cross_entropy(logits, masked.labels_BxK, masked.weights_BxK, masking.vocab_size)
-        return jnp.sum(rows.loss_B), jax.tree.map(jnp.sum, rows)
-
     gradient_sum = jax.grad(loss_sum, has_aux=True)
 
-    def own_sum(
-        params: Params, masked: Masked, attention_BxL: jax.Array, rows_B: jax.Array, key: jax.Array
-    ) -> tuple[Params, RowSums]:
+    def own_sum(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[Params, RowSums]:
         """Returns the sums over the rows that a slice of the data axis holds."""
         if accumulate == 1:
-            return gradient_sum(params, masked, attention_BxL, rows_B, key)
+            return gradient_sum(params, inputs, rows_B, key)
 
         def add(total: tuple[Params, RowSums], micro: tuple) -> tuple[tuple[Params, RowSums], None]:
-            index, masked, attention_BxL = micro
-            part = gradient_sum(params, masked, attention_BxL, rows_B, jax.random.fold_in(key, index))
+            index, inputs = micro
+            part = gradient_sum(params, inputs, rows_B, jax.random.fold_in(key, index))
             return jax.tree.map(jnp.add, total, part), None
 
-        micro = jax.tree.map(lambda x: _microbatches(x, accumulate), (masked, attention_BxL))
-        shapes = jax.eval_shape(gradient_sum, params, *jax.tree.map(lambda x: x[0], micro), rows_B, key)
+        micro = jax.tree.map(lambda x: _microbatches(x, accumulate), inputs)
+        shapes = jax.eval_shape(gradient_sum, params, jax.tree.map(lambda x: x[0], micro), rows_B, key)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        return jax.lax.scan(add, zero, (jnp.arange(accumulate), *micro))[0]
+        return jax.lax.scan(add, zero, (jnp.arange(accumulate), micro))[0]
 
     add_up = own_sum
     if mesh is not None and mesh.shape["data"] > 1:
         narrow = accumulate == 1 and mesh.devices.flat[0].platform != "cpu"
-        add_up = _over_the_data_axis(own_sum, mesh, network.dtype if narrow else None)
+        add_up = _over_the_data_axis(own_sum, mesh, dtype if narrow else None)
 
     def gradient(params: Params, batch: Batch, step: jax.Array) -> tuple[Params, RowSums]:
-        attention_BxL = batch["attention_mask"]
-        mask_key, dropout_key = jax.random.key(mask_seed), jax.random.fold_in(jax.random.key(dropout_seed), step)
-        masked = masking(mask_key, batch["input_ids"], attention_BxL, batch["record_id"], batch["epoch"])
-        rows_B = jnp.arange(len(attention_BxL) // accumulate, dtype=jnp.uint32)
-        total, sums = add_up(params, masked, attention_BxL, rows_B, dropout_key)
+        inputs = prepare(batch, step)
+        rows_B = jnp.arange(len(jax.tree.leaves(inputs)[0]) // accumulate, dtype=jnp.uint32)
+        total, sums = add_up(params, inputs, rows_B, jax.random.fold_in(jax.random.key(seed), step))
         return jax.tree.map(lambda g: g / jnp.maximum(sums.weight_B, 1), total), sums
 
     return gradient
+
+
+def as_views(batch: Batch, views: int) -> Batch:
+    """Returns a batch whose rows are read as `views` shorter ones each, one after the other.
+
+    Part p of record r is the record r * views + p, modulo 2^32: distinct as long as all of them are fewer.
+    """
+    if views == 1:
+        return batch
+    part = jnp.arange(views, dtype=jnp.uint32)
+    rows = {name: batch[name].reshape(-1, batch[name].shape[1] // views) for name in ("input_ids", "attention_mask")}
+    record_id = (batch["record_id"][:, None] * jnp.uint32(views) + part).reshape(-1)
+    return {**rows, "record_id": record_id, "epoch": jnp.repeat(batch["epoch"], views)}
 
 
 def _over_the_data_axis(own_sum: Callable, mesh: Mesh, dtype: str | None) -> Callable:
     """Returns `own_sum` of each slice of the data axis, added up: once for each update, whatever it does within.
 
     Args:
-      own_sum: `(params, masked, attention_BxL, rows_B, key) -> (gradients, sums over rows)`.
+      own_sum: `(params, inputs, rows_B, key) -> (gradients, sums over rows)`.
       mesh: of the batch.
       dtype: in which matrices travel, that of the computation, in which their gradients came; None for their own, as
         after accumulation, and on a CPU, where XLA ends the process over a narrower one (jax 0.10.2).
@@ -110,7 +153,7 @@ def _over_the_data_axis(own_sum: Callable, mesh: Mesh, dtype: str | None) -> Cal
     return jax.shard_map(
         shared_sum,
         mesh=mesh,
-        in_specs=(P(), rows, rows, rows, P()),
+        in_specs=(P(), rows, rows, P()),
         out_specs=P(),
         axis_names=by_hand,
         check_vma=False,
@@ -127,6 +170,7 @@ def make_train_step(
     log_every: int,
     mesh: Mesh,
     shardings: TrainState,
+    has_accuracy: bool = True,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns the jitted step `(state, batch) -> (state, metrics)`; the state is donated.
 
@@ -140,6 +184,7 @@ def make_train_step(
       guard_limit: non-finite updates in a row after which nothing is updated any more.
       log_every: updates over which the logged loss is averaged.
       mesh, shardings: of the batch, and of the state.
+      has_accuracy: of what is predicted; numbers have none.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -166,9 +211,10 @@ def make_train_step(
             skipped=state.skipped + ~keep,
             window=window,
         )
-        return new, {
-            "loss": window.loss / window.weight,
-            "accuracy": window.correct / window.weight,
+        means = {"loss": window.loss / window.weight}
+        if has_accuracy:
+            means["accuracy"] = window.correct / window.weight
+        return new, means | {
             "grad_norm": grad_norm,
             "learning_rate": jnp.asarray(schedule(state.step - state.skipped), jnp.float32),
             "skipped": new.skipped,

@@ -1,0 +1,146 @@
+"""`report --compare`: several runs on one page: their curves, their last scores, and the config keys that differ.
+
+Nothing here imports jax.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from string import Template
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from mlm import pages, plots, report
+from mlm.errors import InputError
+from mlm.paths import write_text
+from mlm.report import Facts, Line
+from mlm.workdir import Workdir
+
+Place = Callable[[Line], float | None]  # from a line of metrics.jsonl to its x; None if it isn't known
+
+PAGE = "compare.html"
+ABSENT = "no such key"  # in a config that other code wrote
+
+
+def write(workdirs: list[Workdir]) -> str:
+    """Makes compare.html in the first run's folder, one file that needs no network; returns its path.
+
+    Raises:
+      InputError: a folder was named twice, or its run has logged nothing yet.
+      DamageError: a log, config.json or manifest.json is damaged.
+    """
+    roots = [str(workdir.root) for workdir in workdirs]
+    twice = next((root for root in roots if roots.count(root) > 1), None)
+    if twice is not None:
+        raise InputError(f"--compare={twice}: is there twice; name each run once.")
+    if len(workdirs) > len(plots.COLORS):
+        raise InputError(f"--compare: {len(workdirs)} runs, {len(plots.COLORS)} can be told apart; name fewer.")
+    page = workdirs[0].root / PAGE
+    write_text(page, render(dict(zip(names(roots), map(report.gather, workdirs), strict=True))))
+    return str(page)
+
+
+def names(roots: list[str]) -> list[str]:
+    """Returns the shortest ends of the paths that tell them apart."""
+    parts = [root.rstrip("/").split("/") for root in roots]
+    for count in range(1, max(map(len, parts)) + 1):
+        found = ["/".join(each[-count:]) for each in parts]
+        if len(set(found)) == len(found):
+            break
+    return found
+
+
+def render(runs: dict[str, Facts]) -> str:
+    """Returns the page of runs, by name."""
+    cards = [pages.card(title, pages.image(title, plots.to_svg(figure))) for title, figure in draw(runs).items()]
+    keys = differences({name: facts.config for name, facts in runs.items()})
+    config = pages.table(("key", *runs), keys, "summary")
+    parts = {
+        "name": pages.text(", ".join(runs)),
+        "lead": f"{len(runs)} runs, {len(keys)} config keys that differ. Faint: training. With marks: evaluation.",
+        "scores": pages.table(("last scores", *runs), final_scores(runs), "numbers scores"),
+        "cards": "".join(cards),
+        "config": pages.card("Config keys that differ", f'<div class="wide">{config}</div>') if keys else "",
+    }
+    page = Template((report.HERE / "report.html").read_text(encoding="utf-8"))
+    return page.substitute(defaultdict(str, parts))  # the other parts of that page are empty
+
+
+def draw(runs: dict[str, Facts]) -> dict[str, Figure]:
+    """Returns title -> figure: the losses of all runs over updates, over tokens, and over wall-clock."""
+    axes: dict[str, tuple[str, dict[str, Place]]] = {
+        "Loss over updates": ("updates", dict.fromkeys(runs, lambda line: line["step"])),
+        "Loss over tokens": ("tokens", {name: _tokens(facts) for name, facts in runs.items()}),
+        "Loss over wall-clock": ("hours since the first start", {name: _hours(facts) for name, facts in runs.items()}),
+    }
+    figures = {}
+    for title, (unit, places) in axes.items():
+        curves = {
+            name: (_points(facts.train, places[name]), _points(facts.evals, places[name]))
+            for name, facts in runs.items()
+        }
+        figures[title] = plots.draw_together(curves, unit)
+    return figures
+
+
+def final_scores(runs: dict[str, Facts]) -> list[tuple[str, ...]]:
+    """Returns (name, value in each run, ...) of the last evaluation, the best loss, the last of training, the time."""
+    lasts = [facts.evals[-1] if facts.evals else {} for facts in runs.values()]
+    rows = [
+        (report.SCORE_NAMES.get(key, key), *(_value(last, key, spec) for last in lasts))
+        for key, spec in report.SCORES.items()
+        if any(key in last for last in lasts)
+    ]
+    finite = [[line["loss"] for line in facts.evals if line["loss"] is not None] for facts in runs.values()]
+    rows.append(("best evaluation loss, nats", *(f"{min(losses):.4f}" if losses else "" for losses in finite)))
+    trains = [facts.train[-1] if facts.train else {} for facts in runs.values()]
+    rows.append(("training loss, nats", *(_value(line, "loss", ".4f") for line in trains)))
+    tokens = [_tokens(facts)(_last_line(facts)) for facts in runs.values()]
+    rows.append(("tokens read", *("" if count is None else f"{count:,.0f}" for count in tokens)))
+    times = [facts.use for facts in runs.values()]
+    rows.append(("wall-clock", *(pages.duration(use.total) if use.total else "" for use in times)))
+    rows.append(("of it in kept steps", *(pages.duration(use.training) if use.total else "" for use in times)))
+    return rows
+
+
+def differences(found: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Returns (key, value in each config, ...) for each key that is not the same in all of some flattened configs."""
+    rows = []
+    for key in sorted({key for config in found.values() for key in config}):
+        values = [json.dumps(config[key]) if key in config else ABSENT for config in found.values()]
+        if len(set(values)) > 1:
+            rows.append((key, *values))
+    return rows
+
+
+def _tokens(facts: Facts) -> Place:
+    """The x of a line is the tokens read by then."""
+    keys = ("data.global_batch", "shards.length")
+    if not all(key in facts.config for key in keys):
+        return lambda line: None
+    tokens = facts.config[keys[0]] * facts.config[keys[1]]
+    return lambda line: line["step"] * tokens
+
+
+def _hours(facts: Facts) -> Place:
+    """The x of a line is the hours from the first start to when it was written; of one that came again, the last."""
+    lines = [line for session in facts.found for line in session.lines]
+    when = {(line["kind"], line["step"]): (line["time"] - lines[0]["time"]) / 3600 for line in lines}
+    return lambda line: when.get((line["kind"], line["step"]))
+
+
+def _points(lines: list[Line], place: Place) -> plots.Points:
+    found = [(place(line), line["loss"]) for line in lines if line["loss"] is not None]
+    found = [(x, y) for x, y in found if x is not None]
+    return [x for x, _ in found], [y for _, y in found]
+
+
+def _last_line(facts: Facts) -> Line:
+    return max(facts.train + facts.evals, key=lambda line: line["step"])
+
+
+def _value(line: Line, key: str, spec: str) -> str:
+    return pages.number(line[key], spec) if key in line else ""

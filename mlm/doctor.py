@@ -1,0 +1,113 @@
+"""The command `doctor`: what can be wrong with a run before anything is paid for. It writes nothing into the workdir.
+
+Each check gives findings: what, where, how to mend it. A wrong one means that the run can't be right; a doubtful one
+that somebody should look.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from ml_collections import ConfigDict
+
+from mlm import doctor_checks, doctor_masks
+from mlm.data.manifest import load_manifest
+from mlm.doctor_checks import Case, Finding
+from mlm.errors import DamageError, InputError
+from mlm.stages import shards_folder
+from mlm.workdir import Workdir
+
+LEVELS = {"wrong": "\033[31m", "doubtful": "\033[33m", "fine": "\033[32m"}
+PLAIN = "\033[0m"
+
+
+def run(
+    config: ConfigDict,
+    workdir: Workdir,
+    *,
+    hosts: int,
+    devices: int,
+    topology: str,
+    rows: int,
+    as_json: bool,
+    out: TextIO,
+) -> None:
+    """Looks, and prints what it finds.
+
+    Args:
+      config, workdir: of the run; the shards are made.
+      hosts, devices: that the run will have; 0 for those of the topology, or of this machine.
+      topology: of a TPU to compile the step for, as `plan` does; "" for none.
+      rows: of the training split in which to look for what comes twice.
+      as_json: one object for programs.
+      out: to print to.
+
+    Raises:
+      InputError: the run can't be right.
+    """
+    if min(hosts, devices) < 0 or rows < 1:
+        raise InputError("--hosts, --devices: must be from 1 up, or left away; --rows: from 1 up.")
+    findings: list[Finding] = []
+    batch: list[list[Any]] = []
+    case = _open(config, workdir, findings, hosts=hosts, devices=devices, topology=topology, rows=rows)
+    if case is not None:
+        for check in doctor_checks.ALL:
+            found = _guarded(check, case)
+            findings += [each for each in found if isinstance(each, Finding)]
+            batch += [each for each in found if not isinstance(each, Finding)]
+    wrong = [finding for finding in findings if finding.level == "wrong"]
+    if as_json:
+        content = {"findings": [dataclasses.asdict(finding) for finding in findings], "batch": batch}
+        print(json.dumps(content | {"wrong": len(wrong)}), file=out, flush=True)
+    else:
+        _show(findings, batch, out)
+    if wrong:
+        names = ", ".join(dict.fromkeys(finding.check for finding in wrong))
+        raise InputError(f"{len(wrong)} of {len(findings)} findings say that the run can't be right: {names}.")
+
+
+def _open(config: ConfigDict, workdir: Workdir, findings: list[Finding], **wishes: Any) -> Case | None:
+    """Returns what is to be looked at, or None with a finding that says why there is nothing."""
+    folder = str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None
+    place = shards_folder(config, workdir)
+    try:
+        manifest = load_manifest(place, tokenizer_folder=folder)
+        if wishes["topology"] and importlib.util.find_spec("libtpu") is not None:
+            from mlm.tpu import topology
+
+            there = topology.find(wishes["topology"]).devices
+            count, hosts = len(there), len({device.process_index for device in there})
+        else:
+            import jax
+
+            hosts = wishes["hosts"] or jax.process_count()
+            count = jax.local_device_count() * hosts
+    except (InputError, DamageError) as error:
+        findings.append(Finding("wrong", "data", str(error), place, "python -m mlm shards writes them"))
+        return None
+    wishes |= {"hosts": wishes["hosts"] or hosts, "devices": wishes["devices"] or count}
+    return Case(config, workdir, manifest, folder, **wishes)
+
+
+def _guarded(check: Callable[[Case], list], case: Case) -> list:
+    """Returns what a check finds; what it refuses is a finding too."""
+    try:
+        return check(case)
+    except (InputError, DamageError) as error:
+        return [Finding("wrong", check.__name__, str(error), case.manifest.folder, "as it says")]
+
+
+def _show(findings: list[Finding], batch: list[list[Any]], out: TextIO) -> None:
+    color = out.isatty()
+    for finding in findings:
+        level = f"{finding.level:<8}"
+        level = f"{LEVELS[finding.level]}{level}{PLAIN}" if color else level
+        parts = [finding.what, finding.where, finding.mend]
+        print(f"{level}  {finding.check:<9}  {' | '.join(part for part in parts if part)}", file=out)
+    for line in doctor_masks.shown(batch, color=color):
+        print(line, file=out)
+    out.flush()

@@ -1,0 +1,141 @@
+"""`export` of a classifier: a folder for transformers' RobertaForSequenceClassification, proven as mlm/export.py's are.
+
+proof.json holds {"task": "text-classification", "rows": [{"texts", "ids", "scores"}, ...], "made_with"}, and
+proof.safetensors their logits [rows, C], all rows but the last, the longest, as one padded batch.
+
+Dimensions: C classes, 1 for regression.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+import transformers
+from safetensors.numpy import save_file
+from transformers import FlaxRobertaForSequenceClassification, PreTrainedTokenizerFast
+
+from mlm import classifiers, logs
+from mlm import export as exports
+from mlm.errors import DamageError, InputError
+from mlm.model import classifier
+from mlm.predict import longest_row
+from mlm.predict_labels import Labeller, Texts
+from mlm.trained import Trained
+from mlm.workdir import Workdir
+
+TASK = "text-classification"  # transformers' name
+# One entry of run_config.json under each title of the card.
+RECIPE = {
+    "trained on": "classify.train",
+    "started from": "train.init_from",
+    "rows in an update": "data.global_batch",
+    "learning rate": "optimizer.learning_rate",
+    "optimizer": "optimizer.name",
+    "longest row, tokens": "classify.length",
+}
+
+
+def export(trained: Trained, workdir: Workdir, *, name: str, torch_python: str = "") -> None:
+    """Writes a classifier into the workdir's export, which is replaced when the new one is complete and proven.
+
+    Raises:
+      InputError, DamageError: as `mlm.export.export`.
+    """
+    tok = exports.fitting_tokenizer(trained)
+    scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == trained.step]
+
+    def prove(new: Path) -> None:
+        (new / "README.md").write_text(card(trained, scores[-1] if scores else {}, name), encoding="utf-8")
+        rows, logits_NxC = write_proof(trained, tok, new)
+        _check_files(rows, logits_NxC, new)
+
+    exports.write_folder(trained, workdir.export, prove, torch_python)
+
+
+def proof_texts(trained: Trained, tok: PreTrainedTokenizerFast) -> list[Texts]:
+    """Returns texts, or pairs where the model reads pairs: several lengths, the last too long for the model."""
+    pair = len((trained.run_config or {}).get("classify.text", ())) == 2
+    texts = [text.replace("<mask>", "none") for text in exports.TEXTS]
+    long = " ".join([exports.FILLER] * longest_row(trained))  # a word is a token at least
+    if pair:
+        return [*((text, texts[-1]) for text in texts), (texts[1], texts[0]), (texts[0], long)]
+    return [(text,) for text in (*texts, long)]
+
+
+def write_proof(
+    trained: Trained, tok: PreTrainedTokenizerFast, folder: Path
+) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Writes proof.json and proof.safetensors; returns their rows and logits [N, C]."""
+    labeller, longest = Labeller(trained, tok), longest_row(trained)
+    texts = proof_texts(trained, tok)
+    ids = [tok(*each, truncation="longest_first", max_length=longest)["input_ids"] for each in texts]
+    logits_NxC = labeller.logits(ids)
+    found = labeller.label(ids, max(len(labeller.names), 1))
+    rows = [
+        {"texts": list(each), "ids": own, "scores": scores.get("probabilities", scores)}
+        for each, own, scores in zip(texts, ids, found, strict=True)
+    ]
+    made_with = {module.__name__: module.__version__ for module in (jax, flax, transformers)}
+    save_file({"logits": logits_NxC}, str(folder / "proof.safetensors"))
+    content = {"task": TASK, "longest": longest, "made_with": made_with, "rows": rows}
+    (folder / exports.PROOF).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return rows, logits_NxC
+
+
+def _check_files(rows: list[dict[str, Any]], logits_NxC: np.ndarray, folder: Path) -> None:
+    """Raises DamageError unless both weight files, read back, give the logits of the proof."""
+    ids = [row["ids"] for row in rows]
+    try:
+        again = classifiers.from_folder(str(folder))
+        found = Labeller(again, exports.tokenizer.load(str(folder))).logits(ids)
+        stock = FlaxRobertaForSequenceClassification.from_pretrained(str(folder))
+        with jax.default_matmul_precision("highest"):
+            stock_C = np.asarray(stock(np.asarray(ids[-1:], np.int32)).logits[0])
+    except (InputError, OSError, ValueError) as error:
+        raise DamageError(f"what export wrote can't be read back ({error}); look at the disk, and try again.") from None
+    exports.check_logits("model.safetensors", [logits_NxC], [found])
+    exports.check_logits("flax_model.msgpack", [logits_NxC[-1]], [stock_C])
+
+
+def card(trained: Trained, scores: dict[str, Any], name: str) -> str:
+    """Returns the model card as Markdown, with the metadata that the Hugging Face Hub reads on top."""
+    config, run = trained.config, trained.run_config or {}
+    names = classifier.class_names(config)
+    what = f"{len(names)} classes" if names else "a number"
+    pair = len(run.get("classify.text", ())) == 2
+    example = '{"text": "...", "text_pair": "..."}' if pair else '"..."'
+    parts = [
+        f"---\nlibrary_name: transformers\npipeline_tag: {TASK}\ntags:\n- roberta\n- {TASK}\n- jax\n---",
+        f"# {' '.join(name.split())}",
+        f"A RoBERTa that predicts {what} of a {'pair of texts' if pair else 'text'}: {config.num_hidden_layers} layers "
+        f"of {config.hidden_size}, {config.vocab_size:,} vocabulary entries. It reads up to {longest_row(trained)} "
+        "tokens.",
+        "## Use",
+        f'```python\nfrom transformers import pipeline\n\nclassify = pipeline("{TASK}", model="PATH_OF_THIS_FOLDER")\n'
+        f"print(classify({example}))\n```",
+        "## How it was made",
+        "Fine-tuned; every key of the run is in `run_config.json`."
+        if run
+        else "Written from an existing folder; its recipe is not known.",
+    ]
+    rows = [(words, run[key]) for words, key in RECIPE.items() if run.get(key)] + [("updates", trained.step or "")]
+    parts.append("\n".join(["| recipe | |", "|---|---|", *(f"| {words} | {value} |" for words, value in rows)]))
+    known = [(key, value) for key, value in scores.items() if key not in ("step", "kind")]
+    if known:
+        lines = (
+            f"| {key} | {value:.4g} |" if isinstance(value, float) else f"| {key} | {value} |" for key, value in known
+        )
+        parts += ["## Scores", "On the validation rows:", "\n".join(["| score | |", "|---|---|", *lines])]
+    if names:
+        parts += ["## Labels", ", ".join(f"`{each}`" for each in names)]
+    parts += [
+        "## Proof",
+        "`proof.json` and `proof.safetensors` hold texts with their token ids and logits. `mlm/verify_export.py` of "
+        "the project that wrote this folder compares them with what PyTorch gives.",
+    ]
+    return "\n\n".join(parts) + "\n"

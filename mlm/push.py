@@ -1,0 +1,93 @@
+"""`export --push NAME`: bring an export to the Hugging Face Hub. Nothing here imports jax.
+
+Large files go first, one after the other, and a commit with all files comes last: until then nobody sees anything of
+it. The Hub knows a large file by its SHA-256, so what has arrived is not sent again, whenever and wherever the same
+command is started after a kill. (`upload_large_folder` of huggingface_hub keeps notes in the folder instead, commits in
+pieces, and tries forever when the Hub refuses.)
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.utils import validate_repo_id
+from requests import RequestException
+
+from mlm.errors import InputError
+from mlm.paths import UPath, local_folder
+
+
+def check(name: str) -> str:
+    """Returns the user's token, for `push`; before anything that takes time.
+
+    Raises:
+      InputError: the name is none of a repository, or there is no token.
+    """
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        name = ""
+    if name.count("/") != 1:
+        raise InputError("--push: name the repository with its user or organisation, as in --push=me/my-model.")
+    token = get_token()
+    if not token:
+        raise InputError("--push: there is no token of the Hugging Face Hub; `hf auth login`, or set HF_TOKEN.")
+    return token
+
+
+def push(folder: UPath, name: str, *, public: bool) -> str:
+    """Uploads all files of an export; returns the address of the repository, which is made if it isn't there.
+
+    Args:
+      folder: of the export, local or gs://.
+      name: of the repository, "user/model".
+      public: make the repository public when all is there; otherwise it must be private.
+
+    Raises:
+      InputError: of `check`; the Hub can't be reached, or refuses; the repository is public and `public` is off.
+    """
+    token = check(name)
+    api = HfApi(token=token)
+    try:
+        return _push(api, Path(local_folder(str(folder))), name, public)
+    except OfflineModeIsEnabled:
+        raise InputError("--push: HF_HUB_OFFLINE is set; unset it to reach the Hub.") from None
+    except (HfHubHTTPError, RequestException, RuntimeError, ValueError) as error:
+        words = _sentence(error).replace(token, "(the token)")
+        raise InputError(
+            f"--push={name}: {api.endpoint} {words}; start the same command again: what has arrived is not sent again."
+        ) from None
+
+
+def _push(api: HfApi, folder: Path, name: str, public: bool) -> str:
+    url = api.create_repo(name, private=True, exist_ok=True)
+    private = api.model_info(name).private
+    if not private and not public:
+        raise InputError(f"--push={name}: that repository is public; add --public, or name another.")
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    operations = [CommitOperationAdd(path.name, path) for path in files]
+    for number, (path, operation) in enumerate(zip(files, operations, strict=True), 1):
+        print(f"push: {number} of {len(files)}: {path.name}, {path.stat().st_size / 1e6:,.1f} MB", file=sys.stderr)
+        api.preupload_lfs_files(name, [operation], free_memory=False)
+    api.create_commit(name, operations, commit_message="Export of mlm")
+    if public and private:
+        api.update_repo_settings(name, private=False)
+    print(f"push: {url}, {'public' if public else 'private'}", file=sys.stderr)
+    return str(url)
+
+
+def _sentence(error: BaseException) -> str:
+    """Returns what went wrong, on one line: the Hub's own words where it gave any."""
+    while error.__cause__ is not None and not isinstance(error, HfHubHTTPError):
+        error = error.__cause__  # huggingface_hub wraps what broke an upload
+    if isinstance(error, HfHubHTTPError):
+        code = error.response.status_code
+        said = error.server_message or error.response.reason or ""
+        hint = {401: ": the token is not valid there", 403: ": the token may not write there"}.get(code, "")
+        return f"refused with {code}{hint} ({' '.join(said.split())[:200]})"
+    if isinstance(error, RequestException) and not isinstance(error, ValueError):
+        return f"can't be reached ({type(error).__name__})"
+    return f"gave no sense ({' '.join(str(error).split())[:200]})"

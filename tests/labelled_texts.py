@@ -1,0 +1,79 @@
+"""Labelled texts that a tiny model can learn in seconds, as files, and a run on them."""
+
+import contextlib
+import csv
+import functools
+import json
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+
+from mlm import config as configs
+from mlm.training import sharding
+from tests.fixtures import TINY
+
+COLOURS = ("red", "green", "blue", "white", "black")
+LABELS = ("animal", "money", "weather")
+WORDS = {"animal": "cat dog horse bird fish", "money": "card bank coin price bill", "weather": "rain snow wind sun fog"}
+SETTINGS = (
+    *(setting for setting in TINY if not setting.startswith(("train.steps", "shards."))),
+    "train.steps=0",
+    "train.epochs=3",
+    "data.lanes=4",
+    "classify.length=24",
+    "classify.multiple=8",
+    "shards.length=32",
+    "checkpoint.every=0",
+    "evaluate.every=0",
+    "model.vocab_multiple=8",
+)
+
+
+@contextlib.contextmanager
+def two_devices() -> Iterator[None]:
+    """Runs within are on two of the eight devices: many small steps on all of them take long on few cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharding, "make_mesh", functools.partial(sharding.make_mesh, devices=jax.devices()[:2]))
+        yield
+
+
+def rows(count: int, seed: int = 0) -> list[dict]:
+    """Texts of one to about thirty tokens: the label follows from the first word, the number from the next four."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        label = LABELS[rng.integers(3)]
+        colours = [COLOURS[n] for n in rng.integers(5, size=rng.integers(0, 12))]
+        words = [rng.choice(WORDS[label].split()), *colours]
+        found.append({"text": " ".join(words), "label": label, "score": colours[:4].count("red") / 4})
+    return found
+
+
+def write_csv(path: pathlib.Path, table: list[dict]) -> str:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+    return f"csv:{path}"
+
+
+def write_jsonl(path: pathlib.Path, table: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in table))
+    return f"jsonl:{path}"
+
+
+def settings(folder: pathlib.Path, tokenizer_folder: str, *overrides: str, train: int = 83, held_out: int = 29) -> list:
+    """Overrides of configs/base.py for a run on rows written into `folder`."""
+    sources = (
+        f"classify.train={write_csv(folder / 'train.csv', rows(train))}",
+        f"classify.validation={write_csv(folder / 'validation.csv', rows(held_out, seed=1))}",
+        f"tokenizer.path={tokenizer_folder}",
+    )
+    return [*SETTINGS, *sources, *overrides]
+
+
+def config(folder: pathlib.Path, tokenizer_folder: str, *overrides: str, **sizes: int):
+    return configs.load("configs/base.py", settings(folder, tokenizer_folder, *overrides, **sizes))

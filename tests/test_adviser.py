@@ -1,0 +1,160 @@
+"""The adviser on made-up curves, on the shape of the quickstart: what is wrong is told once, what is not is not."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mlm import adviser
+from mlm.adviser import Adviser, Facts
+
+FACTS = Facts(
+    steps=10_000, warmup=100, global_batch=32, unigram_entropy=6.0, mask_share=0.8, random_share=0.1
+)  # without context 0.9 * 6 + 0.14 = 5.54 nats
+
+
+def lines(losses, *, every: int = 50, evals=(), norm=1.0, skipped=0, rate: float = 1e-3) -> list[dict]:
+    """The lines of a log: the losses of training, {update: loss} of the evaluations."""
+    count = len(losses)
+    norms, skips = np.broadcast_to(norm, count), np.broadcast_to(skipped, count)
+    evals, found = dict(evals), []
+    for n, loss in enumerate(losses):
+        step = every * (n + 1)
+        values = {"loss": loss, "grad_norm": float(norms[n]), "learning_rate": rate, "skipped": int(skips[n])}
+        found.append({"step": step, "kind": "train"} | values)
+        if step in evals:
+            found.append({"step": step, "kind": "eval", "loss": evals[step]})
+    return found
+
+
+def advise(heard: list[dict], facts: Facts = FACTS) -> list[adviser.Advice]:
+    one = Adviser(facts)
+    return [advice for line in heard for advice in one.hear(line)]
+
+
+def falling(count: int = 200, low: float = 3.0, noise: float = 0.02, seed: int = 0) -> np.ndarray:
+    noise_ = np.random.default_rng(seed).normal(0, noise, count)
+    return low + (9 - low) * np.exp(-np.arange(1, count + 1) / 15) + noise_
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.2])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_healthy_run_gives_none(noise, seed):
+    losses = falling(noise=noise, seed=seed)
+    losses[[60, 90]] += 3  # spikes are not the adviser's
+    smooth = falling(noise=0.01)
+    evals = {step: smooth[step // 50 - 1] + 0.1 for step in range(500, 10_001, 500)}
+    assert advise(lines(losses.tolist(), evals=evals)) == []
+
+
+def test_the_shape_of_the_quickstart_gives_none():
+    """Its own losses and gradient norms, rounded; warmup 84, and the unigram entropy of its training split."""
+    losses = [6.69, 6.32, 6.06, 5.87, 5.64, 5.42, 5.10, 4.90, 4.65, 4.51]
+    losses += [4.41, 4.31, 4.18, 4.11, 4.00, 3.94, 3.87, 3.85, 3.75, 3.74]
+    norms = [1.54, 1.22, 1.19, 1.41, 2.05, 1.76, 1.78, 2.16, 1.79, 1.94]
+    norms += [1.98, 2.25, 2.02, 1.95, 2.02, 1.91, 1.97, 2.28, 2.05, 2.04]
+    facts = Facts(steps=1200, warmup=84, global_batch=32, unigram_entropy=6.63, mask_share=0.8, random_share=0.1)
+    assert advise(lines(losses, evals={500: 4.58, 1000: 3.93}, norm=norms), facts) == []
+
+
+@pytest.mark.parametrize(
+    ("level", "place", "rate"), [(6.0, "at", "too high or"), (5.6, "at", "too high or"), (8.9, "above", "too low")]
+)
+def test_stuck(level, place, rate):
+    """Behind the warmup, for a twentieth of the run; not where another token is looked at, not where it falls."""
+    noise = np.random.default_rng(0).normal(0, 0.02, 200)
+    losses = np.maximum(falling(low=level, noise=0), level) + noise
+    (advice,) = advise(lines(losses.tolist(), rate=3e-5))
+    assert advice.kind == "stuck" and 600 <= advice.step <= 2_500
+    assert f"{place} what the frequencies of tokens alone give (6.00 nats behind a mask, 5.54 over all" in advice.text
+    assert f"a learning rate that is {rate}" in advice.text and "(3e-05 now)" in advice.text
+    causes = (
+        "learning rate",
+        "batch that is too small (32 rows)",
+        "duplicate lines",
+        "wrong ids",
+        "post-norm layers (100",
+    )
+    places = [advice.text.index(words) for words in causes]
+    assert places == sorted(places)
+    assert "\n" not in advice.text and advice.text.endswith(".")
+    assert advise(lines((losses - level + 5.2).tolist())) == [], "below what is known without context"
+    assert advise(lines((losses - np.arange(200) * 0.02).tolist())) == [], "slowly falling"
+    unknown = Facts(10_000, 100, 32, None, 0.8, 0.1)
+    assert advise(lines(losses.tolist()), unknown) == []
+
+
+def test_a_long_warmup_and_a_long_run_have_time():
+    losses = [6.0] * 200
+    assert advise(lines(losses), Facts(10_000, 9_600, 32, 6.0, 0.8, 0.1)) == []
+    assert advise(lines(losses), Facts(300_000, 0, 32, 6.0, 0.8, 0.1)) == []
+    (advice,) = advise(lines(losses, every=500), Facts(300_000, 24_000, 32, 6.0, 0.8, 0.1))
+    assert advice.step == 39_000, "warmup and a twentieth"
+
+
+def test_what_is_known_without_context():
+    """All masked: the unigram entropy. Nothing random: what is visible is right. All random: it says nothing."""
+    free = lambda mask, random: Facts(1, 0, 1, 6.0, mask, random).context_free  # noqa: E731
+    assert free(1.0, 0.0) == 6.0
+    assert free(0.8, 0.0) == pytest.approx(0.8 * 6)
+    assert free(0.8, 0.2) == pytest.approx(6)
+    assert free(0.8, 0.1) == pytest.approx(0.8 * 6 + 0.2 * (math.log(2) + 3))
+
+
+def test_diverging():
+    losses = falling()
+    losses[120:] += np.linspace(0, 4, 80)
+    found = advise(lines(losses.tolist(), rate=0.02))
+    assert [advice.kind for advice in found] == ["diverging"]
+    assert 6_300 < found[0].step < 7_000
+    assert "too high (0.02 now)" in found[0].text and " 2.99 in those before" in found[0].text
+    losses = falling()
+    losses[120:] += 0.4
+    assert advise(lines(losses.tolist())) == []
+
+
+def test_dead_by_its_gradient():
+    losses, norms = falling(noise=0.001), np.ones(200)
+    norms[150:], losses[150:] = 1e-5, losses[149]
+    (advice,) = advise(lines(losses.tolist(), norm=norms))
+    assert (advice.kind, advice.step) == ("dead", 50 * 155)
+    assert "gradient norm is at most 1e-05" in advice.text
+    assert advise(lines(losses.tolist(), norm=np.maximum(norms, 1e-2))) == []
+    assert advise(lines([0.01] * 200, norm=norms)) == [], "all is learned"
+
+
+def test_dead_from_the_beginning():
+    (advice,) = advise(lines([5.0] * 20, norm=1e-9))
+    assert advice.kind == "dead" and advice.step == 300
+
+
+def test_dead_by_skipped_updates():
+    skipped = [0] * 100 + [30 * n for n in range(1, 101)]
+    (advice,) = advise(lines(falling().tolist(), skipped=skipped))
+    assert (advice.kind, advice.step) == ("dead", 50 * 105)
+    assert "150 of the 250 updates" in advice.text
+    losses = [*falling(100).tolist(), *[None] * 100]
+    assert [a.kind for a in advise(lines(losses, skipped=[0] * 100 + [50 * n for n in range(1, 101)]))] == ["dead"]
+    assert advise(lines(falling().tolist(), skipped=[n // 2 for n in range(200)])) == []
+
+
+def test_drift():
+    losses = falling(low=2.0)
+    evals = {step: 3 + abs(step - 4_000) / 4_000 for step in range(500, 10_001, 500)}
+    (advice,) = advise(lines(losses.tolist(), evals=evals))
+    assert (advice.kind, advice.step) == ("drift", 5_500)
+    assert "from 3.000 nats at update 4,000 to 3.375 at update 5,500" in advice.text
+    rising = falling(low=2.0, noise=0)
+    rising[80:] = rising[79] + np.linspace(0, 0.4, 120)
+    assert advise(lines(rising.tolist(), evals=evals)) == [], "both rise: no overfitting"
+    flat = {step: 3 + 0.02 * (step > 4_000) for step in range(500, 10_001, 500)}
+    assert advise(lines(losses.tolist(), evals=flat)) == []
+
+
+def test_each_kind_once():
+    losses = np.concatenate([np.full(100, 6.0), np.linspace(6, 12, 50), np.full(300, 12.0)])
+    norms = np.concatenate([np.ones(200), np.full(250, 1e-6)])
+    evals = {step: 6 + step / 1e5 for step in range(500, 22_001, 500)}
+    found = advise(lines(losses.tolist(), norm=norms, evals=evals))
+    assert [advice.kind for advice in found] == ["stuck", "diverging", "dead"]
+    assert all(kind in adviser.LINES for kind in ("stuck", "diverging", "dead", "drift"))

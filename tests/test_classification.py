@@ -1,0 +1,224 @@
+"""Classification in the loop: it learns, resumes to the bit, compiles once a length, and scores whatever the batch."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import signal
+
+import jax
+import numpy as np
+import pytest
+from transformers import RobertaConfig
+
+from mlm import config as configs
+from mlm.data import examples as data
+from mlm.data import tokenizer
+from mlm.data.examples import Examples
+from mlm.errors import InputError
+from mlm.model import roberta
+from mlm.training import checkpoint, classification, sharding
+from tests import labelled_texts
+from tests.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start
+from tests.test_resume import state_of
+
+STEPS = 16  # three epochs of 83 rows in batches of 16
+
+
+def load(config, folder: pathlib.Path, tokenizer_folder: str) -> tuple[Examples, RobertaConfig]:
+    own = config.classify
+    sources = {split: own[split] for split in ("train", "validation")}
+    tables, names = data.read_tables(sources, text=own.text, label=own.label, kind=own.kind)
+    sizes = {"length": own.length, "multiple": own.multiple}
+    examples = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, **sizes)
+    sizes = config.model.to_dict()
+    for key in ("init", "dtype", "attention", "remat", "remat_feed_forward"):
+        del sizes[key]
+    special_ids, _ = tokenizer.special_ids(tokenizer_folder)
+    return examples, roberta.make_config(vocab_size=examples.vocab_size, special_ids=special_ids, **sizes)
+
+
+def build(folder: pathlib.Path, tokenizer_folder: str, *overrides: str):
+    config = labelled_texts.config(folder, tokenizer_folder, *overrides)
+    examples, body = load(config, folder, tokenizer_folder)
+    return config, examples, classification.build_task(config, examples, body, None)
+
+
+def train(task, config, *, steps: int | None = None):
+    """Returns (state, losses) after some updates, without the loop."""
+    state, stream, losses = task.fresh(), task.batches(0), []
+    for _ in range(steps or task.steps):
+        batch = sharding.put_batch(next(stream), task.mesh, config.data.global_batch)
+        state, metrics = task.step_of(1)(state, batch)
+        losses.append(float(metrics["loss"]))
+    return state, losses
+
+
+def test_it_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder):
+    overrides = ("train.epochs=6", "optimizer.learning_rate=0.01", "model.init_stddev=0.1", "data.global_batch=4")
+    overrides = (*overrides, "log.every=1")
+    with labelled_texts.two_devices():
+        config, examples, task = build(tmp_path, tokenizer_folder, *overrides)
+    state, losses = train(task, config)
+    assert task.steps == len(losses) == 125
+    assert losses[0] == pytest.approx(np.log(3), abs=0.3) and np.mean(losses[-20:]) < 0.7
+    scores = task.evaluate(state.params)
+    assert (
+        scores["accuracy"] > 0.6 and scores["rows"] == 29 and scores["f1"] == pytest.approx(scores["accuracy"], abs=0.1)
+    )
+    assert task.badness(scores) == 1 - scores["accuracy"]
+    widths = {batch["input_ids"].shape[1] for batch in itertools.islice(task.batches(0), task.steps)}
+    assert task.step_of(1)._cache_size() == len(widths) > 1
+    assert widths <= set(examples.lengths()) and task.programs == len(examples.lengths()) == 3
+
+
+def test_it_predicts_numbers(tmp_path, tokenizer_folder):
+    overrides = ("classify.kind=regression", "classify.label=score", "train.epochs=16", "optimizer.learning_rate=0.01")
+    overrides = (*overrides, "model.init_stddev=0.1")
+    with labelled_texts.two_devices():
+        config, examples, task = build(tmp_path, tokenizer_folder, *overrides)
+    state, _ = train(task, config)
+    assert examples.labels == () and state.params["classifier"]["out_proj"]["kernel"].shape == (32, 1)
+    scores = task.evaluate(state.params)
+    assert scores.keys() == {"loss", "mse", "pearson", "spearman", "rows"}
+    assert scores["pearson"] > 0.6 and scores["mse"] == pytest.approx(scores["loss"], rel=1e-5)
+    assert task.badness(scores) == scores["loss"]
+    batch = sharding.put_batch(next(task.batches(0)), task.mesh, 16)
+    _, metrics = task.step_of(1)(state, batch)
+    assert "accuracy" not in metrics, "of a number there is none"
+
+
+def test_microbatches_change_rounding_alone(tmp_path, tokenizer_folder):
+    config, _, one = build(tmp_path, tokenizer_folder, "mesh.data=4", "mesh.fsdp=2")
+    _, _, two = build(tmp_path, tokenizer_folder, "train.accumulate=2", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+    np.testing.assert_allclose(train(one, config, steps=5)[1], train(two, config, steps=5)[1], rtol=1e-4)
+
+
+def test_the_start_is_the_body_that_was_given(tmp_path, tokenizer_folder):
+    config = labelled_texts.config(tmp_path, tokenizer_folder, "optimizer.ema_decay=0.9")
+    examples, body = load(config, tmp_path, tokenizer_folder)
+    given = jax.device_get(roberta.init_params(body, jax.random.key(5)))["roberta"]
+    state = classification.build_task(config, examples, body, lambda: given).fresh()
+    random = classification.build_task(config, examples, body, None).fresh()
+    for tree in (state.params, state.ema):
+        assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), tree["roberta"], given))
+    same = jax.tree.map(lambda a, b: np.array_equal(a, b), state.params, random.params)
+    assert all(jax.tree.leaves(same["classifier"])) and not all(jax.tree.leaves(same["roberta"]))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, tokenizer_folder):
+    folder = tmp_path_factory.mktemp("scores")
+    _, examples, task = build(folder, tokenizer_folder, "model.init_stddev=0.3")
+    params = jax.device_get(task.fresh().params)
+    return folder, params, task.evaluate(task.fresh().params), examples
+
+
+@pytest.mark.parametrize(("rows", "mesh"), [(8, (8, 1, 1)), (64, (2, 4, 1)), (29, (1, 1, 1))])
+def test_scores_do_not_depend_on_the_batch(reference, tokenizer_folder, rows, mesh):
+    """29 rows in batches of 16, the reference's, or others: each once, in the order of the file."""
+    folder, params, wanted, examples = reference
+    config = labelled_texts.config(folder, tokenizer_folder, f"evaluate.batch={rows}", "model.init_stddev=0.3")
+    _, body = load(config, folder, tokenizer_folder)
+    devices = jax.devices()[: int(np.prod(mesh))]
+    there = sharding.make_mesh(**dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)), devices=devices)
+    model = classification.classifier.make_config(body, examples.labels)
+    network = classification.make_network(config, model, examples, there)
+    places = sharding.tree_shardings(params, there, params)
+    eval_step = classification.make_eval_step(network, there, places)
+    params = jax.device_put(params, places)
+    scores, predicted = classification.evaluate(config, examples, there, eval_step, params, "validation")
+    assert scores["rows"] == wanted["rows"] == 29
+    assert scores["accuracy"] == wanted["accuracy"] and scores["f1"] == wanted["f1"]
+    assert scores["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+    labels = examples.splits["validation"].labels_N
+    assert np.mean(predicted == labels) == scores["accuracy"], "predictions in the order of the rows"
+
+
+def test_what_can_not_be_right_is_refused(tmp_path, tokenizer_folder):
+    for overrides, words in (
+        (("classify.length=65",), r"classify\.length = 65: the model reads 64 tokens"),
+        (("data.lanes=16", "classify.train=" + labelled_texts.write_csv(tmp_path / "few.csv", labelled_texts.rows(9))),
+         r"data\.lanes = 16: there are only 9 training rows"),
+        (("data.global_batch=12", "data.lanes=4"), "12 rows can't be split over 8 devices"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            build(tmp_path, tokenizer_folder, *overrides)
+    config = labelled_texts.config(tmp_path, tokenizer_folder)
+    examples, body = load(config, tmp_path, tokenizer_folder)
+    body.pad_token_id = 0
+    with pytest.raises(InputError, match="pad id 0, its tokenizer 600 and 1"):
+        classification.build_task(config, dataclasses.replace(examples), body, None)
+
+
+# The command in processes of its own ----------------------------------------------------------------------------------
+
+
+def arguments(workdir: pathlib.Path, data_folder: pathlib.Path, tokenizer_folder: str, *overrides: str) -> list[str]:
+    settings = labelled_texts.settings(data_folder, tokenizer_folder, *overrides)
+    settings += ["model.hidden_dropout=0.1", "optimizer.ema_decay=0.9", "log.every=4", "checkpoint.every=4"]
+    return ["classify", "--config=configs/base.py", f"--workdir={workdir}", *(f"--config.{text}" for text in settings)]
+
+
+@pytest.fixture(scope="module")
+def straight(tokenizer_folder, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("straight")
+    run(arguments(workdir, tmp_path_factory.mktemp("rows"), tokenizer_folder))
+    return workdir
+
+
+def lines(workdir: pathlib.Path, kind: str) -> list[dict]:
+    found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+def test_each_epoch_is_evaluated_and_saved(straight):
+    assert [line["step"] for line in lines(straight, "eval")] == [6, 11, 16]
+    assert [line["step"] for line in lines(straight, "train")] == [4, 8, 12, 16]
+    steps = checkpoint.complete_steps(straight / "checkpoints")
+    assert steps[-3:] == [11, 12, 16]
+    assert (straight / "report.html").is_file() and (straight / "export" / "proof.json").is_file()
+
+
+def test_killed_and_stopped_runs_end_with_the_same_bits(straight, tokenizer_folder, tmp_path):
+    command = arguments(tmp_path / "run", tmp_path, tokenizer_folder)
+    kill_when(start(command, program=DELAYED), lambda: logged_step(tmp_path / "run") >= 8)
+    process = start(command, program=DELAYED)
+    while logged_step(tmp_path / "run") < 12:
+        assert process.poll() is None, process.communicate()[1]
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    run(command)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == (straight / "metrics.jsonl").read_text()
+    a, b = state_of(straight, STEPS), state_of(tmp_path / "run", STEPS)
+    assert a.keys() == b.keys() and len(a) > 60
+    assert all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_several_processes_give_the_same_scores(straight, tokenizer_folder, tmp_path):
+    command = arguments(tmp_path / "run", tmp_path, tokenizer_folder)
+    run_together(command, processes=2, devices=2)
+    for kind in ("train", "eval"):
+        for one, other in zip(lines(straight, kind), lines(tmp_path / "run", kind), strict=True):
+            assert one["step"] == other["step"] and one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+def test_other_rows_are_refused_and_moved_ones_taken(straight, tokenizer_folder, tmp_path):
+    workdir = copy(straight, tmp_path / "again")
+    before = (workdir / "metrics.jsonl").read_text()
+    command = arguments(workdir, tmp_path, tokenizer_folder)  # the same rows in another folder
+    run(command)
+    assert (workdir / "metrics.jsonl").read_text() == before
+    rows = labelled_texts.rows(83)
+    rows[40]["label"] = "money" if rows[40]["label"] != "money" else "animal"
+    labelled_texts.write_csv(tmp_path / "other.csv", rows)
+    _, err = run([*command, f"--config.classify.train=csv:{tmp_path}/other.csv"], code=2)
+    assert "was made from other shards or rows" in err
+    _, err = run([*command, "--config.classify.length=16"], code=2)
+    assert "classify.length: 24 -> 16" in err
+
+
+def test_the_config_says_what_the_run_had(straight):
+    saved = configs.load_saved(configs.UPath(straight / "config.json"), [])
+    assert saved.model.layers == 1 and saved.model.positions == 64 and saved.classify.length == 24

@@ -1,0 +1,117 @@
+"""The classifier is transformers' FlaxRobertaForSequenceClassification: its tree, its numbers, its loss."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+from transformers import FlaxRobertaForSequenceClassification
+
+from mlm.model import classifier, roberta
+from mlm.model.roberta import Network
+from tests.fixtures import FACTS, random_batch
+
+LABELS = ("no", "perhaps", "yes")
+
+
+def make(labels: tuple[str, ...] = LABELS, **sizes):
+    """Returns (transformers' config, parameters with a head that is not near zero)."""
+    settings = {
+        "hidden_size": 32,
+        "layers": 2,
+        "heads": 4,
+        "intermediate_size": 64,
+        "positions": 32,
+        "activation": "gelu",
+        "hidden_dropout": 0.3,
+        "attention_dropout": 0.2,
+        "layer_norm_eps": 1e-5,
+        "init_stddev": 0.3,
+        "vocab_multiple": 8,
+    }
+    body = roberta.make_config(vocab_size=FACTS.vocab_size, special_ids=FACTS.special_ids, **(settings | sizes))
+    config = classifier.make_config(body, labels)
+    return config, classifier.init_params(config, jax.random.key(0))
+
+
+@pytest.mark.parametrize("labels", [LABELS, ()], ids=["classes", "regression"])
+def test_logits_are_the_stock_ones(labels):
+    config, params = make(labels)
+    batch = random_batch(rows=6)
+    stock = FlaxRobertaForSequenceClassification(config, _do_init=False)
+    wanted = stock(batch["input_ids"], batch["attention_mask"], params=params, train=False).logits
+    found = classifier.logits(Network(config), params, batch["input_ids"], batch["attention_mask"])
+    assert found.shape == (6, max(len(labels), 1)) and found.dtype == jnp.float32
+    assert float(jnp.std(wanted)) > 0.1
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_the_tree_is_the_stock_one_without_pooler():
+    _, params = make()
+    assert params.keys() == {"roberta", "classifier"}
+    assert params["roberta"].keys() == {"embeddings", "encoder"}
+    assert params["classifier"]["out_proj"]["kernel"].shape == (32, 3)
+
+
+def test_padding_is_not_attended_to():
+    """Whatever ids lie in the padding, and however much of it there is."""
+    config, params = make()
+    batch, network = random_batch(rows=3), Network(config)
+    attention = np.zeros_like(batch["attention_mask"])
+    attention[:, :20] = 1
+    ids = np.where(attention, batch["input_ids"], 77)
+    wanted = classifier.logits(network, params, ids[:, :20], attention[:, :20])
+    np.testing.assert_allclose(classifier.logits(network, params, ids, attention), wanted, atol=1e-5)
+
+
+def test_dropout_of_the_head():
+    """On with a key alone, of the hidden rate, and a function of the key and the row."""
+    config, params = make(hidden_dropout=0.5, attention_dropout=0.0, layers=1)
+    batch = random_batch(rows=4)
+    ids, attention = (np.repeat(batch[name][:1], 4, axis=0) for name in ("input_ids", "attention_mask"))
+
+    def logits(key, rows=None):
+        return np.asarray(classifier.logits(Network(config), params, ids, attention, key, rows))
+
+    assert np.ptp(logits(None), axis=0).max() < 1e-5
+    one, other = logits(jax.random.key(1)), logits(jax.random.key(2))
+    assert np.abs(one - other).min(axis=1).max() > 1e-3 and np.ptp(one, axis=0).max() > 1e-3
+    np.testing.assert_array_equal(logits(jax.random.key(1)), one)
+    again = logits(jax.random.key(1), np.array([2, 2, 0, 1], np.uint32))
+    np.testing.assert_allclose(again, one[[2, 2, 0, 1]], atol=1e-6)
+    body = dataclasses.replace(Network(config))
+    body.config.hidden_dropout_prob = 0.0
+    assert np.abs(logits(jax.random.key(1)) - logits(None)).max() < 1e-5, "another rate than the hidden one"
+
+
+def test_loss_of_classes():
+    logits = jax.random.normal(jax.random.key(0), (5, 3))
+    labels = np.array([0, 2, 1, 1, 0], np.int32)
+    sums = classifier.row_sums(logits, labels)
+    wanted = -jax.nn.log_softmax(logits)[np.arange(5), labels]
+    np.testing.assert_allclose(sums.loss_B, wanted, atol=1e-6)
+    np.testing.assert_array_equal(sums.correct_B, np.argmax(logits, -1) == labels)
+    np.testing.assert_array_equal(sums.weight_B, np.ones(5))
+    check_grads(lambda x: classifier.row_sums(x, labels).loss_B.sum(), (logits,), order=1, modes=["rev"], atol=1e-2)
+    scores = classifier.row_scores(logits, labels)
+    np.testing.assert_array_equal(scores.prediction_B, np.argmax(logits, -1))
+
+
+def test_loss_of_numbers():
+    logits, targets = np.array([[1.5], [-2.0]], np.float32), np.array([1.0, 0.5], np.float32)
+    assert classifier.row_sums(logits, targets).loss_B.tolist() == [0.25, 6.25]
+    assert classifier.row_scores(logits, targets).prediction_B.tolist() == [1.5, -2.0]
+
+
+def test_the_config_names_its_classes(tmp_path):
+    config, _ = make()
+    config.save_pretrained(tmp_path)
+    again = type(config).from_pretrained(tmp_path)
+    assert again.num_labels == 3 and again.label2id == {"no": 0, "perhaps": 1, "yes": 2}
+    assert again.problem_type == "single_label_classification"
+    assert again.architectures == ["RobertaForSequenceClassification"]
+    assert classifier.class_names(again) == LABELS
+    number, _ = make(())
+    assert number.num_labels == 1 and number.problem_type == "regression" and classifier.class_names(number) == ()

@@ -1,0 +1,192 @@
+"""The command `classify`, and `evaluate`, `predict`, `export` and `report` on what it leaves; what it refuses."""
+
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from mlm import __main__, classifiers, kinds, logs, trained
+from mlm.data import tokenizer
+from mlm.errors import InputError
+from mlm.model import classifier
+from mlm.training import checkpoint
+from mlm.workdir import Workdir
+from tests import labelled_texts
+from tests.labelled_texts import rows, write_csv
+from tests.test_bad_input import refuse
+from tests.test_predict import Pipe
+
+
+def arguments(workdir: pathlib.Path, folder: pathlib.Path, *overrides: str) -> list[str]:
+    settings = [each for each in labelled_texts.settings(folder, "", *overrides) if each != "tokenizer.path="]
+    return ["classify", "--config=configs/base.py", f"--workdir={workdir}", *(f"--config.{text}" for text in settings)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_devices() -> Iterator[None]:
+    with labelled_texts.two_devices():
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(trained_workdir, tmp_path_factory) -> tuple[Workdir, pathlib.Path]:
+    """A run that started from a pretrained workdir, and the folder of its rows."""
+    folder = tmp_path_factory.mktemp("rows")
+    test = write_csv(folder / "test.csv", rows(17, seed=2))
+    overrides = (f"train.init_from={trained_workdir.root}", f"classify.test={test}", "optimizer.learning_rate=0.01")
+    assert __main__.main(arguments(folder / "run", folder, *overrides, "train.epochs=6", "checkpoint.keep=1")) == 0
+    return Workdir(str(folder / "run"), create=False), folder
+
+
+def test_it_starts_from_a_run_with_its_sizes_and_tokenizer(finished, trained_workdir):
+    workdir, _ = finished
+    assert kinds.is_classifier(workdir, "") and not kinds.is_classifier(trained_workdir, "")
+    config = json.loads(workdir.config.read_text())
+    assert (config["model"]["layers"], config["model"]["hidden_size"], config["model"]["positions"]) == (2, 64, 32)
+    folders = (workdir.tokenizer, trained_workdir.tokenizer)
+    assert len({tokenizer.fingerprint(str(folder)) for folder in folders}) == 1
+    first = checkpoint.read_meta(workdir.checkpoints, checkpoint.complete_steps(workdir.checkpoints)[0])
+    assert first["facts"]["labels"] == list(labelled_texts.LABELS) and first["facts"]["vocab_size"] == 1000
+
+
+def test_the_best_checkpoint_is_kept_and_exported(finished):
+    workdir, _ = finished
+    evals = logs.read(workdir.metrics, "eval")
+    best = max(line["accuracy"] for line in evals)
+    found = classifiers.from_checkpoint(workdir)
+    assert next(line for line in evals if line["step"] == found.step)["accuracy"] == best
+    assert len(checkpoint.complete_steps(workdir.checkpoints)) <= 2, "keep=1, and the best"
+    assert json.loads((workdir.export / "run_config.json").read_text())["classify.label"] == "label"
+    steps = checkpoint.complete_steps(workdir.checkpoints)
+    assert checkpoint.choose(workdir.checkpoints, on_damage="stop") == steps[-1]
+    assert checkpoint.choose(workdir.checkpoints, on_damage="stop", best=True) == found.step
+
+
+def test_the_best_is_not_the_newest(finished, tmp_path):
+    """Whatever this run's was: scores that fall with the steps."""
+    folder = Workdir(str(tmp_path / "run")).checkpoints
+    for step, score in ((3, 0.2), (6, 0.1), (9, 0.1), (12, 0.4), (14, None)):
+        (folder / str(step) / "metrics").mkdir(parents=True)
+        (folder / str(step) / "state").write_text("x")
+        if score is not None:
+            (folder / str(step) / "metrics" / "metrics").write_text(json.dumps({"loss": score}))
+        checkpoint.write_hashes(folder, step)
+    assert checkpoint.choose(folder, on_damage="stop", best=True) == 9
+    assert checkpoint.choose(folder, on_damage="stop") == 14
+
+
+def test_evaluate_gives_the_scores_of_the_log(finished, capsys):
+    workdir, _ = finished
+    capsys.readouterr()
+    assert __main__.main(["evaluate", f"--workdir={workdir.root}"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    step = classifiers.from_checkpoint(workdir).step
+    logged = next(line for line in logs.read(workdir.metrics, "eval") if line["step"] == step)
+    assert {key: found[key] for key in ("accuracy", "f1", "rows")} == {
+        key: logged[key] for key in ("accuracy", "f1", "rows")
+    }
+    assert found["loss"] == pytest.approx(logged["loss"], rel=1e-5)
+    exported = ["evaluate", f"--workdir={workdir.root}", f"--model={workdir.export}", "--split=test"]
+    assert __main__.main(exported) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["split"] == "test" and found["rows"] == 17 and found["model"] == str(workdir.export)
+
+
+def test_predict_and_export_and_report(finished, capsys, monkeypatch):
+    workdir, _ = finished
+    monkeypatch.setattr("sys.stdin", Pipe("a red cat\nrain\n"))
+    for place in (f"--workdir={workdir.root}", f"--model={workdir.export}"):
+        monkeypatch.setattr("sys.stdin", Pipe("a red cat\nrain\n"))
+        capsys.readouterr()
+        assert __main__.main(["predict", place, "--top-k=2"]) == 0
+        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["text"] for line in found] == ["a red cat", "rain"]
+        assert all(len(line["probabilities"]) == 2 for line in found)
+    assert __main__.main(["export", f"--workdir={workdir.root}"]) == 0
+    assert __main__.main(["report", f"--workdir={workdir.root}"]) == 0
+    page = workdir.report.read_text()
+    content = json.loads((workdir.root / "classification.json").read_text())
+    wrong = sum(map(sum, content["confusion"])) - sum(row[i] for i, row in enumerate(content["confusion"]))
+    assert ("<h2>Confusion</h2>" in page) == (wrong > 0)
+    assert "F1, weighted" in page and "perplexity" not in page and "Tokens read" not in page
+
+
+def test_a_small_table_and_the_worst_pairs_of_a_large_one():
+    from mlm import confusion, report
+
+    content = {"split": "test", "step": 7, "scores": {"rows": 6}, "labels": ["a", "<b>"], "confusion": [[2, 1], [3, 0]]}
+    assert confusion.pairs(content, 5) == [("<b>", "a", 3, 3), ("a", "<b>", 1, 3)]
+    assert "<td>&lt;b&gt;</td><td>3</td><td>0</td>" in report._confusion(content)
+    content |= {
+        "labels": [f"l{n}" for n in range(40)],
+        "confusion": [[n * (n == m + 1) for n in range(40)] for m in range(40)],
+    }
+    page = report._confusion(content)
+    assert page.count("<tr>") == report.PAIRS + 1 and "<td>l38</td><td>l39</td><td>39</td><td>100%</td>" in page
+
+
+def test_a_folder_to_start_from(trained_workdir, model, tmp_path, capsys):
+    from mlm import export
+
+    export.export(model, trained.UPath(tmp_path / "folder"), scores=None, name="x")
+    overrides = (f"train.init_from={tmp_path / 'folder'}", "classify.kind=regression", "classify.label=score")
+    assert __main__.main(arguments(tmp_path / "run", tmp_path, *overrides, "train.epochs=1")) == 0
+    err = capsys.readouterr().err
+    assert "a number; 2 layers of 64" in err and "truncated to 24" in err
+    assert "batches are padded to 8 or 16 or 24 tokens, each compiled once" in err
+    found = classifiers.from_checkpoint(Workdir(str(tmp_path / "run"), create=False))
+    assert classifier.class_names(found.config) == ()
+    with pytest.raises(InputError, match="is of a classifier"):
+        trained.from_checkpoint(Workdir(str(tmp_path / "run"), create=False))
+
+
+def test_pairs_of_texts(tmp_path, tokenizer_folder, capsys):
+    table = [{"first": row["text"], "second": "snow and rain", "label": row["label"]} for row in rows(40)]
+    source = write_csv(tmp_path / "pairs.csv", table)
+    overrides = (f"classify.train={source}", f"classify.validation={source}", "classify.text=('first', 'second')")
+    overrides = (*overrides, f"tokenizer.path={tokenizer_folder}", "train.epochs=1")
+    assert __main__.main(arguments(tmp_path / "run", tmp_path, *overrides)) == 0
+    assert logs.read(Workdir(str(tmp_path / "run")).metrics, "eval")[-1]["rows"] == 40
+
+
+BAD = {
+    "no source": (["classify.train="], "config.classify.train: say where the rows are"),
+    "no file": (["classify.train=csv:/no/such.csv"], "/no/such.csv can't be read"),
+    "no column": (["classify.text=('words',)"], "there is no column 'words'"),
+    "label is a text": (["classify.label=text"], "must be another column"),
+    "not a number": (["classify.kind=regression"], "line 2: its 'label' is"),
+    "no start": (["train.init_from="], "config.train.init_from is empty: then set config.tokenizer.path"),
+    "nowhere": (["train.init_from=/no/such/folder"], "/no/such/folder"),
+    "primed": (["model.init=primed"], "config.model.init = 'primed': must be stock with train.init_from"),
+    "too long": (["classify.length=33"], "config.classify.length = 33: the model reads 32 tokens"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_bad_input_is_one_sentence(fault, trained_workdir, tmp_path, capsys):
+    overrides, words = BAD[fault]
+    command = arguments(tmp_path / "run", tmp_path, f"train.init_from={trained_workdir.root}", *overrides)
+    refuse(command, 2, words, capsys=capsys)
+    assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_bad_rows_are_named_with_file_and_line(trained_workdir, tmp_path, capsys):
+    start = f"train.init_from={trained_workdir.root}"
+    for table, words in (
+        ([*rows(5), {"text": "x", "label": "unheard", "score": 1}], "line 7: its label 'unheard' is not one of the 3"),
+        ([*rows(5), {"text": "", "label": "money", "score": 1}], "line 7: its 'text' is empty"),
+    ):
+        bad = write_csv(tmp_path / "bad.csv", table)
+        refuse(arguments(tmp_path / "run", tmp_path, start, f"classify.validation={bad}"), 2, words, capsys=capsys)
+    one = write_csv(tmp_path / "one.csv", [row for row in rows(40) if row["label"] == "money"])
+    words = "all of its rows have the label 'money'; two labels are needed"
+    refuse(arguments(tmp_path / "run", tmp_path, start, f"classify.train={one}"), 2, words, capsys=capsys)
+
+
+def test_a_workdir_of_the_other_kind(trained_workdir, finished, tmp_path, capsys):
+    workdir, _ = finished
+    other = shutil.copytree(str(trained_workdir.root), tmp_path / "pretrained")
+    refuse(arguments(other, tmp_path), 2, "is of a masked language model", capsys=capsys)
+    refuse(["evaluate", f"--workdir={workdir.root}", "--split=dev"], 2, "--split=dev", capsys=capsys)

@@ -1,0 +1,273 @@
+"""The doctor on healthy shards and on each kind of bad ones: what it says, its exit code, that it leaves nothing."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from mlm import __main__, doctor_checks, doctor_masks
+from mlm.data import tokenizer
+from mlm.data.manifest import Manifest, load_manifest
+from mlm.doctor_checks import Case, Finding
+from mlm.workdir import Workdir
+from tests.fixtures import tiny_config
+from tests.fixtures_data import train_tokenizer, write_shards
+from tests.processes import train_arguments
+from tests.test_bad_input import foreign, snapshot
+
+ALL = ["files", "length", "tokenizer", "mesh", "lanes", "ids", "duplicates", "overlap", "masks"]
+
+
+@pytest.fixture(scope="module")
+def healthy(texts, tokenizer_folder, tmp_path_factory) -> Manifest:
+    """Shards of documents that have nothing in common but their words."""
+    words, rng = sorted({word for text in texts for word in text.split()}), np.random.default_rng(0)
+    made = [" ".join(rng.choice(words, 25)) for _ in range(200)]
+    return write_shards(made, tmp_path_factory.mktemp("healthy") / "shards", tokenizer_folder)
+
+
+@pytest.fixture
+def workdir(tokenizer_folder, tmp_path) -> pathlib.Path:
+    shutil.copytree(tokenizer_folder, tmp_path / "run" / "tokenizer")
+    return tmp_path / "run"
+
+
+def look(workdir, shards: str, capsys, *overrides: str, flags: tuple[str, ...] = (), code: int = 0) -> dict:
+    """Returns {name of the check: its first finding}, and the batch."""
+    settings = ("tokenizer.vocab_size=600", "data.lanes=2", *overrides)
+    arguments = ["doctor", *train_arguments(workdir, shards, *settings)[1:], "--json", *flags]
+    capsys.readouterr()
+    assert __main__.main(arguments) == code
+    out, err = capsys.readouterr()
+    content = json.loads(out)
+    assert ("that the run can't be right" in err) == (code == 2), err
+    levels = [finding["level"] for finding in content["findings"]]
+    assert content["wrong"] == levels.count("wrong") and (code == 2) == ("wrong" in levels)
+    for finding in content["findings"]:
+        assert finding["level"] in ("wrong", "doubtful", "fine") and finding["what"] and finding["where"]
+        assert bool(finding["mend"]) == (finding["level"] != "fine"), "what is not fine can be mended"
+    found = {finding["check"]: finding for finding in reversed(content["findings"])}
+    return found | {"batch": content["batch"]}
+
+
+def case_of(manifest: Manifest, workdir: pathlib.Path, *overrides: str, hosts: int = 1, devices: int = 8) -> Case:
+    """What the checks get, for one check alone."""
+    config = tiny_config("tokenizer.vocab_size=600", "data.lanes=2", *overrides)
+    folder = str(workdir / "tokenizer") if (workdir / "tokenizer").is_dir() else None
+    return Case(config, Workdir(str(workdir)), manifest, folder, hosts, devices, rows=10_000, topology="")
+
+
+def named(findings: list, check: str) -> Finding:
+    (found,) = (finding for finding in findings if isinstance(finding, Finding) and finding.check == check)
+    return found
+
+
+def test_healthy_shards_and_nothing_left_in_the_workdir(healthy, workdir, capsys):
+    before = snapshot(workdir) | snapshot(pathlib.Path(healthy.folder))
+    found = look(workdir, healthy.folder, capsys)
+    batch = found.pop("batch")
+    assert sorted(found) == sorted(ALL)
+    assert {finding["check"]: finding["what"] for finding in found.values() if finding["level"] != "fine"} == {}
+    assert snapshot(workdir) | snapshot(pathlib.Path(healthy.folder)) == before
+    assert "the tokenizer and the model have 600 entries" in found["ids"]["what"]
+    assert "100% of the training rows" in found["duplicates"]["what"]
+    assert "(masking.rate = 0.2)" in found["masks"]["what"] and "special tokens never" in found["masks"]["what"]
+    assert len(batch) == doctor_masks.SHOWN
+    kinds = [kind for row in batch for _, kind, _ in row]
+    assert {"mask", "", "random"} <= set(kinds)
+    assert all(read == "<mask>" for row in batch for _, kind, read in row if kind == "mask")
+
+
+def test_for_a_person(healthy, workdir, capsys):
+    overrides = ("tokenizer.vocab_size=600", "data.lanes=2")
+    assert __main__.main(["doctor", *train_arguments(workdir, healthy.folder, *overrides)[1:]]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[:2] for line in out.splitlines()[: len(ALL)]] == [["fine", name] for name in ALL]
+    assert "[token] is masked" in out and "\033" not in out, "colors are for terminals"
+    assert out.count("[") > 10
+
+
+def test_the_batch_is_the_first_that_the_run_reads(healthy, workdir, tokenizer_folder):
+    """Its rows, put together again, are those of the first batch that is not skipped."""
+    from mlm.data import batches
+
+    case = case_of(healthy, workdir, "data.skip_batches=1:3")
+    _, *shown = doctor_checks.masks(case)
+    order = {"seed": 0, "global_batch": 16, "lanes": 2, "start_step": 3, "rows": (0, 16)}
+    ids = next(batches.train_batches(healthy, split="train", **order))["input_ids"]
+    tok = tokenizer.load_fast(tokenizer_folder)
+    for row, ids_L in zip(shown, ids, strict=False):
+        assert "".join(piece for piece, _, _ in row) == tok.decode(ids_L.tolist(), skip_special_tokens=False)
+
+
+# What is wrong --------------------------------------------------------------------------------------------------------
+
+
+def random_rows(count: int = 64, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(5, 600, (count, 32))
+
+
+def test_ids_that_the_vocabulary_lacks(workdir, tmp_path, capsys):
+    ids = random_rows()
+    ids[13, 7] = 600
+    foreign(tmp_path / "shards", ids)
+    found = look(workdir, str(tmp_path / "shards"), capsys, code=2)
+    assert "record 4 has the token id 600, the vocabulary 600 entries" in found["ids"]["what"]
+
+
+def test_ids_that_the_tokenizer_lacks_though_the_manifest_has_them(workdir, healthy, tmp_path):
+    """The manifest says what the shards say, and both are wrong."""
+    ids = random_rows()
+    ids[13, 7] = 655
+    foreign(tmp_path / "shards", ids)
+    content = json.loads(pathlib.Path(healthy.folder, "manifest.json").read_text()) | {"vocab_size": 700}
+    for split, entry in content["splits"].items():
+        paths = sorted((tmp_path / "shards" / split).iterdir())
+        sizes = ({"records": 16, "bytes": path.stat().st_size, "sha256": None} for path in paths)
+        entry["shards"] = [{"file": f"{split}/{p.name}"} | each for p, each in zip(paths, sizes, strict=True)]
+    (tmp_path / "shards" / "manifest.json").write_text(json.dumps(content))
+    case = case_of(load_manifest(str(tmp_path / "shards")), workdir)
+    assert "it has 600 entries, the manifest says 700" in doctor_checks.vocabulary(case)[0].what
+    found = doctor_checks.ids(case)
+    assert named(found, "ids").level == "wrong"
+    assert "the largest id is 655 (validation record 19)" in named(found, "ids").what, "row 13: the fourth of shard 1"
+    assert named(found, "overlap").level == "wrong", "both splits hold the same rows"
+
+
+def test_rows_that_are_longer_than_the_positions(healthy, workdir, capsys):
+    found = look(workdir, healthy.folder, capsys, "shards.length=16", "model.positions=16", code=2)
+    assert found["length"]["what"] == "the rows hold 32 tokens, config.shards.length = 16"
+    assert "model.positions = 16" in found["masks"]["what"]
+
+
+def test_another_tokenizer(healthy, texts, tmp_path):
+    train_tokenizer(texts[:300], tmp_path / "run" / "tokenizer", vocab_size=500)
+    case = case_of(healthy, tmp_path / "run")
+    first, *others = doctor_checks.vocabulary(case)
+    assert first.level == "wrong" and "another tokenizer (its fingerprint differs)" in first.what
+    assert "it has 500 entries, the manifest says 600" in others[0].what
+    found = named(doctor_checks.ids(case), "ids")
+    assert found.level == "wrong" and "500 entries" in found.what
+
+
+def test_no_tokenizer_and_another_size_are_doubtful(healthy, workdir, tmp_path):
+    (found,) = doctor_checks.vocabulary(case_of(healthy, workdir, "tokenizer.vocab_size=700"))
+    assert found.level == "doubtful" and "set tokenizer.vocab_size to 600" in found.mend
+    case = case_of(healthy, tmp_path / "empty")
+    (found,) = doctor_checks.vocabulary(case)
+    assert found.level == "doubtful" and "there is no tokenizer" in found.what
+    assert [each.level for each in doctor_checks.masks(case)] == ["fine"], "and no rows are shown"
+
+
+def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path, capsys):
+    shards = pathlib.Path(shutil.copytree(healthy.folder, tmp_path / "shards"))
+    path = sorted((shards / "train").iterdir())[0]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    found = look(workdir, str(shards), capsys, code=2)
+    assert path.name in found["files"]["what"] and "SHA-256 differs" in found["files"]["what"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "devices", "hosts", "check", "words"),
+    [
+        ((), 12, 1, "mesh", "16 rows can't be split over 12 devices"),
+        (("evaluate.batch=20",), 8, 1, "mesh", "config.evaluate.batch: 20 rows"),
+        (("mesh.fsdp=3",), 8, 1, "mesh", "does not fit 8 devices"),
+        ((), 8, 3, "mesh", "8 devices can't be shared by 3 hosts"),
+        (("mesh.tensor=3", "data.global_batch=24"), 12, 6, "mesh", "tensor = 3 does not fit the 2"),
+        (("data.lanes=8",), 8, 1, "lanes", "data.lanes = 8, the training split has 6 shards"),
+        (("data.lanes=2",), 8, 4, "lanes", "lanes = 2 can't be shared by 4 hosts"),
+    ],
+)
+def test_devices_hosts_and_lanes_that_do_not_fit(healthy, workdir, overrides, devices, hosts, check, words):
+    case = case_of(healthy, workdir, *overrides, devices=devices, hosts=hosts)
+    found = getattr(doctor_checks, check)(case)
+    assert any(each.level == "wrong" and each.check == check and words in each.what for each in found), found
+    assert all(each.mend for each in found)
+
+
+def test_uneven_lanes_and_a_huge_batch_are_doubtful(healthy, workdir):
+    first, second = doctor_checks.lanes(case_of(healthy, workdir, "data.lanes=4", "data.global_batch=6400"))
+    assert first.level == "doubtful" and "their epochs drift apart" in first.what
+    assert second.level == "doubtful" and "an update reads rows twice" in second.mend
+
+
+def test_documents_that_come_twice(texts, tokenizer_folder, workdir, tmp_path):
+    """Behind one another in the corpus; the example is in words."""
+    short = [text for text in texts if 40 < len(text) < 70][:40]
+    assert len(short) == 40
+    twice = [text for text in short for _ in range(4)]
+    settings = {"counts": {"train": 2, "validation": 1}, "length": 64}  # so that most of them lie in one row
+    made = write_shards(twice, tmp_path / "shards", tokenizer_folder, **settings)
+    found = named(doctor_checks.ids(case_of(made, workdir)), "duplicates")
+    assert found.level == "doubtful"
+    example = found.what.rpartition(": ")[2].strip("'\"")
+    assert any(example[:20] in " ".join(text.split()) for text in short), example
+    assert int(found.what.split()[0]) > 5
+
+
+def test_validation_that_training_has_seen(texts, tokenizer_folder, workdir, tmp_path):
+    """Of the validation documents all, or two of twenty, are in training too, on rows that are cut elsewhere."""
+    words, rng = sorted({word for text in texts for word in text.split()}), np.random.default_rng(1)
+    long = [" ".join(rng.choice(words, 40)) for _ in range(200)]
+    for shared, level in ((20, "wrong"), (2, "doubtful")):
+        mixed = [long[n + 1] if n % 10 == 0 and n < 10 * shared else long[n] for n in range(200)]  # every tenth
+        made = write_shards(mixed, tmp_path / str(shared), tokenizer_folder)
+        found = named(doctor_checks.ids(case_of(made, workdir)), "overlap")
+        assert found.level == level, found
+        assert "; validation record " in found.what
+
+
+def test_masks_that_predict_special_tokens(healthy, workdir, tmp_path):
+    """The manifest has lost one of the special ids."""
+    special = tuple(each for each in healthy.all_special_ids if each != healthy.special_ids["sep"])
+    case = case_of(dataclasses.replace(healthy, all_special_ids=special), workdir, "data.global_batch=128")
+    found = doctor_checks.masks(case)[0]
+    assert found.level == "wrong" and "special tokens are predicted" in found.what
+    assert doctor_checks.vocabulary(case)[0].level == "wrong"
+
+
+def test_mask_rates_that_are_not_the_config_s():
+    """The judge on kinds drawn by other shares."""
+    config, rng, ids = tiny_config("masking.rate=0.2"), np.random.default_rng(0), random_rows(256)
+    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+    def kinds(rate: float, mask: float, random: float) -> np.ndarray:
+        count = np.floor(rate * 32 + rng.random((256, 1)))  # as the masks: rounded at random
+        chosen = np.argsort(np.argsort(rng.random(ids.shape), 1), 1) < count
+        drawn = rng.choice(["mask", "random", "kept"], ids.shape, p=[mask, random, abs(1 - mask - random)])
+        return np.where(chosen, drawn, "")
+
+    judge = lambda *shares: doctor_masks.judge(config, batch, ids, kinds(*shares), (0, 1, 2, 3, 4))  # noqa: E731
+    assert {judge(0.2, 0.8, 0.1)[0] for _ in range(50)} == {"fine"}
+    for shares in ((0.17, 0.8, 0.1), (0.2, 0.9, 0.05), (0.2, 0.7, 0.1), (0.2, 0.8, 0.2)):
+        assert judge(*shares)[0] == "doubtful", shares
+    assert judge(0, 0.8, 0.1)[:2] == ("wrong", "nothing is predicted")
+
+
+def test_no_shards(workdir, capsys):
+    found = look(workdir, str(workdir / "nothing"), capsys, code=2)
+    assert "holds no shards" in found["data"]["what"]
+
+
+def test_memory_and_time_of_a_topology(healthy, workdir, capsys):
+    """From `plan`'s own functions; the devices are those of the topology."""
+    found = look(workdir, healthy.folder, capsys, flags=("--topology=v3:2x2",))
+    assert found["step"]["level"] == "fine" and "GB a chip" in found["step"]["what"]
+    assert "data 8 x fsdp 1" in found["mesh"]["what"]
+
+
+def test_a_step_that_does_not_fit_is_wrong(healthy, workdir, monkeypatch):
+    row = {"fits": False, "bytes_per_chip": {"capacity": 16.91e9}}
+    monkeypatch.setattr("mlm.plan.measure", lambda *arguments: (None, row))
+    monkeypatch.setattr("mlm.tpu.topology.find", lambda name: name)
+    (found,) = doctor_checks.step(dataclasses.replace(case_of(healthy, workdir), topology="v5e:2x4"))
+    assert (found.level, found.check) == ("wrong", "step") and "16.91 GB" in found.what and "mlm plan" in found.mend
+
+
+def test_a_flag_that_can_not_be(healthy, workdir, capsys):
+    assert __main__.main(["doctor", *train_arguments(workdir, healthy.folder)[1:], "--rows=0"]) == 2
+    assert "--rows" in capsys.readouterr().err

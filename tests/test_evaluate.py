@@ -1,0 +1,141 @@
+"""The command `evaluate`: a checkpoint and a folder, and the file beside the model that loses nothing."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from mlm import config as configs
+from mlm import evaluate, export, stages, trained
+from mlm.errors import InputError
+from mlm.paths import UPath
+from mlm.workdir import Workdir
+from tests.fixtures import tiny_config
+from tests.fixtures_data import write_shards
+from tests.trained_model import docstrings, train_tokenizer
+
+SIZES = ("model.positions=32", "model.layers=2", "model.hidden_size=64", "shards.count=8", "data.lanes=4")
+
+
+@pytest.fixture(scope="module")
+def setting(trained_workdir, tmp_path_factory):
+    """A workdir with shards of its own tokenizer, its config and its manifest."""
+    workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path_factory.mktemp("evaluate") / "run"))
+    write_shards(docstrings()[:600], workdir.shards, str(workdir.tokenizer))
+    config = tiny_config(*SIZES)
+    workdir.config.write_text(configs.to_json(config))
+    return config, workdir, stages.open_data(config, workdir)
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory) -> str:
+    folder = UPath(tmp_path_factory.mktemp("evaluate") / "export")
+    export.export(model, folder, scores=None, name="small")
+    return str(folder)
+
+
+def results(folder) -> dict:
+    return json.loads((pathlib.Path(str(folder)) / "evaluation.json").read_text())
+
+
+def test_a_checkpoint_and_its_export_score_the_same_and_both_write_it_down(setting, folder, capsys):
+    config, workdir, manifest = setting
+    ours = evaluate.run(config, workdir, manifest, model="", split="validation", pseudo=3)
+    out, err = capsys.readouterr()
+    assert json.loads(out) == ours
+    assert ours["pseudo_rows"] == 3 and ours["pseudo_tokens"] > 60
+    for words in ("on validation", f"{ours['loss']:.4f} nats", "bits per byte", "of 3 rows, each masked alone"):
+        assert words in err
+    theirs = evaluate.run(config, workdir, manifest, model=folder, split="validation", pseudo=3)
+    for key in ("loss", "perplexity", "accuracy", "bits_per_byte", "predictions", "pseudo_perplexity", "pseudo_loss"):
+        assert theirs[key] == pytest.approx(ours[key], rel=1e-5), key
+    data = manifest.fingerprint[:12]
+    masked, pseudo = results(workdir.root)
+    assert masked == f"validation, token masks 0.2 0.8/0.1 seed 0, step 5, data {data}"
+    assert pseudo == f"validation, pseudo-perplexity of 3 rows, step 5, data {data}"
+    assert results(workdir.root)[masked]["loss"] == ours["loss"]
+    assert results(workdir.root)[pseudo]["pseudo_loss"] == ours["pseudo_loss"]
+    assert all(", weights " in key for key in results(folder))
+
+
+def test_each_kind_of_mask_has_scores_of_its_own(setting, capsys):
+    config, workdir, manifest = setting
+    found = evaluate.run(config, workdir, manifest, model="", split="validation", masks=["span", "word", "token"])
+    assert list(found["masks"]) == ["token", "span", "word"], "the run's own first, none twice"
+    assert found["loss"] == found["masks"]["token"]["loss"]
+    assert len({scores["loss"] for scores in found["masks"].values()}) == 3
+    trained_alike = tiny_config(*SIZES, "masking.kind=word")
+    alone = evaluate.run(trained_alike, workdir, manifest, model="", split="validation")
+    assert alone["loss"] == found["masks"]["word"]["loss"]
+    assert "span masks: loss" in capsys.readouterr().err
+    assert any(
+        key.startswith("validation, span masks 0.2 0.8/0.1 seed 0 longest 10 p 0.2") for key in results(workdir.root)
+    )
+
+
+def test_no_earlier_result_is_lost(setting, capsys):
+    config, workdir, manifest = setting
+    file = pathlib.Path(str(workdir.root)) / "evaluation.json"
+    file.write_text('{"by hand": {"loss": 1.0}}')
+    evaluate.run(config, workdir, manifest, model="", split="validation")
+    evaluate.run(config, workdir, manifest, model="", split="train")
+    evaluate.run(tiny_config(*SIZES, "masking.rate=0.4"), workdir, manifest, model="", split="validation")
+    found = results(workdir.root)
+    assert found["by hand"] == {"loss": 1.0}
+    assert len(found) == 4
+    assert len({values["loss"] for values in found.values()}) == 4, "four settings, four losses"
+    evaluate.run(config, workdir, manifest, model="", split="validation")
+    assert results(workdir.root) == found, "the same setting gives the same entry"
+    file.write_text("{torn")
+    capsys.readouterr()
+    evaluate.add_results(workdir.root, {"new": {"loss": 1.0}})
+    assert "the scores were not written: " in (said := capsys.readouterr().err) and "is not a JSON object" in said
+    assert file.read_text() == "{torn"
+    file.unlink()
+
+
+def test_a_folder_that_can_not_be_written_is_said_and_the_scores_are_printed(setting, capsys):
+    config, workdir, manifest = setting
+    (workdir.root / "evaluation.json").mkdir()  # the user of a test may write anywhere else
+    scores = evaluate.run(config, workdir, manifest, model="", split="validation")
+    out, err = capsys.readouterr()
+    assert json.loads(out) == scores
+    (sentence,) = (line for line in err.splitlines() if "not written" in line)
+    assert "evaluation.json" in sentence
+    (workdir.root / "evaluation.json").rmdir()
+
+
+def test_results_in_a_bucket_and_values_that_are_not_finite():
+    folder = UPath("memory://bucket/scored")
+    evaluate.add_results(folder, {"a": {"loss": 1.5, "model": "x"}})
+    evaluate.add_results(folder, {"b": {"loss": float("nan")}})
+    assert json.loads((folder / "evaluation.json").read_text()) == {
+        "a": {"loss": 1.5, "model": "x"},
+        "b": {"loss": None},
+    }
+
+
+def test_what_does_not_fit_is_refused(setting, model, tmp_path):
+    config, workdir, manifest = setting
+    score = lambda folder, **kw: evaluate.run(config, workdir, manifest, model=folder, **{"split": "validation"} | kw)  # noqa: E731
+    with pytest.raises(InputError, match=r"--split=test: the shards in .* hold no records"):
+        score("", split="test")
+    with pytest.raises(InputError, match="--pseudo=-1: must be"):
+        score("", pseudo=-1)
+    other = dataclasses.replace(model, tokenizer=train_tokenizer(tmp_path / "tokenizer", "bpe"))
+    export.export(other, UPath(tmp_path / "other"), scores=None, name="other")
+    with pytest.raises(InputError, match=r"other: its tokenizer gives other ids than .*tokenizer"):
+        score(str(tmp_path / "other"))
+    params = jax.tree.map(np.array, model.params)
+    table = params["roberta"]["embeddings"]["position_embeddings"]
+    table["embedding"] = table["embedding"][:18]
+    short = dataclasses.replace(model, params=params, config=type(model.config).from_dict(model.config.to_dict()))
+    short.config.max_position_embeddings = 18
+    export.write_model(short, pathlib.Path(shutil.copytree(model.tokenizer, tmp_path / "short")))
+    assert trained.from_folder(str(tmp_path / "short"))
+    with pytest.raises(InputError, match=r"short: reads 16 tokens at most, the rows of the shards in .* have 32"):
+        score(str(tmp_path / "short"))

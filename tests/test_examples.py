@@ -1,0 +1,156 @@
+"""Token ids of labelled texts: labels, truncation, the order of batches, and the few lengths that they have."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from mlm.data import examples as data
+from mlm.data import tokenizer
+from mlm.data.examples import Examples
+from mlm.data.labelled import Table
+from mlm.errors import InputError
+from tests.labelled_texts import rows
+
+ORDER = {"seed": 3, "global_batch": 16, "lanes": 4}
+
+
+def table(texts: list[tuple[str, ...]], labels: list) -> Table:
+    return Table("csv:x.csv", texts, labels, [f"line {n + 2}" for n in range(len(texts))])
+
+
+def make(folder: str, *, count: int = 83, length: int = 24, multiple: int = 8) -> Examples:
+    found = rows(count)
+    tables = {"train": table([(row["text"],) for row in found], [row["label"] for row in found])}
+    names = data.class_names(tables["train"])
+    return data.tokenize(tables, names, tokenizer_folder=folder, length=length, multiple=multiple)
+
+
+@pytest.fixture(scope="module")
+def examples(tokenizer_folder) -> Examples:
+    return make(tokenizer_folder)
+
+
+def take(examples: Examples, count: int, start: int = 0, part: tuple[int, int] = (0, 16), **order) -> list[dict]:
+    stream = data.train_batches(examples, **(ORDER | order), start_step=start, rows=part)
+    return list(itertools.islice(stream, count))
+
+
+def test_classes_are_sorted():
+    assert data.class_names(table([("a",)] * 3, ["b", "a", "b"])) == ("a", "b")
+    assert data.class_names(table([("a",)] * 4, ["10", "9", "-1", "9"])) == ("-1", "9", "10")
+    assert data.class_names(table([("a",)] * 3, ["10", "9", "x"])) == ("10", "9", "x")
+    with pytest.raises(InputError, match=r"x\.csv: all of its rows have the label 'b'; two"):
+        data.class_names(table([("a",)] * 2, ["b", "b"]))
+
+
+def test_ids_and_labels_are_those_of_the_rows(examples, tokenizer_folder):
+    tok, split = tokenizer.load(tokenizer_folder), examples.splits["train"]
+    assert examples.labels == ("animal", "money", "weather")
+    for number, row in enumerate(rows(83)):
+        ids = tok(row["text"], truncation=True, max_length=24)["input_ids"]
+        assert split.tokens[split.starts[number] : split.starts[number + 1]].tolist() == ids
+        assert examples.labels[split.labels_N[number]] == row["label"]
+
+
+def test_truncation_is_counted(examples, tokenizer_folder):
+    tok = tokenizer.load(tokenizer_folder)
+    longer = sum(len(tok(row["text"])["input_ids"]) > 24 for row in rows(83))
+    assert 0 < longer < 83
+    assert examples.splits["train"].truncated == longer
+    assert examples.splits["train"].lengths.max() == 24
+    assert make(tokenizer_folder, length=60).splits["train"].truncated == 0
+
+
+def test_of_a_pair_the_longer_is_truncated(tokenizer_folder):
+    tok = tokenizer.load(tokenizer_folder)
+    tables = {"train": table([("cat", "red " * 40), ("dog", "blue")], [0.5, 1.0])}
+    found = data.tokenize(tables, (), tokenizer_folder=tokenizer_folder, length=20, multiple=8)
+    ids = found.splits["train"].tokens[:20]
+    first = tok("cat", "red")["input_ids"]
+    assert ids[: len(tok("cat")["input_ids"])].tolist() == first[: len(tok("cat")["input_ids"])]
+    assert ids[-1] == tok.sep_token_id and found.splits["train"].truncated == 1
+    assert found.labels == () and found.splits["train"].labels_N.dtype == np.float32
+
+
+def test_each_row_once_an_epoch_of_its_lane(examples):
+    """83 rows in lanes of 21, 21, 21 and 20: whole epochs of each lane, in another order each."""
+    batches = take(examples, 42)
+    for lane in range(4):
+        part = slice(4 * lane, 4 * lane + 4)
+        ids, epochs = (np.concatenate([batch[key][part] for batch in batches]) for key in ("record_id", "epoch"))
+        own = np.arange(lane, 83, 4)
+        orders = [ids[epochs == epoch].tolist() for epoch in range(int(epochs[-1]))]
+        assert len(orders) >= 7
+        assert all(sorted(order) == own.tolist() for order in orders)
+        assert orders[0] != orders[1] and orders[0] != own.tolist()
+
+
+def test_the_order_does_not_depend_on_hosts_or_restarts(examples):
+    whole = take(examples, 12)
+    for start, part in ((0, (0, 8)), (5, (8, 16)), (9, (4, 12))):
+        for batch, other in zip(whole[start:], take(examples, 12 - start, start, part), strict=True):
+            assert batch.keys() == other.keys()
+            for key in batch:
+                np.testing.assert_array_equal(batch[key][slice(*part)], other[key])
+    other = take(examples, 1, seed=4)[0]
+    assert not np.array_equal(other["record_id"], whole[0]["record_id"])
+
+
+def test_rows_are_padded_to_few_lengths(examples):
+    split, seen = examples.splits["train"], set()
+    for batch in take(examples, 40, global_batch=4, part=(0, 4)):
+        lengths = split.lengths[batch["record_id"]]
+        width = batch["input_ids"].shape[1]
+        assert width == min(-(-lengths.max() // 8) * 8, 24)
+        np.testing.assert_array_equal(batch["attention_mask"].sum(axis=1), lengths)
+        assert (batch["input_ids"][batch["attention_mask"] == 0] == examples.pad_id).all()
+        seen.add(width)
+    assert len(seen) > 1 and seen <= set(examples.lengths())
+    assert examples.lengths() == [8, 16, 24]
+    assert [examples.padded(longest) for longest in (1, 8, 9, 24)] == [8, 8, 16, 24]
+
+
+def test_every_host_pads_to_the_longest_row_of_all(examples):
+    order = {"global_batch": 4}
+    widths = [[b["input_ids"].shape[1] for b in take(examples, 40, part=(n, n + 1), **order)] for n in range(4)]
+    assert widths[0] == widths[1] == widths[2] == widths[3] and len(set(widths[0])) > 1
+
+
+def test_a_length_that_is_no_multiple_is_the_longest(tokenizer_folder):
+    assert make(tokenizer_folder, length=20, multiple=8).lengths() == [8, 16, 20]
+
+
+@pytest.mark.parametrize("batch", [4, 7, 83, 128])
+def test_evaluation_meets_each_row_once(examples, batch):
+    order = data.eval_order(examples, "train")
+    found = list(data.eval_batches(examples, split="train", batch=batch, rows=(0, batch)))
+    ids = np.concatenate([each["record_id"] for each in found])
+    np.testing.assert_array_equal(ids[:83], order)
+    assert sorted(ids[:83]) == list(range(83))
+    assert all(len(each["label"]) == batch for each in found)
+
+
+def test_fewer_rows_than_lanes(tokenizer_folder):
+    with pytest.raises(InputError, match=r"data\.lanes = 4: .* has only 3 rows"):
+        take(make(tokenizer_folder, count=3), 1)
+
+
+def test_the_fingerprint_is_of_rows_and_labels(examples, tokenizer_folder):
+    assert make(tokenizer_folder).fingerprint == examples.fingerprint
+    assert make(tokenizer_folder, length=16).fingerprint != examples.fingerprint
+    assert make(tokenizer_folder, count=82).fingerprint != examples.fingerprint
+
+
+def test_a_text_that_holds_the_padding_token(tokenizer_folder):
+    tables = {"train": table([("a",), ("b <pad> c",)], ["x", "y"])}
+    with pytest.raises(InputError, match=r"x\.csv, line 3: holds the padding token <pad>"):
+        data.tokenize(tables, ("x", "y"), tokenizer_folder=tokenizer_folder, length=24, multiple=8)
+
+
+def test_a_label_that_the_training_split_lacks(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\na,x\nb,y\n")
+    (tmp_path / "b.csv").write_text("text,label\na,x\nb,z\n")
+    sources = {"train": f"csv:{tmp_path}/a.csv", "validation": f"csv:{tmp_path}/b.csv"}
+    with pytest.raises(InputError, match=r"b\.csv, line 3: its label 'z' is not one of the 2 of the training split"):
+        data.read_tables(sources, text=("text",), label="label", kind="classes")

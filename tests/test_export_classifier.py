@@ -1,0 +1,125 @@
+"""Export of a classifier: PyTorch's RobertaForSequenceClassification gives its logits, and a damage is found."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from transformers import FlaxRobertaForSequenceClassification
+
+from mlm import classifiers, export, export_classifier, kinds
+from mlm.errors import DamageError, InputError
+from mlm.model import classifier
+from mlm.paths import UPath
+from mlm.workdir import Workdir
+from tests.torch_environments import run_torch
+from tests.trained_classifier import make
+
+EVAL = {"step": 5, "kind": "eval", "loss": 1.25, "accuracy": 0.5, "f1": 0.4321, "rows": 29}
+KINDS = {"classes": {}, "pairs": {"pair": True}, "regression": {"labels": ()}}
+
+
+@pytest.fixture(scope="module")
+def workdirs(tmp_path_factory) -> dict[str, Workdir]:
+    """Of each kind one, with its export."""
+    found = {}
+    for kind, settings in KINDS.items():
+        workdir = Workdir(str(tmp_path_factory.mktemp(kind)))
+        (workdir.root / "metrics.jsonl").write_text(json.dumps(EVAL) + "\n")
+        export_classifier.export(make(pathlib.Path(str(workdir.root)), **settings), workdir, name=kind)
+        found[kind] = workdir
+    return found
+
+
+def damaged(workdir: Workdir, folder: pathlib.Path) -> pathlib.Path:
+    """A copy of the export whose head is wrong by little."""
+    shutil.copytree(str(workdir.export), folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["classifier.dense.weight"][3, 4] += 0.1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("generation", [4, 5])
+def test_pytorch_gives_the_same(workdirs, tmp_path, generation):
+    """Ids, logits and the pipeline's probabilities, of one process; and a damage is seen."""
+    folders = [workdir.export for workdir in workdirs.values()]
+    folders.append(damaged(workdirs["classes"], tmp_path / "damaged"))
+    found = [json.loads(line) for line in run_torch(generation, "tests/torch_verify.py", *folders).splitlines()]
+    for each, kind in zip(found, [*KINDS, "damaged"], strict=True):
+        assert each["code"] == (4 if kind == "damaged" else 0), f"{kind}: {each['printed']}"
+        assert "every parameter of RobertaForSequenceClassification is there" in each["printed"]
+        assert ("probabilities" in each["printed"]) == (kind != "regression")
+    assert "WRONG logits" in found[-1]["printed"]
+
+
+def test_the_folder_is_read_back(workdirs, trained_classifier):
+    folder = str(workdirs["classes"].export)
+    assert kinds.is_classifier(None, folder)
+    again = classifiers.from_folder(folder)
+    assert classifier.class_names(again.config) == ("animal", "money", "weather")
+    assert jax.tree.all(jax.tree.map(np.array_equal, again.params, trained_classifier.params))
+    names = {path.name for path in pathlib.Path(folder).iterdir()}
+    assert names >= {"config.json", "model.safetensors", "flax_model.msgpack", "tokenizer.json", "run_config.json"}
+    config = json.loads((pathlib.Path(folder) / "config.json").read_text())
+    assert config["id2label"] == {"0": "animal", "1": "money", "2": "weather"}
+    assert config["problem_type"] == "single_label_classification"
+
+
+def test_the_proof_has_several_lengths_and_texts_that_differ(workdirs):
+    for kind, workdir in workdirs.items():
+        proof = json.loads((workdir.export / "proof.json").read_text())
+        lengths = [len(row["ids"]) for row in proof["rows"]]
+        assert max(lengths) == lengths[-1] == 32 and len(set(lengths)) > 3
+        logits = load_file(UPath(workdir.export) / "proof.safetensors")["logits"]
+        assert logits.std(axis=0).min() > 0.02, f"{kind}: logits that don't depend on the text prove little"
+
+
+def test_the_card(workdirs):
+    card = (workdirs["classes"].export / "README.md").read_text()
+    for words in ("pipeline_tag: text-classification", "# classes", "| f1 | 0.4321 |", "`weather`", "| updates | 5 |"):
+        assert words in card
+
+
+@pytest.mark.parametrize("broken", ["model.safetensors", "flax_model.msgpack"])
+def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(workdirs, tmp_path, monkeypatch, broken):
+    workdir = Workdir(str(tmp_path / "run"))
+    shutil.copytree(str(workdirs["classes"].export), str(workdir.export))
+    before = {path.name: path.read_bytes() for path in workdir.export.iterdir()}
+    write = export.write_model
+
+    def wrong(model, folder):
+        params = jax.tree.map(np.array, model.params)
+        params["classifier"]["out_proj"]["bias"][1] += 0.01
+        write(dataclasses.replace(model, params=params), folder)
+        good = "flax_model.msgpack" if broken == "model.safetensors" else "model.safetensors"
+        (folder / good).write_bytes(before[good])
+
+    monkeypatch.setattr(export, "write_model", wrong)
+    with pytest.raises(DamageError, match=f"{broken}: read back, its logits differ"):
+        export_classifier.export(make(tmp_path), workdir, name="x")
+    assert {path.name: path.read_bytes() for path in workdir.export.iterdir()} == before
+
+
+def test_folders_that_are_no_classifiers(workdirs, tmp_path):
+    with pytest.raises(InputError, match=r"there is no config\.json"):
+        classifiers.from_folder(str(tmp_path))
+    folder = shutil.copytree(str(workdirs["classes"].export), tmp_path / "copy")
+    content = json.loads((folder / "config.json").read_text())
+    for change, words in (
+        ({"problem_type": "multi_label_classification"}, "is a multi-label one"),
+        ({"model_type": "bert"}, "is a bert"),
+        ({"hidden_size": 32}, "where config.json asks for"),
+    ):
+        (folder / "config.json").write_text(json.dumps(content | change))
+        with pytest.raises(InputError, match=words):
+            classifiers.from_folder(str(folder))
+
+
+def test_flax_loads_it(workdirs):
+    stock = FlaxRobertaForSequenceClassification.from_pretrained(str(workdirs["regression"].export))
+    assert stock.config.num_labels == 1 and stock.config.problem_type == "regression"

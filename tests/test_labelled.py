@@ -1,0 +1,162 @@
+"""Labelled texts out of files and libraries: what is read, and what is refused with its file and row."""
+
+import json
+
+import pytest
+
+from mlm.data import labelled
+from mlm.errors import InputError
+from tests.labelled_texts import rows, write_csv, write_jsonl
+
+TABLE = rows(40)
+
+
+def read(source: str, *, split: str = "train", text=("text",), label: str = "label", kind: str = "classes"):
+    return labelled.read(source, split=split, text=text, label=label, kind=kind)
+
+
+def refused(source: str, **settings) -> str:
+    with pytest.raises(InputError) as caught:
+        read(source, **settings)
+    sentence = str(caught.value)
+    assert "\n" not in sentence and sentence.endswith(".")
+    return sentence
+
+
+def assert_same(found: labelled.Table, table: list[dict]) -> None:
+    assert found.texts == [(row["text"],) for row in table]
+    assert found.labels == [row["label"] for row in table]
+
+
+def test_csv_and_jsonl_are_the_same_rows(tmp_path):
+    assert_same(read(write_csv(tmp_path / "a.csv", TABLE)), TABLE)
+    assert_same(read(write_jsonl(tmp_path / "a.jsonl", TABLE)), TABLE)
+
+
+def test_csv_of_spreadsheets(tmp_path):
+    """A byte order mark, Windows' line ends, quoted commas, quotes and line breaks; places are lines of the file."""
+    text = '\ufefftext,label\r\n"one, two",a\r\n"three\r\nfour",b\r\n\r\n"say ""hi""",a\r\n'
+    (tmp_path / "a.csv").write_bytes(text.encode())
+    found = read(f"csv:{tmp_path}/a.csv")
+    assert found.texts == [("one, two",), ("three\r\nfour",), ('say "hi"',)]
+    assert found.labels == ["a", "b", "a"]
+    assert found.places[:2] == ["line 2", "line 3"]
+    assert found.where(0) == f"csv:{tmp_path}/a.csv, line 2"
+
+
+def test_tsv_has_no_quotes(tmp_path):
+    (tmp_path / "a.tsv").write_text('first\tsecond\tscore\n"open\tb, c\t4.5\nx"\ty\t-1\n')
+    found = read(f"csv:{tmp_path}/a.tsv", text=("first", "second"), label="score", kind="regression")
+    assert found.texts == [('"open', "b, c"), ('x"', "y")]
+    assert found.labels == [4.5, -1.0]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_hf_reads_a_local_folder(tmp_path, form):
+    import datasets
+
+    (tmp_path / "set").mkdir()
+    for split, part in (("train", TABLE[:30]), ("test", TABLE[30:])):
+        getattr(datasets.Dataset.from_list(part), f"to_{form}")(tmp_path / "set" / f"{split}.{form}")
+    assert_same(read(f"hf:{tmp_path / 'set'}"), TABLE[:30])
+    assert_same(read(f"hf:{tmp_path / 'set'}#test"), TABLE[30:])
+    assert_same(read(f"hf:{tmp_path / 'set'}#train[10:20]", split="validation"), TABLE[10:20])
+    assert "'nothing'" in refused(f"hf:{tmp_path / 'set'}", label="nothing")
+    assert "can't be read" in refused(f"hf:{tmp_path / 'set'}", split="validation")
+
+
+def test_hf_names_of_classes(tmp_path):
+    import datasets
+
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    table = [{"text": "a b", "label": 1}, {"text": "c", "label": 0}]
+    datasets.Dataset.from_list(table, features=features).to_parquet(tmp_path / "train.parquet")
+    assert read(f"hf:{tmp_path}").labels == ["yes", "no"]
+    table.append({"text": "d", "label": -1})  # as GLUE marks its test splits
+    datasets.Dataset.from_list(table, features=features).to_parquet(tmp_path / "train.parquet")
+    assert "row 3: its 'label' is -1, which stands for no label" in refused(f"hf:{tmp_path}")
+
+
+def test_tfds_reads_a_prepared_set(tmp_path, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    class TinyLabels(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        """Some texts."""
+
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            label = tfds.features.ClassLabel(names=sorted({row["label"] for row in TABLE}))
+            features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "label": label})
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples(TABLE[:30]), "test": self._generate_examples(TABLE[30:])}
+
+        def _generate_examples(self, part):
+            for n, row in enumerate(part):
+                yield n, {"text": row["text"], "label": row["label"]}
+
+    monkeypatch.setattr(tfds, "builder", lambda name: TinyLabels(data_dir=tmp_path))
+    for source, part in (("tfds:tiny", TABLE[:30]), ("tfds:tiny#test", TABLE[30:])):
+        found = read(source)
+        assert sorted(zip(found.texts, found.labels, strict=True)) == sorted(((r["text"],), r["label"]) for r in part)
+
+
+def test_labels_are_strings_and_whole_numbers(tmp_path):
+    table = [{"text": "a", "label": value} for value in (3, "x", True, 0)]
+    assert read(write_jsonl(tmp_path / "a.jsonl", table)).labels == ["3", "x", "true", "0"]
+
+
+BAD_CSV = {
+    "no column": ("words,label\na,b\n", "there is no column 'text'"),
+    "empty text": ("text,label\na,b\n  ,b\n", "line 3: its 'text' is empty"),
+    "no label": ("text,label\na,b\nc,\n", "line 3: its 'label' is ''"),
+    "too few": ("text,label,more\na,b,c\nd,e\n", "line 3: has 2 columns where the header has 3"),
+    "too many": ("text,label\na,b\n\nd,e,f\n", "has 3 columns where the header has 2"),
+    "no rows": ("text,label\n", "has no rows"),
+    "nothing": ("", "there is no column 'text'"),
+    "open quote": ('text,label\n"a,b\n', "unexpected end of data"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_CSV)
+def test_bad_csv(tmp_path, fault):
+    content, words = BAD_CSV[fault]
+    (tmp_path / "bad.csv").write_text(content)
+    sentence = refused(f"csv:{tmp_path}/bad.csv", split="validation")
+    assert words in sentence and f"csv:{tmp_path}/bad.csv" in sentence
+
+
+BAD_JSONL = {
+    "not json": ('{"text": "a", "label": 1}\n{"text": \n', "line 2: is not a JSON object"),
+    "not an object": ("[1]\n", "line 1: is not a JSON object"),
+    "no column": ('{"text": "a", "label": 1}\n\n{"text": "a"}\n', "line 3: has no 'label'; its columns are text"),
+    "null": ('{"text": null, "label": 1}\n', "line 1: has no 'text'"),
+    "number": ('{"text": 7, "label": 1}\n', "line 1: its 'text' is 7, which is no text"),
+    "float label": ('{"text": "a", "label": 1.5}\n', "line 1: its 'label' is 1.5; a label is"),
+    "surrogate": ('{"text": "\\ud800", "label": 1}\n', "line 1: its 'text' is no valid Unicode"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_JSONL)
+def test_bad_jsonl(tmp_path, fault):
+    content, words = BAD_JSONL[fault]
+    (tmp_path / "bad.jsonl").write_text(content)
+    assert words in refused(f"jsonl:{tmp_path}/bad.jsonl")
+
+
+@pytest.mark.parametrize("value", ["high", None, "nan", [1]])
+def test_targets_that_are_no_numbers(tmp_path, value):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "score": 1}, {"text": "b", "score": value}])
+    sentence = refused(source, label="score", kind="regression")
+    assert "line 2" in sentence and "score" in sentence
+
+
+def test_files_that_can_not_be_read(tmp_path):
+    assert "config.classify.train: csv:/no/such.csv can't be read" in refused("csv:/no/such.csv")
+    (tmp_path / "latin.csv").write_bytes("text,label\ncaf\xe9,a\n".encode("latin-1"))
+    assert "utf-8" in refused(f"csv:{tmp_path}/latin.csv")
+    assert "no_such_set_anywhere" in refused("tfds:no_such_set_anywhere")
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a", "label": 1}) + "\n")
+    assert read(f"jsonl:{tmp_path}/a.jsonl").places == ["line 1"]

@@ -1,0 +1,161 @@
+"""The model card: metadata that the Hub's own library reads back, and the numbers of the run that made the model."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+
+import matplotlib.image
+import pytest
+from huggingface_hub import ModelCard, metadata_load
+from huggingface_hub.repocard_data import model_index_to_eval_results
+
+from mlm import card_history, flops, goodput, model_card, run
+from mlm import config as configs
+from mlm.data import tokenizer
+from mlm.trained import Trained
+from mlm.workdir import Workdir
+from tests.test_report import EVALS, TIMING, TRAIN
+
+SCORES = {"step": 40, "kind": "eval", "loss": 4.25, "perplexity": 70.1, "accuracy": 0.2875, "predictions": 12345}
+SPLIT = {"documents": 9000, "duplicates": 123, "tokens": 1_234_567, "dropped_tokens": 17, "text_bytes": 4_000_000}
+MANIFEST = {
+    "length": 32,
+    "splits": {
+        "train": SPLIT | {"unigram_entropy": 6.5, "shards": [{"records": 700}, {"records": 77}]},
+        "validation": SPLIT | {"documents": 90, "unigram_entropy": 6.25, "shards": [{"records": 12}]},
+    },
+}
+
+
+@pytest.fixture
+def history() -> card_history.History:
+    return card_history.History(TRAIN, EVALS, goodput.sessions(TIMING), MANIFEST, "ab" * 32)
+
+
+def with_keys(model: Trained, **keys) -> Trained:
+    config = model.run_config | {key.replace("__", "."): value for key, value in keys.items()}
+    return dataclasses.replace(model, step=40, run_config=config)
+
+
+def card_of(model: Trained, folder: pathlib.Path, **settings) -> str:
+    model_card.write(folder, model, "<mask>", **{"scores": SCORES, "name": "small", "history": None} | settings)
+    return (folder / "README.md").read_text()
+
+
+def row(card: str, name: str, place: int = 0) -> list[str]:
+    """The cells of a row of a table, after its name; of several, the first."""
+    found = re.findall(rf"^\| {re.escape(name)} \|(.*)\|$", card, re.MULTILINE)
+    return [cell.strip() for cell in found[place].split("|")]
+
+
+def test_metadata_are_read_back_by_the_hub_s_library(model, history, tmp_path):
+    card_of(with_keys(model, corpus__sources=["docstrings"]), tmp_path, history=history)
+    loaded = ModelCard.load(tmp_path / "README.md")  # raises if an entry is not valid
+    metadata = metadata_load(tmp_path / "README.md")
+    assert metadata == loaded.data.to_dict()
+    assert metadata == {
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "mask_token": "<mask>",
+        "tags": ["roberta", "fill-mask", "jax"],
+    }
+    assert "## How it was made" in loaded.text
+
+
+def test_scores_are_in_the_metadata_where_the_hub_knows_the_data(model, tmp_path):
+    source = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
+    card_of(with_keys(model, corpus__sources=[source]), tmp_path, name="hostile: 'name' | # \n---\n")
+    metadata = metadata_load(tmp_path / "README.md")
+    assert metadata["datasets"] == ["Salesforce/wikitext"]
+    name, results = model_index_to_eval_results(metadata["model-index"])
+    assert name == "hostile: 'name' | # ---"
+    assert {result.metric_type: result.metric_value for result in results} == {
+        key: SCORES[key] for key in ("loss", "perplexity", "accuracy")
+    }
+    assert {(r.task_type, r.dataset_type, r.dataset_split) for r in results} == {
+        ("fill-mask", "Salesforce/wikitext", "validation")
+    }
+    assert ModelCard.load(tmp_path / "README.md").data.eval_results == results
+    card_of(with_keys(model, corpus__sources=[source, "text:a.txt"]), tmp_path)
+    metadata = metadata_load(tmp_path / "README.md")
+    assert metadata["datasets"] == ["Salesforce/wikitext"] and "model-index" not in metadata
+    card_of(with_keys(model, corpus__sources=["hf:/a/local/folder"]), tmp_path)
+    assert "datasets" not in metadata_load(tmp_path / "README.md")
+
+
+def test_the_data_are_those_of_the_manifest(model, history, tmp_path):
+    card = card_of(with_keys(model), tmp_path, history=history)
+    assert row(card, "data") == ["train", "validation"]
+    assert row(card, "rows") == ["777", "12"]
+    assert row(card, "documents") == ["9,000", "90"]
+    assert row(card, "duplicates dropped") == ["123", "123"]
+    assert row(card, "tokens") == ["1,234,567", "1,234,567"]
+    assert row(card, "unigram entropy, nats") == ["6.5", "6.25"]
+    unknown = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, manifest={}))
+    assert "The manifest of its shards is not at hand" in unknown
+
+
+def test_recipe_tokenizer_hardware_and_compute(model, history, tmp_path):
+    trained = with_keys(model)
+    card = card_of(trained, tmp_path, history=history)
+    assert row(card, "updates") == ["40"]
+    assert row(card, "rows in an update") == ["32 of 32 tokens"]
+    assert row(card, "optimizer") == ["adamw, weight decay 0.01"]
+    assert row(card, "kind") == ["unigram"] and row(card, "entries") == ["1,000"]
+    assert row(card, "devices") == ["8 x cpu, then 4 x cpu"]
+    assert row(card, "hours from the first start to the last line of the log") == [f"{331 / 3600:.4g}"]
+    assert row(card, "device-hours, stops left out") == [f"{(8 * 95 + 4 * 68 + 4 * 31) / 3600:.4g}"]
+    assert row(card, "share of the time in steps that were kept") == ["32.9%"]
+    assert row(card, "tokens read") == [f"{40 * 32 * 32:,}"]
+    per_token = flops.train_flops_per_token(
+        hidden=64, layers=2, intermediate=64, length=32, vocab_size=1000, predicted_share=0.2
+    )
+    assert row(card, "useful FLOPs") == [f"{40 * 32 * 32 * per_token:.3g}"]
+    assert "Hardware" not in card_of(trained, tmp_path, history=dataclasses.replace(history, found=[]))
+
+
+def test_losses_have_a_table_and_a_picture(model, history, tmp_path):
+    card = card_of(with_keys(model), tmp_path, history=history)
+    assert row(card, "20") == ["4.125", "31.2%"] and row(card, "40") == ["4.25", "28.7%"]
+    assert "](loss.png)" in card
+    first = (tmp_path / "loss.png").read_bytes()
+    assert matplotlib.image.imread(tmp_path / "loss.png").shape[1] > 600
+    card_of(with_keys(model), tmp_path, history=history)
+    assert (tmp_path / "loss.png").read_bytes() == first, "another push would send it again"
+    many = [EVALS[0] | {"step": step} for step in range(1, 101)]
+    card = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, evals=many))
+    assert re.findall(r"^\| (\d+) \| 4.125", card, re.MULTILINE) == ["1", "15", "29", "43", "58", "72", "86", "100"]
+
+
+def test_the_whole_config_and_every_fingerprint(model, history, tmp_path):
+    trained = with_keys(model, corpus__sources=["text:a|b\n</details>*"])
+    card = card_of(trained, tmp_path, history=history)
+    (shown,) = re.findall(r"<details><summary>Config, \d+ keys</summary>\n\n```json\n(.*?)\n```", card, re.DOTALL)
+    assert json.loads(shown) == trained.run_config
+    assert row(card, "config") == [f"`{configs.fingerprint(configs.unflatten(trained.run_config))}`"]
+    assert row(card, "data", -1) == [f"`{'ab' * 32}`"]
+    assert row(card, "tokenizer", -1) == [f"`{tokenizer.fingerprint(model.tokenizer)}`"]
+    assert re.search(r"\| code that exported it \| `[0-9a-f]{64}`(, commit `[0-9a-f]{40}(-dirty)?`)? \|", card)
+
+
+def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path):
+    """From the logs of the workdir, to the model's step and not beyond."""
+    workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path / "run"))
+    lines = [line | {"step": line["step"] // 10} for line in (*TRAIN, *EVALS)]  # the checkpoint is of step 5
+    lines.append(EVALS[0] | {"step": 6, "loss": 9.0})
+    workdir.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    workdir.timing.write_text("".join(json.dumps(line) + "\n" for line in TIMING[:5]))
+    workdir.shards.mkdir()
+    (workdir.shards / "manifest.json").write_text(json.dumps(MANIFEST))
+    workdir.export.mkdir()
+    (workdir.export / "proof.json").write_text("{}")
+    (workdir.export / "evaluation.json").write_text('{"of earlier weights": {}}')
+    run.export(workdir, torch_python="")
+    card = (workdir.export / "README.md").read_text()
+    assert row(card, "documents") == ["9,000", "90"]
+    assert row(card, "4") == ["4.25", "28.7%"] and "| 6 |" not in card
+    assert (workdir.export / "loss.png").is_file()
+    assert (workdir.export / "evaluation.json").read_text() == '{"of earlier weights": {}}', "a result was lost"
+    assert metadata_load(workdir.export / "README.md")["pipeline_tag"] == "fill-mask"

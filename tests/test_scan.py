@@ -1,0 +1,110 @@
+"""The look for what comes twice, against plain Python on rows that were made for it."""
+
+import pathlib
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from mlm.data import scan, tfrecord
+from mlm.data.manifest import Manifest, load_manifest
+
+CLS, SEP, LENGTH = 0, 2, 48
+SPECIAL = (0, 1, 2, 3, 4)
+
+
+def write(folder: pathlib.Path, tokenizer_folder: str, splits: dict[str, np.ndarray], shards: int = 3) -> Manifest:
+    for split, ids in splits.items():
+        (folder / split).mkdir(parents=True)
+        for shard, part in enumerate(np.array_split(ids, shards)):
+            records = tfrecord.encode(part)
+            (folder / split / f"dataset-{shard}-{len(records)}.tfrecord").write_bytes(b"".join(records))
+    return load_manifest(str(folder), tokenizer_folder=tokenizer_folder)
+
+
+def stream(count: int, seed: int, pool: int) -> np.ndarray:
+    """Rows cut from documents put end to end, of 3 to 40 tokens; `pool` different ones."""
+    rng = np.random.default_rng(seed)
+    texts = [rng.integers(5, 600, rng.integers(3, 41)) for _ in range(pool)]
+    tokens: list[int] = []
+    while len(tokens) < count * LENGTH:
+        tokens += [CLS, *texts[rng.integers(pool)], SEP]
+    return np.array(tokens[: count * LENGTH]).reshape(count, LENGTH)
+
+
+def whole_documents(ids: np.ndarray) -> list[tuple[int, ...]]:
+    found = []
+    for row in ids.tolist():
+        begin = None
+        for place, token in enumerate(row):
+            if token == SEP and begin is not None and place - begin >= scan.SHORTEST:
+                found.append(tuple(row[begin:place]))
+            begin = place + 1 if token == CLS else None if token == SEP else begin
+    return found
+
+
+def grams(row: list[int]) -> list[tuple[int, ...]]:
+    pieces = (tuple(row[n : n + scan.STRETCH]) for n in range(len(row) - scan.STRETCH + 1))
+    return [piece for piece in pieces if not set(piece) & set(SPECIAL)]
+
+
+@pytest.fixture(scope="module")
+def splits() -> dict[str, np.ndarray]:
+    train, validation = stream(1300, 0, pool=900), stream(90, 1, pool=1000)
+    validation[10, 2:40] = train[700, 5:43]  # moved
+    validation[50] = max(train, key=lambda row: len(grams(row.tolist())))  # the same
+    validation[60, :12] = train[3, :12]  # too short to be anything
+    return {"train": train, "validation": validation}
+
+
+@pytest.fixture(scope="module")
+def found(splits, tokenizer_folder, tmp_path_factory) -> scan.Found:
+    manifest = write(tmp_path_factory.mktemp("scan"), tokenizer_folder, splits)
+    return scan.look(manifest, SPECIAL, most=10_000)
+
+
+def test_repeated_documents_are_those_counted_one_by_one(found, splits):
+    texts = whole_documents(splits["train"])
+    assert found.share == 1
+    assert found.documents == len(texts) > 1000
+    assert found.repeated == len(texts) - len(set(texts)) > 100
+    one, other, (start, stop) = found.example
+    text = splits["train"][one][start:stop].tolist()
+    assert Counter(texts)[tuple(text)] == max(Counter(texts).values())
+    assert str(text)[1:-1] in str(splits["train"][other].tolist()) and other != one
+
+
+def test_overlapping_rows_are_those_counted_one_by_one(found, splits):
+    known = {piece for row in splits["train"].tolist() for piece in grams(row)}
+    judged, over = [], []
+    for number, row in enumerate(splits["validation"].tolist()):
+        pieces = grams(row)
+        if len(pieces) >= scan.LEAST_STRETCHES:
+            judged.append(number)
+            if sum(piece in known for piece in pieces) >= len(pieces) / 2:
+                over.append(number)
+    assert found.rows == len(judged) > 50
+    assert found.overlapping == len(over) >= 2 and {10, 50} <= set(over)
+    assert found.pair[0] in over
+    mine, other = (splits[s][n].tolist() for s, n in zip(("validation", "train"), found.pair, strict=True))
+    assert set(grams(mine)) & set(grams(other))
+
+
+def test_largest_id(found, splits):
+    token, split, record = found.largest
+    assert token == max(ids.max() for ids in splits.values()) and token in splits[split][record]
+
+
+def test_a_sample_of_the_shards_keeps_the_records_numbers(splits, tokenizer_folder, tmp_path):
+    manifest = write(tmp_path, tokenizer_folder, splits, shards=10)
+    parts, share = scan.rows(manifest, "train", 400)
+    batches = list(parts)
+    records = np.concatenate([batch["record_id"] for batch in batches])
+    assert share == len(records) / 1300 and 300 <= len(records) <= 520
+    assert len(np.unique(records)) == len(records) and records.max() > 1000, "not the beginning alone"
+    np.testing.assert_array_equal(np.concatenate([b["input_ids"] for b in batches]), splits["train"][records])
+    for record in (0, 129, 130, 1299):
+        np.testing.assert_array_equal(scan.row(manifest, "train", record), splits["train"][record])
+    look = scan.look(manifest, SPECIAL, most=400)
+    assert look.share == share
+    assert look.documents == len(whole_documents(splits["train"][records]))

@@ -1,0 +1,34 @@
+"""A small classifier with a tokenizer, of random values large enough that its logits depend on the text."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from mlm import config as configs
+from mlm.data import tokenizer
+from mlm.model import classifier, roberta
+from mlm.trained import Trained
+from tests import labelled_texts
+from tests.trained_model import train_tokenizer
+
+
+def make(folder: pathlib.Path, *, labels: tuple[str, ...] = labelled_texts.LABELS, pair: bool = False) -> Trained:
+    tok = tokenizer.load(train_tokenizer(folder / "tokenizer", vocab_size=600))
+    columns = "('first', 'second')" if pair else "('text',)"
+    overrides = (*labelled_texts.SETTINGS, "model.positions=32", "model.init_stddev=0.3", f"classify.text={columns}")
+    config = configs.load("configs/base.py", [*overrides, "model.layers=2", "model.hidden_size=64"])
+    sizes = config.model.to_dict()
+    for key in ("init", "dtype", "attention", "remat", "remat_feed_forward"):
+        del sizes[key]
+    special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")}
+    body = roberta.make_config(vocab_size=len(tok), special_ids=special_ids, **sizes)
+    model_config = classifier.make_config(body, labels)
+    params = jax.tree.map(np.asarray, jax.device_get(classifier.init_params(model_config, jax.random.key(0))))
+    return Trained(model_config, params, str(folder / "tokenizer"), 5, configs.flatten(config), str(folder))
+
+
+@pytest.fixture(scope="session")
+def trained_classifier(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return make(tmp_path_factory.mktemp("classifier"))
