@@ -120,12 +120,16 @@ def measure(
 ) -> tuple[Program, dict[str, Any]]:
     """Compiles a step and returns it with what there is to tell of it; bytes are of a chip, estimates only if it fits.
 
+    Where the first updates read shorter rows, their step is compiled too, told under "short", and the hours are those
+    of both.
+
     Args:
       config, job: of the run.
       place: what to compile for.
-      kind: "mlm" or "stock".
+      kind: "mlm", "short" or "stock", as `compile_step` takes it.
     """
     program, cores = compile_step(config, job.facts, place, kind=kind), place.family.cores
+    short = config.data.short_length
     accumulate = 1 if kind == "stock" else config.train.accumulate
     row = {
         "step": kind,
@@ -133,7 +137,7 @@ def measure(
         "chips": place.chips,
         "devices": len(place.devices),
         "mesh": dict(make_mesh(config, place).shape),
-        "length": job.facts.length,
+        "length": short if kind == "short" else job.facts.length,
         "global_batch": config.data.global_batch,
         "accumulate": accumulate,
         "rows_per_chip": config.data.global_batch / accumulate / place.chips,
@@ -148,12 +152,26 @@ def measure(
         "compile_seconds": program.seconds,
     }
     if program.fits:
-        row |= estimate(program, config, job, place)
+        row |= estimate(program, config, job, place, length=row["length"])
+    if kind == "mlm" and short and program.fits:
+        row["short"] = measure(config, job, place, kind="short")[1]
+        row |= _of_both(row, config.data.short_share)
     return program, row
 
 
-def estimate(program: Program, config: ConfigDict, job: Job, place: topology.Topology) -> dict[str, Any]:
-    """Returns the time of a step, what follows from it, and where it goes."""
+def _of_both(row: dict[str, Any], share: float) -> dict[str, Any]:
+    """Returns the hours and the price of a run whose first `share` of updates takes the step of short rows."""
+    whole = {key: row[key] for key in ("hours", "dollars")}
+    if not row["short"]["fits"]:
+        return dict.fromkeys(whole)
+    of_long = share * row["short"]["milliseconds"] / row["milliseconds"] + 1 - share
+    return {key: None if value is None else value * of_long for key, value in whole.items()}
+
+
+def estimate(
+    program: Program, config: ConfigDict, job: Job, place: topology.Topology, *, length: int
+) -> dict[str, Any]:
+    """Returns the time of a step on rows of `length` tokens, what follows from it, and where it goes."""
     cost = account(hlo.parse(program.text), place)
     seconds = cost.cycles / place.hertz
     rate = config.data.global_batch * job.facts.length / seconds
@@ -166,7 +184,7 @@ def estimate(program: Program, config: ConfigDict, job: Job, place: topology.Top
     return {
         "milliseconds": 1e3 * seconds,
         "tokens_per_second": rate,
-        "mfu": rate * build.flops_per_token(config, job.facts) / (place.peak_flops * len(place.devices)),
+        "mfu": rate * build.flops_per_token(config, job.facts, length=length) / (place.peak_flops * len(place.devices)),
         "hours": hours,
         "dollars": None if hours is None or job.price is None else hours * job.price * place.chips,
         "cycles": {

@@ -113,6 +113,22 @@ def test_tables_show_it(found):
     )
 
 
+def test_short_rows_of_the_first_updates_are_counted():
+    """Three updates in four on rows of 8 tokens: as many tokens, less attention."""
+    found = planned("data.short_length=8", "data.short_share=0.75", name="v5e:1x1", price=2.0)
+    row, short = found["plan"], found["plan"]["short"]
+    assert (row["length"], short["length"]) == (LENGTH, 8)
+    assert short["milliseconds"] * short["tokens_per_second"] == pytest.approx(1e3 * ROWS * LENGTH)
+    useful = USEFUL - 3 * 4 * (LENGTH - 8) * H
+    assert short["mfu"] == pytest.approx(useful * short["tokens_per_second"] / 197e12)
+    seconds = (0.75 * short["milliseconds"] + 0.25 * row["milliseconds"]) / 1e3
+    assert row["hours"] == pytest.approx(12 * seconds / 3600) and row["dollars"] == pytest.approx(2 * row["hours"])
+    text, said = plan.tables.plan(found), f"rows of 8 tokens: 0.01 GB a chip, {short['milliseconds']:.2f} ms a step"
+    assert said in text and "whole run: 0.0 hours, 0 dollars" in text
+    found["plan"] = row | {"short": short | {"fits": False}, "hours": None, "dollars": None}
+    assert "do not fit, so how long" in plan.tables.plan(found)
+
+
 def test_sweep_over_topologies(capfd):
     """Three families in one table; a cell that can't be does not stop the others."""
     axes = ["topology=v5e:1x1,v4:2x2x1,tpu7x:1x1x1,v9:1x1", "per_chip_batch=8"]
@@ -205,8 +221,8 @@ def test_length_of_a_run_in_epochs():
     assert not unknown.known_records and known.known_records
     text = 'ENTRY %m (p: f32[]) -> f32[] {\n  ROOT %f = f32[] fusion(), backend_config={"estimated_cycles":"1000"}\n}'
     program, place = compiling.Program(text, 1, 1, 1, 3, True, 0.0), topology.find("v5e:2x4")
-    assert plan.estimate(program, config, unknown, place)["hours"] is None
-    hours = plan.estimate(program, config, known, place)["hours"]
+    assert plan.estimate(program, config, unknown, place, length=LENGTH)["hours"] is None
+    hours = plan.estimate(program, config, known, place, length=LENGTH)["hours"]
     assert hours == pytest.approx(19 * 1000 / place.hertz / 3600), "300 rows in batches of 16: 19 updates"
 
 

@@ -75,7 +75,8 @@ def compile_step(config: ConfigDict, facts: build.DataFacts, topology: Topology,
       config: of the run, its mesh over the topology's devices.
       facts: of its data.
       topology: no device of it need be there.
-      kind: "mlm", or "stock", which copies the parameters to every device and does not accumulate.
+      kind: "mlm"; "short", that of the first updates where they read rows of data.short_length; or "stock", which
+        copies the parameters to every device and does not accumulate.
 
     Raises:
       InputError: a batch or a parameter that the mesh can't split, or rows longer than the model's positions.
@@ -89,7 +90,10 @@ def compile_step(config: ConfigDict, facts: build.DataFacts, topology: Topology,
     words = f"{kind} step, {config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
     with _telling(f"compiling the {words}, for {topology.name}") as elapsed, _no_cache():
         try:
-            lowered = _lower_stock(config, run, mesh, facts) if kind == "stock" else _lower(config, run, mesh, facts)
+            if kind == "stock":
+                lowered = _lower_stock(config, run, mesh, facts)
+            else:
+                lowered = _lower(config, run.short_step if kind == "short" else run.train_step, run, mesh, facts)
             compiled, text = _compile(lowered, topology)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -126,8 +130,10 @@ def state_bytes(run: build.Run) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def _lower(config: ConfigDict, run: build.Run, mesh: Mesh, facts: build.DataFacts) -> jax.stages.Lowered:
-    """Returns our step, not compiled yet, on arguments that are only shapes."""
+def _lower(
+    config: ConfigDict, step: jax.stages.Wrapped, run: build.Run, mesh: Mesh, facts: build.DataFacts
+) -> jax.stages.Lowered:
+    """Returns a step of ours, not compiled yet, on arguments that are only shapes."""
     rows = config.data.global_batch
     batch = {
         "input_ids": _placed((rows, facts.length), jnp.int32, mesh, sharding.BATCH),
@@ -135,7 +141,7 @@ def _lower(config: ConfigDict, run: build.Run, mesh: Mesh, facts: build.DataFact
         "record_id": _placed((rows,), jnp.uint32, mesh, sharding.BATCH),
         "epoch": _placed((rows,), jnp.uint32, mesh, sharding.BATCH),
     }
-    return run.train_step.lower(run.shapes, batch)
+    return step.lower(run.shapes, batch)
 
 
 def _lower_stock(config: ConfigDict, run: build.Run, mesh: Mesh, facts: build.DataFacts) -> jax.stages.Lowered:

@@ -60,12 +60,22 @@ def _step(row: dict[str, Any], operations: int = 20) -> list[str]:
     )
     speed = f"{row['tokens_per_second']:,.0f} tokens/s, MFU {row['mfu']:.1%}"
     lines.append(f"  estimate: {row['milliseconds']:.2f} ms a step, {speed}")
-    if row["hours"] is None:
+    lines += _short(row["short"]) if "short" in row else []
+    if row["hours"] is None and row.get("short", row)["fits"]:
         lines.append("  hours: unknown, the config counts epochs; say --records=N, or --workdir of the shards")
-    else:
+    elif row["hours"] is not None:
         dollars = "" if row["dollars"] is None else f", {row['dollars']:,.0f} dollars"
         lines.append(f"  whole run: {row['hours']:,.1f} hours{dollars}")
     return [*lines, *_costs(row), *_collectives(row["collectives"]), *_operations(row["operations"][:operations])]
+
+
+def _short(row: dict[str, Any]) -> list[str]:
+    """Returns the line of the first updates, where they read shorter rows."""
+    words = f"  the first updates, on rows of {row['length']} tokens:"
+    if not row["fits"]:
+        return [f"{words} do not fit, so how long the run takes is unknown"]
+    size, speed = _gigabytes(row["bytes_per_chip"]["needs"]), f"{row['tokens_per_second']:,.0f} tokens/s"
+    return [f"{words} {size} a chip, {row['milliseconds']:.2f} ms a step, {speed}, MFU {row['mfu']:.1%}"]
 
 
 def _costs(row: dict[str, Any]) -> list[str]:
