@@ -108,14 +108,24 @@ def build_model(
     dtype = sizes.pop("dtype")
     remat, remat_feed_forward = sizes.pop("remat"), sizes.pop("remat_feed_forward")
     model_config = roberta.make_config(vocab_size=facts.vocab_size, special_ids=facts.special_ids, **sizes)
-    attend = None if mesh is None else build_attention(config, facts.length, mesh)
-    cls_id = facts.special_ids["cls"] if config.data.isolate_documents else None
+    isolated = config.data.isolate_documents
+    attend = None if mesh is None else build_attention(config, model_config, facts.length, mesh, isolated=isolated)
+    cls_id = facts.special_ids["cls"] if isolated else None
     network = Network(model_config, dtype, remat, remat_feed_forward, attend, cls_id)
     return Model(model_config, network, build_masking(config, facts, starts_V))
 
 
-def build_attention(config: ConfigDict, length: int, mesh: Mesh) -> attention.Attention:
+def build_attention(
+    config: ConfigDict, model_config: RobertaConfig, length: int, mesh: Mesh, *, isolated: bool = False
+) -> attention.Attention:
     """Returns the attention for rows of `length` tokens.
+
+    Args:
+      config: of the run, which may name the kernel.
+      model_config: of the model.
+      length: of the rows.
+      mesh: to run on.
+      isolated: documents of a row do not see one another.
 
     Raises:
       InputError: the kernel that the config names can't do them on this mesh.
@@ -125,13 +135,13 @@ def build_attention(config: ConfigDict, length: int, mesh: Mesh) -> attention.At
         platform=mesh.devices.flat[0].platform,
         kind=mesh.devices.flat[0].device_kind,
         length=length,
-        heads=config.model.heads,
-        hidden_size=config.model.hidden_size,
+        heads=model_config.num_attention_heads,
+        hidden_size=model_config.hidden_size,
         tensor=mesh.shape["tensor"],
-        dropout=config.model.attention_dropout,
+        dropout=model_config.attention_probs_dropout_prob,
         dtype=config.model.dtype,
     )
-    return attention.make(kernel, heads=config.model.heads, mesh=mesh, isolated=config.data.isolate_documents)
+    return attention.make(kernel, heads=model_config.num_attention_heads, mesh=mesh, isolated=isolated)
 
 
 def build_masking(config: ConfigDict, facts: DataFacts, starts_V: np.ndarray | None) -> TokenMasking:
@@ -170,8 +180,10 @@ def build_run(config: ConfigDict, facts: DataFacts, mesh: Mesh, *, starts_V: np.
     shardings = state.shardings_of(shapes)
 
     def train_step(length: int) -> Callable:
+        isolated = config.data.isolate_documents
+        attend = build_attention(config, model.config, length, mesh, isolated=isolated)
         gradient = step.make_gradient(
-            network=dataclasses.replace(model.network, attention=build_attention(config, length, mesh)),
+            network=dataclasses.replace(model.network, attention=attend),
             masking=model.masking,
             mask_rate=build_mask_rate(config, steps),
             mask_seed=config.masking.seed,

@@ -21,7 +21,7 @@ from mlm import class_scores, classifiers, flops, watch
 from mlm.data import examples as data
 from mlm.data.examples import Examples
 from mlm.errors import InputError
-from mlm.model import attention, classifier
+from mlm.model import classifier
 from mlm.model.loss import RowSums
 from mlm.model.roberta import Network, Params
 from mlm.training import build, evaluation, sharding, state, step
@@ -101,20 +101,8 @@ def make_network(config: ConfigDict, model_config: RobertaConfig, examples: Exam
     Raises:
       InputError: the kernel can't do one of them.
     """
-    kernels = {}
-    for length in sorted({length for split in examples.splits for length in examples.lengths(split)}):
-        kernel = attention.choose(
-            config.model.attention,
-            platform=mesh.devices.flat[0].platform,
-            kind=mesh.devices.flat[0].device_kind,
-            length=length,
-            heads=model_config.num_attention_heads,
-            hidden_size=model_config.hidden_size,
-            tensor=mesh.shape["tensor"],
-            dropout=model_config.attention_probs_dropout_prob,
-            dtype=config.model.dtype,
-        )
-        kernels[length] = attention.make(kernel, heads=model_config.num_attention_heads, mesh=mesh)
+    lengths = sorted({length for split in examples.splits for length in examples.lengths(split)})
+    kernels = {length: build.build_attention(config, model_config, length, mesh) for length in lengths}
 
     def attend(q_BxLxH: jax.Array, *rest: jax.Array | None) -> jax.Array:
         return kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
