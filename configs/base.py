@@ -129,7 +129,7 @@ def get_config() -> ConfigDict:
     config.log.profile_start = 0  # first update of a trace for TensorBoard or Perfetto; 0 = none
     config.log.profile_steps = 5  # updates in the trace
 
-    config.pod = ConfigDict()  # of several processes, or with $MLM_HOST_DIR; see mlm/watch.py and mlm/peers.py
+    config.pod = ConfigDict()  # of several processes, or with $MLM_HOST_DIR; see mlm/pod/watch.py and mlm/pod/peers.py
     config.pod.start_timeout = 600.0  # seconds that the first process waits for the others to be ready
     config.pod.heartbeat = 60.0  # seconds without a sign of life after which a process counts as dead
     config.pod.hang = 900.0  # seconds without progress after which a process ends itself with all stacks; 0 = never

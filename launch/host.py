@@ -7,7 +7,7 @@ Every command prints one line, `mlm-host ` and a JSON object, and ends with code
 through ssh with each command, so nothing has to be on the host, and both ends are always of one version.
 
 A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, keeper.json, exit.json ({"code", "signal", "ended"}),
-stopped.json, and what its process says there itself (mlm/watch.py). Its keeper, a process in a session of its own,
+stopped.json, and what its process says there itself (mlm/pod/watch.py). Its keeper, a process in a session of its own,
 outlives the ssh connection, holds the flock of `lock` for as long as the run's process lives, and writes down how it
 ended.
 """

@@ -10,8 +10,9 @@ import sys
 import traceback
 import types
 
-from mlm import commands, watch
+from mlm import commands
 from mlm.errors import PreemptedError, StopError
+from mlm.pod import watch
 
 EXAMPLES = """examples:
   python -m mlm run --config=configs/quickstart.py --workdir=runs/quickstart

@@ -14,8 +14,9 @@ import time
 from ml_collections import ConfigDict
 
 from mlm import config as configs
-from mlm import kinds, watch
+from mlm import kinds
 from mlm.errors import InputError
+from mlm.pod import watch
 from mlm.workdir import Workdir
 
 
@@ -45,7 +46,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
         stages.make_shards(config, workdir, hosts)
         watch.current.wait_for_all("data")
         manifest = stages.open_data(config, workdir)
-        from mlm import distributed, run
+        from mlm import run
+        from mlm.pod import distributed
 
         distributed.initialize(config, workdir, manifest, saves=True)
         run.train(config, workdir, manifest)
@@ -81,7 +83,7 @@ def doctor(args: argparse.Namespace, overrides: list[str]) -> None:
 
     if args.topology and importlib.util.find_spec("libtpu") is not None:
         topology.prepare()  # before jax is imported
-    from mlm import doctor
+    from mlm.doctor import doctor
 
     wishes = {key: getattr(args, key) for key in ("hosts", "devices", "topology", "rows")}
     doctor.run(config, workdir, **wishes, as_json=args.json, out=sys.stdout)
@@ -93,7 +95,8 @@ def train(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm import stages
 
     manifest = stages.open_data(config, workdir)  # faults of the data are told before jax is imported
-    from mlm import distributed, run
+    from mlm import run
+    from mlm.pod import distributed
 
     distributed.initialize(config, workdir, manifest, saves=True)
     with _locked(workdir):
@@ -103,7 +106,9 @@ def train(args: argparse.Namespace, overrides: list[str]) -> None:
 def classify(args: argparse.Namespace, overrides: list[str]) -> None:
     """Fine-tunes."""
     config, workdir = _open(args, overrides)
-    from mlm import classify, distributed, stages
+    from mlm import stages
+    from mlm.classify import classify
+    from mlm.pod import distributed
 
     with _locked(workdir):
         examples = classify.open_data(config, workdir, stages.Hosts(args.processes, args.process_id))
@@ -116,7 +121,8 @@ def evaluate(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
     config = configs.load(args.config, overrides) if args.config else configs.load_saved(workdir.config, overrides)
     if kinds.is_classifier(workdir, args.model):
-        from mlm import classify, distributed
+        from mlm.classify import classify
+        from mlm.pod import distributed
 
         distributed.initialize(config, workdir, None, saves=False)
         classify.evaluate(config, workdir, model=args.model, split=args.split)
@@ -124,7 +130,8 @@ def evaluate(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm import stages
 
     manifest = stages.open_data(config, workdir)
-    from mlm import distributed, evaluate
+    from mlm import evaluate
+    from mlm.pod import distributed
 
     distributed.initialize(config, workdir, manifest, saves=False)
     wishes = {"model": args.model, "split": args.split, "masks": args.masks, "pseudo": args.pseudo}
@@ -135,7 +142,7 @@ def predict(args: argparse.Namespace, overrides: list[str]) -> None:
     """Fills masks, or classifies."""
     workdir = None if args.model else Workdir(args.workdir, create=False)
     if kinds.is_classifier(workdir, args.model):
-        from mlm import classifiers, predict_labels
+        from mlm.classify import classifiers, predict_labels
 
         model = classifiers.from_folder(args.model) if workdir is None else classifiers.from_checkpoint(workdir)
         predict_labels.run(model, texts=args.texts, top_k=args.top_k, stdin=sys.stdin, stdout=sys.stdout)
@@ -153,16 +160,17 @@ def export(args: argparse.Namespace, overrides: list[str]) -> None:
     if args.public and not args.push:
         raise InputError("--public: goes with --push=USER/NAME.")
     if args.push:
-        from mlm import push
+        from mlm.export import push
 
         push.check(args.push)  # before anything that takes time
     with _locked(workdir):
         if args.coordinator:
-            from mlm import distributed
+            from mlm.pod import distributed
 
             config = configs.load_saved(workdir.config, overrides)
             distributed.initialize(config, workdir, None, saves=False)
-        from mlm import classify, run
+        from mlm import run
+        from mlm.classify import classify
 
         kind = classify if kinds.is_classifier(workdir, "") else run
         kind.export(workdir, torch_python=args.torch)
@@ -185,7 +193,7 @@ def bench(args: argparse.Namespace, overrides: list[str]) -> None:
         if "shards" in args.parts:
             folder = str(workdir.tokenizer)
             tokenizer.load_fast(folder)  # told now, if it is missing
-    from mlm import bench
+    from mlm.bench import bench
 
     bench.run(
         config,
@@ -220,11 +228,11 @@ def report(args: argparse.Namespace, overrides: list[str]) -> None:
     """Writes the report, or the comparison."""
     workdir = Workdir(args.workdir, create=False)
     if args.compare:
-        from mlm import compare
+        from mlm.report import compare
 
         print(compare.write([workdir, *(Workdir(folder, create=False) for folder in args.compare)]))
         return
-    from mlm import report
+    from mlm.report import report
 
     report.write(workdir)
     print(workdir.report)

@@ -14,7 +14,7 @@ import jax
 from ml_collections import ConfigDict
 
 from mlm import config as configs
-from mlm import distributed, logs, trained
+from mlm import logs, trained
 from mlm.data import batches, tokenizer
 from mlm.data.manifest import Manifest
 from mlm.errors import DamageError, InputError
@@ -22,6 +22,7 @@ from mlm.model import weights
 from mlm.model.masking import TokenMasking
 from mlm.model.roberta import Network
 from mlm.paths import UPath, is_remote, write_text
+from mlm.pod import distributed
 from mlm.predict import longest_row
 from mlm.training import build, pretraining, pseudo_perplexity, sharding, step
 from mlm.workdir import Workdir

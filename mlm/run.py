@@ -7,10 +7,13 @@ import re
 import jax
 from ml_collections import ConfigDict
 
-from mlm import card_history, distributed, logs, predict, report, trained, watch
-from mlm import export as exports
+from mlm import logs, predict, trained
 from mlm.data import batches, tokenizer
 from mlm.data.manifest import Manifest
+from mlm.export import card_history
+from mlm.export import export as exports
+from mlm.pod import distributed, watch
+from mlm.report import report
 from mlm.training import pretraining
 from mlm.workdir import Workdir
 

@@ -56,7 +56,7 @@ def prepare() -> None:
 
 
 if __name__ == "__main__":
-    from mlm import distributed
+    from mlm.pod import distributed
 
     initialize = distributed.initialize
 

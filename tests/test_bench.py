@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mlm import bench, bench_data, bench_step, turns
+from mlm.bench import bench, inputs, steps, turns
 from mlm.errors import InputError
 from mlm.training import build, sharding
 from tests.fixtures import TINY, tiny_config
@@ -59,16 +59,16 @@ def test_memory_is_the_state_and_what_the_step_makes():
     mesh = sharding.make_mesh(**config.mesh.to_dict())
     facts = build.facts_without_data(config, records=1)
     run = build.build_run(config, facts, mesh)
-    program, _ = bench_step._our_step(run, bench_step.random_rows(config, facts), mesh)
-    found = bench_step._memory(program)
+    program, _ = steps._our_step(run, steps.random_rows(config, facts), mesh)
+    found = steps._memory(program)
     state = 3 * sum(leaf.nbytes for _, leaf in sharding.named_leaves(run.init().params))
     assert state < found["memory_bytes"] - found["temporary_bytes"] < 1.2 * state + 1e5
 
 
 def test_known_peak(monkeypatch):
-    monkeypatch.setattr(bench_step.flops, "peak_flops", lambda kind: 1e12)
+    monkeypatch.setattr(steps.flops, "peak_flops", lambda kind: 1e12)
     config = tiny_config(SMALL)
-    found = bench_step.compare_steps(config, sharding.make_mesh(data=8, fsdp=1, tensor=1), 0.1, "")
+    found = steps.compare_steps(config, sharding.make_mesh(data=8, fsdp=1, tensor=1), 0.1, "")
     per_token = build.flops_per_token(config, build.facts_without_data(config, records=1))
     for name in ("mlm", "stock"):
         expected = found[name]["tokens_per_second"] * per_token / 8e12
@@ -96,20 +96,20 @@ def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch, capsys):
     """Of the first text of the corpus, by both; nothing is left behind."""
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(bench_data.tempfile, "tempdir", str(tmp_path / "temporary"))
-    write = bench_data.shards.write
+    monkeypatch.setattr(inputs.tempfile, "tempdir", str(tmp_path / "temporary"))
+    write = inputs.shards.write
 
     def write_anew(documents, *, folder, **settings):
         assert not pathlib.Path(folder).exists(), "what is there would not be written"
         return write(documents, folder=folder, **settings)
 
-    monkeypatch.setattr(bench_data.shards, "write", write_anew)
+    monkeypatch.setattr(inputs.shards, "write", write_anew)
     config = tiny_config(f"corpus.sources=jsonl:{tmp_path}/texts.jsonl", "shards.count=4", "data.lanes=4")
     settings = {"seconds": 0.0, "tokenizer_folder": tokenizer_folder, "megabytes": 0.2}
     found = bench.run(config, ["shards"], None, as_json=False, **settings)["shards"]
     ours, example = found["mlm"], found["tf_tpu_example"]
-    fast = bench_data.shards.tokenizer.load_fast(tokenizer_folder)
-    assert found["tokens"] == sum(len(fast.encode(document.text).ids) for document in bench_data.sample(config, 0.2))
+    fast = inputs.shards.tokenizer.load_fast(tokenizer_folder)
+    assert found["tokens"] == sum(len(fast.encode(document.text).ids) for document in inputs.sample(config, 0.2))
     assert 0 <= found["tokens"] - ours["rows"] * 32 < 2 * 32, "of each split less than a row is lost"
     assert 0.9 * ours["rows"] < example["rows"] <= ours["rows"]
     for row in (ours, example):
@@ -123,17 +123,17 @@ def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch, capsys):
 def test_sample_is_the_beginning_of_the_corpus(texts, tmp_path):
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     config = tiny_config(f"corpus.sources=jsonl:{tmp_path}/texts.jsonl", "corpus.validation_fraction=0.1")
-    documents = list(bench_data.sample(config, 0.05))
+    documents = list(inputs.sample(config, 0.05))
     sizes = [len(document.text) for document in documents]
     assert sum(sizes[:-1]) < 50_000 <= sum(sizes)
-    train = [document.text for document in bench_data.stages.documents(config) if document.split == "train"]
+    train = [document.text for document in inputs.stages.documents(config) if document.split == "train"]
     assert [document.text for document in documents] == train[: len(documents)]
     assert {document.split for document in documents} == {"train", "validation"}
 
 
 @pytest.mark.parametrize("generation", [4, 5])
 def test_torch(generation, capsys, monkeypatch):
-    monkeypatch.setattr(bench_step.flops, "peak_flops", lambda kind: 1e12)  # of jax's devices, not of PyTorch's
+    monkeypatch.setattr(steps.flops, "peak_flops", lambda kind: 1e12)  # of jax's devices, not of PyTorch's
     config = tiny_config(SMALL, "model.hidden_dropout=0.1", "model.dtype=bfloat16")
     python = torch_python(generation)
     found = bench.run(config, ["step"], None, seconds=0.1, as_json=False, torch_python=python)["step"]
@@ -154,7 +154,7 @@ def test_torch_waits_without_work():
     config = tiny_config(SMALL)
     mesh = sharding.make_mesh(**config.mesh.to_dict())
     run = build.build_run(config, build.facts_without_data(config, records=1), mesh)
-    with bench_step.start_torch(torch_python(4), config, run) as partner:
+    with steps.start_torch(torch_python(4), config, run) as partner:
         for calls, updates in ((1, 1), (3, 4), (2, 6)):
             partner.turn(calls)
             assert partner.answer["updates"] == updates

@@ -8,7 +8,7 @@ import pytest
 from pods import causes
 from pods.causes import HostReport, first_cause
 
-from mlm import hub
+from mlm.pod import hub
 
 NOON = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
 KILL, ABORT, TERM = 9, 6, 15

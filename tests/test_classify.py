@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlm import __main__, classifiers, kinds, logs, trained
+from mlm import __main__, kinds, logs, trained
+from mlm.classify import classifiers
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier
@@ -114,7 +115,8 @@ def test_predict_and_export_and_report(finished, capsys, monkeypatch):
 
 
 def test_a_small_table_and_the_worst_pairs_of_a_large_one():
-    from mlm import confusion, report
+    from mlm.classify import confusion
+    from mlm.report import report
 
     content = {"split": "test", "step": 7, "scores": {"rows": 6}, "labels": ["a", "<b>"], "confusion": [[2, 1], [3, 0]]}
     assert confusion.pairs(content, 5) == [("<b>", "a", 3, 3), ("a", "<b>", 1, 3)]
@@ -128,7 +130,7 @@ def test_a_small_table_and_the_worst_pairs_of_a_large_one():
 
 
 def test_a_folder_to_start_from(trained_workdir, model, tmp_path, capsys):
-    from mlm import export
+    from mlm.export import export
 
     export.export(model, trained.UPath(tmp_path / "folder"), scores=None, name="x")
     overrides = (f"train.init_from={tmp_path / 'folder'}", "classify.kind=regression", "classify.label=score")

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from mlm import compare, report
 from mlm.errors import InputError
+from mlm.report import compare, report
 from mlm.workdir import Workdir
 from tests.test_report import EVALS, TIMING, TRAIN, Cells, make_workdir
 

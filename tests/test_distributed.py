@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from mlm import config as configs
-from mlm import distributed, fingerprints
+from mlm.pod import distributed, fingerprints
 from tests.fixtures import tiny_config
 
 

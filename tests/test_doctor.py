@@ -8,10 +8,11 @@ import shutil
 import numpy as np
 import pytest
 
-from mlm import __main__, doctor_checks, doctor_masks
+from mlm import __main__
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest, load_manifest
-from mlm.doctor_checks import Case, Finding
+from mlm.doctor import checks, first_batch
+from mlm.doctor.checks import Case, Finding
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config
 from tests.fixtures_data import train_tokenizer, write_shards
@@ -75,7 +76,7 @@ def test_healthy_shards_and_nothing_left_in_the_workdir(healthy, workdir, capsys
     assert "the tokenizer and the model have 600 entries" in found["ids"]["what"]
     assert "100% of the training rows" in found["duplicates"]["what"]
     assert "(masking.rate = 0.2)" in found["masks"]["what"] and "special tokens never" in found["masks"]["what"]
-    assert len(batch) == doctor_masks.SHOWN
+    assert len(batch) == first_batch.SHOWN
     kinds = [kind for row in batch for _, kind, _ in row]
     assert {"mask", "", "random"} <= set(kinds)
     assert all(read == "<mask>" for row in batch for _, kind, read in row if kind == "mask")
@@ -95,7 +96,7 @@ def test_the_batch_is_the_first_that_the_run_reads(healthy, workdir, tokenizer_f
     from mlm.data import batches
 
     case = case_of(healthy, workdir, "data.skip_batches=1:3")
-    _, *shown = doctor_checks.masks(case)
+    _, *shown = checks.masks(case)
     order = {"seed": 0, "global_batch": 16, "lanes": 2, "start_step": 3, "rows": (0, 16)}
     ids = next(batches.train_batches(healthy, split="train", **order))["input_ids"]
     tok = tokenizer.load_fast(tokenizer_folder)
@@ -130,8 +131,8 @@ def test_ids_that_the_tokenizer_lacks_though_the_manifest_has_them(workdir, heal
         entry["shards"] = [{"file": f"{split}/{p.name}"} | each for p, each in zip(paths, sizes, strict=True)]
     (tmp_path / "shards" / "manifest.json").write_text(json.dumps(content))
     case = case_of(load_manifest(str(tmp_path / "shards")), workdir)
-    assert "it has 600 entries, the manifest says 700" in doctor_checks.vocabulary(case)[0].what
-    found = doctor_checks.ids(case)
+    assert "it has 600 entries, the manifest says 700" in checks.vocabulary(case)[0].what
+    found = checks.ids(case)
     assert named(found, "ids").level == "wrong"
     assert "the largest id is 655 (validation record 19)" in named(found, "ids").what, "row 13: the fourth of shard 1"
     assert named(found, "overlap").level == "wrong", "both splits hold the same rows"
@@ -146,20 +147,20 @@ def test_rows_that_are_longer_than_the_positions(healthy, workdir, capsys):
 def test_another_tokenizer(healthy, texts, tmp_path):
     train_tokenizer(texts[:300], tmp_path / "run" / "tokenizer", vocab_size=500)
     case = case_of(healthy, tmp_path / "run")
-    first, *others = doctor_checks.vocabulary(case)
+    first, *others = checks.vocabulary(case)
     assert first.level == "wrong" and "another tokenizer (its fingerprint differs)" in first.what
     assert "it has 500 entries, the manifest says 600" in others[0].what
-    found = named(doctor_checks.ids(case), "ids")
+    found = named(checks.ids(case), "ids")
     assert found.level == "wrong" and "500 entries" in found.what
 
 
 def test_no_tokenizer_and_another_size_are_doubtful(healthy, workdir, tmp_path):
-    (found,) = doctor_checks.vocabulary(case_of(healthy, workdir, "tokenizer.vocab_size=700"))
+    (found,) = checks.vocabulary(case_of(healthy, workdir, "tokenizer.vocab_size=700"))
     assert found.level == "doubtful" and "set tokenizer.vocab_size to 600" in found.mend
     case = case_of(healthy, tmp_path / "empty")
-    (found,) = doctor_checks.vocabulary(case)
+    (found,) = checks.vocabulary(case)
     assert found.level == "doubtful" and "there is no tokenizer" in found.what
-    assert [each.level for each in doctor_checks.masks(case)] == ["fine"], "and no rows are shown"
+    assert [each.level for each in checks.masks(case)] == ["fine"], "and no rows are shown"
 
 
 def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path, capsys):
@@ -184,13 +185,13 @@ def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path, capsys
 )
 def test_devices_hosts_and_lanes_that_do_not_fit(healthy, workdir, overrides, devices, hosts, check, words):
     case = case_of(healthy, workdir, *overrides, devices=devices, hosts=hosts)
-    found = getattr(doctor_checks, check)(case)
+    found = getattr(checks, check)(case)
     assert any(each.level == "wrong" and each.check == check and words in each.what for each in found), found
     assert all(each.mend for each in found)
 
 
 def test_uneven_lanes_and_a_huge_batch_are_doubtful(healthy, workdir):
-    first, second = doctor_checks.lanes(case_of(healthy, workdir, "data.lanes=4", "data.global_batch=6400"))
+    first, second = checks.lanes(case_of(healthy, workdir, "data.lanes=4", "data.global_batch=6400"))
     assert first.level == "doubtful" and "their epochs drift apart" in first.what
     assert second.level == "doubtful" and "an update reads rows twice" in second.mend
 
@@ -202,7 +203,7 @@ def test_documents_that_come_twice(texts, tokenizer_folder, workdir, tmp_path):
     twice = [text for text in short for _ in range(4)]
     settings = {"counts": {"train": 2, "validation": 1}, "length": 64}  # so that most of them lie in one row
     made = write_shards(twice, tmp_path / "shards", tokenizer_folder, **settings)
-    found = named(doctor_checks.ids(case_of(made, workdir)), "duplicates")
+    found = named(checks.ids(case_of(made, workdir)), "duplicates")
     assert found.level == "doubtful"
     example = found.what.rpartition(": ")[2].strip("'\"")
     assert any(example[:20] in " ".join(text.split()) for text in short), example
@@ -216,7 +217,7 @@ def test_validation_that_training_has_seen(texts, tokenizer_folder, workdir, tmp
     for shared, level in ((20, "wrong"), (2, "doubtful")):
         mixed = [long[n + 1] if n % 10 == 0 and n < 10 * shared else long[n] for n in range(200)]  # every tenth
         made = write_shards(mixed, tmp_path / str(shared), tokenizer_folder)
-        found = named(doctor_checks.ids(case_of(made, workdir)), "overlap")
+        found = named(checks.ids(case_of(made, workdir)), "overlap")
         assert found.level == level, found
         assert "; validation record " in found.what
 
@@ -225,9 +226,9 @@ def test_masks_that_predict_special_tokens(healthy, workdir, tmp_path):
     """The manifest has lost one of the special ids."""
     special = tuple(each for each in healthy.all_special_ids if each != healthy.special_ids["sep"])
     case = case_of(dataclasses.replace(healthy, all_special_ids=special), workdir, "data.global_batch=128")
-    found = doctor_checks.masks(case)[0]
+    found = checks.masks(case)[0]
     assert found.level == "wrong" and "special tokens are predicted" in found.what
-    assert doctor_checks.vocabulary(case)[0].level == "wrong"
+    assert checks.vocabulary(case)[0].level == "wrong"
 
 
 def test_mask_rates_that_are_not_the_config_s():
@@ -241,7 +242,7 @@ def test_mask_rates_that_are_not_the_config_s():
         drawn = rng.choice(["mask", "random", "kept"], ids.shape, p=[mask, random, abs(1 - mask - random)])
         return np.where(chosen, drawn, "")
 
-    judge = lambda *shares: doctor_masks.judge(config, batch, ids, kinds(*shares), (0, 1, 2, 3, 4))  # noqa: E731
+    judge = lambda *shares: first_batch.judge(config, batch, ids, kinds(*shares), (0, 1, 2, 3, 4))  # noqa: E731
     assert {judge(0.2, 0.8, 0.1)[0] for _ in range(50)} == {"fine"}
     for shares in ((0.17, 0.8, 0.1), (0.2, 0.9, 0.05), (0.2, 0.7, 0.1), (0.2, 0.8, 0.2)):
         assert judge(*shares)[0] == "doubtful", shares
@@ -264,7 +265,7 @@ def test_a_step_that_does_not_fit_is_wrong(healthy, workdir, monkeypatch):
     row = {"fits": False, "bytes_per_chip": {"capacity": 16.91e9}}
     monkeypatch.setattr("mlm.plan.measure", lambda *arguments: (None, row))
     monkeypatch.setattr("mlm.tpu.topology.find", lambda name: name)
-    (found,) = doctor_checks.step(dataclasses.replace(case_of(healthy, workdir), topology="v5e:2x4"))
+    (found,) = checks.step(dataclasses.replace(case_of(healthy, workdir), topology="v5e:2x4"))
     assert (found.level, found.check) == ("wrong", "step") and "16.91 GB" in found.what and "mlm plan" in found.mend
 
 

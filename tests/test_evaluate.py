@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from mlm import config as configs
-from mlm import evaluate, export, stages, trained
+from mlm import evaluate, stages, trained
 from mlm.errors import InputError
+from mlm.export import export
 from mlm.paths import UPath
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config

@@ -14,9 +14,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoTokenizer, FlaxRobertaForMaskedLM, PreTrainedTokenizerFast
 
 from mlm import config as configs
-from mlm import export, predict, trained
+from mlm import predict, trained
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
+from mlm.export import export
 from mlm.model import roberta, weights
 from mlm.paths import UPath
 from mlm.training import build, sharding
@@ -26,7 +27,7 @@ from tests.torch_environments import ROOT, run_torch, torch_python
 from tests.trained_model import docstrings, facts_of, save_checkpoint, train_tokenizer
 
 SCORES = {"step": 5, "kind": "eval", "loss": 3.25, "perplexity": 25.79, "accuracy": 0.31, "predictions": 12345}
-VERIFY = "mlm/verify_export.py"
+VERIFY = "mlm/export/verify_export.py"
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import FlaxRobertaForSequenceClassification
 
-from mlm import classifiers, export, export_classifier, kinds
+from mlm import kinds
+from mlm.classify import classifiers
 from mlm.errors import DamageError, InputError
+from mlm.export import export, export_classifier
 from mlm.model import classifier
 from mlm.paths import UPath
 from mlm.workdir import Workdir

@@ -1,6 +1,6 @@
 """Goodput: every second of the wall-clock is counted once, and only kept steps count as training."""
 
-from mlm import goodput
+from mlm.report import goodput
 from tests.test_report import TIMING
 
 

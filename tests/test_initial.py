@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mlm import export, initial, trained
+from mlm import initial, trained
 from mlm.data import tokenizer
 from mlm.errors import InputError
+from mlm.export import export
 from mlm.training import build, pretraining, sharding
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config

@@ -11,9 +11,11 @@ import pytest
 from huggingface_hub import ModelCard, metadata_load
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
-from mlm import card_history, flops, goodput, model_card, run
 from mlm import config as configs
+from mlm import flops, run
 from mlm.data import tokenizer
+from mlm.export import card_history, model_card
+from mlm.report import goodput
 from mlm.trained import Trained
 from mlm.workdir import Workdir
 from tests.test_report import EVALS, TIMING, TRAIN

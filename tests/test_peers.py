@@ -12,10 +12,10 @@ import time
 
 import pytest
 
-from mlm import hub
 from mlm.errors import InputError, StopError
-from mlm.hub import End
-from mlm.peers import Peers
+from mlm.pod import hub
+from mlm.pod.hub import End
+from mlm.pod.peers import Peers
 
 FACTS = {"config.optimizer.learning_rate": 0.1, "code mlm/run.py": "abc"}
 
@@ -215,7 +215,7 @@ def test_another_number_of_processes():
 def test_a_process_that_is_killed_or_stopped(number, words):
     several = Several(2, present=[0])
     program = (
-        "import sys, time\nfrom mlm.peers import Peers\n"
+        "import sys, time\nfrom mlm.pod.peers import Peers\n"
         "p = Peers(sys.argv[1], 2, 1, lambda end: None)\n"
         "p.ready({'a': 1}, start_timeout=30, heartbeat=1)\nprint('ready', flush=True)\ntime.sleep(60)"
     )

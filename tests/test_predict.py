@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from mlm import export, predict, stock, trained
+from mlm import predict, stock, trained
 from mlm.data import tokenizer
 from mlm.errors import InputError
+from mlm.export import export
 from mlm.model import roberta
 from tests.torch_environments import run_torch
 from tests.trained_model import train_tokenizer

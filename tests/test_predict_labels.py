@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlm import predict_labels
+from mlm.classify import predict_labels
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from mlm import push
 from mlm.errors import InputError
+from mlm.export import push
 from tests.hub_stand_in import Hub, serving
 from tests.processes import ROOT
 
@@ -19,8 +19,8 @@ TOKEN = "hf_canaryDoNotShowThisTokenAnywhere"
 CARD = "---\nlibrary_name: transformers\n---\n\n# A model\n"
 PUSH = """
 import sys
-from mlm import push
 from mlm.errors import StopError
+from mlm.export import push
 from mlm.paths import UPath
 try:
     print(push.push(UPath(sys.argv[1]), sys.argv[2], public="--public" in sys.argv))

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from mlm import config as configs
-from mlm import goodput, plots, report
 from mlm.errors import DamageError, InputError
+from mlm.report import goodput, plots, report
 from mlm.workdir import Workdir
 from tests import processes
 
@@ -267,7 +267,7 @@ def test_long_curves_keep_their_peaks():
 def test_fast_and_without_jax(tmp_path):
     workdir = make_workdir(tmp_path / "run")
     code = (
-        "import sys; from mlm import report; from mlm.workdir import Workdir\n"
+        "import sys; from mlm.report import report; from mlm.workdir import Workdir\n"
         f"report.write(Workdir({str(workdir.root)!r}, create=False))\n"
         "assert not {'jax', 'tensorflow', 'transformers'} & set(sys.modules), 'heavy imports'\n"
     )

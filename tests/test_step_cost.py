@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlm import bench_step
+from mlm.bench import steps
 from mlm.training import build, sharding
 from tests.fixtures import tiny_config
 
@@ -26,9 +26,9 @@ def test_the_step_stays_cheap_beside_the_stock_one(measure, at_most):
     config = tiny_config(*SIZES)
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
     facts = build.facts_without_data(config, records=1)
-    run, host = build.build_run(config, facts, mesh), bench_step.random_rows(config, facts)
-    ours, _ = bench_step._our_step(run, host, mesh)
-    stock, _ = bench_step._stock_step(config, run, host, mesh)
+    run, host = build.build_run(config, facts, mesh), steps.random_rows(config, facts)
+    ours, _ = steps._our_step(run, host, mesh)
+    stock, _ = steps._stock_step(config, run, host, mesh)
     of = {
         "flops": lambda program: program.cost_analysis()["flops"],
         "temporaries": lambda program: program.memory_analysis().temp_size_in_bytes,

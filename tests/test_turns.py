@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mlm import turns
+from mlm.bench import turns
 from mlm.errors import InputError
 
 ECHO = """

@@ -10,14 +10,14 @@ import time
 
 import pytest
 
-from mlm import watch
 from mlm.errors import DamageError
+from mlm.pod import watch
 from tests.processes import ROOT
 
 HEAD = """
 import ctypes, os, signal, sys, time
-from mlm import watch
 from mlm.errors import DamageError, PreemptedError
+from mlm.pod import watch
 w = watch.begin("test", sys.argv[1], processes=int(sys.argv[2]), process=0)
 """
 

@@ -1,4 +1,4 @@
-"""Runs mlm/verify_export.py on several folders in one process, which spares the imports; prints a line of JSON each."""
+"""Runs mlm/export/verify_export.py on several folders in one process, to spare imports; prints a line of JSON each."""
 
 import contextlib
 import importlib.util
@@ -7,7 +7,7 @@ import json
 import pathlib
 import sys
 
-file = pathlib.Path(__file__).resolve().parent.parent / "mlm" / "verify_export.py"
+file = pathlib.Path(__file__).resolve().parent.parent / "mlm" / "export" / "verify_export.py"
 spec = importlib.util.spec_from_file_location("verify_export", file)
 verify_export = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(verify_export)

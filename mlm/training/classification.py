@@ -17,13 +17,15 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 from transformers import RobertaConfig
 
-from mlm import class_scores, classifiers, flops, watch
+from mlm import flops
+from mlm.classify import class_scores, classifiers
 from mlm.data import examples as data
 from mlm.data.examples import Examples
 from mlm.errors import InputError
 from mlm.model import classifier
 from mlm.model.loss import RowSums
 from mlm.model.roberta import Network, Params
+from mlm.pod import watch
 from mlm.training import build, evaluation, sharding, state, step
 from mlm.training.sharding import BATCH
 from mlm.training.task import Task
@@ -143,7 +145,7 @@ def evaluate(
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Returns the scores of a split, every row of it once, and what was predicted for each row, float32 [N].
 
-    The scores are loss (cross entropy in nats, or mean squared error), those of mlm/class_scores.py, and rows.
+    The scores are loss (cross entropy in nats, or mean squared error), those of mlm/classify/class_scores.py, and rows.
     """
     rows = config.evaluate.batch
     batches = data.eval_batches(examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))

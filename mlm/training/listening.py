@@ -12,10 +12,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlm import distributed, logs, skips
+from mlm import logs, skips
 from mlm.adviser import Adviser, Facts
 from mlm.data.manifest import Manifest
 from mlm.data.order import batch_rows
+from mlm.pod import distributed
 from mlm.spikes import Detector, Spike
 from mlm.training.metrics import Log
 from mlm.workdir import Workdir

@@ -11,9 +11,10 @@ import jax
 from ml_collections import ConfigDict
 
 from mlm import config as configs
-from mlm import distributed, flops, logs, skips, watch
+from mlm import flops, logs, skips
 from mlm.errors import DamageError, InputError, NumericsError, PreemptedError
 from mlm.paths import local_place, put_tree, write_text
+from mlm.pod import distributed, watch
 from mlm.training import checkpoint, sharding
 from mlm.training.metrics import Log
 from mlm.training.state import TrainState

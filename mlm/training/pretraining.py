@@ -12,9 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mlm import initial, skips, watch
+from mlm import initial, skips
 from mlm.data import batches, tokenizer
 from mlm.data.manifest import Manifest
+from mlm.pod import watch
 from mlm.training import build, evaluation, listening, loop, sharding
 from mlm.training.state import TrainState
 from mlm.training.task import Task

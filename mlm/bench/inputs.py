@@ -12,8 +12,9 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from mlm import stages, turns
-from mlm.bench_step import waited
+from mlm import stages
+from mlm.bench import turns
+from mlm.bench.steps import waited
 from mlm.data import shards, tf_tpu_example
 from mlm.data.corpus import Document
 from mlm.data.manifest import Manifest

@@ -11,16 +11,20 @@ import jax
 from ml_collections import ConfigDict
 from transformers import RobertaConfig
 
-from mlm import class_scores, classifiers, confusion, distributed, export_classifier, initial, report, stages, watch
 from mlm import config as configs
+from mlm import initial, stages
+from mlm.classify import class_scores, classifiers, confusion
 from mlm.data import examples as data
 from mlm.data import tokenizer
 from mlm.data.examples import SPLITS, Examples
 from mlm.data.hosts import Hosts
 from mlm.errors import InputError
+from mlm.export import export_classifier
 from mlm.model import classifier, roberta
 from mlm.model.roberta import Params
 from mlm.paths import write_text
+from mlm.pod import distributed, watch
+from mlm.report import report
 from mlm.trained import Trained
 from mlm.training import checkpoint, classification, loop, sharding
 from mlm.workdir import Workdir

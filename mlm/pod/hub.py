@@ -2,7 +2,7 @@
 
 Messages are JSON objects, one a line. Of a process:
     {"hello": process, "processes", "host"}            the first
-    {"ready": facts, "start_timeout", "heartbeat"}     its config and data are good; see mlm/fingerprints.py
+    {"ready": facts, "start_timeout", "heartbeat"}     its config and data are good; see fingerprints.py
     {"barrier": name}, {"failed": End}, {"bye": true}, {"ping": true}
 of the hub: {"go": "host:port", for jax}, {"barrier": name}, {"end": End}, {"ping": true}.
 """
@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from mlm import fingerprints
 from mlm.errors import InputError
+from mlm.pod import fingerprints
 
 PING = 1.0  # seconds between two signs of life
 PATIENCE = 60.0  # heartbeat until that of the config is known

@@ -13,9 +13,9 @@ import jax
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from mlm import fingerprints, watch
 from mlm.data.examples import Examples
 from mlm.data.manifest import Manifest
+from mlm.pod import fingerprints, watch
 from mlm.workdir import Workdir
 
 LATER = 10  # seconds by which jax's own time-outs, which end a process without a word, come after ours

@@ -1,8 +1,8 @@
 """The command `bench`: our step, shards and batches beside the stock ones, in turns, in one run.
 
-    step      an update, beside run_mlm_flax.py's (stock.py) and, in another interpreter, that of run_mlm.py
+    step      an update, beside run_mlm_flax.py's (mlm/stock.py) and, in another interpreter, that of run_mlm.py
               (torch_step.py); on random rows: it needs neither shards nor TensorFlow
-    shards    from documents to files, beside transformers' TF-TPU example (data/tf_tpu_example.py)
+    shards    from documents to files, beside transformers' TF-TPU example (mlm/data/tf_tpu_example.py)
     batches   from files to batches, beside the same
     loop      the step with the batches of the run, beside one batch again and again
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlm import bench_data, bench_step
+from mlm.bench import inputs, steps
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 from mlm.training import sharding
@@ -70,13 +70,13 @@ def run(
     mesh = sharding.make_mesh(**config.mesh.to_dict())
     found: dict[str, Any] = {}
     if "step" in parts:
-        found["step"] = bench_step.compare_steps(config, mesh, seconds, torch_python)
+        found["step"] = steps.compare_steps(config, mesh, seconds, torch_python)
     if "shards" in parts:
-        found["shards"] = bench_data.compare_shards(config, tokenizer_folder, megabytes, seconds)
+        found["shards"] = inputs.compare_shards(config, tokenizer_folder, megabytes, seconds)
     if "batches" in parts:
-        found["batches"] = bench_data.compare_batches(config, manifest, mesh, seconds)
+        found["batches"] = inputs.compare_batches(config, manifest, mesh, seconds)
     if "loop" in parts:
-        found["loop"] = bench_data.compare_loop(config, manifest, mesh, seconds)
+        found["loop"] = inputs.compare_loop(config, manifest, mesh, seconds)
     print(json.dumps(found) if as_json else table(found))
     return found
 

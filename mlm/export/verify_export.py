@@ -1,4 +1,4 @@
-"""Proves an export in PyTorch: run by any Python with torch and transformers, `PYTHON mlm/verify_export.py FOLDER`.
+"""Proves an export in PyTorch: `PYTHON mlm/export/verify_export.py FOLDER`, by any Python with torch and transformers.
 
 Compares with the proof that lies in the folder: the tokenizer's ids, the logits, the fillings of
 pipeline("fill-mask"). Prints a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.

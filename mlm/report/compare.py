@@ -13,10 +13,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from mlm import pages, plots, report
 from mlm.errors import InputError
 from mlm.paths import write_text
-from mlm.report import Facts, Line
+from mlm.report import pages, plots, report
+from mlm.report.report import Facts, Line
 from mlm.workdir import Workdir
 
 Place = Callable[[Line], float | None]  # from a line of metrics.jsonl to its x; None if it isn't known

@@ -12,8 +12,9 @@ import flax
 import jax
 import transformers
 
-from mlm import flops, goodput, logs, plots
+from mlm import flops, logs
 from mlm.paths import UPath
+from mlm.report import goodput, plots
 from mlm.trained import Trained
 from mlm.training import checkpoint
 from mlm.workdir import Workdir

@@ -17,7 +17,7 @@ from mlm import config as configs
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "numpy", "orbax-checkpoint", "transformers")
 VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64", "JAX_PLATFORMS")  # each compiles another program
 SHOWN = 4  # differences in a sentence
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def facts(config: ConfigDict, command: str, workdir: str, data: dict[str, str]) -> dict[str, Any]:

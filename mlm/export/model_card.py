@@ -13,10 +13,11 @@ from typing import Any
 import jax
 from huggingface_hub import EvalResult, ModelCardData
 
-from mlm import card_history, fingerprints
 from mlm import config as configs
-from mlm.card_history import History, table
 from mlm.data import tokenizer
+from mlm.export import card_history
+from mlm.export.card_history import History, table
+from mlm.pod import fingerprints
 from mlm.trained import Trained
 
 SCORES = {
@@ -91,8 +92,8 @@ def _parts(
     yield "## Proof"
     yield (
         "`proof.json` and `proof.safetensors` hold texts with their token ids, the logits and the fillings that the "
-        "trained model gives in JAX. `mlm/verify_export.py` of the project that wrote this folder compares them with "
-        "what PyTorch gives."
+        "trained model gives in JAX. `mlm/export/verify_export.py` of the project that wrote this folder compares them "
+        "with what PyTorch gives."
     )
     yield "## Limits"
     yield _limits(run, reads)

@@ -28,10 +28,11 @@ from flax.serialization import to_bytes
 from safetensors.numpy import save_file
 from transformers import FlaxRobertaForMaskedLM, PreTrainedTokenizerFast, RobertaConfig
 
-from mlm import logs, model_card, predict, verify_export
-from mlm.card_history import History
+from mlm import logs, predict
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
+from mlm.export import model_card, verify_export
+from mlm.export.card_history import History
 from mlm.model import weights
 from mlm.paths import UPath, is_begun, is_remote, replacing
 from mlm.trained import Trained, from_folder
@@ -225,7 +226,7 @@ def check_logits(file: str, wanted: list[np.ndarray], found: list[np.ndarray]) -
 
 
 def _check_in_torch(python: str, folder: Path) -> None:
-    """Runs mlm/verify_export.py in another interpreter; raises as `export` says."""
+    """Runs mlm/export/verify_export.py in another interpreter; raises as `export` says."""
     command = [python, verify_export.__file__, str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, text=True)

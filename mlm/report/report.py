@@ -13,10 +13,12 @@ from string import Template
 from typing import Any
 
 from mlm import config as configs
-from mlm import confusion, logs, pages, plots, report_advice
+from mlm import logs
+from mlm.classify import confusion
 from mlm.errors import InputError
-from mlm.goodput import Session, TimeUse, sessions, use_of_time
 from mlm.paths import UPath, write_text
+from mlm.report import advice, pages, plots
+from mlm.report.goodput import Session, TimeUse, sessions, use_of_time
 from mlm.workdir import Workdir
 
 HERE = Path(__file__).parent
@@ -110,7 +112,7 @@ def render(facts: Facts) -> str:
         name=pages.text(facts.name),
         lead=pages.text(_lead(facts)),
         warning=_warning(facts),
-        advice=report_advice.section(facts.advice, facts.spikes),
+        advice=advice.section(facts.advice, facts.spikes),
         tiles="".join(
             f"<div><b>{pages.text(value)}</b><span>{pages.text(name)}</span></div>" for name, value in _tiles(facts)
         ),
@@ -268,7 +270,7 @@ def _starts(found: list[Session]) -> str:
 
 def _config(config: dict[str, Any]) -> str:
     """Key, value, and the base config's value where it differs."""
-    base = json.loads(json.dumps(configs.flatten(configs.load(str(HERE.parent / "configs" / "base.py"), []))))
+    base = json.loads(json.dumps(configs.flatten(configs.load(str(HERE.parents[1] / "configs" / "base.py"), []))))
     rows = []
     for key, value in config.items():
         changed = key not in base or base[key] != value

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
-from mlm.goodput import Session
+from mlm.report.goodput import Session
 
 Line = dict[str, Any]
 Points = tuple[list[float], list[float]]

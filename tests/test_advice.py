@@ -2,7 +2,8 @@
 
 import json
 
-from mlm import adviser, report_advice
+from mlm import adviser
+from mlm.report import advice
 from tests.test_report import make_workdir, page_of
 
 ADVICE = {"step": 1200, "kind": "advice", "what": "stuck", "text": "the loss is stuck: <6.02> nats."}
@@ -25,4 +26,4 @@ def test_advice_and_spikes_have_a_row_each(tmp_path):
 def test_a_run_that_was_told_nothing_has_no_such_section(tmp_path):
     page = page_of(make_workdir(tmp_path / "run"))
     assert "Advice" not in page.text
-    assert report_advice.section([], []) == ""
+    assert advice.section([], []) == ""

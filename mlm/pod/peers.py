@@ -1,6 +1,6 @@
 """A line from every process of a run to every other: who is there, who has failed and why. Without jax.
 
-Process 0 holds the hub (mlm/hub.py) at the coordinator's address; every process, 0 too, is connected to it and sends a
+Process 0 holds the hub (hub.py) at the coordinator's address; every process, 0 too, is connected to it and sends a
 sign of life every second. So each learns at once, in words, that another one has failed, is gone, or has fallen silent;
 jax would only abort. The hub also compares what all must have in common, and says where jax's own service will be.
 """
@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mlm import hub
 from mlm.errors import InputError, StopError
-from mlm.hub import End, Hub, Line
+from mlm.pod import hub
+from mlm.pod.hub import End, Hub, Line
 
 TELL = 30.0  # seconds for which one that has failed before the others came waits to tell them
 

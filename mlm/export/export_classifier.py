@@ -1,4 +1,4 @@
-"""`export` of a classifier: a folder for transformers' RobertaForSequenceClassification, proven as mlm/export.py's are.
+"""`export` of a classifier: a folder for transformers' RobertaForSequenceClassification, proven as export.py's are.
 
 proof.json holds {"task": "text-classification", "rows": [{"texts", "ids", "scores"}, ...], "made_with"}, and
 proof.safetensors their logits [rows, C], all rows but the last, the longest, as one padded batch.
@@ -19,12 +19,13 @@ import transformers
 from safetensors.numpy import save_file
 from transformers import FlaxRobertaForSequenceClassification, PreTrainedTokenizerFast
 
-from mlm import classifiers, logs
-from mlm import export as exports
+from mlm import logs
+from mlm.classify import classifiers
+from mlm.classify.predict_labels import Labeller, Texts
 from mlm.errors import DamageError, InputError
+from mlm.export import export as exports
 from mlm.model import classifier
 from mlm.predict import longest_row
-from mlm.predict_labels import Labeller, Texts
 from mlm.trained import Trained
 from mlm.workdir import Workdir
 
@@ -44,7 +45,7 @@ def export(trained: Trained, workdir: Workdir, *, name: str, torch_python: str =
     """Writes a classifier into the workdir's export, which is replaced when the new one is complete and proven.
 
     Raises:
-      InputError, DamageError: as `mlm.export.export`.
+      InputError, DamageError: as `exports.export`.
     """
     tok = exports.fitting_tokenizer(trained)
     scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == trained.step]
@@ -135,7 +136,7 @@ def card(trained: Trained, scores: dict[str, Any], name: str) -> str:
         parts += ["## Labels", ", ".join(f"`{each}`" for each in names)]
     parts += [
         "## Proof",
-        "`proof.json` and `proof.safetensors` hold texts with their token ids and logits. `mlm/verify_export.py` of "
-        "the project that wrote this folder compares them with what PyTorch gives.",
+        "`proof.json` and `proof.safetensors` hold texts with their token ids and logits. "
+        "`mlm/export/verify_export.py` of the project that wrote this folder compares them with what PyTorch gives.",
     ]
     return "\n\n".join(parts) + "\n"

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from mlm.errors import InputError, PreemptedError, StopError
-from mlm.hub import End
-from mlm.peers import Peers
+from mlm.pod.hub import End
+from mlm.pod.peers import Peers
 
 TICK = 0.5  # seconds
 ONCE_A_RUN = ("start", "compile", "save")  # phases that have no beat of their own: they may take

@@ -14,9 +14,9 @@ from typing import Any, TextIO
 
 from ml_collections import ConfigDict
 
-from mlm import doctor_checks, doctor_masks
 from mlm.data.manifest import load_manifest
-from mlm.doctor_checks import Case, Finding
+from mlm.doctor import checks, first_batch
+from mlm.doctor.checks import Case, Finding
 from mlm.errors import DamageError, InputError
 from mlm.stages import shards_folder
 from mlm.workdir import Workdir
@@ -55,7 +55,7 @@ def run(
     batch: list[list[Any]] = []
     case = _open(config, workdir, findings, hosts=hosts, devices=devices, topology=topology, rows=rows)
     if case is not None:
-        for check in doctor_checks.ALL:
+        for check in checks.ALL:
             found = _guarded(check, case)
             findings += [each for each in found if isinstance(each, Finding)]
             batch += [each for each in found if not isinstance(each, Finding)]
@@ -108,6 +108,6 @@ def _show(findings: list[Finding], batch: list[list[Any]], out: TextIO) -> None:
         level = f"{LEVELS[finding.level]}{level}{PLAIN}" if color else level
         parts = [finding.what, finding.where, finding.mend]
         print(f"{level}  {finding.check:<9}  {' | '.join(part for part in parts if part)}", file=out)
-    for line in doctor_masks.shown(batch, color=color):
+    for line in first_batch.shown(batch, color=color):
         print(line, file=out)
     out.flush()

@@ -1,6 +1,6 @@
 """The yardstick in PyTorch: the training loop of transformers' run_mlm.py, a few updates whenever it is asked for them.
 
-    PYTHON mlm/torch_step.py
+    PYTHON mlm/bench/torch_step.py
 
 Run by any Python with torch, transformers (4.57 or 5) and accelerate. What is measured is `Trainer.train()` itself,
 with its defaults: rows shuffled by its data loader, masked by DataCollatorForLanguageModeling on the host,

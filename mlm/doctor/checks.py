@@ -8,9 +8,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlm import doctor_masks
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest, verify
+from mlm.doctor import first_batch
 from mlm.errors import InputError
 from mlm.workdir import Workdir
 
@@ -213,7 +213,7 @@ def _decoded(case: Case, ids: Any) -> str:
 def masks(case: Case) -> list:
     """The masks of the first batch are those that the config asks for; the batch follows, for a person."""
     special = case.manifest.all_special_ids if case.folder is None else tokenizer.special_ids(case.folder)[1]
-    level, what, mend, batch = doctor_masks.look(case.config, case.manifest, special, case.folder)
+    level, what, mend, batch = first_batch.look(case.config, case.manifest, special, case.folder)
     return [Finding(level, "masks", what, "the first batch", mend), *batch]
 
 

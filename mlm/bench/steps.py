@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlm import flops, stock, torch_step, turns
+from mlm import flops, stock
+from mlm.bench import torch_step, turns
 from mlm.training import build, sharding
 
 Step = Callable[[], jax.Array]  # starts an update; the array is there when it is done
@@ -119,7 +120,7 @@ def _stock_step(
 
 
 def start_torch(python: str, config: ConfigDict, run: build.Run) -> turns.Partner:
-    """Starts mlm/torch_step.py on the same model and rows of the same size.
+    """Starts mlm/bench/torch_step.py on the same model and rows of the same size.
 
     Raises:
       InputError: the interpreter can't be run, lacks a package, or fails.

@@ -1,0 +1,1 @@
+"""`bench`: our step, shards and batches beside the stock ones, in turns."""
