@@ -16,8 +16,7 @@ from mlm.export import export
 from mlm.training import build, pretraining, sharding
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config
-from tests.fixtures_data import write_shards
-from tests.trained_model import LENGTH, docstrings, facts_of, train_tokenizer
+from tests.trained_model import LENGTH, facts_of, train_tokenizer
 
 SAME_MODEL = ("model.positions=32", "model.layers=2", "model.hidden_size=64")
 WORDS, BIAS = initial.WORDS
@@ -103,31 +102,6 @@ def test_the_same_model_comes_back_whole(kind, trained_workdir, exported, model,
         f"  {WORDS} and {BIAS}: 1,000 taken of 1,000 rows, matched by id",
         f"  {initial.POSITIONS}: 32 taken of 32 positions",
     ]
-
-
-def test_the_loop_starts_there_once(trained_workdir, model, manifest, tokenizer_folder, tmp_path, capfd):
-    """At a learning rate of nearly 0 the first evaluation is that of the source; a restart takes the checkpoint."""
-    workdir = Workdir(str(tmp_path / "run"))
-    shutil.copytree(str(trained_workdir.tokenizer), str(workdir.tokenizer))
-    shards = write_shards(docstrings()[:300], tmp_path / "shards", str(trained_workdir.tokenizer), length=LENGTH)
-    settings = (
-        *SAME_MODEL,
-        "data.lanes=4",
-        "train.steps=2",
-        "optimizer.learning_rate=1e-12",
-        "optimizer.ema_decay=0.5",
-    )
-    config = tiny_config(*settings, f"train.init_from={trained_workdir.root}")
-    scores = pretraining.train(config, workdir, shards)
-    assert "start from" in capfd.readouterr().err
-    same = trained.from_checkpoint(workdir)
-    for name, value in source_leaves(model).items():
-        np.testing.assert_allclose(dict(sharding.named_leaves(same.params))[name], value, atol=1e-8, err_msg=name)
-    without = pretraining.train(tiny_config(*settings), Workdir(str(tmp_path / "other")), shards)
-    assert scores["loss"] < without["loss"] - 0.1 or scores["loss"] > without["loss"] + 0.1
-    longer = tiny_config(*settings, f"train.init_from={trained_workdir.root}")
-    pretraining.train(longer, workdir, shards)
-    assert "start from" not in capfd.readouterr().err
 
 
 def test_rows_are_matched_by_the_text_of_the_tokens(exported, model, other_tokenizer):
