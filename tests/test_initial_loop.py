@@ -13,7 +13,7 @@ from tests.test_initial import SAME_MODEL, source_leaves
 from tests.trained_model import LENGTH, docstrings
 
 
-def test_the_loop_starts_there_once(trained_workdir, model, manifest, tokenizer_folder, tmp_path, capfd):
+def test_the_loop_starts_there_once(trained_workdir, model, tmp_path, capfd):
     """At a learning rate of nearly 0 the first evaluation is that of the source; a restart takes the checkpoint."""
     workdir = Workdir(str(tmp_path / "run"))
     shutil.copytree(str(trained_workdir.tokenizer), str(workdir.tokenizer))
@@ -33,6 +33,5 @@ def test_the_loop_starts_there_once(trained_workdir, model, manifest, tokenizer_
         np.testing.assert_allclose(dict(sharding.named_leaves(same.params))[name], value, atol=1e-8, err_msg=name)
     without = pretraining.train(tiny_config(*settings), Workdir(str(tmp_path / "other")), shards)
     assert scores["loss"] < without["loss"] - 0.1 or scores["loss"] > without["loss"] + 0.1
-    longer = tiny_config(*settings, f"train.init_from={trained_workdir.root}")
-    pretraining.train(longer, workdir, shards)
+    pretraining.train(config, workdir, shards)
     assert "start from" not in capfd.readouterr().err

@@ -13,7 +13,7 @@ from transformers import RobertaConfig
 
 from mlm import config as configs
 from mlm import initial, stages
-from mlm.classify import class_scores, classifiers, confusion
+from mlm.classify import class_scores, classification, classifiers, confusion
 from mlm.data import examples as data
 from mlm.data import tokenizer
 from mlm.data.examples import SPLITS, Examples
@@ -26,7 +26,7 @@ from mlm.paths import write_text
 from mlm.pod import distributed, watch
 from mlm.report import report
 from mlm.trained import Trained
-from mlm.training import checkpoint, classification, loop, sharding
+from mlm.training import checkpoint, loop, sharding
 from mlm.workdir import Workdir
 
 CONFUSED = 5  # pairs shown at the end of a run

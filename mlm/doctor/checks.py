@@ -130,9 +130,10 @@ def mesh(case: Case) -> list[Finding]:
     found, ways = [], data * fsdp
     rows = config.data.global_batch // config.train.accumulate
     for key, size in (("data.global_batch / train.accumulate", rows), ("evaluate.batch", config.evaluate.batch)):
-        if size % ways:
-            what = f"config.{key}: {size} rows can't be split over {ways} devices (mesh.data x mesh.fsdp)"
-            found.append(Finding("wrong", name, what, where, f"make it a multiple of {ways}"))
+        try:
+            sharding.check_rows(ways, rows=size, key=key)
+        except InputError as error:
+            found.append(Finding("wrong", name, str(error), where, f"make it a multiple of {ways}"))
     if hosts > 1 and (count // hosts) % tensor and tensor % (count // hosts):
         what = f"config.mesh.tensor = {tensor} does not fit the {count // hosts} devices of a host"
         found.append(Finding("wrong", name, what, where, "make one a multiple of the other"))

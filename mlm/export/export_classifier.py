@@ -22,6 +22,7 @@ from transformers import FlaxRobertaForSequenceClassification, PreTrainedTokeniz
 from mlm import logs
 from mlm.classify import classifiers
 from mlm.classify.predict_labels import Labeller, Texts
+from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import export as exports
 from mlm.model import classifier
@@ -93,7 +94,7 @@ def _check_files(rows: list[dict[str, Any]], logits_NxC: np.ndarray, folder: Pat
     ids = [row["ids"] for row in rows]
     try:
         again = classifiers.from_folder(str(folder))
-        found = Labeller(again, exports.tokenizer.load(str(folder))).logits(ids)
+        found = Labeller(again, tokenizer.load(str(folder))).logits(ids)
         stock = FlaxRobertaForSequenceClassification.from_pretrained(str(folder))
         with jax.default_matmul_precision("highest"):
             stock_C = np.asarray(stock(np.asarray(ids[-1:], np.int32)).logits[0])

@@ -7,16 +7,18 @@ import os
 import signal
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from mlm.data.examples import Examples
-from mlm.data.manifest import Manifest
 from mlm.pod import fingerprints, watch
 from mlm.workdir import Workdir
+
+if TYPE_CHECKING:
+    from mlm.data.examples import Examples
+    from mlm.data.manifest import Manifest
 
 LATER = 10  # seconds by which jax's own time-outs, which end a process without a word, come after ours
 _compiled: set[tuple] = set()

@@ -124,7 +124,11 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 def check_batch(mesh: Mesh, *, rows: int, key: str) -> None:
     """Raises InputError if `rows`, the value of the config key `key`, can't be split over the mesh."""
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    check_rows(mesh.shape["data"] * mesh.shape["fsdp"], rows=rows, key=key)
+
+
+def check_rows(ways: int, *, rows: int, key: str) -> None:
+    """As `check_batch`, of a mesh that splits a batch `ways` times."""
     if rows % ways:
         raise InputError(f"config.{key}: {rows} rows can't be split over {ways} devices (mesh.data x mesh.fsdp).")
 
