@@ -197,6 +197,7 @@ def test_killed_and_stopped_runs_end_with_the_same_bits(straight, tokenizer_fold
     assert all(np.array_equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 def test_several_processes_give_the_same_scores(straight, tokenizer_folder, tmp_path):
     command = arguments(tmp_path / "run", tmp_path, tokenizer_folder)
     run_together(command, processes=2, devices=2)

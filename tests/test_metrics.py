@@ -58,6 +58,7 @@ def test_updates_are_profiled(manifest, tmp_path):
     assert b"train" in trace.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_trace_that_reaches_past_the_last_update_is_written(manifest, tmp_path):
     settings = ("log.profile_start=3", "log.profile_steps=9", "train.steps=4")
     processes.run(processes.train_arguments(tmp_path / "run", str(manifest.folder), *settings))
