@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -88,7 +89,7 @@ def _model(
     if config.model.init != "stock":
         raise InputError(f"config.model.init = {config.model.init}: is for pretraining; classify starts from stock.")
     init_from, multiple = config.train.init_from, config.model.vocab_multiple
-    start = (lambda: classifiers.start(init_from, multiple=multiple)[1]) if init_from else None
+    source = functools.cache(lambda: classifiers.start(init_from, multiple=multiple))  # (config, parameters)
     begun = checkpoint.complete_steps(workdir.checkpoints)
     if begun:
         facts = checkpoint.read_meta(workdir.checkpoints, begun[-1])["facts"]
@@ -96,8 +97,7 @@ def _model(
             raise InputError(f"{workdir.checkpoints}: is of a masked language model; classify in another --workdir.")
         body = RobertaConfig.from_dict(facts["model"])
     elif init_from:
-        body, params = classifiers.start(init_from, multiple=multiple)
-        start = lambda: params  # noqa: E731
+        body = source()[0]
     else:
         sizes = config.model.to_dict()
         for key in ("init", "dtype", "attention", "remat", "remat_feed_forward"):
@@ -111,6 +111,7 @@ def _model(
     positions = body.max_position_embeddings - body.pad_token_id - 1
     sizes = {key: getattr(body, name) for key, name in initial.SAME.items()} | {"model.positions": positions}
     sizes["shards.length"] = min(config.shards.length, positions)  # nothing here reads it
+    start = (lambda: source()[1]) if init_from else None
     return configs.changed(config, [f"{key}={value}" for key, value in sizes.items()]), body, start
 
 
