@@ -30,9 +30,10 @@ VERIFY = "mlm/export/verify_export.py"
 
 
 @pytest.fixture(scope="module")
-def exported(model, trained_workdir) -> str:
-    export.export(model, trained_workdir.export, scores=SCORES, name="small")
-    return str(trained_workdir.export)
+def exported(model, tmp_path_factory) -> str:
+    folder = UPath(tmp_path_factory.mktemp("exported") / "export")
+    export.export(model, folder, scores=SCORES, name="small")
+    return str(folder)
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_the_folder_is_complete(exported, model):
     assert json.loads((UPath(exported) / "run_config.json").read_text())["train.steps"] == 5
 
 
-def test_the_averaged_parameters_are_the_model_if_there_are_any(trained_workdir, model, tmp_path):
+def test_the_averaged_parameters_are_the_model_if_there_are_any(model, tmp_path):
     workdir = Workdir(str(tmp_path / "averaged"))
     config = configs.unflatten(model.run_config)
     config.optimizer.ema_decay = 0.9
