@@ -5,10 +5,11 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from mlm import __main__, kinds, logs, trained
-from mlm.classify import classifiers
+from mlm.classify import classification, classifiers
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier
@@ -93,6 +94,16 @@ def test_evaluate_gives_the_scores_of_the_log(finished, capsys):
     assert __main__.main(exported) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["split"] == "test" and found["rows"] == 17 and found["model"] == str(workdir.export)
+
+
+def test_the_confusion_table_has_a_row_for_each_true_class(finished, tmp_path, monkeypatch, capsys):
+    """Of a model that takes everything for the first class."""
+    workdir = shutil.copytree(str(finished[0].root), tmp_path / "run")
+    monkeypatch.setattr(classification, "evaluate", lambda *_: ({"accuracy": 0.0, "rows": 17}, np.zeros(17)))
+    assert __main__.main(["evaluate", f"--workdir={workdir}", "--split=test"]) == 0
+    labels = [row["label"] for row in rows(17, seed=2)]
+    table = json.loads((workdir / "classification.json").read_text())["confusion"]
+    assert table == [[labels.count(label), 0, 0] for label in labelled_texts.LABELS]
 
 
 def test_predict_and_export_and_report(finished, capsys, monkeypatch):
