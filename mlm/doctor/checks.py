@@ -231,7 +231,7 @@ def step(case: Case) -> list[Finding]:
     job = plan.make_job(case.config, case.manifest, records=None, price=None)
     row = plan.measure(case.config, job, topology.find(case.topology))[1]
     size = row["bytes_per_chip"]
-    if not row["fits"]:
+    if not row["fits"] or not row.get("short", row)["fits"]:
         what = f"the step does not fit into the {size['capacity'] / 1e9:.2f} GB of a chip"
         return [Finding("wrong", "step", what, case.topology, "python -m mlm plan looks for what would fit")]
     hours = "" if row["hours"] is None else f", {row['hours']:.1f} hours in all"
