@@ -24,7 +24,7 @@ topology, length, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[
 HEADS, HIDDEN, BLOCKS = 4, 256, 2
 device = find(topology).devices[0]
 place = NamedSharding(Mesh(np.array([device]), ("x",)), P())
-rows = BLOCKS * fused_attention.BLOCK // length
+rows = BLOCKS * fused_attention.block_tokens(device.device_kind) // length
 x = jax.ShapeDtypeStruct((rows, length, HIDDEN), jnp.bfloat16, sharding=place)
 segments = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=place)
 keep = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=place)

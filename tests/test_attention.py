@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlm.errors import InputError
-from mlm.model import attention
+from mlm.model import attention, fused_attention
 from mlm.training import sharding
 from tests.fixtures import tiny_config, tiny_run
 
@@ -70,12 +70,18 @@ def test_split_over_a_mesh_it_is_the_same(name):
     np.testing.assert_allclose(split, whole, atol=1e-5)
 
 
-def test_fused_in_bfloat16_is_near_float32():
+@pytest.mark.parametrize("kind", ["TPU v3", "TPU v5 lite"])
+def test_fused_in_bfloat16_is_near_float32(kind, monkeypatch):
+    """Whether a kernel hands float32 to the matrix unit, as on a v3, or bfloat16."""
+    monkeypatch.setattr(fused_attention, "_settings", lambda *_, **__: {"interpret": True})
     (*qkv, grad), documents = inputs()
-    kernel = attention.make("fused", heads=HEADS)
+    keep = (jax.random.uniform(jax.random.key(1), (LENGTH, LENGTH)) > 0.1) / 0.9
 
     def both(*qkv):
-        found, pull = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, None), *qkv)
+        def kernel(q, k, v):
+            return fused_attention.attend(q, k, v, documents, keep.astype(q.dtype), HEADS, True, kind)
+
+        found, pull = jax.vjp(kernel, *qkv)
         return found, *pull(grad.astype(found.dtype))
 
     for one, other in zip(both(*(x.astype(jnp.bfloat16) for x in qkv)), both(*qkv), strict=True):
@@ -105,7 +111,9 @@ DEFAULTS = {
         ("tpu", {"length": 2048}, "xla"),
         ("tpu", {"length": 2048, "dropout": 0.0}, "splash"),
         ("tpu", {"heads": 8}, "xla"),  # heads of 96
-        ("tpu", {"kind": "TPU v3"}, "xla"),
+        ("tpu", {"kind": "TPU v3"}, "fused"),
+        ("tpu", {"kind": "TPU v3", "heads": 24}, "xla"),  # heads of 32
+        ("tpu", {"dtype": "float32"}, "xla"),
         ("tpu", {"tensor": 8}, "xla"),
     ],
 )
@@ -119,7 +127,10 @@ def test_auto_takes_what_can_do_the_work(platform, changes, chosen):
         ("fused", "gpu", {}, "a GPU"),
         ("fused", "tpu", {"length": 1024}, "rows of 1024 tokens"),
         ("fused", "tpu", {"heads": 8}, "heads of 96"),
-        ("fused", "tpu", {"kind": "TPU v3"}, "a TPU v3"),
+        ("fused", "tpu", {"heads": 2, "tensor": 1}, "heads of 384"),
+        ("fused", "tpu", {"heads": 24, "kind": "TPU v3"}, "4 heads of 32 at a time on a TPU v3"),
+        ("fused", "tpu", {"heads": 9, "tensor": 1, "hidden_size": 576}, "9 heads of 64 on a device"),
+        ("fused", "tpu", {"dtype": "float32"}, "float32: it does bfloat16 alone"),
         ("fused", "tpu", {"tensor": 8}, "12 heads over mesh.tensor = 8"),
         ("splash", "tpu", {"tensor": 8, "dropout": 0.0}, "12 heads over mesh.tensor = 8"),
         ("splash", "tpu", {}, "dropout (model.attention_dropout = 0.1)"),

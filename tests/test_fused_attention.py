@@ -1,16 +1,22 @@
-"""The costs that the fused kernels state are those of the compiler's schedule."""
+"""The fused kernels fit into a TPU core, and the costs that they state are those of the compiler's schedule."""
 
 import json
 import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from mlm.model import fused_attention
+from mlm.tpu.topology import find
 
 
-@pytest.mark.parametrize(("topology", "length"), [("v5e:2x2", 512), ("v6e:2x2", 128)])
+@pytest.mark.parametrize(("topology", "length"), [("v3:2x2", 512), ("v5e:2x2", 512), ("v6e:2x2", 128)])
 def test_stated_cycles_are_those_of_the_schedule(topology, length, tmp_path):
     dump = f"--xla_jf_dump_to={tmp_path} --xla_jf_dump_llo_text=true --xla_jf_dump_hlo_text=false"
     settings = {"LIBTPU_INIT_ARGS": dump, "JAX_ENABLE_COMPILATION_CACHE": "false", "PYTHONPATH": "."}
@@ -21,3 +27,27 @@ def test_stated_cycles_are_those_of_the_schedule(topology, length, tmp_path):
     assert cycles == pytest.approx(fused_attention.CYCLES[kind][length], rel=0.02), (
         "the schedule has changed (another libtpu, or the kernel): put the new figures into CYCLES"
     )
+
+
+@pytest.mark.parametrize(
+    ("topology", "length", "heads", "head_size"),
+    [("v3:2x2", 512, 2, 64), ("v3:2x2", 512, 1, 256), ("v5e:2x2", 512, 16, 8), ("v5e:2x2", 512, 3, 64)],
+)
+def test_what_is_not_refused_fits_into_a_core(topology, length, heads, head_size):
+    """Those that need most of it, with dropout and documents: rows of 512; two heads on a v3, many on others."""
+    device = find(topology).devices[0]
+    kind = device.device_kind
+    assert fused_attention.refusal(kind=kind, length=length, heads=heads, head_size=head_size) is None
+    place = NamedSharding(Mesh(np.array([device]), ("x",)), P())
+    x = jax.ShapeDtypeStruct((8, length, heads * head_size), jnp.bfloat16, sharding=place)
+    keep = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=place)
+    documents = jax.ShapeDtypeStruct((8, length), jnp.int32, sharding=place)
+
+    def both(q, k, v, documents, keep, grad):
+        out, pull = jax.vjp(
+            lambda q, k, v: fused_attention.attend(q, k, v, documents, keep, heads, True, kind), q, k, v
+        )
+        return out, pull(grad)
+
+    text = jax.jit(both).lower(x, x, x, documents, keep, x).compile().as_text()
+    assert text.count("fused_attention_forward") and text.count("fused_attention_backward")

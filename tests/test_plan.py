@@ -215,6 +215,20 @@ def test_a_refusal_is_read():
     assert compiling.temporary_bytes("RESOURCE_EXHAUSTED") is None
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Used 27.50M of 16.00M vmem. Exceeded vmem capacity by 11.50M.",
+        "while allocating on stack for %x. Scoped allocation with size 27.50M and limit 16.00M exceeded scoped limit",
+    ],
+)
+def test_a_kernel_too_large_for_a_core_is_not_called_too_large_a_batch(words):
+    message = f"RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. {words}"
+    with pytest.raises(InputError, match=r"config\.model\.attention: the kernel needs 27\.50M .*TPU v3 has 16\.00M"):
+        compiling.refuse_kernel(message, "TPU v3")
+    compiling.refuse_kernel("RESOURCE_EXHAUSTED: Ran out of memory on HBM", "TPU v3")
+
+
 def test_length_of_a_run_in_epochs():
     config = tiny_config(*SIZES, "train.steps=0", "train.epochs=3")
     unknown, known = (plan.make_job(config, None, records=records, price=None) for records in (None, 100))

@@ -4,7 +4,7 @@ A kernel takes q, k, v, the documents of the tokens and, with dropout on, one ma
 (as in flax, `broadcast_dropout`), and returns the context of every token:
 
     xla     as flax computes it, in the type of the model, on any device
-    fused   our Pallas kernel for TPU, rows up to 512, with dropout
+    fused   our Pallas kernel for TPU, bfloat16, rows up to 512, with dropout
     splash  jax's Pallas kernel for TPU, long rows, without dropout
     cudnn   cuDNN's kernel for GPU, bfloat16, without dropout
     auto    fused on a TPU where it can, else splash where it can; xla elsewhere (no GPU has been measured)
@@ -59,7 +59,8 @@ def choose(
     """
     refusals = {
         "xla": None,
-        "fused": _refuse_split(heads, tensor) or _refuse_fused(platform, kind, length, hidden_size // heads),
+        "fused": _refuse_split(heads, tensor)
+        or _refuse_fused(platform, kind, length, heads // tensor, hidden_size // heads, dtype),
         "splash": _refuse_split(heads, tensor) or _refuse_splash(platform, length, dropout),
         "cudnn": _refuse_cudnn(platform, dropout, dtype),
     }
@@ -178,10 +179,12 @@ def _refuse_split(heads: int, tensor: int) -> str | None:
     return f"{heads} heads over mesh.tensor = {tensor}: it needs whole heads" if heads % tensor else None
 
 
-def _refuse_fused(platform: str, kind: str, length: int, head_size: int) -> str | None:
+def _refuse_fused(platform: str, kind: str, length: int, heads: int, head_size: int, dtype: str) -> str | None:
     if platform == "gpu":
         return "a GPU: it is written for TPU"
-    return fused_attention.refusal(kind=kind, length=length, head_size=head_size)
+    if platform == "tpu" and dtype != "bfloat16":
+        return f"{dtype}: it does bfloat16 alone"
+    return fused_attention.refusal(kind=kind, length=length, heads=heads, head_size=head_size)
 
 
 def _refuse_splash(platform: str, length: int, dropout: float) -> str | None:

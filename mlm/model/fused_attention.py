@@ -23,12 +23,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 LONGEST = 512  # tokens: above, the backward kernel's scores do not fit into a core's 16 MB
 LANES = 128
-BLOCK = 1024  # tokens that one call of the kernel works on, at most; one row at least
+ROUNDING = ("TPU v2", "TPU v3")  # their matrix units take float32 from a kernel, and round it to bfloat16
 FORBIDDEN = -1e30
 
-# Cycles of one head of one row by device_kind and length, forward and backward: the static schedules that libtpu 0.0.51
-# makes of these kernels, in bundles (tests/test_fused_attention.py makes them again). `plan` has no other estimate.
+# Cycles of one head of 64 of one row by device_kind and length, forward and backward: the static schedules that libtpu
+# 0.0.51 makes of these kernels, in bundles (tests/test_fused_attention.py makes them again). `plan` has nothing else.
 CYCLES = {
+    "TPU v2": {128: (454, 919), 256: (1228, 2627), 512: (3772, 8195)},
+    "TPU v3": {128: (424, 938), 256: (1206, 2217), 512: (3417, 6766)},
     "TPU v4": {128: (206, 369), 256: (689, 900), 512: (2146, 3626)},
     "TPU v5 lite": {128: (193, 327), 256: (529, 692), 512: (1494, 2589)},
     "TPU v5": {128: (194, 327), 256: (534, 690), 512: (1518, 2586)},
@@ -40,15 +42,26 @@ _NT = (((1,), (1,)), ((), ()))  # x @ y.T
 _NN = (((1,), (0,)), ((), ()))  # x @ y
 
 
-def refusal(*, kind: str, length: int, head_size: int) -> str | None:
-    """Returns why the kernels can't do rows of `length` tokens on a device of `kind`, None if they can."""
-    if kind in ("TPU v2", "TPU v3"):
-        return f"a {kind}: its matrix unit takes no bfloat16 from a kernel"
+def refusal(*, kind: str, length: int, heads: int, head_size: int) -> str | None:
+    """Returns why the kernels can't do rows of `length` tokens with `heads` on a device of `kind`; None if they can.
+
+    What is not refused fits into a core's memory in bfloat16, with documents and dropout and any number of rows.
+    """
+    width = _width(heads * head_size, heads)
     if length > LONGEST or length % LANES:
         return f"rows of {length} tokens: it does multiples of {LANES} up to {LONGEST}"
-    if LANES % head_size and head_size % LANES:
-        return f"heads of {head_size}: it does sizes that divide {LANES}, or multiples of it"
+    if LANES % head_size and head_size != 2 * LANES:
+        return f"heads of {head_size}: it does sizes that divide {LANES}, and {2 * LANES}"
+    if width > 2 * LANES:
+        return f"{heads} heads of {head_size} on a device: above {2 * LANES} together, it does multiples of {LANES}"
+    if kind in ROUNDING and width > 2 * head_size:
+        return f"{width // head_size} heads of {head_size} at a time on a {kind}: its core has room for 2"
     return None
+
+
+def block_tokens(kind: str) -> int:
+    """Returns the tokens that one call of the kernels works on, at most; one row at least."""
+    return 512 if kind in ROUNDING else 1024
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
@@ -76,8 +89,9 @@ def attend(
 
 
 def _forward(q, k, v, segments_BxL, keep_LxL, heads, isolated, kind):
-    grid, specs = _layout(q, heads, isolated, keep_LxL)
-    kernel = functools.partial(_forward_kernel, head_size=q.shape[2] // heads)
+    grid, specs = _layout(q, heads, isolated, keep_LxL, kind)
+    operand = _operand(q.dtype, kind)
+    kernel = functools.partial(_forward_kernel, head_size=q.shape[2] // heads, operand=operand)
     stats = jax.ShapeDtypeStruct((q.shape[0], grid[1], *specs["stats"].block_shape[2:]), jnp.float32)
     out, total = pl.pallas_call(
         kernel,
@@ -87,14 +101,15 @@ def _forward(q, k, v, segments_BxL, keep_LxL, heads, isolated, kind):
         out_specs=[specs["x"], specs["stats"]],
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), stats],
         **_settings(kind, q.shape, heads, backward=False),
-    )(q, k, v, *_segments(segments_BxL, isolated), keep_LxL)
+    )(q, k, v, *_segments(segments_BxL, isolated), _cast(keep_LxL, operand))
     return out, (q, k, v, segments_BxL, keep_LxL, out, total)
 
 
 def _backward(heads, isolated, kind, saved, grad):
     q, k, v, segments_BxL, keep_LxL, out, total = saved
-    grid, specs = _layout(q, heads, isolated, keep_LxL)
-    kernel = functools.partial(_backward_kernel, head_size=q.shape[2] // heads)
+    grid, specs = _layout(q, heads, isolated, keep_LxL, kind)
+    operand = _operand(q.dtype, kind)
+    kernel = functools.partial(_backward_kernel, head_size=q.shape[2] // heads, operand=operand)
     grads = pl.pallas_call(
         kernel,
         name="fused_attention_backward",
@@ -103,18 +118,32 @@ def _backward(heads, isolated, kind, saved, grad):
         out_specs=[specs["x"]] * 3,
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype)] * 3,
         **_settings(kind, q.shape, heads, backward=True),
-    )(q, k, v, *_segments(segments_BxL, isolated), keep_LxL, out, total, grad)
+    )(q, k, v, *_segments(segments_BxL, isolated), _cast(keep_LxL, operand), out, total, grad)
     return *grads, None, None if keep_LxL is None else jnp.zeros_like(keep_LxL)
 
 
 attend.defvjp(_forward, _backward)
 
 
-def _layout(q_BxLxH, heads, isolated, keep_LxL):
+def _operand(dtype: jnp.dtype, kind: str) -> jnp.dtype:
+    """Returns the type in which the kernels hand numbers of `dtype` to a device's matrix unit."""
+    return jnp.dtype(jnp.float32) if kind in ROUNDING else dtype
+
+
+def _width(hidden: int, heads: int) -> int:
+    """Returns the entries of H that one call of the kernels works on: whole heads, whole lanes where there are any."""
+    return max(LANES, hidden // heads) if hidden % LANES == 0 else hidden
+
+
+def _cast(x: jax.Array | None, dtype: jnp.dtype) -> jax.Array | None:
+    return None if x is None else x.astype(dtype)
+
+
+def _layout(q_BxLxH, heads, isolated, keep_LxL, kind):
     """Returns the grid, and the blocks by what they hold."""
     rows, length, hidden = q_BxLxH.shape
-    width = max(LANES, hidden // heads) if hidden % LANES == 0 else hidden
-    together = math.gcd(rows, max(1, BLOCK // length))
+    width = _width(hidden, heads)
+    together = math.gcd(rows, max(1, block_tokens(kind) // length))
     column = pl.BlockSpec((together, length, 1), lambda b, h: (b, 0, 0))
     line = pl.BlockSpec((together, 1, length), lambda b, h: (b, 0, 0))
     specs = {
@@ -144,8 +173,7 @@ def _segments(segments_BxL: jax.Array, isolated: bool) -> tuple[jax.Array, jax.A
     return segments_BxL[:, :, None], segments_BxL[:, None, :] if isolated else None
 
 
-def _dot(x: jax.Array, y: jax.Array, dims: tuple) -> jax.Array:
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+def _dot(x: jax.Array, y: jax.Array, dims: tuple, precision: lax.Precision | None = None) -> jax.Array:
     return lax.dot_general(x, y, dims, precision=precision, preferred_element_type=jnp.float32)
 
 
@@ -163,10 +191,11 @@ def _bias(key_ref, query_ref, row: int) -> jax.Array:
     return jnp.where(allowed, 0.0, FORBIDDEN)
 
 
-def _forward_kernel(q_ref, k_ref, v_ref, key_ref, query_ref, keep_ref, out_ref, total_ref, *, head_size):
+def _forward_kernel(q_ref, k_ref, v_ref, key_ref, query_ref, keep_ref, out_ref, total_ref, *, head_size, operand):
     width = q_ref.shape[-1]
     for row in range(q_ref.shape[0]):
-        q_LxW, k_LxW, v_WxL = q_ref[row], k_ref[row], v_ref[row].T
+        q_LxW, k_LxW, v_LxW = (ref[row].astype(operand) for ref in (q_ref, k_ref, v_ref))
+        v_WxL = v_LxW.T
         bias = _bias(key_ref, query_ref, row)
         out, totals = [], []
         for head in range(width // head_size):
@@ -175,7 +204,7 @@ def _forward_kernel(q_ref, k_ref, v_ref, key_ref, query_ref, keep_ref, out_ref, 
             largest_1xL = jnp.max(scores_LxL, axis=0, keepdims=True)
             share_LxL = jnp.exp(scores_LxL - largest_1xL)
             total_1xL = jnp.sum(share_LxL, axis=0, keepdims=True)
-            share_LxL = share_LxL.astype(q_LxW.dtype)
+            share_LxL = share_LxL.astype(operand)
             if keep_ref is not None:
                 share_LxL = share_LxL * keep_ref[...]
             mine = v_WxL[head * head_size : (head + 1) * head_size]
@@ -200,29 +229,30 @@ def _backward_kernel(
     dv_ref,
     *,
     head_size,
+    operand,
 ):
     width = q_ref.shape[-1]
     heads, scale = width // head_size, 1 / math.sqrt(head_size)
     for row in range(q_ref.shape[0]):
-        q_LxW, k_LxW, v_LxW, grad_LxW = q_ref[row], k_ref[row], v_ref[row], grad_ref[row]
+        q_LxW, k_LxW, v_LxW, grad_LxW = (ref[row].astype(operand) for ref in (q_ref, k_ref, v_ref, grad_ref))
         k_WxL = k_LxW.T
         bias = _bias(key_ref, query_ref, row)
-        lanes_NxW = [_own_lanes(head, head_size, width).astype(jnp.float32) for head in range(heads)]
-        lanes_NxW = jnp.concatenate([*lanes_NxW, jnp.zeros((-heads % 8, width), jnp.float32)], axis=0)
+        lanes_NxW = [_own_lanes(head, head_size, width).astype(jnp.float32) for head in range(heads + -heads % 8)]
+        lanes_NxW = jnp.concatenate(lanes_NxW, axis=0)
         product_LxW = grad_LxW.astype(jnp.float32) * out_ref[row].astype(jnp.float32)
-        inner_NxL = _dot(lanes_NxW, product_LxW, _NT)  # of the gradient with the output, for each query
+        inner_NxL = _dot(lanes_NxW, product_LxW, _NT, lax.Precision.HIGHEST)  # of the gradient with the output
         dq, dk, dv = [], 0.0, 0.0
         for head in range(heads):
             own = _own_lanes(head, head_size, width)
             scores_LxL = _dot(jnp.where(own, k_LxW, 0), q_LxW, _NT) * scale + bias
             share_LxL = jnp.exp(scores_LxL - total_ref[row, 0, head : head + 1])
             d_share_LxL = _dot(jnp.where(own, v_LxW, 0), grad_LxW, _NT)
-            kept_LxL = share_LxL.astype(q_LxW.dtype)
+            kept_LxL = share_LxL.astype(operand)
             if keep_ref is not None:
                 keep_LxL = keep_ref[...]
                 kept_LxL = kept_LxL * keep_LxL
                 d_share_LxL = d_share_LxL * keep_LxL.astype(jnp.float32)
-            d_scores_LxL = (share_LxL * (d_share_LxL - inner_NxL[head : head + 1]) * scale).astype(q_LxW.dtype)
+            d_scores_LxL = (share_LxL * (d_share_LxL - inner_NxL[head : head + 1]) * scale).astype(operand)
             dv = jnp.where(own, _dot(kept_LxL, grad_LxW, _NN), dv)
             dk = jnp.where(own, _dot(d_scores_LxL, q_LxW, _NN), dk)
             dq.append(_dot(k_WxL[head * head_size : (head + 1) * head_size], d_scores_LxL, _NN))

@@ -79,7 +79,8 @@ def compile_step(config: ConfigDict, facts: build.DataFacts, topology: Topology,
         copies the parameters to every device and does not accumulate.
 
     Raises:
-      InputError: a batch or a parameter that the mesh can't split, or rows longer than the model's positions.
+      InputError: a batch or a parameter that the mesh can't split, rows longer than the model's positions, or a kernel
+        for which a core is too small.
     """
     mesh = make_mesh(config, topology)
     run = build.build_run(config, facts, mesh, starts_V=build.made_up_words(facts))
@@ -98,6 +99,7 @@ def compile_step(config: ConfigDict, facts: build.DataFacts, topology: Topology,
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
+            refuse_kernel(str(error), topology.family.kind)
             temporaries = temporary_bytes(str(error))
             needs = None if temporaries is None else state + temporaries
             return Program("", state, 0, 0, needs, False, elapsed())
@@ -122,6 +124,22 @@ def temporary_bytes(message: str) -> float | None:
     """Returns the temporaries that a refusal of the compiler names, bytes of a device; None if it names none."""
     found = re.search(r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)", message)
     return float(found.group(1)) * UNITS[found.group(2)] if found else None
+
+
+def refuse_kernel(message: str, family: str) -> None:
+    """Checks that a refusal of the compiler is not of a kernel's: that no smaller batch and no other mesh would help.
+
+    Raises:
+      InputError: it is of the memory that a core of `family` has for kernels.
+    """
+    if "memory space vmem" not in message:
+        return
+    sizes = re.search(r"Used (\S+) of (\S+) vmem|size (\S+) and limit ([\d.]+[KMG]?)", message)
+    needs, has = [size for size in sizes.groups() if size] if sizes else ("more", "too little")
+    raise InputError(
+        f"config.model.attention: the kernel needs {needs} of a core's own memory, where a {family} has {has}; set it "
+        f"to xla."
+    )
 
 
 def state_bytes(run: build.Run) -> int:
