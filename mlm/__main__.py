@@ -138,8 +138,9 @@ def _add_bench_arguments(bench: argparse.ArgumentParser) -> None:
         "--parts",
         nargs="+",
         default=["step"],
-        choices=["step", "shards", "batches", "loop"],
-        help="what to measure; shards uses the tokenizer of the workdir, batches and loop its shards",
+        choices=["step", "products", "shards", "batches", "loop"],
+        help="what to measure; products: the matrix products of the step, each alone; shards uses the tokenizer of "
+        "the workdir, batches and loop its shards",
     )
     bench.add_argument(
         "--torch", default="", metavar="PYTHON", help="an interpreter with PyTorch, whose step to measure too"

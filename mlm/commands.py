@@ -183,7 +183,7 @@ def export(args: argparse.Namespace, overrides: list[str]) -> None:
 def bench(args: argparse.Namespace, overrides: list[str]) -> None:
     """Measures beside the stock loops."""
     config, manifest, folder = configs.load(args.config, overrides), None, ""
-    if args.parts != ["step"]:
+    if set(args.parts) - {"step", "products"}:
         from mlm import stages
         from mlm.data import tokenizer
 

@@ -59,7 +59,7 @@ def test_memory_is_the_state_and_what_the_step_makes():
     mesh = sharding.make_mesh(**config.mesh.to_dict())
     facts = build.facts_without_data(config, records=1)
     run = build.build_run(config, facts, mesh)
-    program, _ = steps._our_step(run, steps.random_rows(config, facts), mesh)
+    program, _ = steps.our_step(run, steps.random_rows(config, facts), mesh)
     found = steps._memory(program)
     state = 3 * sum(leaf.nbytes for _, leaf in sharding.named_leaves(run.init().params))
     assert state < found["memory_bytes"] - found["temporary_bytes"] < 1.2 * state + 1e5

@@ -27,7 +27,7 @@ def test_the_step_stays_cheap_beside_the_stock_one(measure, at_most):
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
     facts = build.facts_without_data(config, records=1)
     run, host = build.build_run(config, facts, mesh), steps.random_rows(config, facts)
-    ours, _ = steps._our_step(run, host, mesh)
+    ours, _ = steps.our_step(run, host, mesh)
     stock, _ = steps._stock_step(config, run, host, mesh)
     of = {
         "flops": lambda program: program.cost_analysis()["flops"],

@@ -2,6 +2,7 @@
 
     step      an update, beside run_mlm_flax.py's (mlm/stock.py) and, in another interpreter, that of run_mlm.py
               (torch_step.py); on random rows: it needs neither shards nor TensorFlow
+    products  the matrix products of our update, each alone, beside the update
     shards    from documents to files, beside transformers' TF-TPU example (mlm/data/tf_tpu_example.py)
     batches   from files to batches, beside the same
     loop      the step with the batches of the run, beside one batch again and again
@@ -17,7 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlm.bench import inputs, steps
+from mlm.bench import inputs, products, steps
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 from mlm.training import sharding
@@ -49,7 +50,7 @@ def run(
 
     Args:
       config: of the run.
-      parts: some of "step", "shards", "batches", "loop".
+      parts: some of "step", "products", "shards", "batches", "loop".
       manifest: of the shards, for "batches" and "loop".
       seconds: of each part, beside what it takes to compile and the least number of rounds.
       tokenizer_folder: for "shards"; local.
@@ -61,7 +62,8 @@ def run(
 
     Raises:
       InputError: `torch_python` can't be run, lacks a package, fails, or isn't asked for a step; TensorFlow is missing
-        where it is needed; the corpus has too little text for the shards.
+        where it is needed; the corpus has too little text for the shards; the mesh splits the parameters, whose
+        products can't be measured alone then.
     """
     if torch_python:
         if "step" not in parts:
@@ -71,6 +73,8 @@ def run(
     found: dict[str, Any] = {}
     if "step" in parts:
         found["step"] = steps.compare_steps(config, mesh, seconds, torch_python)
+    if "products" in parts:
+        found["products"] = products.compare_products(config, mesh, seconds)
     if "shards" in parts:
         found["shards"] = inputs.compare_shards(config, tokenizer_folder, megabytes, seconds)
     if "batches" in parts:
@@ -85,6 +89,9 @@ def table(found: dict[str, Any]) -> str:
     """Returns what `run` returns as a table: a block for each part, whose first row the ratios speak of."""
     blocks = []
     for part, rows in found.items():
+        if part == "products":
+            blocks.append(products.table(rows))
+            continue
         lines = [f"{part:22}{'tokens/s':>14}{'ms':>11}"]
         if part == "step":
             lines[0] += f"{'MFU':>8}{'memory':>12}"

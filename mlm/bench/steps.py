@@ -46,7 +46,7 @@ def compare_steps(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float, t
             turns.say("step: starting PyTorch")
             partner = stack.enter_context(start_torch(torch_python, config, ours))
         turns.say("step: compiling ours")
-        program, step = _our_step(ours, host, mesh)
+        program, step = our_step(ours, host, mesh)
         turns.say("step: compiling run_mlm_flax.py's")
         stock_program, stock_step = _stock_step(config, ours, host, mesh)
         columns = {"mlm": waited(step), "stock": waited(stock_step)}
@@ -79,8 +79,8 @@ def random_rows(config: ConfigDict, facts: build.DataFacts) -> dict[str, np.ndar
     }
 
 
-def _our_step(run: build.Run, host: dict[str, np.ndarray], mesh: jax.sharding.Mesh) -> tuple[jax.stages.Compiled, Step]:
-    """Returns (the compiled program, an update that starts from a batch on the host)."""
+def our_step(run: build.Run, host: dict[str, np.ndarray], mesh: jax.sharding.Mesh) -> tuple[jax.stages.Compiled, Step]:
+    """Returns (the compiled program, an update that starts from the batch `host`)."""
     state, rows = run.init(), len(host["record_id"])
     compiled = run.train_step.lower(state, sharding.put_batch(host, mesh, rows)).compile()
 
@@ -95,7 +95,7 @@ def _our_step(run: build.Run, host: dict[str, np.ndarray], mesh: jax.sharding.Me
 def _stock_step(
     config: ConfigDict, run: build.Run, host: dict[str, np.ndarray], mesh: jax.sharding.Mesh
 ) -> tuple[jax.stages.Compiled, Step]:
-    """As `_our_step`, with the masks drawn on the host."""
+    """As `our_step`, with the masks drawn on the host."""
     start, step = stock.make_step(
         module=stock.make_module(run.model.config, config.model.dtype),
         schedule=build.build_schedule(config, run.steps),
