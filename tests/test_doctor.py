@@ -261,8 +261,10 @@ def test_memory_and_time_of_a_topology(healthy, workdir, capsys):
     assert "data 8 x fsdp 1" in found["mesh"]["what"]
 
 
-def test_a_step_that_does_not_fit_is_wrong(healthy, workdir, monkeypatch):
-    row = {"fits": False, "bytes_per_chip": {"capacity": 16.91e9}}
+@pytest.mark.parametrize("fits", [{"fits": False}, {"fits": True, "short": {"fits": False}}])
+def test_a_step_that_does_not_fit_is_wrong(fits, healthy, workdir, monkeypatch):
+    """Of the rows, or of the short ones that come first."""
+    row = fits | {"bytes_per_chip": {"capacity": 16.91e9}}
     monkeypatch.setattr("mlm.plan.measure", lambda *arguments: (None, row))
     monkeypatch.setattr("mlm.tpu.topology.find", lambda name: name)
     (found,) = checks.step(dataclasses.replace(case_of(healthy, workdir), topology="v5e:2x4"))
