@@ -260,7 +260,7 @@ def test_programs_stay_out_of_the_cache():
     """jax could write them there, and not read them back."""
     key = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(compiling.jax.config, key)
-    with compiling._no_cache():
+    with compiling.no_cache():
         assert getattr(compiling.jax.config, key) == float("inf")
     assert getattr(compiling.jax.config, key) == before
 

@@ -89,7 +89,7 @@ def compile_step(config: ConfigDict, facts: build.DataFacts, topology: Topology,
     if kind != "stock" and state > topology.capacity:  # nothing to compile
         return Program("", state, 0, 0, state, False, 0.0)
     words = f"{kind} step, {config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
-    with _telling(f"compiling the {words}, for {topology.name}") as elapsed, _no_cache():
+    with _telling(f"compiling the {words}, for {topology.name}") as elapsed, no_cache():
         try:
             if kind == "stock":
                 lowered = _lower_stock(config, run, mesh, facts)
@@ -182,7 +182,7 @@ def _placed(shape: tuple[int, ...], dtype: Any, mesh: Mesh, spec: P) -> jax.Shap
 
 
 @contextlib.contextmanager
-def _no_cache() -> Iterator[None]:
+def no_cache() -> Iterator[None]:
     """Keeps such programs out of jax's cache on disk: it writes them, and can't read them where there is no TPU."""
     key = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, key)
