@@ -126,18 +126,22 @@ def temporary_bytes(message: str) -> float | None:
     return float(found.group(1)) * UNITS[found.group(2)] if found else None
 
 
-def refuse_kernel(message: str, family: str) -> None:
-    """Checks that a refusal of the compiler is not of a kernel's: that no smaller batch and no other mesh would help.
+def refuse_kernel(message: str, kind: str) -> None:
+    """Raises where a smaller batch or another mesh would not help: a kernel needs more of a core's memory than it has.
+
+    Args:
+      message: of the compiler, which refused a program for want of memory.
+      kind: of the device, for the sentence.
 
     Raises:
-      InputError: it is of the memory that a core of `family` has for kernels.
+      InputError: the message is of that memory.
     """
     if "memory space vmem" not in message:
         return
     sizes = re.search(r"Used (\S+) of (\S+) vmem|size (\S+) and limit ([\d.]+[KMG]?)", message)
     needs, has = [size for size in sizes.groups() if size] if sizes else ("more", "too little")
     raise InputError(
-        f"config.model.attention: the kernel needs {needs} of a core's own memory, where a {family} has {has}; set it "
+        f"config.model.attention: the kernel needs {needs} of a core's own memory, where a {kind} has {has}; set it "
         f"to xla."
     )
 
