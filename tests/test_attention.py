@@ -129,7 +129,7 @@ def test_auto_takes_what_can_do_the_work(platform, changes, chosen):
         ("fused", "tpu", {"heads": 8}, "heads of 96"),
         ("fused", "tpu", {"heads": 2, "tensor": 1}, "heads of 384"),
         ("fused", "tpu", {"heads": 24, "kind": "TPU v3"}, "4 heads of 32 at a time on a TPU v3"),
-        ("fused", "tpu", {"heads": 9, "tensor": 1, "hidden_size": 576}, "9 heads of 64 on a device"),
+        ("fused", "tpu", {"heads": 3, "tensor": 1, "hidden_size": 192}, "3 heads of 64 on a device"),
         ("fused", "tpu", {"dtype": "float32"}, "float32: it does bfloat16 alone"),
         ("fused", "tpu", {"tensor": 8}, "12 heads over mesh.tensor = 8"),
         ("splash", "tpu", {"tensor": 8, "dropout": 0.0}, "12 heads over mesh.tensor = 8"),

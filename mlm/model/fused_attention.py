@@ -47,15 +47,15 @@ def refusal(*, kind: str, length: int, heads: int, head_size: int) -> str | None
 
     What is not refused fits into a core's memory in bfloat16, with documents and dropout and any number of rows.
     """
-    width = _width(heads * head_size, heads)
+    hidden = heads * head_size
     if length > LONGEST or length % LANES:
         return f"rows of {length} tokens: it does multiples of {LANES} up to {LONGEST}"
     if LANES % head_size and head_size != 2 * LANES:
         return f"heads of {head_size}: it does sizes that divide {LANES}, and {2 * LANES}"
-    if width > 2 * LANES:
-        return f"{heads} heads of {head_size} on a device: above {2 * LANES} together, it does multiples of {LANES}"
-    if kind in ROUNDING and width > 2 * head_size:
-        return f"{width // head_size} heads of {head_size} at a time on a {kind}: its core has room for 2"
+    if hidden > LANES and hidden % LANES:
+        return f"{heads} heads of {head_size} on a device: above {LANES} together, it does multiples of {LANES}"
+    if kind in ROUNDING and (together := _width(hidden, heads) // head_size) > 2:
+        return f"{together} heads of {head_size} at a time on a {kind}: its core has room for 2"
     return None
 
 
