@@ -12,7 +12,7 @@ import types
 
 from mlm import commands
 from mlm.errors import PreemptedError, StopError
-from mlm.pod import watch
+from mlm.pod import detect, watch
 
 EXAMPLES = """examples:
   python -m mlm run --config=configs/quickstart.py --workdir=runs/quickstart
@@ -20,7 +20,8 @@ EXAMPLES = """examples:
   python -m mlm predict --workdir=runs/quickstart "Returns the <mask> of the array."
 """
 MODEL = {"default": "", "metavar": "FOLDER", "help": "a transformers folder; default: newest checkpoint"}
-HOST_FLAGS = {"coordinator": "", "processes": 1, "process_id": 0}  # for a command that has none
+SEVERAL = ("run", "shards", "train", "classify", "evaluate", "export")  # commands that several processes do together
+ON_DEVICES = ("predict", "bench", "doctor")  # those that one process does, with its devices
 
 
 def main(argv: list[str]) -> int:
@@ -31,10 +32,12 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _stop)  # until the training loop takes it over
     argv, overrides = split_overrides(argv)
     args = parser().parse_args(argv)
-    place = {key: getattr(args, key, default) for key, default in HOST_FLAGS.items()}
-    watching = watch.begin(args.name, args.workdir, processes=place["processes"], process=place["process_id"])
+    watching = watch.begin(args.name)
     try:
-        watching.connect(place["coordinator"])
+        if args.name in SEVERAL:
+            commands.join(args, overrides)
+        elif args.name in ON_DEVICES:
+            detect.refuse_part_of_a_slice()
         args.command(args, overrides)
         return watching.end(0)
     except StopError as error:
@@ -116,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
     _add_plan_arguments(plan)
     report = command("report", "curves and tables as one HTML page", needs_config=False)
     report.add_argument("--compare", nargs="+", default=[], metavar="DIR", help="other runs, on one page with this one")
-    for name in ("run", "shards", "train", "classify", "evaluate", "export"):
+    for name in SEVERAL:
         _add_host_flags(table.choices[name])
     for name in ("run", "train"):
         table.choices[name].add_argument(
@@ -126,11 +129,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_host_flags(command: argparse.ArgumentParser) -> None:
-    """Adds what a process is told of its place among several; the same command is started on every host."""
-    several = command.add_argument_group("several processes")
-    several.add_argument("--coordinator", default="", metavar="HOST:PORT", help="address of process 0, and a free port")
-    several.add_argument("--processes", type=int, default=1, metavar="N", help="how many there are")
-    several.add_argument("--process-id", type=int, default=0, metavar="I", help="which this is, from 0")
+    """Adds what replaces what the platform says of a process among several."""
+    several = command.add_argument_group(
+        "several processes",
+        "Found by themselves on TPU VMs, GKE's TPUs, Slurm and Open MPI; these replace what is found.",
+    )
+    several.add_argument("--coordinator", default="", metavar="HOST[:PORT]", help="of process 0; default: pod.port")
+    several.add_argument("--processes", type=int, metavar="N", help="how many there are; 1: this one alone")
+    several.add_argument("--process-id", type=int, metavar="I", help="which this is, from 0")
 
 
 def _add_bench_arguments(bench: argparse.ArgumentParser) -> None:

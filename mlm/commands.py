@@ -15,9 +15,27 @@ from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm import kinds
-from mlm.errors import InputError
-from mlm.pod import watch
+from mlm.errors import InputError, StopError
+from mlm.pod import detect, watch
 from mlm.workdir import Workdir
+
+
+def join(args: argparse.Namespace, overrides: list[str]) -> None:
+    """Finds out which process of the run this is, says so, and starts to connect to the others."""
+    flags = {"coordinator": args.coordinator, "processes": args.processes, "process_id": args.process_id}
+    cluster = detect.detect(**flags, meets=args.name != "shards")  # whose hosts can meet in its folder alone
+    args.processes, args.process_id = cluster.processes, cluster.process_id
+    if cluster.processes > 1:
+        print(f"mlm {args.name}: {cluster.sentence}", file=sys.stderr, flush=True)
+    try:
+        config = configs.load(args.config, overrides) if args.config else _saved(args, overrides)
+    except StopError:  # which the command finds as well, when the others can be told
+        config = configs.load(str(configs.BASE), [])
+    watch.current.join(cluster, args.workdir, config.pod)
+
+
+def _saved(args: argparse.Namespace, overrides: list[str]) -> ConfigDict:
+    return configs.load_saved(Workdir(args.workdir, create=False).config, overrides)
 
 
 def _open(args: argparse.Namespace, overrides: list[str]) -> tuple[ConfigDict, Workdir]:
@@ -42,6 +60,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
     begin = time.monotonic()
     with _locked(workdir):
         hosts = stages.Hosts(args.processes, args.process_id)
+        watch.at(watch.UNTIMED)
         stages.make_tokenizer(config, workdir, hosts)
         stages.make_shards(config, workdir, hosts)
         watch.current.wait_for_all("data")
@@ -71,6 +90,7 @@ def shards(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm import stages
 
     hosts = stages.Hosts(args.processes, args.process_id)
+    watch.at(watch.UNTIMED)
     with workdir.locked(part=str(args.process_id) if args.processes > 1 else ""):
         stages.make_tokenizer(config, workdir, hosts)
         stages.make_shards(config, workdir, hosts)
@@ -94,6 +114,7 @@ def train(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = _open(args, overrides)
     from mlm import stages
 
+    watch.at(watch.UNTIMED)
     manifest = stages.open_data(config, workdir)  # faults of the data are told before jax is imported
     from mlm import run
     from mlm.pod import distributed
@@ -119,7 +140,7 @@ def classify(args: argparse.Namespace, overrides: list[str]) -> None:
 def evaluate(args: argparse.Namespace, overrides: list[str]) -> None:
     """Scores a model on a split."""
     workdir = Workdir(args.workdir, create=False)
-    config = configs.load(args.config, overrides) if args.config else configs.load_saved(workdir.config, overrides)
+    config = configs.load(args.config, overrides) if args.config else _saved(args, overrides)
     if kinds.is_classifier(workdir, args.model):
         from mlm.classify import classify
         from mlm.pod import distributed
@@ -164,7 +185,7 @@ def export(args: argparse.Namespace, overrides: list[str]) -> None:
 
         push.check(args.push)  # before anything that takes time
     with _locked(workdir):
-        if args.coordinator:
+        if args.processes > 1:
             from mlm.pod import distributed
 
             config = configs.load_saved(workdir.config, overrides)

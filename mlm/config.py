@@ -20,6 +20,7 @@ from mlm.config_rules import RULES, across
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
 
+BASE = Path(__file__).parents[1] / "configs" / "base.py"
 # May differ between the config of a checkpoint and the one that resumes it: none of these changes a number that the run
 # computes, or by rounding alone (mesh, remat). Tokenizer, shards and labelled rows are held to their fingerprints,
 # skipped batches to a rule of their own (mlm/skips.py).
@@ -47,6 +48,8 @@ ADDED = {
     "classify.kind": "classes",
     "classify.length": 128,
     "classify.multiple": 32,
+    "pod.port": 8474,
+    "pod.jax_port": 8476,
 }
 
 

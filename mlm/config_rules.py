@@ -35,6 +35,7 @@ def _whole(low: int, high: float = math.inf, words: str = "") -> Rule:
 
 
 POSITIVE, COUNT, SEED = _whole(1), _whole(0), _whole(0, 2**32, "to 2^32 - 1")
+PORT = _whole(1024, 65_536, "to 65,535")
 SHARE, RATE = _number(0, 1), _number(0, 1, open_high=True)
 ABOVE_ZERO: Rule = (lambda v: _finite(v) and v > 0), "a finite number above 0"
 FROM_ZERO: Rule = (lambda v: _finite(v) and v >= 0), "a finite number from 0 up"
@@ -154,6 +155,8 @@ RULES: dict[str, Rule] = {
     "log.wandb": TEXT,
     "log.profile_start": COUNT,
     "log.profile_steps": POSITIVE,
+    "pod.port": PORT,
+    "pod.jax_port": PORT,
     "pod.start_timeout": _number(1, 86_400),
     "pod.heartbeat": _number(2, 3_600),
     "pod.hang": FROM_ZERO,
@@ -223,6 +226,7 @@ def across(c: dict[str, Any]) -> list[tuple[str, bool, str]]:
             c["classify.label"] in c["classify.text"],
             "must be another column than classify.text",
         ),
+        ("pod.jax_port", c["pod.jax_port"] == c["pod.port"], f"must be another port than pod.port = {c['pod.port']}"),
         (
             "mesh.data",
             [c[f"mesh.{axis}"] for axis in ("data", "fsdp", "tensor")].count(-1) > 1,

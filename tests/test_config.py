@@ -181,7 +181,8 @@ MAY_CHANGE = {
     "corpus.sources", "corpus.weights", "corpus.field", "corpus.streaming", "corpus.validation_fraction",
     "corpus.max_documents", "tokenizer.path", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.sample_megabytes",
     "tokenizer.lowercase", "shards.dir", "shards.length", "shards.count", "shards.validation_count", "shards.workers",
-    "shards.patience", "pod.start_timeout", "pod.heartbeat", "pod.hang", "data.skip_batches",
+    "shards.patience", "data.skip_batches",
+    "pod.port", "pod.jax_port", "pod.start_timeout", "pod.heartbeat", "pod.hang",
     "classify.train", "classify.validation", "classify.test",
 }  # fmt: skip
 

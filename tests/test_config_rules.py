@@ -114,6 +114,8 @@ BAD = {
     "log.every": ["0"],
     "log.profile_start": ["-1"],
     "log.profile_steps": ["0"],
+    "pod.port": ["80", "65536"],
+    "pod.jax_port": ["0", "8474"],
     "pod.start_timeout": ["0.5", "inf"],
     "pod.heartbeat": ["1", "nan"],
     "pod.hang": ["-1", "inf"],

@@ -15,10 +15,12 @@ from mlm.pod import watch
 from tests.processes import ROOT
 
 HEAD = """
-import ctypes, os, signal, sys, time
+import ctypes, os, signal, sys, time, types
 from mlm.errors import DamageError, PreemptedError
 from mlm.pod import watch
-w = watch.begin("test", sys.argv[1], processes=int(sys.argv[2]), process=0)
+from mlm.pod.detect import Cluster
+w = watch.begin("test")
+w.join(Cluster(processes=int(sys.argv[2])), sys.argv[1], types.SimpleNamespace(hang=0.0))
 """
 
 

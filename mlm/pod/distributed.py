@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
+import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ import jax
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from mlm.pod import fingerprints, watch
+from mlm.errors import InputError
+from mlm.pod import detect, fingerprints, watch
 from mlm.workdir import Workdir
 
 if TYPE_CHECKING:
@@ -21,14 +23,14 @@ if TYPE_CHECKING:
     from mlm.data.manifest import Manifest
 
 LATER = 10  # seconds by which jax's own time-outs, which end a process without a word, come after ours
+NOTICE = 45.0  # seconds after which a start of the devices is slow
 _compiled: set[tuple] = set()
 
 
 def initialize(config: ConfigDict, workdir: Workdir, manifest: Manifest | Examples | None, *, saves: bool) -> None:
     """Joins the processes of a run; must come before anything else touches jax's devices.
 
-    A process that was given a coordinator waits for the others, and all compare what they are about to do. Without one,
-    a TPU pod says so itself, and everything else is a single process.
+    The processes of a run wait for one another, and compare what they are about to do.
 
     Args:
       config: of the run.
@@ -38,8 +40,9 @@ def initialize(config: ConfigDict, workdir: Workdir, manifest: Manifest | Exampl
 
     Raises:
       StopError: the others did not come.
+      InputError: jax numbers the processes otherwise.
     """
-    pod, peers = config.pod, watch.current.peers
+    pod, peers, cluster = config.pod, watch.current.peers, watch.current.cluster
     times = {"initialization_timeout": int(pod.start_timeout), "heartbeat_timeout_seconds": int(pod.heartbeat) + LATER}
     times["shutdown_timeout_seconds"] = int(pod.heartbeat) + LATER
     watch.current.arm(hang=pod.hang, heartbeat=pod.heartbeat if peers is not None else 0)
@@ -47,12 +50,29 @@ def initialize(config: ConfigDict, workdir: Workdir, manifest: Manifest | Exampl
         data = {} if manifest is None else {"shards": manifest.fingerprint, "tokenizer": manifest.tokenizer_fingerprint}
         facts = fingerprints.facts(config, watch.current.name, str(workdir.root), data)
         address = peers.ready(facts, start_timeout=pod.start_timeout, heartbeat=pod.heartbeat)
-        place = (address, watch.current.processes, watch.current.process)
+        place = (address, cluster.processes, cluster.process_id, detect.gpus_of(cluster), "deactivate")
         jax.config.update("jax_enable_preemption_service", saves)  # it takes SIGTERM for itself
         jax.distributed.initialize(*place, coordinator_bind_address=address, **times)
-    elif "," in os.environ.get("TPU_WORKER_HOSTNAMES", ""):
-        jax.distributed.initialize(**times)
-        watch.current.process, watch.current.processes = jax.process_index(), jax.process_count()
+    _start_devices()
+    if (jax.process_index(), jax.process_count()) != (cluster.process_id, cluster.processes):
+        raise InputError(
+            f"this is {cluster.sentence}, but its devices are those of process {jax.process_index()} of "
+            f"{jax.process_count()}; start the processes in the order in which the platform numbers its hosts."
+        )
+
+
+def _start_devices() -> None:
+    """Starts the devices, and says so if that takes long: a TPU waits without a word for the hosts of its slice."""
+    words = f"mlm {watch.current.name}: the devices have not started for {NOTICE:g} s"
+    if detect.tpu_is_attached():
+        words += "; a TPU waits for every host of its slice: is this command running on all of them?"
+    notice = threading.Timer(NOTICE, lambda: print(words, file=sys.stderr, flush=True))
+    notice.daemon = True
+    notice.start()
+    try:
+        jax.devices()
+    finally:
+        notice.cancel()
 
 
 def is_first() -> bool:

@@ -4,8 +4,9 @@
     cause.json      why it ended other than with 0: the first reason alone, never replaced
     stacks.txt      the stacks of all threads, on a hang or a fatal signal
 
-They lie in $MLM_HOST_DIR, or in {workdir}/hosts/{process} if the run has several processes; a single process without
-that variable leaves none of them, and is not watched for hangs.
+They lie in $MLM_HOST_DIR, or in {workdir}/hosts/{process} if the run has several processes and a workdir that is no
+bucket; without such a folder the stacks go to stderr. A single process is watched for hangs where it has a TPU, or that
+variable.
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from ml_collections import ConfigDict
+
 from mlm.errors import InputError, PreemptedError, StopError
+from mlm.pod import detect
+from mlm.pod.detect import Cluster
 from mlm.pod.hub import End
 from mlm.pod.peers import Peers
 
 TICK = 0.5  # seconds
+UNTIMED = "data"  # the phase of tokenizer and shards, whose hosts have config.shards.patience with one another
 ONCE_A_RUN = ("start", "compile", "save")  # phases that have no beat of their own: they may take
 PATIENCE = 4  # times as long as config.pod.hang, that is
 HEAR = 2.0  # seconds in which a crash waits to hear whether it is only the consequence of another host's end
@@ -38,15 +44,14 @@ Item = TypeVar("Item")
 class Watch:
     """What one process notes of itself. `at` is cheap: a thread does the rest."""
 
-    def __init__(self, name: str, folder: Path | None, *, process: int = 0, processes: int = 1):
+    def __init__(self, name: str, folder: Path | None):
         """Starts to watch.
 
         Args:
           name: of the command.
           folder: for the files above, made when its parent is there; None for nowhere.
-          process, processes: its number, and how many there are.
         """
-        self.name, self.process, self.processes = name, process, processes
+        self.name, self.cluster = name, Cluster()
         self.peers: Peers | None = None
         self._folder, self._host = folder, socket.gethostname()
         self._place: tuple[str, int | None, float, float] = ("start", None, time.monotonic(), time.time())
@@ -56,20 +61,47 @@ class Watch:
         self._ended = False  # the first reason is known
         self._over = False  # all is done
         self._stacks: Any = None
-        self._thread = None if folder is None else threading.Thread(target=self._run, daemon=True, name="watch")
-        if self._thread is not None:
-            self._thread.start()
+        self._thread: threading.Thread | None = None
+        if folder is not None:
+            self._start()
 
-    def connect(self, coordinator: str) -> None:
-        """Opens the line to the other processes, if there are any; raises InputError as `Peers`, or without one."""
-        alone = (self.processes, self.process) == (1, 0) or self.name == "shards"  # its hosts meet in a folder
-        if not coordinator and not alone:
-            raise InputError("--processes, --process-id: need --coordinator=HOST:PORT, the address of process 0.")
-        if not 0 <= self.process < self.processes:
-            number, last = self.process, self.processes - 1
-            raise InputError(f"--process-id={number}: must be from 0 to {last} (--processes={self.processes}).")
-        if coordinator:
-            self.peers = Peers(coordinator, self.processes, self.process, self._peer_ended)
+    @property
+    def process(self) -> int:
+        """Which process of the run this is."""
+        return self.cluster.process_id
+
+    @property
+    def processes(self) -> int:
+        """How many the run has."""
+        return self.cluster.processes
+
+    def join(self, cluster: Cluster, workdir: str, pod: ConfigDict) -> None:
+        """Takes the place in the run that was found, and starts to connect to the other processes.
+
+        Args:
+          cluster: where this process is.
+          workdir: of the run, which all processes see.
+          pod: the config's group of this name.
+
+        Raises:
+          InputError: a port that can't be used, or as `Peers`.
+        """
+        self.cluster, self._hang = cluster, pod.hang
+        several = cluster.processes > 1
+        if self._folder is None and several and workdir and "://" not in workdir:
+            self._folder = Path(workdir) / "hosts" / str(cluster.process_id)
+        if several or detect.tpu_is_attached():
+            self._start()
+        if several and cluster.coordinator:
+            for name in ("port", "jax_port"):
+                if pod[name] in detect.libtpu_ports():
+                    raise InputError(f"config.pod.{name} = {pod[name]}: libtpu uses this port; choose another one.")
+            self.peers = Peers(cluster.coordinator, cluster.processes, cluster.process_id, self._peer_ended)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
+            self._thread.start()
 
     def arm(self, *, hang: float, heartbeat: float) -> None:
         """Sets the seconds without progress after which the process ends itself, and those without any sign of life."""
@@ -163,19 +195,20 @@ class Watch:
                 self._write_progress()
             phase, _, begin, _ = self._place
             limit = self._hang * (PATIENCE if phase in ONCE_A_RUN else 1)
-            if limit and time.monotonic() - begin > limit:
+            if limit and phase != UNTIMED and time.monotonic() - begin > limit:
                 self._hung(phase, limit)
-            if self._heartbeat and self._stacks:  # where no Python thread runs, not even this one, C ends the process
-                faulthandler.dump_traceback_later(self._heartbeat, exit=True, file=self._stacks)
+            if self._heartbeat:  # where no Python thread runs, not even this one, C ends the process
+                faulthandler.dump_traceback_later(self._heartbeat, exit=True, file=self._stacks or sys.stderr)
             time.sleep(TICK)
         faulthandler.cancel_dump_traceback_later()  # the end of Python may take longer
 
     def _hung(self, phase: str, limit: float) -> None:
         what = f"no progress for {limit:g} s (config.pod.hang{f' times {PATIENCE}' * (phase in ONCE_A_RUN)})"
-        if self._open_stacks():
-            faulthandler.dump_traceback(self._stacks, all_threads=True)
+        file = self._stacks if self._open_stacks() else sys.stderr
+        faulthandler.dump_traceback(file, all_threads=True)
         if self._note("hang", 1, what):
-            print(f"mlm {self.name}: {what}, in {phase}; see stacks.txt in {self._folder}", file=sys.stderr)
+            where = f"stacks.txt in {self._folder}" if self._stacks else "the stacks above"
+            print(f"mlm {self.name}: {what}, in {phase}; see {where}", file=sys.stderr, flush=True)
             self._tell("hang", 1, what)
             _exit(1)
 
@@ -237,14 +270,11 @@ def _exit(code: int) -> NoReturn:
 current = Watch("", None)
 
 
-def begin(name: str, workdir: str, *, processes: int, process: int) -> Watch:
+def begin(name: str) -> Watch:
     """Starts the watch of this process."""
     global current
-    told = os.environ.get("MLM_HOST_DIR", "")
-    folder = Path(told) if told else None
-    if not told and processes > 1 and workdir and "://" not in workdir:
-        folder = Path(workdir) / "hosts" / str(process)
-    current = Watch(name, folder, process=process, processes=processes)
+    folder = os.environ.get("MLM_HOST_DIR", "")
+    current = Watch(name, Path(folder) if folder else None)
     return current
 
 
