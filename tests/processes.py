@@ -53,12 +53,14 @@ def run(arguments: list[str], *, devices: int = 2, program: str = "-m mlm", code
 
 def run_together(arguments: list[str], *, processes: int, devices: int, program: str = "-m mlm") -> list[str]:
     """Runs `processes` processes of `devices` devices each as one; returns what each wrote to stderr."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        port, jax_port = (free.getsockname()[1] for free in (one, other))
+    arguments = [*arguments, f"--coordinator=127.0.0.1:{port}", f"--processes={processes}"]
+    if program != "-m tests.order_dump":  # several of these may run at once, and the default is one port
+        arguments.append(f"--config.pod.jax_port={jax_port}")
     started = [
         start(
-            [*arguments, f"--coordinator=127.0.0.1:{port}", f"--processes={processes}", f"--process-id={index}"],
+            [*arguments, f"--process-id={index}"],
             devices=devices,
             program=program,
         )

@@ -1,0 +1,76 @@
+"""The same line on every host, without a word about hosts: to the bits of the run that is told with flags."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.processes import ROOT, environment, run_together, train_arguments
+from tests.test_detect import PLATFORM, MetadataServer, tpu_vm
+from tests.test_resume import state_of
+
+SETTINGS = ("train.steps=6", "log.every=1", "checkpoint.every=0", "mesh.fsdp=2", "model.hidden_dropout=0.1")
+
+
+def start_bare(arguments: list[str], hosts: list[dict[str, str]], devices: int) -> list[str]:
+    """Starts the same line once on each host, of which only the environment differs; returns what each said."""
+    clean = {key: value for key, value in environment(devices).items() if not key.startswith(PLATFORM)}
+    clean["JAX_PLATFORMS"] = "cpu"
+    command = [sys.executable, "-m", "mlm", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    started = [subprocess.Popen(command, cwd=ROOT, env=clean | host, **pipes) for host in hosts]
+    said = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * len(hosts), "\n".join(said)
+    return said
+
+
+def addresses(count: int) -> list[str]:
+    """Of a test of its own: all of 127/8 is this machine, and the ports are fixed."""
+    return [f"127.{1 + os.getpid() % 200}.{1 + os.getpid() // 200 % 200}.{index + 1}" for index in range(count)]
+
+
+def metrics(workdir: pathlib.Path) -> str:
+    return (workdir / "metrics.jsonl").read_text()
+
+
+@pytest.fixture(scope="module")
+def with_flags(manifest, tmp_path_factory):
+    """count of processes -> the workdir of a run that was given its hosts by flags."""
+    made: dict[int, pathlib.Path] = {}
+
+    def run(count: int) -> pathlib.Path:
+        if count not in made:
+            made[count] = tmp_path_factory.mktemp("flags") / str(count)
+            arguments = train_arguments(made[count], manifest.folder, *SETTINGS)
+            run_together(arguments, processes=count, devices=4 // count)
+        return made[count]
+
+    return run
+
+
+def assert_same(one: pathlib.Path, other: pathlib.Path) -> None:
+    assert metrics(one) == metrics(other)
+    left, right = state_of(one, 6), state_of(other, 6)
+    assert left.keys() == right.keys()
+    assert all(np.array_equal(left[name], right[name]) for name in left)
+
+
+def test_on_tpu_vms(with_flags, manifest, tmp_path):
+    """Each asks its own metadata server; an answer in the old format and one in the new."""
+    hosts = addresses(2)
+    with MetadataServer(tpu_vm(hosts, 0)) as first, MetadataServer(tpu_vm(hosts, 1, old=False)) as second:
+        variables = [{"GCE_METADATA_IP": server.address} for server in (first, second)]
+        said = start_bare(train_arguments(tmp_path / "bare", manifest.folder, *SETTINGS), variables, devices=2)
+    for index, text in enumerate(said):
+        assert f"mlm train: process {index} of 2, process 0 at {hosts[0]} (from the TPU VM's metadata)" in text
+    assert_same(tmp_path / "bare", with_flags(2))
+
+
+def test_in_a_jobset_on_gke(with_flags, manifest, tmp_path):
+    names = ",".join(addresses(4))
+    variables = [{"TPU_WORKER_HOSTNAMES": names, "TPU_WORKER_ID": str(index)} for index in range(4)]
+    start_bare(train_arguments(tmp_path / "bare", manifest.folder, *SETTINGS), variables, devices=1)
+    assert_same(tmp_path / "bare", with_flags(4))
