@@ -26,9 +26,9 @@ hostname "$1" && mount --bind "$2/passwd" /etc/passwd && mount --bind "$2/hosts"
 class Hosts:
     """`count` running hosts joined by a bridge; a context manager that leaves nothing behind."""
 
-    def __init__(self, folder: pathlib.Path, count: int):
-        """Args: folder for keys, homes and logs; count of hosts."""
-        self.folder, self.count = folder, count
+    def __init__(self, folder: pathlib.Path, count: int, variables: list[dict[str, str]] | None = None):
+        """Args: folder for keys, homes and logs; count of hosts; variables of the environment of each."""
+        self.folder, self.count, self.variables = folder, count, variables or [{}] * count
         self.addresses = [f"{NETWORK}.{index + 1}" for index in range(count)]
         self.key = folder / "key"
         self._first: dict[int, subprocess.Popen] = {}
@@ -73,6 +73,7 @@ class Hosts:
         names = [f"{address} {BRIDGE}-{number}" for number, address in enumerate(self.addresses)]
         (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
         _do("ip", "link", "set", f"{BRIDGE}{index}v", "up")
+        variables = {"PATH": os.environ["PATH"], "JAX_PLATFORMS": "cpu"} | self.variables[index]
         options = {
             "ListenAddress": self.addresses[index],
             "HostKey": self.folder / "host_key",
@@ -80,7 +81,7 @@ class Hosts:
             "StrictModes": "no",  # of a folder that belongs to a test
             "UsePAM": "no",
             "PidFile": "none",
-            "SetEnv": f"PATH={os.environ['PATH']} JAX_PLATFORMS=cpu",
+            "SetEnv": " ".join(f"{name}={value}" for name, value in variables.items()),
         }
         pathlib.Path("/run/sshd").mkdir(exist_ok=True)
         sshd = ["/usr/sbin/sshd", "-D", "-e", *(f"-o{key}={value}" for key, value in options.items())]

@@ -44,7 +44,7 @@ class MetadataServer:
     """The attributes of one TPU VM, as Google's metadata server gives them: what is not there is 404, and a request
     without its header 403."""
 
-    def __init__(self, attributes: dict[str, str], failures: int = 0):
+    def __init__(self, attributes: dict[str, str], *, failures: int = 0, at: str = "127.0.0.1"):
         outer = self
         self.asked: list[str] = []
         self.failures = failures
@@ -69,8 +69,8 @@ class MetadataServer:
             def log_message(self, *args) -> None:
                 pass
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self._server.server_port}"
+        self._server = http.server.ThreadingHTTPServer((at, 0), Handler)
+        self.address = f"{at}:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def __enter__(self) -> "MetadataServer":

@@ -168,7 +168,7 @@ def test_one_host_with_a_bad_config_or_bad_data(manifest, tmp_path):
 
 def test_no_coordinator_given(manifest, tmp_path):
     arguments = [*train_arguments(tmp_path, manifest.folder), "--processes=2", "--process-id=1"]
-    assert "need --coordinator=HOST:PORT" in run(arguments, code=2)[1]
+    assert "--coordinator=HOST: give the address of process 0; several processes need it" in run(arguments, code=2)[1]
 
 
 FAULTS = [
