@@ -22,6 +22,8 @@ SHORT = (
     "evaluate.every=0",
 )
 
+BASE_ON_A_LAPTOP = ("corpus.weights=(1.0,)", "data.lanes=8", "train.accumulate=1", "model.remat_feed_forward=0")
+
 
 def commands() -> list[str]:
     """The lines of the README's bash blocks, and the examples of its table of commands."""
@@ -67,6 +69,10 @@ def test_commands_run(texts, tmp_path):
     for line in seen:
         short = line.replace("my/texts/*.txt", f"{tmp_path}/my.txt").replace("runs/", f"{tmp_path}/runs/")
         short = short.replace("> docs.jsonl", f"> {tmp_path}/docs.jsonl")
+        if line.startswith("gcloud"):  # what it runs on every host
+            short = re.search(r"--command='cd mlm && (.*)'", short)[1].replace("gs://BUCKET", str(tmp_path))
+            for setting in (*TINY, *BASE_ON_A_LAPTOP):
+                short += f" --config.{setting}"
         if "mlm bench" in line and "shards" in line:
             short += " --megabytes=0.2"
         if "launch/local.sh" in line or "--config=" in line:
