@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from mlm.errors import InputError, PreemptedError, StopError
-from mlm.pod.hub import End
-from mlm.pod.peers import Peers
+from mlm.paths import UPath
+from mlm.pod import ports
+from mlm.pod.client import Client
+from mlm.pod.messages import Termination
 
 TICK = 0.5  # seconds
 ONCE_A_RUN = ("start", "compile", "save")  # phases that have no beat of their own: they may take
@@ -47,8 +49,9 @@ class Watch:
           process, processes: its number, and how many there are.
         """
         self.name, self.process, self.processes = name, process, processes
-        self.peers: Peers | None = None
+        self.peers: Client | None = None
         self._folder, self._host = folder, socket.gethostname()
+        self._workdir = ""
         self._place: tuple[str, int | None, float, float] = ("start", None, time.monotonic(), time.time())
         self._hang = self._heartbeat = 0.0
         self._asked: tuple[str, float] | None = None  # to end: the signal's name, and when
@@ -61,7 +64,7 @@ class Watch:
             self._thread.start()
 
     def connect(self, coordinator: str) -> None:
-        """Opens the line to the other processes, if there are any; raises InputError as `Peers`, or without one."""
+        """Opens the line to the other processes, if there are any; raises InputError as `Client`, or without one."""
         alone = (self.processes, self.process) == (1, 0) or self.name == "shards"  # its hosts meet in a folder
         if not coordinator and not alone:
             raise InputError("--processes, --process-id: need --coordinator=HOST:PORT, the address of process 0.")
@@ -69,7 +72,10 @@ class Watch:
             number, last = self.process, self.processes - 1
             raise InputError(f"--process-id={number}: must be from 0 to {last} (--processes={self.processes}).")
         if coordinator:
-            self.peers = Peers(coordinator, self.processes, self.process, self._peer_ended)
+            where = ports.address(coordinator, 8474)
+            token = UPath(self._workdir or ".") / "hosts" / "token"
+            waits = {"jax_port": where[1] + 2, "start_timeout": 600.0}
+            self.peers = Client(where, self.processes, self.process, self._peer_ended, token=token, **waits)
 
     def arm(self, *, hang: float, heartbeat: float) -> None:
         """Sets the seconds without progress after which the process ends itself, and those without any sign of life."""
@@ -77,7 +83,7 @@ class Watch:
         self.at("start")
 
     def at(self, phase: str, step: int | None = None) -> None:
-        """Notes that the process has come to a phase of a step (see `hub.PHASES`)."""
+        """Notes that the process has come to a phase of a step (see `messages.PHASES`)."""
         self._place = (phase, step, time.monotonic(), time.time())
 
     def beats(self, items: Iterable[Item]) -> Iterator[Item]:
@@ -143,10 +149,10 @@ class Watch:
     def _tell(self, kind: str, code: int, what: str) -> None:
         if self.peers is not None:
             phase, step, *_ = self._place
-            self.peers.tell(End(self.process, self._host, kind, code, what, step, phase))
+            self.peers.notify(Termination(self.process, self._host, kind, code, what, step, phase))
             _exit(code)
 
-    def _peer_ended(self, end: End) -> None:
+    def _peer_ended(self, end: Termination) -> None:
         """Ends this process since the run has ended; called in a thread, whatever the main one is at."""
         own = end.process == self.process and end.kind in ("exception", "signal", "hang")
         what = end.what if own else end.sentence
@@ -180,7 +186,7 @@ class Watch:
             _exit(1)
 
     def _note(
-        self, kind: str, code: int, what: str, text: str = "", when: float | None = None, of: End | None = None
+        self, kind: str, code: int, what: str, text: str = "", when: float | None = None, of: Termination | None = None
     ) -> bool:
         """Writes cause.json; returns whether this is the first reason. `of`: the end of another process, if it is."""
         with self._lock:
@@ -245,6 +251,7 @@ def begin(name: str, workdir: str, *, processes: int, process: int) -> Watch:
     if not told and processes > 1 and workdir and "://" not in workdir:
         folder = Path(workdir) / "hosts" / str(process)
     current = Watch(name, folder, process=process, processes=processes)
+    current._workdir = workdir
     return current
 
 
