@@ -31,6 +31,8 @@ def join(args: argparse.Namespace, overrides: list[str]) -> None:
         config = configs.load(args.config, overrides) if args.config else _saved(args, overrides)
     except StopError:  # which the command finds as well, when the others can be told
         config = configs.load(str(configs.BASE), [])
+    if cluster.processes > 1:  # what proves that a process belongs to the run lies in its folder
+        Workdir(args.workdir, create=args.name not in ("evaluate", "export"))
     watch.current.join(cluster, args.workdir, config.pod)
 
 

@@ -28,10 +28,11 @@ from typing import Any, NoReturn, TypeVar
 from ml_collections import ConfigDict
 
 from mlm.errors import InputError, PreemptedError, StopError
-from mlm.pod import detect
+from mlm.paths import UPath
+from mlm.pod import detect, ports
+from mlm.pod.client import Client
 from mlm.pod.detect import Cluster
-from mlm.pod.hub import End
-from mlm.pod.peers import Peers
+from mlm.pod.messages import Termination
 
 TICK = 0.5  # seconds
 UNTIMED = "data"  # the phase of tokenizer and shards, whose hosts have config.shards.patience with one another
@@ -52,7 +53,7 @@ class Watch:
           folder: for the files above, made when its parent is there; None for nowhere.
         """
         self.name, self.cluster = name, Cluster()
-        self.peers: Peers | None = None
+        self.peers: Client | None = None
         self._folder, self._host = folder, socket.gethostname()
         self._place: tuple[str, int | None, float, float] = ("start", None, time.monotonic(), time.time())
         self._hang = self._heartbeat = 0.0
@@ -84,7 +85,7 @@ class Watch:
           pod: the config's group of this name.
 
         Raises:
-          InputError: a port that can't be used, or as `Peers`.
+          InputError: a port that can't be used, or as `Client`.
         """
         self.cluster, self._hang = cluster, pod.hang
         several = cluster.processes > 1
@@ -96,7 +97,15 @@ class Watch:
             for name in ("port", "jax_port"):
                 if pod[name] in detect.libtpu_ports():
                     raise InputError(f"config.pod.{name} = {pod[name]}: libtpu uses this port; choose another one.")
-            self.peers = Peers(cluster.coordinator, cluster.processes, cluster.process_id, self._peer_ended)
+            self.peers = Client(
+                ports.address(cluster.coordinator, pod.port),
+                cluster.processes,
+                cluster.process_id,
+                self._peer_ended,
+                token=UPath(workdir) / "hosts" / "token",
+                jax_port=pod.jax_port,
+                start_timeout=pod.start_timeout,
+            )
 
     def _start(self) -> None:
         if self._thread is None:
@@ -109,7 +118,7 @@ class Watch:
         self.at("start")
 
     def at(self, phase: str, step: int | None = None) -> None:
-        """Notes that the process has come to a phase of a step (see `hub.PHASES`)."""
+        """Notes that the process has come to a phase of a step (see `messages.PHASES`)."""
         self._place = (phase, step, time.monotonic(), time.time())
 
     def beats(self, items: Iterable[Item]) -> Iterator[Item]:
@@ -175,10 +184,10 @@ class Watch:
     def _tell(self, kind: str, code: int, what: str) -> None:
         if self.peers is not None:
             phase, step, *_ = self._place
-            self.peers.tell(End(self.process, self._host, kind, code, what, step, phase))
+            self.peers.notify(Termination(self.process, self._host, kind, code, what, step, phase))
             _exit(code)
 
-    def _peer_ended(self, end: End) -> None:
+    def _peer_ended(self, end: Termination) -> None:
         """Ends this process since the run has ended; called in a thread, whatever the main one is at."""
         own = end.process == self.process and end.kind in ("exception", "signal", "hang")
         what = end.what if own else end.sentence
@@ -213,7 +222,7 @@ class Watch:
             _exit(1)
 
     def _note(
-        self, kind: str, code: int, what: str, text: str = "", when: float | None = None, of: End | None = None
+        self, kind: str, code: int, what: str, text: str = "", when: float | None = None, of: Termination | None = None
     ) -> bool:
         """Writes cause.json; returns whether this is the first reason. `of`: the end of another process, if it is."""
         with self._lock:

@@ -1,0 +1,205 @@
+"""What the processes of a run send each other: JSON objects, one a line, and proof that the sender belongs to the run.
+
+The coordinator greets: {"challenge": hex}. A process answers
+    {"hello": process, "processes", "host", "challenge": hex, "proof": hex}
+and is told {"welcome": proof}, or {"refused": "token"} or {"refused": "taken", "host"}. Then a process sends
+    {"ready": fingerprint, "start_timeout", "heartbeat"}     its config and data are good; see fingerprints.py
+    {"barrier": name}, {"failed": Termination}, {"bye": true}, {"ping": true}
+and the coordinator {"go": "host:port", for jax}, {"barrier": name}, {"end": Termination}, {"ping": true}.
+
+A proof is an HMAC-SHA256 of both challenges, keyed by the token of this attempt, which lies in the workdir. Whatever
+comes over a socket is checked here before anything else sees it: what is not as above raises ValueError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import hmac
+import json
+import math
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any, Self
+
+LIMIT = 1 << 16  # bytes of a message
+PING = 1.0  # seconds between two signs of life
+HEARTBEAT = 60.0  # of a connection until that of the config is known
+HANDSHAKE = 5.0  # seconds in which the other side must have proved who it is
+MOST_PROCESSES = 1 << 20
+LONGEST_WAIT = 86_400.0  # seconds, of any timeout
+TEXT, NAME, PLACE = 2000, 200, 40  # characters of a sentence, a host or a barrier, a phase
+OWN_KINDS = ("exception", "signal", "hang")  # of termination, that a process reports of itself
+PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
+
+
+def printable(text: Any, limit: int = TEXT) -> str:
+    """Returns text from the network in one line without control, format or bidirectional characters, cut to `limit`."""
+    if not isinstance(text, str):
+        raise ValueError("not a text")
+    text = " ".join(text[: 2 * limit].split())
+    return "".join(c if c.isprintable() else "?" for c in text)[:limit]
+
+
+def integer(value: Any, low: int, high: int) -> int:
+    """Returns an integer within [low, high]; true and false are none."""
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"not an integer from {low} to {high}")
+    return value
+
+
+def seconds(value: Any) -> float:
+    """Returns a positive, finite number of seconds."""
+    if type(value) not in (int, float) or not 0 < value <= LONGEST_WAIT:
+        raise ValueError("not a number of seconds")
+    return float(value)
+
+
+def hexadecimal(value: Any) -> str:
+    """Returns the 64 digits of a challenge or a proof."""
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise ValueError("not 64 hexadecimal digits")
+    return value
+
+
+def prove(token: bytes, role: str, *parts: str | int) -> str:
+    """Returns the proof that whoever has said `parts` knows the token; the two roles have different ones."""
+    return hmac.new(token, json.dumps([role, *parts]).encode(), hashlib.sha256).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Hello:
+    """How a process introduces itself."""
+
+    process: int
+    processes: int
+    host: str
+    challenge: str
+    proof: str
+
+    @classmethod
+    def read(cls, message: dict[str, Any]) -> Self:
+        """Checks a hello of anybody; raises ValueError."""
+        processes = integer(message.get("processes"), 1, MOST_PROCESSES)
+        process = integer(message.get("hello"), 0, processes - 1)
+        host = printable(message.get("host"), NAME)
+        return cls(process, processes, host, hexadecimal(message.get("challenge")), hexadecimal(message.get("proof")))
+
+
+@dataclasses.dataclass(frozen=True)
+class Termination:
+    """Why a run ends.
+
+    Attributes:
+      process, host: the one that ends it.
+      kind: "exception", "signal", "hang", "gone" (its connection broke) or "silent" (stopped, or cut off).
+      code: exit code of all processes, never 0.
+      what: a sentence; for "gone" and "silent", the predicate of one that begins with the host.
+      step, phase: where it was.
+    """
+
+    process: int
+    host: str
+    kind: str
+    code: int
+    what: str
+    step: int | None = None
+    phase: str = "start"
+
+    @property
+    def sentence(self) -> str:
+        """The message that other processes show."""
+        verb = {"hang": "hung: ", "signal": "was asked to end: ", "exception": "failed: "}.get(self.kind, "")
+        return f"host {self.process} ({self.host}) {verb}{self.what}"
+
+    @classmethod
+    def read(cls, fields: Any, kinds: tuple[str, ...] = (*OWN_KINDS, "gone", "silent")) -> Self:
+        """Checks the fields of one that came over a connection; raises ValueError."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(fields, dict) or fields.keys() != names or fields["kind"] not in kinds:
+            raise ValueError("not a termination")
+        return cls(
+            integer(fields["process"], 0, MOST_PROCESSES),
+            printable(fields["host"], NAME),
+            fields["kind"],
+            integer(fields["code"], 1, 255),
+            printable(fields["what"]),
+            None if fields["step"] is None else integer(fields["step"], 0, 1 << 62),
+            printable(fields["phase"], PLACE),
+        )
+
+
+class Connection:
+    """One connection; any thread may send, one receives."""
+
+    def __init__(self, connection: socket.socket):
+        """Takes the socket over."""
+        self._socket = connection
+        self._lock = threading.RLock()  # a signal's handler sends too
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.set_timeout(HEARTBEAT)
+        self._file = connection.makefile("rb")
+
+    def set_timeout(self, limit: float) -> None:
+        """Sets the seconds of silence after which receiving raises TimeoutError."""
+        self._socket.settimeout(limit)
+
+    def send(self, **message: Any) -> None:
+        """Sends a message; if the other side is gone it does nothing: the receiving thread will notice."""
+        data = json.dumps(message, allow_nan=False).encode() + b"\n"
+        if len(data) > LIMIT:
+            raise ValueError(f"a message of {len(data)} bytes; at most {LIMIT} are allowed")
+        with contextlib.suppress(OSError), self._lock:
+            self._socket.sendall(data)
+
+    def receive(self) -> dict[str, Any] | None:
+        """Returns the next message, None at the end of the connection.
+
+        Raises:
+          OSError: the connection broke.
+          ValueError: what came is no message, or longer than `LIMIT`; the rest of it is not read.
+        """
+        line = self._file.readline(LIMIT)
+        if not line:
+            return None
+        if not line.endswith(b"\n"):
+            raise ValueError("a line that is too long or cut off")
+        try:
+            message = json.loads(line.decode(), parse_constant=_finite, parse_float=_finite)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        if not isinstance(message, dict):
+            raise ValueError("not an object")
+        return message
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yields messages to the end of the connection; raises as `receive`."""
+        while (message := self.receive()) is not None:
+            yield message
+
+    def close(self) -> None:
+        """Closes it, for both sides and for the thread that receives."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Closes it and frees what it holds; of the thread that receives, when it no longer does."""
+        self.close()
+        for each in (self._file, self._socket):
+            with contextlib.suppress(OSError):
+                each.close()
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return value
+
+
+def silence(limit: float) -> str:
+    """Returns what is said of a process that has not been heard of for so many seconds."""
+    return f"has given no sign of life for {limit:g} s: it is stopped, or cut off"

@@ -1,0 +1,373 @@
+"""Processes that speak to one another, played by threads of this one: who is there, alike, failed, gone or silent."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from mlm.errors import InputError, StopError
+from mlm.paths import UPath
+from mlm.pod import client, coordinator, messages
+from mlm.pod.messages import Termination
+from tests.clients import FINGERPRINT, Several
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(messages, "PING", 0.1)
+    monkeypatch.setattr(coordinator, "COLLECT", 0.3)
+    monkeypatch.setattr(coordinator, "LINGER", 0.5)
+
+
+def test_all_alike_go_and_meet_and_leave(tmp_path):
+    several = Several(tmp_path, 3)
+    found = several.ready()
+    assert len(set(found.values())) == 1
+    assert set(found) == {0, 1, 2}
+    assert found[0] == f"127.0.0.1:{several.jax_port}"
+    passed: list[int] = []
+
+    def meet(process: int) -> None:
+        several.clients[process].barrier("data")
+        passed.append(process)
+
+    threads = [threading.Thread(target=meet, args=(process,), daemon=True) for process in (0, 1)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    assert not passed
+    meet(2)
+    for thread in threads:
+        thread.join(3)
+    assert sorted(passed) == [0, 1, 2]
+    for process in (2, 1, 0):
+        several.clients[process].close()
+    time.sleep(0.3)
+    assert several.ends == {}, "a goodbye is no failure"
+
+
+def test_listens_on_its_address_alone(tmp_path):
+    several = Several(tmp_path, 1)
+    port = several.where[1]
+    with contextlib.closing(socket.socket()) as other:
+        assert other.connect_ex(("127.0.0.2", port)) != 0
+        assert other.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_one_that_differs_is_named(tmp_path, odd):
+    several = Several(tmp_path, 4)
+    several.ready({odd: FINGERPRINT | {"config.optimizer.learning_rate": 0.2}})
+    for end in several.until_ended(0, 1, 2, 3):
+        assert (end.process, end.code, end.kind) == (odd, 2, "exception")
+        assert "differs from 3 others in config.optimizer.learning_rate (0.2, not 0.1)" in end.what
+
+
+def test_a_key_that_one_lacks(tmp_path):
+    several = Several(tmp_path, 2)
+    several.ready({1: {"config.optimizer.learning_rate": 0.1}})
+    end = several.until_ended(0, 1)[0]
+    assert "host 1" in end.sentence
+    assert "differs from host 0 in code mlm/run.py (None, not 'abc')" in end.what
+
+
+def test_missing_ones_are_named(tmp_path):
+    several = Several(tmp_path, 4, present=[0, 2])
+    begin = time.monotonic()
+    several.ready(start_timeout=1.0)
+    end = several.until_ended(0, 2)[0]
+    assert time.monotonic() - begin < 3
+    assert end.code == 1
+    assert "within 1 s (config.pod.start_timeout) hosts 1, 3 never connected" in end.what
+
+
+def test_one_that_never_gets_ready(tmp_path):
+    several = Several(tmp_path, 2)
+
+    def ready() -> None:
+        with contextlib.suppress(StopError):
+            several.clients[0].ready(FINGERPRINT, start_timeout=0.5, heartbeat=1.0)
+
+    threading.Thread(target=ready, daemon=True).start()
+    assert "host 1 connected, but never got ready" in several.until_ended(0, 1)[1].what
+
+
+def test_no_coordinator(tmp_path):
+    several = Several(tmp_path, 2, present=[1])
+    error = several.ready(start_timeout=0.5)[1]
+    assert isinstance(error, StopError)
+    assert f"host 0 has not answered at {several.address}; see whether it runs there" in str(error)
+    assert "(tried for 0.5 s, config.pod.start_timeout)" in str(error)
+
+
+def test_all_are_notified_of_a_failure_before_and_after_the_start(tmp_path):
+    """One that has failed before the others came waits for them, and notifies them."""
+    several = Several(tmp_path, 3, present=[0, 1])
+    failed = Termination(1, "w-1", "exception", 4, "shards/x: is damaged")
+    notifier = threading.Thread(target=several.clients[1].notify, args=(failed,), daemon=True)
+    notifier.start()
+    assert several.until_ended(0)[0] == failed
+    several.add(2)
+    assert several.until_ended(2)[0] == failed
+    notifier.join(3)
+    assert 1 not in several.ends, "who notifies is not notified"
+
+
+def test_the_coordinator_fails_first(tmp_path):
+    several = Several(tmp_path, 2, present=[0])
+    failed = Termination(0, "w-0", "exception", 2, "config.train.steps = -1: must be")
+    notifier = threading.Thread(target=several.clients[0].notify, args=(failed,), daemon=True)
+    notifier.start()
+    time.sleep(0.3)
+    assert notifier.is_alive(), "it waits for the other one"
+    several.add(1)
+    assert several.until_ended(1)[0] == failed
+
+
+def test_of_hangs_the_one_that_is_behind(tmp_path):
+    several = Several(tmp_path, 3)
+    several.ready()
+    for process, step, phase in ((0, 8, "step"), (1, 8, "input"), (2, 9, "input")):
+        end = Termination(process, "h", "hang", 1, "no progress for 9 s", step, phase)
+        threading.Thread(target=several.clients[process].notify, args=(end,), daemon=True).start()
+        time.sleep(0.05)  # the one that is behind is not the first to find it
+    witness = several.clients[0]
+    with witness._changed:
+        assert witness._changed.wait_for(lambda: "end" in witness._received, 5)
+    assert several.clients[0]._coordinator._termination.process == 1
+
+
+def test_twice_the_same(tmp_path):
+    """The second one waits, as the first may be of an earlier attempt; the run does not notice it."""
+    several = Several(tmp_path, 2)
+    several.until_connected(0, 1)
+    second = several.add(1, host="w-second")
+    with pytest.raises(
+        StopError, match=r"process 1 is there already, on w-1; .* \(tried for 0.5 s, config.pod.start_t"
+    ):
+        second.ready(FINGERPRINT, start_timeout=0.5, heartbeat=1.0)
+    assert several.ends == {}
+
+
+def test_another_number_of_processes(tmp_path):
+    several = Several(tmp_path, 3, present=[0])
+    several.add(1, processes=4)
+    for end in several.until_ended(0, 1):
+        assert "was started with --processes=4, host 0 with 3" in end.what
+        assert end.code == 2
+
+
+def test_another_number_of_processes_in_the_middle_of_a_run(tmp_path):
+    """The run goes on; the one that differs is told why it can't come in."""
+    several = Several(tmp_path, 2)
+    several.ready()
+    ends: list[Termination] = []
+    own = {"token": several.token, "jax_port": several.jax_port, "start_timeout": 2.0}
+    client.Client(several.where, 3, 2, ends.append, **own)
+    several.meet("data")
+    deadline = time.monotonic() + 5
+    while not ends and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [end.code for end in ends] == [2]
+    several.meet("more data")
+
+
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGKILL, "is gone"), (signal.SIGSTOP, "no sign of life for 1")])
+def test_a_process_that_is_killed_or_stopped(tmp_path, number, words):
+    several = Several(tmp_path, 2, present=[0])
+    program = (
+        "import pathlib, sys, time\nfrom mlm.pod.client import Client\n"
+        "token = pathlib.Path(sys.argv[2])\n"
+        "p = Client(('127.0.0.1', int(sys.argv[1])), 2, 1, print, token=token, jax_port=1, start_timeout=30)\n"
+        "p.ready({'a': 1}, start_timeout=30, heartbeat=1)\nprint('ready', flush=True)\ntime.sleep(60)"
+    )
+    command = [sys.executable, "-c", program, str(several.where[1]), str(several.token)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        several.ready({0: {"a": 1}}, start_timeout=30, heartbeat=1.0)
+        assert child.stdout.readline() == "ready\n"
+        begin = time.monotonic()
+        os.kill(child.pid, number)
+        end = several.until_ended(0)[0]
+        assert time.monotonic() - begin < 3
+        assert (end.process, end.code) == (1, 1)
+        assert words in end.what
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_the_coordinator_leaves_when_all_have_been_notified(tmp_path):
+    """The others are told by nobody else; those who have been, or never will be, are not waited for."""
+    several = Several(tmp_path, 3)
+    several.ready()
+    failed = Termination(2, "c", "exception", 2, "config.x: must be")
+    threading.Thread(target=several.clients[2].notify, args=(failed,), daemon=True).start()
+    several.until_ended(0, 1)
+    left = threading.Thread(target=several.clients[0].leave, daemon=True)
+    left.start()
+    left.join(0.2)
+    assert left.is_alive(), "host 1 is still there"
+    several.clients[1].leave()
+    left.join(2)
+    assert not left.is_alive()
+
+
+def refused(several: Several, process: int = 1, **changed) -> str:
+    """Returns why a process could not connect within a second."""
+    with pytest.raises(StopError) as raised:
+        several.add(process, **changed).ready(FINGERPRINT, start_timeout=1.0, heartbeat=1.0)
+    assert several.ends == {}
+    return str(raised.value)
+
+
+def test_token_is_the_owners_and_new_for_each_attempt(tmp_path):
+    several = Several(tmp_path, 1)
+    assert several.token.stat().st_mode & 0o777 == 0o600
+    first = several.token.read_text()
+    assert len(bytes.fromhex(first)) == 32
+    several.clients[0].close()
+    several.add(0)
+    assert several.token.read_text() != first
+    assert [path.name for path in several.token.parent.iterdir()] == ["token"]
+
+
+def test_token_of_an_earlier_attempt_is_read_again(tmp_path):
+    several = Several(tmp_path, 2, present=[0])
+    right = several.token.read_text()
+    several.token.write_text("ab" * 32)
+    late = several.add(1)
+    assert not late._wait("connected", 0.5)
+    several.token.write_text(right)
+    several.until_connected(1)
+    assert len(several.ready()) == 2
+
+
+def test_token_that_stays_wrong(tmp_path):
+    several = Several(tmp_path, 2, present=[0])
+    several.token.write_text("ab" * 32)
+    message = refused(several)
+    assert f"the token in {several.token} is not that of what listens at {several.address}" in message
+    assert "is --workdir a folder that all hosts share" in message
+
+
+@pytest.mark.parametrize("content", [None, "", "ab" * 31, "zz" * 32])
+def test_token_that_is_not_there(tmp_path, content):
+    several = Several(tmp_path, 2, present=[0])
+    other = tmp_path / "other"
+    if content is None:
+        assert f"{other} is not there" in refused(several, token=other)
+    else:
+        other.write_text(content)
+        assert f"{other} can't be read (not 64 hexadecimal digits)" in refused(several, token=other)
+
+
+def test_token_that_cannot_be_written(tmp_path):
+    (tmp_path / "hosts").write_text("a file")
+    with pytest.raises(InputError, match=r"token: host 0 can't write it \(.*\); choose another --workdir"):
+        Several(tmp_path, 1, present=[]).add(0, token=tmp_path / "hosts" / "token")
+
+
+def test_token_in_a_bucket(bucket, tmp_path):
+    several = Several(tmp_path, 2, present=[])
+    several.token = UPath(bucket) / "first" / "hosts" / "token"
+    for process in (0, 1):
+        several.add(process)
+    assert len(several.ready(start_timeout=20)) == 2
+    several.meet("data")
+
+
+def false_coordinator(say: list[bytes]) -> tuple[str, int]:
+    """Listens as the coordinator would and sends some lines to whoever connects; returns where."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            connection = server.accept()[0]
+            with contextlib.suppress(OSError):
+                for line in say:
+                    connection.sendall(line)
+                connection.recv(1 << 16)
+            connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return server.getsockname()
+
+
+GREETING = json.dumps({"challenge": "0" * 64}).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"welcome": "0" * 64},
+        {"welcome": "é" * 64},
+        {"welcome": None},
+        {"refused": "taken", "host": ["x"]},
+        {
+            "end": {
+                "process": 0,
+                "host": "h",
+                "kind": "exception",
+                "code": 1,
+                "what": "x",
+                "step": None,
+                "phase": "start",
+            }
+        },
+        {"go": "127.0.0.1:1"},
+    ],
+)
+def test_who_cannot_prove_that_it_is_the_coordinator_is_not_believed(tmp_path, answer):
+    several = Several(tmp_path, 2, present=[0])
+    several.where = false_coordinator([GREETING, json.dumps(answer).encode() + b"\n"])
+    message = refused(several)
+    assert "has not answered" in message or "is not that of what listens at" in message
+
+
+def test_a_false_coordinator_writes_no_escape_sequences(tmp_path):
+    several = Several(tmp_path, 2, present=[0])
+    other = {"refused": "taken", "host": "\x1b]0;pwned\x07\u202e\x9b31m\nx"}
+    several.where = false_coordinator([GREETING, json.dumps(other).encode() + b"\n"])
+    assert "on ?]0;pwned???31m x; stop" in refused(several)
+
+
+def test_a_name_that_does_not_resolve_yet(tmp_path, monkeypatch):
+    """As that of a pod of Kubernetes which is about to start: both ask again."""
+    resolve, known = socket.getaddrinfo, threading.Event()
+
+    def getaddrinfo(host, *arguments, **keywords):
+        if host == "train-0.train" and not known.is_set():
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve("127.0.0.1" if host == "train-0.train" else host, *arguments, **keywords)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    several = Several(tmp_path, 2, present=[])
+    several.where = ("train-0.train", several.where[1])
+    assert "the coordinator's name train-0.train does not resolve" in refused(several)
+    with pytest.raises(
+        StopError, match=r"train-0.train: the name does not resolve .* \(waited 0.6 s, config.pod.start_t"
+    ):
+        several.add(0, start_timeout=0.6)
+    threading.Timer(0.7, known.set).start()
+    several.add(0)
+    assert several.ready() == dict.fromkeys((0, 1), f"train-0.train:{several.jax_port}")
+
+
+def test_long_and_infinite_values_fit_into_a_message(tmp_path):
+    several = Several(tmp_path, 2)
+    long = {f"config.{n}": ["part"] * 10_000 for n in range(100)} | {"config.inf": float("inf")}
+    assert several.ready({0: long, 1: long}) == dict.fromkeys((0, 1), f"127.0.0.1:{several.jax_port}")
+
+
+def test_long_values_that_differ_at_the_end(tmp_path):
+    several = Several(tmp_path, 2)
+    several.ready({0: {"config.x": "a" * 9_000}, 1: {"config.x": "a" * 8_999 + "b"}})
+    assert "in config.x" in several.until_ended(0, 1)[0].what

@@ -1,0 +1,229 @@
+"""Listening on a port that somebody holds, on an address that is not ours, on a name that nobody knows yet."""
+
+import contextlib
+import errno
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from mlm.errors import InputError, StopError
+from mlm.pod import ports
+from tests.clients import free_port
+from tests.processes import ROOT
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("10.0.0.2", ("10.0.0.2", 8474)),
+        ("10.0.0.2:9000", ("10.0.0.2", 9000)),
+        ("t1v-n-abc-w-0.c.project.internal", ("t1v-n-abc-w-0.c.project.internal", 8474)),
+        ("train-workers-0-0.train", ("train-workers-0-0.train", 8474)),
+        (
+            "train-workers-0-0.train.default.svc.cluster.local.:1",
+            ("train-workers-0-0.train.default.svc.cluster.local.", 1),
+        ),
+        ("::1", ("::1", 8474)),
+        ("[::1]", ("::1", 8474)),
+        ("[fe80::1%eth0]:65535", ("fe80::1%eth0", 65535)),
+    ],
+)
+def test_address(text, where):
+    assert ports.address(text, 8474) == where
+    assert ports.address(ports.joined(where), 1) == where
+
+
+NO_HOST = [
+    "",
+    ":1",
+    "host:",
+    "http://host",
+    "a:b:c",
+    "[]",
+    "[host]:1",
+    "a b",
+    "a..b",
+    "x" * 64,
+    "host\n",
+    "[::1",
+    "a/b",
+]
+NO_PORT = ["1.2.3.4:0", "1.2.3.4:99999", "1.2.3.4:x", "1.2.3.4:" + "9" * 5000, "::1]:5", "-\x1b[2J"]
+
+
+@pytest.mark.parametrize("text", [*NO_HOST, *NO_PORT])
+def test_bad_address(text):
+    with pytest.raises(InputError, match=r"^--coordinator=.*: must be HOST or HOST:PORT") as raised:
+        ports.address(text, 8474)
+    assert str(raised.value).isprintable()
+
+
+@contextlib.contextmanager
+def held(port: int, host: str = "127.0.0.1", seconds: float = 60, first: str = ""):
+    """Another process listens there; yields it."""
+    family = "AF_INET6" if ":" in host else "AF_INET"
+    program = (
+        f"import socket, time\n{first}\ns = socket.create_server(({host!r}, {port}), family=socket.{family})\n"
+        f"print(flush=True)\ntime.sleep({seconds})"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        child.stdout.readline()
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_the_holder_is_named(host):
+    port = free_port()
+    with held(port, host) as child:
+        own = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host)
+        assert re.fullmatch(rf"python\S* \(process {child.pid}\)", ports.holder((own, port)))
+
+
+def test_who_listens_on_another_address_is_not_the_holder():
+    port = free_port()
+    with held(port, "127.0.0.2"):
+        assert ports.holder(("127.0.0.1", port)) == "a process that cannot be seen from here"
+        ports.listen(("127.0.0.1", port), 0).close()
+
+
+def test_a_name_of_a_process_with_escape_sequences():
+    port, program = free_port(), "open('/proc/self/comm', 'w').write('\\x1b[2Jx')\n"
+    program += (
+        f"import socket, time\ns = socket.create_server(('127.0.0.1', {port}))\nprint(flush=True)\ntime.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    with child:
+        child.stdout.readline()
+        found = ports.holder(("127.0.0.1", port))
+        child.kill()
+    assert found == f"?[2Jx (process {child.pid})"
+
+
+def test_the_process_of_another_user():
+    """Whose files in /proc can't be read: a process that may not be dumped, seen by somebody who is not root."""
+    port = free_port()
+    program = "import encodings.idna, os\nfrom mlm.pod import ports\nos.setuid(os.getuid() or 65534)\n"
+    program += f"print(ports.holder(('127.0.0.1', {port})))"
+    with held(port, first="import ctypes; ctypes.CDLL(None).prctl(4, 0)"):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stdout == "a process of another user\n", done.stderr
+
+
+def test_a_port_is_waited_for_and_its_holder_named_once(capfd):
+    port = free_port()
+    with held(port, seconds=1.5) as child:
+        begin = time.monotonic()
+        ports.listen(("127.0.0.1", port), 10).close()
+        assert time.monotonic() - begin > 0.5
+    expected = (
+        rf"mlm: port {port} of 127.0.0.1 is held by python\S* \(process {child.pid}\); end that, or set another port"
+    )
+    assert re.fullmatch(expected + r" \(config.pod.port\); waiting for up to 10 s.\n", capfd.readouterr().err)
+
+
+def test_a_port_that_stays_held():
+    port = free_port()
+    with held(port) as child:
+        expected = rf"port {port} of 127.0.0.1 is held by python\S* \(process {child.pid}\); .* \(config.pod.jax_port\)"
+        with pytest.raises(StopError, match=expected + r" \(waited 0.3 s, config.pod.start_timeout\).$") as raised:
+            ports.listen(("127.0.0.1", port), 0.3, key="config.pod.jax_port")
+    assert raised.value.code == 1, "another start may find it free"
+
+
+def test_connections_that_have_just_been_closed_are_no_obstacle():
+    """Those are in TIME_WAIT, as after an attempt that has ended."""
+    server = ports.listen(("127.0.0.1", 0), 0)
+    where = server.getsockname()
+    client = socket.create_connection(where)
+    server.accept()[0].close()
+    client.close()
+    server.close()
+    rows = [row.split() for row in ports.Path("/proc/net/tcp").read_text().splitlines()]
+    assert any(row[3] == "06" and row[1].endswith(f":{where[1]:04X}") for row in rows), "none is in TIME_WAIT"
+    ports.listen(where, 0).close()
+
+
+def test_an_address_of_another_machine():
+    begin = time.monotonic()
+    with pytest.raises(
+        InputError, match=r"coordinator 192.0.2.1: not an address of host 0 \(.*\); name one of its own"
+    ):
+        ports.listen(("192.0.2.1", 8474), 60)
+    assert time.monotonic() - begin < 1
+
+
+def resolving(monkeypatch, to: list[str]) -> None:
+    """The name "train-0" has each of these addresses for one request, and then the last for good; "" is none."""
+    resolve = socket.getaddrinfo
+
+    def getaddrinfo(host, *arguments, **keywords):
+        if host == "train-0":
+            host = to.pop(0) if len(to) > 1 else to[0]
+            if not host:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *arguments, **keywords)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+def test_a_name_that_does_not_resolve_yet(monkeypatch, capfd):
+    resolving(monkeypatch, ["", "", "127.0.0.1"])
+    ports.listen(("train-0", 0), 10).close()
+    assert capfd.readouterr().err == (
+        "mlm: coordinator train-0: the name does not resolve on host 0; check the name and the DNS; "
+        "waiting for up to 10 s.\n"
+    )
+
+
+def test_a_name_that_never_resolves(monkeypatch):
+    resolving(monkeypatch, [""])
+    with pytest.raises(StopError, match=r"the name does not resolve on host 0; .* \(waited 0.2 s, config.pod.start_t"):
+        ports.listen(("train-0", 0), 0.2)
+
+
+def test_a_name_that_still_has_the_address_of_an_earlier_pod(monkeypatch, capfd):
+    resolving(monkeypatch, ["192.0.2.1", "127.0.0.1"])
+    ports.listen(("train-0", 0), 10).close()
+    assert "coordinator train-0: not an address of host 0" in capfd.readouterr().err
+
+
+def test_a_port_that_nobody_may_open(monkeypatch):
+    """As below 1024 for those who are not root."""
+
+    def refuse(*arguments, **keywords):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(InputError, match=r"127.0.0.1:80: host 0 can't listen there \(Permission denied\)"):
+        ports.listen(("127.0.0.1", 80), 60)
+
+
+def test_listens_for_several_at_once():
+    """A port that is released while two wait goes to one of them."""
+    port, got = free_port(), []
+    with held(port, seconds=1.0):
+        waiting = [threading.Thread(target=lambda: _try(port, got)) for _ in range(2)]
+        for thread in waiting:
+            thread.start()
+        for thread in waiting:
+            thread.join(10)
+    assert sorted(type(each).__name__ for each in got) == ["StopError", "socket"]
+    next(each for each in got if isinstance(each, socket.socket)).close()
+
+
+def _try(port: int, got: list) -> None:
+    try:
+        got.append(ports.listen(("127.0.0.1", port), 3))
+    except StopError as error:
+        got.append(error)
