@@ -69,8 +69,9 @@ def test_on_tpu_vms(with_flags, manifest, tmp_path):
     assert_same(tmp_path / "bare", with_flags(2))
 
 
-def test_in_a_jobset_on_gke(with_flags, manifest, tmp_path):
-    names = ",".join(addresses(4))
-    variables = [{"TPU_WORKER_HOSTNAMES": names, "TPU_WORKER_ID": str(index)} for index in range(4)]
-    start_bare(train_arguments(tmp_path / "bare", manifest.folder, *SETTINGS), variables, devices=1)
-    assert_same(tmp_path / "bare", with_flags(4))
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_in_a_jobset_on_gke(count, with_flags, manifest, tmp_path):
+    names = ",".join(addresses(count))
+    variables = [{"TPU_WORKER_HOSTNAMES": names, "TPU_WORKER_ID": str(index)} for index in range(count)]
+    start_bare(train_arguments(tmp_path / "bare", manifest.folder, *SETTINGS), variables, devices=4 // count)
+    assert_same(tmp_path / "bare", with_flags(count))
