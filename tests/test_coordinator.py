@@ -143,7 +143,7 @@ def test_300_megabytes_of_a_process_end_its_connection(tmp_path):
 
 
 def test_500_idle_connections(tmp_path, monkeypatch):
-    """Those that are in go on, one that comes meanwhile gets in, and the others are closed: most at once, all in time."""
+    """Those that are in go on, one that comes meanwhile gets in; of the idle ones, most are closed at once."""
     monkeypatch.setattr(messages, "HANDSHAKE", 60)
     several = Several(tmp_path, 3, present=[0, 1])
     several.until_connected(0, 1)
