@@ -150,7 +150,7 @@ def test_twice_the_same(tmp_path):
     several.until_connected(0, 1)
     second = several.add(1, host="w-second")
     with pytest.raises(
-        StopError, match=r"process 1 is there already, on w-1; .* \(tried for 0.5 s, config.pod.start_t"
+        StopError, match=r"process 1 is already connected, from w-1; .* \(tried for 0.5 s, config.pod.start_t"
     ):
         second.ready(FINGERPRINT, start_timeout=0.5, heartbeat=1.0)
     assert several.ends == {}
@@ -336,7 +336,7 @@ def test_a_false_coordinator_writes_no_escape_sequences(tmp_path):
     several = Several(tmp_path, 2, present=[0])
     other = {"refused": "taken", "host": "\x1b]0;pwned\x07\u202e\x9b31m\nx"}
     several.where = false_coordinator([GREETING, json.dumps(other).encode() + b"\n"])
-    assert "on ?]0;pwned???31m x; stop" in refused(several)
+    assert "from ?]0;pwned???31m x; stop" in refused(several)
 
 
 def test_a_name_that_does_not_resolve_yet(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The connection of every process of a run to the coordinator: who is there, who has failed and why. Without jax.
+"""Each process's connection to the coordinator: who is there, who has failed and why. Without jax.
 
 Process 0 holds the coordinator (coordinator.py); every process, 0 too, is connected to it and sends a sign of life
 every second. So each learns at once, in words, that another one has failed, is gone, or has fallen silent; jax would
@@ -65,8 +65,8 @@ class Client:
         self._process, self._processes = process, processes
         self._host = printable(host or socket.gethostname(), messages.NAME)
         self._token: bytes | None = None
-        ports_of = {"token": token, "jax_port": jax_port, "start_timeout": start_timeout}
-        self._coordinator = Coordinator(where, processes, **ports_of) if process == 0 else None
+        own = {"token": token, "jax_port": jax_port, "start_timeout": start_timeout}
+        self._coordinator = Coordinator(where, processes, **own) if process == 0 else None
         self._connection: Connection | None = None
         self._changed = threading.Condition()
         self._received: set[str] = set()  # names of messages
@@ -208,7 +208,7 @@ class Client:
                 return ""
             case {"refused": "taken", "host": other}:
                 other = printable(other, messages.NAME)
-                return f"process {self._process} is there already, on {other}; stop one of them"
+                return f"process {self._process} is already connected, from {other}; stop one of the two"
             case {"refused": "token"} | {"welcome": _}:
                 self._token = None  # of an earlier attempt: read again
                 return (
@@ -252,7 +252,7 @@ def _brief(value: Any) -> Any:
     """Returns a value that fits into a message and is equal on two hosts where the value is."""
     text = json.dumps(value, default=str)
     if len(text) <= LONG and "NaN" not in text and "Infinity" not in text:
-        return value
+        return json.loads(text)
     return f"{text[:LONG]}, SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 

@@ -1,7 +1,7 @@
-"""What process 0 keeps for a run of several processes: the place where each reports how it is. Without jax.
+"""The coordinator of a run, in process 0: every process connects to it and reports how it is. Without jax.
 
-See messages.py for what is said, and by whom. Only who knows the token of this attempt, which lies in the workdir, gets
-in; what anybody else sends is dropped, and never ends the run.
+See messages.py for the protocol. Only those who know the token of this attempt, which lies in the workdir, are let in;
+whatever anybody else sends is dropped, and never ends the run.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Coordinator:
                 with self._changed:
                     self._strangers[connection] = time.monotonic()
                     if len(self._strangers) > STRANGERS + self._processes:
-                        self._drop(next(iter(self._strangers)))  # the oldest: a process needs no time to speak of
+                        self._drop(next(iter(self._strangers)))  # the oldest: a process of the run takes milliseconds
                 threading.Thread(target=self._serve, args=(connection,), daemon=True, name="connection").start()
             except (OSError, RuntimeError):  # it is gone again, or no descriptor or no thread is left
                 time.sleep(RETRY)
