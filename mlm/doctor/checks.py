@@ -124,19 +124,19 @@ def mesh(case: Case) -> list[Finding]:
 
     where, name = case.topology or "--hosts, --devices", "mesh"
     try:
-        processes_SxT = _processes(case)
+        (data, fsdp, tensor), processes_SxT = _devices(case)
     except InputError as error:
         return [Finding("wrong", name, str(error), where, "as it says")]
     found = build.host_input(case.config, processes_SxT)
     if not found["fed"]:
         return [Finding("wrong", name, found["error"], f"{found['count']} hosts", "as it says")]
     rows = case.config.data.global_batch // case.config.train.accumulate // len(processes_SxT)
-    what = f"{processes_SxT.size} devices, {rows} rows at once on each; {tables.hosts(found)}"
+    what = f"data {data} x fsdp {fsdp} x tensor {tensor}, {rows} rows a device at once; {tables.hosts(found)}"
     return [Finding("fine", name, what, where)]
 
 
-def _processes(case: Case) -> np.ndarray:
-    """Returns the host of each device of the mesh, [S, T]: of the topology, or of as many hosts as the case has."""
+def _devices(case: Case) -> tuple[tuple[int, ...], np.ndarray]:
+    """Returns the axes of the mesh and the host of each of its devices, as `sharding.processes_of` does."""
     import jax
 
     from mlm.training import sharding
@@ -146,13 +146,13 @@ def _processes(case: Case) -> np.ndarray:
         from mlm.tpu import topology
 
         there = compiling.make_mesh(case.config, topology.find(case.topology, case.slices))
-        return sharding.processes_of(there)
+        return tuple(there.shape.values()), sharding.processes_of(there)
     hosts = case.hosts or jax.process_count()
     devices = case.devices or jax.local_device_count() * hosts
     if devices % hosts:
         raise InputError(f"--devices={devices}: can't be shared by --hosts={hosts}; make it a multiple of them.")
     shape = sharding.mesh_shape(**case.config.mesh.to_dict(), count=devices)
-    return (np.arange(devices) // (devices // hosts)).reshape(-1, shape[2])
+    return shape, (np.arange(devices) // (devices // hosts)).reshape(-1, shape[2])
 
 
 def lanes(case: Case) -> list[Finding]:

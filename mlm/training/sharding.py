@@ -7,6 +7,7 @@ of the batch: the blocks of a host, wherever they lie, hold consecutive rows of 
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -174,6 +175,7 @@ def check_rows(num_shards: int, *, rows: int, key: str) -> None:
         )
 
 
+@functools.lru_cache(maxsize=4)  # the devices of a pod are many, and asked for again and again
 def processes_of(mesh: Mesh) -> np.ndarray:
     """Returns the process of each device, int64 [S, T]."""
     processes = [device.process_index for device in mesh.devices.flat]
