@@ -37,7 +37,7 @@ def get_config() -> ConfigDict:
     config.data = ConfigDict()
     config.data.seed = 0  # of the order in which records come
     config.data.global_batch = 256  # rows in an update, over all hosts, devices and accumulation steps
-    config.data.lanes = 8  # virtual hosts: a multiple of the number of hosts; fixed for the life of a run
+    config.data.lanes = 8  # virtual hosts: a multiple or a divisor of the number of hosts; fixed for the life of a run
     config.data.isolate_documents = False  # attention and positions begin anew with each document of a row
     config.data.short_length = 0  # tokens of a row in the first updates: each row of shards.length is read as several
     config.data.short_share = 0.9  # share of the updates that read rows of data.short_length, the first ones

@@ -25,8 +25,9 @@ Vocabulary: RoBERTa's 50,265 entries are GPT-2's 50,257, 4 special tokens, 3 fil
 Batch:     8,192 rows / (mesh.data x mesh.fsdp devices) / train.accumulate = rows that a device holds at once:
              v5e, 16 GB    32 chips x 8 = 32 rows;  256 chips x 1 = 32 rows;  8 chips x 32 = 32 rows
              one GPU of 80 GB or more         x 64 = 128 rows
-           Accumulation and mesh change the result by rounding alone; only lanes (64: up to 64 hosts) is fixed for the
-           life of a run. For another batch B keep the tokens (steps x 8192 / B) and try 6e-4 x sqrt(B / 8192).
+           Accumulation and mesh change the result by rounding alone; only lanes (64; of 128 hosts two share one) is
+           fixed for the life of a run. For another batch B keep the tokens (steps x 8192 / B) and try
+           6e-4 x sqrt(B / 8192).
 """
 
 from ml_collections import ConfigDict

@@ -160,12 +160,14 @@ def _add_doctor_arguments(doctor: argparse.ArgumentParser) -> None:
     doctor.add_argument("--hosts", type=int, default=0, metavar="N", help="that the run will have")
     doctor.add_argument("--devices", type=int, default=0, metavar="N", help="over all hosts; default: this machine's")
     doctor.add_argument("--topology", default="", metavar="NAME", help="of a TPU: memory and time of a step, as plan")
+    doctor.add_argument("--slices", type=int, default=1, metavar="N", help="of that topology")
     doctor.add_argument("--rows", type=int, default=200_000, metavar="N", help="to look through for what comes twice")
     doctor.add_argument("--json", action="store_true", help="one line of JSON instead of text")
 
 
 def _add_plan_arguments(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--topology", default="", metavar="NAME", help="such as v5e:2x4; a wrong one lists them")
+    plan.add_argument("--slices", type=int, default=1, metavar="N", help="of that topology, over the network between")
     plan.add_argument("--compare", choices=["stock"], help="the step of run_mlm_flax.py too")
     plan.add_argument(
         "--sweep", nargs="+", default=[], metavar="KEY=V,V", help="topology, per_chip_batch, mesh, any key"

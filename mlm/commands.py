@@ -107,8 +107,8 @@ def doctor(args: argparse.Namespace, overrides: list[str]) -> None:
         topology.prepare()  # before jax is imported
     from mlm.doctor import doctor
 
-    wishes = {key: getattr(args, key) for key in ("hosts", "devices", "topology", "rows")}
-    doctor.run(config, workdir, **wishes, as_json=args.json, out=sys.stdout)
+    wishes = {key: getattr(args, key) for key in ("hosts", "devices", "topology", "slices", "rows")}
+    doctor.run(config, workdir, **wishes, as_json=args.json)
 
 
 def train(args: argparse.Namespace, overrides: list[str]) -> None:
@@ -244,7 +244,7 @@ def plan(args: argparse.Namespace, overrides: list[str]) -> None:
 
     job = plan.make_job(config, manifest, records=args.records, price=args.price)
     wishes = {"compare": bool(args.compare), "sweep": args.sweep, "search": not args.no_search, "as_json": args.json}
-    plan.run(config, job, name=args.topology, **wishes)
+    plan.run(config, job, name=args.topology, slices=args.slices, **wishes)
 
 
 def report(args: argparse.Namespace, overrides: list[str]) -> None:

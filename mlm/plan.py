@@ -23,7 +23,7 @@ from mlm.errors import InputError
 from mlm.tpu import fit, hlo, tables, topology
 from mlm.tpu.account import account
 from mlm.tpu.compile import Program, compile_step, make_mesh
-from mlm.training import build, pretraining
+from mlm.training import build, pretraining, sharding
 
 OPERATIONS = 20  # that are told
 CALIBRATION = {
@@ -73,7 +73,15 @@ def make_job(config: ConfigDict, manifest: Manifest | None, *, records: int | No
 
 
 def run(
-    config: ConfigDict, job: Job, *, name: str, compare: bool, sweep: list[str], search: bool, as_json: bool
+    config: ConfigDict,
+    job: Job,
+    *,
+    name: str,
+    slices: int,
+    compare: bool,
+    sweep: list[str],
+    search: bool,
+    as_json: bool,
 ) -> dict[str, Any]:
     """Prints the plan, as tables or as one line of JSON, and returns it.
 
@@ -81,6 +89,7 @@ def run(
       config: of the run.
       job: what to tell of each program.
       name: of the topology; "" if the sweep names some.
+      slices: of that topology.
       compare: the stock step too.
       sweep: ["key=value,value", ...], see `cells`.
       search: look for what would fit where the config doesn't.
@@ -89,13 +98,14 @@ def run(
     Raises:
       InputError: no such topology, or a batch or a parameter that its devices can't split.
     """
+    topology.check_slices(slices)
     if sweep:
-        found = {"sweep": [_cell(config, job, name, cell) for cell in cells(sweep, name)], "calibration": CALIBRATION}
+        found = {"sweep": [_cell(config, job, slices, cell) for cell in cells(sweep, name)], "calibration": CALIBRATION}
         print(json.dumps(found) if as_json else tables.sweep(found))
         return found
     if not name:
         raise InputError("--topology: name the TPU, as in --topology=v5e:2x4; a name that doesn't exist lists all.")
-    place = topology.find(name)
+    place = topology.find(name, slices)
     program, row = measure(config, job, place)
     found = {"plan": row}
     if not program.fits and search:
@@ -129,14 +139,17 @@ def measure(
       kind: "mlm", "short" or "stock", as `compile_step` takes it.
     """
     program, cores = compile_step(config, job.facts, place, kind=kind), place.family.cores
+    mesh = make_mesh(config, place)
     short = config.data.short_length
     accumulate = 1 if kind == "stock" else config.train.accumulate
     row = {
         "step": kind,
         "topology": place.name,
+        "slices": place.slices,
         "chips": place.chips,
         "devices": len(place.devices),
-        "mesh": dict(make_mesh(config, place).shape),
+        "hosts": build.host_input(config, sharding.processes_of(mesh)),
+        "mesh": dict(mesh.shape),
         "length": short if kind == "short" else job.facts.length,
         "global_batch": config.data.global_batch,
         "accumulate": accumulate,
@@ -250,10 +263,10 @@ SHAPES = {"per_chip_batch": r"[1-9]\d*", "mesh": r"(-1|[1-9]\d*)(x(-1|[1-9]\d*))
 EXAMPLES = {"per_chip_batch": "per_chip_batch=16,32", "mesh": "mesh=8x1x1,1x8x1"}
 
 
-def _cell(config: ConfigDict, job: Job, name: str, cell: dict[str, str]) -> dict[str, Any]:
+def _cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -> dict[str, Any]:
     """Returns {"cell", "plan" or "error"} of one combination: a bad one is told, and does not stop the others."""
     try:
-        place = topology.find(cell["topology"])
+        place = topology.find(cell["topology"], slices)
         changes = [f"{key}={value}" for key, value in cell.items() if "." in key]
         if "mesh" in cell:
             changes += [

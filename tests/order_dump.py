@@ -1,4 +1,4 @@
-"""One process of several: dumps the rows, record ids, epochs and masks that its devices hold, step by step."""
+"""One process of several: dumps the rows, record ids, epochs and masks that its devices hold, by row of the batch."""
 
 import sys
 
@@ -8,6 +8,7 @@ import numpy as np
 from mlm.data import batches, manifest
 from mlm.training import build, pretraining, sharding
 from tests.fixtures import tiny_config
+from tests.interleaved import interleaved
 
 
 def main(argv: list[str]) -> None:
@@ -16,8 +17,10 @@ def main(argv: list[str]) -> None:
     jax.distributed.initialize(options["coordinator"], int(options["processes"]), process)
     shards = manifest.load_manifest(options["folder"])
     config = tiny_config("data.lanes=4", f"mesh.fsdp={options['fsdp']}")
-    run = build.build_run(config, pretraining.facts_of(shards), sharding.make_mesh(**config.mesh.to_dict()))
+    make_mesh = interleaved if options["interleaved"] == "True" else sharding.make_mesh
+    run = build.build_run(config, pretraining.facts_of(shards), make_mesh(**config.mesh.to_dict()))
     rows = config.data.global_batch
+    logical = sharding.logical_rows(run.mesh, rows)
     local = sharding.local_rows(run.mesh, rows)
     stream = batches.train_batches(
         shards, split="train", seed=3, global_batch=rows, lanes=4, start_step=int(options["start"]), rows=local
@@ -30,7 +33,9 @@ def main(argv: list[str]) -> None:
         for name, array in (batch | masks(jax.random.key(5), *columns)._asdict()).items():
             for shard in array.addressable_shards:
                 start = shard.index[0].start or 0
-                found[f"{step} {name} {start}"] = np.asarray(shard.data)
+                found[f"{step} {name} {logical[start]}"] = np.asarray(shard.data)
+                if name == "record_id":
+                    found[f"{step} array's {start}"] = np.asarray(shard.data)
     np.savez(f"{options['out']}/{process}.npz", **found)
 
 

@@ -74,7 +74,7 @@ def test_every_record_once_in_each_epoch_of_its_lane(manifest):
     assert len(np.unique(np.concatenate(seen))) == manifest.splits["train"].records
 
 
-@pytest.mark.parametrize("hosts", [1, 3])
+@pytest.mark.parametrize("hosts", [1, 3, 6, 12])  # with a lane for two or four of them, too
 @pytest.mark.parametrize("start", [0, 1, 17, 250])
 def test_hosts_share_the_same_global_batches_from_any_step(manifest, hosts, start):
     walked = in_epochs(itertools.islice(train(manifest), start, None), 20)
@@ -199,8 +199,8 @@ def test_shards_as_the_tf_tpu_example_writes_them(tokenizer_folder, tmp_path):
     [
         ({"lanes": 7, "global_batch": 14, "rows": (0, 14)}, "lanes = 7.* 6 train shards"),
         ({"lanes": 5}, "lanes = 5"),
-        ({"rows": (0, 6)}, "rows 0 to 6 of 12"),
-        ({"rows": (2, 12)}, "rows 2 to 12 of 12"),
+        ({"rows": (0, 6)}, "a lane has 4 of 12 rows, a host 6, .* a multiple or a divisor of 2,"),
+        ({"rows": (2, 12)}, "a lane has 4 of 12 rows, a host 10,"),
     ],
 )
 def test_lanes_that_do_not_fit_are_refused(manifest, settings, words):

@@ -198,9 +198,10 @@ def test_killed_and_stopped_runs_end_with_the_same_bits(straight, tokenizer_fold
 
 
 @pytest.mark.slow
-def test_several_processes_give_the_same_scores(straight, tokenizer_folder, tmp_path):
+@pytest.mark.parametrize("program", ["-m mlm", "-m tests.interleaved"])
+def test_several_processes_give_the_same_scores(straight, tokenizer_folder, tmp_path, program):
     command = arguments(tmp_path / "run", tmp_path, tokenizer_folder)
-    run_together(command, processes=2, devices=2)
+    run_together(command, processes=2, devices=2, program=program)
     for kind in ("train", "eval"):
         for one, other in zip(lines(straight, kind), lines(tmp_path / "run", kind), strict=True):
             assert one["step"] == other["step"] and one["loss"] == pytest.approx(other["loss"], rel=1e-4)

@@ -177,10 +177,9 @@ def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path, capsys
         ((), 12, 1, "mesh", "16 rows can't be split over 12 devices"),
         (("evaluate.batch=20",), 8, 1, "mesh", "config.evaluate.batch: 20 rows"),
         (("mesh.fsdp=3",), 8, 1, "mesh", "does not fit 8 devices"),
-        ((), 8, 3, "mesh", "8 devices can't be shared by 3 hosts"),
-        (("mesh.tensor=3", "data.global_batch=24"), 12, 6, "mesh", "tensor = 3 does not fit the 2"),
+        ((), 8, 3, "mesh", "--devices=8: can't be shared by --hosts=3"),
         (("data.lanes=8",), 8, 1, "lanes", "data.lanes = 8, the training split has 6 shards"),
-        (("data.lanes=2",), 8, 4, "lanes", "lanes = 2 can't be shared by 4 hosts"),
+        (("data.lanes=4", "data.global_batch=24", "evaluate.batch=24"), 6, 3, "mesh", "a multiple or a divisor of 3"),
     ],
 )
 def test_devices_hosts_and_lanes_that_do_not_fit(healthy, workdir, overrides, devices, hosts, check, words):
@@ -188,6 +187,25 @@ def test_devices_hosts_and_lanes_that_do_not_fit(healthy, workdir, overrides, de
     found = getattr(checks, check)(case)
     assert any(each.level == "wrong" and each.check == check and words in each.what for each in found), found
     assert all(each.mend for each in found)
+
+
+@pytest.mark.parametrize(("lanes", "words"), [(2, "4 rows each, 2 hosts share a lane"), (8, "4 rows and 2 lanes each")])
+def test_hosts_that_are_not_there_are_fed(lanes, words, healthy, workdir):
+    (found,) = checks.mesh(case_of(healthy, workdir, f"data.lanes={lanes}", devices=8, hosts=4))
+    assert (found.level, found.what) == (
+        "fine",
+        f"data 8 x fsdp 1 x tensor 1, 2 rows a device at once; hosts 4: {words}",
+    )
+
+
+@pytest.mark.parametrize(("slices", "hosts"), [(1, 2), (2, 4)])
+def test_hosts_of_a_topology_are_those_that_it_has(slices, hosts, healthy, workdir):
+    """v5p:2x2x2 has two hosts a slice, whatever --hosts and --devices say."""
+    case = dataclasses.replace(case_of(healthy, workdir, hosts=3, devices=7), topology="v5p:2x2x2", slices=slices)
+    (found,) = checks.mesh(case)
+    assert found.level == "fine" and f"hosts {hosts}: {16 // hosts} rows" in found.what
+    (found,) = checks.mesh(dataclasses.replace(case, slices=3))
+    assert found.level == "wrong" and "24 devices" in found.what
 
 
 def test_uneven_lanes_and_a_huge_batch_are_doubtful(healthy, workdir):
@@ -266,7 +284,7 @@ def test_a_step_that_does_not_fit_is_wrong(fits, healthy, workdir, monkeypatch):
     """Of the rows, or of the short ones that come first."""
     row = fits | {"bytes_per_chip": {"capacity": 16.91e9}}
     monkeypatch.setattr("mlm.plan.measure", lambda *arguments: (None, row))
-    monkeypatch.setattr("mlm.tpu.topology.find", lambda name: name)
+    monkeypatch.setattr("mlm.tpu.topology.find", lambda name, slices: name)
     (found,) = checks.step(dataclasses.replace(case_of(healthy, workdir), topology="v5e:2x4"))
     assert (found.level, found.check) == ("wrong", "step") and "16.91 GB" in found.what and "mlm plan" in found.mend
 

@@ -3,9 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from mlm.training import build, pretraining, sharding
+from mlm.training import build, evaluation, pretraining, sharding
 from tests.fixtures import tiny_config
 
 
@@ -32,3 +33,16 @@ def test_same_scores(reference, manifest, rows, devices):
     assert found["accuracy"] == reference["accuracy"]
     for key in ("loss", "bits_per_byte"):
         assert found[key] == pytest.approx(reference[key], rel=1e-6)
+
+
+def test_rows_come_back_in_the_order_of_the_batch(monkeypatch):
+    """The array holds them as `logical_rows` has it for hosts in the order 0, 1, 0, 1, ..."""
+    mesh = sharding.make_mesh(data=4, fsdp=2, tensor=1)
+    monkeypatch.setattr(sharding, "processes_of", lambda mesh: np.arange(8)[:, None] % 2)
+    rows = sharding.logical_rows(mesh, 16)
+    assert rows.tolist() == [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
+    batches = ({"record_id": (16 * number + np.arange(16))[rows]} for number in range(3))
+    shards = NamedSharding(mesh, P())
+    step = jax.jit(lambda params, batch: (batch["record_id"], -batch["record_id"]), out_shardings=shards)
+    one, other = evaluation.of_rows(step, None, batches, mesh=mesh, rows=16)
+    assert one.tolist() == list(range(48)) and (other == -one).all()

@@ -3,7 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mlm.data.order import Lane, Visit, batch_rows
+from mlm.data.order import Lane, Visit, batch_rows, lanes_of
+from mlm.errors import InputError
 
 RECORDS = (5, 4, 7, 5, 1, 6, 6, 0, 3, 4)
 
@@ -83,3 +84,26 @@ def test_rows_of_batches_without_reading_them(first, last):
         own = slice(number * each, (number + 1) * each)
         assert ids[:, own].ravel().tolist() == [starts[shard] + row for _, shard, row in walked]
         assert epochs[:, own].ravel().tolist() == [epoch for epoch, _, _ in walked]
+
+
+@pytest.mark.parametrize(
+    ("rows", "lanes"),
+    [
+        ((0, 24), range(6)),
+        ((8, 16), range(2, 4)),
+        ((20, 24), range(5, 6)),
+        ((6, 8), range(1, 2)),
+        ((23, 24), range(5, 6)),
+    ],
+)
+def test_lanes_of_a_host(rows, lanes):
+    """Of six lanes of four rows: all, some, one, a part of one."""
+    assert list(lanes_of(rows, global_batch=24, lanes=6)) == list(lanes)
+
+
+@pytest.mark.parametrize("rows", [(0, 6), (2, 6), (3, 6), (6, 10)])
+def test_rows_that_lanes_do_not_fit(rows):
+    with pytest.raises(
+        InputError, match=rf"lanes = 6: a lane has 4 of 24 rows, a host {rows[1] - rows[0]}, .* set data"
+    ):
+        lanes_of(rows, global_batch=24, lanes=6)

@@ -29,11 +29,13 @@ TAIL = 2 * (H * H + 2 * H * FEED) + 2 * H * H + 2 * H * VOCABULARY  # of a predi
 USEFUL = 3 * (2 * 3 * H * H + 4 * LENGTH * H + 0.2 * TAIL)  # of a token of one layer
 
 
-def planned(*overrides, name="v3:2x2", records=None, price=None, compare=False, sweep=(), search=False, as_json=True):
+def planned(
+    *overrides, name="v3:2x2", records=None, price=None, compare=False, sweep=(), search=False, as_json=True, slices=1
+):
     config = tiny_config(*SIZES, *overrides)
     job = plan.make_job(config, None, records=records, price=price)
     wishes = {"compare": compare, "sweep": list(sweep), "search": search, "as_json": as_json}
-    return plan.run(config, job, name=name, **wishes)
+    return plan.run(config, job, name=name, slices=slices, **wishes)
 
 
 @pytest.fixture(scope="module")

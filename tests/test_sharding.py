@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mlm.errors import InputError
@@ -109,39 +108,6 @@ def test_a_batch_is_split_over_data_and_fsdp_and_copied_over_tensor():
     assert np.array_equal(put, rows)
     held = sorted(tuple(shard.data[:, 0].tolist()) for shard in put.addressable_shards)
     assert held == sorted([(4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3) for i in range(4)] * 2)
-
-
-def hosts(monkeypatch, *ids: int):
-    """Makes this process hold the devices of these ids alone."""
-    mine = set(ids)
-
-    def addressable(self, shape):
-        return {d: index for d, index in self.devices_indices_map(shape).items() if d.id in mine}
-
-    monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", addressable)
-
-
-@pytest.mark.parametrize(
-    ("mesh", "ids", "rows"),
-    [
-        ((8, 1, 1), range(8), (0, 16)),
-        ((8, 1, 1), (0, 1, 2, 3), (0, 8)),
-        ((8, 1, 1), (4, 5, 6, 7), (8, 16)),
-        ((8, 1, 1), (6, 7), (12, 16)),
-        ((2, 2, 2), (4, 5, 6, 7), (8, 16)),
-        ((4, 1, 2), (2, 3), (4, 8)),
-        ((1, 1, 8), (4, 5), (0, 16)),  # a model split over hosts: each holds every row
-    ],
-)
-def test_rows_of_a_host(monkeypatch, mesh, ids, rows):
-    hosts(monkeypatch, *ids)
-    assert sharding.local_rows(mesh_of(*mesh), 16) == rows
-
-
-def test_rows_that_do_not_follow_on_one_another_are_refused(monkeypatch):
-    hosts(monkeypatch, 0, 1, 6, 7)
-    with pytest.raises(InputError, match="rows that do not follow on one another"):
-        sharding.local_rows(mesh_of(8, 1, 1), 16)
 
 
 def state_specs(name: str, *overrides: str, mesh=(2, 2, 2)):

@@ -195,6 +195,24 @@ def test_dropout_is_the_same_on_every_mesh_and_is_one_of_the_whole_batch(mesh):
     assert_close(moments(state), moments(state2), 1e-3, f"mesh {mesh}")
 
 
+@pytest.mark.parametrize("change", ["train.accumulate=1", "train.accumulate=2", "data.short_length=8"])
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (4, 2, 1)])
+def test_dropout_follows_the_rows_where_hosts_interleave(monkeypatch, change, mesh):
+    """The same rows elsewhere in the array, as `logical_rows` has them for hosts in the order 0, 1, 0, 1, ..."""
+    settings = ("model.hidden_dropout=0.1", "data.global_batch=32", "optimizer.b1=0", change)
+    batch, found = random_batch(32), []
+    for processes in (np.zeros((8, 1), int), np.arange(8)[:, None] % 2):
+        monkeypatch.setattr(sharding, "processes_of", lambda mesh, processes=processes: processes)
+        run = tiny_run(*settings, mesh=mesh)
+        rows = sharding.logical_rows(run.mesh, 32)
+        assert (rows[4] == 16) == processes.any()
+        moved = {name: column[rows] for name, column in batch.items()}
+        found.append(run.step_of(1)(run.init(), sharding.put_batch(moved, run.mesh, 32)))
+    (state, metrics), (state2, metrics2) = found
+    assert float(metrics["loss"]) == pytest.approx(float(metrics2["loss"]), rel=1e-6)
+    assert_close(moments(state), moments(state2), 1e-4, change)
+
+
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_gradients_cross_the_devices_once_for_each_update(accumulate):
     run = tiny_run("data.global_batch=64", f"train.accumulate={accumulate}")

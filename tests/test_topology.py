@@ -4,6 +4,7 @@ import importlib.util
 import math
 
 import pytest
+from pods import accelerators
 
 from mlm import flops
 from mlm.errors import InputError
@@ -23,6 +24,30 @@ def test_every_listed_name_answers(name):
 
 def test_full_pods_are_listed():
     assert {"v3:2x2", "v3:32x32", "v4:16x16x16", "v5e:16x16", "v5p:16x20x28", "v6e:16x16", "tpu7x:2x2x1"} <= set(EVERY)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_as_many_hosts_as_the_launcher_rents(name):
+    """libtpu's default for 8 chips of v5e and v6e is two hosts; one rents them as one."""
+    place, family = topology.find(name), name.partition(":")[0]
+    prefix = {"v5e": "v5litepod"}.get(family, family)
+    rented = accelerators.parse(f"{prefix}-{place.chips * accelerators.GENERATIONS[prefix].cores}")
+    assert (rented.chips, rented.hosts) == (place.chips, len({device.process_index for device in place.devices}))
+
+
+@pytest.mark.parametrize(("name", "hosts"), [("v5e:2x4", 2), ("v6e:4x4", 8), ("tpu7x:2x2x1", 2)])
+def test_several_slices(name, hosts):
+    one, two = topology.find(name), topology.find(name, 2)
+    assert (two.chips, len(two.devices), two.slices) == (2 * one.chips, 2 * len(one.devices), 2)
+    assert len({device.process_index for device in two.devices}) == hosts
+    assert {device.slice_index for device in two.devices} == {0, 1}
+    assert two.link_bytes_per_cycle == one.link_bytes_per_cycle
+
+
+@pytest.mark.parametrize("slices", [0, -1, 257])
+def test_slices_that_can_not_be(slices):
+    with pytest.raises(InputError, match=rf"--slices={slices}: must be a whole number from 1 to 256\.$"):
+        topology.find("v5e:2x4", slices)
 
 
 @pytest.mark.parametrize("name", ["v9:2x2", "", "v5", "V5E:2x4"])

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mlm.data.manifest import Manifest
-from mlm.data.order import Lane
+from mlm.data.order import Lane, lanes_of
 from mlm.errors import DamageError, InputError
 
 Batch = dict[str, np.ndarray]
@@ -49,35 +49,28 @@ def train_batches(
       global_batch: rows of a batch over all hosts.
       lanes: virtual hosts, see `order.py`.
       start_step: batches consumed before.
-      rows: [start, stop) of the global batch, whole lanes.
+      rows: [start, stop) of the global batch: whole lanes, or a part of one that hosts share.
 
     Returns:
       Of batches {"input_ids": int32 [rows, L], "attention_mask": int32 [rows, L], "record_id": uint32 [rows],
       "epoch": uint32 [rows]}; the record id counts through the shards of the split, the epoch is the lane's.
 
     Raises:
-      InputError: fewer shards than lanes, or lanes that don't divide the batch or the rows.
+      InputError: fewer shards than lanes, or rows that lanes don't fit (`order.lanes_of`).
       DamageError: a record that can't be read, or a token id that the vocabulary doesn't have.
     """
     shards = manifest.splits[split].shards
     if len(shards) < lanes:
         raise InputError(f"config.data.lanes = {lanes}: {manifest.folder} has only {len(shards)} {split} shards.")
-    per_lane, rest = divmod(global_batch, lanes)
-    if rest or rows[0] % per_lane or rows[1] % per_lane:
-        raise InputError(
-            f"config.data.lanes = {lanes}: a host's rows {rows[0]} to {rows[1]} of {global_batch} are not whole lanes; "
-            "make lanes a multiple of the number of hosts and a divisor of the batch."
-        )
+    own, per_lane = lanes_of(rows, global_batch=global_batch, lanes=lanes), global_batch // lanes
+    start, stop = (row - own.start * per_lane for row in rows)
     records = tuple(shard.records for shard in shards)
     reader = _Reader(manifest, split)
     tf = _tensorflow()
-    streams = [
-        reader.lane(Lane(seed, records, lane, lanes), start_step * per_lane, per_lane)
-        for lane in range(rows[0] // per_lane, rows[1] // per_lane)
-    ]
+    streams = [reader.lane(Lane(seed, records, lane, lanes), start_step * per_lane, per_lane) for lane in own]
 
     def join(*parts: dict) -> dict:
-        return {key: tf.concat([part[key] for part in parts], 0) for key in parts[0]}
+        return {key: tf.concat([part[key] for part in parts], 0)[start:stop] for key in parts[0]}
 
     return reader.run(_mapped(tf.data.Dataset.zip(tuple(streams)), join))
 

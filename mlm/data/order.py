@@ -11,6 +11,8 @@ import dataclasses
 
 import numpy as np
 
+from mlm.errors import InputError
+
 # Streams of hashes that must not coincide.
 _SHARDS, _RECORDS = 1, 2
 
@@ -87,6 +89,26 @@ class Lane:
 
     def _shard_order(self, epoch: int) -> np.ndarray:
         return self.shards[np.argsort(_hash(self.seed, _SHARDS, epoch, self.shards), kind="stable")]
+
+
+def lanes_of(rows: tuple[int, int], *, global_batch: int, lanes: int) -> range:
+    """Returns the lanes that supply the rows [start, stop) of a host: whole ones, or one that hosts share evenly.
+
+    Raises:
+      InputError: the rows are neither whole lanes nor an even part of one.
+    """
+    start, held = rows[0], rows[1] - rows[0]
+    per_lane, rest = divmod(global_batch, lanes)
+    if rest:
+        raise InputError(f"config.data.lanes = {lanes}: must divide data.global_batch = {global_batch}.")
+    unit = min(held, per_lane)
+    if held % unit or per_lane % unit or start % unit:
+        raise InputError(
+            f"config.data.lanes = {lanes}: a lane has {per_lane} of {global_batch} rows, a host {held}, and neither is "
+            f"a multiple of the other; set data.lanes to a multiple or a divisor of {global_batch // held}, the number "
+            "of hosts that read different rows."
+        )
+    return range(start // per_lane, -(-rows[1] // per_lane))
 
 
 def batch_rows(

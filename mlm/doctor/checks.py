@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from mlm.data import tokenizer
@@ -44,9 +45,9 @@ class Case:
     Attributes:
       config, workdir, manifest: of the run.
       folder: of the tokenizer in the workdir; None if there is none.
-      hosts, devices: that the run will have, devices over all hosts.
+      hosts, devices: that the run will have, devices over all hosts; 0 for this machine's. A topology has its own.
       rows: of the training split to look at.
-      topology: of the TPU to compile for; "" for none.
+      topology, slices: of the TPU to compile for; "" for none.
     """
 
     config: ConfigDict
@@ -57,6 +58,7 @@ class Case:
     devices: int
     rows: int
     topology: str
+    slices: int = 1
 
 
 def files(case: Case) -> list[Finding]:
@@ -116,33 +118,45 @@ def vocabulary(case: Case) -> list[Finding]:
 
 
 def mesh(case: Case) -> list[Finding]:
-    """The batches can be split over the devices."""
+    """The batches can be split over the devices, and every host reads whole lanes, or an even share of one."""
+    from mlm.tpu import tables
+    from mlm.training import build
+
+    where, name = case.topology or "--hosts, --devices", "mesh"
+    try:
+        (data, fsdp, tensor), processes_SxT = _devices(case)
+    except InputError as error:
+        return [Finding("wrong", name, str(error), where, "as it says")]
+    found = build.host_input(case.config, processes_SxT)
+    if not found["fed"]:
+        return [Finding("wrong", name, found["error"], f"{found['count']} hosts", "as it says")]
+    rows = case.config.data.global_batch // case.config.train.accumulate // len(processes_SxT)
+    what = f"data {data} x fsdp {fsdp} x tensor {tensor}, {rows} rows a device at once; {tables.hosts(found)}"
+    return [Finding("fine", name, what, where)]
+
+
+def _devices(case: Case) -> tuple[tuple[int, ...], np.ndarray]:
+    """Returns the axes of the mesh and the host of each of its devices, as `sharding.processes_of` does."""
+    import jax
+
     from mlm.training import sharding
 
-    config, count, hosts = case.config, case.devices, case.hosts
-    where, name = f"{count} devices on {hosts} hosts", "mesh"
-    if count % hosts:
-        return [Finding("wrong", name, f"{count} devices can't be shared by {hosts} hosts", where, "see --devices")]
-    try:
-        data, fsdp, tensor = sharding.mesh_shape(**config.mesh.to_dict(), count=count)
-    except InputError as error:
-        return [Finding("wrong", name, str(error), where, "set config.mesh for these devices")]
-    found, ways = [], data * fsdp
-    rows = config.data.global_batch // config.train.accumulate
-    for key, size in (("data.global_batch / train.accumulate", rows), ("evaluate.batch", config.evaluate.batch)):
-        try:
-            sharding.check_rows(ways, rows=size, key=key)
-        except InputError as error:
-            found.append(Finding("wrong", name, str(error), where, f"make it a multiple of {ways}"))
-    if hosts > 1 and (count // hosts) % tensor and tensor % (count // hosts):
-        what = f"config.mesh.tensor = {tensor} does not fit the {count // hosts} devices of a host"
-        found.append(Finding("wrong", name, what, where, "make one a multiple of the other"))
-    what = f"data {data} x fsdp {fsdp} x tensor {tensor}, {rows / ways:g} rows a device at once"
-    return found or [Finding("fine", name, what, where)]
+    if case.topology and importlib.util.find_spec("libtpu") is not None:
+        from mlm.tpu import compile as compiling
+        from mlm.tpu import topology
+
+        there = compiling.make_mesh(case.config, topology.find(case.topology, case.slices))
+        return tuple(there.shape.values()), sharding.processes_of(there)
+    hosts = case.hosts or jax.process_count()
+    devices = case.devices or jax.local_device_count() * hosts
+    if devices % hosts:
+        raise InputError(f"--devices={devices}: can't be shared by --hosts={hosts}; make it a multiple of them.")
+    shape = sharding.mesh_shape(**case.config.mesh.to_dict(), count=devices)
+    return shape, (np.arange(devices) // (devices // hosts)).reshape(-1, shape[2])
 
 
 def lanes(case: Case) -> list[Finding]:
-    """The shards feed the lanes, and the lanes the hosts."""
+    """The shards feed the lanes."""
     config, where, name = case.config, case.manifest.folder, "lanes"
     lanes, found = config.data.lanes, []
     shards = [shard.records for shard in case.manifest.splits["train"].shards]
@@ -151,16 +165,13 @@ def lanes(case: Case) -> list[Finding]:
     if min(sizes) == 0:
         what = f"config.data.lanes = {lanes}, the training split has {filled} shards with records"
         return [Finding("wrong", name, what, where, f"set data.lanes to {filled} or less, or write more shards")]
-    if lanes % case.hosts:
-        what = f"config.data.lanes = {lanes} can't be shared by {case.hosts} hosts"
-        found.append(Finding("wrong", name, what, where, f"make it a multiple of {case.hosts}"))
     if max(sizes) > UNEVEN * min(sizes):
         what = f"the lanes hold from {min(sizes):,} to {max(sizes):,} rows: their epochs drift apart"
         found.append(Finding("doubtful", name, what, where, f"write a multiple of {lanes} shards (shards.count)"))
     if config.data.global_batch > sum(sizes):
         what = f"config.data.global_batch = {config.data.global_batch}: the split has {sum(sizes):,} rows"
         found.append(Finding("doubtful", name, what, where, "an update reads rows twice: lower it, or give more text"))
-    what = f"{lanes} lanes of {min(sizes):,} to {max(sizes):,} rows from {len(shards)} shards, for {case.hosts} hosts"
+    what = f"{lanes} lanes of {min(sizes):,} to {max(sizes):,} rows from {len(shards)} shards"
     return found or [Finding("fine", name, what, where)]
 
 
@@ -229,7 +240,7 @@ def step(case: Case) -> list[Finding]:
     from mlm.tpu import topology
 
     job = plan.make_job(case.config, case.manifest, records=None, price=None)
-    row = plan.measure(case.config, job, topology.find(case.topology))[1]
+    row = plan.measure(case.config, job, topology.find(case.topology, case.slices))[1]
     size = row["bytes_per_chip"]
     if not row["fits"] or not row.get("short", row)["fits"]:
         what = f"the step does not fit into the {size['capacity'] / 1e9:.2f} GB of a chip"

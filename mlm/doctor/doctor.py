@@ -7,8 +7,8 @@ that somebody should look.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
+import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
@@ -19,6 +19,7 @@ from mlm.doctor import checks, first_batch
 from mlm.doctor.checks import Case, Finding
 from mlm.errors import DamageError, InputError
 from mlm.stages import shards_folder
+from mlm.tpu import topology as topologies
 from mlm.workdir import Workdir
 
 LEVELS = {"wrong": "\033[31m", "doubtful": "\033[33m", "fine": "\033[32m"}
@@ -32,28 +33,28 @@ def run(
     hosts: int,
     devices: int,
     topology: str,
+    slices: int,
     rows: int,
     as_json: bool,
-    out: TextIO,
 ) -> None:
     """Looks, and prints what it finds.
 
     Args:
       config, workdir: of the run; the shards are made.
       hosts, devices: that the run will have; 0 for those of the topology, or of this machine.
-      topology: of a TPU to compile the step for, as `plan` does; "" for none.
+      topology, slices: of a TPU to compile the step for, as `plan` does; "" for none.
       rows: of the training split in which to look for what comes twice.
       as_json: one object for programs.
-      out: to print to.
 
     Raises:
       InputError: the run can't be right.
     """
     if min(hosts, devices) < 0 or rows < 1:
         raise InputError("--hosts, --devices: must be from 1 up, or left away; --rows: from 1 up.")
+    topologies.check_slices(slices)
     findings: list[Finding] = []
     batch: list[list[Any]] = []
-    case = _open(config, workdir, findings, hosts=hosts, devices=devices, topology=topology, rows=rows)
+    case = _open(config, workdir, findings, hosts=hosts, devices=devices, topology=topology, slices=slices, rows=rows)
     if case is not None:
         for check in checks.ALL:
             found = _guarded(check, case)
@@ -62,9 +63,9 @@ def run(
     wrong = [finding for finding in findings if finding.level == "wrong"]
     if as_json:
         content = {"findings": [dataclasses.asdict(finding) for finding in findings], "batch": batch}
-        print(json.dumps(content | {"wrong": len(wrong)}), file=out, flush=True)
+        print(json.dumps(content | {"wrong": len(wrong)}), flush=True)
     else:
-        _show(findings, batch, out)
+        _show(findings, batch, sys.stdout)
     if wrong:
         names = ", ".join(dict.fromkeys(finding.check for finding in wrong))
         raise InputError(f"{len(wrong)} of {len(findings)} findings say that the run can't be right: {names}.")
@@ -76,20 +77,9 @@ def _open(config: ConfigDict, workdir: Workdir, findings: list[Finding], **wishe
     place = shards_folder(config, workdir)
     try:
         manifest = load_manifest(place, tokenizer_folder=folder)
-        if wishes["topology"] and importlib.util.find_spec("libtpu") is not None:
-            from mlm.tpu import topology
-
-            there = topology.find(wishes["topology"]).devices
-            count, hosts = len(there), len({device.process_index for device in there})
-        else:
-            import jax
-
-            hosts = wishes["hosts"] or jax.process_count()
-            count = jax.local_device_count() * hosts
     except (InputError, DamageError) as error:
         findings.append(Finding("wrong", "data", str(error), place, "python -m mlm shards writes them"))
         return None
-    wishes |= {"hosts": wishes["hosts"] or hosts, "devices": wishes["devices"] or count}
     return Case(config, workdir, manifest, folder, **wishes)
 
 

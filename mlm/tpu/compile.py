@@ -54,18 +54,8 @@ class Program:
 
 
 def make_mesh(config: ConfigDict, topology: Topology) -> Mesh:
-    """Returns the config's mesh over the devices of a topology.
-
-    Raises:
-      InputError: it doesn't fit their number, or can't be laid out on their links.
-    """
-    try:
-        return sharding.make_mesh(**config.mesh.to_dict(), devices=topology.devices)
-    except NotImplementedError:
-        axes = " x ".join(str(size) for size in config.mesh.values())
-        raise InputError(
-            f"config.mesh: {axes} can't be laid out on the links of {topology.name}; take other factors."
-        ) from None
+    """Returns the config's mesh over the devices of a topology; raises InputError as `sharding.make_mesh`."""
+    return sharding.make_mesh(**config.mesh.to_dict(), devices=topology.devices)
 
 
 def compile_step(config: ConfigDict, facts: build.DataFacts, topology: Topology, *, kind: str = "mlm") -> Program:

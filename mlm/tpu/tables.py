@@ -44,8 +44,10 @@ def _row(row: dict[str, Any]) -> str:
 def _step(row: dict[str, Any], operations: int = 20) -> list[str]:
     """Returns the lines of one program."""
     size, mesh = row["bytes_per_chip"], " x ".join(f"{axis} {ways}" for axis, ways in row["mesh"].items())
+    slices = f"{row['slices']} slices of " if row["slices"] > 1 else ""
     lines = [
-        f"{row['step']} step on {row['topology']}: {row['chips']} chips, {row['devices']} devices, {mesh}",
+        f"{row['step']} step on {slices}{row['topology']}: {row['chips']} chips, {row['devices']} devices, {mesh}",
+        f"  {hosts(row['hosts'])}",
         f"  batch {row['global_batch']:,} rows of {row['length']} tokens, {row['rows_per_chip']:g} rows a chip at once"
         + (f", {row['accumulate']} times" if row["accumulate"] > 1 else ""),
     ]
@@ -69,6 +71,16 @@ def _step(row: dict[str, Any], operations: int = 20) -> list[str]:
     return [*lines, *_costs(row), *_collectives(row["collectives"]), *_operations(row["operations"][:operations])]
 
 
+def hosts(found: dict[str, Any]) -> str:
+    """Returns how the hosts are fed, of `sharding.host_input`."""
+    count, rows, lanes = (found[key] for key in ("count", "rows_per_host", "lanes_per_host"))
+    if not found["fed"]:
+        return f"hosts {count}: NOT ALL CAN BE FED: {found['error']}"
+    if lanes < 1:
+        return f"hosts {count}: {rows} rows each, {round(1 / lanes)} hosts share a lane"
+    return f"hosts {count}: {rows} rows and {lanes} {'lane' if lanes == 1 else 'lanes'} each"
+
+
 def _short(row: dict[str, Any]) -> list[str]:
     """Returns the line of the first updates, where they read shorter rows."""
     words = f"  the first updates, on rows of {row['length']} tokens:"
@@ -89,6 +101,8 @@ def _costs(row: dict[str, Any]) -> list[str]:
         f"  at the links' bandwidth, {share['bytes']} other bytes at the memory's, {share['waits']} waits for copies; "
         f"{count['compiler']:,} instructions by the first, {count['rules']:,} by the rest",
     ]
+    if row["slices"] > 1:
+        lines.append("  traffic between the slices (DCN) is not costed as such, so the real step is slower")
     if row["uncosted"]:
         named = ", ".join(f"{what} ({count})" for what, count in row["uncosted"].items())
         return [*lines, f"  NOT COSTED, so the real step is slower: {named}"]

@@ -70,6 +70,8 @@ FAMILIES = {
     "v6e": Family("TPU v6e", 1, (16, 16), 16, 524_288, 31.24, 1638, 100, readable=False),
     "tpu7x": Family("TPU7x", 2, (16, 16, 36), 4, 524_288, 94.74, 7380, 100, readable=False),
 }
+ON_A_HOST = {"v5e": (2, 4), "v6e": (2, 4)}  # slices that are rented as a single host, where libtpu's default is two
+MOST_SLICES = 256  # a larger number is a slip, for which libtpu would make millions of devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,19 +81,21 @@ class Topology:
     Attributes:
       name: "v5e:2x4".
       family: of its chips.
-      shape: chips along each axis.
-      devices: as jax counts them; none is there.
+      shape: chips of a slice along each axis.
+      devices: of all slices, as jax counts them; none is there.
+      slices: of this shape, with a network between them.
     """
 
     name: str
     family: Family
     shape: tuple[int, ...]
     devices: list[Any]
+    slices: int = 1
 
     @property
     def chips(self) -> int:
         """Chips, which are what is paid for."""
-        return math.prod(self.shape)
+        return math.prod(self.shape) * self.slices
 
     @property
     def peak_flops(self) -> float:
@@ -115,7 +119,7 @@ class Topology:
 
     @property
     def link_bytes_per_cycle(self) -> float:
-        """What a ring through all chips carries: a link along each axis, two where the axis is closed to a ring.
+        """What a ring through all chips of a slice carries: a link along each axis, two where it is closed to a ring.
 
         The devices of one chip lie next to one another in such a ring, so the figure is the chip's. Within a single
         chip it is the memory's.
@@ -141,12 +145,13 @@ def names(family: str) -> list[str]:
     return [f"{family}:{'x'.join(map(str, shape))}" for shape in found]
 
 
-def find(name: str) -> Topology:
-    """Returns the topology of a name such as "v5e:2x4".
+def find(name: str, slices: int = 1) -> Topology:
+    """Returns the topology of a name such as "v5e:2x4", or of several slices of that name.
 
     Raises:
-      InputError: no such family, no such slice of it, or libtpu is not installed.
+      InputError: no such family, no such slice of it or number of slices, or libtpu is not installed.
     """
+    check_slices(slices)
     family, _, sizes = name.partition(":")
     if family not in FAMILIES:
         known = ", ".join(f"{names(known)[0]} to {names(known)[-1]}" for known in FAMILIES)
@@ -154,12 +159,18 @@ def find(name: str) -> Topology:
     pod = FAMILIES[family].pod
     shape = tuple(map(int, sizes.split("x"))) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes) else ()
     fits = len(shape) == len(pod) and all(a <= b for a, b in zip(sorted(shape), sorted(pod), strict=True))
-    devices = _devices(name, family) if fits else None
+    devices = _devices(name, family, shape, slices) if fits else None
     if devices is None:
         raise InputError(
             f"--topology={name}: there is no such slice of {family}; take one of {', '.join(names(family))}."
         )
-    return Topology(name, FAMILIES[family], shape, devices)
+    return Topology(name, FAMILIES[family], shape, devices, slices)
+
+
+def check_slices(slices: int) -> None:
+    """Raises InputError for a number of slices that can't be."""
+    if not 1 <= slices <= MOST_SLICES:
+        raise InputError(f"--slices={slices}: must be a whole number from 1 to {MOST_SLICES}.")
 
 
 def prepare() -> None:
@@ -182,13 +193,17 @@ def prepare() -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"  # a TPU or GPU that is there is left alone
 
 
-def _devices(name: str, family: str) -> list[Any] | None:
+def _devices(name: str, family: str, shape: tuple[int, ...], slices: int) -> list[Any] | None:
     """Returns the devices of a topology, or None if libtpu knows none of that name."""
     prepare()
     import jax
     from jax.experimental import topologies
 
-    options = {"chip_config_name": "megacore"} if family == "v4" else {}  # or it takes its two cores apart
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if family == "v4" else {}  # or it takes two cores apart
+    if tuple(sorted(shape)) == ON_A_HOST.get(family):
+        options["chips_per_host_bounds"] = [*shape, 1]
+    if slices > 1:
+        options["num_slices"] = slices
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except jax.errors.JaxRuntimeError:

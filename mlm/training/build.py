@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import optax
@@ -204,6 +205,17 @@ def build_run(config: ConfigDict, facts: DataFacts, mesh: Mesh, *, starts_V: np.
     short = config.data.short_length
     short_step, short_steps = (train_step(short), round(config.data.short_share * steps)) if short else (None, 0)
     return Run(model, mesh, steps, init, shapes, train_step(facts.length), eval_step, short_step, short_steps)
+
+
+def host_input(config: ConfigDict, processes_SxT: np.ndarray) -> dict[str, Any]:
+    """Returns how the hosts of a mesh are fed with the batches of a config, as `sharding.host_input`."""
+    return sharding.host_input(
+        processes_SxT,
+        global_batch=config.data.global_batch,
+        accumulate=config.train.accumulate,
+        eval_batch=config.evaluate.batch,
+        lanes=config.data.lanes,
+    )
 
 
 def flops_per_token(config: ConfigDict, facts: DataFacts, *, length: int | None = None) -> float:

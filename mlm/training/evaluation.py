@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from mlm.model.loss import RowSums
 from mlm.pod import distributed
-from mlm.training.sharding import put_batch
+from mlm.training.sharding import logical_rows, put_batch
 
 
 def score(
@@ -64,11 +64,13 @@ def of_rows(
     mesh: Mesh,
     rows: int,
 ) -> list[np.ndarray]:
-    """Returns the columns that `eval_step` gives of each batch, one after the other; arguments as in `score`."""
+    """Returns the columns that `eval_step` gives, in the order of the batches' rows; arguments as in `score`."""
     pending: list[tuple[jax.Array, ...]] = []
     for batch in batches:
         batch = put_batch(batch, mesh, rows)
         distributed.compile_together(eval_step, params, batch)
         pending.append(eval_step(params, batch))
         jax.block_until_ready(pending[-3:-2])  # a few batches ahead are enough
-    return [np.concatenate(column) for column in zip(*jax.device_get(pending), strict=True)]
+    order = np.argsort(logical_rows(mesh, rows))
+    columns = zip(*jax.device_get(pending), strict=True)
+    return [np.concatenate([part[order] for part in column]) for column in columns]

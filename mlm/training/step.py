@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -17,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from mlm.model.loss import RowSums, masked_cross_entropy
 from mlm.model.masking import TokenMasking
 from mlm.model.roberta import Network, Params
-from mlm.training.sharding import BATCH
+from mlm.training.sharding import BATCH, logical_rows
 from mlm.training.state import TrainState, Window
 
 Batch = dict[str, jax.Array]  # input_ids and attention_mask [B, L] int32, record_id and epoch [B] uint32
@@ -111,11 +112,18 @@ def mean_gradient(
 
     def gradient(params: Params, batch: Batch, step: jax.Array) -> tuple[Params, RowSums]:
         inputs = prepare(batch, step)
-        rows_B = jnp.arange(len(jax.tree.leaves(inputs)[0]) // accumulate, dtype=jnp.uint32)
+        rows_B = _row_numbers(len(jax.tree.leaves(inputs)[0]) // accumulate, mesh)
         total, sums = add_up(params, inputs, rows_B, jax.random.fold_in(jax.random.key(seed), step))
         return jax.tree.map(lambda g: g / jnp.maximum(sums.weight_B, 1), total), sums
 
     return gradient
+
+
+def _row_numbers(rows: int, mesh: Mesh | None) -> jax.Array:
+    """Returns the row of a microbatch that each row of its arrays holds, uint32 [rows]."""
+    if mesh is not None and (np.diff(numbers := logical_rows(mesh, rows)) != 1).any():
+        return jnp.asarray(numbers)
+    return jnp.arange(rows, dtype=jnp.uint32)
 
 
 def as_views(batch: Batch, views: int) -> Batch:

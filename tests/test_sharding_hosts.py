@@ -1,0 +1,244 @@
+"""Rows for every host of every TPU, by libtpu's lists of devices and what jax's sharding says that each holds."""
+
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from mlm import config as configs
+from mlm.data.order import lanes_of
+from mlm.errors import InputError
+from mlm.tpu import topology
+from mlm.training import build, sharding
+
+SINGLE = ["v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x4", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"]
+SEVERAL = ["v2:4x4", "v3:4x4", "v4:2x2x4", "v4:2x4x4", "v5e:4x4", "v5e:4x8", "v5p:2x2x4", "v6e:4x4", "v6e:4x8"]
+SEVERAL += ["tpu7x:2x2x4"]
+FULL = ["v2:16x16", "v3:32x32", "v4:16x16x16", "v5e:16x16", "v5p:16x20x28", "v6e:16x16", "tpu7x:16x16x36"]
+LARGEST = dict.fromkeys(["v5p:16x20x28", "tpu7x:16x16x36"], pytest.mark.slow)  # 5 and 12 seconds each
+# What a user sets where the pod has more devices than the batch has rows at once: 2 rows of 512 and more a device.
+ADJUSTED = {
+    "v3:32x32": ("train.accumulate=1", "evaluate.batch=2048"),
+    "v4:16x16x16": ("train.accumulate=1", "evaluate.batch=4096"),
+    "v5p:16x20x28": ("train.accumulate=1", "data.global_batch=8960", "evaluate.batch=8960"),
+    "tpu7x:16x16x36": ("train.accumulate=1", "data.global_batch=18432", "evaluate.batch=18432"),
+}
+
+
+@functools.lru_cache(maxsize=2)
+def devices_of(name: str, slices: int = 1) -> list:
+    return topology.find(name, slices).devices
+
+
+def shapes(count: int) -> list[tuple[int, int, int]]:
+    """Along data, along fsdp, both, and with matrices split over the two devices of a group."""
+    return [(count, 1, 1), (1, count, 1), (count // 4, 4, 1), (count // 2, 1, 2)]
+
+
+def mesh_of(devices: list, shape: tuple[int, int, int]) -> Mesh:
+    return sharding.make_mesh(**dict(zip(("data", "fsdp", "tensor"), shape, strict=True)), devices=devices)
+
+
+def jax_mesh(devices: list, shape: tuple[int, int, int]) -> Mesh:
+    return jax.make_mesh(shape, sharding.AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def assert_fed(mesh: Mesh, config) -> None:
+    """The blocks that a host's devices hold are its rows of the batch, in their order: whole lanes or shares of one."""
+    rows, lanes = config.data.global_batch, config.data.lanes
+    logical = sharding.logical_rows(mesh, rows)
+    assert logical.dtype == np.uint32
+    held: dict[int, set[tuple[int, int]]] = {}
+    for device, (index,) in NamedSharding(mesh, sharding.BATCH).devices_indices_map((rows,)).items():
+        held.setdefault(device.process_index, set()).add(index.indices(rows)[:2])
+    found = build.host_input(config, sharding.processes_of(mesh))
+    assert found["fed"] and "error" not in found, found
+    assert found["count"] == len(held)
+    spans = set()
+    for host, blocks in held.items():
+        start, stop = sharding.local_rows(mesh, rows, host)
+        mine = np.concatenate([logical[slice(*block)] for block in sorted(blocks)])
+        assert np.array_equal(mine, np.arange(start, stop)), f"host {host}"
+        own = lanes_of((start, stop), global_batch=rows, lanes=lanes)
+        assert (stop - start, len(own)) == (found["rows_per_host"], max(found["lanes_per_host"], 1))
+        each = rows // lanes
+        assert own.start * each <= start < stop <= own.stop * each
+        assert (start, stop) == (own.start * each, own.stop * each) or len(own) == 1
+        spans.add((start, stop))
+    assert sorted(row for span in spans for row in range(*span)) == list(range(rows)), "every row once"
+
+
+@pytest.mark.parametrize("shipped", ["roberta_base", "roberta_large"])
+@pytest.mark.parametrize("name", SINGLE + SEVERAL + [pytest.param(n, marks=LARGEST.get(n, ())) for n in FULL])
+def test_every_host_is_fed(name, shipped):
+    devices = devices_of(name)
+    config = configs.load(f"configs/{shipped}.py", list(ADJUSTED.get(name, ())))
+    for shape in shapes(len(devices)):
+        assert_fed(mesh_of(devices, shape), config)
+
+
+@pytest.mark.parametrize("name", ADJUSTED)
+@pytest.mark.parametrize("shipped", ["roberta_base", "roberta_large"])
+def test_more_devices_than_rows_are_refused_with_what_to_set(name, shipped):
+    devices = devices_of(name)
+    count = len(devices)
+    mesh = mesh_of(devices, (count, 1, 1))
+    found = build.host_input(configs.load(f"configs/{shipped}.py", []), sharding.processes_of(mesh))
+    assert not found["fed"] and found["lanes_per_host"] is None
+    sentence = (
+        rf"config\.\S+( / \S+)?: \d+ rows can't be split over {count} devices .*; make it a multiple of {count}\."
+    )
+    assert re.fullmatch(sentence, found["error"]), found["error"]
+
+
+def test_the_order_of_one_host_is_that_of_the_array():
+    for name in SINGLE:
+        for shape in shapes(len(devices_of(name))):
+            mesh = mesh_of(devices_of(name), shape)
+            assert np.array_equal(sharding.logical_rows(mesh, 64), np.arange(64)), (name, shape)
+
+
+def test_hosts_lie_between_one_another():
+    """What makes the rows move: the order of the hosts along data in jax's mesh."""
+    hosts = sharding.processes_of(mesh_of(devices_of("v4:2x2x2"), (8, 1, 1)))[:, 0]
+    assert hosts.tolist() == [0, 1] * 4
+    mesh = mesh_of(devices_of("v5e:4x4"), (16, 1, 1))
+    assert sharding.processes_of(mesh)[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 0, 2, 3, 3, 3, 3, 2, 2, 2, 0]
+    assert sharding.logical_rows(mesh, 16).tolist() == [0, 1, 4, 5, 6, 7, 2, 8, 12, 13, 14, 15, 9, 10, 11, 3]
+
+
+@pytest.mark.parametrize("processes", [[[0, 1], [0, 2], [1, 1]], [[1, 1], [0, 1], [0, 0]]])
+def test_rows_that_a_host_can_not_take_in_their_order_are_refused(processes):
+    """Host 1 holds the first rows and the last, or all it holds in the wrong order."""
+    found = sharding.host_input(np.array(processes), global_batch=12, accumulate=1, eval_batch=12, lanes=1)
+    assert not found["fed"]
+    assert found["error"].startswith("config.mesh.tensor = 2 gives host 1 rows that do not follow on one another; make")
+
+
+@pytest.mark.parametrize(
+    ("lanes", "share", "error"),
+    [
+        (1, 1 / 3, ""),
+        (3, 1, ""),
+        (6, 2, ""),
+        (2, None, "a lane has 12 of 24 rows, a host 8, .* set data.lanes to a multiple or a divisor of 3,"),
+        (4, None, "a lane has 6 of 24 rows, a host 8,"),
+        (5, None, "config.data.lanes = 5: must divide data.global_batch = 24"),
+    ],
+)
+def test_hosts_hold_whole_lanes_or_share_one(lanes, share, error):
+    hosts = np.arange(6).reshape(6, 1) // 2
+    found = sharding.host_input(hosts, global_batch=24, accumulate=2, eval_batch=12, lanes=lanes)
+    assert (found["count"], found["rows_per_host"], found["lanes_per_host"]) == (3, 8, share)
+    assert found["fed"] == (not error) and (not error or re.search(error, found["error"]))
+
+
+# The torus ------------------------------------------------------------------------------------------------------------
+
+# Hops between ring neighbours along data (of (1, n, 1): along fsdp), average and maximum, of the shapes in the order of
+# `shapes`: ours, jax.make_mesh's, and of the devices sorted by host.
+HOPS = {
+    "v4:4x4x4": [
+        ((1.3125, 3), (1.3125, 3), (1.5625, 3)),
+        ((1.3125, 3), (1.3125, 3), (1.5625, 3)),
+        ((1.25, 2), (1.25, 2), (3.25, 5)),
+        ((2.125, 4), None, (2.125, 4)),
+    ],
+    "v5e:16x16": [
+        ((1.0625, 2), (1.0625, 2), (1.5, 2)),
+        ((1.0625, 2), (1.0625, 2), (1.5, 2)),
+        ((1.25, 5), (1.25, 5), (2.25, 4)),
+        ((1.125, 3), (1.125, 3), (2.0, 3)),
+    ],
+    "v5p:4x4x4": [
+        ((1.3125, 3), (1.3125, 3), (1.5625, 3)),
+        ((1.3125, 3), (1.3125, 3), (1.5625, 3)),
+        ((1.25, 2), (1.25, 2), (3.25, 5)),
+        ((2.125, 4), None, (2.125, 4)),
+    ],
+    "v6e:16x16": [
+        ((1.0625, 2), (1.0625, 2), (1.5, 2)),
+        ((1.0625, 2), (1.0625, 2), (1.5, 2)),
+        ((2.25, 4), None, (2.25, 4)),
+        ((2.0, 3), None, (2.0, 3)),
+    ],
+}
+
+
+def hops(devices: np.ndarray, place: topology.Topology, axis: int) -> tuple[float, int]:
+    """Links from each device to the next one of its ring: (average, maximum)."""
+    coords = np.array([device.coords for device in devices.flat]).reshape(*devices.shape, 3)
+    apart = np.abs(coords - np.roll(coords, -1, axis))
+    for number, size in enumerate(place.shape):
+        if size >= place.family.wrap:
+            apart[..., number] = np.minimum(apart[..., number], size - apart[..., number])
+    links = apart.sum(-1)
+    return float(links.mean()), int(links.max())
+
+
+def by_host(devices: list, shape: tuple[int, int, int]) -> np.ndarray:
+    return np.array(sorted(devices, key=lambda device: (device.process_index, device.id))).reshape(shape)
+
+
+@pytest.mark.parametrize("name", HOPS)
+def test_hops_along_the_torus(name):
+    place = topology.find(name)
+    for shape, wanted in zip(shapes(len(place.devices)), HOPS[name], strict=True):
+        axis = 1 if shape[0] == 1 else 0
+        ours = mesh_of(place.devices, shape).devices
+        try:
+            theirs = jax_mesh(place.devices, shape).devices
+        except NotImplementedError:
+            theirs = None
+            assert np.array_equal(ours, by_host(place.devices, shape))
+        else:
+            assert np.array_equal(ours, theirs), "jax's order, where it has one"
+        found = (ours, theirs, by_host(place.devices, shape))
+        assert tuple((each is not None and hops(each, place, axis)) or None for each in found) == wanted, shape
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "kept"), [("v4:4x4x4", 4, False), ("v4:2x2x4", 4, True), ("v5e:16x16", 8, True)]
+)
+def test_a_tensor_group_stays_on_a_host_that_has_room_for_it(name, tensor, kept):
+    devices = devices_of(name)
+    shape = (len(devices) // tensor, 1, tensor)
+    mesh = mesh_of(devices, shape)
+    processes_SxT = sharding.processes_of(mesh)
+    if tensor <= 4:
+        assert (processes_SxT == processes_SxT[:, :1]).all()
+    assert np.array_equal(mesh.devices, jax_mesh(devices, shape).devices) == kept
+    assert_fed(mesh, configs.load("configs/roberta_base.py", []))
+
+
+# Several slices -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(32, 1, 1), (8, 4, 1), (2, 16, 1), (16, 1, 2)])
+def test_slices_follow_one_another_along_data(shape):
+    """As jax's hybrid mesh has it, where that has an order: v6e has none for a tensor axis of 2."""
+    for name in ("v5e:4x4", "v6e:4x4"):
+        devices = devices_of(name, 2)
+        mesh = mesh_of(devices, shape)
+        assert [{d.slice_index for d in half.flat} for half in np.split(mesh.devices, 2)] == [{0}, {1}]
+        per_slice = (shape[0] // 2, *shape[1:])
+        if name == "v5e:4x4" or shape[2] == 1:
+            split = name == "v5e:4x4"
+            hybrid = mesh_utils.create_hybrid_device_mesh(
+                per_slice, (2, 1, 1), devices, allow_split_physical_axes=split
+            )
+            assert np.array_equal(mesh.devices, hybrid)
+        else:
+            assert np.array_equal(mesh.devices, by_host(devices, shape))
+        config = configs.load("configs/roberta_base.py", [])
+        assert_fed(mesh, config)
+        assert build.host_input(config, sharding.processes_of(mesh))["count"] == 8
+
+
+def test_other_axes_do_not_cross_slices():
+    with pytest.raises(InputError, match=r"config\.mesh\.data = 1 can't be split over 2 slices; make it a multiple"):
+        mesh_of(devices_of("v5e:4x4", 2), (1, 32, 1))
