@@ -371,3 +371,18 @@ def test_long_values_that_differ_at_the_end(tmp_path):
     several = Several(tmp_path, 2)
     several.ready({0: {"config.x": "a" * 9_000}, 1: {"config.x": "a" * 8_999 + "b"}})
     assert "in config.x" in several.until_ended(0, 1)[0].what
+
+
+def test_over_ipv6(tmp_path):
+    several = Several(tmp_path, 2, present=[])
+    several.where = ("::1", several.where[1])
+    for process in (0, 1):
+        several.add(process)
+    assert several.ready() == dict.fromkeys((0, 1), f"[::1]:{several.jax_port}")
+
+
+def test_a_barrier_without_a_connection(tmp_path):
+    """As of a command whose process 0 never came: said, and not waited for without end."""
+    client_1 = Several(tmp_path, 2, present=[]).add(1, start_timeout=0.3)
+    with pytest.raises(StopError, match=r"host 0 has not answered at .* \(tried for 0.3 s, config.pod.start_timeout\)"):
+        client_1.barrier("done")
