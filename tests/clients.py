@@ -5,6 +5,7 @@ import secrets
 import socket
 import threading
 import time
+from typing import ClassVar
 
 from mlm.errors import StopError
 from mlm.pod.client import Client
@@ -20,6 +21,8 @@ def free_port() -> int:
 
 class Several:
     """Some processes, all in one; `ends` is what each was told of the run's end."""
+
+    every: ClassVar[list[Client]] = []
 
     def __init__(self, folder: pathlib.Path, processes: int, present: list[int] | None = None):
         self.where, self.jax_port, self.processes = ("127.0.0.1", free_port()), free_port(), processes
@@ -40,7 +43,14 @@ class Several:
             lambda end: ends.setdefault(process, end),
             **arguments | changed,
         )
+        Several.every.append(self.clients[process])
         return self.clients[process]
+
+    @classmethod
+    def abandon(cls) -> None:
+        """Those of a test that is over no longer try to connect."""
+        while cls.every:
+            cls.every.pop()._left = True
 
     def ready(self, found: dict[int, dict] | None = None, *, start_timeout=5.0, heartbeat=1.0) -> dict[int, object]:
         """Returns what `ready` gave to each that came through, or the error that it raised."""

@@ -19,6 +19,8 @@ from tests.clients import FINGERPRINT, Several
 def fast(monkeypatch):
     monkeypatch.setattr(messages, "PING", 0.1)
     monkeypatch.setattr(coordinator, "LINGER", 0.5)
+    yield
+    Several.abandon()
 
 
 @pytest.fixture

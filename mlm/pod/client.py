@@ -72,7 +72,8 @@ class Client:
         self._received: set[str] = set()  # names of messages
         self._go = ""
         self._barriers = 0  # passed
-        self._closed = False
+        self._closed = False  # the end of the run is no news to this process
+        self._left = False
         self._heartbeat = messages.HEARTBEAT
         self._start_timeout = start_timeout
         self._problem = ""  # why it is not connected
@@ -134,6 +135,7 @@ class Client:
         Args:
           limit: seconds, for those who have not come yet.
         """
+        self._left = True
         if self._connection is not None:
             self._connection.close()
         if self._coordinator is not None:
@@ -153,9 +155,10 @@ class Client:
             self._received.add(name)
             self._changed.notify_all()
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> Connection | None:
+        """Returns a connection, None if this process has left before there was one."""
         since, noted = time.monotonic(), ""
-        while True:
+        while not self._left:
             connection, problem = self._try()
             if connection is not None:
                 return connection
@@ -165,6 +168,7 @@ class Client:
                 noted = problem
                 print(f"mlm: {problem}; trying again.", file=sys.stderr, flush=True)
             time.sleep(RETRY)
+        return None
 
     def _try(self) -> tuple[Connection | None, str]:
         """Returns a connection on which both sides have proved that they belong to the run, or None and why not."""
@@ -179,7 +183,7 @@ class Client:
         try:
             problem = self._handshake(connection)
         except (OSError, ValueError):
-            problem = f"host 0 has not answered at {place} as it should; see whether it is that which listens there"
+            problem = f"what listens at {place} does not answer as host 0 would; check the address, and what runs there"
         if problem:
             connection.release()
             return None, problem
@@ -219,6 +223,8 @@ class Client:
 
     def _run(self) -> None:
         self._connection = connection = self._connect()
+        if connection is None:
+            return
         threading.Thread(target=_ping, args=(connection,), daemon=True, name="ping").start()
         self._note("connected")
         kind, what = "gone", "is gone: its connection broke without warning"
@@ -228,7 +234,8 @@ class Client:
                     case {"ping": True}:
                         pass
                     case {"end": fields}:
-                        return self._ended(Termination.read(fields))
+                        self._ended(Termination.read(fields))
+                        return
                     case {"go": str(place)}:
                         self._go = ports.joined(ports.address(printable(place), 0))
                         self._note("go")
@@ -240,7 +247,7 @@ class Client:
             kind, what = "silent", messages.silence(self._heartbeat)
         except (OSError, ValueError, StopError):
             pass
-        return self._ended(Termination(0, self._where[0], kind, 1, what))
+        self._ended(Termination(0, self._where[0], kind, 1, what))
 
     def _ended(self, termination: Termination) -> None:
         self._note("end")
