@@ -227,3 +227,17 @@ def _try(port: int, got: list) -> None:
         got.append(ports.listen(("127.0.0.1", port), 3))
     except StopError as error:
         got.append(error)
+
+
+@pytest.mark.parametrize(
+    ("host", "found", "listens"),
+    [
+        ("node001", "127.0.1.1", "0.0.0.0"),  # as Debian's installer writes it into /etc/hosts
+        ("node001", "10.0.0.5", "node001"),
+        ("localhost", "127.0.0.1", "localhost"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_a_name_that_is_loopback_on_its_own_machine_alone(host, found, listens, monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: [(socket.AF_INET, 1, 6, "", (found, 0))])
+    assert ports.interface(host) == listens

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from mlm.errors import InputError
-from mlm.pod import detect, fingerprints, watch
+from mlm.pod import detect, fingerprints, ports, watch
 from mlm.workdir import Workdir
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def initialize(config: ConfigDict, workdir: Workdir, manifest: Manifest | Exampl
         address = peers.ready(facts, start_timeout=pod.start_timeout, heartbeat=pod.heartbeat)
         place = (address, cluster.processes, cluster.process_id, detect.gpus_of(cluster), "deactivate")
         jax.config.update("jax_enable_preemption_service", saves)  # it takes SIGTERM for itself
-        jax.distributed.initialize(*place, coordinator_bind_address=address, **times)
+        host, port = ports.address(address, pod.jax_port)
+        bind = ports.joined((ports.interface(host) if cluster.process_id == 0 else host, port))
+        jax.distributed.initialize(*place, coordinator_bind_address=bind, **times)
     _start_devices()
     if (jax.process_index(), jax.process_count()) != (cluster.process_id, cluster.processes):
         raise InputError(

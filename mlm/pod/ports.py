@@ -69,8 +69,20 @@ def listen(where: tuple[str, int], limit: float, *, key: str = "config.pod.port"
         time.sleep(RETRY)
 
 
+def interface(host: str) -> str:
+    """Returns where process 0 listens for those that reach it as `host`: there, and nowhere else.
+
+    Debian's installer writes a machine's own name into its /etc/hosts as 127.0.1.1, where no other host would reach it;
+    for such a name it is every interface.
+    """
+    places = {place[0] for *_, place in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    here = all(ipaddress.ip_address(place.partition("%")[0]).is_loopback for place in places)
+    return "0.0.0.0" if here and not _is_number(host) and host != "localhost" else host
+
+
 def _listen(where: tuple[str, int]) -> socket.socket:
     """Listens at the first address of a name that allows it."""
+    where = (interface(where[0]), where[1])
     failure: OSError | None = None
     for family, _, _, _, place in socket.getaddrinfo(*where, type=socket.SOCK_STREAM):
         try:
