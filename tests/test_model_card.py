@@ -18,17 +18,16 @@ from mlm.export import card_history, model_card
 from mlm.report import goodput
 from mlm.trained import Trained
 from mlm.workdir import Workdir
+from tests.fixtures_data import manifest_of
 from tests.test_report import EVALS, TIMING, TRAIN
 
 SCORES = {"step": 40, "kind": "eval", "loss": 4.25, "perplexity": 70.1, "accuracy": 0.2875, "predictions": 12345}
 SPLIT = {"documents": 9000, "duplicates": 123, "tokens": 1_234_567, "dropped_tokens": 17, "text_bytes": 4_000_000}
-MANIFEST = {
-    "length": 32,
-    "splits": {
-        "train": SPLIT | {"unigram_entropy": 6.5, "shards": [{"records": 700}, {"records": 77}]},
-        "validation": SPLIT | {"documents": 90, "unigram_entropy": 6.25, "shards": [{"records": 12}]},
-    },
-}
+MANIFEST = manifest_of(
+    32,
+    train=SPLIT | {"unigram_entropy": 6.5, "records": [700, 77]},
+    validation=SPLIT | {"documents": 90, "unigram_entropy": 6.25, "records": [12]},
+)
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def test_the_data_are_those_of_the_manifest(model, history, tmp_path):
     assert row(card, "duplicates dropped") == ["123", "123"]
     assert row(card, "tokens") == ["1,234,567", "1,234,567"]
     assert row(card, "unigram entropy, nats") == ["6.5", "6.25"]
-    unknown = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, manifest={}))
+    unknown = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, manifest=None))
     assert "The manifest of its shards is not at hand" in unknown
 
 
@@ -150,7 +149,7 @@ def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path):
     workdir.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     workdir.timing.write_text("".join(json.dumps(line) + "\n" for line in TIMING[:5]))
     workdir.shards.mkdir()
-    (workdir.shards / "manifest.json").write_text(json.dumps(MANIFEST))
+    (workdir.shards / "manifest.json").write_text(MANIFEST.to_json())
     workdir.export.mkdir()
     (workdir.export / "proof.json").write_text("{}")
     (workdir.export / "evaluation.json").write_text('{"of earlier weights": {}}')

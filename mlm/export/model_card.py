@@ -81,7 +81,7 @@ def _parts(
         yield table("recipe", _recipe(trained))
     yield table("tokenizer", _tokenizer(trained))
     if history is not None:
-        yield from card_history.data(run, history.manifest)
+        yield from card_history.data(history.manifest)
         yield from card_history.compute(trained, history)
         yield from card_history.losses(history, curve)
     known = [(words, scores[key]) for key, words in SCORES.items() if scores.get(key) is not None] if scores else []
