@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from mlm.text import is_text
+
 SHARD_NAME = re.compile(r"dataset-([0-9]{1,18})-([0-9]{1,18})\.tfrecord")
 SPLITS = ("train", "validation")  # every folder of shards has these two
 
@@ -20,11 +22,6 @@ def _whole(least: int, most: int = 2**63 - 1) -> Rule:
 
 def _or_null(rule: Rule) -> Rule:
     return lambda value: value is None or rule[0](value), f"{rule[1]}, or null"
-
-
-def _is_text(value: Any) -> bool:
-    """Returns whether it is a string that can be written: half of a surrogate pair can't."""
-    return isinstance(value, str) and value.encode(errors="replace").decode() == value
 
 
 COUNT, SIZE = _whole(0), _whole(1, 2**31 - 1)  # ids are int32
@@ -42,7 +39,7 @@ MANIFEST: dict[str, Rule] = {
     "tokenizer_fingerprint": HASH,
     "full_rows": (lambda value: isinstance(value, bool), "true or false"),
     "inputs": (lambda value: value == "" or HASH[0](value), f"{HASH[1]}, or empty"),
-    "source": (_is_text, "a text"),
+    "source": (is_text, "a text"),
     "splits": OBJECT,
 }
 SPLIT: dict[str, Rule] = {

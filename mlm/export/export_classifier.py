@@ -95,7 +95,7 @@ def _check_files(rows: list[dict[str, Any]], logits_NxC: np.ndarray, folder: Pat
     try:
         again = classifiers.from_folder(str(folder))
         found = Labeller(again, tokenizer.load(str(folder))).logits(ids)
-        stock = FlaxRobertaForSequenceClassification.from_pretrained(str(folder))
+        stock = FlaxRobertaForSequenceClassification.from_pretrained(str(folder), trust_remote_code=False)
         with jax.default_matmul_precision("highest"):
             stock_C = np.asarray(stock(np.asarray(ids[-1:], np.int32)).logits[0])
     except (InputError, OSError, ValueError) as error:
