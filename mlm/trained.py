@@ -157,23 +157,23 @@ def read_config(root: UPath, name: str) -> RobertaConfig:
     except Exception as error:  # whatever transformers raises at values of another type
         words = printable(f"{type(error).__name__}: {error}")[:200]
         raise InputError(f"{name}: its config.json can't be read ({words}); take a good copy.") from None
-    for key, least in SIZES.items():
+    _check_values(config, name)
+    return config
+
+
+def _check_values(config: RobertaConfig, name: str) -> None:
+    for key in (*SIZES, *RATES, "hidden_act"):
         value: Any = getattr(config, key)
-        if type(value) is not int or not least <= value < 2**31:
-            raise InputError(f"{name}: its config.json has {key} = {value!r:.80}; it must be a number from {least} up.")
-    for key in RATES:
-        value = getattr(config, key)
-        if type(value) not in (int, float) or not 0 <= value < 1:
-            raise InputError(
-                f"{name}: its config.json has {key} = {value!r:.80}; it must be a number below 1, from 0 up."
-            )
-    if not isinstance(config.hidden_act, str) or config.hidden_act not in ACT2FN:
-        raise InputError(
-            f"{name}: its config.json has hidden_act = {config.hidden_act!r:.80}; there is no such function."
-        )
+        if key in SIZES:
+            good, words = type(value) is int and SIZES[key] <= value < 2**31, f"a whole number from {SIZES[key]} up"
+        elif key in RATES:
+            good, words = type(value) in (int, float) and 0 <= value < 1, "a number from 0 up, and below 1"
+        else:
+            good, words = isinstance(value, str) and value in ACT2FN, "an activation that transformers knows"
+        if not good:
+            raise InputError(f"{name}: its config.json has {key} = {value!r:.80}; it must be {words}.")
     if config.hidden_size % config.num_attention_heads or config.pad_token_id >= config.vocab_size:
         raise InputError(f"{name}: the heads or the padding id of its config.json don't fit it; take a good copy.")
-    return config
 
 
 def read_safetensors(root: UPath, name: str) -> Params:

@@ -235,7 +235,7 @@ def test_it_is_refused_before_anything_compiles(exported, manifest, tmp_path, mo
         ("../source/model.safetensors", "is not the name of a file inside its folder"),
         ("weights of numbers", "its weights can't be read (4 is not the name of a file"),
         ("no weights in the index", "its weights can't be read"),
-        ("another type", "its config.json has hidden_size = '64'; it must be a number from 1 up"),
+        ("another type", "its config.json has hidden_size = '64'; it must be a whole number from 1 up"),
     ],
 )
 def test_folders_that_are_no_start_are_refused(exported, tmp_path, fault, words):
