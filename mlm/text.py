@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from typing import Any
 
 # C0, DEL and C1, which move a terminal's cursor; marks that turn the direction of writing; halves of surrogate pairs.
@@ -17,3 +18,18 @@ def is_text(value: Any) -> bool:
 def printable(text: str) -> str:
     r"""Returns the text with control characters, line breaks too, as \uXXXX."""
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def markdown(text: str) -> str:
+    """Returns Markdown that shows the text as it is, on one line: in a heading, a paragraph or a cell of a table.
+
+    What could be markup stands as a numeric entity, which both Markdown and HTML take for plain text.
+    """
+    text = re.sub(r"(?<!\w)_|_(?!\w)|[][\\`*<>&|~$#!{}:@]", lambda match: f"&#{ord(match[0])};", printable(text))
+    return " ".join(text.split())
+
+
+def code(text: str) -> str:
+    """Returns Markdown that shows the text as code, on one line, in a paragraph or a cell of a table."""
+    plain = set(text) <= set(string.ascii_letters + string.digits + " ./:=,+@()_-")
+    return f"`{text}`" if plain and text.strip() == text != "" else f"<code>{markdown(text)}</code>"

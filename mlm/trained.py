@@ -129,7 +129,8 @@ def from_folder(folder: str) -> Trained:
     if not config.tie_word_embeddings:
         raise InputError(f"{folder}: its embeddings are not tied; a RoBERTa with tied ones is needed.")
     params = read_safetensors(root, folder)
-    params.get("roberta", {}).pop("pooler", None)
+    if isinstance(body := params.get("roberta"), dict):
+        body.pop("pooler", None)
     shapes = jax.eval_shape(lambda: roberta.init_params(config, jax.random.key(0)))
     refuse_misshapen(folder, shapes, params)
     return Trained(config, params, folder, None, None, folder)

@@ -16,6 +16,7 @@ from mlm import flops, logs
 from mlm.data.manifest import Manifest, read_manifest
 from mlm.paths import UPath
 from mlm.report import goodput, plots
+from mlm.text import markdown
 from mlm.trained import Trained
 from mlm.training import checkpoint
 from mlm.workdir import Workdir
@@ -137,8 +138,12 @@ def losses(history: History, curve: bool) -> Iterator[str]:
         yield table("updates", rows, "evaluation loss, nats", "accuracy")
 
 
+class Markup(str):
+    """A cell that is Markdown already."""
+
+
 def table(title: str, rows: list, *columns: str) -> str:
-    """Returns a Markdown table: its heads, and a line for each row."""
+    """Returns a Markdown table: its heads, and a line for each row. Cells are text, unless they are `Markup`."""
     heads = (title, *(columns or ("",)))
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(map(_shown, row))} |" for row in rows)])
@@ -147,5 +152,7 @@ def table(title: str, rows: list, *columns: str) -> str:
 def _shown(value: Any) -> str:
     if value is None:
         return ""
+    if isinstance(value, Markup):
+        return value
     shown = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-    return " ".join(shown.replace("|", "&#124;").split())
+    return markdown(shown)
