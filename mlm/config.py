@@ -16,6 +16,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from mlm import logs
 from mlm.config_rules import RULES, across
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
@@ -80,9 +81,10 @@ def load_saved(path: UPath, overrides: list[str]) -> ConfigDict:
     """
     if not path.is_file():
         raise InputError(f"{path}: there is no such file; give --config, or train there first.")
+    content = logs.read_object(path)
     try:
-        return _finish(unflatten(flatten(json.loads(path.read_text()))), overrides)
-    except (ValueError, AttributeError) as error:
+        return _finish(unflatten(flatten(content)), overrides)
+    except (ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DamageError(f"{path}: is not a config in JSON ({error}); give --config.") from None
 
 

@@ -9,7 +9,6 @@ Dimensions: R rows of a table, V entries of the vocabulary.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,12 +24,13 @@ from flax.traverse_util import flatten_dict
 from tokenizers import Tokenizer
 from transformers import RobertaConfig
 
-from mlm import trained
+from mlm import logs, trained
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import weights
 from mlm.model.roberta import Params
-from mlm.paths import UPath, local_folder
+from mlm.paths import UPath, inside, local_folder
+from mlm.text import printable
 from mlm.training.sharding import named_leaves
 from mlm.workdir import Workdir
 
@@ -85,16 +85,12 @@ def read(name: str) -> Source:
     folder = UPath(local_folder(name) if root.is_dir() else _fetch(name))
     if not (folder / "config.json").is_file():
         raise InputError(f"{_key(name)} has no config.json and no checkpoints; name a workdir or a RoBERTa folder.")
-    try:
-        content = json.loads((folder / "config.json").read_text())
-    except ValueError as error:
-        raise InputError(f"{_key(name)} its config.json can't be read ({error}).") from None
-    kind = content.get("model_type")
-    if kind != "roberta" or not content.get("tie_word_embeddings", True):
-        raise InputError(f"{_key(name)} is a {kind} (or its embeddings are not tied); a RoBERTa is needed.")
+    config = trained.read_config(folder, _key(name).removesuffix(":"))
+    if not config.tie_word_embeddings:
+        raise InputError(f"{_key(name)} its embeddings are not tied; a RoBERTa with tied ones is needed.")
     leaves = _read_weights(folder, name)
     has_tokenizer = any((folder / file).is_file() for file in OF_A_TOKENIZER)
-    return Source(name, RobertaConfig.from_dict(content), leaves, str(folder) if has_tokenizer else None)
+    return Source(name, config, leaves, str(folder) if has_tokenizer else None)
 
 
 def _key(name: str) -> str:
@@ -123,11 +119,12 @@ def _read_weights(folder: UPath, name: str) -> dict[str, np.ndarray]:
     """Returns the parameters of a folder by Flax's names; of a model without a head too, whose names are shorter."""
     try:
         if (folder / INDEX).is_file():
-            files = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+            names = sorted(set(logs.read_object(folder / INDEX)["weight_map"].values()))
+            files = [inside(folder, file, links=True) for file in names]
         else:
-            files = [TORCH] if (folder / TORCH).is_file() else []
+            files = [folder / TORCH] if (folder / TORCH).is_file() else []
         if files:
-            parts = [safetensors.flax.load_file(str(folder / file)) for file in files]
+            parts = [safetensors.flax.load_file(str(file)) for file in files]
             tensors = {key: value for part in parts for key, value in part.items()}
             if "lm_head.decoder.bias" in tensors:  # tied to the other
                 tensors.setdefault("lm_head.bias", tensors["lm_head.decoder.bias"])
@@ -138,9 +135,9 @@ def _read_weights(folder: UPath, name: str) -> dict[str, np.ndarray]:
             raise InputError(
                 f"{_key(name)} has neither {TORCH} nor {FLAX}; load it in PyTorch and save it with save_pretrained."
             )
-    except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
-        raise InputError(f"{_key(name)} its weights can't be read ({error}).") from None
-    flat = {"/".join(path): np.asarray(value, np.float32) for path, value in flatten_dict(tree).items()}
+        flat = {"/".join(path): np.asarray(value, np.float32) for path, value in flatten_dict(tree).items()}
+    except trained.UNREADABLE as error:
+        raise InputError(f"{_key(name)} its weights can't be read ({printable(str(error))[:300]}).") from None
     bare = not any(key.startswith("roberta/") for key in flat)
     return {f"roberta/{key}" if bare else key: value for key, value in flat.items()}
 

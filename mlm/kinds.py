@@ -19,5 +19,5 @@ def is_classifier(workdir: Workdir | None, folder: str) -> bool:
             return any("SequenceClassification" in name for name in config.get("architectures") or ())
         metas = [] if workdir is None else list(workdir.checkpoints.glob("*/meta/metadata"))
         return bool(metas) and "labels" in json.loads(metas[0].read_text())["facts"]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False

@@ -54,7 +54,7 @@ def cut(path: UPath, start: int) -> None:
     """
     if not path.is_file():
         return
-    lines = path.read_text().splitlines(keepends=True)
+    lines = _lines(path)
     kept = [line for line, entry in _entries(path, lines) if entry["step"] <= start]
     if kept != lines:
         write_text(path, "".join(kept))
@@ -68,8 +68,7 @@ def read(path: UPath, kind: str = "") -> list[dict[str, Any]]:
     """
     if not path.is_file():
         return []
-    lines = path.read_text().splitlines(keepends=True)
-    return [entry for _, entry in _entries(path, lines) if kind in ("", entry["kind"])]
+    return [entry for _, entry in _entries(path, _lines(path)) if kind in ("", entry["kind"])]
 
 
 def read_object(path: UPath) -> dict[str, Any]:
@@ -81,12 +80,16 @@ def read_object(path: UPath) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text())
-    except ValueError:
+        content = json.loads(path.read_bytes().decode())
+    except (ValueError, RecursionError):  # of Unicode too
         content = None
     if not isinstance(content, dict):
         raise DamageError(f"{path}: is not a JSON object; put a good copy in its place, or remove it.")
     return content
+
+
+def _lines(path: UPath) -> list[str]:
+    return path.read_bytes().decode(errors="surrogateescape").splitlines(keepends=True)
 
 
 def _entries(path: UPath, lines: list[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -96,9 +99,11 @@ def _entries(path: UPath, lines: list[str]) -> list[tuple[str, dict[str, Any]]]:
         if not line.endswith("\n"):
             continue
         try:
+            line.encode()  # what was not UTF-8 is no log of ours
             entry = json.loads(line)
-            entry["step"], entry["kind"]
-        except (ValueError, KeyError, TypeError):
+            if type(entry["step"]) is not int or not isinstance(entry["kind"], str):
+                raise TypeError
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise DamageError(f"{path}, line {number}: is not a line of a log; remove it, or the file.") from None
         entries.append((line, entry))
     return entries

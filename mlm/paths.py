@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import functools
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ from pathlib import Path
 import fsspec
 from upath import UPath
 
-__all__ = ["UPath", "children", "is_begun", "is_remote", "local_folder", "local_place", "make_folder", "move"]
-__all__ += ["put_file", "put_tree", "remove", "replacing", "sizes", "write_text"]
+__all__ = ["UPath", "children", "inside", "is_begun", "is_remote", "local_folder", "local_place", "make_folder"]
+__all__ += ["move", "put_file", "put_tree", "remove", "replacing", "sizes", "write_text"]
 
 # gcsfs keeps what it has listed: other hosts write into the same folders.
 fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
@@ -35,6 +36,28 @@ def make_folder(folder: UPath) -> None:
     """Makes a folder and those above it; a bucket needs none, and a bucket that is missing is never made."""
     if not is_remote(folder):
         folder.mkdir(parents=True, exist_ok=True)
+
+
+def inside(folder: UPath, name: str, *, links: bool = False) -> UPath:
+    """Returns `folder / name` for a name that a file or a listing gives, which may be hostile.
+
+    Args:
+      folder: local or gs://.
+      name: of a file below it, its parts separated by "/".
+      links: allow symbolic links that point elsewhere, as the cache of the Hugging Face Hub has them.
+
+    Raises:
+      ValueError: the name is absolute, has a drive, a scheme or a control character, or leads out of the folder.
+    """
+    good = isinstance(name, str) and not re.search(r"[\x00-\x1f\x7f:\\]", name)
+    if not good or not {"", ".", ".."}.isdisjoint(name.split("/")):
+        raise ValueError(f"{name!r:.120} is not the name of a file inside its folder")
+    path = folder / name
+    if not links and not is_remote(folder):
+        root = os.path.realpath(str(folder))
+        if os.path.commonpath([root, os.path.realpath(str(path))]) != root:
+            raise ValueError(f"{name!r:.120} is a symbolic link that leaves its folder")
+    return path
 
 
 def children(folder: UPath) -> list[UPath]:
@@ -118,7 +141,7 @@ def _fetched(folder: str) -> str:
     if not files:
         raise FileNotFoundError(f"{folder}: there is no such folder, or no file in it")
     for path in files:
-        path.fs.get_file(path.path, f"{target}/{path.name}")
+        path.fs.get_file(path.path, str(inside(UPath(target), path.name)))
     return target
 
 

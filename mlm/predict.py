@@ -5,9 +5,10 @@ Dimensions: B rows, L tokens in a row, K masks in a row, T fillings of a mask, A
 
 from __future__ import annotations
 
+import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 import jax
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model.roberta import Params
+from mlm.text import is_text, printable
 from mlm.trained import Trained
 
 # Few shapes, so that the model is compiled few times: a batch has a power of two of rows, up to
@@ -83,6 +85,7 @@ class FillMask:
         Raises:
           InputError: there is no mask in it, it is too long for the model, or it holds the padding token.
         """
+        refuse_bytes(text, name)
         ids = self._tok(text)["input_ids"]
         mask = self._tok.mask_token
         if self._tok.mask_token_id not in ids:
@@ -143,6 +146,7 @@ def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int
     """
     entries, ids = tok.get_vocab(), []
     for word in targets:
+        refuse_bytes(word, f"--targets: {word!r}")
         pieces = [entries[word]] if word in entries else tok(word, add_special_tokens=False)["input_ids"]
         if not pieces:
             print(f"predict: the target {word!r} has no piece in the vocabulary; it is left out.", file=sys.stderr)
@@ -182,7 +186,7 @@ def run(
     filler = FillMask(trained, tok, top_k, targets)
     if texts:
         for text, fillings in zip(texts, filler(texts), strict=True):
-            stdout.write(_table(text, fillings))
+            write_lines(stdout, _table(text, fillings))
         return
 
     def answer(rows: list[list[int]]) -> list[dict[str, Any]]:
@@ -205,13 +209,16 @@ def answer_lines(
       answer: rows of ids -> the rest of their answers.
 
     Raises:
-      InputError: of `read`, or what comes is not UTF-8. What came before a bad line is written.
+      InputError: of `read`. What came before a bad line is written.
     """
     waiting: list[tuple[dict[str, Any], list[int]]] = []
+    if isinstance(stdin, io.TextIOWrapper):  # whatever the locale is; what is not UTF-8 is refused with its line
+        stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
 
     def flush() -> None:
-        for (given, _), found in zip(waiting, answer([ids for _, ids in waiting]), strict=True):
-            stdout.write(json.dumps(given | found, ensure_ascii=False) + "\n")
+        found = answer([ids for _, ids in waiting])
+        answers = (given | each for (given, _), each in zip(waiting, found, strict=True))
+        write_lines(stdout, [json.dumps(each, ensure_ascii=False) for each in answers])
         stdout.flush()
         waiting.clear()
 
@@ -220,12 +227,24 @@ def answer_lines(
             waiting.append(read(line.rstrip("\r\n"), f"line {number}"))
             if len(waiting) == STREAM:
                 flush()
-    except UnicodeDecodeError as error:
-        raise InputError(f"standard input is not UTF-8 ({error.reason}); convert it first.") from None
     except InputError:
         flush()
         raise
     flush()
+
+
+def refuse_bytes(text: str, name: str) -> None:
+    """Raises InputError if the text was not UTF-8 where it came from: no tokenizer can read it."""
+    if not is_text(text):
+        raise InputError(f"{name}: is not UTF-8; convert it first.")
+
+
+def write_lines(stdout: TextIO, lines: Iterable[str]) -> None:
+    """Writes lines: to a terminal without control characters, to a pipe or file in UTF-8 and as they are."""
+    terminal = stdout.isatty()
+    if isinstance(stdout, io.TextIOWrapper):
+        stdout.reconfigure(encoding=stdout.encoding if terminal else "utf-8", errors="backslashreplace")
+    stdout.writelines((printable(line) if terminal else line) + "\n" for line in lines)
 
 
 def batches(rows: list[list[int]], longest: int) -> Iterator[tuple[list[int], list[list[int]], int]]:
@@ -258,14 +277,14 @@ def pad(rows: list[list[int]], length: int, pad_id: int) -> tuple[np.ndarray, np
     return ids_BxL, attention_BxL
 
 
-def _table(text: str, fillings: list[list[Filling]]) -> str:
-    """Returns the text and, under it, a line for each filling; the masks one after the other."""
-    lines = [text]
+def _table(text: str, fillings: list[list[Filling]]) -> list[str]:
+    """Returns the text and a line for each filling; the masks one after the other, and an empty line."""
+    lines = text.split("\n")
     for number, mask in enumerate(fillings, 1):
         if len(fillings) > 1:
             lines.append(f"  mask {number} of {len(fillings)}")
         lines.extend(f"  {f['score']:7.2%}  {f['token_str'].strip() or repr(f['token_str'])}" for f in mask)
-    return "\n".join(lines) + "\n\n"
+    return [*lines, ""]
 
 
 def _power_of_two(number: int) -> int:

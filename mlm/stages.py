@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from mlm import logs
 from mlm.data import corpus, shards, tokenizer
 from mlm.data.hosts import Hosts, wait
 from mlm.data.manifest import NAME, Manifest, holds_foreign_shards, load_manifest, verify
@@ -41,7 +42,7 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, hosts: Hosts = ALONE) -
             patience=config.shards.patience,
         )
     if children(workdir.tokenizer) and not is_begun(workdir.tokenizer, last=RECIPE):
-        if not recipe.is_file() or json.loads(recipe.read_text()) != json.loads(json.dumps(settings)):
+        if logs.read_object(recipe) != json.loads(json.dumps(settings)):
             raise InputError(
                 f"{workdir.tokenizer}: was made with other settings (config.corpus, config.tokenizer); use another "
                 "--workdir, or set them back."

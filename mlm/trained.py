@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,14 +11,41 @@ import safetensors
 from jax.sharding import Mesh
 from safetensors.numpy import load_file
 from transformers import RobertaConfig
+from transformers.modeling_flax_utils import ACT2FN
 
 from mlm import config as configs
-from mlm.errors import InputError
+from mlm import logs
+from mlm.errors import DamageError, InputError
 from mlm.model import roberta, weights
 from mlm.model.roberta import Params
 from mlm.paths import UPath, local_folder
+from mlm.text import printable
 from mlm.training import build, checkpoint, sharding
 from mlm.workdir import Workdir
+
+UNREADABLE = (  # what libraries raise at a file of parameters that is not one
+    safetensors.SafetensorError,
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    RecursionError,
+)
+
+
+SIZES = {  # of config.json, and the least that each can be
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 1,
+    "max_position_embeddings": 2,
+    "type_vocab_size": 1,
+    "pad_token_id": 0,
+}
+RATES = ("layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,18 +124,65 @@ def from_folder(folder: str) -> Trained:
             raise InputError(
                 f"{folder}: there is no {name}; name a folder that export wrote, or a transformers folder."
             )
-    root = UPath(local_folder(folder))  # transformers and safetensors read local files alone
-    config = RobertaConfig.from_pretrained(str(root))
-    if config.model_type != "roberta" or not config.tie_word_embeddings:
-        raise InputError(f"{folder}: is a {config.model_type} (or its embeddings are not tied); a RoBERTa is needed.")
-    try:
-        params = weights.from_torch(load_file(str(root / "model.safetensors")))
-    except (safetensors.SafetensorError, OSError) as error:
-        raise InputError(f"{root / 'model.safetensors'}: can't be read ({error}).") from None
-    params.get("roberta", {}).pop("pooler", None)
+    root = UPath(local_folder(folder))  # safetensors reads local files alone
+    config = read_config(root, folder)
+    if not config.tie_word_embeddings:
+        raise InputError(f"{folder}: its embeddings are not tied; a RoBERTa with tied ones is needed.")
+    params = read_safetensors(root, folder)
+    if isinstance(body := params.get("roberta"), dict):
+        body.pop("pooler", None)
     shapes = jax.eval_shape(lambda: roberta.init_params(config, jax.random.key(0)))
     refuse_misshapen(folder, shapes, params)
     return Trained(config, params, folder, None, None, folder)
+
+
+def read_config(root: UPath, name: str) -> RobertaConfig:
+    """Returns the config of a RoBERTa folder. transformers would follow names of other files and of code in it.
+
+    Args:
+      root: the folder.
+      name: of it, for a person.
+
+    Raises:
+      InputError: config.json can't be read, or is not of a RoBERTa.
+    """
+    try:
+        content = logs.read_object(root / "config.json")
+    except DamageError:
+        raise InputError(f"{name}: its config.json can't be read (it is no JSON object); take a good copy.") from None
+    kind = content.get("model_type")
+    if kind != "roberta":
+        raise InputError(f"{name}: is a {printable(str(kind))[:80]}, by its config.json; a RoBERTa is needed.")
+    try:
+        config = RobertaConfig.from_dict(content)
+    except Exception as error:  # whatever transformers raises at values of another type
+        words = printable(f"{type(error).__name__}: {error}")[:200]
+        raise InputError(f"{name}: its config.json can't be read ({words}); take a good copy.") from None
+    _check_values(config, name)
+    return config
+
+
+def _check_values(config: RobertaConfig, name: str) -> None:
+    for key in (*SIZES, *RATES, "hidden_act"):
+        value: Any = getattr(config, key)
+        if key in SIZES:
+            good, words = type(value) is int and SIZES[key] <= value < 2**31, f"a whole number from {SIZES[key]} up"
+        elif key in RATES:
+            good, words = type(value) in (int, float) and 0 <= value < 1, "a number from 0 up, and below 1"
+        else:
+            good, words = isinstance(value, str) and value in ACT2FN, "an activation that transformers knows"
+        if not good:
+            raise InputError(f"{name}: its config.json has {key} = {value!r:.80}; it must be {words}.")
+    if config.hidden_size % config.num_attention_heads or config.pad_token_id >= config.vocab_size:
+        raise InputError(f"{name}: the heads or the padding id of its config.json don't fit it; take a good copy.")
+
+
+def read_safetensors(root: UPath, name: str) -> Params:
+    """Returns the parameters of a folder's model.safetensors; raises InputError if it can't be read."""
+    try:
+        return weights.from_torch(load_file(str(root / "model.safetensors")))
+    except UNREADABLE as error:
+        raise InputError(f"{name}/model.safetensors: can't be read ({printable(str(error))[:300]}).") from None
 
 
 def refuse_misshapen(folder: str, shapes: Params, params: Params) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlm.data import corpus, docstrings, shards, tokenizer
-from mlm.data.manifest import Manifest
+from mlm.data.manifest import Manifest, Shard, Split
 
 LENGTH = 32
 COUNTS = {"train": 6, "validation": 2}
@@ -36,6 +36,16 @@ def write_shards(
     settings = {"length": LENGTH, "counts": COUNTS, "source": "texts", **settings}
     stream = (corpus.Document(text, "train" if n % 10 else "validation") for n, text in enumerate(texts))
     return shards.write(stream, tokenizer_folder=tokenizer_folder, folder=str(folder), workers=workers, **settings)
+
+
+def manifest_of(length: int, **splits: dict) -> Manifest:
+    """A manifest without shards to read: {split: its counts, and "records" of each shard}."""
+    made = {}
+    for name, facts in splits.items():
+        names = [(f"{name}/dataset-{n}-{count}.tfrecord", count) for n, count in enumerate(facts.pop("records", ()))]
+        made[name] = Split(tuple(Shard(file, count, 100 * count, "ab" * 32) for file, count in names), **facts)
+    special = {role: number for number, role in enumerate(tokenizer.ROLES)}
+    return Manifest("", length, 600, special, tuple(special.values()), "cd" * 32, True, "", "texts", made)
 
 
 def numbered(count: int, first: int = 0) -> list[str]:

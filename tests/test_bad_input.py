@@ -113,6 +113,33 @@ def test_damaged_shards(shards, tmp_path, capsys, damage):
     assert time.process_time() - begin < 3
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (["special_ids"], 3, "special_ids is 3, but must be an object"),
+        (["vocab_size"], "600", 'vocab_size is "600"'),
+        (["splits", "train", "shards", 0, "records"], "12", 'splits.train.shards[0].records is "12"'),
+        (["special_ids", "mask"], {}, "special_ids.mask is an object"),
+        (["splits", "train", "shards", 0, "file"], "/etc/hostname", 'shards[0].file is "/etc/hostname"'),
+    ],
+)
+def test_a_hostile_manifest_ends_every_command_in_a_sentence(shards, tmp_path, capsys, place, value, words):
+    content = json.loads((shards / "manifest.json").read_text())
+    target = content
+    for key in place[:-1]:
+        target = target[key]
+    target[place[-1]] = value
+    (shards / "manifest.json").write_text(json.dumps(content))
+    arguments = train_arguments(tmp_path, str(shards))
+    for command in ("train", "evaluate"):
+        refuse([command, *arguments[1:]], 4, "manifest.json: ", words, "write the shards again", capsys=capsys)
+    assert __main__.main(["doctor", *arguments[1:], "--json"]) == 2
+    out, err = capsys.readouterr()
+    (finding,) = json.loads(out)["findings"]
+    assert finding["level"] == "wrong" and words in finding["what"] and "manifest.json: " in finding["what"]
+    assert "Traceback" not in err
+
+
 def test_shards_of_another_tokenizer(shards, texts, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     train_tokenizer(texts, tmp_path / "run" / "tokenizer", "bpe")

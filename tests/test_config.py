@@ -1,13 +1,16 @@
 """Config files: loaded, overridden, saved and compared; what can't be read is refused in one sentence."""
 
+import copy
 import json
+import math
+import random
 import subprocess
 import sys
 
 import pytest
 
 from mlm import config as configs
-from mlm.errors import DamageError, InputError
+from mlm.errors import DamageError, InputError, StopError
 from mlm.paths import UPath
 from tests import processes
 
@@ -163,7 +166,7 @@ def test_saved_config_that_is_damaged_is_named(tmp_path, text):
     with pytest.raises(InputError, match=r"config\.json: there is no such file"):
         configs.load_saved(path, [])
     path.write_text(text)
-    with pytest.raises(DamageError, match=r"config\.json: is not a config in JSON"):
+    with pytest.raises(DamageError, match=r"config\.json: is not a JSON object"):
         configs.load_saved(path, [])
 
 
@@ -222,3 +225,48 @@ def test_runs_from_before_a_key_was_added_go_on(tmp_path):
         del groups[group][name]
     path.write_text(json.dumps(groups))
     assert configs.flatten(configs.load_saved(path, [])) == configs.flatten(config)
+
+
+def test_a_saved_config_changed_at_random_is_read_or_refused(tmp_path):
+    path = UPath(tmp_path / "config.json")
+    content = configs.load("configs/base.py", []).to_dict()
+    values = [
+        "x",
+        "",
+        None,
+        -1,
+        0,
+        10**400,
+        1.5,
+        math.nan,
+        math.inf,
+        True,
+        [],
+        {},
+        [1],
+        {"a": 1},
+        [[]],
+        "\ud800",
+        [None],
+    ]
+    refused = 0
+    for seed in range(600):
+        rng = random.Random(seed)
+        changed = copy.deepcopy(content)
+        group = rng.choice(list(changed))
+        target, key = (changed, group) if seed % 10 == 0 else (changed[group], rng.choice(list(changed[group])))
+        target[key] = rng.choice(values)
+        path.write_text(json.dumps(changed))
+        try:
+            configs.load_saved(path, [])
+        except StopError as error:
+            refused += 1
+            assert error.code in (2, 4), error
+    assert refused > 300
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"[" * 90_000, b"{}", b'{"a": {"b": 1}}'])
+def test_a_saved_config_that_is_none_is_refused(tmp_path, data):
+    (tmp_path / "config.json").write_bytes(data)
+    with pytest.raises(StopError):
+        configs.load_saved(UPath(tmp_path / "config.json"), [])

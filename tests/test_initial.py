@@ -230,6 +230,12 @@ def test_it_is_refused_before_anything_compiles(exported, manifest, tmp_path, mo
         ("no weights", "has neither model.safetensors nor flax_model.msgpack"),
         ("torn", "its weights can't be read"),
         ("a layer less", "its weights are not those of its config.json"),
+        ("a pickle alone", "has neither model.safetensors nor flax_model.msgpack"),
+        ("/etc/hostname", "'/etc/hostname' is not the name of a file inside its folder"),
+        ("../source/model.safetensors", "is not the name of a file inside its folder"),
+        ("weights of numbers", "its weights can't be read (4 is not the name of a file"),
+        ("no weights in the index", "its weights can't be read"),
+        ("another type", "its config.json has hidden_size = '64'; it must be a whole number from 1 up"),
     ],
 )
 def test_folders_that_are_no_start_are_refused(exported, tmp_path, fault, words):
@@ -242,6 +248,14 @@ def test_folders_that_are_no_start_are_refused(exported, tmp_path, fault, words)
         (folder / "config.json").write_text(json.dumps(content | {"tie_word_embeddings": False}))
     elif fault == "torn config":
         (folder / "config.json").write_text("{")
+    elif fault == "another type":
+        (folder / "config.json").write_text(json.dumps(content | {"hidden_size": "64"}))
+    elif fault.endswith(("hostname", "safetensors", "numbers", "index")):
+        name = 4 if fault.endswith("numbers") else fault
+        index = {"weight_map": [] if fault.endswith("index") else {"roberta.x": name}}
+        (folder / initial.INDEX).write_text(json.dumps(index))
+    elif fault == "a pickle alone":
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), (folder / "flax_model.msgpack").unlink()
     elif fault == "no config":
         (folder / "config.json").unlink()
     elif fault == "no weights":

@@ -1,13 +1,19 @@
+import contextlib
+import copy
 import dataclasses
 import json
 import pathlib
+import random
 import shutil
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from mlm.data import manifest as manifests
 from mlm.data.manifest import Manifest, load_manifest, verify
-from mlm.errors import DamageError, InputError
+from mlm.errors import DamageError, InputError, StopError
 
 
 @pytest.fixture
@@ -113,6 +119,131 @@ def test_a_manifest_of_another_format_is_refused(copied):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 2}))
     with pytest.raises(InputError, match="format 2"):
         load_manifest(copied.folder)
+
+
+def paths_of(content: Any, path: tuple = ()) -> Iterator[tuple]:
+    """The place of every value of a JSON text, of the outermost first."""
+    yield path
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in items:
+        yield from paths_of(value, (*path, key))
+
+
+def changed(text: str, rng: random.Random) -> tuple[str, bytes]:
+    """A manifest with one thing changed at random: what was done, and the bytes."""
+    content = {"outermost": json.loads(text)}
+    *above, key = rng.choice([("outermost", *path) for path in paths_of(content["outermost"])])
+    parent: Any = content
+    for each in above:
+        parent = parent[each]
+    value = parent[key]
+    kind = rng.choice(["type", "null", "negative", "huge", "removed", "extra", "nested", "text", "raw", "bytes", "cut"])
+    if kind == "type":
+        parent[key] = rng.choice(["x", "12", "", 7, 1.5, True, False, [], {}, [1], {"a": 1}, [{}]])
+    elif kind == "null":
+        parent[key] = None
+    elif kind == "negative":
+        parent[key] = -value if type(value) is int and value else -1
+    elif kind == "huge":
+        parent[key] = rng.choice([10**30, 2**63, 2**31, 1e308, 10**400])
+    elif kind == "removed":
+        del parent[key]
+    elif kind == "extra":
+        target = value if isinstance(value, dict | list) else parent
+        target.append({}) if isinstance(target, list) else target.update({rng.choice(["new", "\x1b[2J"]): {}})
+    elif kind == "nested":
+        parent[key] = rng.choice([{"value": value}, [value], {"0": [value]}])
+    elif kind == "text":
+        parent[key] = rng.choice(["../../etc/passwd", "/etc/passwd", "train/\0", "\x1b[2J", "\ud800", "ab" * 32, "C:x"])
+    elif kind == "raw":
+        parent[key] = "RAW"
+    data = json.dumps(content.get("outermost")).encode()
+    if kind == "raw":
+        data = data.replace(b'"RAW"', rng.choice([b"1e400", b"NaN", b"-Infinity", b"[" * 90_000, b"1" * 5000, b"\xff"]))
+    elif kind in ("bytes", "cut"):
+        place = rng.randrange(len(data))
+        data = data[:place] + (rng.choice([b"\xff", b"\0", b"\xed\xa0\x80"]) + data[place:] if kind == "bytes" else b"")
+    return kind, data
+
+
+def test_a_manifest_changed_at_random_is_refused_or_read_as_it_stands(copied):
+    """Never a traceback, and never another meaning than the file's; the sentence names the file."""
+    file = pathlib.Path(copied.folder, manifests.NAME)
+    text, ends = file.read_text(), Counter()
+    for seed in range(700):
+        kind, data = changed(text, random.Random(seed))
+        file.write_bytes(data)
+        try:
+            found = load_manifest(copied.folder)
+        except StopError as error:
+            assert error.code in (2, 4) and str(error).startswith(f"{file}: "), error
+            assert str(error).isprintable() and len(str(error)) < 600, error
+            ends[kind, "refused"] += 1
+            continue
+        assert json.dumps(json.loads(found.to_json()), sort_keys=True) == json.dumps(json.loads(data), sort_keys=True)
+        assert len(found.fingerprint) == 64
+        with contextlib.suppress(DamageError):
+            verify(found, deep=False)
+        ends[kind, "read"] += 1
+    assert {kind for kind, end in ends if end == "refused"} >= {"type", "null", "negative", "huge", "removed", "raw"}
+    assert ends["null", "read"] and ends["text", "read"], "what may be unknown, and the corpus's name"
+    assert sum(count for (_, end), count in ends.items() if end == "refused") > 500, ends
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("special_ids",), 3, "special_ids is 3, but must be an object"),
+        (("special_ids", "mask"), {}, "special_ids.mask is an object, but must be a whole number from 0 to 599"),
+        (("special_ids", "mask"), 600, "special_ids.mask is 600"),
+        (("vocab_size",), "600", 'vocab_size is "600", but must be a whole number from 1'),
+        (("length",), True, "length is true"),
+        (("all_special_ids", 2), 2.0, r"all_special_ids\[2\] is 2.0"),
+        (("all_special_ids",), [0, 1, 2, 3], "all_special_ids lacks 4"),
+        (("splits", "train", "shards", 3, "records"), "12", r'splits.train.shards\[3\].records is "12"'),
+        (("splits", "train", "shards", 3, "bytes"), -1, r"shards\[3\].bytes is -1"),
+        (("splits", "train", "shards", 3, "sha256"), "ab", r'sha256 is "ab"'),
+        (("splits", "train", "shards", 3, "file"), "train/../../dataset-3-9.tfrecord", "file is .* after its records"),
+        (("splits", "train", "unigram_entropy"), float("nan"), "unigram_entropy is NaN"),
+        (("splits", "validation"), None, "splits.validation is null"),
+        (("source",), "\ud800", "source is"),
+        (("\x1b[2J",), 1, r'"\\u001b\[2J" is not a field of a manifest'),
+        (("format",), True, "format is missing, or is not the number 1"),
+    ],
+)
+def test_the_sentence_names_the_field_and_what_it_must_be(copied, place, value, words):
+    file = pathlib.Path(copied.folder, manifests.NAME)
+    content = json.loads(file.read_text())
+    target = content
+    for key in place[:-1]:
+        target = target[key]
+    target[place[-1]] = value
+    file.write_text(json.dumps(content))
+    with pytest.raises(DamageError, match=words) as error:
+        load_manifest(copied.folder)
+    assert str(file) in str(error.value) and str(error.value).isprintable()
+
+
+def test_the_same_shard_twice_is_refused(copied):
+    file = pathlib.Path(copied.folder, manifests.NAME)
+    content = json.loads(file.read_text())
+    shards = content["splits"]["train"]["shards"]
+    shards[1] = copy.deepcopy(shards[0])
+    file.write_text(json.dumps(content))
+    with pytest.raises(DamageError, match="in the list already"):
+        load_manifest(copied.folder)
+
+
+def test_a_shard_that_is_a_link_out_of_the_folder_is_refused(copied, tmp_path):
+    path = shard_path(copied)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DamageError, match=rf"{path.name}' is a symbolic link that leaves its folder"):
+        verify(copied, deep=True)
+    path.unlink()
+    (tmp_path / "elsewhere").rename(path.with_name("beside"))
+    path.symlink_to("beside")
+    verify(copied, deep=True)
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -1,30 +1,49 @@
 """What a run tells the outside: Weights & Biases gets every line once, and a trace is written where it is asked for."""
 
+import functools
+import inspect
+import pathlib
 import sys
 import types
 
 import pytest
 
 from mlm import logs
-from mlm.errors import InputError
+from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
-from mlm.training import pretraining
+from mlm.training import checkpoint, pretraining
 from mlm.workdir import Workdir
 from tests import processes
 from tests.fixtures import tiny_config
 
+# The parameters of wandb.init, in wandb's own order (wandb/sdk/wandb_init.py).
+INIT = (
+    "entity project dir id name notes tags config config_exclude_keys config_include_keys allow_val_change group "
+    "job_type mode force anonymous reinit resume resume_from fork_from save_code tensorboard sync_tensorboard "
+    "monitor_gym settings"
+)
+
+
+def signature(names: str) -> inspect.Signature:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([inspect.Parameter(name, kind, default=None) for name in names.split()])
+
 
 @pytest.fixture
 def wandb(monkeypatch) -> types.SimpleNamespace:
-    """A stand-in that keeps what it is told."""
+    """A stand-in that keeps what it is told, and refuses what wandb refuses."""
     seen = types.SimpleNamespace(settings=None, lines=[], finished=0)
 
-    def init(**settings):
-        seen.settings = settings
-        run = types.SimpleNamespace()
-        run.log = lambda values, step: seen.lines.append((step, values))
-        run.finish = lambda: setattr(seen, "finished", seen.finished + 1)
-        return run
+    def init(*args, **settings):
+        seen.settings = signature(INIT).bind(*args, **settings).arguments
+        assert settings["resume"] in ("allow", "never", "must", "auto")
+        assert not set(settings["id"]) & set("/\\#?%:"), "wandb refuses these in an id"
+        assert settings["id"].strip() == settings["id"] != ""
+        return types.SimpleNamespace(log=log, finish=functools.partial(setattr, seen, "finished", seen.finished + 1))
+
+    def log(*args, **given):
+        told = signature("data step commit").bind(*args, **given).arguments
+        seen.lines.append((told["step"], told["data"]))
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     return seen
@@ -41,6 +60,27 @@ def test_weights_and_biases_gets_what_the_log_gets(manifest, tmp_path, wandb):
     ]
     for line, (_, values) in zip(written, wandb.lines, strict=True):
         assert values[f"{line['kind']}/loss"] == line["loss"]
+
+
+def test_weights_and_biases_goes_on_with_the_same_run(manifest, tmp_path, wandb):
+    """Started again from step 2, with another key that may change; another workdir is another run."""
+    ids = []
+    for name, lines in (("run", 10), ("run", 20), ("other", 10)):
+        keys = ("log.wandb=my-project", "data.lanes=2", "train.steps=4", "checkpoint.every=2", f"log.every={lines}")
+        pretraining.train(tiny_config(*keys), Workdir(str(tmp_path / name)), manifest)
+        checkpoint.set_aside(UPath(tmp_path / name / "checkpoints"), 4, "later")
+        assert wandb.settings["resume"] == "allow" and wandb.settings["allow_val_change"]
+        ids.append(wandb.settings["id"])
+    assert ids[0] == ids[1] != ids[2] and len(ids[0]) == 32
+    assert (tmp_path / "run" / "wandb_id").read_text().strip() == ids[0]
+
+
+@pytest.mark.parametrize("data", [b"", b"a/b", b"\xff", b"x" * 129, b"one\ntwo"])
+def test_a_damaged_id_of_weights_and_biases_is_told(manifest, tmp_path: pathlib.Path, wandb, data):
+    (tmp_path / "wandb_id").write_bytes(data)
+    with pytest.raises(DamageError, match="wandb_id: is not the id of a run"):
+        pretraining.train(tiny_config("log.wandb=my-project", "data.lanes=2"), Workdir(str(tmp_path)), manifest)
+    assert wandb.settings is None and (tmp_path / "wandb_id").read_bytes() == data
 
 
 def test_weights_and_biases_missing_is_told(manifest, tmp_path, monkeypatch):

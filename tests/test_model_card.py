@@ -1,6 +1,8 @@
 """The model card: metadata that the Hub's own library reads back, and the numbers of the run that made the model."""
 
+import ast
 import dataclasses
+import html.parser
 import json
 import pathlib
 import re
@@ -10,25 +12,26 @@ import matplotlib.image
 import pytest
 from huggingface_hub import ModelCard, metadata_load
 from huggingface_hub.repocard_data import model_index_to_eval_results
+from markdown_it import MarkdownIt
 
 from mlm import config as configs
 from mlm import flops, run
 from mlm.data import tokenizer
 from mlm.export import card_history, model_card
 from mlm.report import goodput
+from mlm.text import printable
 from mlm.trained import Trained
 from mlm.workdir import Workdir
+from tests.fixtures_data import manifest_of
 from tests.test_report import EVALS, TIMING, TRAIN
 
 SCORES = {"step": 40, "kind": "eval", "loss": 4.25, "perplexity": 70.1, "accuracy": 0.2875, "predictions": 12345}
 SPLIT = {"documents": 9000, "duplicates": 123, "tokens": 1_234_567, "dropped_tokens": 17, "text_bytes": 4_000_000}
-MANIFEST = {
-    "length": 32,
-    "splits": {
-        "train": SPLIT | {"unigram_entropy": 6.5, "shards": [{"records": 700}, {"records": 77}]},
-        "validation": SPLIT | {"documents": 90, "unigram_entropy": 6.25, "shards": [{"records": 12}]},
-    },
-}
+MANIFEST = manifest_of(
+    32,
+    train=SPLIT | {"unigram_entropy": 6.5, "records": [700, 77]},
+    validation=SPLIT | {"documents": 90, "unigram_entropy": 6.25, "records": [12]},
+)
 
 
 @pytest.fixture
@@ -95,7 +98,7 @@ def test_the_data_are_those_of_the_manifest(model, history, tmp_path):
     assert row(card, "duplicates dropped") == ["123", "123"]
     assert row(card, "tokens") == ["1,234,567", "1,234,567"]
     assert row(card, "unigram entropy, nats") == ["6.5", "6.25"]
-    unknown = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, manifest={}))
+    unknown = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, manifest=None))
     assert "The manifest of its shards is not at hand" in unknown
 
 
@@ -142,6 +145,59 @@ def test_the_whole_config_and_every_fingerprint(model, history, tmp_path):
     assert re.search(r"\| code that exported it \| `[0-9a-f]{64}`(, commit `[0-9a-f]{40}(-dirty)?`)? \|", card)
 
 
+HOSTILE = (
+    "a|b",
+    "```\n# heading\n<script>alert(1)</script>",
+    "`code` ``two`` [link](javascript:x) ![image](http://x/y.png) <img src=x>",
+    "\n---\ntags: [x]\n---\n",
+    "</details></code>&lt;&#60; \\| \\\\| *b* _i_ ~~s~~ $x$ {{ x }} https://x.y @me",
+    "\x1b[2J\x9b\u202e\udcff\x00\r\t\x85\u2028",
+    "- item",
+    " ' \" : # %TAG ! &anchor *alias",
+)
+
+
+def shown(markdown: str) -> tuple[list[str], str]:
+    """The elements of the page, and its text: markup would be an element, or be lost."""
+    page = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(markdown)
+    parser, tags, parts = html.parser.HTMLParser(convert_charrefs=True), [], []
+    parser.handle_data, parser.handle_starttag = parts.append, lambda tag, attributes: tags.append(tag)
+    parser.feed(page)
+    return tags, "".join(parts).replace("\n", "")
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_what_a_config_or_a_name_holds_comes_out_as_text(model, history, tmp_path, hostile):
+    cards = []
+    for text in (hostile, "x"):
+        keys = {"corpus.sources": [f"text:{text}", "x"], "tokenizer.path": text, "train.init_from": text}
+        trained = with_keys(model, **keys, model__dtype=text)
+        cards.append(card_of(trained, tmp_path, history=history, name=text).partition("\n---\n")[2])
+    card, plain = cards
+    assert shown(card)[0] == shown(plain)[0], "the same elements as with plain text"
+    (title,) = [line for line in card.splitlines() if line.startswith("# ")]
+    assert shown(title) == (["h1"], printable(" ".join(hostile.split())))
+    text = " ".join(printable(hostile).split())
+    for name, wanted in (("kind", text), ("started from", text), ("computed in", text), ("corpus", f"text:{text}, x")):
+        (line,) = [line for line in card.splitlines() if line.startswith(f"| {name} |")]
+        assert shown(f"|||\n|---|---|\n{line}")[1].removeprefix(name).replace(": ", ":") == wanted.replace(": ", ":")
+    assert all(line.isprintable() for line in card.splitlines())
+
+
+@pytest.mark.parametrize("hostile", HOSTILE[:-3] + HOSTILE[-2:])
+def test_the_metadata_parse_back_to_the_same_values(model, tmp_path, hostile):
+    """The mask token too, which is whatever the tokenizer has; and the example is Python."""
+    source = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
+    trained = with_keys(model, corpus__sources=[source])
+    model_card.write(tmp_path, trained, hostile, scores=SCORES, name=hostile)
+    metadata = metadata_load(tmp_path / "README.md")
+    assert metadata["mask_token"] == hostile and metadata["tags"] == ["roberta", "fill-mask", "jax"]
+    assert metadata["model-index"][0]["name"] == " ".join(hostile.split())
+    (example,) = re.findall(r"```python\n(.*?)\n```\n", (tmp_path / "README.md").read_text(), re.DOTALL)
+    values = [node.value for node in ast.walk(ast.parse(example)) if isinstance(node, ast.Constant)]
+    assert values[-1] == f"The function returns a {hostile} of all elements."
+
+
 def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path):
     """From the logs of the workdir, to the model's step and not beyond."""
     workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path / "run"))
@@ -150,7 +206,7 @@ def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path):
     workdir.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     workdir.timing.write_text("".join(json.dumps(line) + "\n" for line in TIMING[:5]))
     workdir.shards.mkdir()
-    (workdir.shards / "manifest.json").write_text(json.dumps(MANIFEST))
+    (workdir.shards / "manifest.json").write_text(MANIFEST.to_json())
     workdir.export.mkdir()
     (workdir.export / "proof.json").write_text("{}")
     (workdir.export / "evaluation.json").write_text('{"of earlier weights": {}}')

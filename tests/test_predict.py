@@ -6,6 +6,8 @@ import io
 import json
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -16,6 +18,7 @@ from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.export import export
 from mlm.model import roberta
+from tests.processes import ROOT, environment
 from tests.torch_environments import run_torch
 from tests.trained_model import train_tokenizer
 
@@ -156,10 +159,51 @@ def test_a_bad_line_is_named_and_what_came_before_is_written(model):
     assert [json.loads(line)["text"] for line in out.getvalue().splitlines()] == ["a <mask>", "b <mask>"]
 
 
-def test_bytes_that_are_not_utf8_are_refused(model):
-    stdin = io.TextIOWrapper(io.BytesIO(b"a <mask>\n\xff\xfe <mask>\n"), encoding="utf-8")
-    with pytest.raises(InputError, match="standard input is not UTF-8"):
-        predict.run(model, texts=[], top_k=1, stdin=stdin, stdout=io.StringIO())
+BYTES = "a <mask>\nnaïve <mask>\n".encode() + b"\xff\xfe <mask>\nc <mask>\n"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors"), [("utf-8", "strict"), ("ascii", "surrogateescape"), ("latin-1", "strict")]
+)
+def test_a_line_that_is_not_utf8_is_named_and_what_came_before_is_written(model, encoding, errors):
+    """Whatever the locale makes of the pipe; Python's own for LC_ALL=C lets every byte through."""
+    stdin, stdout = (io.TextIOWrapper(io.BytesIO(data), encoding=encoding, errors=errors) for data in (BYTES, b""))
+    with pytest.raises(InputError, match=r"^line 3: is not UTF-8; convert it first\.$"):
+        predict.run(model, texts=[], top_k=1, stdin=stdin, stdout=stdout)
+    written = stdout.buffer.getvalue().decode()
+    assert [json.loads(line)["text"] for line in written.splitlines()] == ["a <mask>", "naïve <mask>"]
+
+
+def test_a_pipe_that_is_not_utf8_ends_the_command_with_code_2(model, tmp_path):
+    folder = folder_with(model, model.tokenizer, tmp_path / "model")
+    command = [sys.executable, "-m", "mlm", "predict", f"--model={folder}", "--top-k=1"]
+    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=environment(1) | locale, input=BYTES, capture_output=True, timeout=200)
+    assert done.returncode == 2, done.stderr.decode()
+    assert done.stderr.decode().endswith("mlm predict: line 3: is not UTF-8; convert it first.\n")
+    assert b"Traceback" not in done.stderr
+    assert [json.loads(line)["text"] for line in done.stdout.decode().splitlines()] == ["a <mask>", "naïve <mask>"]
+
+
+def test_arguments_that_are_not_utf8_are_refused(model):
+    with pytest.raises(InputError, match=r"the text '\\udcff <mask>': is not UTF-8"):
+        predict.run(model, texts=["\udcff <mask>"], top_k=1, stdin=Terminal(), stdout=io.StringIO())
+    with pytest.raises(InputError, match=r"--targets: '\\udcff': is not UTF-8"):
+        predict.run(model, texts=TEXTS, top_k=1, targets=["\udcff"], stdin=Terminal(), stdout=io.StringIO())
+
+
+def test_a_terminal_gets_no_control_characters_and_a_pipe_the_bytes_as_they_are(model):
+    hostile = "a \x1b[2J\x9b2K\u202e\x07 <mask>"
+    for kind in (Terminal, Pipe):
+        table, lines = kind(), kind()
+        predict.run(model, texts=[hostile], top_k=1, stdin=Terminal(), stdout=table)
+        predict.run(model, texts=[], top_k=1, stdin=Pipe(hostile), stdout=lines)
+        if kind is Pipe:
+            assert table.getvalue().startswith(f"{hostile}\n") and json.loads(lines.getvalue())["text"] == hostile
+            continue
+        assert table.getvalue().startswith(r"a \u001b[2J\u009b2K\u202e\u0007 <mask>" + "\n  ")
+        assert all(line.isprintable() for line in (table.getvalue() + lines.getvalue()).split("\n"))
+        assert json.loads(lines.getvalue())["text"] == hostile, "it is JSON all the same"
 
 
 def test_no_texts_and_no_pipe(model):

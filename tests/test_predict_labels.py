@@ -1,5 +1,8 @@
 """`predict` of a classifier: what comes out, what is refused, and the ways to call it."""
 
+import contextlib
+import copy
+import dataclasses
 import io
 import json
 
@@ -106,6 +109,34 @@ def test_a_bad_line_is_named_and_what_came_before_is_written(trained_classifier,
     with pytest.raises(InputError, match=words):
         predict_labels.run(trained_classifier, texts=[], top_k=1, stdin=Pipe(f"rain\n{line}\nsnow\n"), stdout=out)
     assert [json.loads(each)["text"] for each in out.getvalue().splitlines()] == ["rain"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"\xff", "line 2: is not UTF-8"),
+        (b'{"text": "\xff"}', "line 2: is not UTF-8"),
+        (rb'{"text": "\ud800"}', "line 2: is not UTF-8"),
+        (rb'{"\u001b[2J": 1}', r"line 2: the object has no texts under text; it has \\u001b\[2J"),
+        (b'{"text":' + b"[" * 90_000, "line 2: is not|padding|$"),
+    ],
+)
+def test_a_hostile_line_is_named_and_what_came_before_is_written(trained_classifier, line, words):
+    stdin, out = io.TextIOWrapper(io.BytesIO(b"rain\n" + line + b"\n"), encoding="ascii"), io.StringIO()
+    with contextlib.suppress(InputError) if words.endswith("$") else pytest.raises(InputError, match=words):
+        predict_labels.run(trained_classifier, texts=[], top_k=1, stdin=stdin, stdout=out)
+    assert json.loads(out.getvalue().splitlines()[0])["text"] == "rain"
+
+
+def test_a_hostile_label_does_not_reach_a_terminal(trained_classifier):
+    config = copy.deepcopy(trained_classifier.config)
+    config.id2label = {number: f"\x1b[2J{name}\n" for number, name in config.id2label.items()}
+    model = dataclasses.replace(trained_classifier, config=config)
+    for stdout in (Terminal(), Pipe()):
+        predict_labels.run(model, texts=["rain"], top_k=1, stdin=Terminal(), stdout=stdout)
+        assert (r"\u001b[2J" in stdout.getvalue()) == stdout.isatty() != ("\x1b" in stdout.getvalue())
+    (line,) = predicted(model, "rain\n", top_k=1)
+    assert line["label"].startswith("\x1b[2J"), "as it is, for programs"
 
 
 def test_no_texts_and_no_pipe(trained_classifier):

@@ -15,6 +15,7 @@ from mlm.errors import DamageError, InputError
 from mlm.report import goodput, plots, report
 from mlm.workdir import Workdir
 from tests import processes
+from tests.fixtures_data import manifest_of
 
 # A run that logs every 10 updates, evaluates and saves every 20, is killed after 34 and goes on from 20. Seconds.
 TIMING = [
@@ -86,8 +87,8 @@ def make_workdir(path, *, metrics=(*TRAIN, *EVALS), timing=TIMING, entropy=6.0, 
     workdir.config.write_text(configs.to_json(configs.load("configs/base.py", list(overrides))))
     if entropy is not None:
         workdir.shards.mkdir(exist_ok=True)
-        manifest = {"splits": {"train": {"unigram_entropy": 1.0}, "validation": {"unigram_entropy": entropy}}}
-        (workdir.shards / "manifest.json").write_text(json.dumps(manifest))
+        manifest = manifest_of(32, train={"unigram_entropy": 1.0}, validation={"unigram_entropy": entropy})
+        (workdir.shards / "manifest.json").write_text(manifest.to_json())
     return workdir
 
 

@@ -6,9 +6,7 @@ import re
 
 import jax
 import numpy as np
-import safetensors
 from flax.traverse_util import unflatten_dict
-from safetensors.numpy import load_file
 from transformers import RobertaConfig
 
 from mlm import initial, trained
@@ -58,15 +56,11 @@ def from_folder(folder: str) -> Trained:
     for name in ("config.json", "model.safetensors"):
         if not (root / name).is_file():
             raise InputError(f"{folder}: there is no {name}; name a folder that export wrote, or a transformers one.")
-    root = UPath(local_folder(folder))  # transformers and safetensors read local files alone
-    config = RobertaConfig.from_pretrained(str(root))
-    if config.model_type != "roberta" or config.problem_type == "multi_label_classification":
-        what = "a multi-label one" if config.model_type == "roberta" else f"a {config.model_type}"
-        raise InputError(f"{folder}: is {what}; a RoBERTa of one label a row, or of regression, is needed.")
-    try:
-        params = weights.from_torch(load_file(str(root / "model.safetensors")))
-    except (safetensors.SafetensorError, OSError) as error:
-        raise InputError(f"{root / 'model.safetensors'}: can't be read ({error}).") from None
+    root = UPath(local_folder(folder))  # safetensors reads local files alone
+    config = trained.read_config(root, folder)
+    if config.problem_type == "multi_label_classification":
+        raise InputError(f"{folder}: is a multi-label one; a RoBERTa of one label a row, or of regression, is needed.")
+    params = trained.read_safetensors(root, folder)
     trained.refuse_misshapen(folder, _shapes(config), params)
     return Trained(config, params, folder, None, None, folder)
 

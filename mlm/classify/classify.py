@@ -26,6 +26,7 @@ from mlm.model.roberta import Params
 from mlm.paths import write_text
 from mlm.pod import distributed, watch
 from mlm.report import report
+from mlm.text import printable
 from mlm.trained import Trained
 from mlm.training import checkpoint, loop, sharding
 from mlm.workdir import Workdir
@@ -194,7 +195,7 @@ def _summarize(workdir: Workdir, best: Trained, scores: dict[str, Any]) -> None:
     shown = {"loss": ".4f", "accuracy": ".2%", "f1": ".2%", "mse": ".4f", "pearson": ".4f", "spearman": ".4f"}
     print("  " + ", ".join(f"{name} {scores[name]:{spec}}" for name, spec in shown.items() if name in scores))
     for true, other, count, rows in confusion.pairs(content, CONFUSED):
-        print(f"  {count} of {rows} {true} taken for {other}")
+        print(printable(f"  {count} of {rows} {true} taken for {other}"))
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")
 
 

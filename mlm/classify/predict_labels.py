@@ -16,7 +16,8 @@ from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier
 from mlm.model.roberta import Params
-from mlm.predict import answer_lines, batches, longest_row, pad
+from mlm.predict import answer_lines, batches, longest_row, pad, refuse_bytes, write_lines
+from mlm.text import printable
 from mlm.trained import Trained
 
 Texts = tuple[str, ...]  # one, or a pair
@@ -45,6 +46,8 @@ class Labeller:
         if self.columns and len(texts) != len(self.columns):
             wanted = "one text" if len(self.columns) == 1 else "two texts, parted by a tab"
             raise InputError(f"{name}: holds {len(texts)} texts, the model reads {wanted}.")
+        for text in texts:
+            refuse_bytes(text, name)
         if not all(text.strip() for text in texts):
             raise InputError(f"{name}: is empty; give it a text.")
         ids = self._tok(*texts, truncation="longest_first", max_length=self._length)["input_ids"]
@@ -96,7 +99,7 @@ def run(trained: Trained, *, texts: list[str], top_k: int, stdin: TextIO, stdout
         pairs = [tuple(text.split("\t")) for text in texts]
         rows = [labeller.encode(pair, f"the text {pair[0][:60]!r}") for pair in pairs]
         for text, found in zip(texts, labeller.label(rows, top_k), strict=True):
-            stdout.write(_table(text, found))
+            write_lines(stdout, _table(text, found))
         return
 
     def read(line: str, name: str) -> tuple[dict[str, Any], list[int]]:
@@ -114,7 +117,7 @@ def parse(line: str, columns: Texts, name: str) -> Texts:
     """
     try:
         content = json.loads(line) if line.startswith("{") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None  # a text that begins with a brace
     if not isinstance(content, dict):
         return tuple(line.split("\t"))
@@ -123,11 +126,12 @@ def parse(line: str, columns: Texts, name: str) -> Texts:
         if wanted and all(isinstance(text, str) for text in texts):
             return texts
     words = " and ".join(columns or ("text",))
-    raise InputError(f"{name}: the object has no texts under {words}; it has {', '.join(content) or 'nothing'}.")
+    there = printable(", ".join(content))[:200] or "nothing"
+    raise InputError(f"{name}: the object has no texts under {words}; it has {there}.")
 
 
-def _table(text: str, found: dict[str, Any]) -> str:
-    """Returns the text and, under it, a line for each label."""
+def _table(text: str, found: dict[str, Any]) -> list[str]:
+    """Returns the text and a line for each label, and an empty line."""
     if "value" in found:
-        return f"{text}\n  {found['value']:.4f}\n\n"
-    return "\n".join([text, *(f"  {share:7.2%}  {name}" for name, share in found["probabilities"].items())]) + "\n\n"
+        return [*text.split("\n"), f"  {found['value']:.4f}", ""]
+    return [*text.split("\n"), *(f"  {share:7.2%}  {name}" for name, share in found["probabilities"].items()), ""]

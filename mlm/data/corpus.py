@@ -157,7 +157,7 @@ def _hf(name: str, *, field: str, streaming: bool) -> Iterator[tuple[str, Iterat
 
     name, _, config = name.partition(":")
     try:
-        loaded = datasets.load_dataset(name, config or None, streaming=streaming)
+        loaded = datasets.load_dataset(name, config or None, streaming=streaming, trust_remote_code=False)
         for split, own in _own_splits(loaded):
             yield own, (_string(row[field], field) for row in loaded[split].select_columns([field]))
     except datasets.exceptions.DatasetsError as error:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from mlm import logs
 from mlm.errors import InputError, PreemptedError
 from mlm.paths import UPath, make_folder, write_text
 
@@ -99,9 +100,8 @@ class Notes:
         """
         absent = []
         for index in sorted(set(others) - {self._hosts.index}):
-            try:
-                note = json.loads(self._file(index).read_text())
-            except FileNotFoundError:
+            note = logs.read_object(self._file(index))
+            if not {"host", "stream"} <= note.keys():
                 absent.append(index)
                 continue
             if note["stream"] in (None, self._stream):

@@ -169,7 +169,7 @@ def _hf(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Iterato
     name, _, own = name.partition("#")
     name, _, config = name.partition(":")
     try:
-        loaded = datasets.load_dataset(name, config or None, split=own or split)
+        loaded = datasets.load_dataset(name, config or None, split=own or split, trust_remote_code=False)
     except datasets.exceptions.DatasetsError as error:
         raise ValueError(str(error.__cause__ or error)) from error
     _check_columns(columns, loaded.column_names)

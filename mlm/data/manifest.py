@@ -6,16 +6,15 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import json
-import re
-from typing import Any
 
-from mlm.data import tfrecord, tokenizer
+from mlm import logs
+from mlm.data import manifest_rules, tfrecord, tokenizer
+from mlm.data.manifest_rules import SHARD_NAME
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, children, is_remote
+from mlm.paths import UPath, children, inside, is_remote
 
 FORMAT = 1
 NAME = "manifest.json"
-SHARD_NAME = re.compile(r"dataset-(\d+)-(\d+)\.tfrecord")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,25 +105,37 @@ def load_manifest(folder: str, *, tokenizer_folder: str | None = None) -> Manife
 
     Raises:
       InputError: there are no shards, or no tokenizer where one is needed.
-      DamageError: the manifest can't be read; or, without one, a number is missing or there twice, or a file is empty.
+      DamageError: of `read_manifest`; or, without one, a number is missing or there twice, or a file is empty.
     """
-    root = UPath(folder)
-    file = root / NAME
-    if not file.is_file():
-        return _infer(root, tokenizer_folder)
+    return read_manifest(folder) or _infer(UPath(folder), tokenizer_folder)
+
+
+def read_manifest(folder: str) -> Manifest | None:
+    """Reads a folder's manifest.json; None if there is none. Every command reads it here.
+
+    Raises:
+      InputError: it is of another format.
+      DamageError: it is no JSON, or a field is not what it must be (see manifest_rules.py).
+    """
+    file = UPath(folder) / NAME
+    content = logs.read_object(file)
+    if not content and not file.is_file():
+        return None
+    version = content.pop("format", None)
+    if type(version) is int and version != FORMAT:
+        raise InputError(f"{file}: has format {str(version)[:9]}, this code reads {FORMAT}; write the shards again.")
     try:
-        content: dict[str, Any] = json.loads(file.read_text())
-        version = content.pop("format")
-        if version != FORMAT:
-            raise InputError(f"{file}: has format {version}, this code reads {FORMAT}; write the shards again.")
-        splits = {}
-        for name, split in content.pop("splits").items():
-            shards = tuple(Shard(**shard) for shard in split.pop("shards"))
-            splits[name] = Split(shards=shards, **split)
-        content["all_special_ids"] = tuple(content["all_special_ids"])
-        return Manifest(folder=folder, splits=splits, **content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamageError(f"{file}: can't be read ({error!r}); write the shards again.") from error
+        if type(version) is not int:
+            raise ValueError(f"format is missing, or is not the number {FORMAT}")
+        manifest_rules.check(content, tuple(tokenizer.ROLES))
+    except ValueError as error:
+        raise DamageError(f"{file}: {error}; put a good copy in its place, or write the shards again.") from None
+    splits = {}
+    for name, split in content.pop("splits").items():
+        shards = tuple(Shard(**shard) for shard in split.pop("shards"))
+        splits[name] = Split(shards=shards, **split)
+    content["all_special_ids"] = tuple(content["all_special_ids"])
+    return Manifest(folder=folder, splits=splits, **content)
 
 
 def work_folder(folder: str) -> UPath:
@@ -206,12 +217,16 @@ def verify(manifest: Manifest, *, deep: bool) -> None:
             raise DamageError(f"{root / extra[0]}: is not in {NAME}; move it away.")
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for damage in pool.map(lambda shard: _damage(root / shard.file, shard, deep), shards):
+        for damage in pool.map(lambda shard: _damage(root, shard, deep), shards):
             if damage:
                 raise DamageError(f"{damage}; put a good copy in its place, or write the shards again.")
 
 
-def _damage(path: UPath, shard: Shard, deep: bool) -> str | None:
+def _damage(root: UPath, shard: Shard, deep: bool) -> str | None:
+    try:
+        path = inside(root, shard.file)
+    except ValueError as error:
+        return f"{root / NAME}: {error}"
     if not path.is_file():
         return f"{path}: is missing"
     size = path.stat().st_size

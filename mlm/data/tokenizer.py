@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from mlm.errors import InputError
+from mlm import logs
+from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, local_folder
+from mlm.text import is_text, printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -140,10 +142,10 @@ def load(path: str) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(local_folder(path))
+        tokenizer = AutoTokenizer.from_pretrained(local_folder(path), trust_remote_code=False)
     except Exception as error:  # whatever comes up in transformers, tokenizers or on the way to the hub
         words = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"{path}: no tokenizer can be loaded from there ({words[0]}).") from error
+        raise InputError(f"{path}: no tokenizer can be loaded from there ({printable(words[0])}).") from error
     if not tokenizer.is_fast:
         raise InputError(f"{path}: has no fast tokenizer (tokenizer.json); convert it with transformers first.")
     for role in ROLES:
@@ -159,16 +161,17 @@ def special_ids(folder: str) -> tuple[dict[str, int], tuple[int, ...]]:
       InputError: a file of the folder is missing, or a token is.
     """
     tokenizer = load_fast(folder)
-    root = Path(local_folder(folder))
     named = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (root / file).is_file():
-            named |= json.loads((root / file).read_text())
+        try:
+            named |= logs.read_object(UPath(local_folder(folder)) / file)
+        except DamageError:
+            raise InputError(f"{folder}/{file}: is not a JSON object; take a good copy of the tokenizer.") from None
     ids = {}
     for role in ROLES:
         token = named.get(f"{role}_token")
-        token = token["content"] if isinstance(token, dict) else token
-        number = None if token is None else tokenizer.token_to_id(token)
+        token = token.get("content") if isinstance(token, dict) else token
+        number = tokenizer.token_to_id(token) if is_text(token) else None
         if number is None:
             raise InputError(f"{folder}: the tokenizer has no {role} token; a masked language model needs one.")
         ids[role] = number

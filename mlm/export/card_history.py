@@ -13,8 +13,10 @@ import jax
 import transformers
 
 from mlm import flops, logs
+from mlm.data.manifest import Manifest, read_manifest
 from mlm.paths import UPath
 from mlm.report import goodput, plots
+from mlm.text import markdown
 from mlm.trained import Trained
 from mlm.training import checkpoint
 from mlm.workdir import Workdir
@@ -38,14 +40,14 @@ class History:
     Attributes:
       train, evals: lines of metrics.jsonl, to the step of the model.
       found: the starts of the run.
-      manifest: content of the shards' manifest.json.
+      manifest: of the shards; None where they are gone.
       data_fingerprint: of the shards that it was trained on.
     """
 
     train: list[dict[str, Any]]
     evals: list[dict[str, Any]]
     found: list[goodput.Session]
-    manifest: dict[str, Any]
+    manifest: Manifest | None
     data_fingerprint: str
 
 
@@ -60,7 +62,7 @@ def gather(workdir: Workdir, trained: Trained) -> History:
     shards = UPath(trained.run_config["shards.dir"] or workdir.shards)
     meta = checkpoint.read_meta(workdir.checkpoints, trained.step)
     found = goodput.sessions(logs.read(workdir.timing))
-    manifest = logs.read_object(shards / "manifest.json")
+    manifest = read_manifest(str(shards))
     return History(train, evals, found, manifest, meta.get("data_fingerprint", ""))
 
 
@@ -68,22 +70,22 @@ def draw(history: History, folder: Path) -> bool:
     """Writes the curve of the losses into a local folder; returns whether there is one."""
     if not history.train and not history.evals:
         return False
-    entropy = history.manifest.get("splits", {}).get("validation", {}).get("unigram_entropy")
+    entropy = history.manifest and history.manifest.splits["validation"].unigram_entropy
     figures = plots.draw(train=history.train, evals=history.evals, found=[], unigram_entropy=entropy)
     plots.save_png(figures["Loss"], folder / CURVE)
     return True
 
 
-def data(run: dict[str, Any], manifest: dict[str, Any]) -> Iterator[str]:
+def data(manifest: Manifest | None) -> Iterator[str]:
     """Yields the section on the data: the counts of each split, side by side."""
     yield "## Data"
-    splits = manifest.get("splits", {})
-    if not splits:
+    if manifest is None:
         yield "The manifest of its shards is not at hand; see the corpus above."
         return
-    yield f"Rows of {manifest.get('length', run['shards.length'])} tokens:"
-    rows = [["rows", *(sum(shard["records"] for shard in split.get("shards", ())) for split in splits.values())]]
-    rows += [[words, *(split.get(key) for split in splits.values())] for key, words in COUNTS.items()]
+    splits = manifest.splits
+    yield f"Rows of {manifest.length} tokens:"
+    rows = [["rows", *(split.records for split in splits.values())]]
+    rows += [[words, *(getattr(split, key) for split in splits.values())] for key, words in COUNTS.items()]
     yield table("data", [row for row in rows if any(value is not None for value in row[1:])], *splits)
 
 
@@ -136,8 +138,12 @@ def losses(history: History, curve: bool) -> Iterator[str]:
         yield table("updates", rows, "evaluation loss, nats", "accuracy")
 
 
+class Markup(str):
+    """A cell that is Markdown already."""
+
+
 def table(title: str, rows: list, *columns: str) -> str:
-    """Returns a Markdown table: its heads, and a line for each row."""
+    """Returns a Markdown table: its heads, and a line for each row. Cells are text, unless they are `Markup`."""
     heads = (title, *(columns or ("",)))
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(map(_shown, row))} |" for row in rows)])
@@ -146,5 +152,7 @@ def table(title: str, rows: list, *columns: str) -> str:
 def _shown(value: Any) -> str:
     if value is None:
         return ""
+    if isinstance(value, Markup):
+        return value
     shown = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-    return " ".join(shown.replace("|", "&#124;").split())
+    return markdown(shown)

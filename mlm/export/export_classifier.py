@@ -25,8 +25,10 @@ from mlm.classify.predict_labels import Labeller, Texts
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import export as exports
+from mlm.export.card_history import table
 from mlm.model import classifier
 from mlm.predict import longest_row
+from mlm.text import code, markdown
 from mlm.trained import Trained
 from mlm.workdir import Workdir
 
@@ -95,7 +97,7 @@ def _check_files(rows: list[dict[str, Any]], logits_NxC: np.ndarray, folder: Pat
     try:
         again = classifiers.from_folder(str(folder))
         found = Labeller(again, tokenizer.load(str(folder))).logits(ids)
-        stock = FlaxRobertaForSequenceClassification.from_pretrained(str(folder))
+        stock = FlaxRobertaForSequenceClassification.from_pretrained(str(folder), trust_remote_code=False)
         with jax.default_matmul_precision("highest"):
             stock_C = np.asarray(stock(np.asarray(ids[-1:], np.int32)).logits[0])
     except (InputError, OSError, ValueError) as error:
@@ -113,7 +115,7 @@ def card(trained: Trained, scores: dict[str, Any], name: str) -> str:
     example = '{"text": "...", "text_pair": "..."}' if pair else '"..."'
     parts = [
         f"---\nlibrary_name: transformers\npipeline_tag: {TASK}\ntags:\n- roberta\n- {TASK}\n- jax\n---",
-        f"# {' '.join(name.split())}",
+        f"# {markdown(name)}",
         f"A RoBERTa that predicts {what} of a {'pair of texts' if pair else 'text'}: {config.num_hidden_layers} layers "
         f"of {config.hidden_size}, {config.vocab_size:,} vocabulary entries. It reads up to {longest_row(trained)} "
         "tokens.",
@@ -126,15 +128,12 @@ def card(trained: Trained, scores: dict[str, Any], name: str) -> str:
         else "Written from an existing folder; its recipe is not known.",
     ]
     rows = [(words, run[key]) for words, key in RECIPE.items() if run.get(key)] + [("updates", trained.step or "")]
-    parts.append("\n".join(["| recipe | |", "|---|---|", *(f"| {words} | {value} |" for words, value in rows)]))
+    parts.append(table("recipe", rows))
     known = [(key, value) for key, value in scores.items() if key not in ("step", "kind")]
     if known:
-        lines = (
-            f"| {key} | {value:.4g} |" if isinstance(value, float) else f"| {key} | {value} |" for key, value in known
-        )
-        parts += ["## Scores", "On the validation rows:", "\n".join(["| score | |", "|---|---|", *lines])]
+        parts += ["## Scores", "On the validation rows:", table("score", known)]
     if names:
-        parts += ["## Labels", ", ".join(f"`{each}`" for each in names)]
+        parts += ["## Labels", ", ".join(map(code, names))]
     parts += [
         "## Proof",
         "`proof.json` and `proof.safetensors` hold texts with their token ids and logits. "

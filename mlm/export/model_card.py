@@ -16,8 +16,9 @@ from huggingface_hub import EvalResult, ModelCardData
 from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.export import card_history
-from mlm.export.card_history import History, table
+from mlm.export.card_history import History, Markup, table
 from mlm.pod import fingerprints
+from mlm.text import code, markdown, printable
 from mlm.trained import Trained
 
 SCORES = {
@@ -49,7 +50,8 @@ def write(
       history: of its run; None for a model from elsewhere.
     """
     curve = history is not None and card_history.draw(history, folder)
-    parts = _parts(trained, mask_token, scores=scores, name=" ".join(name.split()), history=history, curve=curve)
+    name = printable(" ".join(name.split()))
+    parts = _parts(trained, mask_token, scores=scores, name=name, history=history, curve=curve)
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
@@ -60,17 +62,18 @@ def _parts(
     count = sum(value.size for value in jax.tree.leaves(trained.params))
     reads = config.max_position_embeddings - config.pad_token_id - 1
     yield _metadata(trained, mask_token, scores, name)
-    yield f"# {name}"
+    yield f"# {markdown(name)}"
     yield (
         f"A RoBERTa masked language model: {config.num_hidden_layers} layers of {config.hidden_size}, "
         f"{config.num_attention_heads} heads, {count / 1e6:.1f} million parameters, {config.vocab_size:,} vocabulary "
         f"entries. It reads up to {reads} tokens."
     )
     yield "## Use"
+    text = json.dumps(f"The function returns a {mask_token} of all elements.")
     yield (
         "```python\nfrom transformers import pipeline\n\n"
         'fill = pipeline("fill-mask", model="PATH_OR_HUB_NAME_OF_THIS_FOLDER")\n'
-        f'print(fill("The function returns a {mask_token} of all elements."))\n```'
+        f"print(fill({text}))\n```"
     )
     yield "`FlaxRobertaForMaskedLM.from_pretrained` (transformers 4) loads the same folder."
     yield "## How it was made"
@@ -81,7 +84,7 @@ def _parts(
         yield table("recipe", _recipe(trained))
     yield table("tokenizer", _tokenizer(trained))
     if history is not None:
-        yield from card_history.data(run, history.manifest)
+        yield from card_history.data(history.manifest)
         yield from card_history.compute(trained, history)
         yield from card_history.losses(history, curve)
     known = [(words, scores[key]) for key, words in SCORES.items() if scores.get(key) is not None] if scores else []
@@ -98,9 +101,9 @@ def _parts(
     yield "## Limits"
     yield _limits(run, reads)
     yield "## Fingerprints"
-    yield table("SHA-256 of", list(_fingerprints(trained, history)))
+    yield table("SHA-256 of", [(what, Markup(value)) for what, value in _fingerprints(trained, history)])
     if run is not None:
-        shown = json.dumps(run, indent=1)
+        shown = json.dumps(run, indent=1).replace("\x7f", "\\u007f")
         yield f"<details><summary>Config, {len(run)} keys</summary>\n\n```json\n{shown}\n```\n\n</details>"
 
 
@@ -135,7 +138,7 @@ def _recipe(trained: Trained) -> list[tuple[str, Any]]:
         warmup = f"{run['schedule.warmup_fraction']:.1%} of the updates"
     clip, average = run["optimizer.clip_norm"], run["optimizer.ema_decay"]
     return [
-        ("corpus", ", ".join(f"`{source}`" for source in run["corpus.sources"])),
+        ("corpus", Markup(", ".join(map(code, run["corpus.sources"])))),
         ("updates", trained.step),
         ("rows in an update", f"{run['data.global_batch']:,} of {run['shards.length']} tokens"),
         ("predicted", _predicted(run)),
@@ -160,7 +163,7 @@ def _predicted(run: dict[str, Any]) -> str:
 
 def _tokenizer(trained: Trained) -> list[tuple[str, Any]]:
     run = trained.run_config or {}
-    kind = f"`{run['tokenizer.path']}`" if run.get("tokenizer.path") else run.get("tokenizer.kind", "not known")
+    kind = Markup(code(run["tokenizer.path"])) if run.get("tokenizer.path") else run.get("tokenizer.kind", "not known")
     found = tokenizer.load_fast(trained.tokenizer)
     return [("kind", kind), ("entries", found.get_vocab_size()), ("model", type(found.model).__name__)]
 
@@ -178,12 +181,12 @@ def _limits(run: dict[str, Any] | None, reads: int) -> str:
 
 def _fingerprints(trained: Trained, history: History | None) -> Iterator[tuple[str, str]]:
     if trained.run_config is not None:
-        yield "config", f"`{configs.fingerprint(configs.unflatten(trained.run_config))}`"
+        yield "config", code(configs.fingerprint(configs.unflatten(trained.run_config)))
     if history is not None and history.data_fingerprint:
-        yield "data", f"`{history.data_fingerprint}`"
-    yield "tokenizer", f"`{tokenizer.fingerprint(trained.tokenizer)}`"
-    code = hashlib.sha256(json.dumps(fingerprints.code(), sort_keys=True).encode()).hexdigest()
-    yield "code that exported it", f"`{code}`{_commit()}"
+        yield "data", code(history.data_fingerprint)
+    yield "tokenizer", code(tokenizer.fingerprint(trained.tokenizer))
+    files = hashlib.sha256(json.dumps(fingerprints.code(), sort_keys=True).encode()).hexdigest()
+    yield "code that exported it", f"`{files}`{_commit()}"
 
 
 def _commit() -> str:

@@ -15,6 +15,8 @@ from pathlib import Path
 LOGITS = 1e-4  # largest absolute difference, float32
 SCORES = 2 * LOGITS  # largest relative difference of a softmax over such logits; fillings closer than this are a tie
 
+SAFE = {"trust_remote_code": False, "use_safetensors": True}  # neither code of the folder nor a pickle
+
 
 def verify(folder: str) -> bool:
     """Prints a line for each check; returns whether all hold.
@@ -32,15 +34,16 @@ def verify(folder: str) -> bool:
     if proof.get("task") == "text-classification":
         return _verify_classifier(folder, proof, logits["logits"])
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {len(proof['rows'])} texts")
-    tok = AutoTokenizer.from_pretrained(folder)
-    model, loading = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    tok = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    model, loading = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True, **SAFE)
     model = model.float().eval()
 
     strange = sorted(str(key) for keys in loading.values() for key in keys)
     good = _check(not strange, f"weights: every parameter of {type(model).__name__} is there", f"not so: {strange}")
     good &= _same_ids(tok, proof["rows"])
     good &= _same_logits(model, tok, proof["rows"], logits)
-    filler = pipeline("fill-mask", model=model, tokenizer=tok, device="cpu", top_k=proof["top_k"])
+    settings = {"device": "cpu", "top_k": proof["top_k"], "trust_remote_code": False}
+    filler = pipeline("fill-mask", model=model, tokenizer=tok, **settings)
     return good & _same_fillings(filler, proof["rows"])
 
 
@@ -52,10 +55,10 @@ def _verify_classifier(folder: str, proof: dict, logits) -> bool:
 
     rows = proof["rows"]
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {len(rows)} texts")
-    tok = AutoTokenizer.from_pretrained(folder)
+    tok = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tok.padding_side = tok.truncation_side = "right"
     cut = {"truncation": "longest_first", "max_length": proof["longest"]}
-    model, loading = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    model, loading = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True, **SAFE)
     model = model.float().eval()
     strange = sorted(str(key) for keys in loading.values() for key in keys)
     good = _check(not strange, f"weights: every parameter of {type(model).__name__} is there", f"not so: {strange}")
@@ -79,7 +82,8 @@ def _verify_classifier(folder: str, proof: dict, logits) -> bool:
 def _same_probabilities(model, tok, rows: list[dict], cut: dict) -> bool:
     from transformers import pipeline
 
-    classify = pipeline("text-classification", model=model, tokenizer=tok, device="cpu", top_k=None)
+    settings = {"device": "cpu", "top_k": None, "trust_remote_code": False}
+    classify = pipeline("text-classification", model=model, tokenizer=tok, **settings)
     worst = 0.0
     for row in rows:
         scores = classify(dict(zip(("text", "text_pair"), row["texts"])), **cut)  # noqa: B905

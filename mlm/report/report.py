@@ -15,6 +15,7 @@ from typing import Any
 from mlm import config as configs
 from mlm import logs
 from mlm.classify import confusion
+from mlm.data.manifest import read_manifest
 from mlm.errors import InputError
 from mlm.paths import UPath, write_text
 from mlm.report import advice, pages, plots
@@ -89,8 +90,8 @@ def gather(workdir: Workdir) -> Facts:
     config = configs.flatten(logs.read_object(workdir.config))
     found = sessions(logs.read(workdir.timing))
     shards = UPath(config.get("shards.dir") or workdir.shards)
-    splits = logs.read_object(shards / "manifest.json").get("splits", {})
-    entropy = splits.get("validation", {}).get("unigram_entropy")
+    manifest = read_manifest(str(shards))
+    entropy = manifest and manifest.splits["validation"].unigram_entropy
     said = logs.read(workdir.advice), logs.read(workdir.spikes)
     use = use_of_time(found)
     return Facts(workdir.root.name, config, train, evals, found, use, entropy, *said, confusion.read(workdir))

@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from mlm.training.sharding import named_leaves
 
 HASHES = "hashes.json"
 COMMITTED = "commit_success.txt"  # in a bucket, orbax writes a step under its name and this file last
+INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")  # a step whose write, or whose hashing, was cut short
 logger = logging.getLogger(__name__)
 
 
@@ -103,7 +105,7 @@ class Checkpoints:
                 if not (self.folder / str(step)).is_dir():  # orbax tells of a full disk at the next save only
                     raise OSError(f"step {step} was not committed, as on a full disk")
             if jax.process_index() == 0:
-                self._hashing = self._worker.submit(write_hashes, self.folder, step)
+                self._hashing = self._worker.submit(_complete, self.folder, step)
 
     def finish(self) -> None:
         """Waits until the last checkpoint is written and hashed."""
@@ -155,9 +157,9 @@ def _score(folder: UPath, step: int) -> float:
     file = folder / str(step) / "metrics" / "metrics"
     try:
         score = json.loads(file.read_text())["loss"] if file.is_file() else None
-    except (ValueError, LookupError, TypeError):  # damaged: its hash will say so
+        return math.inf if score is None or math.isnan(score) else score
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):  # damaged: its hash will say so
         return -math.inf
-    return math.inf if score is None or math.isnan(score) else score
 
 
 def _step_folders(folder: UPath) -> list[int]:
@@ -176,7 +178,8 @@ def set_aside(folder: UPath, step: int, why: str) -> None:
     while target.exists():
         number += 1
         target = folder / f"{why}.{step}.{number}"
-    logger.warning("%s is %s; it is kept as %s.", folder / str(step), why, target.name)
+    until = " until a later one is complete" if why == "incomplete" else ""
+    logger.warning("%s is %s; it is kept as %s%s.", folder / str(step), why, target.name, until)
     move(folder / str(step), target, first=HASHES)
 
 
@@ -185,6 +188,28 @@ def write_hashes(folder: UPath, step: int) -> None:
     root = folder / str(step)
     hashes = {name: [path.stat().st_size, _sha256(path)] for name, path in sorted(_files(root).items())}
     write_text(root / HASHES, json.dumps(hashes, indent=0))
+
+
+def _complete(folder: UPath, step: int) -> None:
+    """Hashes a step, then removes the incomplete steps up to it: it stands in for them."""
+    write_hashes(folder, step)
+    for path in children(folder):
+        match = INCOMPLETE.fullmatch(path.name)
+        if match and int(match[1]) <= step and (is_remote(path) or not path.is_symlink()):
+            try:
+                _remove_committed(path)
+            except Exception as error:  # a bucket's client raises its own; the next step tries again
+                logger.warning("%s can't be removed (%s).", path, error)
+
+
+def _remove_committed(folder: UPath) -> None:
+    """Removes a folder that orbax has committed, and no other."""
+    if not (folder / COMMITTED).is_file():
+        return
+    for part in children(folder):
+        if part.name != COMMITTED:  # it goes last, so that a removal that was cut short is taken up again
+            remove(part) if part.is_dir() else part.unlink()
+    remove(folder)
 
 
 def find_damage(folder: UPath, step: int) -> str | None:
@@ -200,7 +225,7 @@ def find_damage(folder: UPath, step: int) -> str | None:
                 return f"the file {name} has {files[name].stat().st_size} bytes where {size} were written"
             if _sha256(files[name]) != digest:
                 return f"the file {name} is not what was written (its SHA-256 differs)"
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return f"{HASHES} can't be read"
     return None
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 import shutil
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +23,8 @@ import jax
 from tqdm import tqdm
 
 from mlm import logs
-from mlm.errors import InputError
-from mlm.paths import UPath, is_remote
+from mlm.errors import DamageError, InputError
+from mlm.paths import UPath, is_remote, write_text
 
 SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spearman": ".4f"}  # of an evaluation
 
@@ -197,7 +199,9 @@ class _Wandb:
             raise InputError(
                 f"config.log.wandb = {project!r}: the wandb package is missing; install it, or leave the key empty."
             ) from None
-        self._run = wandb.init(project=project, name=workdir.name, config=config, resume="allow")
+        # Resumed, the run keeps the lines that it has: those that come again are the same. Some keys may change.
+        known = {"id": _wandb_id(workdir / "wandb_id"), "resume": "allow", "allow_val_change": True}
+        self._run = wandb.init(project=project, name=workdir.name, config=config, **known)
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
         self._run.log({f"{kind}/{key}": value for key, value in values.items()}, step=step)
@@ -207,3 +211,13 @@ class _Wandb:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _wandb_id(file: UPath) -> str:
+    """Returns the id of the workdir's run on Weights & Biases; made when first asked for."""
+    if not file.is_file():
+        write_text(file, uuid.uuid4().hex + "\n")
+    text = file.read_bytes().decode(errors="replace").strip()
+    if not re.fullmatch(r"[\w-]{1,128}", text, re.ASCII):
+        raise DamageError(f"{file}: is not the id of a run; put a good copy in its place, or remove it for a new run.")
+    return text
