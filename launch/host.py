@@ -1,6 +1,6 @@
 """What the launcher runs on a host: starts a run's process once, keeps it, tells of it, stops it.
 
-    python3 launch/host.py start|status|logs|stop|clean|unpack|install|preflight|notebook ... (first: --root DIR)
+    python3 launch/host.py start|status|logs|stop|clean|unpack|install|preflight ... (first: --root DIR)
 
 Every command prints one line, `mlm-host ` and a JSON object, and ends with code 0; or with another code and
 {"error": sentence}. Standard library of Python 3.10 and later. The launcher sends this text and the other host_*.py
@@ -30,7 +30,6 @@ import time
 import urllib.parse
 
 import host_keeper
-import host_notebook
 import host_setup
 from host_setup import HostError
 
@@ -223,8 +222,6 @@ def parser() -> argparse.ArgumentParser:
     command("status", "id", "[attempt]")
     command("logs", "id", "attempt", "offset", "[most]")
     command("stop", "id", "attempt", "grace")
-    notebook = command("notebook", "code", "port")
-    notebook.add_argument("--alone", action="store_true")
     command("clean").add_argument("--keep", action="append", default=[], metavar="ID")
     return root
 
@@ -248,8 +245,6 @@ def answer(args: argparse.Namespace) -> dict:
         return logs(root, args.id, attempt, int(args.offset), int(args.most or 1 << 20))
     if args.command == "stop":
         return stop(root, args.id, attempt, float(args.grace))
-    if args.command == "notebook":
-        return host_notebook.notebook(root, args.code, int(args.port), args.alone)
     return clean(root, args.keep)
 
 

@@ -9,6 +9,8 @@ import threading
 import time
 
 import pytest
+from pods.causes import HostReport
+from pods.runs import Look
 
 from tests.fixtures_pods import wait_for
 from tests.test_host import HOSTILE, alive
@@ -32,8 +34,8 @@ def test_the_same_command_on_every_host(ready_pod):
     for worker in range(2):
         log = (pathlib.Path("runs/pods/a/1") / f"{worker}.log").read_text()
         assert json.loads(log) == [
-            "train", "--config=configs/a.py", "--workdir=gs://my-bucket/runs/a", "--config.train.steps=3",
-            "--config.x=y z", "--split=test", "--coordinator=127.0.0.1:8476", "--processes=2",
+            "run", "--config=configs/a.py", "--workdir=gs://my-bucket/runs/a", "--config.train.steps=3",
+            "--config.x=y z", "--split=test", "--coordinator=127.0.0.1", "--processes=2",
             f"--process-id={worker}",
         ]  # fmt: skip
         assert f"[{worker}] " + log in said
@@ -44,7 +46,7 @@ def test_a_second_run_attaches(ready_pod):
     ready_pod.ready(WAITS)
     assert "attempt 1: started on 2 hosts" in ready_pod.tpu(*RUN, "--detach")
     first = processes(ready_pod)
-    said = ready_pod.tpu(*RUN, "--detach", "--again", "--config.other=1")
+    said = ready_pod.tpu(*RUN, "--detach", "--again")
     assert "is alive already, nothing was started" in said and processes(ready_pod) == first
     assert starts(ready_pod) == 2
     assert "run 'a', attempt 1, is alive" in ready_pod.tpu("status")
@@ -56,6 +58,47 @@ def test_a_second_run_attaches(ready_pod):
     said = ready_pod.tpu(*RUN, code=75)
     assert "run 'a' has ended (attempt 1); --again makes another attempt" in said and starts(ready_pod) == 2
     assert "attempt 2: started" in ready_pod.tpu(*RUN, "--again", "--detach")
+
+
+def test_what_is_alive_with_other_arguments_is_not_taken_for_it(ready_pod):
+    ready_pod.ready(WAITS)
+    ready_pod.tpu(*RUN, "--command=shards", "--config.x=1", "--detach")
+    said = ready_pod.tpu(*RUN, "--config.x=2", "--again", code=1)
+    assert (
+        "run 'a', attempt 1, is alive with other arguments (only there: shards --config.x=1; only here: run --config"
+        in said
+    )
+    assert "launch/tpu.py stop a" in said and starts(ready_pod) == 2
+    said = ready_pod.tpu("supervise", "configs/a.py", "--every=0.05", code=1)
+    assert "is alive with other arguments" in said and starts(ready_pod) == 2
+    pathlib.Path("stub.py").write_text("# changed")  # the same arguments, and the code has changed since
+    said = ready_pod.tpu(*RUN, "--command=shards", "--config.x=1", "--detach")
+    assert "is alive already, nothing was started" in said and "is alive with code" in said
+    ready_pod.git("checkout", "-q", "stub.py")
+
+
+@pytest.mark.parametrize("follower", ["run", "supervise"])
+def test_what_has_ended_with_other_arguments_is_not_taken_for_it(ready_pod, follower):
+    ready_pod.ready("sys.exit(0)")
+    ready_pod.tpu(*RUN, "--command=shards")
+    assert "has ended" in ready_pod.tpu(*RUN, "--command=shards")  # done, and 0 says so
+    assert starts(ready_pod) == 2
+    asked = {"run": RUN, "supervise": ("supervise", "configs/a.py", "--every=0.05")}[follower]
+    said = ready_pod.tpu(*asked)
+    assert "attempt 2" in said and starts(ready_pod) == 4
+    for worker in range(2):
+        assert json.loads((ready_pod.host_folder(worker, attempt=2) / "job.json").read_text())["argv"][0] == "run"
+    assert starts(ready_pod) == 4 and ready_pod.tpu(*asked) and starts(ready_pod) == 4
+    assert "attempt 3: started" in ready_pod.tpu(*RUN, "--workdir=/elsewhere")
+    pathlib.Path("stub.py").write_text("# changed")
+    assert "is missing: launch/tpu.py sync" in ready_pod.tpu(*RUN, "--workdir=/elsewhere", code=1)
+    ready_pod.git("checkout", "-q", "stub.py")
+
+
+def test_an_end_that_no_host_confirms_is_no_success():
+    report = HostReport(0, "h", "exited", {"code": 0, "signal": None, "ended": 1.0})
+    assert Look(1, (report,)).code == 0
+    assert Look(1, ()).code == Look(1, (report,), ("host 1: no answer",)).code == 1
 
 
 def test_two_who_start_at_once(ready_pod):
@@ -201,7 +244,7 @@ def test_ctrl_c_leaves_the_run_alone(ready_pod):
 
     threading.Thread(target=interrupt).start()
     begin = time.monotonic()
-    said = ready_pod.tpu(*RUN, "--id=it's")
+    said = ready_pod.tpu(*RUN, "--id=it's", code=130)  # it is not done: nothing is to follow by &&
     assert time.monotonic() - begin < 30
     assert "detached; the run goes on. Come back: python launch/tpu.py logs 'it'\"'\"'s'" in said
     assert all(map(alive, processes(ready_pod, "it%27s")))
