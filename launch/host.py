@@ -1,6 +1,6 @@
 """What the launcher runs on a host: starts a run's process once, keeps it, tells of it, stops it.
 
-    python3 launch/host.py start|status|logs|stop|clean|unpack|install|preflight ... (first: --root DIR)
+    python3 launch/host.py start|status|logs|stop|clean|unpack|install|preflight|ports ... (first: --root DIR)
 
 Every command prints one line, `mlm-host ` and a JSON object, and ends with code 0; or with another code and
 {"error": sentence}. Standard library of Python 3.10 and later. The launcher sends this text and the other host_*.py
@@ -29,6 +29,7 @@ import sys
 import time
 import urllib.parse
 
+import host_checks
 import host_keeper
 import host_setup
 from host_setup import HostError
@@ -59,18 +60,23 @@ def start(root: pathlib.Path, text: str) -> dict:
     """
     try:
         job = json.loads(text)
-        run, attempt, code, argv = job["id"], int(job["attempt"]), job["code"], [str(word) for word in job["argv"]]
+        run, code, requirements = texts = [job[name] for name in ("id", "code", "requirements")]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(texts)
+        attempt, argv = int(job["attempt"]), [str(word) for word in job["argv"]]
         environment = {str(name): str(value) for name, value in job.get("env", {}).items()}
         kept = {**job, "env": sorted(environment)}  # the values are secrets: they go to the process, and nowhere else
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HostError(f"the job is not complete ({type(error).__name__}): nothing was started") from None
+    if not 0 < attempt < 10**6:
+        raise HostError(f"attempt {attempt} of the job can't be one: nothing was started")
     final = folder_of(root, run, attempt)
     if final.exists():
         return {"started": False, **_state(final), "job": host_setup.read(final / "job.json")}
     source = root / "code" / code
     if not host_setup.is_name(code) or not source.is_dir():
         raise HostError(f"code {code[:12]} is not here: sync first")
-    python = host_setup.interpreter(root, job.get("requirements", ""))
+    python = host_setup.interpreter(root, requirements)
     final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = final.parent / f".{attempt}.{os.getpid()}"
     new.mkdir(mode=0o700)
@@ -218,6 +224,7 @@ def parser() -> argparse.ArgumentParser:
     preflight = command("preflight")
     preflight.add_argument("--code", default="")
     preflight.add_argument("--clear-lock", action="store_true")
+    command("ports", "address", "worker", "workers")
     command("start").add_argument("--job", help="the job; default: stdin")
     command("status", "id", "[attempt]")
     command("logs", "id", "attempt", "offset", "[most]")
@@ -235,7 +242,9 @@ def answer(args: argparse.Namespace) -> dict:
     if args.command == "install":
         return host_setup.install(root, args.hash, args.extra, args.python)
     if args.command == "preflight":
-        return host_setup.preflight(root, args.code, args.clear_lock, alive_runs(root))
+        return host_checks.preflight(root, args.code, args.clear_lock, alive_runs(root))
+    if args.command == "ports":
+        return host_checks.ports(args.address, int(args.worker), int(args.workers))
     if args.command == "start":
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a connection that drops must not leave half a start
         return start(root, sys.stdin.read() if args.job is None else args.job)

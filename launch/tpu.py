@@ -191,11 +191,12 @@ def _sync(tool: Tool) -> None:
 def _preflight(tool: Tool) -> int:
     hosts, code = tool.hosts(), codes.pack(codes.repository())
     report = preflight.check(hosts, code.hash, clear_lock=tool.args.clear_lock)
-    for line in [*report.lines, *report.remarks, *report.problems]:
+    problems = report.problems or preflight.check_ports(hosts)  # a run that is alive holds them
+    for line in [*report.lines, *report.remarks, *problems]:
         print(line)
     if not hosts.dry:
-        say("not ready" if report.problems else f"ready: {len(hosts.all)} hosts, {code.label}")
-    return 1 if report.problems else 0
+        say("not ready" if problems else f"ready: {len(hosts.all)} hosts, {code.label}")
+    return 1 if problems else 0
 
 
 def _run(tool: Tool) -> int:
