@@ -150,16 +150,18 @@ def _connect(address: str, number: int, worker: int, limit: float) -> str:
     """Returns "" once the first host has greeted us, or why it has not."""
     while True:
         try:
-            with socket.create_connection((address, number), timeout=2.0) as connection:
-                connection.sendall(str(worker).encode())
-                if connection.recv(len(GREETING)) == GREETING:
-                    return ""
-                reason = "something else answers"
-        except OSError as error:
-            reason = error.strerror or str(error)
-        if time.monotonic() > limit:
-            return reason
-        time.sleep(0.2)
+            connection = socket.create_connection((address, number), timeout=2.0)
+            break
+        except OSError as error:  # the first host may come later than we do
+            if time.monotonic() > limit:
+                return error.strerror or str(error)
+            time.sleep(0.2)
+    with connection, contextlib.suppress(OSError):
+        connection.settimeout(5.0)
+        connection.sendall(str(worker).encode())
+        if connection.recv(len(GREETING)) == GREETING:
+            return ""
+    return "something else answers there"
 
 
 def _who_holds(number: int) -> str:

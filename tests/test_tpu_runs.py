@@ -5,11 +5,16 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import threading
 import time
+import types
 
 import pytest
+from pods import preflight
+from pods.backend import Host
 from pods.causes import HostReport
+from pods.hosts import Answer
 from pods.runs import Look
 
 from tests.fixtures_pods import wait_for
@@ -163,6 +168,27 @@ def test_hosts_that_lack_the_code_are_named(ready_pod):
     assert "host 0 (127.0.0.1), host 1 (127.0.0.2): code" in said and starts(ready_pod) == 0
     ready_pod.git("checkout", "-q", "stub.py")
     assert "ready: 2 hosts" in ready_pod.tpu("preflight")
+
+
+def test_preflight_tries_the_ports(ready_pod):
+    ready_pod.ready()
+    assert "ready: 2 hosts" in ready_pod.tpu("preflight")
+    with socket.create_server(("127.0.0.1", ready_pod.numbers[1])):  # of host 0, which is this machine
+        said = ready_pod.tpu("preflight", code=1)
+    assert f"host 0 (127.0.0.1): port {ready_pod.numbers[1]} is held by process {os.getpid()} (" in said
+    assert "not ready" in said and "can't reach" not in said
+
+
+def test_a_closed_port_is_named():
+    first, second, third = (Host(worker, f"10.0.0.{worker}") for worker in range(3))
+    silent = {"ports": {"8474": "timed out", "8476": ""}}
+    hosts = types.SimpleNamespace(all=(first, second, third), dry=False)
+    hosts.ask = lambda words: [Answer(host, {}) for host in words]
+    hosts.require = lambda answers, what: [{"ports": {"8474": "", "8476": ""}}, silent, silent]
+    (said,) = preflight.check_ports(hosts)
+    assert said.startswith(
+        "host 1 (10.0.0.1), host 2 (10.0.0.2): can't reach port 8474 of 10.0.0.0 (timed out): open it"
+    )
 
 
 def test_the_first_cause_is_told(ready_pod):

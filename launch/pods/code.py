@@ -13,6 +13,7 @@ import io
 import json
 import os
 import pathlib
+import posixpath
 import subprocess
 import tarfile
 
@@ -49,7 +50,10 @@ def repository() -> pathlib.Path:
 
 
 def pack(root: pathlib.Path) -> Code:
-    """Returns the code of a repository. Raises PodError where git does, SettingsError for a file that git forgot."""
+    """Returns the code of a repository.
+
+    Raises PodError where git does, SettingsError for a file that git does not know, and for a link that leaves it.
+    """
     commit = _git(root, "rev-parse", "HEAD").decode().strip()
     forgotten = _names(_git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *WATCHED))
     if forgotten:
@@ -68,6 +72,12 @@ def pack(root: pathlib.Path) -> Code:
         entries.pop(name, None)
         if os.path.lexists(root / name):
             entries[name] = _entry(root, name)
+    leaving = [f"{name} (to {info.linkname})" for name, (info, _) in sorted(entries.items()) if _leaves(info, name)]
+    if leaving:
+        raise SettingsError(
+            f"{', '.join(leaving[:5])}: a link that leaves the repository has nothing to point to on a host: replace "
+            "it by what it points to, or by a relative link within the repository."
+        )
     patch_hash = hashlib.sha256(patch).hexdigest() if patch else ""
     if patch:
         entries[".mlm-patch"] = (tarfile.TarInfo(".mlm-patch"), patch)
@@ -94,6 +104,12 @@ def _entry(root: pathlib.Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
         return info, b""
     info.mode = 0o755 if os.access(path, os.X_OK) else 0o644
     return info, path.read_bytes()
+
+
+def _leaves(info: tarfile.TarInfo, name: str) -> bool:
+    """Returns whether this is a link that is absolute, or leads out of the repository; hosts look again."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(name), info.linkname))
+    return info.issym() and (path.startswith("/") or path.split("/")[0] == "..")
 
 
 def _archive(entries: dict[str, tuple[tarfile.TarInfo, bytes]]) -> bytes:
