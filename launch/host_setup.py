@@ -162,7 +162,7 @@ def _run(argv: list[str], environment, failure: str) -> None:
     done = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise HostError(f"{failure} ({'; '.join(lines)[-600:] or f'code {done.returncode}'})")
+        raise HostError(f"{failure} ({'; '.join(lines[-2:]) or f'code {done.returncode}'})")
 
 
 def _version(python: str) -> str:

@@ -192,7 +192,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("config", metavar="CONFIG", help="such as configs/quickstart.py")
     parser.add_argument("--devices", type=int, default=2, help="CPU devices of each process (default: 2)")
     parser.add_argument("--workdir", default="", help="folder of the run (default: runs/NAME-pod)")
-    parser.add_argument("--command", default="train", help="of python -m mlm (default: train)")
+    parser.add_argument("--command", default="run", help="of python -m mlm (default: run)")
     args, rest = parser.parse_known_args(argv)
     if args.processes < 1 or args.devices < 1:
         parser.error("N and --devices must be at least 1")

@@ -299,6 +299,35 @@ def test_packages_are_installed_once_per_hash(host):
     assert host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")["fresh"] is True
 
 
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        ("pip", "pip can't install uv==0.13.8, which makes environments: sudo apt-get install python3-pip, or install"),
+        ("venv", "and uv can't download 3.12: install one on every host, or name one that has the packages: python in"),
+        ("sync", "uv can't install packages (error: no network; cause: dns error)"),
+    ],
+)
+def test_a_host_with_too_old_a_python_and_no_way_to_another(host, tmp_path, monkeypatch, refused, said):
+    import host_setup
+
+    program = tmp_path / "python3"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'[ "$2" = pip ] && [ {refused} != pip ] && mkdir -p "$6/uv" && exit 0\n'
+        f'[ "$3" = venv ] && [ {refused} != venv ] && exit 0\n'
+        "printf 'error: no network\\n  cause: dns error\\n' >&2; exit 2\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(host_setup, "_find_python", lambda: "")
+    monkeypatch.setattr(host_setup.sys, "executable", str(program))
+    archive, code = host.pack({"requirements.txt": b"six"})
+    host.ask("unpack", code, str(archive))
+    for _ in range(2):  # what is half made is not taken for made
+        error = host.ask("install", code, code=1, MLM_POD_PYTHON="")["error"]
+        assert said in error and "error: no network; cause: dns error" in error
+    assert host.ask("preflight", "--code", code)["installed"] is None
+
+
 def test_a_python_is_one_that_answers(tmp_path, monkeypatch):
     import host_setup
 
