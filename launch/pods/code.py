@@ -61,17 +61,9 @@ def pack(root: pathlib.Path) -> Code:
             f"{', '.join(forgotten[:5])} {'are' if len(forgotten) > 1 else 'is'} not known to git and would not reach "
             "the hosts: git add what belongs to the code, or ignore it."
         )
-    entries: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
-    with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", "--format=tar", "HEAD"))) as tar:
-        for member in tar:
-            if member.isfile() or member.issym():
-                file = tar.extractfile(member) if member.isfile() else None
-                entries[member.name] = (member, file.read() if file else b"")
+    known = _names(_git(root, "ls-files", "-z"))
+    entries = {name: _entry(root, name) for name in known if (root / name).is_symlink() or (root / name).is_file()}
     patch = _git(root, "diff", "--binary", "--no-color", "--no-ext-diff", "HEAD")
-    for name in _names(_git(root, "diff", "--name-only", "--no-renames", "-z", "HEAD")):
-        entries.pop(name, None)
-        if os.path.lexists(root / name):
-            entries[name] = _entry(root, name)
     leaving = [f"{name} (to {info.linkname})" for name, (info, _) in sorted(entries.items()) if _leaves(info, name)]
     if leaving:
         raise SettingsError(
@@ -98,7 +90,7 @@ def config_path(root: pathlib.Path, code: Code, config: str) -> str:
 
 
 def _entry(root: pathlib.Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
-    path, info = root / name, tarfile.TarInfo(name)
+    path, info = root / name, tarfile.TarInfo(name)  # of nobody, and of no time
     if path.is_symlink():
         info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
         return info, b""
@@ -113,14 +105,12 @@ def _leaves(info: tarfile.TarInfo, name: str) -> bool:
 
 
 def _archive(entries: dict[str, tuple[tarfile.TarInfo, bytes]]) -> bytes:
-    """Returns a .tar.gz in which nothing but names, contents and the right to be executed is kept."""
+    """Returns a .tar.gz whose bytes depend on names, contents and the right to be executed alone."""
     inner = io.BytesIO()
     with tarfile.open(fileobj=inner, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in sorted(entries):
-            old, content = entries[name]
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname, info.size = old.type, old.linkname, len(content)
-            info.mode = 0o755 if old.mode & 0o100 else 0o644
+            info, content = entries[name]
+            info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     return gzip.compress(inner.getvalue(), compresslevel=6, mtime=0)
 
