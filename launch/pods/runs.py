@@ -161,8 +161,6 @@ def _require_same(job: Job, other: dict, attempt: int) -> None:
             f"end that one first: launch/tpu.py stop {quoted(job.id)}.",
             "settings",
         )
-    if other.get("code") != job.code.hash:
-        say(f"run {job.id!r} is alive with code {str(other.get('code'))[:12]}, not with {job.code.label}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +182,8 @@ def start(hosts: Hosts, job: Job, *, again: bool = False) -> Started:
     if seen.errors:
         raise PodError(f"nothing was started: {'; '.join(seen.errors)}.", "hosts")
     if seen.running:
+        if (code := seen.job.get("code")) and code != job.code.hash:
+            say(f"run {job.id!r} is alive with code {code[:12]}, not with {job.code.label}")
         return Started(seen.attempt, False)
     if not again and any(report.state != "absent" for report in seen.reports):
         return Started(seen.attempt, False, seen)
