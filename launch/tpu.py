@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         return 130
     except BrokenPipeError:  # as in `| head`
         sys.stderr.close()
-        return 0
+        return 141  # as for whoever dies of SIGPIPE: a run that was followed is not done
 
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -15,7 +15,7 @@ from pods import preflight
 from pods.backend import Host
 from pods.causes import HostReport
 from pods.hosts import Answer
-from pods.runs import Look
+from pods.runs import Job, Look, difference
 
 from tests.fixtures_pods import wait_for
 from tests.test_host import HOSTILE, alive
@@ -98,6 +98,26 @@ def test_what_has_ended_with_other_arguments_is_not_taken_for_it(ready_pod, foll
     pathlib.Path("stub.py").write_text("# changed")
     assert "is missing: launch/tpu.py sync" in ready_pod.tpu(*RUN, "--workdir=/elsewhere", code=1)
     ready_pod.git("checkout", "-q", "stub.py")
+
+
+def test_in_what_two_jobs_differ():
+    job = Job("a", ("run", "--config=c", "--config.x=1", "--config.x=2"), (), None)
+    place = ["--coordinator=h", "--processes=2", "--process-id=1"]  # of whichever host was asked
+    assert difference(job, {"argv": [*job.argv, *place]}) == ""
+    assert difference(job, {"argv": ["train", *job.argv[1:], *place]}) == "only there: train; only here: run"
+    assert difference(job, {"argv": [*job.argv, "--x=y z", *place]}) == "only there: '--x=y z'"
+    said = difference(job, {"argv": ["run", "--config=c", "--config.x=2", "--config.x=1", *place]})
+    assert said == "the same arguments in another order"
+
+
+def test_what_lives_without_a_keeper_is_not_overlooked(ready_pod):
+    ready_pod.ready(WAITS)
+    ready_pod.tpu(*RUN, "--command=shards", "--detach")
+    os.kill(json.loads((ready_pod.host_folder(0) / "keeper.json").read_text())["keeper"], signal.SIGKILL)
+    os.kill(processes(ready_pod)[1], signal.SIGKILL)
+    wait_for((ready_pod.host_folder(1) / "exit.json").exists)
+    said = ready_pod.tpu(*RUN, code=1)
+    assert "nothing was started" in said and "its process lives on without a keeper" in said and starts(ready_pod) == 2
 
 
 def test_an_end_that_no_host_confirms_is_no_success():

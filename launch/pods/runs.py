@@ -135,7 +135,7 @@ def look_for(hosts: Hosts, job: Job) -> Look:
     seen = look(hosts, job.id)
     if seen.running:
         _require_same(job, seen.job, seen.attempt)
-    elif seen.job and (difference(job, seen.job) or seen.job.get("code") != job.code.hash):
+    elif seen.job and not seen.errors and (difference(job, seen.job) or seen.job.get("code") != job.code.hash):
         absent = tuple(HostReport(report.process, report.host, "absent") for report in seen.reports)
         return dataclasses.replace(seen, reports=absent, job={})
     return seen
