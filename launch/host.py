@@ -1,6 +1,6 @@
 """What the launcher runs on a host: starts a run's process once, keeps it, tells of it, stops it.
 
-    python3 launch/host.py start|status|logs|stop|clean|unpack|install|preflight|notebook ... (first: --root DIR)
+    python3 launch/host.py start|status|logs|stop|clean|unpack|install|preflight|ports ... (first: --root DIR)
 
 Every command prints one line, `mlm-host ` and a JSON object, and ends with code 0; or with another code and
 {"error": sentence}. Standard library of Python 3.10 and later. The launcher sends this text and the other host_*.py
@@ -28,9 +28,10 @@ import socket
 import sys
 import time
 import urllib.parse
+from collections.abc import Callable
 
+import host_checks
 import host_keeper
-import host_notebook
 import host_setup
 from host_setup import HostError
 
@@ -58,20 +59,26 @@ def start(root: pathlib.Path, text: str) -> dict:
     text: JSON, {"id", "attempt", "code": hash, "requirements": hash, "argv": after `python -m mlm`, "env": {name:
     value}, "process", "processes", "launch": whose start it is}. Raises HostError if it is not complete, or not synced.
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a connection that drops must not leave half a start
     try:
         job = json.loads(text)
-        run, attempt, code, argv = job["id"], int(job["attempt"]), job["code"], [str(word) for word in job["argv"]]
+        run, code, requirements = texts = [job[name] for name in ("id", "code", "requirements")]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(texts)
+        attempt, argv = int(job["attempt"]), [str(word) for word in job["argv"]]
         environment = {str(name): str(value) for name, value in job.get("env", {}).items()}
         kept = {**job, "env": sorted(environment)}  # the values are secrets: they go to the process, and nowhere else
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HostError(f"the job is not complete ({type(error).__name__}): nothing was started") from None
+    if not 0 < attempt < 10**6:
+        raise HostError(f"attempt {attempt} of the job can't be one: nothing was started")
     final = folder_of(root, run, attempt)
     if final.exists():
         return {"started": False, **_state(final), "job": host_setup.read(final / "job.json")}
     source = root / "code" / code
     if not host_setup.is_name(code) or not source.is_dir():
         raise HostError(f"code {code[:12]} is not here: sync first")
-    python = host_setup.interpreter(root, job.get("requirements", ""))
+    python = host_setup.interpreter(root, requirements)
     final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = final.parent / f".{attempt}.{os.getpid()}"
     new.mkdir(mode=0o700)
@@ -200,57 +207,34 @@ def clean(root: pathlib.Path, keep: list[str]) -> dict:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of all commands."""
+    """Returns the parser of all commands; the arguments' `answer` runs one of them in a folder."""
     root = argparse.ArgumentParser(prog="host.py", allow_abbrev=False)
     root.add_argument("--root", default=os.environ.get("MLM_POD_ROOT") or "~/.mlm-pod", help="~ is the home here")
-    table = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    table = root.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, *words: str) -> argparse.ArgumentParser:
+    def command(words: str, function: Callable[..., dict]) -> argparse.ArgumentParser:
+        name, *others = words.split()
         sub = table.add_parser(name, allow_abbrev=False)
-        for word in words:
-            optional = word.startswith("[")
-            sub.add_argument(word.strip("[]"), nargs="?" if optional else None)
+        for word in others:  # [word]: it may be left out
+            sub.add_argument(word.strip("[]"), nargs="?" if word.startswith("[") else None)
+        sub.set_defaults(answer=function)
         return sub
 
-    command("unpack", "hash", "archive")
-    install = command("install", "hash")
+    command("unpack hash archive", lambda r, a: host_setup.unpack(r, a.hash, pathlib.Path(a.archive).expanduser()))
+    install = command("install hash", lambda r, a: host_setup.install(r, a.hash, a.extra, a.python))
     install.add_argument("--extra", action="append", default=[], metavar="SPEC")
     install.add_argument("--python", default=os.environ.get("MLM_POD_PYTHON", ""))
-    preflight = command("preflight")
-    preflight.add_argument("--code", default="")
-    preflight.add_argument("--clear-lock", action="store_true")
-    command("start").add_argument("--job", help="the job; default: stdin")
-    command("status", "id", "[attempt]")
-    command("logs", "id", "attempt", "offset", "[most]")
-    command("stop", "id", "attempt", "grace")
-    notebook = command("notebook", "code", "port")
-    notebook.add_argument("--alone", action="store_true")
-    command("clean").add_argument("--keep", action="append", default=[], metavar="ID")
+    check = command("preflight", lambda r, a: host_checks.preflight(r, a.code, a.clear_lock, alive_runs(r)))
+    check.add_argument("--code", default="")
+    check.add_argument("--clear-lock", action="store_true")
+    command("ports address worker workers", lambda r, a: host_checks.ports(a.address, int(a.worker), int(a.workers)))
+    command("start", lambda r, a: start(r, sys.stdin.read()))  # the job
+    command("status id [attempt]", lambda r, a: status(r, a.id, int(a.attempt) if a.attempt else None))
+    command("logs id attempt offset most", lambda r, a: logs(r, a.id, int(a.attempt), int(a.offset), int(a.most)))
+    command("stop id attempt grace", lambda r, a: stop(r, a.id, int(a.attempt), float(a.grace)))
+    clean_ = command("clean", lambda r, a: clean(r, a.keep))
+    clean_.add_argument("--keep", action="append", default=[], metavar="ID")
     return root
-
-
-def answer(args: argparse.Namespace) -> dict:
-    """Runs one command and returns its answer. Raises HostError or OSError."""
-    root = pathlib.Path(args.root).expanduser().absolute()
-    attempt = int(args.attempt) if getattr(args, "attempt", None) else None
-    if args.command == "unpack":
-        return host_setup.unpack(root, args.hash, pathlib.Path(args.archive).expanduser())
-    if args.command == "install":
-        return host_setup.install(root, args.hash, args.extra, args.python)
-    if args.command == "preflight":
-        return host_setup.preflight(root, args.code, args.clear_lock, alive_runs(root))
-    if args.command == "start":
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a connection that drops must not leave half a start
-        return start(root, sys.stdin.read() if args.job is None else args.job)
-    if args.command == "status":
-        return status(root, args.id, attempt)
-    if args.command == "logs":
-        return logs(root, args.id, attempt, int(args.offset), int(args.most or 1 << 20))
-    if args.command == "stop":
-        return stop(root, args.id, attempt, float(args.grace))
-    if args.command == "notebook":
-        return host_notebook.notebook(root, args.code, int(args.port), args.alone)
-    return clean(root, args.keep)
 
 
 def alive_runs(root: pathlib.Path) -> list[dict]:
@@ -267,7 +251,8 @@ def alive_runs(root: pathlib.Path) -> list[dict]:
 def main(argv: list[str]) -> int:
     """Runs one command; prints its line; returns 0, or 1 if the line says why not."""
     try:
-        line, code = answer(parser().parse_args(argv)), 0
+        args = parser().parse_args(argv)
+        line, code = args.answer(pathlib.Path(args.root).expanduser().absolute(), args), 0
     except (HostError, OSError, ValueError) as error:
         line, code = {"error": str(error) or type(error).__name__}, 1
         print(f"host.py: {line['error']}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a host needs before a run: the code, its packages, and a look at disk, memory and accelerators.
+"""What a host needs before a run: the code and its packages.
 
 For host.py, on a host: the standard library of Python 3.10 and later. Nothing here is half done under its final name:
 folders are made under another one and renamed when they are complete.
@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
 import hashlib
 import json
 import os
 import pathlib
-import platform
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
-import time
 
 PYTHONS = ("3.12", "3.11", "3.13")  # that requirements.txt is tested with; the first that is here
 UV = "uv==0.13.8"
+HERE = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+INSTEAD = "install one on every host, or name one that has the packages: python in pod.toml"
+NO_UV = f"{HERE}'s pip can't install {UV}, which makes environments: sudo apt-get install python3-pip, or {INSTEAD}"
+NO_PYTHON = f"Python 3.11, 3.12 or 3.13 is needed, here is {HERE}, and uv can't download {PYTHONS[0]}: {INSTEAD}"
 
 
 class HostError(Exception):
@@ -85,19 +85,30 @@ def unpack(root: pathlib.Path, code: str, archive: pathlib.Path) -> dict:
         kept.parent.mkdir(exist_ok=True)
         new = final.with_name(f".{code}.new")
         shutil.rmtree(new, ignore_errors=True)
-        with tarfile.open(archive, "r:gz") as tar:
-            for member in tar:
-                path = pathlib.PurePosixPath(member.name)
-                if (
-                    path.is_absolute()
-                    or ".." in path.parts
-                    or not (member.isfile() or member.isdir() or member.issym())
-                ):
-                    raise HostError(f"{archive} holds {member.name!r}, which does not belong into it")
-                tar.extract(member, new, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        _extract(archive, new)
         archive.replace(kept)
         new.rename(final)
     return {"code": code, "fresh": True}
+
+
+def _extract(archive: pathlib.Path, folder: pathlib.Path) -> None:
+    """Extracts an archive of files and links, none of which may lead out of the folder. Raises HostError."""
+    with tarfile.open(archive, "r:gz") as tar:
+        members = tar.getmembers()
+        for member in sorted(members, key=tarfile.TarInfo.issym):  # links last: nothing is written through them
+            path = pathlib.PurePosixPath(member.name)
+            fits = member.isfile() or member.isdir() or member.issym()
+            if path.is_absolute() or ".." in path.parts or not fits:
+                raise HostError(f"{archive} holds {member.name!r}, which does not belong into it")
+            if member.issym():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).symlink_to(member.linkname)
+            else:
+                tar.extract(member, folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        for link in filter(tarfile.TarInfo.issym, members):
+            target = pathlib.Path(os.path.realpath(folder / link.name))
+            if link.linkname.startswith("/") or not target.is_relative_to(os.path.realpath(folder)):
+                raise HostError(f"{archive} holds {link.name!r}, a link to {link.linkname}, out of the code's folder")
 
 
 def install(root: pathlib.Path, code: str, extras: list[str], given: str) -> dict:
@@ -139,18 +150,19 @@ def _make(root: pathlib.Path, folder: pathlib.Path, base: str, requirements: pat
     uv = [sys.executable, "-m", "uv"]
     path = {**os.environ, "PYTHONPATH": str(tools)}
     if not (tools / "uv").is_dir():
-        _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tools), UV], os.environ)
-    _run([*uv, "venv", "--quiet", "--allow-existing", "--python", base, str(folder)], path)
+        _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tools), UV], os.environ, NO_UV)
+    no_python = NO_PYTHON if base in PYTHONS else f"uv can't make an environment with {base}"
+    _run([*uv, "venv", "--quiet", "--allow-existing", "--python", base, str(folder)], path, no_python)
     packages = ["-r", str(requirements)] if requirements.exists() else []
-    _run([*uv, "pip", "install", "--quiet", "--python", python, *packages, *extras], path)
+    _run([*uv, "pip", "install", "--quiet", "--python", python, *packages, *extras], path, "uv can't install packages")
     return python
 
 
-def _run(argv: list[str], environment) -> None:
+def _run(argv: list[str], environment, failure: str) -> None:
     done = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()[-600:]
-        raise HostError(f"{' '.join(argv[1:5])} ... failed with code {done.returncode}: {said}")
+        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise HostError(f"{failure} ({'; '.join(lines[-2:]) or f'code {done.returncode}'})")
 
 
 def _version(python: str) -> str:
@@ -167,71 +179,4 @@ def interpreter(root: pathlib.Path, requirements: str) -> str:
     folder = root / "venv" / requirements
     if not re.fullmatch(r"[0-9a-f]{16}", requirements) or not (folder / ".complete").exists():
         raise HostError(f"the packages {requirements or 'of this code'} are not installed here: sync first")
-    return (read(folder / "python.json") or {})["python"]
-
-
-def preflight(root: pathlib.Path, code: str, clear_lock: bool, runs: list[dict]) -> dict:
-    """Returns what this host has and who holds its accelerators. `runs`: those that are alive.
-
-    With `code`, "installed" is the hash of the packages that were installed for it, None if none are.
-    """
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    devices = os.environ.get("MLM_POD_DEVICES", "/dev")
-    lock = pathlib.Path(os.environ.get("MLM_POD_LIBTPU_LOCK", "/tmp/libtpu_lockfile"))
-    accelerators = sorted(glob.glob(f"{devices}/accel*") + glob.glob(f"{devices}/vfio/*"))
-    holders = _holders({os.path.realpath(path) for path in accelerators})
-    state = _lock_state(lock, bool(holders))
-    if clear_lock and state == "stale":
-        try:
-            lock.unlink()
-            state = "absent"
-        except OSError as error:
-            raise HostError(f"{lock} is stale and can't be removed ({error.strerror}): sudo rm {lock}") from error
-    memory = re.search(r"MemAvailable:\s+([0-9]+) kB", pathlib.Path("/proc/meminfo").read_text())
-    codes = sorted(path.name for path in (root / "code").glob("*") if is_name(path.name))
-    installed = (read(root / "code" / f".{code}.json") or {}).get("requirements")
-    complete = sorted(path.parent.name for path in (root / "venv").glob("*/.complete"))
-    return {
-        "host": socket.gethostname(),
-        "python": platform.python_version(),
-        "code": [name for name in codes if code in ("", name)],
-        "requirements": complete,
-        "installed": installed if installed in complete else None,
-        "disk_free": shutil.disk_usage(root).free,
-        "memory_free": int(memory[1]) * 1024 if memory else 0,
-        "accelerators": accelerators,
-        "holders": holders,
-        "libtpu_lock": state,
-        "runs": runs,
-        "now": time.time(),
-    }
-
-
-def _holders(paths: set[str]) -> list[dict]:
-    """Returns [{"pid", "command"}] of the processes that have one of these files open, as far as we may see them."""
-    found = []
-    for process in pathlib.Path("/proc").glob("[0-9]*") if paths else ():
-        with contextlib.suppress(OSError):
-            if any(_link(descriptor) in paths for descriptor in (process / "fd").iterdir()):
-                name = (process / "comm").read_text().strip()  # not the arguments: they are private
-                found.append({"pid": int(process.name), "command": name})
-    return sorted(found, key=lambda holder: holder["pid"])
-
-
-def _link(path: pathlib.Path) -> str:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
-
-
-def _lock_state(lock: pathlib.Path, in_use: bool) -> str:
-    """Returns "absent", "held" or "stale": libtpu leaves its lock file behind when it is killed."""
-    try:
-        inode = lock.stat().st_ino
-    except OSError:
-        return "absent"
-    for line in pathlib.Path("/proc/locks").read_text().splitlines():  # of every kind, and of every user
-        if f":{inode} " in line:
-            return "held"
-    return "held" if in_use or _holders({str(lock.resolve())}) else "stale"
+    return str((read(folder / "python.json") or {}).get("python"))

@@ -36,24 +36,8 @@ OWN_FILES = ("progress.json", "cause.json", "stopped.json", "stacks.txt")
 class Pod:
     """The processes of one run; `start`, then `wait`."""
 
-    def __init__(
-        self,
-        processes: int,
-        arguments: list[str],
-        folder: Path,
-        *,
-        devices: int,
-        program: tuple[str, ...] = ("-m", "mlm"),
-    ):
-        """Prepares a run.
-
-        Args:
-          processes: how many.
-          arguments: of `python -m mlm`, the same for all.
-          folder: holds a folder for each process, named by its number.
-          devices: CPU devices of each.
-          program: what Python runs.
-        """
+    def __init__(self, processes: int, arguments: list[str], folder: Path, *, devices: int, program=("-m", "mlm")):
+        """arguments: of each process; folder: holds one for each, named by its number; devices: of each, CPUs."""
         beats = [a.partition("=")[2] for a in arguments if a.startswith("--config.pod.heartbeat=")]
         self.heartbeat = float(beats[-1]) if beats else HEARTBEAT
         self.arguments = arguments if beats else [*arguments, f"--config.pod.heartbeat={HEARTBEAT}"]
@@ -67,12 +51,7 @@ class Pod:
         self._asked = 0
 
     def start(self, *, changes: dict[int, list[str]] | None = None, environment: dict[int, dict] | None = None) -> None:
-        """Starts all processes.
-
-        Args:
-          changes: {process: further arguments}, and
-          environment: {process: further variables}, to see what a run does whose hosts differ.
-        """
+        """Starts all processes; {process: further arguments or variables} make hosts that differ."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             coordinator = f"127.0.0.1:{free.getsockname()[1]}"
         for index, folder in enumerate(self.folders):
@@ -192,7 +171,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("config", metavar="CONFIG", help="such as configs/quickstart.py")
     parser.add_argument("--devices", type=int, default=2, help="CPU devices of each process (default: 2)")
     parser.add_argument("--workdir", default="", help="folder of the run (default: runs/NAME-pod)")
-    parser.add_argument("--command", default="train", help="of python -m mlm (default: train)")
+    parser.add_argument("--command", default="run", help="of python -m mlm (default: run)")
     args, rest = parser.parse_known_args(argv)
     if args.processes < 1 or args.devices < 1:
         parser.error("N and --devices must be at least 1")

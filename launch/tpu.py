@@ -13,7 +13,7 @@ import pathlib
 import sys
 from collections.abc import Callable
 
-from pods import backend, gcloud, lifetime, notebook, preflight, runs, settings, supervise, sync
+from pods import backend, gcloud, lifetime, preflight, runs, settings, supervise, sync
 from pods import code as codes
 from pods import follow as following
 from pods.backend import say
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
             raise SettingsError(f"{args.name} takes no {words[0]}.")
         chosen = settings.from_arguments(args)
         runner = backend.Runner(args.dry_run)
-        return args.command(Tool(args, chosen, runner, make_backend(chosen, runner), words)) or 0
+        return args.command(Tool(args, chosen, runner, gcloud.TpuVm(chosen, runner), words)) or 0
     except PodError as error:
         print(f"tpu {args.name}: {error}", file=sys.stderr)
         return error.code
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         return 130
     except BrokenPipeError:  # as in `| head`
         sys.stderr.close()
-        return 0
+        return 141  # as for whoever dies of SIGPIPE: a run that was followed is not done
 
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -81,15 +81,6 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
         else:
             ours.append(word)
     return ours, words
-
-
-def make_backend(chosen: settings.Settings, runner: backend.Runner) -> backend.Backend:
-    """Returns the cloud that the settings name."""
-    if chosen.backend == "gke":
-        from pods import gke
-
-        return gke.Gke(chosen, runner)
-    return gcloud.TpuVm(chosen, runner)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -129,9 +120,6 @@ def parser() -> argparse.ArgumentParser:
     sub = command("supervise", _supervise, "watch a run until it is done: start it, and start it again")
     add_job(sub)
     supervise.add_flags(sub)
-    sub = command("notebook", _notebook, "Jupyter on one host, through a tunnel on localhost")
-    sub.add_argument("--worker", type=int, default=0)
-    sub.add_argument("--local-port", type=int, default=8888)
     sub = command("clean", _clean, "delete requests that only use up quota, and runs that have ended, on the hosts")
     sub.add_argument("--keep", action="append", default=[], metavar="ID", help="of a run to keep")
     sub.add_argument("--also", action="append", default=[], metavar="NAME", help="of another request to delete")
@@ -146,7 +134,9 @@ def add_job(sub: argparse.ArgumentParser) -> None:
         "--id", default="", help="of the run; the same one again attaches to it; default: the config's name"
     )
     sub.add_argument("--workdir", default="", metavar="DIR", help="that all hosts see; default: {bucket}/{id}")
-    sub.add_argument("--command", dest="mlm", default="train", choices=runs.COMMANDS, help="of python -m mlm")
+    sub.add_argument(
+        "--command", dest="mlm", default="run", choices=runs.COMMANDS, help="of python -m mlm; default: run"
+    )
     sub.add_argument("--env", action="append", default=[], metavar="NAME", help="a variable to pass on; its name alone")
 
 
@@ -183,7 +173,7 @@ def follow(tool: Tool, hosts: Hosts, run: str, attempt: int) -> int:
     except KeyboardInterrupt:
         say(f"\ndetached; the run goes on. Come back: python launch/tpu.py logs {quoted(run)}")
         say(f"how it does: python launch/tpu.py status {quoted(run)}; end it: python launch/tpu.py stop {quoted(run)}")
-        return 0
+        return 130  # not 0, which says that the run is done
     if hosts.dry:
         return 0
     print("\n".join(runs.lines(seen)))
@@ -201,17 +191,16 @@ def _sync(tool: Tool) -> None:
 def _preflight(tool: Tool) -> int:
     hosts, code = tool.hosts(), codes.pack(codes.repository())
     report = preflight.check(hosts, code.hash, clear_lock=tool.args.clear_lock)
-    for line in [*report.lines, *report.remarks, *report.problems]:
+    problems = report.problems or preflight.check_ports(hosts)  # a run that is alive holds them
+    for line in [*report.lines, *report.remarks, *problems]:
         print(line)
     if not hosts.dry:
-        say("not ready" if report.problems else f"ready: {len(hosts.all)} hosts, {code.label}")
-    return 1 if report.problems else 0
+        say("not ready" if problems else f"ready: {len(hosts.all)} hosts, {code.label}")
+    return 1 if problems else 0
 
 
 def _run(tool: Tool) -> int:
     job = make_job(tool)
-    if tool.settings.backend == "gke":
-        return tool.cloud.plan(job)
     started = runs.start(hosts := tool.hosts(), job, again=tool.args.again)
     if started.ended:
         print("\n".join(runs.lines(started.ended)))
@@ -268,11 +257,6 @@ def _stop(tool: Tool) -> int:
 
 def _supervise(tool: Tool) -> int:
     return supervise.command(tool.args, tool.settings, tool.cloud, tool.runner, make_job(tool), tool.hosts)
-
-
-def _notebook(tool: Tool) -> int:
-    code = codes.pack(codes.repository())
-    return notebook.run(tool.hosts(), code, worker=tool.args.worker, port=tool.args.local_port)
 
 
 def _clean(tool: Tool) -> None:

@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -119,6 +120,9 @@ class FakePod:
     def __init__(self, folder: pathlib.Path):
         self.state, self.repository, self.bin = folder / "cloud", folder / "repository", folder / "bin"
         self.home, self.capsys, self.synced = self.state / "my-pod", None, False
+        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+            self.numbers = [server.getsockname()[1] for server in (one, other)]
+        self.ports = {"MLM_POD_PORTS": ",".join(map(str, self.numbers))}  # other tests have pods of their own
         self.bin.mkdir()
         for name, program in {"gcloud": FAKE / "gcloud", "python3": ""}.items():
             (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E {program} "$@"\n')
@@ -171,7 +175,7 @@ class FakePod:
 
     def ready(self, stub: str = "") -> None:
         """Brings the pod up and the code to it, once; `python -m mlm` is to do what the stub says."""
-        fake_cloud().settings(self.state, env={"STUB": stub, "PATH": f"{self.bin}:/usr/bin:/bin"})
+        fake_cloud().settings(self.state, env={"STUB": stub, "PATH": f"{self.bin}:/usr/bin:/bin", **self.ports})
         if not self.synced:
             self.tpu("up", "--every=0.01")
             self.tpu("sync")

@@ -1,161 +1,252 @@
-"""The manifest of a JobSet for GKE: a golden one, every generation, and strings that would like to break out of it."""
+"""launch/gke.yaml: a JobSet as the published definition wants it, and what its pods run."""
 
 import json
+import math
+import os
 import pathlib
 import re
+import subprocess
 
 import pytest
 import yaml
 
-from pods import gke  # isort: skip
-from pods.backend import Runner  # isort: skip
-from pods.errors import PodError, SettingsError  # isort: skip
-from pods.settings import Settings  # isort: skip
+from mlm.__main__ import parser
+from tests.fixtures_pods import LAUNCH
 
-GOLDEN = pathlib.Path(__file__).parent / "golden" / "gke_tpu7x-32.json"
-HOSTILE = [
-    "a\"b'c",
-    "$(id)",
-    "$$(JOB_COMPLETION_INDEX)",
-    "$",
-    "`id`",
-    "x\n- y: z",
-    "é\u2028\u0085\U0001f600",
-    "\\u0041",
-    "#",
-    ": {",
-]
-FIELDS = {
-    "name": "pod",
-    "project": "p",
-    "zone": "us-central1-c",
-    "backend": "gke",
-    "image": "registry/mlm:1",
-    "cluster": "c",
-}
+DATA = pathlib.Path(os.environ.get("MLM_TEST_DATA", LAUNCH.parents[1] / "shared" / "data"))
+STRINGS = {"additionalProperties": {"type": "string"}, "type": "object"}
+INT, STRING, BOOL = {"type": "integer"}, {"type": "string"}, {"type": "boolean"}
+QUANTITIES = {"additionalProperties": {"x-kubernetes-int-or-string": True}, "type": "object"}
 
 
-def settings(accelerator_type="tpu7x-32", **more):
-    return Settings(accelerator_type=accelerator_type, **FIELDS | more)
+def one(required: str = "", **properties) -> dict:
+    return {"type": "object", "properties": properties, "required": required.split()}
 
 
-def job_of(manifest):
+def many(**properties) -> dict:
+    return {"type": "array", "items": one(**properties)}
+
+
+def words(*allowed: str) -> dict:
+    return {"type": "string", "enum": list(allowed)}
+
+
+REF = one(fieldRef=one("fieldPath", fieldPath=STRING))
+CONTAINERS = many(
+    required="name",
+    name=STRING,
+    image=STRING,
+    command={"type": "array", "items": STRING},
+    args={"type": "array", "items": STRING},
+    env=many(required="name", name=STRING, value=STRING, valueFrom=REF),
+    ports=many(required="containerPort", containerPort=INT),
+    resources=one(limits=QUANTITIES, requests=QUANTITIES),
+)
+ON_EXIT = one("operator values", containerName=STRING, operator=STRING, values={"type": "array", "items": INT})
+POD = one(
+    "containers",
+    restartPolicy=STRING,
+    terminationGracePeriodSeconds=INT,
+    serviceAccountName=STRING,
+    nodeSelector=STRINGS,
+    tolerations=many(key=STRING, operator=STRING, effect=STRING),
+    containers=CONTAINERS,
+)
+JOB = one(
+    "template",
+    completionMode=STRING,
+    completions=INT,
+    parallelism=INT,
+    backoffLimit=INT,
+    podFailurePolicy=one("rules", rules=many(required="action", action=STRING, onExitCodes=ON_EXIT)),
+    template=one(spec=POD),
+)
+ACTIONS = words("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts")
+# what JobSet v1alpha2 and Kubernetes say of the fields that we use, for machines without the published definition
+STATED = one(
+    apiVersion=STRING,
+    kind=STRING,
+    metadata={"type": "object"},
+    spec=one(
+        coordinator=one("replicatedJob", replicatedJob=STRING, jobIndex=INT, podIndex=INT),
+        network=one(enableDNSHostnames=BOOL, publishNotReadyAddresses=BOOL),
+        successPolicy=one("operator", operator=words("All", "Any")),
+        failurePolicy=one(
+            maxRestarts=INT,
+            rules=many(
+                required="action",
+                name=STRING,
+                action=ACTIONS,
+                onJobFailureReasons={"type": "array", "items": STRING},
+            ),
+        ),
+        replicatedJobs=many(
+            required="name template", name=STRING, replicas={"type": "integer", "minimum": 0}, template=one(spec=JOB)
+        ),
+    ),
+)
+
+
+def published() -> dict | None:
+    """The schema of JobSet's custom resource definition, where it is at hand."""
+    file = DATA / "jobset" / "jobset.x-k8s.io_jobsets.yaml"
+    if not file.exists():
+        return None
+    (version,) = yaml.safe_load(file.read_text())["spec"]["versions"]
+    return version["schema"]["openAPIV3Schema"]
+
+
+def faults(value, schema: dict, where: str = "") -> list[str]:
+    """What an API server refuses: other types, fields that do not exist or are missing, values outside of a list."""
+    types = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+    if schema.get("x-kubernetes-int-or-string"):
+        fits = isinstance(value, int | str) and not isinstance(value, bool)
+        return [] if fits and re.match(schema.get("pattern", ""), str(value)) else [f"{where}: {value!r}"]
+    kind = types.get(schema.get("type"))
+    if kind and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        return [f"{where}: {value!r} is no {schema['type']}"]
+    found = []
+    if "enum" in schema and value not in schema["enum"]:
+        found.append(f"{where}: {value!r}")
+    if isinstance(value, int) and value < schema.get("minimum", value):
+        found.append(f"{where}: {value!r}")
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            found += faults(item, schema.get("items", {}), f"{where}[{index}]")
+    if isinstance(value, dict):
+        found += [f"{where}.{name} is missing" for name in schema.get("required", ()) if name not in value]
+        known, others = schema.get("properties", {}), schema.get("additionalProperties")
+        for name, item in value.items():
+            if (
+                name not in known and others is None and not where.startswith(".metadata")
+            ):  # metadata is the API server's own
+                found.append(f"{where}.{name} does not exist")
+            found += faults(item, known.get(name, others or {}), f"{where}.{name}")
+    return found
+
+
+@pytest.fixture
+def manifest() -> dict:
+    return yaml.safe_load((LAUNCH / "gke.yaml").read_text())
+
+
+def job_of(manifest: dict) -> dict:
+    return manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+
+
+def container_of(manifest: dict) -> dict:
+    return job_of(manifest)["template"]["spec"]["containers"][0]
+
+
+def schemas() -> list[dict]:
+    found = published()
+    return [STATED, found] if found else [STATED]
+
+
+@pytest.mark.parametrize("schema", schemas(), ids=["stated", "published"][: len(schemas())])
+def test_it_is_valid(manifest, schema):
+    assert faults(manifest, schema) == []
+
+
+def broken(manifest: dict) -> list[tuple[dict, str]]:
+    """Pairs of a copy of the manifest with one mistake and the word that names it."""
+
+    def copy(change) -> dict:
+        new = json.loads(json.dumps(manifest))
+        change(new)
+        return new
+
+    return [
+        (copy(lambda m: m["spec"].update(maxRestarts=3)), "maxRestarts does not exist"),
+        (copy(lambda m: m["spec"]["coordinator"].pop("replicatedJob")), "replicatedJob is missing"),
+        (copy(lambda m: m["spec"]["successPolicy"].update(operator="Some")), "operator: 'Some'"),
+        (copy(lambda m: m["spec"]["failurePolicy"]["rules"][0].update(action="Fail")), "action: 'Fail'"),
+        (copy(lambda m: job_of(m).update(completions="4")), "completions: '4' is no integer"),
+        (copy(lambda m: container_of(m)["env"][0].update(value=4)), "value: 4 is no string"),
+        (copy(lambda m: container_of(m).update(image=["a"])), "is no string"),
+        (copy(lambda m: m["spec"]["replicatedJobs"][0].update(replicas=-1)), "replicas: -1"),
+    ]
+
+
+@pytest.mark.parametrize("schema", schemas(), ids=["stated", "published"][: len(schemas())])
+def test_what_the_check_refuses(manifest, schema):
+    for wrong, said in broken(manifest):
+        assert any(said in fault for fault in faults(wrong, schema)), said
+
+
+def test_what_an_api_server_asks_beyond_the_schema(manifest):
+    """Kubernetes' rules for an indexed Job with a podFailurePolicy, and JobSet's for its names."""
+    job, pod, name = job_of(manifest), job_of(manifest)["template"]["spec"], manifest["metadata"]["name"]
+    assert (manifest["apiVersion"], manifest["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert job["completionMode"] == "Indexed" and job["completions"] == job["parallelism"]
+    assert pod["restartPolicy"] == "Never"  # podFailurePolicy needs it
+    (rule,) = job["podFailurePolicy"]["rules"]
+    codes = rule["onExitCodes"]
+    assert (rule["action"], codes["operator"]) == ("FailJob", "In")
+    assert codes["values"] == sorted(set(codes["values"])) == [2, 3, 4]
+    assert codes["containerName"] in [container["name"] for container in pod["containers"]]
+    (rule,) = manifest["spec"]["failurePolicy"]["rules"]
+    assert re.fullmatch("[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    assert job["backoffLimit"] == 0 and manifest["spec"]["failurePolicy"]["maxRestarts"] > 0
     (replicated,) = manifest["spec"]["replicatedJobs"]
-    return replicated["template"]["spec"]
+    assert manifest["spec"]["coordinator"] == {"replicatedJob": replicated["name"], "jobIndex": 0, "podIndex": 0}
+    assert len(f"{'x' * 26}-{replicated['name']}-0-0.{'x' * 26}") <= 63 and len(name) <= 26
+    resources = container_of(manifest)["resources"]
+    assert resources["limits"] == resources["requests"]
 
 
-def pod_of(manifest):
-    return job_of(manifest)["template"]["spec"]
+def expanded(word: str, variables: dict[str, str]) -> str:
+    """What Kubernetes makes of a word of a command: $(NAME) is replaced if it is known, and $$ is a $."""
+
+    def value(match: re.Match) -> str:
+        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", value, word)
 
 
-def expanded(word, variables):
-    """What Kubernetes makes of a word of a command (its documentation, "Define a Command and Arguments")."""
-    return re.sub(
-        r"\$(\$|\((\w+)\))?",
-        lambda match: "$" if match[1] == "$" else variables.get(match[2], match[0]) if match[2] else match[0],
-        word,
-    )
+HOSTILE = ["--config.a=$(touch pwned)", "--config.b=`touch pwned`; touch pwned", "--config.c=a\"b'c d", "--config.d=$1"]
 
 
-def test_the_manifest_is_the_golden_one():
-    found = gke.text(gke.manifest(settings(spot=True), "first", ["train", "--config=configs/a.py"], env=["HF_TOKEN"]))
-    assert found == GOLDEN.read_text().rstrip("\n"), "if it is meant to change, read the new one, and keep it"
+@pytest.mark.parametrize(("slices", "hosts"), [(1, 4), (3, 2)])
+def test_every_pod_is_another_process(manifest, tmp_path, slices, hosts):
+    """Each pod's command, run by a real shell with what the controllers set, gives flags that `run` takes."""
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\0" "$word"; done\n')
+    program.chmod(0o755)
+    container, name = container_of(manifest), manifest["metadata"]["name"]
+    labels = {"jobset.sigs.k8s.io/replicatedjob-replicas": str(slices)}
+    annotations = {"jobset.sigs.k8s.io/coordinator": f"{name}-hosts-0-0.{name}"}
+    seen = []
+    for slice_ in range(slices):
+        for index in range(hosts):
+            known = {"labels": labels | {"jobset.sigs.k8s.io/job-index": str(slice_)}, "annotations": annotations}
+            variables = {"JOB_COMPLETION_INDEX": str(index)}  # Kubernetes sets it in an indexed Job
+            for entry in container["env"]:
+                field = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+                kind, key = re.fullmatch(r"metadata\.(\w+)\['(.+)'\]", field).groups() if field else ("", "")
+                variables[entry["name"]] = known[kind][key] if field else entry["value"]
+            variables["HOSTS"] = str(hosts)
+            argv = [expanded(word, variables) for word in [*container["command"], *container["args"], *HOSTILE]]
+            environment = variables | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+            done = subprocess.run(argv, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+            module, package, *rest = done.stdout.split("\0")[:-1]
+            assert (module, package, rest[0]) == ("-m", "mlm", "run")
+            assert [word for word in rest if word.startswith("--config.")] == [expanded(w, {}) for w in HOSTILE]
+            args = parser().parse_args([word for word in rest if not word.startswith("--config.")])
+            assert (args.coordinator, args.processes) == (f"{name}-hosts-0-0.{name}", slices * hosts)
+            seen.append(args.process_id)
+    assert seen == list(range(slices * hosts)) and not list(tmp_path.glob("pwned"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "label", "shape", "hosts", "chips"),
-    [
-        ("v4-8", "tpu-v4-podslice", "2x2x1", 1, 4),
-        ("v5litepod-1", "tpu-v5-lite-podslice", "1x1", 1, 1),
-        ("v5litepod-8", "tpu-v5-lite-podslice", "2x4", 1, 8),
-        ("v5litepod-16", "tpu-v5-lite-podslice", "4x4", 4, 4),
-        ("v5litepod-256", "tpu-v5-lite-podslice", "16x16", 64, 4),
-        ("v5p-8", "tpu-v5p-slice", "2x2x1", 1, 4),
-        ("v5p-128", "tpu-v5p-slice", "4x4x4", 16, 4),
-        ("v5p-512", "tpu-v5p-slice", "4x8x8", 64, 4),
-        ("v5p-1536", "tpu-v5p-slice", "8x8x12", 192, 4),
-        ("v6e-32", "tpu-v6e-slice", "4x8", 8, 4),
-        ("tpu7x-8", "tpu7x", "2x2x1", 1, 4),
-        ("tpu7x-128", "tpu7x", "4x4x4", 16, 4),
-        ("tpu7x-256", "tpu7x", "4x4x8", 32, 4),
-    ],
-)
-def test_every_generation(kind, label, shape, hosts, chips):
-    manifest = gke.manifest(settings(kind), "a", ["train"])
-    job, pod = job_of(manifest), pod_of(manifest)
-    assert pod["nodeSelector"] == {
-        "cloud.google.com/gke-tpu-accelerator": label,
-        "cloud.google.com/gke-tpu-topology": shape,
-    }
-    assert (job["completions"], job["parallelism"], job["backoffLimit"]) == (hosts, hosts, 0)
-    assert job["completionMode"] == "Indexed"
-    resources = pod["containers"][0]["resources"]
-    assert resources["limits"] == resources["requests"] == {"google.com/tpu": str(chips)}
-    assert f"--processes={hosts}" in pod["containers"][0]["command"]
-
-
-def test_every_word_arrives_as_it_is_and_nothing_breaks_out():
-    manifest = gke.manifest(settings(), "".join(HOSTILE), ["train", *HOSTILE])
-    text = gke.text(manifest)
-    assert json.loads(text) == yaml.safe_load(text) == manifest
-    (container,) = pod_of(manifest)["containers"]
-    command = [expanded(word, {"JOB_COMPLETION_INDEX": "3"}) for word in container["command"]]
-    assert command[:4] == ["python", "-m", "mlm", "train"]
-    assert command[4:-3] == HOSTILE
-    name = manifest["metadata"]["name"]
-    assert command[-3:] == [f"--coordinator={name}-hosts-0-0.{name}:8476", "--processes=4", "--process-id=3"]
-    assert manifest["metadata"]["annotations"]["mlm/run"] == "".join(HOSTILE)
-
-
-@pytest.mark.parametrize("run", ["a", "A run. With é", "-" * 200, "x" * 200, "".join(HOSTILE)])
-def test_a_name_is_one_for_kubernetes(run):
-    name = gke.name_of(run)
-    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name)
-    assert len(f"{name}-hosts-0-9999-abcde") <= 63
-    assert name != gke.name_of(run + "x")
-
-
-def test_values_of_variables_are_in_a_secret_and_not_in_the_manifest(monkeypatch):
-    monkeypatch.setenv("TOKEN", "canary")
-    manifest = gke.manifest(settings(), "a", ["train"], env=["TOKEN"])
-    assert "canary" not in gke.text(manifest)
-    (entry,) = [entry for entry in pod_of(manifest)["containers"][0]["env"] if entry["name"] == "TOKEN"]
-    assert entry["valueFrom"]["secretKeyRef"] == {"name": f"{gke.name_of('a')}-env", "key": "TOKEN"}
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"image": ""}, "there is no image"),
-        ({"accelerator_type": "v3-32"}, "v3-32 is not on GKE"),
-        ({"accelerator_type": "v6e-2"}, "v6e-2: there is no slice of 2 chips of v6e"),
-        ({"accelerator_type": "v5litepod-512"}, "there is no slice of 512 chips of v5e"),
-        ({"accelerator_type": "v5p-80"}, "there is no slice of 40 chips of v5p"),
-        ({"hosts": 3}, "hosts = 3: a slice of tpu7x-32 has 4 in GKE"),
-    ],
-)
-def test_what_there_is_not(more, words):
-    with pytest.raises(SettingsError, match=words):
-        gke.manifest(settings(**more), "a", ["train"])
-
-
-def test_nothing_but_a_dry_run():
-    with pytest.raises(PodError, match=r"run CONFIG --dry-run prints it") as caught:
-        gke.Gke(settings(), Runner())
-    assert str(caught.value).count(". ") == 0
-    cloud = gke.Gke(settings(), Runner(dry=True))
-    assert [host.worker for host in cloud.describe().hosts] == [0, 1, 2, 3]
-    for ask in (cloud.create, cloud.delete, cloud.list, lambda: cloud.ssh(0, ["ls"]), lambda: cloud.copy(0, "a", "b")):
-        with pytest.raises(PodError, match="as far as the manifest"):
-            ask()
-
-
-def test_run_prints_it(pod):
-    flags = ["--backend=gke", "--accelerator-type=tpu7x-32", "--image=registry/mlm:1"]
-    found = json.loads(pod.tpu("run", "configs/a.py", "--id=x", "--config.a=$(id)", "--dry-run", *flags))
-    assert pod_of(found)["containers"][0]["command"][3:7] == [
-        "train", "--config=configs/a.py", "--workdir=gs://my-bucket/runs/x", "--config.a=$$(id)",
-    ]  # fmt: skip
-    assert "as far as the manifest" in pod.tpu("run", "configs/a.py", *flags, code=1)
-    assert "as far as the manifest" in pod.tpu("up", "--dry-run", *flags, code=1)
-    assert pod.calls() == []
+def test_the_numbers_agree(manifest):
+    (hosts,) = [entry["value"] for entry in container_of(manifest)["env"] if entry["name"] == "HOSTS"]
+    job = job_of(manifest)
+    assert int(hosts) == job["completions"]
+    shape = job["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
+    chips = math.prod(int(side) for side in shape.split("x"))
+    assert chips == int(hosts) * container_of(manifest)["resources"]["limits"]["google.com/tpu"]
+    ports = {port["containerPort"] for port in container_of(manifest)["ports"]}
+    assert ports == {8474, 8476}
+    (config,) = [word for word in container_of(manifest)["args"] if word.startswith("--config=")]
+    assert (LAUNCH.parent / config.removeprefix("--config=")).exists()

@@ -2,7 +2,8 @@
 
 import base64
 import contextlib
-import fcntl
+import hashlib
+import io
 import json
 import os
 import pathlib
@@ -11,7 +12,10 @@ import socket
 import stat
 import subprocess
 import sys
+import tarfile
 import time
+
+import pytest
 
 from tests.fixtures_pods import wait_for
 
@@ -31,7 +35,11 @@ def alive(process: int) -> bool:
 
 
 def open_files(process: int) -> set[str]:
-    return {str(path.readlink()) for path in pathlib.Path(f"/proc/{process}/fd").iterdir()}
+    found = set()
+    for path in pathlib.Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            found.add(str(path.readlink()))
+    return found
 
 
 def test_start_and_end(host):
@@ -96,6 +104,11 @@ def test_a_torn_job_starts_nothing(host):
     job = host.job("time.sleep(60)")
     for text in ("", job[: len(job) // 2], "[]", '{"id": "a"}'):
         assert "not complete" in host.ask("start", stdin=text, code=1)["error"]
+    whole = json.loads(job)
+    for name, value in {"id": 5, "code": ["x"], "requirements": {}, "attempt": "../1", "argv": 3, "env": "x"}.items():
+        host.ask("start", stdin=json.dumps({**whole, name: value}), code=1)
+    for attempt in (0, -1, 10**9):
+        assert "attempt" in host.ask("start", stdin=json.dumps({**whole, "attempt": attempt}), code=1)["error"]
     assert not (host.root / "runs").exists()
 
 
@@ -240,6 +253,42 @@ def test_unpack(host, tmp_path):
     assert (host.root / "archives" / f"{code}.tar.gz").exists() and not archive.exists()
 
 
+@pytest.mark.parametrize(
+    ("links", "named"),
+    [
+        ({"etc": "/etc"}, "etc"),
+        ({"a/up": "../../x"}, "a/up"),
+        ({"a/b/top": "../..", "out": "a/b/top/.."}, "out"),  # inside by its words, outside by where they lead
+        ({"a/b/top": "/tmp", "a/b/top/x": None}, "a/b/top"),  # a file that would be written through a link
+    ],
+)
+def test_links_stay_inside(host, links, named):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, target in links.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.REGTYPE, "")
+            tar.addfile(info, io.BytesIO())
+    archive, code = host.root.parent / "links.tar.gz", hashlib.sha256(buffer.getvalue()).hexdigest()
+    archive.write_bytes(buffer.getvalue())
+    error = host.ask("unpack", code, str(archive), code=1)["error"]
+    assert named in error and (len(links) > 1 or "out of the code's folder" in error)
+    assert not (host.root / "code" / code).exists() and not pathlib.Path("/tmp/x").exists()
+
+
+def test_a_link_inside_is_kept(host):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, target in {"z/link": "../a/file", "a/file": ""}.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.REGTYPE, "")
+            tar.addfile(info, io.BytesIO())
+    archive, code = host.root.parent / "links.tar.gz", hashlib.sha256(buffer.getvalue()).hexdigest()
+    archive.write_bytes(buffer.getvalue())
+    assert host.ask("unpack", code, str(archive))["fresh"] is True
+    assert (host.root / "code" / code / "z" / "link").resolve() == (host.root / "code" / code / "a" / "file").resolve()
+
+
 def test_packages_are_installed_once_per_hash(host):
     assert host.ask("install", host.code)["fresh"] is False
     other = host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")
@@ -248,6 +297,35 @@ def test_packages_are_installed_once_per_hash(host):
     (host.root / "venv" / other["requirements"] / ".complete").unlink()  # as if it had been interrupted
     assert host.ask("preflight", "--code", host.code)["installed"] is None
     assert host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")["fresh"] is True
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        ("pip", "pip can't install uv==0.13.8, which makes environments: sudo apt-get install python3-pip, or install"),
+        ("venv", "and uv can't download 3.12: install one on every host, or name one that has the packages: python in"),
+        ("sync", "uv can't install packages (error: no network; cause: dns error)"),
+    ],
+)
+def test_a_host_with_too_old_a_python_and_no_way_to_another(host, tmp_path, monkeypatch, refused, said):
+    import host_setup
+
+    program = tmp_path / "python3"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'[ "$2" = pip ] && [ {refused} != pip ] && mkdir -p "$6/uv" && exit 0\n'
+        f'[ "$3" = venv ] && [ {refused} != venv ] && exit 0\n'
+        "printf 'error: no network\\n  cause: dns error\\n' >&2; exit 2\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(host_setup, "_find_python", lambda: "")
+    monkeypatch.setattr(host_setup.sys, "executable", str(program))
+    archive, code = host.pack({"requirements.txt": b"six"})
+    host.ask("unpack", code, str(archive))
+    for _ in range(2):  # what is half made is not taken for made
+        error = host.ask("install", code, code=1, MLM_POD_PYTHON="")["error"]
+        assert said in error and "error: no network; cause: dns error" in error
+    assert host.ask("preflight", "--code", code)["installed"] is None
 
 
 def test_a_python_is_one_that_answers(tmp_path, monkeypatch):
@@ -263,26 +341,6 @@ def test_a_python_is_one_that_answers(tmp_path, monkeypatch):
     (tmp_path / f"python{version}").unlink()
     (tmp_path / f"python{version}").symlink_to(sys._base_executable)
     assert host_setup._find_python() == str(tmp_path / f"python{version}")
-
-
-def test_preflight_sees_who_holds_the_accelerator(host, tmp_path):
-    (tmp_path / "dev" / "vfio").mkdir(parents=True)
-    device, lock = tmp_path / "dev" / "accel0", tmp_path / "libtpu_lockfile"
-    device.touch()
-    where = {"MLM_POD_DEVICES": str(tmp_path / "dev"), "MLM_POD_LIBTPU_LOCK": str(lock)}
-    found = host.ask("preflight", **where)
-    assert found["accelerators"] == [str(device)] and found["holders"] == [] and found["libtpu_lock"] == "absent"
-    assert found["disk_free"] > 0 and found["memory_free"] > 0 and found["code"] == [host.code]
-    lock.touch()
-    assert host.ask("preflight", **where)["libtpu_lock"] == "stale" and lock.exists()
-    with lock.open("w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        assert host.ask("preflight", "--clear-lock", **where)["libtpu_lock"] == "held" and lock.exists()
-    with device.open():
-        held = host.ask("preflight", "--clear-lock", **where)
-    assert [holder["pid"] for holder in held["holders"]] == [os.getpid()]
-    assert held["libtpu_lock"] == "held" and lock.exists()
-    assert host.ask("preflight", "--clear-lock", **where)["libtpu_lock"] == "absent" and not lock.exists()
 
 
 def test_clean_keeps_what_runs(host):

@@ -211,7 +211,7 @@ def test_ctrl_c_detaches_and_the_same_command_comes_back(supervised):
         lines.append(line)
         if "attempt 1 runs" in line:
             process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(30) == 130
     assert "detached; the run goes on" in "".join(lines)
     assert "python launch/tpu.py status a" in lines[-1]
     process.stderr.close()

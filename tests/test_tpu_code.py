@@ -57,6 +57,21 @@ def test_a_dirty_tree_is_patched_and_named(pod):
     assert code.pack(pod.repository).data == clean.data
 
 
+@pytest.mark.parametrize("is_committed", [False, True])
+@pytest.mark.parametrize("target", ["/etc/passwd", "../../elsewhere", "../configs/../../x"])
+def test_a_link_that_leaves_the_repository_is_refused(pod, target, is_committed):
+    (pod.repository / "configs" / "inside.py").symlink_to("../stub.py")
+    (pod.repository / "configs" / "data").symlink_to(target)
+    pod.git("add", "-A")
+    if is_committed:
+        pod.git("commit", "-qm", "links")
+    with pytest.raises(SettingsError, match="a link that leaves the repository") as caught:
+        code.pack(pod.repository)
+    assert f"configs/data (to {target})" in str(caught.value) and "inside" not in str(caught.value)
+    (pod.repository / "configs" / "data").unlink()  # the working tree counts, not what was committed
+    assert "configs/inside.py" in code.pack(pod.repository).files
+
+
 def test_a_forgotten_file_is_refused(pod):
     (pod.repository / "mlm" / "new module.py").touch()
     with pytest.raises(SettingsError, match=r"mlm/new module.py is not known to git and would not reach the hosts"):

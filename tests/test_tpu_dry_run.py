@@ -22,7 +22,6 @@ COMMANDS = (
     "logs a",
     "stop a --grace=60",
     "supervise configs/a.py --config.train.steps=3",
-    "notebook --worker=0 --local-port=9999",
     "clean --keep=a",
     "clean --queued --also=other",
     "down",

@@ -5,10 +5,17 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import threading
 import time
+import types
 
 import pytest
+from pods import preflight
+from pods.backend import Host
+from pods.causes import HostReport
+from pods.hosts import Answer
+from pods.runs import Job, Look, difference
 
 from tests.fixtures_pods import wait_for
 from tests.test_host import HOSTILE, alive
@@ -32,8 +39,8 @@ def test_the_same_command_on_every_host(ready_pod):
     for worker in range(2):
         log = (pathlib.Path("runs/pods/a/1") / f"{worker}.log").read_text()
         assert json.loads(log) == [
-            "train", "--config=configs/a.py", "--workdir=gs://my-bucket/runs/a", "--config.train.steps=3",
-            "--config.x=y z", "--split=test", "--coordinator=127.0.0.1:8476", "--processes=2",
+            "run", "--config=configs/a.py", "--workdir=gs://my-bucket/runs/a", "--config.train.steps=3",
+            "--config.x=y z", "--split=test", "--coordinator=127.0.0.1", "--processes=2",
             f"--process-id={worker}",
         ]  # fmt: skip
         assert f"[{worker}] " + log in said
@@ -44,7 +51,7 @@ def test_a_second_run_attaches(ready_pod):
     ready_pod.ready(WAITS)
     assert "attempt 1: started on 2 hosts" in ready_pod.tpu(*RUN, "--detach")
     first = processes(ready_pod)
-    said = ready_pod.tpu(*RUN, "--detach", "--again", "--config.other=1")
+    said = ready_pod.tpu(*RUN, "--detach", "--again")
     assert "is alive already, nothing was started" in said and processes(ready_pod) == first
     assert starts(ready_pod) == 2
     assert "run 'a', attempt 1, is alive" in ready_pod.tpu("status")
@@ -56,6 +63,67 @@ def test_a_second_run_attaches(ready_pod):
     said = ready_pod.tpu(*RUN, code=75)
     assert "run 'a' has ended (attempt 1); --again makes another attempt" in said and starts(ready_pod) == 2
     assert "attempt 2: started" in ready_pod.tpu(*RUN, "--again", "--detach")
+
+
+def test_what_is_alive_with_other_arguments_is_not_taken_for_it(ready_pod):
+    ready_pod.ready(WAITS)
+    ready_pod.tpu(*RUN, "--command=shards", "--config.x=1", "--detach")
+    said = ready_pod.tpu(*RUN, "--config.x=2", "--again", code=1)
+    assert (
+        "run 'a', attempt 1, is alive with other arguments (only there: shards --config.x=1; only here: run --config"
+        in said
+    )
+    assert "launch/tpu.py stop a" in said and starts(ready_pod) == 2
+    said = ready_pod.tpu("supervise", "configs/a.py", "--every=0.05", code=1)
+    assert "is alive with other arguments" in said and starts(ready_pod) == 2
+    pathlib.Path("stub.py").write_text("# changed")  # the same arguments, and the code has changed since
+    said = ready_pod.tpu(*RUN, "--command=shards", "--config.x=1", "--detach")
+    assert "is alive already, nothing was started" in said and "is alive with code" in said
+    ready_pod.git("checkout", "-q", "stub.py")
+
+
+@pytest.mark.parametrize("follower", ["run", "supervise"])
+def test_what_has_ended_with_other_arguments_is_not_taken_for_it(ready_pod, follower):
+    ready_pod.ready("sys.exit(0)")
+    ready_pod.tpu(*RUN, "--command=shards")
+    assert "has ended" in ready_pod.tpu(*RUN, "--command=shards")  # done, and 0 says so
+    assert starts(ready_pod) == 2
+    asked = {"run": RUN, "supervise": ("supervise", "configs/a.py", "--every=0.05")}[follower]
+    said = ready_pod.tpu(*asked)
+    assert "attempt 2" in said and starts(ready_pod) == 4
+    for worker in range(2):
+        assert json.loads((ready_pod.host_folder(worker, attempt=2) / "job.json").read_text())["argv"][0] == "run"
+    assert starts(ready_pod) == 4 and ready_pod.tpu(*asked) and starts(ready_pod) == 4
+    assert "attempt 3: started" in ready_pod.tpu(*RUN, "--workdir=/elsewhere")
+    pathlib.Path("stub.py").write_text("# changed")
+    assert "is missing: launch/tpu.py sync" in ready_pod.tpu(*RUN, "--workdir=/elsewhere", code=1)
+    ready_pod.git("checkout", "-q", "stub.py")
+
+
+def test_in_what_two_jobs_differ():
+    job = Job("a", ("run", "--config=c", "--config.x=1", "--config.x=2"), (), None)
+    place = ["--coordinator=h", "--processes=2", "--process-id=1"]  # of whichever host was asked
+    assert difference(job, {"argv": [*job.argv, *place]}) == ""
+    assert difference(job, {"argv": ["train", *job.argv[1:], *place]}) == "only there: train; only here: run"
+    assert difference(job, {"argv": [*job.argv, "--x=y z", *place]}) == "only there: '--x=y z'"
+    said = difference(job, {"argv": ["run", "--config=c", "--config.x=2", "--config.x=1", *place]})
+    assert said == "the same arguments in another order"
+
+
+def test_what_lives_without_a_keeper_is_not_overlooked(ready_pod):
+    ready_pod.ready(WAITS)
+    ready_pod.tpu(*RUN, "--command=shards", "--detach")
+    os.kill(json.loads((ready_pod.host_folder(0) / "keeper.json").read_text())["keeper"], signal.SIGKILL)
+    os.kill(processes(ready_pod)[1], signal.SIGKILL)
+    wait_for((ready_pod.host_folder(1) / "exit.json").exists)
+    said = ready_pod.tpu(*RUN, code=1)
+    assert "nothing was started" in said and "its process lives on without a keeper" in said and starts(ready_pod) == 2
+
+
+def test_an_end_that_no_host_confirms_is_no_success():
+    report = HostReport(0, "h", "exited", {"code": 0, "signal": None, "ended": 1.0})
+    assert Look(1, (report,)).code == 0
+    assert Look(1, ()).code == Look(1, (report,), ("host 1: no answer",)).code == 1
 
 
 def test_two_who_start_at_once(ready_pod):
@@ -120,6 +188,27 @@ def test_hosts_that_lack_the_code_are_named(ready_pod):
     assert "host 0 (127.0.0.1), host 1 (127.0.0.2): code" in said and starts(ready_pod) == 0
     ready_pod.git("checkout", "-q", "stub.py")
     assert "ready: 2 hosts" in ready_pod.tpu("preflight")
+
+
+def test_preflight_tries_the_ports(ready_pod):
+    ready_pod.ready()
+    assert "ready: 2 hosts" in ready_pod.tpu("preflight")
+    with socket.create_server(("127.0.0.1", ready_pod.numbers[1])):  # of host 0, which is this machine
+        said = ready_pod.tpu("preflight", code=1)
+    assert f"host 0 (127.0.0.1): port {ready_pod.numbers[1]} is held by process {os.getpid()} (" in said
+    assert "not ready" in said and "can't reach" not in said
+
+
+def test_a_closed_port_is_named():
+    first, second, third = (Host(worker, f"10.0.0.{worker}") for worker in range(3))
+    silent = {"ports": {"8474": "timed out", "8476": ""}}
+    hosts = types.SimpleNamespace(all=(first, second, third), dry=False)
+    hosts.ask = lambda words: [Answer(host, {}) for host in words]
+    hosts.require = lambda answers, what: [{"ports": {"8474": "", "8476": ""}}, silent, silent]
+    (said,) = preflight.check_ports(hosts)
+    assert said.startswith(
+        "host 1 (10.0.0.1), host 2 (10.0.0.2): can't reach port 8474 of 10.0.0.0 (timed out): open it"
+    )
 
 
 def test_the_first_cause_is_told(ready_pod):
@@ -201,7 +290,7 @@ def test_ctrl_c_leaves_the_run_alone(ready_pod):
 
     threading.Thread(target=interrupt).start()
     begin = time.monotonic()
-    said = ready_pod.tpu(*RUN, "--id=it's")
+    said = ready_pod.tpu(*RUN, "--id=it's", code=130)  # it is not done: nothing is to follow by &&
     assert time.monotonic() - begin < 30
     assert "detached; the run goes on. Come back: python launch/tpu.py logs 'it'\"'\"'s'" in said
     assert all(map(alive, processes(ready_pod, "it%27s")))

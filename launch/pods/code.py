@@ -13,6 +13,7 @@ import io
 import json
 import os
 import pathlib
+import posixpath
 import subprocess
 import tarfile
 
@@ -49,7 +50,10 @@ def repository() -> pathlib.Path:
 
 
 def pack(root: pathlib.Path) -> Code:
-    """Returns the code of a repository. Raises PodError where git does, SettingsError for a file that git forgot."""
+    """Returns the code of a repository.
+
+    Raises PodError where git does, SettingsError for a file that git does not know, and for a link that leaves it.
+    """
     commit = _git(root, "rev-parse", "HEAD").decode().strip()
     forgotten = _names(_git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *WATCHED))
     if forgotten:
@@ -57,17 +61,15 @@ def pack(root: pathlib.Path) -> Code:
             f"{', '.join(forgotten[:5])} {'are' if len(forgotten) > 1 else 'is'} not known to git and would not reach "
             "the hosts: git add what belongs to the code, or ignore it."
         )
-    entries: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
-    with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", "--format=tar", "HEAD"))) as tar:
-        for member in tar:
-            if member.isfile() or member.issym():
-                file = tar.extractfile(member) if member.isfile() else None
-                entries[member.name] = (member, file.read() if file else b"")
+    known = _names(_git(root, "ls-files", "-z"))
+    entries = {name: _entry(root, name) for name in known if (root / name).is_symlink() or (root / name).is_file()}
     patch = _git(root, "diff", "--binary", "--no-color", "--no-ext-diff", "HEAD")
-    for name in _names(_git(root, "diff", "--name-only", "--no-renames", "-z", "HEAD")):
-        entries.pop(name, None)
-        if os.path.lexists(root / name):
-            entries[name] = _entry(root, name)
+    leaving = [f"{name} (to {info.linkname})" for name, (info, _) in sorted(entries.items()) if _leaves(info, name)]
+    if leaving:
+        raise SettingsError(
+            f"{', '.join(leaving[:5])}: a link that leaves the repository has nothing to point to on a host: replace "
+            "it by what it points to, or by a relative link within the repository."
+        )
     patch_hash = hashlib.sha256(patch).hexdigest() if patch else ""
     if patch:
         entries[".mlm-patch"] = (tarfile.TarInfo(".mlm-patch"), patch)
@@ -88,7 +90,7 @@ def config_path(root: pathlib.Path, code: Code, config: str) -> str:
 
 
 def _entry(root: pathlib.Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
-    path, info = root / name, tarfile.TarInfo(name)
+    path, info = root / name, tarfile.TarInfo(name)  # of nobody, and of no time
     if path.is_symlink():
         info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
         return info, b""
@@ -96,15 +98,19 @@ def _entry(root: pathlib.Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
     return info, path.read_bytes()
 
 
+def _leaves(info: tarfile.TarInfo, name: str) -> bool:
+    """Returns whether this is a link that is absolute, or leads out of the repository; hosts look again."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(name), info.linkname))
+    return info.issym() and (path.startswith("/") or path.split("/")[0] == "..")
+
+
 def _archive(entries: dict[str, tuple[tarfile.TarInfo, bytes]]) -> bytes:
-    """Returns a .tar.gz in which nothing but names, contents and the right to be executed is kept."""
+    """Returns a .tar.gz whose bytes depend on names, contents and the right to be executed alone."""
     inner = io.BytesIO()
     with tarfile.open(fileobj=inner, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in sorted(entries):
-            old, content = entries[name]
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname, info.size = old.type, old.linkname, len(content)
-            info.mode = 0o755 if old.mode & 0o100 else 0o644
+            info, content = entries[name]
+            info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     return gzip.compress(inner.getvalue(), compresslevel=6, mtime=0)
 

@@ -13,7 +13,7 @@ from pods.errors import PodError
 from pods.settings import FIELDS, Settings
 
 LAUNCH = pathlib.Path(__file__).resolve().parent.parent
-MODULES = ("host_setup", "host_keeper", "host_notebook", "host")  # in the order of their imports
+MODULES = ("host_setup", "host_keeper", "host_checks", "host")  # in the order of their imports
 PREFIX = "mlm-host "
 # stdin's first line is the program, the rest is for it. gcloud runs a command again by itself when ssh fails, without
 # its stdin: then there is no program, and code 254 says so
@@ -71,8 +71,8 @@ class Hosts:
 
     @property
     def coordinator(self) -> str:
-        """ADDRESS:PORT of the first host, where the processes find each other."""
-        return f"{self.all[0].address}:{self.settings.port}"
+        """Address of the first host, where the processes find each other."""
+        return self.all[0].address
 
     def ask(
         self,

@@ -33,6 +33,25 @@ def check(hosts: Hosts, code: str, *, clear_lock: bool = False) -> Report:
     return judge(dict(zip(hosts.all, found, strict=True)), code) if not hosts.dry else Report([], [], [])
 
 
+def check_ports(hosts: Hosts) -> list[str]:
+    """Returns what is wrong with the ports of the first host, where the processes of a run meet."""
+    first, *others = hosts.all
+    words = {host: ["ports", first.address, str(host.worker), str(len(hosts.all))] for host in hosts.all}
+    found = hosts.require(hosts.ask(words), "preflight")
+    problems = []
+    for port, fault in found[0]["ports"].items() if not hosts.dry else ():
+        if fault:
+            problems.append(f"{label(first)}: port {port} {fault}")
+            continue
+        reasons = {host: answer["ports"][port] for host, answer in zip(others, found[1:], strict=True)}
+        if shut := [host for host in others if reasons[host]]:
+            problems.append(
+                f"{', '.join(map(label, shut))}: can't reach port {port} of {first.address} ({reasons[shut[0]]}): open "
+                "it between the hosts (Google's own rule opens 8470, 8471, 8474 and 8476 in the network of a TPU)"
+            )
+    return problems
+
+
 def judge(found: dict[Host, dict], code: str) -> Report:
     """Returns what the hosts' answers come to."""
     problems, remarks = [], []
@@ -55,6 +74,11 @@ def judge(found: dict[Host, dict], code: str) -> Report:
     complain(
         "libtpu's lock file is left over: launch/tpu.py preflight --clear-lock",
         lambda answer: answer["libtpu_lock"] == "stale",
+        remarks,
+    )
+    complain(
+        f"transparent huge pages are off, and a TPU starts slowly: {max(a['huge_pages'] for a in found.values())}",
+        lambda answer: answer["huge_pages"],
         remarks,
     )
     for host, answer in found.items():

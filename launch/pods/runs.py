@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import secrets
+import shlex
 import urllib.parse
 from collections.abc import Sequence
 
@@ -19,7 +20,8 @@ from pods.fanout import label
 from pods.hosts import Answer, Hosts, quoted
 from pods.settings import Settings
 
-COMMANDS = ("train", "run", "shards", "evaluate", "export")  # of `python -m mlm`, that take a place among processes
+COMMANDS = ("run", "train", "shards", "classify", "evaluate", "export")  # of `python -m mlm`, that run on several hosts
+PLACE = 3  # arguments at the end of a job's that say which process it is
 RECORDS = pathlib.Path("runs/pods")  # under the folder we are in: logs of the hosts, archives of code
 
 
@@ -38,11 +40,15 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """The newest attempt of a run (0: there is none) on all hosts; errors: of hosts that did not answer."""
+    """The newest attempt of a run (0: there is none) on all hosts.
+
+    errors: of hosts that did not answer; job: what was started, {} if no host knows.
+    """
 
     attempt: int
     reports: tuple[HostReport, ...]
     errors: tuple[str, ...] = ()
+    job: dict = dataclasses.field(default_factory=dict)
 
     @property
     def running(self) -> bool:
@@ -56,10 +62,11 @@ class Look:
 
     @property
     def code(self) -> int:
-        """The exit code for all: 0 if every host ended with 0, that of the first cause otherwise."""
+        """The exit code for all: 0 if every host is known to have ended with 0, else that of the first cause."""
         if self.cause:
             return self.cause.code
-        return 0 if all(report.exit and report.exit["code"] == 0 for report in self.reports) else 1
+        ended = [report.exit and report.exit["code"] == 0 for report in self.reports]
+        return 0 if ended and all(ended) and not self.errors else 1
 
 
 def make_job(
@@ -105,18 +112,55 @@ def look(hosts: Hosts, run: str, attempt: int | None = None) -> Look:
     """Returns an attempt (default: the newest) of a run on all hosts."""
     answers = hosts.ask(["status", "--", run, *([] if attempt is None else [str(attempt)])])
     attempt = max((answer.data.get("attempt", 0) for answer in answers), default=0)
-    reports, errors = [], []
+    reports, errors, job = [], [], {}
     for answer in answers:
         data = answer.data
         if answer.error:
             errors.append(f"{label(answer.host)}: {answer.error}")
         elif data and data["attempt"] == attempt:
             reports.append(HostReport.from_status(answer.host.worker, data))
+            job = job or data.get("job") or {}
             if data.get("orphan"):
                 errors.append(f"{label(answer.host)}: its process lives on without a keeper: launch/tpu.py stop")
         elif data:
             reports.append(HostReport(answer.host.worker, data["host"], "absent"))
-    return Look(attempt, tuple(reports), tuple(errors))
+    return Look(attempt, tuple(reports), tuple(errors), job)
+
+
+def look_for(hosts: Hosts, job: Job) -> Look:
+    """Returns `look` of the job's id, on which an ended attempt of another job does not count: its hosts are "absent".
+
+    Raises PodError if another job is alive under that id.
+    """
+    seen = look(hosts, job.id)
+    if seen.running:
+        _require_same(job, seen.job, seen.attempt)
+    elif seen.job and not seen.errors and (difference(job, seen.job) or seen.job.get("code") != job.code.hash):
+        absent = tuple(HostReport(report.process, report.host, "absent") for report in seen.reports)
+        return dataclasses.replace(seen, reports=absent, job={})
+    return seen
+
+
+def difference(job: Job, other: dict) -> str:
+    """Returns in what the arguments of a job.json differ from a job's, "" if they are the same."""
+    there, here = [str(word) for word in other.get("argv", ())][:-PLACE], list(job.argv)
+    if there == here:
+        return ""
+    gone, new = ([word for word in one if word not in two] for one, two in ((there, here), (here, there)))
+    only = [f"only {where}: {shlex.join(words)}" for where, words in (("there", gone), ("here", new)) if words]
+    return "; ".join(only) or "the same arguments in another order"
+
+
+def _require_same(job: Job, other: dict, attempt: int) -> None:
+    """Raises PodError if what is alive is another job; other: its job.json, {} if no host knows."""
+    if not other:
+        return
+    if differs := difference(job, other):
+        raise PodError(
+            f"run {job.id!r}, attempt {attempt}, is alive with other arguments ({differs}): choose another --id, or "
+            f"end that one first: launch/tpu.py stop {quoted(job.id)}.",
+            "settings",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,22 +173,25 @@ class Started:
 
 
 def start(hosts: Hosts, job: Job, *, again: bool = False) -> Started:
-    """Starts a job on all hosts or on none; a run that is alive is left alone, one that has ended needs `again`.
+    """Starts a job on all hosts or on none; if it is alive it is left alone, and if it has ended it needs `again`.
 
-    Raises PodError, which names the hosts, if any of them does not answer, is not ready, or differs.
+    An attempt of another job (other arguments or code) under the same id does not count once it has ended. Raises
+    PodError if one is alive, or if a host does not answer, is not ready, or differs from the others.
     """
-    seen = look(hosts, job.id)
+    seen = look_for(hosts, job)
     if seen.errors:
         raise PodError(f"nothing was started: {'; '.join(seen.errors)}.", "hosts")
     if seen.running:
+        if (code := seen.job.get("code")) and code != job.code.hash:
+            say(f"run {job.id!r} is alive with code {code[:12]}, not with {job.code.label}")
         return Started(seen.attempt, False)
-    if seen.attempt and not again:
+    if not again and any(report.state != "absent" for report in seen.reports):
         return Started(seen.attempt, False, seen)
     report = preflight.check(hosts, job.code.hash, clear_lock=True)
     for remark in report.remarks:
         say(remark)
     if report.problems:
-        if (seen := look(hosts, job.id)).running:  # somebody else started it just now
+        if (seen := look_for(hosts, job)).running:  # somebody else started it just now
             return Started(seen.attempt, False)
         raise PodError(f"nothing was started: {'; '.join(report.problems)}.", "hosts")
     here = [int(path.name) for path in records(job.id).glob("*") if path.name.isdigit()]
@@ -164,6 +211,7 @@ def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
             if not answer.error and (answer.data.get("job") or {}).get("launch") == launch:
                 ours.append(answer.host)
             elif not answer.error and group == hosts.all[:1]:
+                _require_same(job, answer.data.get("job") or {}, attempt)
                 return Started(attempt, False)  # somebody else's start came first; the other hosts are theirs too
             else:
                 bad.append(Answer(answer.host, answer.data, answer.error or "it runs this attempt for somebody else"))
@@ -175,7 +223,8 @@ def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
 
 
 def _text(hosts: Hosts, job: Job, host: Host, attempt: int, requirements: str, launch: str) -> bytes:
-    place = [f"--coordinator={hosts.coordinator}", f"--processes={len(hosts.all)}", f"--process-id={host.worker}"]
+    place = (f"--coordinator={hosts.coordinator}", f"--processes={len(hosts.all)}", f"--process-id={host.worker}")
+    assert len(place) == PLACE
     words = {
         "id": job.id,
         "attempt": attempt,

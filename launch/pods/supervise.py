@@ -85,7 +85,7 @@ class Supervisor:
         self.said, self.said_at = "", 0.0
 
     def run(self) -> int:
-        """Supervises until the run is done or given up; returns its exit code. Ctrl-C leaves everything as it is."""
+        """Supervises until the run is done or given up; returns its exit code. Ctrl-C, 130, leaves all as it is."""
         with self._only_one():
             try:
                 self.memory = dataclasses.replace(self.memory, moved=self.clock(), mixed=0.0, silent=0)
@@ -96,7 +96,7 @@ class Supervisor:
                 self._save()
                 self.tell("detached; the run goes on, unsupervised")
                 self._tell(f"come back: the same command again, or python launch/tpu.py status {quoted(self.job.id)}")
-                return 0
+                return 130
 
     def pause(self) -> float:
         """Returns the seconds until the next look: longer and longer while something is tried in vain."""
@@ -146,7 +146,7 @@ class Supervisor:
             if not self.looks:  # it is there, and is another one than pod.toml says
                 raise
             return Seen(READY, now, str(error).rstrip("."))
-        look = runs.look(dataclasses.replace(self.hosts, patient=False), self.job.id)  # the next look is the next try
+        look = runs.look_for(dataclasses.replace(self.hosts, patient=False), self.job)  # the next look is the next try
         stopped = self._stopped()
         stopped = 0 if stopped == self.before else stopped
         return Seen(READY, self.clock(), pod.detail, look, len(self.hosts.all), stopped)

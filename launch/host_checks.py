@@ -1,0 +1,177 @@
+"""A look at a host before a run: disk, memory, accelerators, huge pages, and the ports of the coordinator.
+
+For host.py, on a host: the standard library of Python 3.10 and later. $MLM_POD_DEVICES, $MLM_POD_SYS, $MLM_POD_PORTS
+and $MLM_POD_LIBTPU_LOCK name others than a TPU VM's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+import pathlib
+import platform
+import re
+import select
+import shutil
+import socket
+import subprocess
+import time
+
+from host_setup import HostError, is_name, read
+
+PORTS = (8474, 8476)  # of the coordinator: ours and jax's (config keys pod.port and pod.jax_port)
+WAIT = 20.0  # seconds in which all hosts come to the first one's ports
+GREETING = b"mlm-host ports\n"
+GOOGLE = "0x1ae0"  # PCI vendor
+EAGER = ("0x0063", "0x006f", "0x0076")  # PCI devices v5e, v6e and TPU7x: for them jax asks for huge pages
+
+
+def preflight(root: pathlib.Path, code: str, clear_lock: bool, runs: list[dict]) -> dict:
+    """Returns what this host has and who holds its accelerators. `runs`: those that are alive.
+
+    With `code`, "installed" is the hash of the packages that were installed for it, None if none are.
+    """
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    devices = os.environ.get("MLM_POD_DEVICES", "/dev")
+    lock = pathlib.Path(os.environ.get("MLM_POD_LIBTPU_LOCK", "/tmp/libtpu_lockfile"))
+    accelerators = sorted(glob.glob(f"{devices}/accel*") + glob.glob(f"{devices}/vfio/*"))
+    holders = _holders({os.path.realpath(path) for path in accelerators})
+    state = _lock_state(lock, bool(holders))
+    if clear_lock and state == "stale":
+        try:
+            lock.unlink()
+            state = "absent"
+        except OSError as error:
+            raise HostError(f"{lock} is stale and can't be removed ({error.strerror}): sudo rm {lock}") from error
+    memory = re.search(r"MemAvailable:\s+([0-9]+) kB", pathlib.Path("/proc/meminfo").read_text())
+    codes = sorted(path.name for path in (root / "code").glob("*") if is_name(path.name))
+    installed = (read(root / "code" / f".{code}.json") or {}).get("requirements")
+    complete = sorted(path.parent.name for path in (root / "venv").glob("*/.complete"))
+    return {
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "code": [name for name in codes if code in ("", name)],
+        "requirements": complete,
+        "installed": installed if installed in complete else None,
+        "disk_free": shutil.disk_usage(root).free,
+        "memory_free": int(memory[1]) * 1024 if memory else 0,
+        "accelerators": accelerators,
+        "holders": holders,
+        "libtpu_lock": state,
+        "huge_pages": _set_huge_pages(),
+        "runs": runs,
+        "now": time.time(),
+    }
+
+
+def _holders(paths: set[str]) -> list[dict]:
+    """Returns [{"pid", "command"}] of the processes that have one of these files open, as far as we may see them."""
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*") if paths else ():
+        with contextlib.suppress(OSError):
+            if any(_link(descriptor) in paths for descriptor in (process / "fd").iterdir()):
+                name = (process / "comm").read_text().strip()  # not the arguments: they are private
+                found.append({"pid": int(process.name), "command": name})
+    return sorted(found, key=lambda holder: holder["pid"])
+
+
+def _link(path: pathlib.Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def _lock_state(lock: pathlib.Path, in_use: bool) -> str:
+    """Returns "absent", "held" or "stale": libtpu leaves its lock file behind when it is killed."""
+    try:
+        inode = lock.stat().st_ino
+    except OSError:
+        return "absent"
+    for line in pathlib.Path("/proc/locks").read_text().splitlines():  # of every kind, and of every user
+        if f":{inode} " in line:
+            return "held"
+    return "held" if in_use or _holders({str(lock.resolve())}) else "stale"
+
+
+def _set_huge_pages() -> str:
+    """Turns transparent huge pages on where jax warns without them; returns "" or the line that a person must type."""
+    root = pathlib.Path(os.environ.get("MLM_POD_SYS", "/sys"))
+    devices = [path for path in root.glob("bus/pci/devices/*") if (path / "vendor").exists()]
+    found = {(path / "device").read_text().strip() for path in devices if GOOGLE in (path / "vendor").read_text()}
+    file = root / "kernel/mm/transparent_hugepage/enabled"
+    if not found & set(EAGER) or not file.exists() or "[always]" in file.read_text():
+        return ""
+    try:
+        if os.access(file, os.W_OK):
+            file.write_text("always")
+        else:
+            subprocess.run(["sudo", "-n", "tee", file], input=b"always", capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+    return "" if "[always]" in file.read_text() else f"sudo sh -c 'echo always > {file}'"
+
+
+def ports(address: str, worker: int, workers: int) -> dict:
+    """Tries the coordinator's ports at `address`, the first host's, all hosts at the same time.
+
+    Worker 0 listens until each of the others has been there, and these connect. Returns {"ports": {number: "" or what
+    is wrong}}, of worker 0 as the end of "port N ...", of the others as the reason why it can't be reached.
+    """
+    numbers = [int(number) for number in os.environ.get("MLM_POD_PORTS", "").split(",") if number] or PORTS
+    limit = time.monotonic() + WAIT
+    if worker:
+        return {"ports": {str(number): _connect(address, number, worker, limit) for number in numbers}}
+    found, servers = {}, {}
+    for number in numbers:
+        try:
+            servers[socket.create_server((address, number), backlog=workers)] = set(range(1, workers))
+            found[str(number)] = ""
+        except OSError as error:
+            found[str(number)] = (
+                _who_holds(number)
+                if error.errno == errno.EADDRINUSE
+                else f"can't be bound ({os.strerror(error.errno)})"
+            )
+    while any(servers.values()) and time.monotonic() < limit:
+        for server in select.select(list(servers), [], [], 0.5)[0]:
+            with contextlib.suppress(OSError, ValueError), server.accept()[0] as connection:
+                connection.settimeout(2.0)
+                servers[server].discard(int(connection.recv(8)))
+                connection.sendall(GREETING)
+    for server in servers:
+        server.close()
+    return {"ports": found}
+
+
+def _connect(address: str, number: int, worker: int, limit: float) -> str:
+    """Returns "" once the first host has greeted us, or why it has not."""
+    while True:
+        try:
+            connection = socket.create_connection((address, number), timeout=2.0)
+            break
+        except OSError as error:  # the first host may come later than we do
+            if time.monotonic() > limit:
+                return error.strerror or str(error)
+            time.sleep(0.2)
+    with connection, contextlib.suppress(OSError):
+        connection.settimeout(5.0)
+        connection.sendall(str(worker).encode())
+        if connection.recv(len(GREETING)) == GREETING:
+            return ""
+    return "something else answers there"
+
+
+def _who_holds(number: int) -> str:
+    """Returns "is held by ...": whoever listens on a TCP port here."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in pathlib.Path(table).read_text().splitlines()[1:]:
+                words = line.split()
+                if int(words[1].rpartition(":")[2], 16) == number and words[3] == "0A":  # it listens
+                    inodes.add(f"socket:[{words[9]}]")
+    holders = ", ".join(f"{holder['pid']} ({holder['command']})" for holder in _holders(inodes))
+    return f"is held by process {holders}" if holders else "is held by a process of another user"
