@@ -52,13 +52,14 @@ class Pod:
 
     def start(self, *, changes: dict[int, list[str]] | None = None, environment: dict[int, dict] | None = None) -> None:
         """Starts all processes; {process: further arguments or variables} make hosts that differ."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+            port, jax_port = (free.getsockname()[1] for free in (one, other))  # several pods may run on this machine
+        ports = [f"--coordinator=127.0.0.1:{port}", f"--config.pod.jax_port={jax_port}"]
         for index, folder in enumerate(self.folders):
             folder.mkdir(parents=True, exist_ok=True)
             for name in OWN_FILES:
                 (folder / name).unlink(missing_ok=True)
-            place = [f"--coordinator={coordinator}", f"--processes={len(self.folders)}", f"--process-id={index}"]
+            place = [*ports, f"--processes={len(self.folders)}", f"--process-id={index}"]
             command = [python(), *self._program, *self.arguments, *(changes or {}).get(index, []), *place]
             child = subprocess.Popen(
                 command,

@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
         return watching.failed(error, PreemptedError.code)
     except BrokenPipeError:  # whoever reads the output has had enough of it, as in `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if args.name in SEVERAL:  # what a lost ssh connection does to a run is no success
+            return watching.failed(StopError("nobody reads the output any more; start the same command to go on."), 1)
         return watching.end(0)
     except Exception as error:
         traceback.print_exc()

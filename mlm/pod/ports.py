@@ -75,16 +75,16 @@ def interface(host: str) -> str:
     Debian's installer writes a machine's own name into its /etc/hosts as 127.0.1.1, where no other host would reach it;
     for such a name it is every interface.
     """
-    places = {place[0] for *_, place in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    here = all(ipaddress.ip_address(place.partition("%")[0]).is_loopback for place in places)
-    return "0.0.0.0" if here and not _is_number(host) and host != "localhost" else host
+    if _is_number(host) or host == "localhost":
+        return host
+    places = {place[0].partition("%")[0] for *_, place in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    return "0.0.0.0" if all(ipaddress.ip_address(place).is_loopback for place in places) else host
 
 
 def _listen(where: tuple[str, int]) -> socket.socket:
     """Listens at the first address of a name that allows it."""
-    where = (interface(where[0]), where[1])
     failure: OSError | None = None
-    for family, _, _, _, place in socket.getaddrinfo(*where, type=socket.SOCK_STREAM):
+    for family, _, _, _, place in socket.getaddrinfo(interface(where[0]), where[1], type=socket.SOCK_STREAM):
         try:
             return socket.create_server(place, family=family, backlog=1024)
         except OSError as error:
