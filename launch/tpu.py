@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
             raise SettingsError(f"{args.name} takes no {words[0]}.")
         chosen = settings.from_arguments(args)
         runner = backend.Runner(args.dry_run)
-        return args.command(Tool(args, chosen, runner, make_backend(chosen, runner), words)) or 0
+        return args.command(Tool(args, chosen, runner, gcloud.TpuVm(chosen, runner), words)) or 0
     except PodError as error:
         print(f"tpu {args.name}: {error}", file=sys.stderr)
         return error.code
@@ -83,15 +83,6 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
     return ours, words
 
 
-def make_backend(chosen: settings.Settings, runner: backend.Runner) -> backend.Backend:
-    """Returns the cloud that the settings name."""
-    if chosen.backend == "gke":
-        from pods import gke
-
-        return gke.Gke(chosen, runner)
-    return gcloud.TpuVm(chosen, runner)
-
-
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
     root = argparse.ArgumentParser(
@@ -112,7 +103,8 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     up = command("up", _up, "create the pod, and wait until it is ready")
-    up.add_argument("--every", type=float, default=15.0, metavar="SECONDS", help="between two looks")
+    up.add_argument("--every", type=float, default=15.0, metavar="SECONDS", help="between two polls")
+    up.add_argument("--recreate", action="store_true", help="delete one that won't come back, and create another one")
     sub = command("sync", _sync, "bring the committed code, and its packages, to all hosts")
     sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
     sub = command("preflight", _preflight, "is every host ready, and are they all alike?")
@@ -134,7 +126,6 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--local-port", type=int, default=8888)
     sub = command("clean", _clean, "delete requests that only use up quota, and runs that have ended, on the hosts")
     sub.add_argument("--keep", action="append", default=[], metavar="ID", help="of a run to keep")
-    sub.add_argument("--also", action="append", default=[], metavar="NAME", help="of another request to delete")
     command("down", _down, "delete all that `up` has made")
     return root
 
@@ -191,7 +182,7 @@ def follow(tool: Tool, hosts: Hosts, run: str, attempt: int) -> int:
 
 
 def _up(tool: Tool) -> None:
-    lifetime.up(tool.settings, tool.cloud, every=tool.args.every)
+    lifetime.up(tool.settings, tool.cloud, every=tool.args.every, recreate=tool.args.recreate)
 
 
 def _sync(tool: Tool) -> None:
@@ -210,8 +201,6 @@ def _preflight(tool: Tool) -> int:
 
 def _run(tool: Tool) -> int:
     job = make_job(tool)
-    if tool.settings.backend == "gke":
-        return tool.cloud.plan(job)
     started = runs.start(hosts := tool.hosts(), job, again=tool.args.again)
     if started.ended:
         print("\n".join(runs.lines(started.ended)))
@@ -276,8 +265,7 @@ def _notebook(tool: Tool) -> int:
 
 
 def _clean(tool: Tool) -> None:
-    for what in lifetime.clean(tool.settings, tool.cloud, tool.args.also):
-        say(f"deleted {what}")
+    lifetime.clean(tool.settings, tool.cloud)
     pod = tool.cloud.describe()
     if pod.state == "READY":
         hosts = tool.hosts(pod)
@@ -288,11 +276,7 @@ def _clean(tool: Tool) -> None:
 
 
 def _down(tool: Tool) -> None:
-    deleted = lifetime.down(tool.settings, tool.cloud)
-    for what in deleted:
-        say(f"deleted {what}")
-    if not deleted and not tool.cloud.dry:
-        say(f"there is nothing named {tool.settings.name} in {tool.settings.zone}")
+    lifetime.down(tool.settings, tool.cloud)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import signal
 
-from pods.backend import ABSENT, GONE, READY
+from pods.backend import ABSENT, GONE, READY, STOPPED
 from pods.runs import Look
 
 UNKNOWN = "UNKNOWN"  # the cloud itself did not answer
-WAIT, DELETE, CREATE, START, STOP, DONE, GIVE_UP = "wait", "delete", "create", "start", "stop", "done", "give up"
+WAIT, DELETE, CREATE, RESUME, START, STOP = "wait", "delete", "create", "resume", "start", "stop"
+DONE, GIVE_UP = "done", "give up"
 FINAL = {2: "the config or its input is bad", 3: "the numerics guard stopped it", 4: "data or a checkpoint is damaged"}
 SAVED = 75
 OFFLINE = 6  # times `silent`, after which a pod of which no host answers is left to a person
@@ -25,6 +26,7 @@ class Limits:
     """crashes, preemptions: how many are survived. silent: polls without an answer of a host, after which it is dead.
 
     hang: seconds without progress on any host (0: any time). settle: seconds in which all hosts end after the first.
+    recreate: whether a pod that our `up` has not made may be deleted and made again.
     """
 
     crashes: int = 3
@@ -32,13 +34,15 @@ class Limits:
     silent: int = 5
     hang: float = 1800.0
     settle: float = 180.0
+    recreate: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
     """One look. state: of the pod; look: of the newest attempt on its hosts, None if there was nobody to ask.
 
-    hosts: how many there are; stopped: the attempt that a person has ended by `stop`, 0 for none; now: unix seconds.
+    hosts: how many there are; stopped: the attempt that a person has ended by `stop`, 0 for none; now: unix seconds;
+    ours: whether our `up` has made the pod.
     """
 
     state: str
@@ -47,6 +51,7 @@ class Seen:
     look: Look | None = None
     hosts: int = 0
     stopped: int = 0
+    ours: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +66,8 @@ class Memory:
       step, best: the furthest step seen, and as it was at the last crash.
       held: a run of ours is, or was, on this pod.
       gone: the loss of this pod has been counted.
+      ours: as it was in Seen when the pod was last there.
+      deleted: when we deleted it, in unix seconds; 0 once there is another one.
       silent: looks in a row in which a host that matters did not answer.
       mark, moved: the last sign of progress, and when it changed.
       mixed: since when some hosts have ended while others run; 0: they do not.
@@ -75,6 +82,8 @@ class Memory:
     best: int = -1
     held: bool = False
     gone: bool = False
+    ours: bool = True
+    deleted: float = 0.0
     silent: int = 0
     mark: str = ""
     moved: float = 0.0
@@ -94,14 +103,24 @@ class Action:
 def decide(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
     """Returns what to do, and what to remember."""
     memory = _notice(seen, memory)
+    action, after = _decide(seen, memory, limits)
+    if action.kind in (DELETE, CREATE) and not memory.ours and not limits.recreate:
+        why = f"{action.why}; your `up` has not made it, so only --recreate deletes it and makes it again"
+        return Action(GIVE_UP, why, SAVED), memory
+    return action, after
+
+
+def _decide(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
     if seen.look and _finished(seen):
         return Action(DONE, f"attempt {seen.look.attempt} ended with 0 on all {seen.hosts} hosts"), memory
     if seen.state == UNKNOWN:
         return Action(WAIT, f"the cloud can't be asked ({seen.detail}); nothing is concluded from that"), memory
-    if seen.state in GONE or (seen.state == ABSENT and memory.held):
+    if seen.state in GONE or (seen.state in (ABSENT, STOPPED) and memory.held):
         return _lost(seen, memory, limits)
     if seen.state == ABSENT:
         return Action(CREATE, "there is no pod"), memory
+    if seen.state == STOPPED:
+        return Action(RESUME, "the pod is STOPPED"), memory
     if seen.state != READY or seen.look is None:
         detail = f" ({seen.detail})" if seen.detail else ""
         return Action(WAIT, f"the pod is {seen.state}{detail}"), memory
@@ -115,8 +134,10 @@ def given_up(memory: Memory) -> Memory:
 
 def _notice(seen: Seen, memory: Memory) -> Memory:
     """Returns the memory with what needs no decision: how far the run is, and when that changed."""
-    if seen.state not in (*GONE, UNKNOWN):
+    if seen.state not in (*GONE, STOPPED, UNKNOWN):
         memory = dataclasses.replace(memory, gone=False)
+    if seen.state not in (ABSENT, UNKNOWN):
+        memory = dataclasses.replace(memory, ours=seen.ours, deleted=0.0)
     reports = seen.look.reports if seen.look else ()
     if any(report.state == "running" for report in reports):
         memory = dataclasses.replace(memory, held=True, attempt=seen.look.attempt)
@@ -135,7 +156,7 @@ def _finished(seen: Seen) -> bool:
 
 
 def _lost(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
-    """The pod is gone: it is counted once, deleted (it counts against the quota), and then there is none."""
+    """The pod is gone: it is counted once, and deleted (it counts against the quota), or started if it is stopped."""
     detail = f" ({seen.detail})" if seen.detail not in ("", seen.state) else ""
     what = f"the pod is {seen.state}{detail}"
     if not memory.gone:
@@ -146,8 +167,8 @@ def _lost(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
             return Action(GIVE_UP, f"{what}: the budget is used up; what is left of it: launch/tpu.py down", SAVED), (
                 memory
             )
-    memory = dataclasses.replace(memory, held=False)
-    return (Action(DELETE, what) if seen.state in GONE else Action(CREATE, what)), memory
+    memory = dataclasses.replace(memory, held=False, judged=max(memory.judged, memory.attempt))
+    return Action({ABSENT: CREATE, STOPPED: RESUME}.get(seen.state, DELETE), what), memory
 
 
 def _hosts(seen: Seen, look: Look, memory: Memory, limits: Limits) -> tuple[Action, Memory]:

@@ -71,8 +71,8 @@ class Hosts:
 
     @property
     def coordinator(self) -> str:
-        """ADDRESS:PORT of the first host, where the processes find each other."""
-        return f"{self.all[0].address}:{self.settings.port}"
+        """Address of the first host, where the processes find each other."""
+        return self.all[0].address
 
     def ask(
         self,
@@ -120,6 +120,8 @@ def connect(settings: Settings, cloud: Backend, runner: Runner, timeout: float =
             "wait, or set hosts in pod.toml; a run starts on all hosts or on none.",
             "hosts",
         )
+    if not runner.dry:
+        cloud.connect(pod)
     return Hosts(settings, cloud, runner, pod, timeout, _silence if runner.dry else say)
 
 
