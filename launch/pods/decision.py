@@ -67,7 +67,7 @@ class Memory:
       held: a run of ours is, or was, on this pod.
       gone: the loss of this pod has been counted.
       ours: as it was in Seen when the pod was last there.
-      deleted: when we deleted it, in unix seconds; 0 once there is another one.
+      deleted: when we deleted the last one, in unix seconds; 0 once there is another one.
       silent: looks in a row in which a host that matters did not answer.
       mark, moved: the last sign of progress, and when it changed.
       mixed: since when some hosts have ended while others run; 0: they do not.
@@ -137,7 +137,7 @@ def _notice(seen: Seen, memory: Memory) -> Memory:
     if seen.state not in (*GONE, STOPPED, UNKNOWN):
         memory = dataclasses.replace(memory, gone=False)
     if seen.state not in (ABSENT, UNKNOWN):
-        memory = dataclasses.replace(memory, ours=seen.ours, deleted=0.0)
+        memory = dataclasses.replace(memory, ours=seen.ours, deleted=0.0 if seen.state == READY else memory.deleted)
     reports = seen.look.reports if seen.look else ()
     if any(report.state == "running" for report in reports):
         memory = dataclasses.replace(memory, held=True, attempt=seen.look.attempt)

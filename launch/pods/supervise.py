@@ -182,7 +182,8 @@ class Supervisor:
 
     def _refuse(self, error: PodError) -> None:
         """Says why an action failed, and waits longer; raises what no waiting mends."""
-        left = self.memory.deleted + RETURN - self.clock() if error.kind == "quota" else 0
+        waits = error.kind == "quota" and self.memory.deleted
+        left = self.memory.deleted + RETURN - self.clock() if waits else 0
         if not (error.kind in PASSING or (error.kind in TRIED and self.tries + 1 < MOST_TRIES) or left > 0):
             raise error
         self.tries, self.synced = self.tries + 1, False
