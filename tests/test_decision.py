@@ -126,7 +126,7 @@ TABLE = {
 def test_what_is_decided(name):
     seen, memory, kind, code, then = TABLE[name]
     action, after = decide(seen, **memory)
-    assert (action.kind, action.code) == (kind, code), action.why
+    assert (action.kind, action.code) == (getattr(decision, kind.upper().replace(" ", "_")), code), action.why
     assert {key: getattr(after, key) for key in then} == then
 
 
@@ -142,7 +142,8 @@ def test_a_pod_that_is_never_there_spends_the_budget():
     for state in ["ABSENT", "WAITING", "SUSPENDED", "SUSPENDED"] * 3:
         action, memory = decision.decide(Seen(state, 1.0), memory, LIMITS)
         kinds.append(action.kind)
-    assert kinds == ["create", "wait", "delete", "delete"] * 2 + ["create", "wait", "give up", "delete"]
+    create, wait, delete = decision.CREATE, decision.WAIT, decision.DELETE
+    assert kinds == [create, wait, delete, delete] * 2 + [create, wait, decision.GIVE_UP, delete]
     assert decision.given_up(memory).preemptions == 0
 
 
@@ -150,7 +151,7 @@ def test_a_strangers_pod_is_made_again_if_that_is_asked_for():
     limits = dataclasses.replace(LIMITS, recreate=True)
     for seen, kind in [(Seen("PREEMPTED", 1.0, ours=False), "delete"), (Seen("ABSENT", 2.0), "create")]:
         action, memory = decision.decide(seen, Memory(attempt=1, held=True, ours=False), limits)
-        assert action.kind == kind and not memory.ours
+        assert action.kind == getattr(decision, kind.upper()) and not memory.ours
     action, _ = decide(Seen("PREEMPTED", 1.0, ours=False))
     assert action.why.endswith("your `up` has not made it, so only --recreate deletes it and makes it again")
 

@@ -42,7 +42,6 @@ def toml(values: dict) -> str:
         ("v5litepod-16", "v5e", 16, 4),
         ("v6e-8", "v6e", 8, 1),
         ("v6e-256", "v6e", 256, 64),
-        ("tpu7x-128", "tpu7x", 64, 16),
     ],
 )
 def test_chips_and_hosts(name, generation, chips, hosts):

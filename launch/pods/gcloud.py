@@ -31,49 +31,27 @@ NODE_STATES = {
 } | {"TERMINATED": backend.PREEMPTED}
 ASK, CHANGE = 120.0, 1800.0  # seconds that gcloud may take to answer, and to create or delete
 
-# the first that gcloud's message matches decides: (pattern, kind, what a person reads)
+# (kind, pattern, what a person reads): the first whose pattern gcloud's message matches
 ERRORS = (
-    (
-        "no more capacity|not enough resources|stockout|resource_pool_exhausted|insufficient capacity",
-        "stockout",
-        "{zone} has no {type} to give right now: try another zone, set queued = true to wait in line, or try later",
-    ),
-    (
-        "quota",
-        "quota",
-        "the quota of {project} for {type} in {zone} is used up: delete what you don't need (`down`, `clean`), or ask "
-        "for more at https://console.cloud.google.com/iam-admin/quotas",
-    ),
-    (
-        "has not been used in project|service_disabled|api is not enabled|api not enabled",
-        "api",
-        "the Cloud TPU API is off in {project}: gcloud services enable tpu.googleapis.com --project={project}",
-    ),
-    (
-        "auth login|unauthenticated|not currently have an active account|refreshing your current auth|reauthentication",
-        "login",
-        "gcloud isn't logged in: gcloud auth login",
-    ),
-    (
-        "permission_denied|permission denied|does not have permission|forbidden",
-        "permission",
-        "your account may not do this in {project}: ask its owner for the role roles/tpu.admin",
-    ),
-    ("not_found|was not found|not found", "absent", "{project} has no {name} in {zone}"),
-    ("already_exists|already exists", "exists", "{name} is there already in {zone}"),
-    (
-        '"code": 13\\b|internal error|internal: ',
-        "internal",
-        "Google Cloud failed internally (code 13): try again in some minutes; if it stays so, the TPU service agent of "
-        "{project} is often missing: gcloud compute tpus tpu-vm service-identity create --project={project} "
-        "--zone={zone}",
-    ),
-    (
-        "unable to find the server|network is unreachable|could not resolve|unavailable|deadline_exceeded",
-        "network",
-        "Google Cloud can't be reached: try again",
-    ),
-)
+    ("stockout", "no more capacity|not enough resources|stockout|resource_pool_exhausted|insufficient capacity",
+     "{zone} has no {type} to give right now: try another zone, set queued = true to wait in line, or try later"),
+    ("quota", "quota",
+     "the quota of {project} for {type} in {zone} is used up: delete what you don't need (`down`, `clean`), or ask for "
+     "more at https://console.cloud.google.com/iam-admin/quotas"),
+    ("api", "has not been used in project|service_disabled|api is not enabled|api not enabled",
+     "the Cloud TPU API is off in {project}: gcloud services enable tpu.googleapis.com --project={project}"),
+    ("login", "auth login|unauthenticated|active account selected|current auth tokens|reauthentication",
+     "gcloud isn't logged in: gcloud auth login"),
+    ("permission", "permission_denied|permission denied|does not have permission|forbidden",
+     "your account may not do this in {project}: ask its owner for the role roles/tpu.admin"),
+    ("absent", "not_found|not found", "{project} has no {name} in {zone}"),
+    ("exists", "already_exists|already exists", "{name} is there already in {zone}"),
+    ("internal", '"code": 13\\b|internal error|internal: ',
+     "Google Cloud failed internally (code 13): try again in some minutes; if it stays so, the TPU service agent may "
+     "be missing: gcloud compute tpus tpu-vm service-identity create --project={project} --zone={zone}"),
+    ("network", "unable to find the server|network is unreachable|could not resolve|unavailable|deadline_exceeded",
+     "Google Cloud can't be reached: try again"),
+)  # fmt: skip
 
 
 class TpuVm:
@@ -244,7 +222,7 @@ class TpuVm:
         said = re.sub(r"This command is authenticated as .* property\.", "", said).strip()  # true of every error
         message = re.search(r'"message": *("(?:[^"\\]|\\.)*")', said)
         first = json.loads(message[1]) if message else re.sub(r"^ERROR: (\([^)]*\) )?", "", said).partition("\n")[0]
-        for pattern, kind, sentence in ERRORS:
+        for kind, pattern, sentence in ERRORS:
             if re.search(pattern, said.lower()):
                 return PodError(f"{sentence.format(**names)}. (gcloud: {first.strip()})", kind)
         return PodError(f"gcloud {what} failed with code {result.code}: {said or 'it said nothing'}", "other")

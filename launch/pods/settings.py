@@ -11,9 +11,15 @@ import tomllib
 from pods import accelerators
 from pods.errors import SettingsError
 
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-WORD = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]*")  # can't be taken for a flag
-PATTERNS = {"name": NAME, "project": WORD, "zone": WORD, "runtime_version": WORD, "network": WORD, "user": WORD}
+WORD = (r"[A-Za-z0-9][-A-Za-z0-9._:/]*", "be one plain word")  # can't be taken for a flag
+RULES = {  # key: (what its value matches, and must, in words)
+    **dict.fromkeys(("project", "zone", "runtime_version", "network", "user"), WORD),
+    "name": ("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "be small letters, digits and dashes, 63 at most, a letter first"),
+    "bucket": (r"gs://[a-z0-9][-a-z0-9._]+(/.*)?", "begin with gs:// and a bucket's name"),
+    "track": ("alpha", 'be "alpha" or "": gcloud has no other track for TPU VMs'),
+    "python": ("/.*", "be an absolute path"),
+    "root": (r"(?!-)(?!(.*/)?\.\.(/|$))[^\0]+", "be a folder, such as ~/.mlm-pod"),
+}
 RANGES = {"price": (0, 1e6), "hosts": (0, 4096)}
 FLAG = re.compile(r"--[a-z][-a-z0-9]*(=.*)?", re.DOTALL)
 # what the launcher itself says to gcloud, or depends on
@@ -132,26 +138,12 @@ def _check(name: str, value: object, where: str) -> None:
     if type(value) is not kind and not (kind is float and type(value) is int):
         noun = {str: "a text in quotes", bool: "true or false", int: "a whole number", float: "a number"}[kind]
         raise SettingsError(f"{where} is {value!r}; it must be {noun}.")
-    if name in PATTERNS and value and not PATTERNS[name].fullmatch(value):
-        allowed = "small letters, digits and dashes, 63 at most, a letter first" if name == "name" else "one plain word"
-        raise SettingsError(f"{where} is {value!r}; it must be {allowed}.")
+    if name in RULES and (value or name == "root") and not re.fullmatch(RULES[name][0], value):
+        raise SettingsError(f"{where} is {value!r}; it must {RULES[name][1]}.")
+    if name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
+        raise SettingsError(f"{where} is {value!r}; it must be from {RANGES[name][0]} to {RANGES[name][1]:.0f}.")
     if name == "accelerator_type":
         try:
             accelerators.parse(value)
         except ValueError as error:
             raise SettingsError(f"{where}: {error}.") from error
-        if value.startswith("tpu7x"):
-            raise SettingsError(
-                f"{where}: {value} is not offered as a TPU VM: on GKE, use the JobSet in launch/gke.yaml; on Compute "
-                "Engine, start `python -m mlm run` on each host."
-            )
-    if name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
-        raise SettingsError(f"{where} is {value!r}; it must be from {RANGES[name][0]} to {RANGES[name][1]:.0f}.")
-    if name == "bucket" and value and not re.fullmatch(r"gs://[a-z0-9][-a-z0-9._]+(/.*)?", value):
-        raise SettingsError(f"{where} is {value!r}; it must begin with gs:// and a bucket's name.")
-    if name == "track" and value not in ("", "alpha"):
-        raise SettingsError(f'{where} is {value!r}; it must be "alpha" or "": gcloud has no other track for TPU VMs.')
-    if name == "python" and value and not value.startswith("/"):
-        raise SettingsError(f"{where} is {value!r}; it must be an absolute path.")
-    if name == "root" and (not value or value.startswith("-") or "\0" in value or ".." in value.split("/")):
-        raise SettingsError(f"{where} is {value!r}; it must be a folder, such as ~/.mlm-pod.")

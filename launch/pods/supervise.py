@@ -196,15 +196,7 @@ class Supervisor:
             return
         self.said, self.said_at = action.why, seen.now
         place = f", step {self.memory.step}" if self.memory.step >= 0 else ""
-        then = {
-            decision.DELETE: "; deleting it, with force",
-            decision.CREATE: "; creating one",
-            decision.RESUME: "; starting it again",
-            decision.START: "; starting",
-            decision.STOP: "; stopping it",
-            decision.GIVE_UP: "; giving up",
-            decision.DONE: "; done",
-        }.get(action.kind, "")
+        then = f"; {action.kind}" if action.kind else ""
         self.tell(f"{action.why}{place}{then}; {self.ledger.text(seen.now)}")
 
     def tell(self, text: str) -> None:
