@@ -224,7 +224,7 @@ def test_a_pod_that_up_has_not_made_is_given_up_and_left(supervised):
     assert supervised.cloud_calls() == ["tpu-vm create"], "the colleague's"
     fake_cloud().Cloud(pod.state).remove_node("my-pod")
     said = supervised("5", "--spot", code=75)
-    in_order(said, "the pod is ABSENT", "your `up` has not made it", "giving up")
+    in_order(said, "there is no pod; your `up` has not made it", "giving up")
     in_order(supervised("5", "--spot", "--recreate"), "creating one", "attempt 2 ended with 0")
     assert supervised.cloud_calls() == ["tpu-vm create"] * 2
 

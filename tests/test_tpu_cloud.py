@@ -165,9 +165,15 @@ def test_a_pod_that_up_has_not_made_is_used_and_never_deleted(pod, queued):
         assert "set name to that" in pod.tpu("status", "--name=request", code=1)
     else:
         by_hand(pod, "tpu-vm", "create", "my-pod", *NODE)
-    assert "my-pod is ready" in pod.tpu("up")
-    pod.tpu("sync")
-    assert "ready: 2 hosts" in pod.tpu("preflight")
+    other = f"--{'no-' * queued}queued"  # than it was made
+    assert "my-pod is ready" in pod.tpu("up", other)
+    pod.tpu("sync", other)
+    assert "ready: 2 hosts" in pod.tpu("preflight", other)
+    run = ("run", "configs/a.py", "--command=train", "--id=a", "--workdir=/w", "--detach", other)
+    assert "run 'a', attempt 1: started on 2 hosts" in pod.tpu(*run)
+    pod.tpu("logs", "a", "--every=0.05", other)
+    assert pod.tpu("status", "a", other).count("exited, exit code 0") == 2
+    assert pod.tpu("stop", "a", other).count("exited, exit code 0") == 2
     before = resources(pod)
     said = pod.tpu("down", code=1)
     assert "my-pod was not made by your `up`, so it is left as it is" in said
