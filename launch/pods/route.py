@@ -6,6 +6,7 @@ that is asked of a host within ten minutes goes over one connection.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -41,7 +42,8 @@ class Route:
     def shared(self) -> list[str]:
         """Returns the options, with those that share a connection between all commands with the same route."""
         folder = pathlib.Path.home() / ".ssh"
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(OSError):  # then ssh fails, and gcloud takes over
+            folder.mkdir(mode=0o700, exist_ok=True)
         socket = folder / f"mlm-{hashlib.sha256(repr(self).encode()).hexdigest()[:16]}"
         return [*self.options, *(word for option in (*SHARED, f"ControlPath={socket}") for word in ("-o", option))]
 
