@@ -103,7 +103,8 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     up = command("up", _up, "create the pod, and wait until it is ready")
-    up.add_argument("--every", type=float, default=15.0, metavar="SECONDS", help="between two looks")
+    up.add_argument("--every", type=float, default=15.0, metavar="SECONDS", help="between two polls")
+    up.add_argument("--recreate", action="store_true", help="delete one that won't come back, and create another one")
     sub = command("sync", _sync, "bring the committed code, and its packages, to all hosts")
     sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
     sub = command("preflight", _preflight, "is every host ready, and are they all alike?")
@@ -122,7 +123,6 @@ def parser() -> argparse.ArgumentParser:
     supervise.add_flags(sub)
     sub = command("clean", _clean, "delete requests that only use up quota, and runs that have ended, on the hosts")
     sub.add_argument("--keep", action="append", default=[], metavar="ID", help="of a run to keep")
-    sub.add_argument("--also", action="append", default=[], metavar="NAME", help="of another request to delete")
     command("down", _down, "delete all that `up` has made")
     return root
 
@@ -181,7 +181,7 @@ def follow(tool: Tool, hosts: Hosts, run: str, attempt: int) -> int:
 
 
 def _up(tool: Tool) -> None:
-    lifetime.up(tool.settings, tool.cloud, every=tool.args.every)
+    lifetime.up(tool.settings, tool.cloud, every=tool.args.every, recreate=tool.args.recreate)
 
 
 def _sync(tool: Tool) -> None:
@@ -260,8 +260,7 @@ def _supervise(tool: Tool) -> int:
 
 
 def _clean(tool: Tool) -> None:
-    for what in lifetime.clean(tool.settings, tool.cloud, tool.args.also):
-        say(f"deleted {what}")
+    lifetime.clean(tool.settings, tool.cloud)
     pod = tool.cloud.describe()
     if pod.state == "READY":
         hosts = tool.hosts(pod)
@@ -272,11 +271,7 @@ def _clean(tool: Tool) -> None:
 
 
 def _down(tool: Tool) -> None:
-    deleted = lifetime.down(tool.settings, tool.cloud)
-    for what in deleted:
-        say(f"deleted {what}")
-    if not deleted and not tool.cloud.dry:
-        say(f"there is nothing named {tool.settings.name} in {tool.settings.zone}")
+    lifetime.down(tool.settings, tool.cloud)
 
 
 if __name__ == "__main__":

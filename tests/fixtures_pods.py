@@ -124,7 +124,9 @@ class FakePod:
             self.numbers = [server.getsockname()[1] for server in (one, other)]
         self.ports = {"MLM_POD_PORTS": ",".join(map(str, self.numbers))}  # other tests have pods of their own
         self.bin.mkdir()
-        for name, program in {"gcloud": FAKE / "gcloud", "python3": ""}.items():
+        ssh = FAKE / "fake_ssh"
+        programs = {"gcloud": FAKE / "gcloud", "python3": "", "ssh": f"{ssh} ssh", "scp": f"{ssh} scp"}
+        for name, program in programs.items():
             (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E {program} "$@"\n')
             (self.bin / name).chmod(0o755)  # they start in a third of the time, without site-packages
         (self.repository / "mlm").mkdir(parents=True)
@@ -154,6 +156,7 @@ class FakePod:
         patch.chdir(self.repository)
         patch.setenv("PATH", f"{self.bin}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("FAKE_GCLOUD_STATE", str(self.state))
+        patch.setenv("HOME", str(self.bin))  # ssh's sockets
         patch.setattr(fanout, "BACKOFF", (0.05, 0.1))
 
     def leave(self) -> None:
@@ -161,7 +164,8 @@ class FakePod:
         fake_cloud().Cloud(self.state).kill("my-pod")
         for folder in [*self.home.glob("*/home/.mlm-pod/runs"), self.repository / "runs", self.state / "faults"]:
             shutil.rmtree(folder, ignore_errors=True)
-        (self.state / "calls.jsonl").unlink(missing_ok=True)
+        for name in ("calls.jsonl", "ssh.jsonl"):
+            (self.state / name).unlink(missing_ok=True)
 
     def tpu(self, *argv: str, code: int | None = 0) -> str:
         """Runs launch/tpu.py in this process; returns what it printed, and then what it said on stderr."""
@@ -195,6 +199,10 @@ class FakePod:
     def calls(self) -> list[list[str]]:
         """Returns the arguments of every gcloud so far."""
         return fake_cloud().Cloud(self.state).calls()
+
+    def ssh_calls(self) -> list[list[str]]:
+        """Returns the arguments of every ssh and scp that gcloud has not started."""
+        return fake_cloud().Cloud(self.state).calls("ssh.jsonl")
 
     def fault(self, command: str, fault: str, **more) -> None:
         """Plants a fault."""

@@ -58,6 +58,18 @@ TABLE = {
     "preempted": (Seen("PREEMPTED", 1.0), {}, "delete", 0, {"preemptions": 1, "gone": True, "held": False}),
     "preempted, counted already": (Seen("PREEMPTED", 1.0), {"preemptions": 1, "gone": True}, "delete", 0, {
         "preemptions": 1}),
+    "stopped": (Seen("STOPPED", 1.0), {}, "resume", 0, {"preemptions": 1, "gone": True, "held": False, "judged": 1}),
+    "stopped, counted already": (Seen("STOPPED", 1.0), {"preemptions": 1, "gone": True}, "resume", 0, {
+        "preemptions": 1}),
+    "stopped before any run": (Seen("STOPPED", 1.0), {"held": False}, "resume", 0, {"preemptions": 0}),
+    "a stranger's, preempted": (Seen("PREEMPTED", 1.0, ours=False), {}, "give up", 75, {"ours": False}),
+    "a stranger's, and a host is dead": (ready(ONE_SILENT, ours=False), {"silent": 2}, "give up", 75, {}),
+    "a stranger's, and it is gone": (Seen("ABSENT", 1.0), {"ours": False}, "give up", 75, {"ours": False}),
+    "a stranger's, stopped": (Seen("STOPPED", 1.0, ours=False), {}, "resume", 0, {}),
+    "a stranger's that runs": (ready(RUNS, ours=False), {}, "wait", 0, {}),
+    "our own after a stranger's": (Seen("PREEMPTED", 1.0), {"ours": False}, "delete", 0, {"ours": True}),
+    "there is one again since we deleted one": (ready(RUNS), {"deleted": 1.0}, "wait", 0, {"deleted": 0.0}),
+    "what we deleted is not gone yet": (Seen("DELETING", 1.0), {"deleted": 1.0}, "wait", 0, {"deleted": 1.0}),
     "suspended": (Seen("SUSPENDED", 1.0), {}, "delete", 0, {"preemptions": 1}),
     "failed while it was queued": (Seen("FAILED", 1.0), {"held": False}, "delete", 0, {"preemptions": 1}),
     "deleted behind our back": (Seen("ABSENT", 1.0), {}, "create", 0, {"preemptions": 1, "held": False}),
@@ -114,7 +126,7 @@ TABLE = {
 def test_what_is_decided(name):
     seen, memory, kind, code, then = TABLE[name]
     action, after = decide(seen, **memory)
-    assert (action.kind, action.code) == (kind, code), action.why
+    assert (action.kind, action.code) == (getattr(decision, kind.upper().replace(" ", "_")), code), action.why
     assert {key: getattr(after, key) for key in then} == then
 
 
@@ -130,8 +142,18 @@ def test_a_pod_that_is_never_there_spends_the_budget():
     for state in ["ABSENT", "WAITING", "SUSPENDED", "SUSPENDED"] * 3:
         action, memory = decision.decide(Seen(state, 1.0), memory, LIMITS)
         kinds.append(action.kind)
-    assert kinds == ["create", "wait", "delete", "delete"] * 2 + ["create", "wait", "give up", "delete"]
+    create, wait, delete = decision.CREATE, decision.WAIT, decision.DELETE
+    assert kinds == [create, wait, delete, delete] * 2 + [create, wait, decision.GIVE_UP, delete]
     assert decision.given_up(memory).preemptions == 0
+
+
+def test_a_strangers_pod_is_made_again_if_that_is_asked_for():
+    limits = dataclasses.replace(LIMITS, recreate=True)
+    for seen, kind in [(Seen("PREEMPTED", 1.0, ours=False), "delete"), (Seen("ABSENT", 2.0), "create")]:
+        action, memory = decision.decide(seen, Memory(attempt=1, held=True, ours=False), limits)
+        assert action.kind == getattr(decision, kind.upper()) and not memory.ours
+    action, _ = decide(Seen("PREEMPTED", 1.0, ours=False))
+    assert action.why.endswith("your `up` has not made it, so only --recreate deletes it and makes it again")
 
 
 def test_memory_goes_through_json():

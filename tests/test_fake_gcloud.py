@@ -15,6 +15,14 @@ CREATE = "tpu-vm create x --zone=z --project=p"
 QUEUED = "queued-resources create q --zone=z --project=p --runtime-version=v"
 CHIPS = "(--accelerator-type | --topology --type)"
 NODES = "(--node-id | [--node-count : --node-prefix])"
+ELSEWHERE = (
+    "unrecognized arguments:\n  \n {flag} flag is available in one or more alternate release tracks. Try:\n\n"
+    "  gcloud alpha compute tpus {command} {flag}\n"
+)
+DICT = (
+    "argument {flag}: Bad syntax for dict arg: [{value}]. Please see `gcloud topic flags-file` or `gcloud topic "
+    "escaping` for information on providing list or dictionary flag values with special characters."
+)
 REFUSED = {
     f"{CREATE} --version=v --bogus=3": "unrecognized arguments: --bogus=3",
     f"{CREATE} --version=v y": "unrecognized arguments: y",
@@ -26,8 +34,29 @@ REFUSED = {
     "tpu-vm describe x --zone=z --project=p --spot": "unrecognized arguments: --spot",
     "tpu-vm delete x --zone=z --project=p --force": "unrecognized arguments: --force",
     "tpu-vm ssh --zone=z --project=p": "argument [USER@]TPU: Must be specified.",
-    "tpu-vm ssh x --zone=z --project=p --batch-size=3": "unrecognized arguments: --batch-size=3",
-    "tpu-vm ssh x --zone=z --project=p --tunnel-through-iap": "unrecognized arguments: --tunnel-through-iap",
+    "tpu-vm ssh x --zone=z --project=p --batch-size=3": ELSEWHERE.format(flag="--batch-size", command="tpu-vm ssh"),
+    "tpu-vm ssh x --zone=z --project=p --tunnel-through-iap": (
+        ELSEWHERE.format(flag="--tunnel-through-iap", command="tpu-vm ssh")
+    ),
+    "tpu-vm ssh x --zone=z --project=p --scp-flag=-C": "unrecognized arguments: --scp-flag=-C",
+    "tpu-vm ssh x --zone=z --project=p --strict-host-key-checking=maybe": (
+        "argument --strict-host-key-checking: Invalid choice: 'maybe'.\n\nValid choices are [ask, no, yes]."
+    ),
+    "tpu-vm scp a x: --zone=z --project=p --ssh-flag=-C": "unrecognized arguments: --ssh-flag=-C",
+    "alpha tpu-vm ssh x --zone=z --project=p --internal-ip --tunnel-through-iap": (
+        f"argument --internal-ip: {synopsis.IAP_TEXT}"
+    ),
+    "tpu-vm start x --zone=z --project=p --force": "unrecognized arguments: --force",
+    f"{CREATE} --version=v --labels=foo": DICT.format(flag="--labels", value="foo"),
+    f"{CREATE} --version=v --data-disk=foo": DICT.format(flag="--data-disk", value="foo"),
+    f"{CREATE} --version=v --scopes": "argument --scopes: expected one argument",
+    f"{CREATE} --version=v --provisioning-model=flex-start": (
+        ELSEWHERE.format(flag="--provisioning-model", command="tpu-vm create")
+    ),
+    f"alpha {CREATE} --version=v --max-run-duration=4h": "unrecognized arguments: --max-run-duration=4h",
+    f"{QUEUED} --accelerator-type=a --node-id=n --reservation=r": (
+        ELSEWHERE.format(flag="--reservation", command="queued-resources create")
+    ),
     "tpu-vm scp a --zone=z --project=p": "argument [[USER@]INSTANCE:]DEST: Must be specified.",
     "queued-resources delete q --zone=z --project=p --forced": "unrecognized arguments: --forced",
     f"{QUEUED} --node-id=n": f"Exactly one of {CHIPS} must be specified.",
@@ -42,13 +71,29 @@ REFUSED = {
 }
 
 
+def argv(line: str) -> list[str]:
+    words = line.split()
+    at = words[0] == "alpha"
+    return [*words[:at], "compute", "tpus", *words[at:]]
+
+
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_gcloud_refuses_is_refused_in_its_words(line):
     with pytest.raises(synopsis.RefusedError) as caught:
-        synopsis.parse(["compute", "tpus", *line.split()])
-    where = ".".join(line.split()[:2])
-    assert str(caught.value) == f"ERROR: (gcloud.compute.tpus.{where}) {REFUSED[line]}"
+        synopsis.parse(argv(line))
+    where = ".".join(["gcloud", *argv(line)][: 6 if line.startswith("alpha") else 5])
+    assert str(caught.value) == f"ERROR: ({where}) {REFUSED[line]}"
     assert caught.value.code == 2
+
+
+def test_the_tracks_take_different_flags():
+    flex = f"{QUEUED} --accelerator-type=a --node-id=n --provisioning-model=flex-start --max-run-duration=4h"
+    assert synopsis.parse(argv(f"alpha {flex}")).flags["--provisioning-model"] == "flex-start"
+    with pytest.raises(synopsis.RefusedError, match=r"must be one of \[standard, spot, reservation-bound\]"):
+        synopsis.parse(argv(f"alpha {CREATE} --version=v --provisioning-model=flex-start"))
+    with pytest.raises(synopsis.RefusedError) as caught:
+        synopsis.parse(["beta", "compute", "tpus", "tpu-vm", "list"])
+    assert str(caught.value).startswith("ERROR: (gcloud.beta.compute.tpus) Invalid choice: 'tpu-vm'.\n")
 
 
 def test_a_refusal_ends_the_command_and_changes_nothing(fake):

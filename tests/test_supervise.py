@@ -10,8 +10,10 @@ import pytest
 
 from tests.fixtures_pods import LAUNCH, fake_cloud, wait_for
 from tests.test_decision import LIMITS, ended
+from tests.test_tpu_cloud import by_hand
 
 from pods.backend import Host, Pod  # isort: skip
+from pods.decision import Memory  # isort: skip
 from pods.code import Code  # isort: skip
 from pods.errors import PodError  # isort: skip
 from pods.hosts import Hosts  # isort: skip
@@ -55,6 +57,22 @@ def test_what_waiting_mends_is_waited_for_longer_and_longer(tmp_path, monkeypatc
     for kind in ("quota", "permission", "settings", "login"):
         with pytest.raises(PodError, match="why"):
             supervisor([])._refuse(PodError("why.", kind))
+
+
+def test_quota_that_our_own_delete_gives_back_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one, now = supervisor(said := []), [1000.0]
+    one.clock, one.memory = lambda: now[0], Memory(deleted=1000.0)
+    now[0] += 60
+    one._refuse(PodError("the quota is used up.", "quota"))
+    assert said[-1].endswith(
+        "the quota is used up; what the deleted pod has used may come back for another 29 min; again in 20 s"
+    )
+    now[0] += 1739
+    one._refuse(PodError("the quota is used up.", "quota"))
+    now[0] += 1
+    with pytest.raises(PodError, match="used up"):
+        one._refuse(PodError("the quota is used up.", "quota"))
 
 
 def test_one_supervisor_a_run(tmp_path, monkeypatch):
@@ -167,7 +185,7 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
     in_order(
         said, "there is no pod; creating one; 0.00 chip-hours so far, 0.00 dollars", "nothing of this run is on the",
         "attempt 1 started on 2 hosts", "the cloud can't be asked",
-        "the pod is SUSPENDED, preemption 1 of 100; deleting it, with force", "creating one", "attempt 2 started on 2",
+        "the pod is PREEMPTED, preemption 1 of 100; deleting it, with force", "creating one", "attempt 2 started on 2",
         "attempt 2 ended with 0 on all 2 hosts, step 5; done; 0.0", " dollars",
     )  # fmt: skip
     assert "again in" not in said, "the code was brought to the new pod before the start"
@@ -179,6 +197,61 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
         "a run that is done is not started again"
     )
     assert len(supervised.starts()) == 4
+
+
+def hold(supervised, then):
+    """Lets a run stand still after its first step until `then` has happened; returns the thread that does it."""
+    supervised.work.mkdir()
+    (supervised.work / "hold").touch()
+
+    def wait():
+        wait_for(lambda: (supervised.work / "step-0").exists(), 60)
+        then()
+        (supervised.work / "hold").unlink()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_a_pod_that_up_has_not_made_is_given_up_and_left(supervised):
+    pod = supervised.pod
+    by_hand(pod, "tpu-vm", "create", "my-pod", "--accelerator-type=v4-8", "--version=tpu-ubuntu2204-base")
+    thread = hold(supervised, pod.preempt)
+    said = supervised("5", "--spot", code=75)
+    thread.join()
+    in_order(said, "attempt 1 started", "the pod is PREEMPTED, preemption 1 of 100; your `up` has not made it, so only")
+    assert supervised.cloud_calls() == ["tpu-vm create"], "the colleague's"
+    fake_cloud().Cloud(pod.state).remove_node("my-pod")
+    said = supervised("5", "--spot", code=75)
+    in_order(said, "there is no pod; your `up` has not made it", "giving up")
+    in_order(supervised("5", "--spot", "--recreate"), "creating one", "attempt 2 ended with 0")
+    assert supervised.cloud_calls() == ["tpu-vm create"] * 2
+
+
+def test_a_pod_that_is_stopped_is_started_and_the_run_goes_on(supervised):
+    thread = hold(supervised, lambda: fake_cloud().stop(supervised.pod.state, "my-pod"))
+    said = supervised("5")
+    thread.join()
+    in_order(said, "attempt 1 started", "the pod is STOPPED, preemption 1 of 100; starting it again", "attempt 2 ended")
+    assert supervised.cloud_calls() == ["tpu-vm create", "tpu-vm start"] and "crash" not in said
+    assert supervised.starts()[1].startswith("2 0 from ")
+
+
+def test_a_quota_refusal_after_our_own_delete_is_not_the_end(supervised):
+    def take():
+        supervised.pod.fault("create", "quota", times=2)
+        supervised.pod.preempt()
+
+    thread = hold(supervised, take)
+    said = supervised("5")
+    thread.join()
+    in_order(said, "deleting it", "creating one", "is used up", "may come back for another 30 min; again in 0 s",
+             "may come back", "creating one", "attempt 2 ended with 0")  # fmt: skip
+    supervised.pod.fault("create", "quota")
+    supervised.pod.tpu("down", "--accelerator-type=v4-8")
+    said = supervised("6", "--id=b", code=1)
+    assert "is used up" in said and "come back" not in said, "a quota that was never ours is not waited for"
 
 
 def test_stock_outs_are_waited_for_and_crashes_are_not_without_end(supervised):

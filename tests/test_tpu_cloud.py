@@ -1,12 +1,31 @@
 """up, down, clean: a pod is asked for once, waited for, given back, and what gcloud refuses is told in clear words."""
 
+import json
+import subprocess
+
 import pytest
 from pods import backend, gcloud, settings
 from pods.errors import PodError
 
+from tests.fixtures_pods import fake_cloud
+
+PLACE = ("--project=my-project", "--zone=us-central2-b")
+NODE = ("--accelerator-type=v4-16", "--version=tpu-ubuntu2204-base")
+REQUEST = ("--accelerator-type=v4-16", "--runtime-version=tpu-ubuntu2204-base")
+
 
 def verbs(pod) -> list[str]:
     return [" ".join(call[2:4]) for call in pod.calls()]
+
+
+def by_hand(pod, *words: str) -> str:
+    """Runs gcloud as a colleague does, without the launcher."""
+    command = ["gcloud", "compute", "tpus", *words, *PLACE]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def resources(pod) -> list[str]:
+    return sorted(path.stem for kind in ("nodes", "queued") for path in (pod.state / f"{kind}.d").iterdir())
 
 
 def test_up_is_idempotent(pod):
@@ -54,6 +73,7 @@ def test_another_pod_of_that_name_is_not_taken_for_ours(pod):
         ("quota", "the quota of my-project for v4-16 in us-central2-b is used up"),
         ("permission", "your account may not do this in my-project: ask its owner"),
         ("unavailable", "Google Cloud can't be reached: try again"),
+        ("internal", "Google Cloud failed internally (code 13): try again in some minutes; if it stays so, the TPU"),
     ],
 )
 def test_refusals_in_clear_words(pod, fault, words):
@@ -104,8 +124,8 @@ def test_a_pod_that_will_not_come_back(pod):
     pod.tpu("up", "--every=0.01", "--queued")
     pod.preempt()
     said = pod.tpu("up", "--queued", code=1)
-    assert "my-pod is SUSPENDED and won't come back, but counts against the quota" in said
-    assert "my-pod is SUSPENDED" in pod.tpu("sync", "--queued", code=1)
+    assert "my-pod is PREEMPTED and won't come back, but counts against the quota" in said
+    assert "my-pod is PREEMPTED" in pod.tpu("sync", "--queued", code=1)
     said = pod.tpu("clean", "--queued")
     assert "deleted queued resource my-pod" in said
     assert "--force" in next(call for call in pod.calls() if call[3] == "delete")
@@ -116,19 +136,93 @@ def test_preempted_without_a_queue(pod):
     pod.tpu("up", "--every=0.01")
     pod.preempt()
     assert "my-pod is PREEMPTED" in pod.tpu("up", code=1)
+    said = pod.tpu("up", "--every=0.01", "--recreate")
+    assert "my-pod is PREEMPTED; deleting it\ncreating my-pod" in said and "my-pod is ready" in said
     assert "deleted TPU VM my-pod" in pod.tpu("down")
     assert "there is nothing named my-pod in us-central2-b" in pod.tpu("down")
 
 
 def test_clean_leaves_what_is_not_ours(pod):
     pod.fault("queued-resources create", "failed", times=2)
-    for name in ("my-pod", "a-colleagues"):
-        pod.tpu("up", "--every=0.01", "--queued", f"--name={name}", code=1)
-    said = pod.tpu("clean", "--queued")
-    assert "other requests that only use up quota: a-colleagues; delete with --also NAME" in said
-    assert [path.stem for path in (pod.state / "queued.d").iterdir()] == ["a-colleagues"]
-    pod.tpu("clean", "--queued", "--also=a-colleagues")
-    assert not list((pod.state / "queued.d").iterdir())
+    pod.tpu("up", "--every=0.01", "--queued", code=1)
+    by_hand(pod, "queued-resources", "create", "a-colleagues", "--node-id=a-colleagues", *REQUEST)
+    while "FAILED" not in by_hand(pod, "queued-resources", "describe", "a-colleagues", "--format=json"):
+        pass
+    said = pod.tpu("clean")
+    assert "deleted queued resource my-pod" in said
+    assert "a-colleagues is FAILED and only uses up quota, but your `up` has not made it: it is left as it is" in said
+    assert resources(pod) == ["a-colleagues"]
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_pod_that_up_has_not_made_is_used_and_never_deleted(pod, queued):
+    """By a colleague, or in the console; through the queue, with a request of another name."""
+    fake_cloud().settings(pod.state, creating_describes=0, queue_describes=0)
+    if queued:
+        by_hand(pod, "queued-resources", "create", "request", "--node-id=my-pod", *REQUEST)
+        while "ACTIVE" not in by_hand(pod, "queued-resources", "describe", "request", "--format=json"):
+            pass
+        assert "set name to that" in pod.tpu("status", "--name=request", code=1)
+    else:
+        by_hand(pod, "tpu-vm", "create", "my-pod", *NODE)
+    other = f"--{'no-' * queued}queued"  # than it was made
+    assert "my-pod is ready" in pod.tpu("up", other)
+    pod.tpu("sync", other)
+    assert "ready: 2 hosts" in pod.tpu("preflight", other)
+    run = ("run", "configs/a.py", "--command=train", "--id=a", "--workdir=/w", "--detach", other)
+    assert "run 'a', attempt 1: started on 2 hosts" in pod.tpu(*run)
+    pod.tpu("logs", "a", "--every=0.05", other)
+    assert pod.tpu("status", "a", other).count("exited, exit code 0") == 2
+    assert pod.tpu("stop", "a", other).count("exited, exit code 0") == 2
+    before = resources(pod)
+    said = pod.tpu("down", code=1)
+    assert "my-pod was not made by your `up`, so it is left as it is" in said
+    command = said.partition("all the same: gcloud compute tpus ")[2].strip().removesuffix(".")
+    assert command.startswith("queued-resources delete --force my-pod" if queued else "tpu-vm delete my-pod")
+    pod.preempt()
+    assert "up --recreate deletes it" in pod.tpu("up", code=1)
+    pod.tpu("clean")
+    assert resources(pod) == before and "delete" not in " ".join(verbs(pod))
+
+
+def test_a_pod_of_another_person_is_a_strangers(pod, monkeypatch):
+    monkeypatch.setenv("LOGNAME", "Some.One")
+    pod.tpu("up", "--every=0.01")
+    node = json.loads((pod.state / "nodes.d" / "my-pod.json").read_text())
+    assert node["labels"] == {"mlm-made-by": "some-one"}
+    monkeypatch.setenv("LOGNAME", "another")
+    assert "was not made by your `up`" in pod.tpu("down", code=1)
+    monkeypatch.setenv("LOGNAME", "Some.One")
+    assert "deleted TPU VM my-pod" in pod.tpu("down")
+
+
+def test_a_stopped_pod_is_started_again(pod):
+    pod.tpu("up", "--every=0.01")
+    fake_cloud().stop(pod.state, "my-pod")
+    assert "my-pod is STOPPED, not ready: launch/tpu.py up" in pod.tpu("sync", code=1)
+    said = pod.tpu("up", "--every=0.01")
+    assert "my-pod is stopped; starting it" in said and "my-pod is ready" in said
+    assert "my-pod is not ready yet (STARTING), 0 min so far" in said
+    assert verbs(pod).count("tpu-vm start") == 1 and "tpu-vm delete" not in verbs(pod)
+
+
+def test_flags_for_gcloud_are_passed_on(pod):
+    flags = ["--create-flags=--labels=team=a,cost=b", "--create-flags=--internal-ips", "--create-flags=--subnetwork=s"]
+    flags += ["--user=someone", "--ssh-flags=--ssh-key-file=/k y", "--ssh-flags=--ssh-flag=-C -q"]
+    pod.tpu("up", "--every=0.01", *flags)
+    create = next(call for call in pod.calls() if call[3] == "create")
+    assert {"--internal-ips", "--subnetwork=s"} <= set(create)
+    (labels,) = (word for word in create if word.startswith("--labels"))
+    assert labels.startswith("--labels=mlm-made-by=") and labels.endswith(",team=a,cost=b")
+    pod.tpu("sync", *flags)
+    (first,) = (call for call in pod.calls() if call[3] == "ssh" and "--worker=0" in call)
+    assert {"someone@my-pod", "--ssh-key-file=/k y", "--ssh-flag=-C -q", "--command=true"} <= set(first)
+    said = pod.tpu("sync", "--track=alpha", "--ssh-flags=--tunnel-through-iap", *flags, "--dry-run")
+    scp = next(line for line in said.splitlines() if " scp " in line)
+    assert scp.startswith("gcloud alpha compute tpus tpu-vm scp") and " someone@my-pod:" in scp
+    assert "--tunnel-through-iap" in scp and "--ssh-key-file" in scp and "--ssh-flag" not in scp
+    said = pod.tpu("up", "--create-flags=--provisioning-model=flex-start", "--name=other", code=1)
+    assert "--provisioning-model flag is available in one or more alternate release tracks" in said
 
 
 def test_interrupted_gcloud_is_no_answer(pod, monkeypatch):

@@ -12,9 +12,9 @@ GOLDEN = pathlib.Path(__file__).parent / "golden"
 TYPES = {"v2": "v2-8", "v3": "v3-32", "v4": "v4-16", "v5e": "v5litepod-16", "v5p": "v5p-16", "v6e": "v6e-8"}
 COMMANDS = (
     "up",
-    "up --queued --spot --network=my-network",
+    "up --queued --spot --network=my-network --create-flags=--labels=team=nlp --create-flags=--internal-ips",
     "sync --extra='jax[tpu]==0.10.2'",
-    "preflight --clear-lock",
+    "preflight --clear-lock --user=someone --track=alpha --ssh-flags=--tunnel-through-iap",
     "run configs/a.py --id='my first' --config.train.steps=3 --env=WANDB_API_KEY -- --split=test",
     "run configs/a.py --command=shards --workdir=/mnt/disk --detach",
     "status",
@@ -23,7 +23,7 @@ COMMANDS = (
     "stop a --grace=60",
     "supervise configs/a.py --config.train.steps=3",
     "clean --keep=a",
-    "clean --queued --also=other",
+    "clean --queued",
     "down",
     "down --queued",
 )
@@ -38,6 +38,7 @@ def shown(text: str, pod) -> str:
 @pytest.mark.parametrize("generation", TYPES)
 def test_transcripts(pod, monkeypatch, generation):
     monkeypatch.setenv("WANDB_API_KEY", "canary")
+    monkeypatch.setenv("LOGNAME", "someone")
     before = sorted(pod.repository.rglob("*"))
     parts = []
     for command in COMMANDS:
@@ -57,13 +58,22 @@ def test_transcripts(pod, monkeypatch, generation):
     )
 
 
+def as_gcloud(argv: list[str]) -> list[str]:
+    """Returns the gcloud call that starts such an ssh."""
+    worker = int(argv[-3].rpartition(".")[2]) - 1
+    where = [f"--worker={worker}", f"--command={argv[-1]}", "--project=my-project", "--zone=us-central2-b"]
+    return ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "my-pod", *where]
+
+
 def test_what_is_printed_is_what_is_called(ready_pod):
     ready_pod.ready("sys.exit(0)")
     command = ("run", "configs/a.py", "--config.x=$(touch pwned) 'a' \"b\"")
     printed = [line for line in ready_pod.tpu(*command, "--dry-run").splitlines() if not line.startswith("#")]
-    before = len(ready_pod.calls())
+    before, before_ssh = len(ready_pod.calls()), len(ready_pod.ssh_calls())
     ready_pod.tpu(*command, "--every=0.05")
     called = [["gcloud", *argv] for argv in ready_pod.calls()[before:]]
+    assert {argv[4] for argv in called} == {"describe"}, "gcloud has said before how ssh reaches the hosts"
+    called += [as_gcloud(argv) for argv in ready_pod.ssh_calls()[before_ssh:]]
 
     def steady(argv: list[str]) -> tuple[str, ...]:
         return tuple(re.sub(r" logs -- a 1 [0-9]+ ", " logs -- a 1 0 ", word) for word in argv)

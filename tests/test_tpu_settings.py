@@ -8,6 +8,8 @@ import pytest
 from pods import accelerators, settings
 from pods.errors import SettingsError
 
+from tests.fake_gcloud import synopsis
+
 GOOD = {"name": "p", "project": "q", "zone": "us-central2-b", "accelerator_type": "v4-32"}
 
 
@@ -40,7 +42,6 @@ def toml(values: dict) -> str:
         ("v5litepod-16", "v5e", 16, 4),
         ("v6e-8", "v6e", 8, 1),
         ("v6e-256", "v6e", 256, 64),
-        ("tpu7x-128", "tpu7x", 64, 16),
     ],
 )
 def test_chips_and_hosts(name, generation, chips, hosts):
@@ -57,7 +58,7 @@ def test_types_that_do_not_exist(name):
 def test_file_and_flags(tmp_path):
     file = write(tmp_path, toml({**GOOD, "price": 3, "spot": True}))
     found = settings.load(file, {})
-    assert (found.price, found.spot, found.queued, found.port, found.host_count) == (3, True, False, 8476, 4)
+    assert (found.price, found.spot, found.queued, found.root, found.host_count) == (3, True, False, "~/.mlm-pod", 4)
     assert found.dollars_per_hour == 48
     assert settings.load(file, {"spot": False, "accelerator_type": "v6e-8"}).host_count == 1
     assert settings.load(file, {"hosts": 2}).host_count == 2
@@ -69,11 +70,13 @@ def test_every_key_is_a_flag(tmp_path, monkeypatch):
     settings.add_flags(parser)
     monkeypatch.chdir(tmp_path)
     words = ["--name=n", "--project=q", "--zone=z", "--accelerator-type=v5p-16", "--runtime-version=r", "--spot"]
-    words += ["--queued", "--network=w", "--bucket=gs://bbb/c", "--price=1.5", "--port=2000", "--root=/r", "--hosts=2"]
-    words += ["--python=/usr/bin/python3", "--backend=gke", "--cluster=c", "--image=i"]
+    words += ["--queued", "--network=w", "--bucket=gs://bbb/c", "--price=1.5", "--root=/r", "--hosts=2"]
+    words += ["--python=/usr/bin/python3", "--user=u", "--track=alpha", "--create-flags=--reserved"]
+    words += ["--create-flags=--labels=a=b,c=d", "--ssh-flags=--internal-ip"]
     found = settings.from_arguments(parser.parse_args(words))
     default = settings.Settings()
     assert [name for name in settings.FIELDS if getattr(found, name) == getattr(default, name)] == []
+    assert found.create_flags == ("--reserved", "--labels=a=b,c=d") and found.ssh_flags == ("--internal-ip",)
 
 
 @pytest.mark.parametrize(
@@ -84,16 +87,26 @@ def test_every_key_is_a_flag(tmp_path, monkeypatch):
         ("project", "-x", "project is '-x'; it must be one plain word"),
         ("zone", "a b", "zone is 'a b'"),
         ("accelerator_type", "v9-8", "accelerator_type: 'v9-8' is no accelerator type"),
-        ("accelerator_type", "tpu7x-8", 'set backend = "gke"'),
+        (
+            "accelerator_type",
+            "tpu7x-8",
+            "on GKE, use the JobSet in launch/gke.yaml; on Compute Engine, start `python -m",
+        ),
         ("spot", "yes", "spot is 'yes'; it must be true or false"),
         ("price", "cheap", "price is 'cheap'; it must be a number"),
         ("price", -1, "price is -1; it must be from 0"),
         ("price", float("nan"), "price is nan"),
-        ("port", 80, "port is 80; it must be from 1024 to 65535"),
-        ("port", True, "port is True; it must be a whole number"),
+        ("hosts", 5000, "hosts is 5000; it must be from 0 to 4096"),
+        ("hosts", True, "hosts is True; it must be a whole number"),
         ("hosts", 1.5, "hosts is 1.5; it must be a whole number"),
         ("bucket", "my-bucket", "bucket is 'my-bucket'; it must begin with gs://"),
-        ("backend", "aws", "backend is 'aws'; it must be"),
+        ("user", "me@x", "user is 'me@x'; it must be one plain word"),
+        ("track", "beta", 'track is \'beta\'; it must be "alpha" or "": gcloud has no other track for TPU VMs'),
+        ("create_flags", "--reserved", "create_flags is '--reserved'; it must be a list of flags"),
+        ("create_flags", ["reserved"], "create_flags is ['reserved']; it must be a list of flags, such as"),
+        ("create_flags", ["--spot"], "create_flags: --spot is the launcher's to set: use the keys of pod.toml"),
+        ("ssh_flags", ["-L 80:h:80"], "ssh_flags is ['-L 80:h:80']; it must be a list of flags"),
+        ("ssh_flags", ["--worker=all"], "ssh_flags: --worker=all is the launcher's to set"),
         ("root", "", "root is ''"),
         ("root", "~/../x", "root is '~/../x'"),
         ("python", "python3", "python is 'python3'; it must be an absolute path"),
@@ -104,7 +117,7 @@ def test_bad_values_name_file_and_key(tmp_path, key, value, words):
     with pytest.raises(SettingsError) as error:
         settings.load(write(tmp_path, toml({**GOOD, key: value})), {})
     assert words in str(error.value) and str(error.value).startswith(f"{tmp_path}/pod.toml") and error.value.code == 2
-    if key != "typo" and value != "tpu7x-8":
+    if key != "typo":
         with pytest.raises(SettingsError, match=f"^--{key.replace('_', '-')}") as error:
             settings.load("", {**GOOD, key: value})
 
@@ -127,4 +140,32 @@ def test_the_example_is_right_and_names_every_key():
     assert found.accelerator.chips == 16 and found.host_count == 4
     keys = tomllib.loads(path.read_text()).keys()
     commented = {line[2:].partition(" ")[0] for line in path.read_text().splitlines() if line.startswith("# ")}
-    assert set(settings.FIELDS) - {"cluster", "image"} <= set(keys) | commented
+    assert set(settings.FIELDS) <= set(keys) | commented
+
+
+CALLS = {
+    "create_flags": "queued-resources create q --node-id=n --accelerator-type=a --runtime-version=v",
+    "ssh_flags": "tpu-vm ssh n",
+}
+
+
+def test_every_line_of_the_example_is_right(tmp_path):
+    """Those that are commented out as well: what they hand to gcloud is what it takes, alpha's of alpha alone."""
+    lines = (pathlib.Path(settings.__file__).parents[1] / "pod.toml.example").read_text().splitlines()
+    keys, seen = [line for line in lines if not line.startswith("#")], set()
+    for line in lines:
+        name, _, value = line.removeprefix("# ").partition(" = ")
+        if name not in settings.FIELDS:
+            continue
+        others = [one for one in keys if not one.startswith(f"{name} ")]
+        found = getattr(settings.load(write(tmp_path, "\n".join([*others, line.removeprefix("# ")])), {}), name)
+        for flag in found if name in CALLS else ():
+            seen.add(flag.partition("=")[0])
+            call = ["compute", "tpus", *CALLS[name].split(), "--project=p", "--zone=z", flag]
+            assert synopsis.parse(["alpha", *call]).flags
+            if "# alpha" not in value:
+                assert synopsis.parse(call).flags
+            else:
+                with pytest.raises(synopsis.RefusedError, match="gcloud alpha compute tpus"):
+                    synopsis.parse(call)
+    assert len(seen) >= 14

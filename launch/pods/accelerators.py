@@ -1,9 +1,9 @@
 """What the name of an accelerator type says: chips, hosts, and the runtime that goes with its generation.
 
-The number in a name counts TensorCores, two a chip, on v2, v3, v4, v5p and TPU7x (v4-32 is 16 chips), and chips on
-v5e and v6e. A host is a VM: 4 chips, but up to 8 where a v5e or v6e slice fits on one. Sources: the pages "TPU v2" to
-"TPU v6e" of cloud.google.com/tpu/docs (their tables of topologies: v5p 2x2x1 is 8 cores, 4 chips, 1 host; 2x2x2 is
-16 cores, 8 chips, 2 hosts) and its page "TPU software versions" for the runtimes.
+The number in a name counts TensorCores, two a chip, on v2, v3, v4 and v5p (v4-32 is 16 chips), and chips on v5e and
+v6e. A host is a VM: 4 chips, but up to 8 where a v5e or v6e slice fits on one. Sources: the pages "TPU v2" to "TPU v6e"
+of cloud.google.com/tpu/docs (their tables of topologies: v5p 2x2x1 is 8 cores, 4 chips, 1 host; 2x2x2 is 16 cores, 8
+chips, 2 hosts) and its page "TPU software versions" for the runtimes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ GENERATIONS = {
     "v5litepod": Generation("v5e", 1, 8, "v2-alpha-tpuv5-lite"),
     "v5p": Generation("v5p", 2, 4, "v2-alpha-tpuv5"),
     "v6e": Generation("v6e", 1, 8, "v2-alpha-tpuv6e"),
-    "tpu7x": Generation("tpu7x", 2, 4, ""),  # no TPU VM: Compute Engine or GKE alone
 }
 
 
@@ -46,6 +45,11 @@ class Accelerator:
 def parse(name: str) -> Accelerator:
     """Returns the accelerator of a type such as v4-32. Raises ValueError with the types that there are."""
     prefix, _, number = name.partition("-")
+    if prefix == "tpu7x":
+        raise ValueError(
+            f"{name} is not offered as a TPU VM: on GKE, use the JobSet in launch/gke.yaml; on Compute Engine, start "
+            "`python -m mlm run` on each host"
+        )
     generation = GENERATIONS.get(prefix)
     if generation is None or not re.fullmatch(r"[1-9][0-9]{0,5}", number):
         known = ", ".join(f"{prefix}-N" for prefix in GENERATIONS)

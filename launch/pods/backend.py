@@ -15,14 +15,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pods.errors import PodError
 
 # states of a pod, whatever the cloud calls them
-ABSENT, WAITING, CREATING, READY = "ABSENT", "WAITING", "CREATING", "READY"
+ABSENT, WAITING, CREATING, BUSY, READY = "ABSENT", "WAITING", "CREATING", "BUSY", "READY"
 PREEMPTED, SUSPENDED, FAILED, DELETING = "PREEMPTED", "SUSPENDED", "FAILED", "DELETING"
+STOPPED = "STOPPED"  # it keeps its disks, and is started again
 GONE = (PREEMPTED, SUSPENDED, FAILED)  # it won't come back: delete it with force, and create it again
 
 
@@ -32,12 +33,15 @@ class Host:
 
     worker: int
     address: str
-    name: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-    """What the cloud says of a pod. kind: "tpu-vm", "queued" or "gke"; detail: its own words for the state."""
+    """What the cloud says of a pod.
+
+    kind: "tpu-vm" or "queued"; detail: the cloud's own name for the state; ours: made by our `up`; identity: the same
+    as long as it is the same machines at the same addresses.
+    """
 
     name: str
     state: str
@@ -45,15 +49,21 @@ class Pod:
     kind: str = "tpu-vm"
     detail: str = ""
     accelerator_type: str = ""
+    ours: bool = False
+    identity: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A local program to run, and what it reads. note: of a dry run, what stdin holds."""
+    """A local program to run, and what it reads.
+
+    note: of a dry run, what stdin holds; instead: gives the call that is made where ssh itself fails.
+    """
 
     argv: tuple[str, ...]
     stdin: bytes = b""
     note: str = ""
+    instead: Callable[[], Call] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,17 +84,23 @@ class Backend(Protocol):
     def create(self) -> None:
         """Asks for the pod; it need not be there when this returns. Raises PodError("exists") if it was there."""
 
-    def delete(self, pod: Pod | None = None) -> None:
-        """Deletes the pod, with force where it takes force; "absent" is no error."""
+    def start(self) -> None:
+        """Starts the pod again, if it is STOPPED."""
+
+    def delete(self, pod: Pod) -> None:
+        """Deletes a pod, with force where it takes force; "absent" is no error."""
 
     def describe(self) -> Pod:
         """Returns the pod, in state ABSENT if there is none; hosts in the order of their workers once it is READY."""
 
-    def list(self) -> list[Pod]:
-        """Returns all pods and queued resources of the project and zone, without their hosts."""
+    def requests(self) -> list[Pod]:
+        """Returns all queued resources of the project and zone, without their hosts."""
 
-    def ssh(self, worker: int, argv: Sequence[str], stdin: bytes = b"", flags: Sequence[str] = ()) -> Call:
-        """Returns the call that runs argv on a worker. flags: of ssh itself, such as -L8888:localhost:8888."""
+    def connect(self, pod: Pod) -> None:
+        """Prepares `ssh` and `copy` for the hosts of a pod that is READY. Raises nothing."""
+
+    def ssh(self, worker: int, argv: Sequence[str], stdin: bytes = b"") -> Call:
+        """Returns the call that runs argv on a worker."""
 
     def copy(self, worker: int, file: str, target: str) -> Call:
         """Returns the call that copies a local file to a path under the worker's home."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import signal
 
-from pods.backend import ABSENT, GONE, READY
+from pods.backend import ABSENT, GONE, READY, STOPPED
 from pods.runs import Look
 
 UNKNOWN = "UNKNOWN"  # the cloud itself did not answer
-WAIT, DELETE, CREATE, START, STOP, DONE, GIVE_UP = "wait", "delete", "create", "start", "stop", "done", "give up"
+# kinds of actions, as a person reads them
+WAIT, DELETE, CREATE, RESUME = "", "deleting it, with force", "creating one", "starting it again"
+START, STOP, DONE, GIVE_UP = "starting", "stopping it", "done", "giving up"
 FINAL = {2: "the config or its input is bad", 3: "the numerics guard stopped it", 4: "data or a checkpoint is damaged"}
 SAVED = 75
 OFFLINE = 6  # times `silent`, after which a pod of which no host answers is left to a person
@@ -25,6 +27,7 @@ class Limits:
     """crashes, preemptions: how many are survived. silent: polls without an answer of a host, after which it is dead.
 
     hang: seconds without progress on any host (0: any time). settle: seconds in which all hosts end after the first.
+    recreate: whether a pod that our `up` has not made may be deleted and made again.
     """
 
     crashes: int = 3
@@ -32,13 +35,15 @@ class Limits:
     silent: int = 5
     hang: float = 1800.0
     settle: float = 180.0
+    recreate: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
     """One look. state: of the pod; look: of the newest attempt on its hosts, None if there was nobody to ask.
 
-    hosts: how many there are; stopped: the attempt that a person has ended by `stop`, 0 for none; now: unix seconds.
+    hosts: how many there are; stopped: the attempt that a person has ended by `stop`, 0 for none; now: unix seconds;
+    ours: whether our `up` has made the pod.
     """
 
     state: str
@@ -47,9 +52,10 @@ class Seen:
     look: Look | None = None
     hosts: int = 0
     stopped: int = 0
+    ours: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Memory:
     """What is kept from one look to the next, and over a restart of the supervisor.
 
@@ -61,6 +67,8 @@ class Memory:
       step, best: the furthest step seen, and as it was at the last crash.
       held: a run of ours is, or was, on this pod.
       gone: the loss of this pod has been counted.
+      ours: as it was in Seen when the pod was last there.
+      deleted: when we deleted the last one, in unix seconds; 0 once there is another one.
       silent: looks in a row in which a host that matters did not answer.
       mark, moved: the last sign of progress, and when it changed.
       mixed: since when some hosts have ended while others run; 0: they do not.
@@ -75,6 +83,8 @@ class Memory:
     best: int = -1
     held: bool = False
     gone: bool = False
+    ours: bool = True
+    deleted: float = 0.0
     silent: int = 0
     mark: str = ""
     moved: float = 0.0
@@ -93,19 +103,13 @@ class Action:
 
 def decide(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
     """Returns what to do, and what to remember."""
-    memory = _notice(seen, memory)
-    if seen.look and _finished(seen):
-        return Action(DONE, f"attempt {seen.look.attempt} ended with 0 on all {seen.hosts} hosts"), memory
-    if seen.state == UNKNOWN:
-        return Action(WAIT, f"the cloud can't be asked ({seen.detail}); nothing is concluded from that"), memory
-    if seen.state in GONE or (seen.state == ABSENT and memory.held):
-        return _lost(seen, memory, limits)
-    if seen.state == ABSENT:
-        return Action(CREATE, "there is no pod"), memory
-    if seen.state != READY or seen.look is None:
-        detail = f" ({seen.detail})" if seen.detail else ""
-        return Action(WAIT, f"the pod is {seen.state}{detail}"), memory
-    return _hosts(seen, seen.look, memory, limits)
+    memory = dataclasses.replace(memory)  # what follows changes it
+    _notice(seen, memory)
+    action = _decide(seen, memory, limits)
+    if action.kind in (DELETE, CREATE) and not memory.ours and not limits.recreate:
+        why = f"{action.why}; your `up` has not made it, so only --recreate deletes it and makes it again"
+        return Action(GIVE_UP, why, SAVED), memory
+    return action, memory
 
 
 def given_up(memory: Memory) -> Memory:
@@ -113,19 +117,39 @@ def given_up(memory: Memory) -> Memory:
     return dataclasses.replace(memory, crashes=0, preemptions=0, silent=0, mixed=0.0)
 
 
-def _notice(seen: Seen, memory: Memory) -> Memory:
-    """Returns the memory with what needs no decision: how far the run is, and when that changed."""
-    if seen.state not in (*GONE, UNKNOWN):
-        memory = dataclasses.replace(memory, gone=False)
+def _notice(seen: Seen, memory: Memory) -> None:
+    """Remembers what needs no decision: whose the pod is, how far the run is, and when that changed."""
+    if seen.state not in (*GONE, STOPPED, UNKNOWN):
+        memory.gone = False
+    if seen.state not in (ABSENT, UNKNOWN):
+        memory.ours = seen.ours
+    if seen.state == READY:
+        memory.deleted = 0.0
     reports = seen.look.reports if seen.look else ()
     if any(report.state == "running" for report in reports):
-        memory = dataclasses.replace(memory, held=True, attempt=seen.look.attempt)
+        memory.held, memory.attempt = True, seen.look.attempt
     places = [report.progress for report in reports if report.progress]
     steps = [place["step"] for place in places if isinstance(place.get("step"), int)]
     mark = repr([seen.look.attempt if seen.look else 0, *((p.get("step"), p.get("time")) for p in places)])
     if places and mark != memory.mark:
-        memory = dataclasses.replace(memory, mark=mark, moved=seen.now)
-    return dataclasses.replace(memory, step=max([memory.step, *steps]), moved=memory.moved or seen.now)
+        memory.mark, memory.moved = mark, seen.now
+    memory.step, memory.moved = max([memory.step, *steps]), memory.moved or seen.now
+
+
+def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
+    if seen.look and _finished(seen):
+        return Action(DONE, f"attempt {seen.look.attempt} ended with 0 on all {seen.hosts} hosts")
+    if seen.state == UNKNOWN:
+        return Action(WAIT, f"the cloud can't be asked ({seen.detail}); nothing is concluded from that")
+    if seen.state in GONE or (seen.state in (ABSENT, STOPPED) and memory.held):
+        return _lost(seen, memory, limits)
+    if seen.state == ABSENT:
+        return Action(CREATE, "there is no pod")
+    if seen.state == STOPPED:
+        return Action(RESUME, "the pod is STOPPED")
+    if seen.state != READY or seen.look is None:
+        return Action(WAIT, f"the pod is {seen.state} ({seen.detail})".removesuffix(" ()"))
+    return _hosts(seen, seen.look, memory, limits)
 
 
 def _finished(seen: Seen) -> bool:
@@ -134,108 +158,97 @@ def _finished(seen: Seen) -> bool:
     return 0 < seen.hosts == len(ended) and all(end.get("code") == 0 and not end.get("signal") for end in ended)
 
 
-def _lost(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
-    """The pod is gone: it is counted once, deleted (it counts against the quota), and then there is none."""
+def _preempted(what: str, action: Action, memory: Memory, limits: Limits) -> Action:
+    """Counts a preemption; returns the action, or the end if that was one too many."""
+    memory.preemptions += 1
+    why = f"{what}, preemption {memory.preemptions} of {limits.preemptions}"
+    if memory.preemptions > limits.preemptions:
+        return Action(GIVE_UP, f"{why}: the budget is used up; what is left of the pod: launch/tpu.py down", SAVED)
+    return dataclasses.replace(action, why=why)
+
+
+def _lost(seen: Seen, memory: Memory, limits: Limits) -> Action:
+    """The pod is gone: it is counted once, and deleted (it counts against the quota), or started if it is stopped."""
     detail = f" ({seen.detail})" if seen.detail not in ("", seen.state) else ""
-    what = f"the pod is {seen.state}{detail}"
-    if not memory.gone:
-        spent = memory.preemptions + 1
-        memory = dataclasses.replace(memory, preemptions=spent, gone=True, held=False, silent=0, mixed=0.0)
-        what += f", preemption {spent} of {limits.preemptions}"
-        if spent > limits.preemptions:
-            return Action(GIVE_UP, f"{what}: the budget is used up; what is left of it: launch/tpu.py down", SAVED), (
-                memory
-            )
-    memory = dataclasses.replace(memory, held=False)
-    return (Action(DELETE, what) if seen.state in GONE else Action(CREATE, what)), memory
+    action = Action({ABSENT: CREATE, STOPPED: RESUME}.get(seen.state, DELETE), f"the pod is {seen.state}{detail}")
+    memory.held, memory.judged = False, max(memory.judged, memory.attempt)
+    if memory.gone:
+        return action
+    memory.gone, memory.silent, memory.mixed = True, 0, 0.0
+    return _preempted(action.why, action, memory, limits)
 
 
-def _hosts(seen: Seen, look: Look, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
-    running = [report for report in look.reports if report.state == "running"]
+def _hosts(seen: Seen, look: Look, memory: Memory, limits: Limits) -> Action:
     quiet = seen.hosts - len(look.reports)
-    if running:
-        return _running(seen, look, dataclasses.replace(memory, silent=0), limits)
-    memory = dataclasses.replace(memory, mixed=0.0)
+    if any(report.state == "running" for report in look.reports):
+        memory.silent = 0
+        return _running(seen, look, memory, limits)
+    memory.mixed = 0.0
     if quiet:
         return _silence(seen, look, quiet, memory, limits)
-    memory = dataclasses.replace(memory, silent=0)
+    memory.silent = 0
     if all(report.state == "absent" for report in look.reports):
-        return Action(START, "nothing of this run is on the hosts"), memory
+        return Action(START, "nothing of this run is on the hosts")
     return _ended(seen, look, memory, limits)
 
 
-def _running(seen: Seen, look: Look, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
+def _running(seen: Seen, look: Look, memory: Memory, limits: Limits) -> Action:
     """Alive somewhere. A host that does not answer is not missed: if it is dead, the others end, and if not, not."""
     ended = [report for report in look.reports if report.state != "running"]
-    memory = dataclasses.replace(memory, mixed=(memory.mixed or seen.now) if ended else 0.0)
-    where = f"attempt {look.attempt} runs"
+    memory.mixed = (memory.mixed or seen.now) if ended else 0.0
+    where, why = f"attempt {look.attempt} runs", ""
     if ended and seen.now - memory.mixed > limits.settle:
         names = ", ".join(f"host {report.process} ({report.state})" for report in ended)
         why = f"{names} ended and the others have not for {limits.settle:g} s"
-        return Action(STOP, why), dataclasses.replace(memory, stopping=look.attempt)
-    if limits.hang and seen.now - memory.moved > limits.hang:
+    elif limits.hang and seen.now - memory.moved > limits.hang:
         why = f"{where}, but no host has made progress for {limits.hang:g} s"
-        return Action(STOP, why), dataclasses.replace(memory, stopping=look.attempt)
+    if why:
+        memory.stopping = look.attempt
+        return Action(STOP, why)
     if ended:
-        return Action(WAIT, f"{where}, but {len(ended)} of {seen.hosts} hosts have ended; the others should follow"), (
-            memory
-        )
+        return Action(WAIT, f"{where}, but {len(ended)} of {seen.hosts} hosts have ended; the others should follow")
     quiet = seen.hosts - len(look.reports)
-    return Action(WAIT, where + (f"; {quiet} of {seen.hosts} hosts do not answer" if quiet else "")), memory
+    return Action(WAIT, where + (f"; {quiet} of {seen.hosts} hosts do not answer" if quiet else ""))
 
 
-def _silence(seen: Seen, look: Look, quiet: int, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
+def _silence(seen: Seen, look: Look, quiet: int, memory: Memory, limits: Limits) -> Action:
     """Nobody who answers is running, and somebody does not answer: a lost connection, or a dead host."""
-    memory = dataclasses.replace(memory, silent=memory.silent + 1)
-    what = f"{quiet} of {seen.hosts} hosts do not answer ({'; '.join(look.errors)}), look {memory.silent}"
-    if not look.reports:  # it may well be us: a pod is not deleted because ssh is blocked here
-        if memory.silent > limits.silent * OFFLINE:
-            return Action(GIVE_UP, f"{what}: the pod is READY and was left as it is; can this machine reach it?", 1), (
-                memory
-            )
-        return Action(WAIT, what), memory
-    if memory.silent <= limits.silent:
-        return Action(WAIT, what), memory
+    memory.silent += 1
+    what = f"{quiet} of {seen.hosts} hosts do not answer ({'; '.join(look.errors)}), poll {memory.silent}"
+    # if no host answers it may well be us: a pod is not deleted because ssh is blocked here
+    if memory.silent <= limits.silent * (1 if look.reports else OFFLINE):
+        return Action(WAIT, what)
+    if not look.reports:
+        return Action(GIVE_UP, f"{what}: the pod is READY and was left as it is; can this machine reach it?", 1)
     if look.cause and look.cause.code in FINAL:
         return _final(look, memory)
     # the end that we can see is the consequence of one that we can't: the machine's
-    spent = memory.preemptions + 1
-    memory = dataclasses.replace(memory, preemptions=spent, gone=True, held=False, silent=0, judged=look.attempt)
-    if spent > limits.preemptions:
-        return Action(GIVE_UP, f"{what}, preemption {spent} of {limits.preemptions}: the budget is used up", SAVED), (
-            memory
-        )
-    return Action(DELETE, f"{what}: taken for dead, preemption {spent} of {limits.preemptions}"), memory
+    memory.gone, memory.held, memory.silent, memory.judged = True, False, 0, look.attempt
+    return _preempted(f"{what}: taken for dead", Action(DELETE, ""), memory, limits)
 
 
-def _ended(seen: Seen, look: Look, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
+def _ended(seen: Seen, look: Look, memory: Memory, limits: Limits) -> Action:
     """All hosts have ended."""
     attempt, lost = look.attempt, any(report.state == "lost" for report in look.reports)
     if memory.judged >= attempt:
-        return Action(START, f"attempt {attempt} has ended", lost=lost), memory
+        return Action(START, f"attempt {attempt} has ended", lost=lost)
+    memory.judged = attempt
     if memory.attempt != attempt:  # a person's attempt, and a person wants another one
-        memory = dataclasses.replace(memory, judged=attempt)
-        return Action(START, f"attempt {attempt} had ended before", lost=lost), memory
-    memory = dataclasses.replace(memory, judged=attempt)
-    cause = look.cause
-    words = cause.sentence if cause else f"attempt {attempt} ended"
+        return Action(START, f"attempt {attempt} had ended before", lost=lost)
+    cause, hung = look.cause, memory.stopping == attempt
     if seen.stopped == attempt:
-        return Action(GIVE_UP, f"attempt {attempt} was ended by launch/tpu.py stop", SAVED), memory
-    hung = memory.stopping == attempt
+        return Action(GIVE_UP, f"attempt {attempt} was ended by launch/tpu.py stop", SAVED)
     if cause and cause.code in FINAL and not hung:
         return _final(look, memory)
     if all(_was_asked(report.exit or {}) for report in look.reports) and not hung:
-        spent = memory.preemptions + 1
-        memory = dataclasses.replace(memory, preemptions=spent)
-        what = f"attempt {attempt} was asked to end and did, preemption {spent} of {limits.preemptions}"
-        over = Action(GIVE_UP, f"{what}: the budget is used up", SAVED)
-        return (over if spent > limits.preemptions else Action(START, what)), memory
-    spent = 1 if memory.step > memory.best else memory.crashes + 1
-    memory = dataclasses.replace(memory, crashes=spent, best=max(memory.best, memory.step))
-    what = f"{words}: crash {spent} of {limits.crashes} without progress"
-    if spent > limits.crashes:
-        return Action(GIVE_UP, f"{what}: the budget is used up", (cause.code if cause else 0) or 1), memory
-    return Action(START, what, lost=lost), memory
+        return _preempted(f"attempt {attempt} was asked to end and did", Action(START, ""), memory, limits)
+    memory.crashes = 1 if memory.step > memory.best else memory.crashes + 1
+    memory.best = max(memory.best, memory.step)
+    words = cause.sentence if cause else f"attempt {attempt} ended"
+    what = f"{words}: crash {memory.crashes} of {limits.crashes} without progress"
+    if memory.crashes > limits.crashes:
+        return Action(GIVE_UP, f"{what}: the budget is used up", (cause.code if cause else 0) or 1)
+    return Action(START, what, lost=lost)
 
 
 def _was_asked(end: dict) -> bool:
@@ -243,8 +256,6 @@ def _was_asked(end: dict) -> bool:
     return end.get("code") == SAVED or end.get("signal") == signal.SIGTERM
 
 
-def _final(look: Look, memory: Memory) -> tuple[Action, Memory]:
-    cause = look.cause
-    return Action(GIVE_UP, f"{cause.sentence}: {FINAL[cause.code]}, which no restart mends", cause.code), (
-        dataclasses.replace(memory, judged=look.attempt)
-    )
+def _final(look: Look, memory: Memory) -> Action:
+    memory.judged = look.attempt
+    return Action(GIVE_UP, f"{look.cause.sentence}: {FINAL[look.cause.code]}, which no restart mends", look.cause.code)

@@ -7,8 +7,8 @@ class PodError(Exception):
     """A foreseen end of a command.
 
     `kind` says what it was, for those who decide whether to try again: "stockout", "quota", "permission", "login",
-    "api", "absent" (no such resource), "exists", "missing" (no gcloud here), "network", "hosts" (some hosts failed),
-    "settings" or "other".
+    "api", "absent" (no such resource), "exists", "missing" (no gcloud here), "network", "internal" (a fault of the
+    cloud's own), "hosts" (some hosts failed), "settings" or "other".
     """
 
     code = 1

@@ -34,7 +34,8 @@ def run(
     """Returns one outcome a host, in the order of `calls`; each try of each call has `timeout` seconds.
 
     A call is tried again only if it is repeatable (the host answers a second one as it answered the first) and ssh
-    itself failed; `tell` hears of it. One host's failure or silence loses nothing of what the others have answered.
+    itself failed; `tell` is given a sentence then. What a call has `instead` is tried at once. One host's failure or
+    silence loses nothing of what the others have answered.
     """
     if runner.dry:
         return [Outcome(host, runner.run(call, timeout)) for host, call in calls.items()]
@@ -56,6 +57,9 @@ def _one(
     tries = 0
     for wait in (*waits, None):
         result, tries = runner.run(call, timeout), tries + 1
+        if result.code in SSH_FAILED and call.instead:
+            call = call.instead()
+            result = runner.run(call, timeout)
         if result.code not in SSH_FAILED or wait is None:
             break
         tell(f"{label(host)}: ssh failed ({last_line(result.stderr)}); again in {wait:g} s.")

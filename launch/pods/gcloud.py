@@ -1,89 +1,57 @@
 """TPU VMs and queued resources through gcloud: its argument lists, its answers, its errors in clear words.
 
-`gcloud compute tpus tpu-vm` and `gcloud compute tpus queued-resources`, as their reference pages have them. A queued
-resource and its TPU VM have the same name. Hosts are asked one by one (--worker=i): with --worker=all, gcloud gives one
-code for all of them, and runs the command again by itself when a connection drops.
+`gcloud compute tpus tpu-vm` and `gcloud compute tpus queued-resources`, as their reference pages have them. What `up`
+creates carries the label LABEL=user, on the TPU VM and in the request for it: nothing else is ever deleted unasked.
+Hosts are reached one by one (--worker=i): with --worker=all, gcloud gives one code for all of them, and runs the
+command again by itself when a connection drops.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import getpass
 import json
 import re
 from collections.abc import Sequence
 
-from pods import backend
-from pods.backend import ABSENT, CREATING, DELETING, FAILED, PREEMPTED, READY, SUSPENDED, WAITING, Call, Host, Pod
+from pods import backend, route
+from pods.backend import Call, Host, Pod
 from pods.errors import PodError
+from pods.route import Route
 from pods.settings import Settings
 
-QUEUED_STATES = {
-    "ACCEPTED": WAITING,
-    "WAITING_FOR_RESOURCES": WAITING,
-    "CREATING": WAITING,
-    "PROVISIONING": CREATING,
-    "FAILED": FAILED,
-    "SUSPENDING": SUSPENDED,
-    "SUSPENDED": SUSPENDED,
-    "DELETING": DELETING,
+LABEL = "mlm-made-by"
+# gcloud's own names of states; all other requests wait, and all other TPU VMs, such as STARTING ones, are BUSY
+REQUEST_STATES = {name: name for name in (backend.FAILED, backend.SUSPENDED, backend.DELETING)} | {
+    "PROVISIONING": backend.CREATING,
+    "SUSPENDING": backend.SUSPENDED,
 }
 NODE_STATES = {
-    "READY": READY,
-    "PREEMPTED": PREEMPTED,
-    "TERMINATED": PREEMPTED,
-    "STOPPING": FAILED,
-    "STOPPED": FAILED,
-    "DELETING": DELETING,
-}
+    name: name for name in (backend.CREATING, backend.READY, backend.PREEMPTED, backend.STOPPED, backend.DELETING)
+} | {"TERMINATED": backend.PREEMPTED}
 ASK, CHANGE = 120.0, 1800.0  # seconds that gcloud may take to answer, and to create or delete
 
-# the first that gcloud's words hold decides: (words, kind, what a person reads)
+# (kind, pattern, what a person reads): the first whose pattern gcloud's message matches
 ERRORS = (
-    (
-        ("no more capacity", "not enough resources", "stockout", "resource_pool_exhausted", "insufficient capacity"),
-        "stockout",
-        "{zone} has no {type} to give right now: try another zone, set queued = true to wait in line, or try later",
-    ),
-    (
-        ("quota",),
-        "quota",
-        "the quota of {project} for {type} in {zone} is used up: delete what you don't need (`down`, `clean`), or ask "
-        "for more at https://console.cloud.google.com/iam-admin/quotas",
-    ),
-    (
-        ("has not been used in project", "service_disabled", "api is not enabled", "api not enabled"),
-        "api",
-        "the Cloud TPU API is off in {project}: gcloud services enable tpu.googleapis.com --project={project}",
-    ),
-    (
-        (
-            "auth login",
-            "unauthenticated",
-            "not currently have an active account",
-            "refreshing your current auth",
-            "reauthentication",
-        ),
-        "login",
-        "gcloud isn't logged in: gcloud auth login",
-    ),
-    (
-        ("permission_denied", "permission denied", "does not have permission", "forbidden"),
-        "permission",
-        "your account may not do this in {project}: ask its owner for the role roles/tpu.admin",
-    ),
-    (("not_found", "was not found", "not found"), "absent", "{project} has no {name} in {zone}"),
-    (("already_exists", "already exists"), "exists", "{name} is there already in {zone}"),
-    (
-        (
-            "unable to find the server",
-            "network is unreachable",
-            "could not resolve",
-            "unavailable",
-            "deadline_exceeded",
-        ),
-        "network",
-        "Google Cloud can't be reached: try again",
-    ),
-)
+    ("stockout", "no more capacity|not enough resources|stockout|resource_pool_exhausted|insufficient capacity",
+     "{zone} has no {type} to give right now: try another zone, set queued = true to wait in line, or try later"),
+    ("quota", "quota",
+     "the quota of {project} for {type} in {zone} is used up: delete what you don't need (`down`, `clean`), or ask for "
+     "more at https://console.cloud.google.com/iam-admin/quotas"),
+    ("api", "has not been used in project|service_disabled|api is not enabled|api not enabled",
+     "the Cloud TPU API is off in {project}: gcloud services enable tpu.googleapis.com --project={project}"),
+    ("login", "auth login|unauthenticated|active account selected|current auth tokens|reauthentication",
+     "gcloud isn't logged in: gcloud auth login"),
+    ("permission", "permission_denied|permission denied|does not have permission|forbidden",
+     "your account may not do this in {project}: ask its owner for the role roles/tpu.admin"),
+    ("absent", "not_found|not found", "{project} has no {name} in {zone}"),
+    ("exists", "already_exists|already exists", "{name} is there already in {zone}"),
+    ("internal", '"code": 13\\b|internal error|internal: ',
+     "Google Cloud failed internally (code 13): try again in some minutes; if it stays so, the TPU service agent may "
+     "be missing: gcloud compute tpus tpu-vm service-identity create --project={project} --zone={zone}"),
+    ("network", "unable to find the server|network is unreachable|could not resolve|unavailable|deadline_exceeded",
+     "Google Cloud can't be reached: try again"),
+)  # fmt: skip
 
 
 class TpuVm:
@@ -91,78 +59,142 @@ class TpuVm:
 
     def __init__(self, settings: Settings, runner: backend.Runner):
         self.settings, self.runner, self.dry = settings, runner, runner.dry
-        self.place = (f"--project={settings.project}", f"--zone={settings.zone}")
+        self.target = f"{settings.user}@{settings.name}" if settings.user else settings.name
+        self.owner = re.sub("[^a-z0-9_-]", "-", getpass.getuser().lower())[:63]
+        self.routes: dict[int, Route] = {}  # of the pod `routed`
+        self.routed = ""
 
     def create(self) -> None:
         """See backend.Backend."""
-        chosen = self.settings
+        chosen, labels, flags = self.settings, [f"{LABEL}={self.owner}"], []
+        for flag in chosen.create_flags:  # gcloud takes the last --labels alone
+            labels, flags = ([*labels, flag[9:]], flags) if flag.startswith("--labels=") else (labels, [*flags, flag])
+        flags += ["--spot"] if chosen.spot else []
+        flags += [f"--network={chosen.network}"] if chosen.network else []
+        flags += [f"--labels={','.join(labels)}", f"--accelerator-type={chosen.accelerator_type}"]
         version = chosen.runtime_version or chosen.accelerator.generation.runtime
-        options = ["--spot"] if chosen.spot else []
-        if chosen.network:
-            options.append(f"--network={chosen.network}")
-        type_flag = f"--accelerator-type={chosen.accelerator_type}"
         if chosen.queued:
-            words = [f"--node-id={chosen.name}", type_flag, f"--runtime-version={version}", *options]
-            self._gcloud("queued-resources", "create", chosen.name, *words, timeout=CHANGE)
+            flags += [f"--node-id={chosen.name}", f"--runtime-version={version}"]
         else:
-            self._gcloud("tpu-vm", "create", chosen.name, type_flag, f"--version={version}", *options, timeout=CHANGE)
+            flags.append(f"--version={version}")
+        self._gcloud("queued-resources" if chosen.queued else "tpu-vm", "create", chosen.name, *flags, timeout=CHANGE)
 
-    def delete(self, pod: Pod | None = None) -> None:
+    def start(self) -> None:
+        """See backend.Backend."""
+        self._gcloud("tpu-vm", "start", self.settings.name, timeout=CHANGE)
+
+    def delete(self, pod: Pod) -> None:
         """See backend.Backend. A queued resource takes its TPU VM along."""
-        name = pod.name if pod else self.settings.name
-        queued = pod.kind == "queued" if pod else self.settings.queued
-        kind, options = ("queued-resources", ("--quiet", "--force")) if queued else ("tpu-vm", ("--quiet",))
+        kind, force = ("queued-resources", ["--force"]) if pod.kind == "queued" else ("tpu-vm", [])
         try:
-            self._gcloud(kind, "delete", name, *options, timeout=CHANGE)
+            self._gcloud(kind, "delete", pod.name, "--quiet", *force, timeout=CHANGE)
         except PodError as error:
             if error.kind != "absent":
                 raise
 
     def describe(self) -> Pod:
-        """See backend.Backend."""
+        """See backend.Backend. The TPU VM comes first: it is there or not, whoever made it, and in whichever way."""
         name = self.settings.name
-        kind = "queued" if self.settings.queued else "tpu-vm"
-        if self.settings.queued:
-            answer = self._describe("queued-resources")
-            if answer is None:
-                return Pod(name, ABSENT, kind=kind)
-            detail = answer.get("state", {}).get("state", "")
-            if not self.dry and detail != "ACTIVE":
-                return Pod(name, QUEUED_STATES.get(detail, WAITING), kind=kind, detail=detail)
-        answer = self._describe("tpu-vm")
         if self.dry:
-            hosts = range(self.settings.host_count)
-            return Pod(name, READY, tuple(Host(i, f"ADDRESS-OF-WORKER-{i}") for i in hosts), kind)
-        if answer is None:  # of an active queued resource: it was deleted behind the queue's back
-            return Pod(name, FAILED if self.settings.queued else ABSENT, kind=kind, detail="no TPU VM")
-        detail = answer.get("state", "")
-        ends = answer.get("networkEndpoints") or []
-        hosts = tuple(Host(i, end.get("ipAddress", "")) for i, end in enumerate(ends))
-        return Pod(name, NODE_STATES.get(detail, CREATING), hosts, kind, detail, answer.get("acceleratorType", ""))
+            self._describe("tpu-vm")
+            hosts = tuple(Host(i, f"ADDRESS-OF-WORKER-{i}") for i in range(self.settings.host_count))
+            return Pod(name, backend.READY, hosts, "queued" if self.settings.queued else "tpu-vm", ours=True)
+        if node := self._describe("tpu-vm"):
+            return self._node(node)
+        request = self._describe("queued-resources")
+        if request is None:
+            return Pod(name, backend.ABSENT)
+        spec = _spec(request)
+        if _state(request) == "ACTIVE":
+            if spec.get("nodeId", name) != name:
+                sentence = f"{name} is a queued resource whose TPU VM is called {spec['nodeId']}: set name to that."
+                raise PodError(sentence, "settings")
+            if node := self._describe("tpu-vm"):  # it came in between
+                return self._node(node)
+            return dataclasses.replace(self._request(request), state=backend.FAILED, detail="its TPU VM is gone")
+        return self._request(request)
 
-    def list(self) -> list[Pod]:
+    def requests(self) -> list[Pod]:
         """See backend.Backend."""
-        pods = []
-        for command, kind in (("queued-resources", "queued"), ("tpu-vm", "tpu-vm")):
-            for entry in self._json(self._gcloud(command, "list", "--format=json")) or []:
-                name = entry.get("name", "").rpartition("/")[2]
-                queued = kind == "queued"
-                detail = entry.get("state", {}).get("state", "") if queued else entry.get("state", "")
-                state = QUEUED_STATES.get(detail, READY) if queued else NODE_STATES.get(detail, CREATING)
-                pods.append(Pod(name, state, kind=kind, detail=detail))
-        return pods
+        found = self._json(self._gcloud("queued-resources", "list", "--format=json")) or []
+        return [self._request(request) for request in found]
 
-    def ssh(self, worker: int, argv: Sequence[str], stdin: bytes = b"", flags: Sequence[str] = ()) -> Call:
+    def connect(self, pod: Pod) -> None:
+        """See backend.Backend. The routes are found once for a pod, and where none is, gcloud's own ssh takes over."""
+        if self.routed == pod.identity:
+            return
+        chosen, self.routed = self.settings, pod.identity
+        flags = [word for flag in chosen.ssh_flags if flag.startswith("--ssh-flag=") for word in flag[11:].split()]
+        key = [pod.identity, self.target, chosen.track, *chosen.ssh_flags]
+        lines = route.load(chosen.name, key)
+        if not lines and (lines := self._dry_ssh(len(pod.hosts))):
+            route.save(chosen.name, key, lines)
+        routes = [Route.parse(line, flags) for line in lines]
+        self.routes = {} if None in routes else dict(enumerate(routes))
+
+    def ssh(self, worker: int, argv: Sequence[str], stdin: bytes = b"") -> Call:
         """See backend.Backend."""
-        options = [f"--worker={worker}", f"--command={backend.remote(argv)}", *(f"--ssh-flag={flag}" for flag in flags)]
-        return Call(self._argv("tpu-vm", "ssh", self.settings.name, *options), stdin)
+        command, way = backend.remote(argv), self.routes.get(worker)
+        flags = [f"--worker={worker}", f"--command={command}", *self._flags("--scp-flag")]
+        call = Call(self._argv("tpu-vm", "ssh", self.target, *flags), stdin)
+        if way is None:
+            return call
+        words = (way.program, "-T", *way.shared(), *way.flags, way.target, "--", command)
+        return Call(words, stdin, instead=lambda: self._forget(worker, call))
 
     def copy(self, worker: int, file: str, target: str) -> Call:
         """See backend.Backend. target: a plain path, without what a shell would take apart."""
-        return Call(self._argv("tpu-vm", "scp", file, f"{self.settings.name}:{target}", f"--worker={worker}"))
+        flags, way = self._flags("--ssh-flag"), self.routes.get(worker)
+        call = Call(self._argv("tpu-vm", "scp", file, f"{self.target}:{target}", f"--worker={worker}", *flags))
+        if way is None or any(flag.startswith("--scp-flag") for flag in flags):
+            return call
+        words = (way.program.removesuffix("ssh") + "scp", *way.shared(), file, f"{way.target}:{target}")
+        return Call(words, instead=lambda: self._forget(worker, call))
+
+    def _flags(self, other: str) -> list[str]:
+        """Returns ssh_flags without those that only the other one, of ssh and scp, takes."""
+        return [flag for flag in self.settings.ssh_flags if not flag.startswith(other)]
+
+    def _dry_ssh(self, hosts: int) -> list[str]:
+        """Returns a line of `ssh --dry-run` for each host, [] if there are none.
+
+        The first connection makes the keys and gives them to the pod: it is made alone, before all others.
+        """
+        words = ["tpu-vm", "ssh", self.target, "--command=true", *self._flags("--scp-flag")]
+        if self.runner.run(Call(self._argv(*words, "--worker=0")), ASK).code != 0:
+            return []
+        found = self.runner.run(Call(self._argv(*words, "--worker=all", "--dry-run")), ASK)
+        lines = found.stdout.splitlines()
+        return lines if found.code == 0 and len(lines) == hosts else []
+
+    def _forget(self, worker: int, call: Call) -> Call:
+        """Returns gcloud's own call, for a route that leads nowhere any more; the next command finds a new one."""
+        self.routes.pop(worker, None)
+        route.forget(self.settings.name)
+        return call
+
+    def _node(self, node: dict) -> Pod:
+        ends, state = node.get("networkEndpoints") or [], node.get("state", "")
+        return Pod(
+            self.settings.name,
+            NODE_STATES.get(state, backend.BUSY),
+            tuple(Host(i, end.get("ipAddress", "")) for i, end in enumerate(ends)),
+            "queued" if node.get("queuedResource") else "tpu-vm",
+            detail=state,
+            accelerator_type=node.get("acceleratorType", ""),
+            ours=node.get("labels", {}).get(LABEL) == self.owner,
+            identity=json.dumps([node.get("id"), ends]),
+        )
+
+    def _request(self, request: dict) -> Pod:
+        name, state = request.get("name", "").rpartition("/")[2], _state(request)
+        ours = _spec(request).get("node", {}).get("labels", {}).get(LABEL) == self.owner
+        return Pod(name, REQUEST_STATES.get(state, backend.WAITING), kind="queued", detail=state, ours=ours)
 
     def _argv(self, *words: str) -> tuple[str, ...]:
-        return ("gcloud", "compute", "tpus", *words, *self.place)
+        track = [self.settings.track] if self.settings.track else []
+        place = (f"--project={self.settings.project}", f"--zone={self.settings.zone}")
+        return ("gcloud", *track, "compute", "tpus", *words, *place)
 
     def _describe(self, command: str) -> dict | None:
         """Returns what gcloud says of our pod, {} in a dry run, or None if there is none."""
@@ -189,21 +221,24 @@ class TpuVm:
         said = result.stderr[max(result.stderr.rfind("ERROR:"), 0) :]  # warnings before it name quotas too
         said = re.sub(r"This command is authenticated as .* property\.", "", said).strip()  # true of every error
         message = re.search(r'"message": *("(?:[^"\\]|\\.)*")', said)
-        first = (
-            json.loads(message[1]) if message else re.sub(r"^ERROR: (\([^)]*\) )?", "", said).partition("\n")[0].strip()
-        )
-        for words, kind, sentence in ERRORS:
-            if any(word in said.lower() for word in words):
-                return PodError(f"{sentence.format(**names)}. (gcloud: {first})", kind)
+        first = json.loads(message[1]) if message else re.sub(r"^ERROR: (\([^)]*\) )?", "", said).partition("\n")[0]
+        for kind, pattern, sentence in ERRORS:
+            if re.search(pattern, said.lower()):
+                return PodError(f"{sentence.format(**names)}. (gcloud: {first.strip()})", kind)
         return PodError(f"gcloud {what} failed with code {result.code}: {said or 'it said nothing'}", "other")
 
     @staticmethod
     def _json(text: str) -> object:
-        if not text.strip():
-            return None
         try:
-            return json.loads(text)
+            return json.loads(text) if text.strip() else None
         except json.JSONDecodeError as error:
-            raise PodError(
-                f"gcloud's answer is no JSON: {text.strip()[:200]!r}; try `gcloud components update`."
-            ) from error
+            sentence = f"gcloud's answer is no JSON: {text.strip()[:200]!r}; try `gcloud components update`."
+            raise PodError(sentence) from error
+
+
+def _spec(request: dict) -> dict:
+    return next(iter(request.get("tpu", {}).get("nodeSpec") or []), {})
+
+
+def _state(request: dict) -> str:
+    return request.get("state", {}).get("state", "")

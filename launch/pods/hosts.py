@@ -120,6 +120,8 @@ def connect(settings: Settings, cloud: Backend, runner: Runner, timeout: float =
             "wait, or set hosts in pod.toml; a run starts on all hosts or on none.",
             "hosts",
         )
+    if not runner.dry:
+        cloud.connect(pod)
     return Hosts(settings, cloud, runner, pod, timeout, _silence if runner.dry else say)
 
 

@@ -11,9 +11,22 @@ import tomllib
 from pods import accelerators
 from pods.errors import SettingsError
 
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-WORD = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]*")  # can't be taken for a flag
-PATTERNS = {"name": NAME, "project": WORD, "zone": WORD, "runtime_version": WORD, "network": WORD}
+WORD = (r"[A-Za-z0-9][-A-Za-z0-9._:/]*", "be one plain word")  # can't be taken for a flag
+RULES = {  # key: (what its value matches, and must, in words)
+    **dict.fromkeys(("project", "zone", "runtime_version", "network", "user"), WORD),
+    "name": ("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "be small letters, digits and dashes, 63 at most, a letter first"),
+    "bucket": (r"gs://[a-z0-9][-a-z0-9._]+(/.*)?", "begin with gs:// and a bucket's name"),
+    "track": ("alpha", 'be "alpha" or "": gcloud has no other track for TPU VMs'),
+    "python": ("/.*", "be an absolute path"),
+    "root": (r"(?!-)(?!(.*/)?\.\.(/|$))[^\0]+", "be a folder, such as ~/.mlm-pod"),
+}
+RANGES = {"price": (0, 1e6), "hosts": (0, 4096)}
+FLAG = re.compile(r"--[a-z][-a-z0-9]*(=.*)?", re.DOTALL)
+# what the launcher itself says to gcloud, or depends on
+OWN_FLAGS = (
+    "--project", "--zone", "--accelerator-type", "--version", "--runtime-version", "--node-id", "--spot", "--network",
+    "--async", "--format", "--worker", "--command", "--dry-run", "--output-directory",
+)  # fmt: skip
 REQUIRED = ("name", "project", "zone", "accelerator_type")
 
 
@@ -35,13 +48,13 @@ class Settings:
     network: str = _key("VPC network; default: the project's default", "")
     bucket: str = _key("gs://BUCKET[/FOLDER]: a run's workdir is {bucket}/{run id}, unless --workdir says so", "")
     price: float = _key("dollars for one chip and one hour, to say what a run has cost", 0.0)
-    port: int = _key("of the coordinator, on the first host", 8476)
     root: str = _key("the launcher's folder on each host; ~ is the home there", "~/.mlm-pod")
     python: str = _key("interpreter on the hosts that has all packages; default: an environment is made there", "")
     hosts: int = _key("number of hosts; 0: as the accelerator type says", 0)
-    backend: str = _key('"tpu-vm" (gcloud) or "gke" (a JobSet, for TPU7x)', "tpu-vm")
-    cluster: str = _key("GKE cluster, with backend gke", "")
-    image: str = _key("container image, with backend gke", "")
+    user: str = _key("name to log in with on the hosts; default: gcloud's choice", "")
+    track: str = _key('"alpha" for gcloud alpha, which has more flags; default: gcloud', "")
+    create_flags: tuple[str, ...] = _key("a flag for gcloud's create, such as --reserved; repeatable", ())
+    ssh_flags: tuple[str, ...] = _key("a flag for gcloud's ssh and scp, such as --internal-ip; repeatable", ())
 
     @property
     def accelerator(self) -> accelerators.Accelerator:
@@ -70,6 +83,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         flag, words = "--" + name.replace("_", "-"), field.metadata["words"]
         if isinstance(field.default, bool):
             group.add_argument(flag, dest=f"set_{name}", action=argparse.BooleanOptionalAction, help=words)
+        elif isinstance(field.default, tuple):
+            group.add_argument(flag, dest=f"set_{name}", action="append", metavar="FLAG", help=words)
         else:
             group.add_argument(flag, dest=f"set_{name}", type=type(field.default), metavar="VALUE", help=words)
 
@@ -93,10 +108,8 @@ def load(file: str, flags: dict[str, object]) -> Settings:
         _check(name, value, f"{path}: {name}")
     for name, value in flags.items():
         _check(name, value, "--" + name.replace("_", "-"))
-    settings = Settings(**{**values, **flags})
-    if settings.accelerator.generation.name == "tpu7x" and settings.backend == "tpu-vm":
-        raise SettingsError(f'{path}: accelerator_type: {settings.accelerator_type} is no TPU VM; set backend = "gke".')
-    return settings
+    chosen = {**values, **flags}
+    return Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()})
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
@@ -115,25 +128,22 @@ def _read(path: pathlib.Path) -> dict[str, object]:
 def _check(name: str, value: object, where: str) -> None:
     """Raises SettingsError, beginning with `where`, if the key can't have this value."""
     kind = type(FIELDS[name].default)
+    if kind is tuple:
+        if not isinstance(value, list) or not all(isinstance(flag, str) and FLAG.fullmatch(flag) for flag in value):
+            raise SettingsError(f'{where} is {value!r}; it must be a list of flags, such as ["--reserved"].')
+        for flag in value:
+            if flag.partition("=")[0] in OWN_FLAGS:
+                raise SettingsError(f"{where}: {flag} is the launcher's to set: use the keys of pod.toml.")
+        return
     if type(value) is not kind and not (kind is float and type(value) is int):
-        words = {str: "a text in quotes", bool: "true or false", int: "a whole number", float: "a number"}[kind]
-        raise SettingsError(f"{where} is {value!r}; it must be {words}.")
-    if name in PATTERNS and value and not PATTERNS[name].fullmatch(value):
-        allowed = "small letters, digits and dashes, 63 at most, a letter first" if name == "name" else "one plain word"
-        raise SettingsError(f"{where} is {value!r}; it must be {allowed}.")
+        noun = {str: "a text in quotes", bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        raise SettingsError(f"{where} is {value!r}; it must be {noun}.")
+    if name in RULES and (value or name == "root") and not re.fullmatch(RULES[name][0], value):
+        raise SettingsError(f"{where} is {value!r}; it must {RULES[name][1]}.")
+    if name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
+        raise SettingsError(f"{where} is {value!r}; it must be from {RANGES[name][0]} to {RANGES[name][1]:.0f}.")
     if name == "accelerator_type":
         try:
             accelerators.parse(value)
         except ValueError as error:
             raise SettingsError(f"{where}: {error}.") from error
-    ranges = {"price": (0, 1e6), "port": (1024, 65535), "hosts": (0, 4096)}
-    if name in ranges and not ranges[name][0] <= value <= ranges[name][1]:
-        raise SettingsError(f"{where} is {value!r}; it must be from {ranges[name][0]} to {ranges[name][1]:.0f}.")
-    if name == "bucket" and value and not re.fullmatch(r"gs://[a-z0-9][-a-z0-9._]+(/.*)?", value):
-        raise SettingsError(f"{where} is {value!r}; it must begin with gs:// and a bucket's name.")
-    if name == "backend" and value not in ("tpu-vm", "gke"):
-        raise SettingsError(f'{where} is {value!r}; it must be "tpu-vm" or "gke".')
-    if name == "python" and value and not value.startswith("/"):
-        raise SettingsError(f"{where} is {value!r}; it must be an absolute path.")
-    if name == "root" and (not value or value.startswith("-") or "\0" in value or ".." in value.split("/")):
-        raise SettingsError(f"{where} is {value!r}; it must be a folder, such as ~/.mlm-pod.")

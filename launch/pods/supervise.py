@@ -22,8 +22,10 @@ from pods.errors import PodError, SettingsError
 from pods.hosts import Hosts, connect, quoted
 from pods.settings import Settings
 
-# kinds of PodError that waiting can mend; "hosts" too, where a start is tried
-PASSING = ("network", "absent", "exists", "hosts", "other")
+# kinds of PodError that may pass; the second ones only so many times
+PASSING = ("network", "absent", "exists", "stockout")
+TRIED = ("hosts", "internal", "other")
+RETURN = 1800.0  # seconds in which the quota of a pod that was deleted comes back
 LOGS_EVERY = 20  # looks between two visits to the logs: those of a pod that is taken away are gone
 SAY_EVERY = 600.0  # seconds between two lines that say that all is well
 WORST = 900.0  # seconds between two tries, at most
@@ -80,6 +82,7 @@ class Supervisor:
         self.folder = runs.records(job.id)
         self.memory, self.ledger = self._load()
         self.hosts: Hosts | None = None
+        self.pod: Pod | None = None
         self.before = self._stopped()  # who supervises a run that was stopped wants it to go on
         self.looks, self.tries, self.synced = 0, 0, False
         self.said, self.said_at = "", 0.0
@@ -127,7 +130,7 @@ class Supervisor:
         """Returns how pod and run are. Raises PodError if the first look is refused."""
         self.hosts, now = None, self.clock()
         try:
-            pod = self.cloud.describe()
+            self.pod = pod = self.cloud.describe()
         except PodError as error:
             # a login that has run out after a week is no reason to stop watching; one that never was, is
             if not self.looks and error.kind not in ("network", "other"):
@@ -135,8 +138,8 @@ class Supervisor:
             return Seen(decision.UNKNOWN, now, str(error).rstrip("."))
         if pod.state != READY:
             self.synced = False
-            return Seen(pod.state, now, pod.detail)
-        return self._see_hosts(pod, now)
+            return Seen(pod.state, now, pod.detail, ours=pod.ours)
+        return dataclasses.replace(self._see_hosts(pod, now), ours=pod.ours)
 
     def _see_hosts(self, pod: Pod, now: float) -> Seen:
         try:
@@ -153,7 +156,10 @@ class Supervisor:
 
     def _act(self, action: Action) -> None:
         if action.kind == decision.DELETE:
-            self.cloud.delete()
+            self.cloud.delete(self.pod)
+            self.memory = dataclasses.replace(self.memory, deleted=self.clock())
+        elif action.kind == decision.RESUME:
+            self.cloud.start()
         elif action.kind == decision.CREATE:
             lifetime.create(self.settings, self.cloud)
         elif action.kind == decision.STOP:
@@ -176,11 +182,13 @@ class Supervisor:
 
     def _refuse(self, error: PodError) -> None:
         """Says why an action failed, and waits longer; raises what no waiting mends."""
-        refused = error.kind in ("hosts", "other") and self.tries + 1 >= MOST_TRIES
-        if refused or error.kind not in (*PASSING, "stockout"):
+        waits = error.kind == "quota" and self.memory.deleted
+        left = self.memory.deleted + RETURN - self.clock() if waits else 0
+        if not (error.kind in PASSING or (error.kind in TRIED and self.tries + 1 < MOST_TRIES) or left > 0):
             raise error
         self.tries, self.synced = self.tries + 1, False
-        self.tell(f"{str(error).rstrip('.')}; again in {self.pause():.0f} s")
+        quota = f"; what the deleted pod has used may come back for another {left / 60:.0f} min" if left > 0 else ""
+        self.tell(f"{str(error).rstrip('.')}{quota}; again in {self.pause():.0f} s")
 
     def _say(self, action: Action, seen: Seen) -> None:
         """Says what is done, always, and that all is well, now and then."""
@@ -188,14 +196,7 @@ class Supervisor:
             return
         self.said, self.said_at = action.why, seen.now
         place = f", step {self.memory.step}" if self.memory.step >= 0 else ""
-        then = {
-            decision.DELETE: "; deleting it, with force",
-            decision.CREATE: "; creating one",
-            decision.START: "; starting",
-            decision.STOP: "; stopping it",
-            decision.GIVE_UP: "; giving up",
-            decision.DONE: "; done",
-        }.get(action.kind, "")
+        then = f"; {action.kind}" if action.kind else ""
         self.tell(f"{action.why}{place}{then}; {self.ledger.text(seen.now)}")
 
     def tell(self, text: str) -> None:
@@ -264,6 +265,7 @@ def add_flags(sub: argparse.ArgumentParser) -> None:
     ):
         sub.add_argument(flag, type=float, default=default, metavar="SECONDS", help=f"{words}; default: {default:g}")
     sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
+    sub.add_argument("--recreate", action="store_true", help="delete and make again even what your `up` has not made")
 
 
 def command(
@@ -276,14 +278,13 @@ def command(
 ) -> int:
     """Does what the arguments say; returns the exit code. A dry run prints a look, and what a lost pod costs."""
     if cloud.dry:
-        cloud.describe()
-        cloud.delete()
+        cloud.delete(cloud.describe())
         lifetime.create(settings, cloud)
         found = hosts()
         sync.sync(found, job.code, runs.RECORDS / "code", args.extra)
         runs.start(found, job, again=True)
         runs.look(found, job.id)
         return 0
-    limits = Limits(args.max_crashes, args.max_preemptions, args.silent, args.hang, args.settle)
+    limits = Limits(args.max_crashes, args.max_preemptions, args.silent, args.hang, args.settle, args.recreate)
     times = {"every": args.every, "timeout": args.timeout, "grace": args.grace}
     return Supervisor(settings, cloud, runner, job, limits, **times, extras=tuple(args.extra)).run()

@@ -6,7 +6,7 @@ All of it lies in one folder ($FAKE_GCLOUD_STATE):
     faults/*.json                           faults to inject (see `add_fault`)
     settings.json                           {"creating_describes": n, "queue_describes": n, "quota_chips": n or null,
                                             "retry_seconds": s, "env": {...} of the workers}
-    calls.jsonl                             every command line
+    calls.jsonl, ssh.jsonl                  every command line of gcloud, and every one of ssh and scp alone
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SETTINGS = {"creating_describes": 1, "queue_describes": 1, "quota_chips": None, 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MARK = "FAKE_GCLOUD_WORKER"
 FAULTS = (
-    "stockout", "quota", "permission", "unavailable", "ssh255_before", "ssh255_after", "drop_midstream", "silent",
-    "keys_not_propagated", "suspended", "failed",
+    "stockout", "quota", "permission", "unavailable", "internal", "ssh255_before", "ssh255_after",
+    "drop_midstream", "silent", "keys_not_propagated", "suspended", "failed",
 )  # fmt: skip
 
 
@@ -51,15 +51,15 @@ class Cloud:
         file = self.root / "settings.json"
         return SETTINGS | (json.loads(file.read_text()) if file.exists() else {})
 
-    def note_call(self, argv: list[str]) -> None:
+    def note_call(self, argv: list[str], name: str = "calls.jsonl") -> None:
         """Appends a command line to calls.jsonl."""
         line = json.dumps({"time": time.time(), "argv": argv}) + "\n"
-        with (self.root / "calls.jsonl").open("a") as file:
+        with (self.root / name).open("a") as file:
             file.write(line)
 
-    def calls(self) -> list[list[str]]:
+    def calls(self, name: str = "calls.jsonl") -> list[list[str]]:
         """Returns every command line so far."""
-        file = self.root / "calls.jsonl"
+        file = self.root / name
         return [json.loads(line)["argv"] for line in file.read_text().splitlines()] if file.exists() else []
 
     def load(self, kind: str, name: str) -> dict | None:
@@ -129,8 +129,11 @@ class Cloud:
         shutil.rmtree(self.root / name, ignore_errors=True)
         self.save("nodes", name, None)
 
-    def fault(self, group: str, verb: str, worker: int | None, remote: str) -> dict | None:
-        """Returns the first fault that waits for such a command, and counts it down. Call it under the lock."""
+    def fault(self, group: str, verb: str, worker: int | None, remote: str, kept: tuple[str, ...] = ()) -> dict | None:
+        """Returns the first fault that waits for such a command, and counts it down. Call it under the lock.
+
+        kept: faults that are not counted down.
+        """
         for file in sorted((self.root / "faults").glob("*.json")):
             fault = json.loads(file.read_text())
             if (
@@ -139,7 +142,7 @@ class Cloud:
                 and fault.get("worker") in (None, worker)
                 and (fault.get("match") or "") in remote
             ):
-                fault["times"] -= 1
+                fault["times"] -= fault["fault"] not in kept
                 file.write_text(json.dumps(fault))
                 return fault
         return None
@@ -180,6 +183,14 @@ def preempt(state: str | os.PathLike, name: str) -> list[int]:
             resource["state"]["state"] = "SUSPENDED"
             cloud.save("queued", queued, resource)
     return cloud.kill(name)
+
+
+def stop(state: str | os.PathLike, name: str) -> None:
+    """Stops a TPU, as `tpu-vm stop` does: its processes are gone, its disks stay."""
+    cloud = Cloud(state)
+    cloud.kill(name)
+    with cloud.lock():
+        cloud.save("nodes", name, cloud.load("nodes", name) | {"state": "STOPPED"})
 
 
 def settings(state: str | os.PathLike, **values: object) -> None:

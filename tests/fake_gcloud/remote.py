@@ -1,4 +1,4 @@
-"""ssh and scp to a worker, with the faults of a connection and with gcloud's own reruns.
+"""ssh and scp to a worker, with the faults of a connection and with gcloud's own reruns, and ssh without gcloud.
 
 What the real `tpu-vm ssh` does when ssh itself fails (exit code 255: no connection, a lost one, or a remote command
 that a signal ended): it runs the same command line again, up to ten times in all, for one worker as for many, with
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -36,6 +37,11 @@ class Link:
         self.real = None
         if "FAKE_GCLOUD_SSH" in os.environ:
             self.real = json.loads(pathlib.Path(os.environ["FAKE_GCLOUD_SSH"]).read_text())
+
+    @property
+    def id(self) -> str:
+        """The TPU's number, which is part of its hosts' keys' names."""
+        return self.cloud.load("nodes", self.name)["id"]
 
     def alive(self) -> bool:
         """Says whether the machine is there."""
@@ -70,9 +76,11 @@ class Link:
 
 def connect(cloud: Cloud, call: Call) -> int:
     """Does an ssh or scp command and returns its exit code; raises RefusedError."""
-    if call.remainder or "--dry-run" in call.flags or "--output-directory" in call.flags:
+    if call.remainder or "--output-directory" in call.flags:
         raise SystemExit("fake gcloud: this part of ssh is not played here")
     worker = call.flags.get("--worker", "0")
+    if worker == "all" and "--dry-run" in call.flags and call.verb == "ssh":
+        return _dry_run(cloud, call)
     if not worker.isdigit():
         # The real one takes "all", lists and ranges. Nobody here should: see the module's text.
         raise call.refuse(f"Invalid value for [--worker]: one ssh per host here, not {worker!r}", 2)
@@ -101,6 +109,89 @@ def connect(cloud: Cloud, call: Call) -> int:
             print(f"Retrying: {label} command error: {what}", file=sys.stderr, flush=True)
             time.sleep(cloud.settings()["retry_seconds"])
     raise call.refuse(what, code)
+
+
+def _dry_run(cloud: Cloud, call: Call) -> int:
+    """Prints the ssh command of each worker, as gcloud does: joined by spaces, nothing quoted."""
+    name, remote = _target(call)
+    user = call.positionals[0].rpartition("@")[0] or "me"
+    with cloud.lock():
+        hosts = len((cloud.load("nodes", name) or {}).get("networkEndpoints", ()))
+    for worker in range(hosts):
+        link = _link(cloud, call, name, worker)
+        home = "/home/some one" if not link.real else str(pathlib.Path.home())
+        identity = link.real["identity"] if link.real else call.flags.get("--ssh-key-file", f"{home}/.ssh/google_key")
+        options = {
+            "CheckHostIP": "no", "HashKnownHosts": "no", "HostKeyAlias": f"tpu.{link.id}-{worker}-0+Sf9A",
+            "IdentitiesOnly": "yes", "StrictHostKeyChecking": call.flags.get("--strict-host-key-checking", "no"),
+            "UserKnownHostsFile": f"{home}/.ssh/google_compute_known_hosts",
+        }  # fmt: skip
+        if link.real:
+            user = link.real["user"]
+            options = dict(word.removeprefix("-o").split("=", 1) for word in link.real["options"])
+        if "--tunnel-through-iap" in call.flags:
+            options["ProxyCommand"] = (
+                f"'/usr/bin/python3' '-S' '/usr/lib/gcloud.py' alpha compute start-iap-tunnel '{name}-w-{worker}' '%p' "
+                f"--listen-on-stdin --project={call.flags['--project']} --zone={call.flags['--zone']}"
+            )
+        words = [_on_path("ssh"), "-T", "-i", identity, *(f"-o {key}={value}" for key, value in options.items())]
+        words += [part for flag in call.flags.get("--ssh-flag", ()) for part in flag.split()]
+        print(" ".join([*words, f"{user}@{link.ip}", "--", remote]))
+    return 0
+
+
+def _on_path(program: str) -> str:
+    folders = os.environ["PATH"].split(os.pathsep)
+    return next(f"{folder}/{program}" for folder in folders if os.access(f"{folder}/{program}", os.X_OK))
+
+
+# options with a value, and without, of OpenSSH's ssh and scp, as far as they are used here
+SSH_OPTIONS = {"ssh": ("iolpFL", "TNCvq"), "scp": ("ioPF", "Cprqv3")}
+
+
+def alone(cloud: Cloud, program: str, argv: list[str]) -> int:
+    """Does an ssh or scp that gcloud has not started, and returns its exit code: 255 for what is wrong with it."""
+    with_value, without = SSH_OPTIONS[program]
+    words, options = list(argv), {}
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        if word[1:] and all(letter in without for letter in word[1:]):
+            continue
+        if word[1:2] not in tuple(with_value):
+            print(f"unknown option -- {word[1:2]}", file=sys.stderr)
+            return 255
+        value = word[2:] or words.pop(0)
+        if word[1] == "o":
+            key, _, value = value.partition("=")
+            if not value:
+                print(f"command-line line 0: missing argument for {key}.", file=sys.stderr)
+                return 255
+            options[key] = value
+    match = re.fullmatch(r"tpu\.([0-9]+)-([0-9]+)-.*", options.get("HostKeyAlias", ""))
+    name, worker = _by_alias(cloud, match) if match else ("", 0)
+    target = words[0] if program == "ssh" else words[-1].partition(":")[0]
+    node = cloud.load("nodes", name) if name else None
+    endpoints = (node or {}).get("networkEndpoints", [])
+    ip = target.rpartition("@")[2]
+    if worker >= len(endpoints) or endpoints[worker]["ipAddress"] != ip:
+        print(f"ssh: connect to host {ip} port 22: Connection timed out", file=sys.stderr)
+        return 255
+    call = Call(f"tpu-vm {program}")
+    if program == "ssh":
+        call.positionals, call.flags["--command"] = [name], " ".join(words[1 + (words[1:2] == ["--"]) :])
+    else:
+        call.positionals = [*words[:-1], f"{name}:{words[-1].partition(':')[2]}"]
+    _, remote = _target(call)
+    with cloud.lock():  # a fault of the connection meets gcloud's ssh after this one as well
+        fault = cloud.fault("tpu-vm", program, worker, remote, kept=tuple(WORDS))
+    if fault and fault["fault"] == "silent":
+        time.sleep(fault.get("seconds", 24 * 3600))
+    return _attempt(Link(cloud, name, worker, ip), call, fault, 0)
+
+
+def _by_alias(cloud: Cloud, match: re.Match) -> tuple[str, int]:
+    nodes = {cloud.load("nodes", name)["id"]: name for name in cloud.names("nodes")}
+    return nodes.get(match[1], ""), int(match[2])
 
 
 def _target(call: Call) -> tuple[str, str]:

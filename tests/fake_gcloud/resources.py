@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import time
 
 from cloud import Cloud
 from synopsis import Call, RefusedError
@@ -72,6 +73,8 @@ def run(cloud: Cloud, call: Call) -> int:
         if verb == "describe":
             print(json.dumps(_public(resource), indent=2))
             return 0
+        if verb == "start":
+            return _start(cloud, call, resource)
         return _delete(cloud, call, kind, resource)
 
 
@@ -96,7 +99,7 @@ def _refuse_by_fault(call: Call, fault: dict | None) -> None:
         raise _quota(call, 32)
     if kind == "unavailable":
         raise call.refuse("UNAVAILABLE: The service is currently unavailable.")
-    if kind == "stockout" and call.name == "tpu-vm create":
+    if kind in ("stockout", "internal") and call.name == "tpu-vm create":
         print(f"Create request issued for: [{call.positionals[0]}]", file=sys.stderr)
         operation = f"{_prefix(call)}operations/operation-1756107470419-63d2ba1f634f4-1870ab42-710b6c51"
         print(f"Waiting for operation [{operation}] to complete...failed.", file=sys.stderr)
@@ -104,7 +107,8 @@ def _refuse_by_fault(call: Call, fault: dict | None) -> None:
             f'There is no more capacity in the zone "{zone}"; you can try in another zone where Cloud TPU Nodes are '
             f"offered (see https://cloud.google.com/tpu/docs/regions) {EID}"
         )
-        raise call.refuse(json.dumps({"code": 8, "message": message}, indent=2))
+        internal = {"code": 13, "message": "an internal error has occurred"}
+        raise call.refuse(json.dumps({"code": 8, "message": message} if kind == "stockout" else internal, indent=2))
 
 
 def _quota(call: Call, limit: int) -> RefusedError:
@@ -151,11 +155,13 @@ def _new_node(cloud: Cloud, call: Call, name: str, version: str, queued: str | N
     scheduling = {flag: True for flag in ("preemptible", "spot") if f"--{flag}" in call.flags}
     node = {
         "acceleratorType": accelerator_type, "apiVersion": "V2", "createTime": _now(), "health": "HEALTHY",
-        "id": "2406134921984437523", "name": f"{_prefix(call)}nodes/{name}",
+        "id": str(time.time_ns()), "name": f"{_prefix(call)}nodes/{name}",
         "networkConfig": {"enableExternalIps": True, "network": call.flags.get("--network", "default")},
         "runtimeVersion": version, "schedulingConfig": scheduling, "state": "CREATING",
         "_left": cloud.settings()["creating_describes"],
     }  # fmt: skip
+    if "--labels" in call.flags:
+        node["labels"] = dict(label.split("=", 1) for label in call.flags["--labels"].split(","))
     return node | ({"queuedResource": queued} if queued else {})
 
 
@@ -196,7 +202,10 @@ def _advance(cloud: Cloud, kind: str, name: str) -> dict | None:
     resource = cloud.load(kind, name)
     if resource is None:
         return None
-    if kind == "nodes" and resource["state"] == "CREATING":
+    if resource["state"] == "CREATING" and "queuedResource" in resource:  # it becomes ready with its request
+        _advance(cloud, "queued", resource["queuedResource"].rpartition("/")[2])
+        return cloud.load(kind, name)
+    if kind == "nodes" and resource["state"] in ("CREATING", "STARTING"):
         resource["_left"] -= 1
         if resource["_left"] < 0:
             _make_ready(cloud, name, resource)
@@ -252,6 +261,15 @@ def _find(cloud: Cloud, call: Call, kind: str, fault: str | None) -> dict:
         resource["state"]["state"] = fault.upper()
         cloud.save(kind, name, resource)
     return resource
+
+
+def _start(cloud: Cloud, call: Call, node: dict) -> int:
+    name = call.positionals[0]
+    if node["state"] != "STOPPED":
+        raise SystemExit("fake gcloud: start is played for a STOPPED TPU alone")
+    cloud.save("nodes", name, node | {"state": "STARTING", "_left": cloud.settings()["creating_describes"]})
+    print(f"Request issued for: [{name}]\nStarted tpu [{name}].", file=sys.stderr)
+    return 0
 
 
 def _delete(cloud: Cloud, call: Call, kind: str, resource: dict) -> int:

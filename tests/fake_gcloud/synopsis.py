@@ -1,7 +1,7 @@
 """What each gcloud command takes, as its own --help says, and the refusals that gcloud gives for anything else.
 
-Source: `gcloud compute tpus ... --help` and the refusals of Google Cloud SDK 528.0.0 (2025-06-20), compared with
-https://cloud.google.com/sdk/gcloud/reference/compute/tpus (last updated 2025-10-21), which adds --boot-disk alone.
+Source: `gcloud [alpha] compute tpus ... --help` and the refusals of Google Cloud SDK 528.0.0 (2025-06-20), compared
+with https://cloud.google.com/sdk/gcloud/reference/compute/tpus (last updated 2025-10-21), which adds --boot-disk alone.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ COMMANDS = {
         groups=((f"At most one of {CHIPS_TEXT} can be specified.", [CHIPS[:1], CHIPS[1:]]),),
     ),
     "tpu-vm describe": Command({"--zone": VALUE}, ("TPU",)),
+    "tpu-vm start": Command({"--async": SWITCH, "--zone": VALUE}, ("TPU",)),
     "tpu-vm delete": Command({"--async": SWITCH, "--zone": VALUE}, ("TPU",)),
     "tpu-vm list": Command(LIST, (), 0),
     "tpu-vm ssh": Command(
@@ -83,6 +84,29 @@ COMMANDS = {
 }
 
 
+IAP_TEXT = "At most one of --internal-ip | --tunnel-through-iap can be specified."
+IAP = ((IAP_TEXT, [("--internal-ip",), ("--tunnel-through-iap",)]),)
+ALPHA = {  # what gcloud alpha adds to a command: (flags, groups)
+    "tpu-vm create": (("--provisioning-model", "--reservation"), ()),
+    "tpu-vm ssh": (("--batch-size",), IAP),
+    "tpu-vm scp": (("--batch-size",), IAP),
+    "queued-resources create": (
+        ("--max-run-duration", "--network-config", "--provisioning-model", "--reservation", "--workload-type"), (),
+    ),
+}  # fmt: skip
+ALPHA_SWITCHES = {
+    "tpu-vm create": ("--autocheckpoint-enabled",),
+    "tpu-vm ssh": ("--tunnel-through-iap",),
+    "tpu-vm scp": ("--tunnel-through-iap",),
+    "queued-resources create": ("--autocheckpoint-enabled", "--best-effort"),
+}
+DICTS = ("--labels", "--data-disk", "--metadata", "--boot-disk")  # KEY=VALUE[,KEY=VALUE...]
+CHOICES = {
+    "tpu-vm create": ("standard", "spot", "reservation-bound"),
+    "queued-resources create": ("standard", "spot", "reservation-bound", "flex-start"),
+}
+
+
 class RefusedError(Exception):
     """gcloud ends with this text on stderr and this exit code."""
 
@@ -94,13 +118,13 @@ class RefusedError(Exception):
 class Call:
     """A checked command line: `name` as in COMMANDS, flags (a switch is True), positionals, and what follows "--"."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.flags, self.positionals, self.remainder = name, {}, [], []
+    def __init__(self, name: str, track: str = "") -> None:
+        self.name, self.track, self.flags, self.positionals, self.remainder = name, track, {}, [], []
 
     @property
     def where(self) -> str:
         """The command as gcloud's error messages write it."""
-        return "gcloud.compute.tpus." + self.name.replace(" ", ".")
+        return f"gcloud.{self.track and self.track + '.'}compute.tpus." + self.name.replace(" ", ".")
 
     @property
     def verb(self) -> str:
@@ -114,17 +138,31 @@ class Call:
 
 def parse(argv: list[str]) -> Call:
     """Reads a command line (without "gcloud"); raises RefusedError with gcloud's words for what it doesn't take."""
+    track = argv[0] if argv[0] in ("alpha", "beta") else ""
+    given, argv = argv, argv[1:] if track else argv
     name = " ".join(argv[2:4])
+    if track == "beta":
+        raise RefusedError(
+            "gcloud.beta.compute.tpus",
+            f"Invalid choice: {argv[2]!r}.\nThis command is available in one or more alternate release tracks.  Try:\n"
+            f"  gcloud compute tpus {argv[2]}\n  gcloud alpha compute tpus {argv[2]}",
+        )
     if argv[:2] != ["compute", "tpus"] or name not in COMMANDS:
-        raise RefusedError(".".join(["gcloud", *argv[:3]]), f"Invalid choice: {' '.join(argv[3:4])!r}.")
-    command = COMMANDS[name]
-    call = Call(name)
+        raise RefusedError(".".join(["gcloud", *given[:3]]), f"Invalid choice: {' '.join(argv[3:4])!r}.")
+    command, call = COMMANDS[name], Call(name, track)
+    alpha = dict.fromkeys(ALPHA.get(name, ((),))[0], VALUE) | dict.fromkeys(ALPHA_SWITCHES.get(name, ()), SWITCH)
+    if track:
+        command = command._replace(flags=command.flags | alpha, groups=command.groups + ALPHA.get(name, ((), ()))[1])
     words = argv[4:]
     if command.remainder and "--" in words:
         at = words.index("--")
         words, call.remainder = words[:at], words[at + 1 :]
     unknown = []
     known = WIDE | command.flags
+    if elsewhere := [] if track else [word.partition("=")[0] for word in words if word.partition("=")[0] in alpha]:
+        lines = "".join(f"\n {flag} flag is available in one or more alternate release tracks. Try:\n\n"
+                        f"  gcloud alpha compute tpus {name} {flag}\n" for flag in elsewhere)  # fmt: skip
+        raise call.refuse(f"unrecognized arguments:\n  {lines}", 2)
     while words:
         word = words.pop(0)
         flag, has_value, value = word.partition("=")
@@ -141,6 +179,7 @@ def parse(argv: list[str]) -> Call:
                 if not words or words[0].startswith("--"):
                     raise call.refuse(f"argument {flag}: expected one argument", 2)
                 value = words.pop(0)
+            _check_value(call, flag, value)
             if known[flag] == REPEATED:
                 call.flags.setdefault(flag, []).append(value)
             else:
@@ -149,6 +188,23 @@ def parse(argv: list[str]) -> Call:
         unknown += call.positionals[command.most :]
     _check(call, command, unknown)
     return call
+
+
+def _check_value(call: Call, flag: str, value: str) -> None:
+    if flag in DICTS and not all("=" in part for part in value.split(",")):
+        part = next(part for part in value.split(",") if "=" not in part)
+        raise call.refuse(
+            f"argument {flag}: Bad syntax for dict arg: [{part}]. Please see `gcloud topic flags-file` or "
+            "`gcloud topic escaping` for information on providing list or dictionary flag values with special "
+            "characters.",
+            2,
+        )
+    if flag == "--strict-host-key-checking" and value not in ("ask", "no", "yes"):
+        raise call.refuse(f"argument {flag}: Invalid choice: '{value}'.\n\nValid choices are [ask, no, yes].", 2)
+    if flag == "--provisioning-model" and value not in CHOICES[call.name]:
+        choices = ", ".join(CHOICES[call.name])
+        sentence = f"Invalid value for [{flag}]: {value} is not a valid provisioning model, must be one of [{choices}]"
+        raise call.refuse(sentence, 1)
 
 
 def _check(call: Call, command: Command, unknown: list[str]) -> None:

@@ -1,0 +1,123 @@
+"""The way to the hosts: gcloud says it once, and ssh goes it; where it leads nowhere, gcloud's own ssh takes over."""
+
+import json
+import subprocess
+
+import pytest
+from pods.route import Route
+
+from tests.test_tpu_cloud import NODE, by_hand
+
+OPTIONS = (
+    "-i", "/home/some one/.ssh/key", "-o", "CheckHostIP=no", "-o", "HostKeyAlias=tpu.12-3-Sf9A+0",
+    "-o", "UserKnownHostsFile=/home/some one/.ssh/known",
+)  # fmt: skip
+LINE = f"/usr/bin/ssh -T {' '.join(OPTIONS)} me@10.0.0.1 -- true"
+PROXY = (
+    "ProxyCommand='/usr/bin/python3' '-S' '/gcloud.py' alpha compute start-iap-tunnel 't-w-0' '%p' --listen-on-stdin"
+)
+
+
+def test_a_line_of_gcloud_is_taken_apart_although_nothing_in_it_is_quoted():
+    assert Route.parse(LINE, []) == Route("/usr/bin/ssh", OPTIONS, (), "me@10.0.0.1")
+    flags = ["-p", "22", "-o", "ProxyJump=x"]
+    found = Route.parse(LINE.replace(" me@", f" -o {PROXY} -p 22 -o ProxyJump=x me@"), flags)
+    assert found == Route("/usr/bin/ssh", (*OPTIONS, "-o", PROXY), tuple(flags), "me@10.0.0.1")
+    assert Route.parse("/usr/bin/ssh -T me@10.0.0.1 -- true", []) == Route("/usr/bin/ssh", (), (), "me@10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "/usr/bin/ssh -t -i /key me@10.0.0.1",  # a terminal
+        LINE.replace("/usr/bin/ssh", "/sdk/bin/plink"),
+        LINE.replace("me@10.0.0.1 ", ""),
+        "/bin/sh -c /usr/bin/ssh",
+    ],
+)
+def test_another_line_is_left_to_gcloud(line):
+    assert Route.parse(line, []) is None
+    assert Route.parse(LINE, ["-l", "%USER%"]) is None
+
+
+def test_openssh_takes_the_options_and_shares_the_connection(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    route = Route.parse(LINE, [])
+    shown = subprocess.run(["ssh", "-G", *route.shared(), route.target], capture_output=True, text=True, check=True)
+    found = dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)
+    assert found["controlpath"].startswith(f"{tmp_path}/.ssh/mlm-") and found["controlmaster"] == "auto"
+    assert (found["controlpersist"], found["batchmode"], found["hostkeyalias"]) == ("600", "yes", "tpu.12-3-sf9a+0")
+    assert "Identity file /home/some one/.ssh/key not accessible" in shown.stderr
+    assert (tmp_path / ".ssh").stat().st_mode & 0o777 == 0o700
+    other = Route.parse(LINE.replace("tpu.12-3", "tpu.13-3"), [])  # a new pod at the same address
+    assert {*route.shared()} ^ {*other.shared()} >= {f"ControlPath={found['controlpath']}"}
+
+
+def of_ssh(pod) -> list[str]:
+    """Returns what gcloud itself was asked to do by ssh or scp."""
+    calls = [call for call in pod.calls() if call[3] in ("ssh", "scp")]
+    return [
+        next(word for word in call if word.startswith("--worker")) + " --dry-run" * ("--dry-run" in call)
+        for call in calls
+    ]
+
+
+def test_gcloud_is_asked_once_for_a_pod(pod):
+    by_hand(pod, "tpu-vm", "create", "my-pod", *NODE)
+    pod.tpu("up", "--every=0.01")
+    pod.tpu("status")
+    assert of_ssh(pod) == ["--worker=0", "--worker=all --dry-run"], "the first alone, which makes the keys"
+    assert len(pod.ssh_calls()) == 2
+    pod.tpu("sync")
+    pod.tpu("preflight")
+    assert len(of_ssh(pod)) == 2 and [call[0] for call in pod.ssh_calls()].count("scp") == 2
+    pod.tpu("status", "--user=another")
+    assert of_ssh(pod)[2:] == ["--worker=0", "--worker=all --dry-run"]
+    assert "another@127.0.0.1" in " ".join(pod.ssh_calls()[-1] + pod.ssh_calls()[-2])
+
+
+def test_a_new_pod_of_that_name_has_other_routes(pod):
+    pod.tpu("up", "--every=0.01")
+    pod.tpu("status")
+    pod.tpu("down")
+    pod.tpu("up", "--every=0.01")
+    pod.tpu("status")
+    assert of_ssh(pod) == ["--worker=0", "--worker=all --dry-run"] * 2
+    aliases = {word for call in pod.ssh_calls() for word in call if word.startswith("HostKeyAlias")}
+    assert len(aliases) == 4 and len(pod.ssh_calls()) == 4
+
+
+def test_where_ssh_fails_gcloud_takes_over_and_the_route_is_found_anew(pod):
+    pod.tpu("up", "--every=0.01")
+    pod.tpu("status")
+    file = pod.repository / "runs" / "pods" / "ssh" / "my-pod.json"
+    known = json.loads(file.read_text())
+    known["lines"][1] = known["lines"][1].replace("127.0.0.2", "127.0.0.9")  # the address of a host that is gone
+    file.write_text(json.dumps(known))
+    pod.tpu("status")
+    assert of_ssh(pod)[2:] == ["--worker=1"] and not file.exists()
+    pod.tpu("status")
+    assert of_ssh(pod)[3:] == ["--worker=0", "--worker=all --dry-run"] and file.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}'])
+def test_a_damaged_file_is_written_anew(pod, text):
+    pod.tpu("up", "--every=0.01")
+    file = pod.repository / "runs" / "pods" / "ssh" / "my-pod.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    pod.tpu("status")
+    assert len(json.loads(file.read_text())["lines"]) == 2
+
+
+def test_a_first_host_that_does_not_answer_leaves_all_to_gcloud(pod):
+    pod.tpu("up", "--every=0.01")
+    pod.fault("ssh", "keys_not_propagated", match="true", times=1)
+    pod.tpu("status")
+    assert of_ssh(pod) == ["--worker=0", "--worker=0", "--worker=1"] or of_ssh(pod) == [
+        "--worker=0",
+        "--worker=1",
+        "--worker=0",
+    ]
+    assert pod.ssh_calls() == []
