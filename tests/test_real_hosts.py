@@ -153,7 +153,8 @@ def test_quickstart_over_four_hosts_one_of_which_dies(laptop, tmp_path):
     train = ["configs/quickstart.py", *settings, f"--config.shards.dir={killed / 'shards'}", "--env=WANDB_API_KEY"]
     said = laptop.tpu("supervise", *train, "--id=killed", f"--workdir={killed}", "--silent=2", *follow)
     assert "attempt 2 started" in said
-    laptop.tpu("run", *train, f"--id={HOSTILE}", f"--workdir={whole}", *follow)
+    laptop.tpu("run", *train, f"--id={HOSTILE}", f"--workdir={whole}", "--command=train", *follow)
+    assert (killed / "export" / "model.safetensors").is_file()
     assert "exit code 0" in laptop.tpu("status", HOSTILE)
     assert (killed / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
     one, other = saved_state(killed), saved_state(whole)
