@@ -47,6 +47,7 @@ def test_same_batches_and_masks_where_hosts_interleave(whole, manifest, tmp_path
     assert_equal(one, two)
 
 
+@pytest.mark.slow
 def test_a_run_whose_hosts_interleave(manifest, tokenizer_folder, tmp_path):
     """The dropout of each row, accumulated, and the scores are those of one process; pseudo-perplexity too."""
     one, two = tmp_path / "one", tmp_path / "two"
