@@ -137,7 +137,7 @@ def from_folder(folder: str) -> Trained:
 
 
 def read_config(root: UPath, name: str) -> RobertaConfig:
-    """Returns the config of a RoBERTa folder. transformers would follow names of other files and of code in it.
+    """Returns the config of a RoBERTa folder: of config.json alone, every value that the model is built from checked.
 
     Args:
       root: the folder.

@@ -64,14 +64,6 @@ def test_a_pickle_is_not_opened(folder, tmp_path, capsys):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_config_does_not_lead_out_of_its_folder(folder, tmp_path):
-    """transformers takes another file for config.json if "configuration_files" names one of an older version."""
-    content = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.4.0.0.json").write_text(json.dumps(content | {"hidden_size": 32}))
-    change(folder / "config.json", configuration_files=["../config.4.0.0.json"])
-    assert trained.from_folder(str(folder)).config.hidden_size == content["hidden_size"]
-
-
 VALUES = [
     "x",
     "",
