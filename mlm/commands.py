@@ -17,6 +17,7 @@ from mlm import config as configs
 from mlm import kinds
 from mlm.errors import InputError, StopError
 from mlm.pod import detect, watch
+from mlm.text import printable
 from mlm.workdir import Workdir
 
 
@@ -26,7 +27,7 @@ def join(args: argparse.Namespace, overrides: list[str]) -> None:
     cluster = detect.detect(**flags, meets=args.name != "shards")  # whose hosts can meet in its folder alone
     args.processes, args.process_id = cluster.processes, cluster.process_id
     if cluster.processes > 1:
-        print(f"mlm {args.name}: {cluster.sentence}", file=sys.stderr, flush=True)
+        print(f"mlm {args.name}: {printable(cluster.sentence)}", file=sys.stderr, flush=True)
     try:
         config = configs.load(args.config, overrides) if args.config else _saved(args, overrides)
     except StopError:  # which the command finds as well, when the others can be told

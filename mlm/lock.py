@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 from mlm.errors import InputError
 from mlm.paths import UPath, is_remote
+from mlm.text import printable
 
 NAME = ".lock"
 RENEW = 10.0  # seconds
@@ -103,7 +104,7 @@ class _Object:
             except FileNotFoundError:
                 continue  # given back between the two
             state = f"{info['generation']} {info.get('metadata')}"
-            who = f" (on {holder['host']}, process {holder['process']})"
+            who = printable(f" (on {holder['host']}, process {holder['process']})")
             if seen and state != seen:
                 raise _refusal(self._path.parent, who)
             if not seen:

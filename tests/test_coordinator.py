@@ -223,7 +223,7 @@ def test_escape_sequences_reach_nobody(tmp_path):
     clean = "?]0;pwned??[2J??31m? host 0: all is well"
     several = Several(tmp_path, 2, present=[0])
     several.until_connected(0)
-    with member(several, 1, host=messages.printable(strangers.ESCAPES)) as connection:
+    with member(several, 1, host=messages.one_line(strangers.ESCAPES)) as connection:
         end = {"failed": FAILED | {"what": strangers.ESCAPES, "host": strangers.ESCAPES, "phase": strangers.ESCAPES}}
         connection.sendall(json.dumps(end).encode() + b"\n")
         found = several.until_ended(0)[0]

@@ -2,11 +2,14 @@
 
 import re
 import signal
+import time
 
 import pytest
 
 from mlm import config as configs
-from mlm.pod import distributed, fingerprints
+from mlm.errors import InputError
+from mlm.pod import distributed, fingerprints, watch
+from mlm.pod.detect import Cluster
 from tests.fixtures import tiny_config
 
 
@@ -91,3 +94,21 @@ def test_handler_of_another_library():
     finally:
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
     assert heard == [signal.SIGUSR2]
+
+
+def test_another_order_than_jax_has_is_refused(monkeypatch):
+    """The devices of this process are those of process 0 of 1, whatever the flags say."""
+    watching = watch.Watch("train", None)
+    watching.cluster = Cluster("flags", "10.0.0.2", 2, 1)
+    monkeypatch.setattr(watch, "current", watching)
+    with pytest.raises(InputError, match=r"this is process 1 of 2, .* but its devices are those of process 0 of 1; st"):
+        distributed.initialize(tiny_config(), None, None, saves=False)
+
+
+def test_a_tpu_that_waits_for_other_hosts_is_said(monkeypatch, capfd):
+    monkeypatch.setattr(distributed, "NOTICE", 0.05)
+    monkeypatch.setattr(distributed.detect, "tpu_is_attached", lambda: True)
+    monkeypatch.setattr(distributed.jax, "devices", lambda: time.sleep(0.5))
+    distributed._start_devices()
+    said = capfd.readouterr().err
+    assert "the devices have not started for 0.05 s; a TPU waits for every host of its slice" in said

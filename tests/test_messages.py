@@ -10,7 +10,7 @@ import unicodedata
 import pytest
 
 from mlm.pod import messages
-from mlm.pod.messages import Connection, Termination, printable, prove
+from mlm.pod.messages import Connection, Termination, one_line, prove
 
 END = Termination(1, "w-1", "hang", 1, "no progress for 9 s", 8, "input")
 
@@ -36,17 +36,17 @@ def test_no_control_character_is_ever_shown():
     for code in range(sys.maxunicode + 1):
         character = chr(code)
         if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
-            assert printable(f"a{character}b") in ("a?b", "a b"), hex(code)
-    assert printable("Überraschung: 学習 ✓ £5") == "Überraschung: 学習 ✓ £5"
+            assert one_line(f"a{character}b") in ("a?b", "a b"), hex(code)
+    assert one_line("Überraschung: 学習 ✓ £5") == "Überraschung: 学習 ✓ £5"
 
 
 def test_text_is_one_line_and_not_too_long():
-    assert printable("one\n\ttwo \r\n three\u2028four") == "one two three four"
-    assert printable("x" * 100_000) == "x" * messages.TEXT
-    assert printable("x" * 100, 10) == "x" * 10
+    assert one_line("one\n\ttwo \r\n three\u2028four") == "one two three four"
+    assert one_line("x" * 100_000) == "x" * messages.TEXT
+    assert one_line("x" * 100, 10) == "x" * 10
     for other in (None, 7, b"x", ["x"]):
         with pytest.raises(ValueError, match="not a text"):
-            printable(other)
+            one_line(other)
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, -1, 6, [1]])

@@ -51,6 +51,21 @@ def test_progress_and_a_good_end(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["progress.json"]
 
 
+BARE = "w.join(Cluster(processes=2), 'gs://bucket/run', types.SimpleNamespace(hang=0.5))\n"
+
+
+def test_a_hang_before_the_first_step_with_a_workdir_in_a_bucket(tmp_path):
+    """The bare line on a pod: there is no folder for the stacks, and nothing was compiled yet."""
+    code, err = run(tmp_path, f"{BARE}time.sleep(30)", host_dir="")
+    assert code == 1
+    assert "no progress for 2 s (config.pod.hang times 4), in start; see the stacks above" in err
+    assert "most recent call first" in err
+
+
+def test_tokenizer_and_shards_may_take_as_long_as_they_need(tmp_path):
+    assert run(tmp_path, f"{BARE}w.at(watch.UNTIMED)\ntime.sleep(4)", host_dir="")[0] == 0
+
+
 def test_progress_is_written_while_it_works(tmp_path):
     process = start(tmp_path, "w.at('step', 3)\ntime.sleep(30)", host_dir=str(tmp_path))
     deadline = time.monotonic() + 20

@@ -24,7 +24,7 @@ from mlm.errors import StopError
 from mlm.paths import UPath
 from mlm.pod import coordinator, messages, ports
 from mlm.pod.coordinator import Coordinator
-from mlm.pod.messages import Connection, Termination, printable, prove
+from mlm.pod.messages import Connection, Termination, one_line, prove
 
 NOTIFY = 30.0  # seconds for which one that has failed before the others came waits to notify them
 RETRY = 0.1  # seconds between two tries to connect
@@ -63,7 +63,7 @@ class Client:
         """
         self._where, self._on_end, self._token_file = where, on_end, token
         self._process, self._processes = process, processes
-        self._host = printable(host or socket.gethostname(), messages.NAME)
+        self._host = one_line(host or socket.gethostname(), messages.NAME)
         self._token: bytes | None = None
         own = {"token": token, "jax_port": jax_port, "start_timeout": start_timeout}
         self._coordinator = Coordinator(where, processes, **own) if process == 0 else None
@@ -109,7 +109,7 @@ class Client:
         """
         self._connected(self._start_timeout)
         self._barriers += 1
-        name = printable(f"{self._barriers} {name}", messages.NAME)
+        name = one_line(f"{self._barriers} {name}", messages.NAME)
         self._connection.send(barrier=name)
         self._wait(f"barrier {name}", None)
 
@@ -117,7 +117,7 @@ class Client:
         """Notifies the others that this process ends the run; waits until they know, at most `NOTIFY` seconds."""
         self._closed = True
         if self._wait("connected", NOTIFY) and "end" not in self._received:
-            short = dataclasses.replace(termination, what=printable(termination.what))
+            short = dataclasses.replace(termination, what=one_line(termination.what))
             self._connection.send(failed=dataclasses.asdict(short))
             self._wait("end", coordinator.COLLECT + coordinator.LINGER)
         self.leave(NOTIFY)
@@ -202,7 +202,7 @@ class Client:
                 return f"{self._token_file} is not there, but host 0 is: is --workdir a folder that all hosts share?"
             except Exception as error:  # a bucket's client raises its own
                 words = getattr(error, "strerror", None) or error
-                return f"{self._token_file} can't be read ({printable(str(words))}); check who may read it"
+                return f"{self._token_file} can't be read ({one_line(str(words))}); check who may read it"
         hello = {"hello": self._process, "processes": self._processes, "host": self._host, "challenge": own}
         connection.send(**hello, proof=prove(self._token, "process", *said))
         match connection.receive():
@@ -211,7 +211,7 @@ class Client:
             ):
                 return ""
             case {"refused": "taken", "host": other}:
-                other = printable(other, messages.NAME)
+                other = one_line(other, messages.NAME)
                 return f"process {self._process} is already connected, from {other}; stop one of the two"
             case {"refused": "token"} | {"welcome": _}:
                 self._token = None  # of an earlier attempt: read again
@@ -237,10 +237,10 @@ class Client:
                         self._ended(Termination.read(fields))
                         return
                     case {"go": str(place)}:
-                        self._go = ports.joined(ports.address(printable(place), 0))
+                        self._go = ports.joined(ports.address(one_line(place), 0))
                         self._note("go")
                     case {"barrier": name}:
-                        self._note(f"barrier {printable(name, messages.NAME)}")
+                        self._note(f"barrier {one_line(name, messages.NAME)}")
                     case _:
                         raise ValueError("no message of a coordinator")
         except TimeoutError:

@@ -20,7 +20,7 @@ from typing import Any
 from mlm.errors import InputError, StopError
 from mlm.paths import UPath, is_remote, make_folder
 from mlm.pod import fingerprints, messages, ports
-from mlm.pod.messages import PHASES, Connection, Hello, Termination, printable, prove
+from mlm.pod.messages import PHASES, Connection, Hello, Termination, one_line, prove
 
 LINGER = 5.0  # seconds to wait for the last message: until it has been received, or until it comes
 COLLECT = 2.0  # seconds in which several processes may find that they hang, before it is judged which one it was
@@ -166,10 +166,10 @@ class Coordinator:
                 case {"failed": dict(fields)} if fields.get("process") == process:
                     self._failed(Termination.read(fields | {"host": member.host}, messages.OWN_KINDS))
                 case {"barrier": name}:
-                    self._meet(process, printable(name, messages.NAME))
+                    self._meet(process, one_line(name, messages.NAME))
                 case {"ready": dict(found), "start_timeout": start, "heartbeat": heartbeat} if not member.fingerprint:
                     start, heartbeat = messages.seconds(start), messages.seconds(heartbeat)
-                    member.fingerprint = {printable(key): value for key, value in found.items()}
+                    member.fingerprint = {one_line(key): value for key, value in found.items()}
                     member.connection.set_timeout(heartbeat)
                     if process == 0:
                         self._timeouts = (start, heartbeat)

@@ -36,7 +36,7 @@ OWN_KINDS = ("exception", "signal", "hang")  # of termination, that a process re
 PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
 
 
-def printable(text: Any, limit: int = TEXT) -> str:
+def one_line(text: Any, limit: int = TEXT) -> str:
     """Returns text from the network in one line without control, format or bidirectional characters, cut to `limit`."""
     if not isinstance(text, str):
         raise ValueError("not a text")
@@ -85,7 +85,7 @@ class Hello:
         """Checks a hello of anybody; raises ValueError."""
         processes = integer(message.get("processes"), 1, MOST_PROCESSES)
         process = integer(message.get("hello"), 0, processes - 1)
-        host = printable(message.get("host"), NAME)
+        host = one_line(message.get("host"), NAME)
         return cls(process, processes, host, hexadecimal(message.get("challenge")), hexadecimal(message.get("proof")))
 
 
@@ -123,12 +123,12 @@ class Termination:
             raise ValueError("not a termination")
         return cls(
             integer(fields["process"], 0, MOST_PROCESSES),
-            printable(fields["host"], NAME),
+            one_line(fields["host"], NAME),
             fields["kind"],
             integer(fields["code"], 1, 255),
-            printable(fields["what"]),
+            one_line(fields["what"]),
             None if fields["step"] is None else integer(fields["step"], 0, 1 << 62),
-            printable(fields["phase"], PLACE),
+            one_line(fields["phase"], PLACE),
         )
 
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from mlm.errors import InputError, StopError
-from mlm.pod.messages import printable
+from mlm.pod.messages import one_line
 
 RETRY = 0.5  # seconds between two tries
 STALE = 30.0  # seconds for which a name server may still give the address of a machine that is no more
@@ -31,7 +31,7 @@ def address(text: str, default_port: int) -> tuple[str, int]:
     labels = host.removesuffix(".").split(".")
     good = _is_number(host) if parts.get("six") else all(re.fullmatch(r"[\w-]{1,63}", x, re.ASCII) for x in labels)
     if not good or len(host) > 253 or not 0 < port < 65536:
-        raise InputError(f"--coordinator={printable(text)}: must be HOST or HOST:PORT, the address of process 0.")
+        raise InputError(f"--coordinator={one_line(text)}: must be HOST or HOST:PORT, the address of process 0.")
     return host, port
 
 
@@ -103,7 +103,7 @@ def _problem(where: tuple[str, int], error: OSError, key: str, limit: float) -> 
         what = f"port {port} of {host} is held by {holder(where)}; end that, or set another port ({key})"
         return what, StopError, limit
     if error.errno == errno.EADDRNOTAVAIL:
-        own = printable(socket.gethostname())
+        own = one_line(socket.gethostname())
         what = f"coordinator {host}: not an address of host 0 ({own}); name one of its own that the other hosts reach"
         return what, InputError, 0.0 if _is_number(host) else min(STALE, limit)
     what = f"coordinator {joined(where)}: host 0 can't listen there ({error.strerror}); set another port ({key})"
@@ -116,7 +116,7 @@ def holder(where: tuple[str, int]) -> str:
         for process in (path for path in PROC.iterdir() if path.name.isdecimal()):
             if _holds(process, inode):
                 with contextlib.suppress(OSError):
-                    return f"{printable((process / 'comm').read_text(errors='replace'), 40)} (process {process.name})"
+                    return f"{one_line((process / 'comm').read_text(errors='replace'), 40)} (process {process.name})"
         return "a process of another user"
     return "a process that cannot be seen from here"
 
