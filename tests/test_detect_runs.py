@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+from tests.metadata_server import PLATFORM, MetadataServer, tpu_vm
 from tests.processes import ROOT, environment, run_together, train_arguments
-from tests.test_detect import PLATFORM, MetadataServer, tpu_vm
 from tests.test_resume import state_of
 
 SETTINGS = ("train.steps=6", "log.every=1", "checkpoint.every=0", "mesh.fsdp=2", "model.hidden_dropout=0.1")

@@ -14,8 +14,8 @@ import time
 
 import pytest
 
+from tests.metadata_server import PLATFORM
 from tests.processes import ROOT, environment, run_together, train_arguments
-from tests.test_detect import PLATFORM
 from tests.test_detect_runs import SETTINGS, assert_same
 
 pytestmark = pytest.mark.hosts

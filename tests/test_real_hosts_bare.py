@@ -12,9 +12,9 @@ import sys
 
 import pytest
 
+from tests.metadata_server import MetadataServer, tpu_vm
 from tests.pod_network import NETWORK, Hosts
 from tests.processes import ROOT
-from tests.test_detect import MetadataServer, tpu_vm
 
 pytestmark = pytest.mark.hosts
 
