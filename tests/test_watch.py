@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
-from mlm.errors import DamageError
+from mlm.errors import DamageError, InputError
 from mlm.pod import watch
+from mlm.pod.detect import Cluster
 from tests.processes import ROOT
 
 HEAD = """
@@ -178,3 +180,10 @@ def test_at_costs_nothing_to_speak_of():
 
 def test_failed_returns_the_code_where_nothing_is_written():
     assert watch.Watch("test", None).failed(DamageError("x"), 4) == 4
+
+
+def test_a_port_of_libtpu_is_refused(monkeypatch):
+    monkeypatch.setenv("TPU_PROCESS_PORT", "8476")
+    pod = types.SimpleNamespace(hang=0.0, port=8474, jax_port=8476)
+    with pytest.raises(InputError, match=r"config.pod.jax_port = 8476: libtpu uses this port; choose another one."):
+        watch.Watch("train", None).join(Cluster("flags", "127.0.0.1", 2, 1), "gs://bucket/run", pod)
