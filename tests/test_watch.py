@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 import pytest
+from ml_collections import ConfigDict
 
 from mlm.errors import DamageError, InputError
 from mlm.pod import watch
@@ -184,6 +184,6 @@ def test_failed_returns_the_code_where_nothing_is_written():
 
 def test_a_port_of_libtpu_is_refused(monkeypatch):
     monkeypatch.setenv("TPU_PROCESS_PORT", "8476")
-    pod = types.SimpleNamespace(hang=0.0, port=8474, jax_port=8476)
+    pod = ConfigDict({"hang": 0.0, "port": 8474, "jax_port": 8476})
     with pytest.raises(InputError, match=r"config.pod.jax_port = 8476: libtpu uses this port; choose another one."):
         watch.Watch("train", None).join(Cluster("flags", "127.0.0.1", 2, 1), "gs://bucket/run", pod)
