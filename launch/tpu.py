@@ -38,14 +38,12 @@ class Tool:
     """What every command works with."""
 
     args: argparse.Namespace
-    settings: settings.Settings
-    runner: backend.Runner
-    cloud: backend.Backend
+    cloud: gcloud.TpuVm
     words: list[str]  # --config.x=y, and what stands after --
 
     def hosts(self, pod: backend.Pod | None = None) -> Hosts:
         """Returns the hosts of the pod (asked for, if not given), which must be ready."""
-        return connect(self.settings, self.cloud, self.runner, self.args.timeout, pod)
+        return connect(self.cloud, self.args.timeout, pod)
 
 
 def main(argv: list[str]) -> int:
@@ -55,9 +53,8 @@ def main(argv: list[str]) -> int:
     try:
         if words and args.name not in PASS_ON:
             raise SettingsError(f"{args.name} takes no {words[0]}.")
-        chosen = settings.from_arguments(args)
-        runner = backend.Runner(args.dry_run)
-        return args.command(Tool(args, chosen, runner, gcloud.TpuVm(chosen, runner), words)) or 0
+        cloud = gcloud.TpuVm(settings.from_arguments(args), backend.Runner(args.dry_run))
+        return args.command(Tool(args, cloud, words)) or 0
     except PodError as error:
         print(f"tpu {args.name}: {error}", file=sys.stderr)
         return error.code
@@ -102,14 +99,18 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=function, name=name)
         return sub
 
-    up = command("up", _up, "create the pod, and wait until it is ready")
-    up.add_argument("--every", type=float, default=15.0, metavar="SECONDS", help="between two polls")
-    up.add_argument("--recreate", action="store_true", help="delete one that won't come back, and create another one")
+    sub = command("up", _up, "create the pod, and wait until it is ready")
+    sub.add_argument("--every", type=float, default=15.0, metavar="SECONDS", help="between two polls")
+    sub.add_argument("--recreate", action="store_true", help="delete one that won't come back, and create another one")
     sub = command("sync", _sync, "bring the committed code, and its packages, to all hosts")
     sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
     sub = command("preflight", _preflight, "is every host ready, and are they all alike?")
     sub.add_argument("--clear-lock", action="store_true", help="remove libtpu's lock file where nobody holds it")
-    add_run(command("run", _run, "start python -m mlm on all hosts, and follow its logs; --config.x=y sets a key"))
+    sub = command("run", _run, "start python -m mlm on all hosts, and follow its logs; --config.x=y sets a key")
+    add_job(sub)
+    sub.add_argument("--again", action="store_true", help="another attempt of a run that has ended")
+    sub.add_argument("--detach", action="store_true", help="do not follow the logs")
+    add_follow(sub)
     sub = command("status", _status, "how a run is doing on every host, and why it ended")
     sub.add_argument("id", nargs="?", default="", help="of the run; default: the pod, and what is alive there")
     sub = command("logs", _logs, "bring a run's logs here, one file a host, and show them as they come")
@@ -140,14 +141,6 @@ def add_job(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--env", action="append", default=[], metavar="NAME", help="a variable to pass on; its name alone")
 
 
-def add_run(sub: argparse.ArgumentParser) -> None:
-    """Adds what `run` takes."""
-    add_job(sub)
-    sub.add_argument("--again", action="store_true", help="another attempt of a run that has ended")
-    sub.add_argument("--detach", action="store_true", help="do not follow the logs")
-    add_follow(sub)
-
-
 def add_follow(sub: argparse.ArgumentParser) -> None:
     """Adds what says how logs are followed."""
     sub.add_argument("--only", type=int, action="append", default=[], metavar="WORKER", help="show this host's lines")
@@ -161,7 +154,14 @@ def make_job(tool: Tool) -> runs.Job:
     config = codes.config_path(root, code, args.config)
     name = args.id or pathlib.Path(args.config).stem
     return runs.make_job(
-        tool.settings, code, config, run=name, workdir=args.workdir, command=args.mlm, words=tool.words, env=args.env
+        tool.cloud.settings,
+        code,
+        config,
+        run=name,
+        workdir=args.workdir,
+        command=args.mlm,
+        words=tool.words,
+        env=args.env,
     )
 
 
@@ -181,7 +181,7 @@ def follow(tool: Tool, hosts: Hosts, run: str, attempt: int) -> int:
 
 
 def _up(tool: Tool) -> None:
-    lifetime.up(tool.settings, tool.cloud, every=tool.args.every, recreate=tool.args.recreate)
+    lifetime.up(tool.cloud, tool.args.every, tool.args.recreate)
 
 
 def _sync(tool: Tool) -> None:
@@ -256,11 +256,11 @@ def _stop(tool: Tool) -> int:
 
 
 def _supervise(tool: Tool) -> int:
-    return supervise.command(tool.args, tool.settings, tool.cloud, tool.runner, make_job(tool), tool.hosts)
+    return supervise.command(tool.args, tool.cloud, make_job(tool))
 
 
 def _clean(tool: Tool) -> None:
-    lifetime.clean(tool.settings, tool.cloud)
+    lifetime.clean(tool.cloud)
     pod = tool.cloud.describe()
     if pod.state == "READY":
         hosts = tool.hosts(pod)
@@ -271,7 +271,7 @@ def _clean(tool: Tool) -> None:
 
 
 def _down(tool: Tool) -> None:
-    lifetime.down(tool.settings, tool.cloud)
+    lifetime.down(tool.cloud)
 
 
 if __name__ == "__main__":

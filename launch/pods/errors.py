@@ -6,9 +6,9 @@ from __future__ import annotations
 class PodError(Exception):
     """A foreseen end of a command.
 
-    `kind` says what it was, for those who decide whether to try again: "stockout", "quota", "permission", "login",
-    "api", "absent" (no such resource), "exists", "missing" (no gcloud here), "network", "internal" (a fault of the
-    cloud's own), "hosts" (some hosts failed), "settings" or "other".
+    kind: for those who decide whether to try again: "stockout", "quota", "permission", "login", "api", "absent" (no
+    such resource), "exists", "missing" (no gcloud here), "network", "internal" (a fault of the cloud's own), "hosts"
+    (some hosts failed), "settings" or "other".
     """
 
     code = 1

@@ -24,12 +24,7 @@ class Outcome:
 
 
 def run(
-    runner: Runner,
-    calls: Mapping[Host, Call],
-    timeout: float,
-    *,
-    repeatable: bool,
-    tell: Callable[[str], None] = lambda sentence: None,
+    runner: Runner, calls: Mapping[Host, Call], timeout: float, *, repeatable: bool, tell: Callable[[str], None]
 ) -> list[Outcome]:
     """Returns one outcome a host, in the order of `calls`; each try of each call has `timeout` seconds.
 
@@ -53,19 +48,18 @@ def run(
 def _one(
     runner: Runner, host: Host, call: Call, timeout: float, repeatable: bool, tell: Callable[[str], None]
 ) -> Outcome:
-    waits = BACKOFF if repeatable else ()
-    tries = 0
-    for wait in (*waits, None):
-        result, tries = runner.run(call, timeout), tries + 1
+    for tries, wait in enumerate((*(BACKOFF if repeatable else ()), None), 1):
+        result = runner.run(call, timeout)
         if result.code in SSH_FAILED and call.instead:
             call = call.instead()
             result = runner.run(call, timeout)
+        outcome = Outcome(host, result, _error(result, timeout, tries), tries)
         if result.code not in SSH_FAILED or wait is None:
             break
         tell(f"{label(host)}: ssh failed ({last_line(result.stderr)}); again in {wait:g} s.")
         if runner.over.wait(wait):
             break
-    return Outcome(host, result, _error(result, timeout, tries), tries)
+    return outcome
 
 
 def _error(result: Result, timeout: float, tries: int) -> str:
