@@ -157,7 +157,7 @@ def test_clean_leaves_what_is_not_ours(pod):
 @pytest.mark.parametrize("queued", [False, True])
 def test_a_pod_that_up_has_not_made_is_used_and_never_deleted(pod, queued):
     """By a colleague, or in the console; through the queue, with a request of another name."""
-    fake_cloud().settings(pod.state, creating_describes=0, queue_describes=0)
+    fake_cloud().settings(pod.state, creating_describes=0, queue_describes=0, env=pod.ports)
     if queued:
         by_hand(pod, "queued-resources", "create", "request", "--node-id=my-pod", *REQUEST)
         while "ACTIVE" not in by_hand(pod, "queued-resources", "describe", "request", "--format=json"):

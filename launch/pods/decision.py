@@ -105,15 +105,15 @@ def _notice(seen: Seen, memory: Memory) -> None:
         memory.deleted, memory.since = 0.0, memory.since or seen.now
     elif seen.state != UNKNOWN and memory.since:  # one that can't be asked is taken to be as it was
         memory.paid, memory.since = memory.paid + seen.now - memory.since, 0.0
-    reports = seen.look.reports if seen.look else ()
-    if seen.look and seen.look.running:
-        memory.held, memory.attempt = True, seen.look.attempt
-    places = [report.progress for report in reports if report.progress]
-    steps = [place["step"] for place in places if isinstance(place.get("step"), int)]
-    mark = repr([seen.look.attempt if seen.look else 0, *((p.get("step"), p.get("time")) for p in places)])
-    if places and mark != memory.mark:
-        memory.mark, memory.moved = mark, seen.now
-    memory.step, memory.moved = max([memory.step, *steps]), memory.moved or seen.now
+    memory.moved = memory.moved or seen.now
+    if look := seen.look:
+        if look.running:
+            memory.held, memory.attempt = True, look.attempt
+        places = [report.progress for report in look.reports if report.progress]
+        mark = repr([look.attempt, *((place.get("step"), place.get("time")) for place in places)])
+        if places and mark != memory.mark:
+            memory.mark, memory.moved = mark, seen.now
+        memory.step = max([memory.step, *(p["step"] for p in places if isinstance(p.get("step"), int))])
 
 
 def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
@@ -129,7 +129,17 @@ def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
         return Action(RESUME, "the pod is STOPPED")
     if seen.state != READY or seen.look is None:
         return Action(WAIT, f"the pod is {seen.state} ({seen.detail})".removesuffix(" ()"))
-    return _hosts(seen, seen.look, memory, limits)
+    look, quiet = seen.look, seen.hosts - len(seen.look.reports)
+    if not quiet or look.running:
+        memory.silent = 0
+    if look.running:
+        return _running(seen, look, quiet, memory, limits)
+    memory.mixed = 0.0
+    if quiet:
+        return _silence(seen, look, quiet, memory, limits)
+    if all(report.state == "absent" for report in look.reports):
+        return Action(START, "nothing of this run is on the hosts")
+    return _ended(seen, look, memory, limits)
 
 
 def _finished(seen: Seen) -> bool:
@@ -158,36 +168,22 @@ def _lost(seen: Seen, memory: Memory, limits: Limits) -> Action:
     return _preempted(action, memory, limits)
 
 
-def _hosts(seen: Seen, look: Look, memory: Memory, limits: Limits) -> Action:
-    quiet = seen.hosts - len(look.reports)
-    if not quiet or look.running:
-        memory.silent = 0
-    if look.running:
-        return _running(seen, look, quiet, memory, limits)
-    memory.mixed = 0.0
-    if quiet:
-        return _silence(seen, look, quiet, memory, limits)
-    if all(report.state == "absent" for report in look.reports):
-        return Action(START, "nothing of this run is on the hosts")
-    return _ended(seen, look, memory, limits)
-
-
 def _running(seen: Seen, look: Look, quiet: int, memory: Memory, limits: Limits) -> Action:
     """Alive somewhere. A host that does not answer is not missed: if it is dead, the others end, and if not, not."""
     ended = [report for report in look.reports if report.state != "running"]
     memory.mixed = (memory.mixed or seen.now) if ended else 0.0
-    where, why = f"attempt {look.attempt} runs", ""
+    kind, why = WAIT, f"attempt {look.attempt} runs"
     if ended and seen.now - memory.mixed > limits.settle:
         names = ", ".join(f"host {report.process} ({report.state})" for report in ended)
-        why = f"{names} ended and the others have not for {limits.settle:g} s"
+        kind, why = STOP, f"{names} ended and the others have not for {limits.settle:g} s"
     elif limits.hang and seen.now - memory.moved > limits.hang:
-        why = f"{where}, but no host has made progress for {limits.hang:g} s"
-    if why:
-        memory.stopping = look.attempt
-        return Action(STOP, why)
-    if ended:
-        return Action(WAIT, f"{where}, but {len(ended)} of {seen.hosts} hosts have ended; the others should follow")
-    return Action(WAIT, where + (f"; {quiet} of {seen.hosts} hosts do not answer" if quiet else ""))
+        kind, why = STOP, f"{why}, but no host has made progress for {limits.hang:g} s"
+    elif ended:
+        why += f", but {len(ended)} of {seen.hosts} hosts have ended; the others should follow"
+    elif quiet:
+        why += f"; {quiet} of {seen.hosts} hosts do not answer"
+    memory.stopping = look.attempt if kind == STOP else memory.stopping
+    return Action(kind, why)
 
 
 def _silence(seen: Seen, look: Look, quiet: int, memory: Memory, limits: Limits) -> Action:
@@ -219,7 +215,9 @@ def _ended(seen: Seen, look: Look, memory: Memory, limits: Limits) -> Action:
         return Action(GIVE_UP, f"attempt {attempt} was ended by launch/tpu.py stop", SAVED)
     if cause and cause.code in FINAL and not hung:
         return _final(look, memory)
-    if all(_was_asked(report.exit or {}) for report in look.reports) and not hung:
+    # it saved, or had nothing to save yet
+    ends = [report.exit or {} for report in look.reports]
+    if not hung and all(end.get("code") == SAVED or end.get("signal") == signal.SIGTERM for end in ends):
         return _preempted(Action(START, f"attempt {attempt} was asked to end and did"), memory, limits)
     memory.crashes = 1 if memory.step > memory.best else memory.crashes + 1
     memory.best = max(memory.best, memory.step)
@@ -228,11 +226,6 @@ def _ended(seen: Seen, look: Look, memory: Memory, limits: Limits) -> Action:
     if memory.crashes > limits.crashes:
         return Action(GIVE_UP, f"{what}: the budget is used up", (cause.code if cause else 0) or 1)
     return Action(START, what, lost=lost)
-
-
-def _was_asked(end: dict) -> bool:
-    """Returns whether a process ended because it was asked to: saved, or before it had anything to save."""
-    return end.get("code") == SAVED or end.get("signal") == signal.SIGTERM
 
 
 def _final(look: Look, memory: Memory) -> Action:

@@ -11,17 +11,14 @@ class PodError(Exception):
     (some hosts failed), "settings" or "other".
     """
 
-    code = 1
+    code, kind = 1, "other"
 
-    def __init__(self, message: str, kind: str = "other"):
+    def __init__(self, message: str, kind: str = ""):
         super().__init__(message)
-        self.kind = kind
+        self.kind = kind or self.kind
 
 
 class SettingsError(PodError):
     """A key of pod.toml, a flag or an argument that can't be right."""
 
-    code = 2
-
-    def __init__(self, message: str):
-        super().__init__(message, "settings")
+    code, kind = 2, "settings"

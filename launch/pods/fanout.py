@@ -29,8 +29,7 @@ def run(
     """Returns one outcome a host, in the order of `calls`; each try of each call has `timeout` seconds.
 
     A call is tried again only if it is repeatable (the host answers a second one as it answered the first) and ssh
-    itself failed; `tell` is given a sentence then. What a call has `instead` is tried at once. One host's failure or
-    silence loses nothing of what the others have answered.
+    itself failed; `tell` is given a sentence then. What a call has `instead` is tried at once.
     """
     if runner.dry:
         return [Outcome(host, runner.run(call, timeout)) for host, call in calls.items()]

@@ -1,9 +1,8 @@
 """TPU VMs and queued resources through gcloud: its argument lists, its answers, its errors in clear words.
 
-`gcloud compute tpus tpu-vm` and `gcloud compute tpus queued-resources`, as their reference pages have them. What `up`
-creates carries the label LABEL=user, on the TPU VM and in the request for it: nothing else is ever deleted unasked.
-Hosts are reached one by one (--worker=i): with --worker=all, gcloud gives one code for all of them, and runs the
-command again by itself when a connection drops.
+What `up` creates carries the label LABEL=user, on the TPU VM and in the request for it: nothing else is ever deleted
+unasked. Hosts are reached one by one (--worker=i): with --worker=all, gcloud gives one code for all of them, and runs
+the command again by itself when a connection drops.
 """
 
 from __future__ import annotations
@@ -97,17 +96,16 @@ class TpuVm:
             hosts = tuple(Host(i, f"ADDRESS-OF-WORKER-{i}") for i in range(self.settings.host_count))
             return Pod(name, backend.READY, hosts, "queued" if self.settings.queued else "tpu-vm", ours=True)
         request = self._ask("queued-resources", "describe", name) if node is None else None
-        if request and _state(request) == "ACTIVE":
+        pod = self._request(request) if request else Pod(name, backend.ABSENT)
+        if pod.detail == "ACTIVE":
             called = _spec(request).get("nodeId", name)
             if called != name:
                 sentence = f"{name} is a queued resource whose TPU VM is called {called}: set name to that."
                 raise PodError(sentence, "settings")
             node = self._ask("tpu-vm", "describe", name)  # it may have come in between
             if node is None:
-                return dataclasses.replace(self._request(request), state=backend.FAILED, detail="its TPU VM is gone")
-        if node:
-            return self._node(node)
-        return self._request(request) if request else Pod(name, backend.ABSENT)
+                return dataclasses.replace(pod, state=backend.FAILED, detail="its TPU VM is gone")
+        return self._node(node) if node else pod
 
     def requests(self) -> list[Pod]:
         """Returns all queued resources of the project and zone, without their hosts."""
@@ -181,7 +179,7 @@ class TpuVm:
         )
 
     def _request(self, request: dict) -> Pod:
-        name, state = request.get("name", "").rpartition("/")[2], _state(request)
+        name, state = request.get("name", "").rpartition("/")[2], request.get("state", {}).get("state", "UNKNOWN")
         ours = _spec(request).get("node", {}).get("labels", {}).get(LABEL) == self.owner
         return Pod(name, STATES.get(state, backend.WAITING), kind="queued", detail=state, ours=ours)
 
@@ -228,7 +226,3 @@ class TpuVm:
 
 def _spec(request: dict) -> dict:
     return next(iter(request.get("tpu", {}).get("nodeSpec") or []), {})
-
-
-def _state(request: dict) -> str:
-    return request.get("state", {}).get("state", "UNKNOWN")

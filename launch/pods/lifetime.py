@@ -28,7 +28,7 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
         cloud.create()
         cloud.describe()
         return
-    begin, said = time.monotonic(), ("", 0)
+    begin, said = time.monotonic(), ""
     while pod.state != READY:
         if pod.state == backend.ABSENT:
             create(cloud)
@@ -36,10 +36,10 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
             say(f"{pod.name} is stopped; starting it")
             cloud.start()
         elif pod.state not in GONE:
-            minutes = int((time.monotonic() - begin) / 60)
-            if said != (pod.state, minutes):
-                said = (pod.state, minutes)
-                say(f"{pod.name} {PHRASES[pod.state]} ({pod.detail}), {minutes} min so far")
+            minutes = (time.monotonic() - begin) // 60
+            line = f"{pod.name} {PHRASES[pod.state]} ({pod.detail}), {minutes:.0f} min so far"
+            if line != said:
+                say(said := line)
             time.sleep(every)
         elif recreate:
             say(f"{pod.name} is {pod.state}; deleting it")

@@ -1,8 +1,6 @@
-"""Watches a run until it is done: what is lost is made again, what crashed is started again, within its budgets.
+"""Watches a run until it is done: decision.py decides from what is seen; here it is looked at and done.
 
-What to do is decided in decision.py from what is seen; here it is looked at and done. Nothing is kept in this process:
-runs/pods/{id}/supervise.json has what was spent, the hosts have the rest, so a supervisor may be ended at any time and
-started again.
+runs/pods/{id}/supervise.json has what was spent, the hosts have the rest: end it and start it again at any time.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from pods import decision, lifetime, runs, sync
 from pods import follow as following
-from pods.backend import READY, Pod
+from pods.backend import READY
 from pods.decision import Action, Limits, Memory, Seen
 from pods.errors import PodError, SettingsError
 from pods.gcloud import TpuVm
@@ -52,7 +50,7 @@ class Supervisor:
         self.folder = runs.records(self.job.id)
         self.memory = self._load()
         self.hosts: Hosts | None = None
-        self.pod: Pod | None = None
+        self.before = 0
         self.before = self._stopped()  # who supervises a run that was stopped wants it to go on
         self.looks, self.tries, self.synced = 0, 0, False
         self.said, self.said_at = "", 0.0
@@ -74,7 +72,7 @@ class Supervisor:
 
     def pause(self) -> float:
         """Returns the seconds until the next look: longer and longer while something is tried in vain."""
-        return min(self.every * 2**self.tries, max(WORST, self.every)) if self.tries else self.every
+        return min(self.every * 2**self.tries, max(WORST, self.every))
 
     def step(self) -> int | None:
         """Looks, decides, acts; returns the exit code at the end."""
@@ -106,29 +104,19 @@ class Supervisor:
             if not self.looks and error.kind not in ("network", "other"):
                 raise
             return Seen(decision.UNKNOWN, now, str(error).rstrip("."))
+        seen = Seen(pod.state, now, pod.detail, ours=pod.ours)
         if pod.state != READY:
             self.synced = False
-            return Seen(pod.state, now, pod.detail, ours=pod.ours)
-        return self._see_hosts(pod, now)
-
-    def _see_hosts(self, pod: Pod, now: float) -> Seen:
+            return seen
         try:
             self.hosts = dataclasses.replace(connect(self.cloud, self.timeout, pod), tell=lambda sentence: None)
         except PodError as error:
             if not self.looks:  # it is there, and is another one than pod.toml says
                 raise
-            return Seen(READY, now, str(error).rstrip("."), ours=pod.ours)
+            return dataclasses.replace(seen, detail=str(error).rstrip("."))
         look = runs.look_for(dataclasses.replace(self.hosts, patient=False), self.job)  # the next look is the next try
-        stopped = self._stopped()
-        return Seen(
-            READY,
-            self.clock(),
-            pod.detail,
-            look,
-            len(self.hosts.all),
-            0 if stopped == self.before else stopped,
-            pod.ours,
-        )
+        count = len(self.hosts.all)
+        return dataclasses.replace(seen, now=self.clock(), look=look, hosts=count, stopped=self._stopped())
 
     def _act(self, action: Action) -> None:
         if action.kind == decision.DELETE:
@@ -171,8 +159,8 @@ class Supervisor:
             return
         self.said, self.said_at = action.why, seen.now
         place = f", step {self.memory.step}" if self.memory.step >= 0 else ""
-        then = f"; {action.kind}" if action.kind else ""
-        self.tell(f"{action.why}{place}{then}; {cost(self.cloud.settings, self.memory, seen.now)}")
+        place += f"; {action.kind}" if action.kind else ""
+        self.tell(f"{action.why}{place}; {cost(self.cloud.settings, self.memory, seen.now)}")
 
     def tell(self, text: str) -> None:
         """Says a line, with the time."""
@@ -190,10 +178,10 @@ class Supervisor:
             follower.round()
 
     def _stopped(self) -> int:
-        try:
-            return int(json.loads((self.folder / STOPPED).read_text())["attempt"])
-        except (OSError, ValueError, KeyError):
-            return 0
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            attempt = int(json.loads((self.folder / STOPPED).read_text())["attempt"])
+            return attempt if attempt != self.before else 0
+        return 0
 
     def _load(self) -> Memory:
         file = self.folder / "supervise.json"
@@ -242,8 +230,9 @@ def add_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--recreate", action="store_true", help="delete and make again even what your `up` has not made")
 
 
-def command(args: argparse.Namespace, cloud: TpuVm, job: runs.Job) -> int:
+def command(args: argparse.Namespace, job: runs.Job) -> int:
     """Does what the arguments say; returns the exit code. A dry run prints a look, and what a lost pod costs."""
+    cloud = args.cloud
     if cloud.dry:
         cloud.delete(cloud.describe())
         lifetime.create(cloud)
