@@ -1,14 +1,9 @@
 #!/usr/bin/env python3
-"""Training pods, from a laptop: `python launch/tpu.py COMMAND`. Python 3.11's standard library, git and gcloud.
-
-One line of the table a command; what it does lives in pods/. Every command takes --dry-run, which prints the exact
-argument lists and changes nothing, and the keys of pod.toml as flags.
-"""
+"""Training pods, from a laptop: `python launch/tpu.py COMMAND`. Python 3.11's standard library, git and gcloud."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable
@@ -20,32 +15,10 @@ from pods.backend import say
 from pods.errors import PodError, SettingsError
 from pods.hosts import Hosts, connect, quoted
 
-EXAMPLES = """five commands to a training pod, with pod.toml filled in:
-  python launch/tpu.py up
-  python launch/tpu.py sync
-  python launch/tpu.py preflight
-  python launch/tpu.py run configs/roberta_base.py --id=first
-  python launch/tpu.py status first
-
-Ctrl-C while logs are followed leaves the run alone. Exit codes: 0; 2 for a setting that can't be right; of `run` and
-`logs` that of the run (README, "Exit codes"); 1 for everything else.
-"""
+EPILOG = """launch/README.md has the way from nothing to a training pod. Ctrl-C while logs are followed leaves the run
+alone. Exit codes: 0; 2 for a setting that can't be right; of `run` and `logs` that of the run (README, "Exit codes"); 1
+for everything else."""
 PASS_ON = ("run", "supervise")  # commands that take --config.x=y, and what stands after --
-
-
-@dataclasses.dataclass
-class Tool:
-    """What every command works with."""
-
-    args: argparse.Namespace
-    settings: settings.Settings
-    runner: backend.Runner
-    cloud: backend.Backend
-    words: list[str]  # --config.x=y, and what stands after --
-
-    def hosts(self, pod: backend.Pod | None = None) -> Hosts:
-        """Returns the hosts of the pod (asked for, if not given), which must be ready."""
-        return connect(self.settings, self.cloud, self.runner, self.args.timeout, pod)
 
 
 def main(argv: list[str]) -> int:
@@ -55,9 +28,10 @@ def main(argv: list[str]) -> int:
     try:
         if words and args.name not in PASS_ON:
             raise SettingsError(f"{args.name} takes no {words[0]}.")
-        chosen = settings.from_arguments(args)
-        runner = backend.Runner(args.dry_run)
-        return args.command(Tool(args, chosen, runner, gcloud.TpuVm(chosen, runner), words)) or 0
+        args.words, args.cloud = words, gcloud.TpuVm(settings.from_arguments(args), backend.Runner(args.dry_run))
+        if getattr(args, "id", None) is not None:
+            runs.check_id(args.id)
+        return args.command(args) or 0
     except PodError as error:
         print(f"tpu {args.name}: {error}", file=sys.stderr)
         return error.code
@@ -85,16 +59,11 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
-    root = argparse.ArgumentParser(
-        prog="python launch/tpu.py",
-        description="Training pods, from a laptop.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    about = {"prog": "python launch/tpu.py", "description": "Training pods, from a laptop.", "epilog": EPILOG}
+    root = argparse.ArgumentParser(**about, allow_abbrev=False)
     table = root.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name: str, function: Callable[[Tool], int | None], words: str) -> argparse.ArgumentParser:
+    def command(name: str, function: Callable[[argparse.Namespace], int | None], words: str) -> argparse.ArgumentParser:
         sub = table.add_parser(name, help=words, description=words, allow_abbrev=False)
         sub.add_argument("--dry-run", action="store_true", help="print what would be called, and change nothing")
         sub.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="for a host to answer")
@@ -102,50 +71,44 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=function, name=name)
         return sub
 
-    up = command("up", _up, "create the pod, and wait until it is ready")
-    up.add_argument("--every", type=float, default=15.0, metavar="SECONDS", help="between two polls")
-    up.add_argument("--recreate", action="store_true", help="delete one that won't come back, and create another one")
+    sub = command("up", lambda a: lifetime.up(a.cloud, a.every, a.recreate), "create the pod, and wait for it")
+    sub.add_argument("--every", type=float, default=15.0, metavar="SECONDS", help="between two polls")
+    sub.add_argument("--recreate", action="store_true", help="delete one that won't come back, and create another one")
     sub = command("sync", _sync, "bring the committed code, and its packages, to all hosts")
     sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
     sub = command("preflight", _preflight, "is every host ready, and are they all alike?")
     sub.add_argument("--clear-lock", action="store_true", help="remove libtpu's lock file where nobody holds it")
-    add_run(command("run", _run, "start python -m mlm on all hosts, and follow its logs; --config.x=y sets a key"))
+    sub = command("run", _run, "start python -m mlm on all hosts, and follow its logs; --config.x=y sets a key")
+    add_job(sub)
+    sub.add_argument("--again", action="store_true", help="another attempt of a run that has ended")
+    sub.add_argument("--detach", action="store_true", help="do not follow the logs")
+    add_follow(sub)
     sub = command("status", _status, "how a run is doing on every host, and why it ended")
-    sub.add_argument("id", nargs="?", default="", help="of the run; default: the pod, and what is alive there")
+    sub.add_argument("id", nargs="?", help="of the run; default: the pod, and what is alive there")
     sub = command("logs", _logs, "bring a run's logs here, one file a host, and show them as they come")
     sub.add_argument("id")
     add_follow(sub)
     sub = command("stop", _stop, "end a run: SIGTERM, so that it saves; wait; SIGKILL")
     sub.add_argument("id")
     sub.add_argument("--grace", type=float, default=300.0, metavar="SECONDS", help="to save in")
-    sub = command("supervise", _supervise, "watch a run until it is done: start it, and start it again")
+    sub = command(
+        "supervise", lambda a: supervise.command(a, make_job(a)), "start a run, and watch it until it is done"
+    )
     add_job(sub)
     supervise.add_flags(sub)
     sub = command("clean", _clean, "delete requests that only use up quota, and runs that have ended, on the hosts")
     sub.add_argument("--keep", action="append", default=[], metavar="ID", help="of a run to keep")
-    command("down", _down, "delete all that `up` has made")
+    command("down", lambda args: lifetime.down(args.cloud), "delete all that `up` has made")
     return root
 
 
 def add_job(sub: argparse.ArgumentParser) -> None:
     """Adds what says which run."""
     sub.add_argument("config", metavar="CONFIG", help="such as configs/roberta_base.py")
-    sub.add_argument(
-        "--id", default="", help="of the run; the same one again attaches to it; default: the config's name"
-    )
+    sub.add_argument("--id", help="of the run; the same one again attaches to it; default: the config's name")
     sub.add_argument("--workdir", default="", metavar="DIR", help="that all hosts see; default: {bucket}/{id}")
-    sub.add_argument(
-        "--command", dest="mlm", default="run", choices=runs.COMMANDS, help="of python -m mlm; default: run"
-    )
+    sub.add_argument("--command", dest="mlm", default="run", choices=runs.COMMANDS, help="default: run")
     sub.add_argument("--env", action="append", default=[], metavar="NAME", help="a variable to pass on; its name alone")
-
-
-def add_run(sub: argparse.ArgumentParser) -> None:
-    """Adds what `run` takes."""
-    add_job(sub)
-    sub.add_argument("--again", action="store_true", help="another attempt of a run that has ended")
-    sub.add_argument("--detach", action="store_true", help="do not follow the logs")
-    add_follow(sub)
 
 
 def add_follow(sub: argparse.ArgumentParser) -> None:
@@ -154,22 +117,19 @@ def add_follow(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="between two looks")
 
 
-def make_job(tool: Tool) -> runs.Job:
+def make_job(args: argparse.Namespace) -> runs.Job:
     """Returns the job that the arguments of `run` describe."""
-    args, root = tool.args, codes.repository()
-    code = codes.pack(root)
-    config = codes.config_path(root, code, args.config)
-    name = args.id or pathlib.Path(args.config).stem
-    return runs.make_job(
-        tool.settings, code, config, run=name, workdir=args.workdir, command=args.mlm, words=tool.words, env=args.env
-    )
+    code, chosen = codes.pack(root := codes.repository()), args.cloud.settings
+    config, run = codes.config_path(root, code, args.config), args.id or pathlib.Path(args.config).stem
+    more = {"workdir": args.workdir, "command": args.mlm, "words": args.words, "env": args.env}
+    return runs.make_job(chosen, code, config, run=run, **more)
 
 
-def follow(tool: Tool, hosts: Hosts, run: str, attempt: int) -> int:
+def follow(args: argparse.Namespace, hosts: Hosts, run: str, attempt: int) -> int:
     """Follows a run; returns its exit code. Ctrl-C leaves it alone."""
-    follower = following.Follower(hosts, run, attempt, only=tool.args.only, show=lambda line: print(line, flush=True))
+    follower = following.Follower(hosts, run, attempt, only=args.only, show=lambda line: print(line, flush=True))
     try:
-        seen = following.follow(follower, every=tool.args.every, check=lambda: tool.cloud.describe().state)
+        seen = following.follow(follower, every=args.every, check=lambda: args.cloud.describe().state)
     except KeyboardInterrupt:
         say(f"\ndetached; the run goes on. Come back: python launch/tpu.py logs {quoted(run)}")
         say(f"how it does: python launch/tpu.py status {quoted(run)}; end it: python launch/tpu.py stop {quoted(run)}")
@@ -180,17 +140,13 @@ def follow(tool: Tool, hosts: Hosts, run: str, attempt: int) -> int:
     return seen.code
 
 
-def _up(tool: Tool) -> None:
-    lifetime.up(tool.settings, tool.cloud, every=tool.args.every, recreate=tool.args.recreate)
+def _sync(args: argparse.Namespace) -> None:
+    sync.sync(connect(args.cloud, args.timeout), codes.pack(codes.repository()), runs.RECORDS / "code", args.extra)
 
 
-def _sync(tool: Tool) -> None:
-    sync.sync(tool.hosts(), codes.pack(codes.repository()), runs.RECORDS / "code", tool.args.extra)
-
-
-def _preflight(tool: Tool) -> int:
-    hosts, code = tool.hosts(), codes.pack(codes.repository())
-    report = preflight.check(hosts, code.hash, clear_lock=tool.args.clear_lock)
+def _preflight(args: argparse.Namespace) -> int:
+    hosts, code = connect(args.cloud, args.timeout), codes.pack(codes.repository())
+    report = preflight.check(hosts, code.hash, clear_lock=args.clear_lock)
     problems = report.problems or preflight.check_ports(hosts)  # a run that is alive holds them
     for line in [*report.lines, *report.remarks, *problems]:
         print(line)
@@ -199,26 +155,22 @@ def _preflight(tool: Tool) -> int:
     return 1 if problems else 0
 
 
-def _run(tool: Tool) -> int:
-    job = make_job(tool)
-    started = runs.start(hosts := tool.hosts(), job, again=tool.args.again)
+def _run(args: argparse.Namespace) -> int:
+    job = make_job(args)
+    started = runs.start(hosts := connect(args.cloud, args.timeout), job, again=args.again)
     if started.ended:
         print("\n".join(runs.lines(started.ended)))
         say(f"run {job.id!r} has ended (attempt {started.attempt}); --again makes another attempt.")
         return started.ended.code
-    where = f"run {job.id!r}, attempt {started.attempt}"
-    hosts.tell(
-        f"{where}: {'started' if started.fresh else 'is alive already, nothing was started'} on {len(hosts.all)} hosts"
-    )
-    if tool.args.detach:
-        return 0
-    return follow(tool, hosts, job.id, started.attempt)
+    how = "started" if started.fresh else "is alive already, nothing was started"
+    hosts.tell(f"run {job.id!r}, attempt {started.attempt}: {how} on {len(hosts.all)} hosts")
+    return 0 if args.detach else follow(args, hosts, job.id, started.attempt)
 
 
-def _status(tool: Tool) -> int:
-    if not tool.args.id:
-        pod = tool.cloud.describe()
-        hosts = tool.hosts(pod) if pod.state == "READY" else None
+def _status(args: argparse.Namespace) -> int:
+    if not args.id:
+        pod = args.cloud.describe()
+        hosts = connect(args.cloud, args.timeout, pod) if pod.state == "READY" else None
         detail = f" ({pod.detail})" if pod.detail not in ("", pod.state) else ""
         print(f"{pod.name}: {pod.state}{detail}, {len(pod.hosts)} hosts")
         found = hosts.require(hosts.ask(["preflight"]), "status") if hosts else []
@@ -226,52 +178,40 @@ def _status(tool: Tool) -> int:
         for run, attempt in sorted(alive):
             print(f"run {run!r}, attempt {attempt}, is alive")
         return 0
-    runs.check_id(tool.args.id)
-    hosts = tool.hosts()
-    seen = runs.look(hosts, tool.args.id)
+    hosts = connect(args.cloud, args.timeout)
+    seen = runs.look(hosts, args.id)
     if not hosts.dry:
-        print(f"run {tool.args.id!r}, attempt {seen.attempt}" if seen.attempt else f"there is no run {tool.args.id!r}")
+        print(f"run {args.id!r}, attempt {seen.attempt}" if seen.attempt else f"there is no run {args.id!r}")
         print("\n".join(runs.lines(seen)) if seen.attempt or seen.errors else "")
     return 1 if seen.errors else 0
 
 
-def _logs(tool: Tool) -> int:
-    runs.check_id(tool.args.id)
-    hosts = tool.hosts()
-    seen = runs.look(hosts, tool.args.id)
+def _logs(args: argparse.Namespace) -> int:
+    hosts = connect(args.cloud, args.timeout)
+    seen = runs.look(hosts, args.id)
     if not seen.attempt and not hosts.dry:
         errors = "".join(f"; {error}" for error in seen.errors)
-        raise PodError(f"no host has a run {tool.args.id!r}{errors}.", "hosts" if errors else "absent")
-    return follow(tool, hosts, tool.args.id, seen.attempt or 1)
+        raise PodError(f"no host has a run {args.id!r}{errors}.", "hosts" if errors else "absent")
+    return follow(args, hosts, args.id, seen.attempt or 1)
 
 
-def _stop(tool: Tool) -> int:
-    runs.check_id(tool.args.id)
-    hosts = tool.hosts()
-    supervise.note_stop(hosts, tool.args.id)
-    seen = runs.stop(hosts, tool.args.id, tool.args.grace)
+def _stop(args: argparse.Namespace) -> int:
+    hosts = connect(args.cloud, args.timeout)
+    supervise.note_stop(hosts, args.id)
+    seen = runs.stop(hosts, args.id, args.grace)
     if not hosts.dry:
         print("\n".join(runs.lines(seen)))
     return 1 if seen.running or seen.errors else 0
 
 
-def _supervise(tool: Tool) -> int:
-    return supervise.command(tool.args, tool.settings, tool.cloud, tool.runner, make_job(tool), tool.hosts)
-
-
-def _clean(tool: Tool) -> None:
-    lifetime.clean(tool.settings, tool.cloud)
-    pod = tool.cloud.describe()
+def _clean(args: argparse.Namespace) -> None:
+    lifetime.clean(args.cloud)
+    pod = args.cloud.describe()
     if pod.state == "READY":
-        hosts = tool.hosts(pod)
-        answers = hosts.ask(["clean", *(f"--keep={run}" for run in tool.args.keep)])
-        removed = sorted({what for answer in hosts.require(answers, "clean") for what in answer.get("removed", ())})
-        for what in removed:
+        hosts = connect(args.cloud, args.timeout, pod)
+        answers = hosts.require(hosts.ask(["clean", *(f"--keep={run}" for run in args.keep)]), "clean")
+        for what in sorted({what for answer in answers for what in answer.get("removed", ())}):
             say(f"removed {what}")
-
-
-def _down(tool: Tool) -> None:
-    lifetime.down(tool.settings, tool.cloud)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The supervisor: a run of the fake cloud that is taken away, crashes, is stopped, and is done."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -12,32 +13,33 @@ from tests.fixtures_pods import LAUNCH, fake_cloud, wait_for
 from tests.test_decision import LIMITS, ended
 from tests.test_tpu_cloud import by_hand
 
-from pods.backend import Host, Pod  # isort: skip
-from pods.decision import Memory  # isort: skip
+from pods.backend import Host, Pod, Runner  # isort: skip
+from pods.decision import Memory, Seen, decide  # isort: skip
 from pods.code import Code  # isort: skip
 from pods.errors import PodError  # isort: skip
+from pods.gcloud import TpuVm  # isort: skip
 from pods.hosts import Hosts  # isort: skip
 from pods.runs import Job  # isort: skip
 from pods.settings import Settings  # isort: skip
-from pods.supervise import Ledger, Supervisor  # isort: skip
+from pods.supervise import Supervisor, cost  # isort: skip
 
 
 def test_cost_is_that_of_all_pods_while_they_are_ready():
-    ledger = Ledger(16, 2.0, [])
-    for now, state in [(0, "CREATING"), (100, "READY"), (1900, "UNKNOWN"), (2800, "READY"), (3700, "PREEMPTED")]:
-        ledger.note(state, now)
-    ledger.note("ABSENT", 5000)
-    assert ledger.text(9999) == "16.00 chip-hours so far, 32.00 dollars"
-    ledger.note("READY", 10000)
-    assert Ledger(16, 0.0, json.loads(json.dumps(ledger.spans))).text(13600) == (
-        "32.00 chip-hours so far, price unknown"
-    )
+    memory, chosen = Memory(), Settings(accelerator_type="v4-32", price=2.0)
+    looks = [(1, "CREATING"), (100, "READY"), (1900, "UNKNOWN"), (2800, "READY"), (3700, "PREEMPTED"), (5000, "ABSENT")]
+    for now, state in looks:
+        _, memory = decide(Seen(state, now), memory, LIMITS)
+    assert cost(chosen, memory, 9999) == "16.00 chip-hours so far, 32.00 dollars"
+    _, memory = decide(Seen("READY", 10000), memory, LIMITS)
+    memory = Memory(**json.loads(json.dumps(dataclasses.asdict(memory))))
+    chosen = dataclasses.replace(chosen, price=0.0)
+    assert cost(chosen, memory, 13600) == "32.00 chip-hours so far, price unknown"
 
 
 def supervisor(said):
     job = Job("a", ("train",), (), Code("0" * 64, b"", "0" * 40, "", frozenset()))
-    chosen = Settings("pod", "p", "us-central2-b", "v4-8")
-    return Supervisor(chosen, None, None, job, LIMITS, every=10.0, tell=said.append, clock=lambda: 0.0)
+    cloud = TpuVm(Settings("pod", "p", "us-central2-b", "v4-8"), Runner())
+    return Supervisor(cloud, job, LIMITS, every=10.0, show=said.append, clock=lambda: 0.0)
 
 
 def test_what_waiting_mends_is_waited_for_longer_and_longer(tmp_path, monkeypatch):
@@ -77,8 +79,10 @@ def test_quota_that_our_own_delete_gives_back_is_waited_for(tmp_path, monkeypatc
 
 def test_one_supervisor_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with supervisor([])._only_one(), pytest.raises(PodError, match="supervised already"):
-        supervisor([]).run()
+    one = supervisor([])
+    one.step = supervisor([]).run  # while the first one runs
+    with pytest.raises(PodError, match="supervised already"):
+        one.run()
 
 
 def test_a_damaged_record_is_named(tmp_path, monkeypatch):
@@ -97,11 +101,12 @@ def test_a_stop_counts_only_while_somebody_watches(tmp_path, monkeypatch):
     file.write_text('{"attempt": 1}')
     one = supervisor([])
     pod = Pod("pod", "READY", (Host(0, "x"), Host(1, "y")))
-    monkeypatch.setattr("pods.supervise.connect", lambda *_: Hosts(one.settings, None, None, pod))
+    monkeypatch.setattr(one.cloud, "describe", lambda: pod)
+    monkeypatch.setattr("pods.supervise.connect", lambda *_: Hosts(one.cloud.settings, None, None, pod))
     monkeypatch.setattr("pods.runs.look", lambda *_: ended(75, 75))
-    assert one._see_hosts(pod, 0.0).stopped == 0, "who supervises it after that wants it to go on"
+    assert one.see().stopped == 0, "who supervises it after that wants it to go on"
     file.write_text('{"attempt": 2}')
-    assert one._see_hosts(pod, 0.0).stopped == 2
+    assert one.see().stopped == 2
 
 
 # What `python -m mlm` does here: counts steps, one file a process in the workdir, which outlives the pod; its second

@@ -115,6 +115,14 @@ def test_errors_are_told_apart(said, kind):
         assert "gcloud tpu-vm describe failed with code 1" in str(error)
 
 
+def test_states_of_gcloud():
+    cloud = gcloud.TpuVm(settings.Settings("n", "p", "z", "v4-8"), backend.Runner())
+    nodes = {"TERMINATED": "PREEMPTED", "STOPPED": "STOPPED", "STARTING": "BUSY", "REPAIRING": "BUSY", "READY": "READY"}
+    assert {state: cloud._node({"state": state}).state for state in nodes} == nodes
+    requests = {"SUSPENDING": "SUSPENDED", "FAILED": "FAILED", "PROVISIONING": "CREATING", "ACCEPTED": "WAITING"}
+    assert {state: cloud._request({"state": {"state": state}}).state for state in requests} == requests
+
+
 def test_no_gcloud(pod, monkeypatch):
     monkeypatch.setenv("PATH", str(pod.repository))
     assert "gcloud isn't on this machine's PATH" in pod.tpu("up", code=1)
@@ -157,7 +165,7 @@ def test_clean_leaves_what_is_not_ours(pod):
 @pytest.mark.parametrize("queued", [False, True])
 def test_a_pod_that_up_has_not_made_is_used_and_never_deleted(pod, queued):
     """By a colleague, or in the console; through the queue, with a request of another name."""
-    fake_cloud().settings(pod.state, creating_describes=0, queue_describes=0)
+    fake_cloud().settings(pod.state, creating_describes=0, queue_describes=0, env=pod.ports)
     if queued:
         by_hand(pod, "queued-resources", "create", "request", "--node-id=my-pod", *REQUEST)
         while "ACTIVE" not in by_hand(pod, "queued-resources", "describe", "request", "--format=json"):

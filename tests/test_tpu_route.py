@@ -6,6 +6,7 @@ import subprocess
 import pytest
 from pods.route import Route
 
+from tests.fixtures_pods import fake_cloud
 from tests.test_tpu_cloud import NODE, by_hand
 
 OPTIONS = (
@@ -64,6 +65,7 @@ def of_ssh(pod) -> list[str]:
 
 
 def test_gcloud_is_asked_once_for_a_pod(pod):
+    fake_cloud().settings(pod.state, env=pod.ports)
     by_hand(pod, "tpu-vm", "create", "my-pod", *NODE)
     pod.tpu("up", "--every=0.01")
     pod.tpu("status")

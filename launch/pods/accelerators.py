@@ -8,38 +8,34 @@ chips, 2 hosts) and its page "TPU software versions" for the runtimes.
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from typing import NamedTuple
 
 
-@dataclasses.dataclass(frozen=True)
-class Generation:
+class Generation(NamedTuple):
     """cores: that the number in a name counts for one chip; most: chips on a single host; runtime: the default."""
 
-    name: str
     cores: int
     most: int
     runtime: str
 
 
-GENERATIONS = {
-    "v2": Generation("v2", 2, 4, "tpu-ubuntu2204-base"),
-    "v3": Generation("v3", 2, 4, "tpu-ubuntu2204-base"),
-    "v4": Generation("v4", 2, 4, "tpu-ubuntu2204-base"),
-    "v5litepod": Generation("v5e", 1, 8, "v2-alpha-tpuv5-lite"),
-    "v5p": Generation("v5p", 2, 4, "v2-alpha-tpuv5"),
-    "v6e": Generation("v6e", 1, 8, "v2-alpha-tpuv6e"),
-}
+class Accelerator(NamedTuple):
+    """An accelerator type taken apart."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Accelerator:
-    """An accelerator type taken apart. chips and hosts are whole numbers of the slice."""
-
-    type: str
-    generation: Generation
     chips: int
     hosts: int
+    runtime: str
+
+
+GENERATIONS = {
+    "v2": Generation(2, 4, "tpu-ubuntu2204-base"),
+    "v3": Generation(2, 4, "tpu-ubuntu2204-base"),
+    "v4": Generation(2, 4, "tpu-ubuntu2204-base"),
+    "v5litepod": Generation(1, 8, "v2-alpha-tpuv5-lite"),
+    "v5p": Generation(2, 4, "v2-alpha-tpuv5"),
+    "v6e": Generation(1, 8, "v2-alpha-tpuv6e"),
+}
 
 
 def parse(name: str) -> Accelerator:
@@ -50,15 +46,13 @@ def parse(name: str) -> Accelerator:
             f"{name} is not offered as a TPU VM: on GKE, use the JobSet in launch/gke.yaml; on Compute Engine, start "
             "`python -m mlm run` on each host"
         )
-    generation = GENERATIONS.get(prefix)
-    if generation is None or not re.fullmatch(r"[1-9][0-9]{0,5}", number):
+    if prefix not in GENERATIONS or not re.fullmatch(r"[1-9][0-9]{0,5}", number):
         known = ", ".join(f"{prefix}-N" for prefix in GENERATIONS)
         raise ValueError(f"{name!r} is no accelerator type; they are {known}, such as v4-32 or v5litepod-16")
-    if int(number) % generation.cores:
-        raise ValueError(f"{name!r}: the number counts TensorCores, {generation.cores} a chip")
-    chips = int(number) // generation.cores
-    if chips <= generation.most:
-        return Accelerator(name, generation, chips, 1)
-    if chips % 4:
+    cores, most, runtime = GENERATIONS[prefix]
+    chips, rest = divmod(int(number), cores)
+    if rest:
+        raise ValueError(f"{name!r}: the number counts TensorCores, {cores} a chip")
+    if chips > most and chips % 4:
         raise ValueError(f"{name!r}: {chips} chips do not fill hosts of 4")
-    return Accelerator(name, generation, chips, chips // 4)
+    return Accelerator(chips, 1 if chips <= most else chips // 4, runtime)

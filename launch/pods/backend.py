@@ -1,7 +1,6 @@
-"""The seam to a cloud: what the commands ask of it, and how a local program such as gcloud is run.
+"""Pods and their hosts, whatever the cloud calls them, and how a local program such as gcloud is run.
 
-A backend knows argument lists and their answers, nothing of runs. Nothing goes through a local shell; the command that
-ssh carries to a host's shell is quoted once, by `remote`.
+Nothing goes through a local shell; the command that ssh carries to a host's shell is quoted once.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from pods.errors import PodError
 
@@ -73,37 +70,6 @@ class Result:
     code: int | None
     stdout: str = ""
     stderr: str = ""
-    seconds: float = 0.0
-
-
-class Backend(Protocol):
-    """A cloud. Methods that ask it raise PodError, whose kind says why; `ssh` and `copy` only say how it is done."""
-
-    dry: bool
-
-    def create(self) -> None:
-        """Asks for the pod; it need not be there when this returns. Raises PodError("exists") if it was there."""
-
-    def start(self) -> None:
-        """Starts the pod again, if it is STOPPED."""
-
-    def delete(self, pod: Pod) -> None:
-        """Deletes a pod, with force where it takes force; "absent" is no error."""
-
-    def describe(self) -> Pod:
-        """Returns the pod, in state ABSENT if there is none; hosts in the order of their workers once it is READY."""
-
-    def requests(self) -> list[Pod]:
-        """Returns all queued resources of the project and zone, without their hosts."""
-
-    def connect(self, pod: Pod) -> None:
-        """Prepares `ssh` and `copy` for the hosts of a pod that is READY. Raises nothing."""
-
-    def ssh(self, worker: int, argv: Sequence[str], stdin: bytes = b"") -> Call:
-        """Returns the call that runs argv on a worker."""
-
-    def copy(self, worker: int, file: str, target: str) -> Call:
-        """Returns the call that copies a local file to a path under the worker's home."""
 
 
 class Runner:
@@ -120,9 +86,9 @@ class Runner:
             if call.note:
                 print(f"# stdin: {call.note}", flush=True)
             return Result(0)
-        begin = time.monotonic()
         process = start(call)
         self._running.add(process)
+        code, stdout, stderr = None, b"", b""
         try:
             if self.over.is_set():
                 kill(process)
@@ -130,15 +96,14 @@ class Runner:
             code = process.returncode
         except subprocess.TimeoutExpired:
             kill(process)
-            stdout, stderr = _rest(process)
-            code = None
+            with contextlib.suppress(subprocess.TimeoutExpired):  # something outside the group may still hold the pipe
+                stdout, stderr = process.communicate(timeout=5)
         except BaseException:  # Ctrl-C: take the call along
             kill(process)
             raise
         finally:
             self._running.discard(process)
-        seconds = time.monotonic() - begin
-        return Result(code, stdout.decode(errors="replace"), stderr.decode(errors="replace"), seconds)
+        return Result(code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
 
     def end(self) -> None:
         """Kills what runs, and what is still to be started: the command is over."""
@@ -151,21 +116,12 @@ def start(call: Call) -> subprocess.Popen:
     """Starts a call with pipes, in a session of its own, so that Ctrl-C reaches us alone. Raises PodError."""
     # gcloud would ask its questions on the stdin that holds our data
     environment = {**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     try:
-        return subprocess.Popen(
-            call.argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-        )
+        return subprocess.Popen(call.argv, **pipes, env=environment, start_new_session=True)
     except FileNotFoundError as error:
-        program = call.argv[0]
-        raise PodError(
-            f"{program} isn't on this machine's PATH: install it (https://cloud.google.com/sdk/docs/install).",
-            "missing",
-        ) from error
+        advice = "isn't on this machine's PATH: install it (https://cloud.google.com/sdk/docs/install)"
+        raise PodError(f"{call.argv[0]} {advice}.", "missing") from error
     except OSError as error:
         raise PodError(f"{call.argv[0]} can't be started: {error.strerror}.") from error
 
@@ -174,18 +130,6 @@ def kill(process: subprocess.Popen) -> None:
     """Kills a call and what it started (gcloud runs ssh as a child)."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _rest(process: subprocess.Popen) -> tuple[bytes, bytes]:
-    try:
-        return process.communicate(timeout=5)
-    except subprocess.TimeoutExpired:  # something outside the group still holds the pipe
-        return b"", b""
-
-
-def remote(argv: Sequence[str]) -> str:
-    """Returns argv as the one word that a host's shell takes apart again into argv."""
-    return shlex.join(argv)
 
 
 def say(text: str) -> None:

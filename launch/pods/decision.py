@@ -24,71 +24,50 @@ OFFLINE = 6  # times `silent`, after which a pod of which no host answers is lef
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """crashes, preemptions: how many are survived. silent: polls without an answer of a host, after which it is dead.
-
-    hang: seconds without progress on any host (0: any time). settle: seconds in which all hosts end after the first.
-    recreate: whether a pod that our `up` has not made may be deleted and made again.
-    """
+    """How much is survived, and how long is waited."""
 
     crashes: int = 3
     preemptions: int = 100
-    silent: int = 5
-    hang: float = 1800.0
-    settle: float = 180.0
-    recreate: bool = False
+    silent: int = 5  # polls without an answer of a host, after which it is dead
+    hang: float = 1800.0  # seconds without progress on any host; 0: any time
+    settle: float = 180.0  # seconds in which all hosts end after the first
+    recreate: bool = False  # a pod that our `up` has not made may be deleted and made again
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """One look. state: of the pod; look: of the newest attempt on its hosts, None if there was nobody to ask.
+    """One look."""
 
-    hosts: how many there are; stopped: the attempt that a person has ended by `stop`, 0 for none; now: unix seconds;
-    ours: whether our `up` has made the pod.
-    """
-
-    state: str
-    now: float
+    state: str  # of the pod
+    now: float  # unix seconds
     detail: str = ""
-    look: Look | None = None
-    hosts: int = 0
-    stopped: int = 0
-    ours: bool = True
+    look: Look | None = None  # of the newest attempt on its hosts, None if there was nobody to ask
+    hosts: int = 0  # how many there are
+    stopped: int = 0  # the attempt that a person has ended by `stop`, 0 for none
+    ours: bool = True  # our `up` has made the pod
 
 
 @dataclasses.dataclass
 class Memory:
-    """What is kept from one look to the next, and over a restart of the supervisor.
+    """What is kept from one look to the next, and over a restart of the supervisor. Times are unix seconds."""
 
-    Attributes:
-      attempt: that we have started, or seen alive.
-      judged: the last attempt whose end has been counted.
-      stopping: the attempt that we have ended because it hung.
-      crashes, preemptions: spent.
-      step, best: the furthest step seen, and as it was at the last crash.
-      held: a run of ours is, or was, on this pod.
-      gone: the loss of this pod has been counted.
-      ours: as it was in Seen when the pod was last there.
-      deleted: when we deleted the last one, in unix seconds; 0 once there is another one.
-      silent: looks in a row in which a host that matters did not answer.
-      mark, moved: the last sign of progress, and when it changed.
-      mixed: since when some hosts have ended while others run; 0: they do not.
-    """
-
-    attempt: int = 0
-    judged: int = 0
-    stopping: int = 0
-    crashes: int = 0
+    attempt: int = 0  # that we have started, or seen alive
+    judged: int = 0  # the last attempt whose end has been counted
+    stopping: int = 0  # the attempt that we have ended because it hung
+    crashes: int = 0  # spent
     preemptions: int = 0
-    step: int = -1
-    best: int = -1
-    held: bool = False
-    gone: bool = False
-    ours: bool = True
-    deleted: float = 0.0
-    silent: int = 0
-    mark: str = ""
-    moved: float = 0.0
-    mixed: float = 0.0
+    step: int = -1  # the furthest seen
+    best: int = -1  # the furthest at the last crash
+    held: bool = False  # a run of ours is, or was, on this pod
+    gone: bool = False  # the loss of this pod has been counted
+    ours: bool = True  # as it was in Seen when the pod was last there
+    deleted: float = 0.0  # when we deleted the last one; 0 once there is another one
+    silent: int = 0  # looks in a row in which a host that matters did not answer
+    mark: str = ""  # the last sign of progress
+    moved: float = 0.0  # when it changed
+    mixed: float = 0.0  # since when some hosts have ended while others run; 0: they do not
+    paid: float = 0.0  # seconds in which pods were READY, until the last one ceased to be
+    since: float = 0.0  # when that pod became READY; 0: it is not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,21 +98,22 @@ def given_up(memory: Memory) -> Memory:
 
 def _notice(seen: Seen, memory: Memory) -> None:
     """Remembers what needs no decision: whose the pod is, how far the run is, and when that changed."""
-    if seen.state not in (*GONE, STOPPED, UNKNOWN):
-        memory.gone = False
+    memory.gone = memory.gone and seen.state in (*GONE, STOPPED, UNKNOWN)
     if seen.state not in (ABSENT, UNKNOWN):
         memory.ours = seen.ours
     if seen.state == READY:
-        memory.deleted = 0.0
-    reports = seen.look.reports if seen.look else ()
-    if any(report.state == "running" for report in reports):
-        memory.held, memory.attempt = True, seen.look.attempt
-    places = [report.progress for report in reports if report.progress]
-    steps = [place["step"] for place in places if isinstance(place.get("step"), int)]
-    mark = repr([seen.look.attempt if seen.look else 0, *((p.get("step"), p.get("time")) for p in places)])
-    if places and mark != memory.mark:
-        memory.mark, memory.moved = mark, seen.now
-    memory.step, memory.moved = max([memory.step, *steps]), memory.moved or seen.now
+        memory.deleted, memory.since = 0.0, memory.since or seen.now
+    elif seen.state != UNKNOWN and memory.since:  # one that can't be asked is taken to be as it was
+        memory.paid, memory.since = memory.paid + seen.now - memory.since, 0.0
+    memory.moved = memory.moved or seen.now
+    if look := seen.look:
+        if look.running:
+            memory.held, memory.attempt = True, look.attempt
+        places = [report.progress for report in look.reports if report.progress]
+        mark = repr([look.attempt, *((place.get("step"), place.get("time")) for place in places)])
+        if places and mark != memory.mark:
+            memory.mark, memory.moved = mark, seen.now
+        memory.step = max([memory.step, *(p["step"] for p in places if isinstance(p.get("step"), int))])
 
 
 def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
@@ -149,7 +129,17 @@ def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
         return Action(RESUME, "the pod is STOPPED")
     if seen.state != READY or seen.look is None:
         return Action(WAIT, f"the pod is {seen.state} ({seen.detail})".removesuffix(" ()"))
-    return _hosts(seen, seen.look, memory, limits)
+    look, quiet = seen.look, seen.hosts - len(seen.look.reports)
+    if not quiet or look.running:
+        memory.silent = 0
+    if look.running:
+        return _running(seen, look, quiet, memory, limits)
+    memory.mixed = 0.0
+    if quiet:
+        return _silence(seen, look, quiet, memory, limits)
+    if all(report.state == "absent" for report in look.reports):
+        return Action(START, "nothing of this run is on the hosts")
+    return _ended(seen, look, memory, limits)
 
 
 def _finished(seen: Seen) -> bool:
@@ -158,10 +148,10 @@ def _finished(seen: Seen) -> bool:
     return 0 < seen.hosts == len(ended) and all(end.get("code") == 0 and not end.get("signal") for end in ended)
 
 
-def _preempted(what: str, action: Action, memory: Memory, limits: Limits) -> Action:
+def _preempted(action: Action, memory: Memory, limits: Limits) -> Action:
     """Counts a preemption; returns the action, or the end if that was one too many."""
     memory.preemptions += 1
-    why = f"{what}, preemption {memory.preemptions} of {limits.preemptions}"
+    why = f"{action.why}, preemption {memory.preemptions} of {limits.preemptions}"
     if memory.preemptions > limits.preemptions:
         return Action(GIVE_UP, f"{why}: the budget is used up; what is left of the pod: launch/tpu.py down", SAVED)
     return dataclasses.replace(action, why=why)
@@ -175,40 +165,25 @@ def _lost(seen: Seen, memory: Memory, limits: Limits) -> Action:
     if memory.gone:
         return action
     memory.gone, memory.silent, memory.mixed = True, 0, 0.0
-    return _preempted(action.why, action, memory, limits)
+    return _preempted(action, memory, limits)
 
 
-def _hosts(seen: Seen, look: Look, memory: Memory, limits: Limits) -> Action:
-    quiet = seen.hosts - len(look.reports)
-    if any(report.state == "running" for report in look.reports):
-        memory.silent = 0
-        return _running(seen, look, memory, limits)
-    memory.mixed = 0.0
-    if quiet:
-        return _silence(seen, look, quiet, memory, limits)
-    memory.silent = 0
-    if all(report.state == "absent" for report in look.reports):
-        return Action(START, "nothing of this run is on the hosts")
-    return _ended(seen, look, memory, limits)
-
-
-def _running(seen: Seen, look: Look, memory: Memory, limits: Limits) -> Action:
+def _running(seen: Seen, look: Look, quiet: int, memory: Memory, limits: Limits) -> Action:
     """Alive somewhere. A host that does not answer is not missed: if it is dead, the others end, and if not, not."""
     ended = [report for report in look.reports if report.state != "running"]
     memory.mixed = (memory.mixed or seen.now) if ended else 0.0
-    where, why = f"attempt {look.attempt} runs", ""
+    kind, why = WAIT, f"attempt {look.attempt} runs"
     if ended and seen.now - memory.mixed > limits.settle:
         names = ", ".join(f"host {report.process} ({report.state})" for report in ended)
-        why = f"{names} ended and the others have not for {limits.settle:g} s"
+        kind, why = STOP, f"{names} ended and the others have not for {limits.settle:g} s"
     elif limits.hang and seen.now - memory.moved > limits.hang:
-        why = f"{where}, but no host has made progress for {limits.hang:g} s"
-    if why:
-        memory.stopping = look.attempt
-        return Action(STOP, why)
-    if ended:
-        return Action(WAIT, f"{where}, but {len(ended)} of {seen.hosts} hosts have ended; the others should follow")
-    quiet = seen.hosts - len(look.reports)
-    return Action(WAIT, where + (f"; {quiet} of {seen.hosts} hosts do not answer" if quiet else ""))
+        kind, why = STOP, f"{why}, but no host has made progress for {limits.hang:g} s"
+    elif ended:
+        why += f", but {len(ended)} of {seen.hosts} hosts have ended; the others should follow"
+    elif quiet:
+        why += f"; {quiet} of {seen.hosts} hosts do not answer"
+    memory.stopping = look.attempt if kind == STOP else memory.stopping
+    return Action(kind, why)
 
 
 def _silence(seen: Seen, look: Look, quiet: int, memory: Memory, limits: Limits) -> Action:
@@ -224,7 +199,7 @@ def _silence(seen: Seen, look: Look, quiet: int, memory: Memory, limits: Limits)
         return _final(look, memory)
     # the end that we can see is the consequence of one that we can't: the machine's
     memory.gone, memory.held, memory.silent, memory.judged = True, False, 0, look.attempt
-    return _preempted(f"{what}: taken for dead", Action(DELETE, ""), memory, limits)
+    return _preempted(Action(DELETE, f"{what}: taken for dead"), memory, limits)
 
 
 def _ended(seen: Seen, look: Look, memory: Memory, limits: Limits) -> Action:
@@ -240,8 +215,10 @@ def _ended(seen: Seen, look: Look, memory: Memory, limits: Limits) -> Action:
         return Action(GIVE_UP, f"attempt {attempt} was ended by launch/tpu.py stop", SAVED)
     if cause and cause.code in FINAL and not hung:
         return _final(look, memory)
-    if all(_was_asked(report.exit or {}) for report in look.reports) and not hung:
-        return _preempted(f"attempt {attempt} was asked to end and did", Action(START, ""), memory, limits)
+    # it saved, or had nothing to save yet
+    ends = [report.exit or {} for report in look.reports]
+    if not hung and all(end.get("code") == SAVED or end.get("signal") == signal.SIGTERM for end in ends):
+        return _preempted(Action(START, f"attempt {attempt} was asked to end and did"), memory, limits)
     memory.crashes = 1 if memory.step > memory.best else memory.crashes + 1
     memory.best = max(memory.best, memory.step)
     words = cause.sentence if cause else f"attempt {attempt} ended"
@@ -249,11 +226,6 @@ def _ended(seen: Seen, look: Look, memory: Memory, limits: Limits) -> Action:
     if memory.crashes > limits.crashes:
         return Action(GIVE_UP, f"{what}: the budget is used up", (cause.code if cause else 0) or 1)
     return Action(START, what, lost=lost)
-
-
-def _was_asked(end: dict) -> bool:
-    """Returns whether a process ended because it was asked to: saved, or before it had anything to save."""
-    return end.get("code") == SAVED or end.get("signal") == signal.SIGTERM
 
 
 def _final(look: Look, memory: Memory) -> Action:

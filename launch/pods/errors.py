@@ -6,22 +6,19 @@ from __future__ import annotations
 class PodError(Exception):
     """A foreseen end of a command.
 
-    `kind` says what it was, for those who decide whether to try again: "stockout", "quota", "permission", "login",
-    "api", "absent" (no such resource), "exists", "missing" (no gcloud here), "network", "internal" (a fault of the
-    cloud's own), "hosts" (some hosts failed), "settings" or "other".
+    kind: for those who decide whether to try again: "stockout", "quota", "permission", "login", "api", "absent" (no
+    such resource), "exists", "missing" (no gcloud here), "network", "internal" (a fault of the cloud's own), "hosts"
+    (some hosts failed), "settings" or "other".
     """
 
-    code = 1
+    code, kind = 1, "other"
 
-    def __init__(self, message: str, kind: str = "other"):
+    def __init__(self, message: str, kind: str = ""):
         super().__init__(message)
-        self.kind = kind
+        self.kind = kind or self.kind
 
 
 class SettingsError(PodError):
     """A key of pod.toml, a flag or an argument that can't be right."""
 
-    code = 2
-
-    def __init__(self, message: str):
-        super().__init__(message, "settings")
+    code, kind = 2, "settings"

@@ -24,18 +24,12 @@ class Outcome:
 
 
 def run(
-    runner: Runner,
-    calls: Mapping[Host, Call],
-    timeout: float,
-    *,
-    repeatable: bool,
-    tell: Callable[[str], None] = lambda sentence: None,
+    runner: Runner, calls: Mapping[Host, Call], timeout: float, *, repeatable: bool, tell: Callable[[str], None]
 ) -> list[Outcome]:
     """Returns one outcome a host, in the order of `calls`; each try of each call has `timeout` seconds.
 
     A call is tried again only if it is repeatable (the host answers a second one as it answered the first) and ssh
-    itself failed; `tell` is given a sentence then. What a call has `instead` is tried at once. One host's failure or
-    silence loses nothing of what the others have answered.
+    itself failed; `tell` is given a sentence then. What a call has `instead` is tried at once.
     """
     if runner.dry:
         return [Outcome(host, runner.run(call, timeout)) for host, call in calls.items()]
@@ -53,19 +47,18 @@ def run(
 def _one(
     runner: Runner, host: Host, call: Call, timeout: float, repeatable: bool, tell: Callable[[str], None]
 ) -> Outcome:
-    waits = BACKOFF if repeatable else ()
-    tries = 0
-    for wait in (*waits, None):
-        result, tries = runner.run(call, timeout), tries + 1
+    for tries, wait in enumerate((*(BACKOFF if repeatable else ()), None), 1):
+        result = runner.run(call, timeout)
         if result.code in SSH_FAILED and call.instead:
             call = call.instead()
             result = runner.run(call, timeout)
+        outcome = Outcome(host, result, _error(result, timeout, tries), tries)
         if result.code not in SSH_FAILED or wait is None:
             break
         tell(f"{label(host)}: ssh failed ({last_line(result.stderr)}); again in {wait:g} s.")
         if runner.over.wait(wait):
             break
-    return Outcome(host, result, _error(result, timeout, tries), tries)
+    return outcome
 
 
 def _error(result: Result, timeout: float, tries: int) -> str:

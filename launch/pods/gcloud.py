@@ -1,9 +1,8 @@
 """TPU VMs and queued resources through gcloud: its argument lists, its answers, its errors in clear words.
 
-`gcloud compute tpus tpu-vm` and `gcloud compute tpus queued-resources`, as their reference pages have them. What `up`
-creates carries the label LABEL=user, on the TPU VM and in the request for it: nothing else is ever deleted unasked.
-Hosts are reached one by one (--worker=i): with --worker=all, gcloud gives one code for all of them, and runs the
-command again by itself when a connection drops.
+What `up` creates carries the label LABEL=user, on the TPU VM and in the request for it: nothing else is ever deleted
+unasked. Hosts are reached one by one (--worker=i): with --worker=all, gcloud gives one code for all of them, and runs
+the command again by itself when a connection drops.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import dataclasses
 import getpass
 import json
 import re
+import shlex
 from collections.abc import Sequence
 
 from pods import backend, route
@@ -22,13 +22,9 @@ from pods.settings import Settings
 
 LABEL = "mlm-made-by"
 # gcloud's own names of states; all other requests wait, and all other TPU VMs, such as STARTING ones, are BUSY
-REQUEST_STATES = {name: name for name in (backend.FAILED, backend.SUSPENDED, backend.DELETING)} | {
-    "PROVISIONING": backend.CREATING,
-    "SUSPENDING": backend.SUSPENDED,
+STATES = {"PROVISIONING": backend.CREATING, "SUSPENDING": backend.SUSPENDED, "TERMINATED": backend.PREEMPTED} | {
+    name: name for name in (*backend.GONE, backend.CREATING, backend.READY, backend.STOPPED, backend.DELETING)
 }
-NODE_STATES = {
-    name: name for name in (backend.CREATING, backend.READY, backend.PREEMPTED, backend.STOPPED, backend.DELETING)
-} | {"TERMINATED": backend.PREEMPTED}
 ASK, CHANGE = 120.0, 1800.0  # seconds that gcloud may take to answer, and to create or delete
 
 # (kind, pattern, what a person reads): the first whose pattern gcloud's message matches
@@ -55,7 +51,7 @@ ERRORS = (
 
 
 class TpuVm:
-    """The TPU VM backend; see backend.Backend for what its methods promise."""
+    """The TPU VM of the settings. What asks the cloud raises PodError, whose kind says why."""
 
     def __init__(self, settings: Settings, runner: backend.Runner):
         self.settings, self.runner, self.dry = settings, runner, runner.dry
@@ -65,26 +61,23 @@ class TpuVm:
         self.routed = ""
 
     def create(self) -> None:
-        """See backend.Backend."""
+        """Asks for the pod; it need not be there when this returns. Raises PodError("exists") if it was there."""
         chosen, labels, flags = self.settings, [f"{LABEL}={self.owner}"], []
         for flag in chosen.create_flags:  # gcloud takes the last --labels alone
             labels, flags = ([*labels, flag[9:]], flags) if flag.startswith("--labels=") else (labels, [*flags, flag])
         flags += ["--spot"] if chosen.spot else []
         flags += [f"--network={chosen.network}"] if chosen.network else []
         flags += [f"--labels={','.join(labels)}", f"--accelerator-type={chosen.accelerator_type}"]
-        version = chosen.runtime_version or chosen.accelerator.generation.runtime
-        if chosen.queued:
-            flags += [f"--node-id={chosen.name}", f"--runtime-version={version}"]
-        else:
-            flags.append(f"--version={version}")
+        version = f"version={chosen.runtime_version or chosen.accelerator.runtime}"
+        flags += [f"--node-id={chosen.name}", f"--runtime-{version}"] if chosen.queued else [f"--{version}"]
         self._gcloud("queued-resources" if chosen.queued else "tpu-vm", "create", chosen.name, *flags, timeout=CHANGE)
 
     def start(self) -> None:
-        """See backend.Backend."""
+        """Starts the pod again, if it is STOPPED."""
         self._gcloud("tpu-vm", "start", self.settings.name, timeout=CHANGE)
 
     def delete(self, pod: Pod) -> None:
-        """See backend.Backend. A queued resource takes its TPU VM along."""
+        """Deletes a pod; one that is absent is no error. A queued resource takes force, and its TPU VM along."""
         kind, force = ("queued-resources", ["--force"]) if pod.kind == "queued" else ("tpu-vm", [])
         try:
             self._gcloud(kind, "delete", pod.name, "--quiet", *force, timeout=CHANGE)
@@ -93,34 +86,33 @@ class TpuVm:
                 raise
 
     def describe(self) -> Pod:
-        """See backend.Backend. The TPU VM comes first: it is there or not, whoever made it, and in whichever way."""
+        """Returns the pod, in state ABSENT if there is none; hosts in the order of their workers once it is READY.
+
+        The TPU VM comes first: it is there or not, whoever made it, and in whichever way.
+        """
         name = self.settings.name
+        node = self._ask("tpu-vm", "describe", name)
         if self.dry:
-            self._describe("tpu-vm")
             hosts = tuple(Host(i, f"ADDRESS-OF-WORKER-{i}") for i in range(self.settings.host_count))
             return Pod(name, backend.READY, hosts, "queued" if self.settings.queued else "tpu-vm", ours=True)
-        if node := self._describe("tpu-vm"):
-            return self._node(node)
-        request = self._describe("queued-resources")
-        if request is None:
-            return Pod(name, backend.ABSENT)
-        spec = _spec(request)
-        if _state(request) == "ACTIVE":
-            if spec.get("nodeId", name) != name:
-                sentence = f"{name} is a queued resource whose TPU VM is called {spec['nodeId']}: set name to that."
+        request = self._ask("queued-resources", "describe", name) if node is None else None
+        pod = self._request(request) if request else Pod(name, backend.ABSENT)
+        if pod.detail == "ACTIVE":
+            called = _spec(request).get("nodeId", name)
+            if called != name:
+                sentence = f"{name} is a queued resource whose TPU VM is called {called}: set name to that."
                 raise PodError(sentence, "settings")
-            if node := self._describe("tpu-vm"):  # it came in between
-                return self._node(node)
-            return dataclasses.replace(self._request(request), state=backend.FAILED, detail="its TPU VM is gone")
-        return self._request(request)
+            node = self._ask("tpu-vm", "describe", name)  # it may have come in between
+            if node is None:
+                return dataclasses.replace(pod, state=backend.FAILED, detail="its TPU VM is gone")
+        return self._node(node) if node else pod
 
     def requests(self) -> list[Pod]:
-        """See backend.Backend."""
-        found = self._json(self._gcloud("queued-resources", "list", "--format=json")) or []
-        return [self._request(request) for request in found]
+        """Returns all queued resources of the project and zone, without their hosts."""
+        return [self._request(request) for request in self._ask("queued-resources", "list") or ()]
 
     def connect(self, pod: Pod) -> None:
-        """See backend.Backend. The routes are found once for a pod, and where none is, gcloud's own ssh takes over."""
+        """Finds the routes of `ssh` and `copy`, once for a pod that is READY; where none is, gcloud's own ssh goes."""
         if self.routed == pod.identity:
             return
         chosen, self.routed = self.settings, pod.identity
@@ -133,8 +125,8 @@ class TpuVm:
         self.routes = {} if None in routes else dict(enumerate(routes))
 
     def ssh(self, worker: int, argv: Sequence[str], stdin: bytes = b"") -> Call:
-        """See backend.Backend."""
-        command, way = backend.remote(argv), self.routes.get(worker)
+        """Returns the call that runs argv on a worker."""
+        command, way = shlex.join(argv), self.routes.get(worker)
         flags = [f"--worker={worker}", f"--command={command}", *self._flags("--scp-flag")]
         call = Call(self._argv("tpu-vm", "ssh", self.target, *flags), stdin)
         if way is None:
@@ -143,7 +135,7 @@ class TpuVm:
         return Call(words, stdin, instead=lambda: self._forget(worker, call))
 
     def copy(self, worker: int, file: str, target: str) -> Call:
-        """See backend.Backend. target: a plain path, without what a shell would take apart."""
+        """Returns the call that copies a local file to a path under the worker's home, one that needs no quotes."""
         flags, way = self._flags("--ssh-flag"), self.routes.get(worker)
         call = Call(self._argv("tpu-vm", "scp", file, f"{self.target}:{target}", f"--worker={worker}", *flags))
         if way is None or any(flag.startswith("--scp-flag") for flag in flags):
@@ -174,10 +166,10 @@ class TpuVm:
         return call
 
     def _node(self, node: dict) -> Pod:
-        ends, state = node.get("networkEndpoints") or [], node.get("state", "")
+        ends, state = node.get("networkEndpoints") or [], node.get("state", "UNKNOWN")
         return Pod(
             self.settings.name,
-            NODE_STATES.get(state, backend.BUSY),
+            STATES.get(state, backend.BUSY),
             tuple(Host(i, end.get("ipAddress", "")) for i, end in enumerate(ends)),
             "queued" if node.get("queuedResource") else "tpu-vm",
             detail=state,
@@ -187,19 +179,23 @@ class TpuVm:
         )
 
     def _request(self, request: dict) -> Pod:
-        name, state = request.get("name", "").rpartition("/")[2], _state(request)
+        name, state = request.get("name", "").rpartition("/")[2], request.get("state", {}).get("state", "UNKNOWN")
         ours = _spec(request).get("node", {}).get("labels", {}).get(LABEL) == self.owner
-        return Pod(name, REQUEST_STATES.get(state, backend.WAITING), kind="queued", detail=state, ours=ours)
+        return Pod(name, STATES.get(state, backend.WAITING), kind="queued", detail=state, ours=ours)
 
     def _argv(self, *words: str) -> tuple[str, ...]:
         track = [self.settings.track] if self.settings.track else []
         place = (f"--project={self.settings.project}", f"--zone={self.settings.zone}")
         return ("gcloud", *track, "compute", "tpus", *words, *place)
 
-    def _describe(self, command: str) -> dict | None:
-        """Returns what gcloud says of our pod, {} in a dry run, or None if there is none."""
+    def _ask(self, *words: str) -> list | dict | None:
+        """Returns gcloud's answer, {} in a dry run, or None if there is no such thing."""
         try:
-            return self._json(self._gcloud(command, "describe", self.settings.name, "--format=json")) or {}
+            text = self._gcloud(*words, "--format=json").strip()
+            return json.loads(text or "{}")
+        except json.JSONDecodeError as error:
+            sentence = f"gcloud's answer is no JSON: {text[:200]!r}; try `gcloud components update`."
+            raise PodError(sentence) from error
         except PodError as error:
             if error.kind == "absent":
                 return None
@@ -227,18 +223,6 @@ class TpuVm:
                 return PodError(f"{sentence.format(**names)}. (gcloud: {first.strip()})", kind)
         return PodError(f"gcloud {what} failed with code {result.code}: {said or 'it said nothing'}", "other")
 
-    @staticmethod
-    def _json(text: str) -> object:
-        try:
-            return json.loads(text) if text.strip() else None
-        except json.JSONDecodeError as error:
-            sentence = f"gcloud's answer is no JSON: {text.strip()[:200]!r}; try `gcloud components update`."
-            raise PodError(sentence) from error
-
 
 def _spec(request: dict) -> dict:
     return next(iter(request.get("tpu", {}).get("nodeSpec") or []), {})
-
-
-def _state(request: dict) -> str:
-    return request.get("state", {}).get("state", "")

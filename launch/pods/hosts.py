@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 
-from pods import backend, fanout
-from pods.backend import READY, Backend, Host, Pod, Runner, say
+from pods import fanout
+from pods.backend import READY, Host, Pod, Runner, say
 from pods.errors import PodError
+from pods.gcloud import TpuVm
 from pods.settings import FIELDS, Settings
 
 LAUNCH = pathlib.Path(__file__).resolve().parent.parent
@@ -17,6 +19,7 @@ MODULES = ("host_setup", "host_keeper", "host_checks", "host")  # in the order o
 PREFIX = "mlm-host "
 # stdin's first line is the program, the rest is for it. gcloud runs a command again by itself when ssh fails, without
 # its stdin: then there is no program, and code 254 says so
+quoted = shlex.quote  # for a person's shell
 BOOT = "import json,sys;sys.argv.pop(0);exec(json.loads(sys.stdin.buffer.readline() or sys.exit(254)))"
 
 
@@ -43,21 +46,15 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """The hosts of a pod that is ready.
-
-    Attributes:
-      timeout: seconds that a host has to answer a question, unless the question says otherwise.
-      tell: is told of what is tried again.
-      patient: whether a connection that fails is tried again.
-    """
+    """The hosts of a pod that is ready."""
 
     settings: Settings
-    backend: Backend
+    backend: TpuVm
     runner: Runner
     pod: Pod
-    timeout: float = 60.0
-    tell: Callable[[str], None] = say
-    patient: bool = True
+    timeout: float = 60.0  # seconds that a host has to answer a question, unless the question says otherwise
+    tell: Callable[[str], None] = say  # of what is tried again
+    patient: bool = True  # a connection that fails is tried again
 
     @property
     def dry(self) -> bool:
@@ -99,16 +96,14 @@ class Hosts:
 
     def require(self, answers: Sequence[Answer], what: str) -> list[dict]:
         """Returns what all hosts have said. Raises PodError, which names every host that failed and says why."""
-        bad = [answer for answer in answers if answer.error]
-        if bad:
-            reasons = "; ".join(f"{fanout.label(answer.host)}: {answer.error}" for answer in bad)
-            raise PodError(f"{what} failed on {len(bad)} of {len(answers)} hosts: {reasons}.", "hosts")
+        if bad := [f"{fanout.label(answer.host)}: {answer.error}" for answer in answers if answer.error]:
+            raise PodError(f"{what} failed on {len(bad)} of {len(answers)} hosts: {'; '.join(bad)}.", "hosts")
         return [answer.data for answer in answers]
 
 
-def connect(settings: Settings, cloud: Backend, runner: Runner, timeout: float = 60.0, pod: Pod | None = None) -> Hosts:
+def connect(cloud: TpuVm, timeout: float, pod: Pod | None = None) -> Hosts:
     """Returns the hosts of the pod (asked for, if not given). Raises PodError unless all of them are ready."""
-    pod = pod or cloud.describe()
+    pod, settings = pod or cloud.describe(), cloud.settings
     if pod.state != READY:
         state = f"{pod.state} ({pod.detail})" if pod.detail not in ("", pod.state) else pod.state
         raise PodError(f"{pod.name} is {state}, not ready: launch/tpu.py up.", "absent")
@@ -120,28 +115,17 @@ def connect(settings: Settings, cloud: Backend, runner: Runner, timeout: float =
             "wait, or set hosts in pod.toml; a run starts on all hosts or on none.",
             "hosts",
         )
-    if not runner.dry:
+    if not cloud.dry:
         cloud.connect(pod)
-    return Hosts(settings, cloud, runner, pod, timeout, _silence if runner.dry else say)
+    return Hosts(settings, cloud, cloud.runner, pod, timeout, (lambda sentence: None) if cloud.dry else say)
 
 
 def _answer(outcome: fanout.Outcome) -> Answer:
-    lines = [line for line in outcome.result.stdout.splitlines() if line.startswith(PREFIX)]
+    lines = [line.removeprefix(PREFIX) for line in outcome.result.stdout.splitlines() if line.startswith(PREFIX)]
     try:
-        data = json.loads(lines[-1].removeprefix(PREFIX)) if lines else None
-    except json.JSONDecodeError:
-        data = None
-    if data is None or outcome.result.code is None:
+        data = json.loads(lines[-1])
+    except (IndexError, json.JSONDecodeError):
         return Answer(outcome.host, {}, outcome.error or "it ended well and gave no answer")
-    if outcome.error:
-        return Answer(outcome.host, data, str(data.get("error") or outcome.error))
-    return Answer(outcome.host, data)
-
-
-def _silence(text: str) -> None:
-    pass
-
-
-def quoted(text: str) -> str:
-    """Returns a text for a person's shell."""
-    return backend.remote([text])
+    if outcome.result.code is None:
+        return Answer(outcome.host, {}, outcome.error)
+    return Answer(outcome.host, data, outcome.error and str(data.get("error") or outcome.error))

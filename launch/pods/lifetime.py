@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from pods import backend
-from pods.backend import GONE, READY, Backend, Pod, say
+from pods.backend import GONE, READY, Pod, say
 from pods.errors import PodError, SettingsError
-from pods.settings import Settings
+from pods.gcloud import TpuVm
 
 PHRASES = {
     backend.WAITING: "waits in the queue",
@@ -17,54 +17,53 @@ PHRASES = {
 }
 
 
-def up(settings: Settings, cloud: Backend, *, every: float = 15.0, recreate: bool = False) -> Pod | None:
-    """Returns the pod once it is ready (None in a dry run); creates it if there is none; idempotent.
+def up(cloud: TpuVm, every: float, recreate: bool) -> None:
+    """Returns once the pod is ready; creates it if there is none; idempotent.
 
     every: seconds between two polls; recreate: one that won't come back is deleted and created again. Raises PodError
     for what won't become ready by waiting.
     """
-    pod = cloud.describe()
+    pod, settings = cloud.describe(), cloud.settings
     if cloud.dry:
         cloud.create()
         cloud.describe()
-        return None
-    begin, said = time.monotonic(), ("", 0.0)
+        return
+    begin, said = time.monotonic(), ""
     while pod.state != READY:
         if pod.state == backend.ABSENT:
-            create(settings, cloud)
+            create(cloud)
         elif pod.state == backend.STOPPED:
-            say(f"{settings.name} is stopped; starting it")
+            say(f"{pod.name} is stopped; starting it")
             cloud.start()
-        elif pod.state in GONE and recreate:
-            say(f"{settings.name} is {pod.state}; deleting it")
+        elif pod.state not in GONE:
+            minutes = (time.monotonic() - begin) // 60
+            line = f"{pod.name} {PHRASES[pod.state]} ({pod.detail}), {minutes:.0f} min so far"
+            if line != said:
+                say(said := line)
+            time.sleep(every)
+        elif recreate:
+            say(f"{pod.name} is {pod.state}; deleting it")
             cloud.delete(pod)
-        elif pod.state in GONE:
+        else:
             raise PodError(
-                f"{settings.name} is {pod.state} and won't come back, but counts against the quota: launch/tpu.py up "
+                f"{pod.name} is {pod.state} and won't come back, but counts against the quota: launch/tpu.py up "
                 "--recreate deletes it and creates another one, as launch/tpu.py supervise does.",
                 "absent",
             )
-        else:
-            minutes = (time.monotonic() - begin) / 60
-            if said[0] != pod.state or minutes - said[1] >= 1:
-                said = (pod.state, minutes)
-                detail = f" ({pod.detail})" if pod.detail else ""
-                say(f"{settings.name} {PHRASES[pod.state]}{detail}, {minutes:.0f} min so far")
-            time.sleep(every)
         pod = cloud.describe()
-    if pod.accelerator_type and pod.accelerator_type != settings.accelerator_type:
+    if pod.accelerator_type not in ("", settings.accelerator_type):
         raise SettingsError(
             f"{pod.name} is there, but it is a {pod.accelerator_type}, and pod.toml says {settings.accelerator_type}: "
             "choose another name, or launch/tpu.py down first."
         )
     price = f", {settings.dollars_per_hour:.2f} dollars an hour" if settings.price else ""
     chips = settings.accelerator.chips
-    say(f"{settings.name} is ready: {settings.accelerator_type}, {chips} chips on {len(pod.hosts)} hosts{price}")
-    return pod
+    say(f"{pod.name} is ready: {settings.accelerator_type}, {chips} chips on {len(pod.hosts)} hosts{price}")
 
 
-def create(settings: Settings, cloud: Backend) -> None:
+def create(cloud: TpuVm) -> None:
     """Asks for the pod; one that is there already is no error. Raises PodError."""
+    settings = cloud.settings
     how = ("spot" if settings.spot else "on demand") + (", queued" if settings.queued else "")
     say(f"creating {settings.name}: {settings.accelerator_type} in {settings.zone}, {how}")
     try:
@@ -74,27 +73,27 @@ def create(settings: Settings, cloud: Backend) -> None:
             raise
 
 
-def down(settings: Settings, cloud: Backend) -> None:
+def down(cloud: TpuVm) -> None:
     """Deletes the pod, with its request. Raises PodError for one that our `up` has not made."""
-    pod = cloud.describe()
+    pod, settings = cloud.describe(), cloud.settings
     if pod.state == backend.ABSENT:
-        say(f"there is nothing named {settings.name} in {settings.zone}")
-    elif not pod.ours:
+        say(f"there is nothing named {pod.name} in {settings.zone}")
+    elif pod.ours:
+        _delete(cloud, pod)
+    else:
         delete = "queued-resources delete --force" if pod.kind == "queued" else "tpu-vm delete"
         raise PodError(
             f"{pod.name} was not made by your `up`, so it is left as it is; to delete it all the same: gcloud compute "
             f"tpus {delete} {pod.name} --project={settings.project} --zone={settings.zone}.",
             "permission",
         )
-    else:
-        _delete(cloud, pod)
 
 
-def clean(settings: Settings, cloud: Backend) -> None:
+def clean(cloud: TpuVm) -> None:
     """Deletes queued resources of ours that will never become a pod, and names those of others."""
     stale = [pod for pod in cloud.requests() if pod.state in (backend.SUSPENDED, backend.FAILED)]
-    if cloud.dry and settings.queued:
-        stale = [Pod(settings.name, backend.SUSPENDED, kind="queued", ours=True)]
+    if cloud.dry and cloud.settings.queued:
+        stale = [Pod(cloud.settings.name, backend.SUSPENDED, kind="queued", ours=True)]
     for pod in stale:
         if pod.ours:
             _delete(cloud, pod)
@@ -102,7 +101,7 @@ def clean(settings: Settings, cloud: Backend) -> None:
             say(f"{pod.name} is {pod.state} and only uses up quota, but your `up` has not made it: it is left as it is")
 
 
-def _delete(cloud: Backend, pod: Pod) -> None:
+def _delete(cloud: TpuVm, pod: Pod) -> None:
     cloud.delete(pod)
     if not cloud.dry:
         say(f"deleted {'queued resource' if pod.kind == 'queued' else 'TPU VM'} {pod.name}")

@@ -80,36 +80,32 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pod.toml, and what overrides it")
     group.add_argument("--pod", default="", metavar="FILE", help="default: pod.toml in this folder")
     for name, field in FIELDS.items():
-        flag, words = "--" + name.replace("_", "-"), field.metadata["words"]
         if isinstance(field.default, bool):
-            group.add_argument(flag, dest=f"set_{name}", action=argparse.BooleanOptionalAction, help=words)
+            kind = {"action": argparse.BooleanOptionalAction}
         elif isinstance(field.default, tuple):
-            group.add_argument(flag, dest=f"set_{name}", action="append", metavar="FLAG", help=words)
+            kind = {"action": "append", "metavar": "FLAG"}
         else:
-            group.add_argument(flag, dest=f"set_{name}", type=type(field.default), metavar="VALUE", help=words)
+            kind = {"type": type(field.default), "metavar": "VALUE"}
+        group.add_argument("--" + name.replace("_", "-"), dest=f"set_{name}", help=field.metadata["words"], **kind)
 
 
 def from_arguments(args: argparse.Namespace) -> Settings:
     """Returns the settings of parsed flags and the file that they name. Raises SettingsError."""
-    flags = {name: getattr(args, f"set_{name}") for name in FIELDS}
-    return load(args.pod, {name: value for name, value in flags.items() if value is not None})
+    flags = {name: value for name in FIELDS if (value := getattr(args, f"set_{name}")) is not None}
+    return load(args.pod, flags)
 
 
 def load(file: str, flags: dict[str, object]) -> Settings:
     """Returns the settings of a file ("": pod.toml, if there is one) and flags over it. Raises SettingsError."""
-    path, values = pathlib.Path(file or "pod.toml"), {}
-    if file or path.exists():
-        values = _read(path)
+    path = pathlib.Path(file or "pod.toml")
+    values = _read(path) if file or path.exists() else {}
     for name in REQUIRED:
         if not (flags.get(name) or values.get(name)):
             where = f"{path} has no {name}" if path.exists() else f"there is no {path}, and no --{name}"
             raise SettingsError(f"{where}: copy launch/pod.toml.example to pod.toml and fill it in.")
-    for name, value in values.items():
-        _check(name, value, f"{path}: {name}")
-    for name, value in flags.items():
-        _check(name, value, "--" + name.replace("_", "-"))
-    chosen = {**values, **flags}
-    return Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()})
+    chosen = {name: _check(name, value, f"{path}: {name}") for name, value in values.items()}
+    chosen |= {name: _check(name, value, "--" + name.replace("_", "-")) for name, value in flags.items()}
+    return Settings(**chosen)
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
@@ -125,8 +121,8 @@ def _read(path: pathlib.Path) -> dict[str, object]:
     return values
 
 
-def _check(name: str, value: object, where: str) -> None:
-    """Raises SettingsError, beginning with `where`, if the key can't have this value."""
+def _check(name: str, value: object, where: str) -> object:
+    """Returns the value of a key. Raises SettingsError, beginning with `where`, if it can't have this one."""
     kind = type(FIELDS[name].default)
     if kind is tuple:
         if not isinstance(value, list) or not all(isinstance(flag, str) and FLAG.fullmatch(flag) for flag in value):
@@ -134,7 +130,7 @@ def _check(name: str, value: object, where: str) -> None:
         for flag in value:
             if flag.partition("=")[0] in OWN_FLAGS:
                 raise SettingsError(f"{where}: {flag} is the launcher's to set: use the keys of pod.toml.")
-        return
+        return tuple(value)
     if type(value) is not kind and not (kind is float and type(value) is int):
         noun = {str: "a text in quotes", bool: "true or false", int: "a whole number", float: "a number"}[kind]
         raise SettingsError(f"{where} is {value!r}; it must be {noun}.")
@@ -147,3 +143,4 @@ def _check(name: str, value: object, where: str) -> None:
             accelerators.parse(value)
         except ValueError as error:
             raise SettingsError(f"{where}: {error}.") from error
+    return value

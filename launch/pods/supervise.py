@@ -1,8 +1,6 @@
-"""Watches a run until it is done: what is lost is made again, what crashed is started again, within its budgets.
+"""Watches a run until it is done: decision.py decides from what is seen; here it is looked at and done.
 
-What to do is decided in decision.py from what is seen; here it is looked at and done. Nothing is kept in this process:
-runs/pods/{id}/supervise.json has what was spent, the hosts have the rest, so a supervisor may be ended at any time and
-started again.
+runs/pods/{id}/supervise.json has what was spent, the hosts have the rest: end it and start it again at any time.
 """
 
 from __future__ import annotations
@@ -12,13 +10,14 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pods import decision, lifetime, runs, sync
 from pods import follow as following
-from pods.backend import READY, Backend, Pod, Runner
+from pods.backend import READY
 from pods.decision import Action, Limits, Memory, Seen
 from pods.errors import PodError, SettingsError
+from pods.gcloud import TpuVm
 from pods.hosts import Hosts, connect, quoted
 from pods.settings import Settings
 
@@ -34,89 +33,58 @@ STOPPED = "stopped.json"  # under runs/pods/{id}: the attempt that a person has 
 
 
 @dataclasses.dataclass
-class Ledger:
-    """What the pods have cost: spans of [begin, end or None] in unix seconds in which one was READY."""
-
-    chips: int
-    price: float
-    spans: list[list[float | None]]
-
-    def note(self, state: str, now: float) -> None:
-        """Takes note of the pod's state. One that can't be asked is taken to be as it was."""
-        is_open = bool(self.spans) and self.spans[-1][1] is None
-        if state == READY and not is_open:
-            self.spans.append([now, None])
-        elif state not in (READY, decision.UNKNOWN) and is_open:
-            self.spans[-1][1] = now
-
-    def text(self, now: float) -> str:
-        """Returns what it was, for a person."""
-        hours = sum((end or now) - begin for begin, end in self.spans) / 3600 * self.chips
-        cost = f"{hours * self.price:.2f} dollars" if self.price else "price unknown"
-        return f"{hours:.2f} chip-hours so far, {cost}"
-
-
 class Supervisor:
     """One run, watched."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        cloud: Backend,
-        runner: Runner,
-        job: runs.Job,
-        limits: Limits,
-        *,
-        every: float = 30.0,
-        timeout: float = 60.0,
-        grace: float = 300.0,
-        extras: tuple[str, ...] = (),
-        tell: Callable[[str], None] = lambda line: print(line, flush=True),
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.time,
-    ):
-        """every: seconds between two looks; timeout: for a host to answer; grace: for a run to save before SIGKILL."""
-        self.settings, self.cloud, self.runner, self.job, self.limits = settings, cloud, runner, job, limits
-        self.every, self.timeout, self.grace, self.extras = every, timeout, grace, extras
-        self._tell, self.sleep, self.clock = tell, sleep, clock
-        self.folder = runs.records(job.id)
-        self.memory, self.ledger = self._load()
+    cloud: TpuVm
+    job: runs.Job
+    limits: Limits
+    every: float = 30.0  # seconds between two looks
+    timeout: float = 60.0  # for a host to answer
+    grace: float = 300.0  # for a run to save before SIGKILL
+    extras: Sequence[str] = ()
+    show: Callable[[str], None] = lambda line: print(line, flush=True)
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self):
+        self.folder = runs.records(self.job.id)
+        self.memory = self._load()
         self.hosts: Hosts | None = None
-        self.pod: Pod | None = None
+        self.before = 0
         self.before = self._stopped()  # who supervises a run that was stopped wants it to go on
         self.looks, self.tries, self.synced = 0, 0, False
         self.said, self.said_at = "", 0.0
 
     def run(self) -> int:
         """Supervises until the run is done or given up; returns its exit code. Ctrl-C, 130, leaves all as it is."""
-        with self._only_one():
+        refusal = f"run {self.job.id!r} is being supervised already, by another process here."
+        with following.held(self.folder / ".supervise.lock", refusal):
             try:
-                self.memory = dataclasses.replace(self.memory, moved=self.clock(), mixed=0.0, silent=0)
+                self.memory.moved, self.memory.mixed, self.memory.silent = self.clock(), 0.0, 0
                 while (code := self.step()) is None:
-                    self.sleep(self.pause())
+                    time.sleep(self.pause())
                 return code
             except KeyboardInterrupt:
                 self._save()
                 self.tell("detached; the run goes on, unsupervised")
-                self._tell(f"come back: the same command again, or python launch/tpu.py status {quoted(self.job.id)}")
+                self.show(f"come back: the same command again, or python launch/tpu.py status {quoted(self.job.id)}")
                 return 130
 
     def pause(self) -> float:
         """Returns the seconds until the next look: longer and longer while something is tried in vain."""
-        return min(self.every * 2**self.tries, max(WORST, self.every)) if self.tries else self.every
+        return min(self.every * 2**self.tries, max(WORST, self.every))
 
     def step(self) -> int | None:
         """Looks, decides, acts; returns the exit code at the end."""
         seen = self.see()
-        self.ledger.note(seen.state, seen.now)
         action, self.memory = decision.decide(seen, self.memory, self.limits)
         self._save()
         self._say(action, seen)
         self._logs(action)
-        if action.kind in (decision.DONE, decision.GIVE_UP):
-            if action.kind == decision.GIVE_UP:
-                self.memory = decision.given_up(self.memory)
+        if action.kind == decision.GIVE_UP:
+            self.memory = decision.given_up(self.memory)
             self._save()
+        if action.kind in (decision.DONE, decision.GIVE_UP):
             return action.code
         try:
             self._act(action)
@@ -136,32 +104,28 @@ class Supervisor:
             if not self.looks and error.kind not in ("network", "other"):
                 raise
             return Seen(decision.UNKNOWN, now, str(error).rstrip("."))
+        seen = Seen(pod.state, now, pod.detail, ours=pod.ours)
         if pod.state != READY:
             self.synced = False
-            return Seen(pod.state, now, pod.detail, ours=pod.ours)
-        return dataclasses.replace(self._see_hosts(pod, now), ours=pod.ours)
-
-    def _see_hosts(self, pod: Pod, now: float) -> Seen:
+            return seen
         try:
-            self.hosts = connect(self.settings, self.cloud, self.runner, self.timeout, pod)
-            self.hosts = dataclasses.replace(self.hosts, tell=lambda sentence: None)
+            self.hosts = dataclasses.replace(connect(self.cloud, self.timeout, pod), tell=lambda sentence: None)
         except PodError as error:
             if not self.looks:  # it is there, and is another one than pod.toml says
                 raise
-            return Seen(READY, now, str(error).rstrip("."))
+            return dataclasses.replace(seen, detail=str(error).rstrip("."))
         look = runs.look_for(dataclasses.replace(self.hosts, patient=False), self.job)  # the next look is the next try
-        stopped = self._stopped()
-        stopped = 0 if stopped == self.before else stopped
-        return Seen(READY, self.clock(), pod.detail, look, len(self.hosts.all), stopped)
+        count = len(self.hosts.all)
+        return dataclasses.replace(seen, now=self.clock(), look=look, hosts=count, stopped=self._stopped())
 
     def _act(self, action: Action) -> None:
         if action.kind == decision.DELETE:
             self.cloud.delete(self.pod)
-            self.memory = dataclasses.replace(self.memory, deleted=self.clock())
+            self.memory.deleted = self.clock()
         elif action.kind == decision.RESUME:
             self.cloud.start()
         elif action.kind == decision.CREATE:
-            lifetime.create(self.settings, self.cloud)
+            lifetime.create(self.cloud)
         elif action.kind == decision.STOP:
             runs.stop(self.hosts, self.job.id, self.grace)
         elif action.kind == decision.START:
@@ -175,9 +139,8 @@ class Supervisor:
             self.synced = True
         started = runs.start(self.hosts, self.job, again=True)
         (self.folder / str(started.attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
-        self.memory = dataclasses.replace(
-            self.memory, attempt=started.attempt, held=True, mark="", moved=self.clock(), mixed=0.0, silent=0
-        )
+        memory = self.memory
+        memory.attempt, memory.held, memory.mark, memory.moved = started.attempt, True, "", self.clock()
         self.tell(f"attempt {started.attempt} started on {len(self.hosts.all)} hosts")
 
     def _refuse(self, error: PodError) -> None:
@@ -196,12 +159,12 @@ class Supervisor:
             return
         self.said, self.said_at = action.why, seen.now
         place = f", step {self.memory.step}" if self.memory.step >= 0 else ""
-        then = f"; {action.kind}" if action.kind else ""
-        self.tell(f"{action.why}{place}{then}; {self.ledger.text(seen.now)}")
+        place += f"; {action.kind}" if action.kind else ""
+        self.tell(f"{action.why}{place}; {cost(self.cloud.settings, self.memory, seen.now)}")
 
     def tell(self, text: str) -> None:
         """Says a line, with the time."""
-        self._tell(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.clock()))} {text}")
+        self.show(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.clock()))} {text}")
 
     def _logs(self, action: Action) -> None:
         """Brings the logs here, now and then and when an attempt is over."""
@@ -215,29 +178,30 @@ class Supervisor:
             follower.round()
 
     def _stopped(self) -> int:
-        try:
-            return int(json.loads((self.folder / STOPPED).read_text())["attempt"])
-        except (OSError, ValueError, KeyError):
-            return 0
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            attempt = int(json.loads((self.folder / STOPPED).read_text())["attempt"])
+            return attempt if attempt != self.before else 0
+        return 0
 
-    def _load(self) -> tuple[Memory, Ledger]:
+    def _load(self) -> Memory:
         file = self.folder / "supervise.json"
         try:
-            known = json.loads(file.read_text()) if file.exists() else {"memory": {}, "spans": []}
-            memory = Memory(**known["memory"])
-            return memory, Ledger(self.settings.accelerator.chips, self.settings.price, known["spans"])
-        except (ValueError, KeyError, TypeError) as error:
+            return Memory(**json.loads(file.read_text())) if file.exists() else Memory()
+        except (ValueError, TypeError) as error:
             raise SettingsError(f"{file} is damaged ({error}): remove it; only what was spent is in it.") from error
 
     def _save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         new = self.folder / "supervise.json.new"
-        new.write_text(json.dumps({"memory": dataclasses.asdict(self.memory), "spans": self.ledger.spans}))
+        new.write_text(json.dumps(dataclasses.asdict(self.memory)))
         new.rename(self.folder / "supervise.json")
 
-    def _only_one(self) -> contextlib.AbstractContextManager[None]:
-        refusal = f"run {self.job.id!r} is being supervised already, by another process here."
-        return following.held(self.folder / ".supervise.lock", refusal)
+
+def cost(settings: Settings, memory: Memory, now: float) -> str:
+    """Returns what the pods have cost while they were READY, for a person."""
+    hours = (memory.paid + (now - memory.since if memory.since else 0)) / 3600
+    dollars = f"{hours * settings.dollars_per_hour:.2f} dollars" if settings.price else "price unknown"
+    return f"{hours * settings.accelerator.chips:.2f} chip-hours so far, {dollars}"
 
 
 def note_stop(hosts: Hosts, run: str) -> None:
@@ -251,40 +215,31 @@ def note_stop(hosts: Hosts, run: str) -> None:
 
 def add_flags(sub: argparse.ArgumentParser) -> None:
     """Adds the flags of `supervise` that are no other command's."""
-    for flag, default, words in (
-        ("--max-crashes", Limits.crashes, "in a row without progress, after which it is given up"),
-        ("--max-preemptions", Limits.preemptions, "and ends after a save, after which it is given up"),
-        ("--silent", Limits.silent, "looks without an answer, after which a host is dead if the run has ended"),
+    for flag, name, default, words in (
+        ("--max-crashes", "crashes", Limits.crashes, "in a row without progress, after which it is given up"),
+        ("--max-preemptions", "preemptions", Limits.preemptions, "and ends after a save, after which it is given up"),
+        ("--silent", "silent", Limits.silent, "looks without an answer, after which a host is dead if a run has ended"),
+        ("--hang", "hang", Limits.hang, "without progress on any host, after which the run is stopped; 0: never"),
+        ("--settle", "settle", Limits.settle, "for all hosts to end once one has"),
+        ("--every", "every", Supervisor.every, "between two looks"),
+        ("--grace", "grace", Supervisor.grace, "for a run that is stopped to save"),
     ):
-        sub.add_argument(flag, type=int, default=default, metavar="N", help=f"{words}; default: {default}")
-    for flag, default, words in (
-        ("--hang", Limits.hang, "without progress on any host, after which the run is stopped; 0: never"),
-        ("--settle", Limits.settle, "for all hosts to end once one has"),
-        ("--every", 30.0, "between two looks"),
-        ("--grace", 300.0, "for a run that is stopped to save"),
-    ):
-        sub.add_argument(flag, type=float, default=default, metavar="SECONDS", help=f"{words}; default: {default:g}")
+        unit, words = "N" if isinstance(default, int) else "SECONDS", f"{words}; default: {default:g}"
+        sub.add_argument(flag, dest=name, type=type(default), default=default, metavar=unit, help=words)
     sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
     sub.add_argument("--recreate", action="store_true", help="delete and make again even what your `up` has not made")
 
 
-def command(
-    args: argparse.Namespace,
-    settings: Settings,
-    cloud: Backend,
-    runner: Runner,
-    job: runs.Job,
-    hosts: Callable[[], Hosts],
-) -> int:
+def command(args: argparse.Namespace, job: runs.Job) -> int:
     """Does what the arguments say; returns the exit code. A dry run prints a look, and what a lost pod costs."""
+    cloud = args.cloud
     if cloud.dry:
         cloud.delete(cloud.describe())
-        lifetime.create(settings, cloud)
-        found = hosts()
-        sync.sync(found, job.code, runs.RECORDS / "code", args.extra)
-        runs.start(found, job, again=True)
-        runs.look(found, job.id)
+        lifetime.create(cloud)
+        hosts = connect(cloud, args.timeout)
+        sync.sync(hosts, job.code, runs.RECORDS / "code", args.extra)
+        runs.start(hosts, job, again=True)
+        runs.look(hosts, job.id)
         return 0
-    limits = Limits(args.max_crashes, args.max_preemptions, args.silent, args.hang, args.settle, args.recreate)
-    times = {"every": args.every, "timeout": args.timeout, "grace": args.grace}
-    return Supervisor(settings, cloud, runner, job, limits, **times, extras=tuple(args.extra)).run()
+    limits = Limits(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)})
+    return Supervisor(cloud, job, limits, args.every, args.timeout, args.grace, args.extra).run()
