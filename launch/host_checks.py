@@ -28,8 +28,8 @@ GOOGLE = "0x1ae0"  # PCI vendor
 EAGER = ("0x0063", "0x006f", "0x0076")  # PCI devices v5e, v6e and TPU7x: for them jax asks for huge pages
 
 
-def preflight(root: pathlib.Path, code: str, clear_lock: bool, runs: list[dict]) -> dict:
-    """Returns what this host has and who holds its accelerators. `runs`: those that are alive.
+def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
+    """Returns what this host has and who holds its accelerators.
 
     With `code`, "installed" is the hash of the packages that were installed for it, None if none are.
     """
@@ -48,21 +48,18 @@ def preflight(root: pathlib.Path, code: str, clear_lock: bool, runs: list[dict])
     memory = re.search(r"MemAvailable:\s+([0-9]+) kB", pathlib.Path("/proc/meminfo").read_text())
     codes = sorted(path.name for path in (root / "code").glob("*") if is_name(path.name))
     installed = (read(root / "code" / f".{code}.json") or {}).get("requirements")
-    complete = sorted(path.parent.name for path in (root / "venv").glob("*/.complete"))
+    complete = installed and (root / "venv" / installed / ".complete").exists()
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "code": [name for name in codes if code in ("", name)],
-        "requirements": complete,
-        "installed": installed if installed in complete else None,
+        "installed": installed if complete else None,
         "disk_free": shutil.disk_usage(root).free,
         "memory_free": int(memory[1]) * 1024 if memory else 0,
         "accelerators": accelerators,
         "holders": holders,
         "libtpu_lock": state,
         "huge_pages": _set_huge_pages(),
-        "runs": runs,
-        "now": time.time(),
     }
 
 
@@ -130,11 +127,8 @@ def ports(address: str, worker: int, workers: int) -> dict:
             servers[socket.create_server((address, number), backlog=workers)] = set(range(1, workers))
             found[str(number)] = ""
         except OSError as error:
-            found[str(number)] = (
-                _who_holds(number)
-                if error.errno == errno.EADDRINUSE
-                else f"can't be bound ({os.strerror(error.errno)})"
-            )
+            fault = f"can't be bound ({os.strerror(error.errno)})"
+            found[str(number)] = _who_holds(number) if error.errno == errno.EADDRINUSE else fault
     while any(servers.values()) and time.monotonic() < limit:
         for server in select.select(list(servers), [], [], 0.5)[0]:
             with contextlib.suppress(OSError, ValueError), server.accept()[0] as connection:
