@@ -11,6 +11,8 @@ import shlex
 import urllib.parse
 from collections.abc import Sequence
 
+import host_setup
+
 from pods import preflight
 from pods.backend import Host, say
 from pods.causes import Cause, HostReport, first_cause
@@ -96,16 +98,15 @@ def make_job(
 
 def check_id(run: str) -> None:
     """Raises SettingsError for what can't be the id of a run."""
-    if not run or len(urllib.parse.quote(run, safe="", errors="surrogateescape")) > 200:
-        raise SettingsError("the id of a run must have 1 to 200 characters, those that a URL quotes counted as three.")
-    if "\0" in run or run != run.encode(errors="replace").decode():
-        raise SettingsError(f"the id {run!r} is no text.")
+    try:
+        host_setup.folder_name(run)
+    except host_setup.HostError as error:
+        raise SettingsError(f"{error}.") from None
 
 
 def records(run: str) -> pathlib.Path:
     """Returns the folder for a run's files here."""
-    name = urllib.parse.quote(run, safe="")
-    return RECORDS / (name if name.strip(".") else name.replace(".", "%2E"))
+    return RECORDS / host_setup.folder_name(run)
 
 
 def look(hosts: Hosts, run: str, attempt: int | None = None) -> Look:
@@ -268,15 +269,19 @@ def lines(seen: Look) -> list[str]:
     """Returns one line a host: its state, exit code, last step, and the first cause under them."""
     found = []
     for report in seen.reports:
-        words = [f"host {report.process} ({report.host}): {report.state}"]
-        if report.exit:
-            signal = report.exit.get("signal")
-            words.append(f"signal {signal}" if signal else f"exit code {report.exit.get('code')}")
+        words = [f"host {report.process} ({report.host}): {report.state}", *how_it_ended(report.exit)]
         if report.progress:
             step, phase = report.progress.get("step"), report.progress.get("phase")
             words.append(f"{phase}" if step is None else f"step {step} ({phase})")
         if report.stopped and report.state == "running":
             words.append("stopped, as by SIGSTOP")
         found.append(", ".join(words))
-    found += [f"{error}" for error in seen.errors]
+    found += seen.errors
     return found + ([f"first cause: {seen.cause.sentence}"] if seen.cause else [])
+
+
+def how_it_ended(end: dict | None) -> list[str]:
+    """Returns what exit.json says, for a person; nothing if it is not there."""
+    if not end:
+        return []
+    return [f"signal {end['signal']}" if end.get("signal") else f"exit code {end.get('code')}"]
