@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import signal
@@ -23,6 +22,8 @@ import threading
 import time
 from pathlib import Path
 
+import host_keeper
+import host_setup
 from pods.causes import Cause, HostReport, first_cause
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,22 +56,19 @@ class Pod:
         with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
             port, jax_port = (free.getsockname()[1] for free in (one, other))  # several pods may run on this machine
         ports = [f"--coordinator=127.0.0.1:{port}", f"--config.pod.jax_port={jax_port}"]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        own = ROOT / ".venv" / "bin" / "python"
+        python = str(own) if own.exists() else sys.executable
         for index, folder in enumerate(self.folders):
             folder.mkdir(parents=True, exist_ok=True)
             for name in OWN_FILES:
                 (folder / name).unlink(missing_ok=True)
             place = [*ports, f"--processes={len(self.folders)}", f"--process-id={index}"]
-            command = [python(), *self._program, *self.arguments, *(changes or {}).get(index, []), *place]
+            command = [python, *self._program, *self.arguments, *(changes or {}).get(index, []), *place]
+            env = _environment(self._devices) | {"MLM_HOST_DIR": str(folder)} | (environment or {}).get(index, {})
+            # in a session of its own: a Ctrl-C at the terminal comes to us alone
             child = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=_environment(self._devices) | {"MLM_HOST_DIR": str(folder)} | (environment or {}).get(index, {}),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,  # a Ctrl-C at the terminal comes to us alone
+                command, cwd=ROOT, env=env, text=True, errors="replace", start_new_session=True, **pipes
             )
             self.children.append(child)
             reader = threading.Thread(target=_copy, args=(child, index, folder / "log"), daemon=True)
@@ -97,12 +95,11 @@ class Pod:
                 continue
             code = child.poll()
             if code is not None:
-                number = -code if code < 0 else None
-                self._exits[index] = {"code": None if code < 0 else code, "signal": number, "ended": time.time()}
-            elif not _is_stopped(child.pid):
+                self._exits[index] = host_keeper.how_it_ended(code)
+            elif not host_keeper.is_stopped(child.pid):
                 self._stopped.pop(index, None)
             elif time.time() - self._stopped.setdefault(index, time.time()) > STOPPED:
-                (self.folders[index] / "stopped.json").write_text(json.dumps({"time": self._stopped[index]}) + "\n")
+                host_setup.write(self.folders[index] / "stopped.json", {"time": self._stopped[index]})
         return len(self._exits) < len(self.children)
 
     def reports(self) -> list[HostReport]:
@@ -134,12 +131,6 @@ class Pod:
                     os.killpg(child.pid, number)
 
 
-def python() -> str:
-    """Returns the interpreter of the project's environment, or this one."""
-    own = ROOT / ".venv" / "bin" / "python"
-    return str(own) if own.exists() else sys.executable
-
-
 def _environment(devices: int) -> dict[str, str]:
     flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
     flags = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
@@ -153,13 +144,6 @@ def _copy(child: subprocess.Popen, index: int, log: Path) -> None:
             file.flush()
             sys.stdout.write(f"{index}| {line}")
             sys.stdout.flush()
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except (OSError, IndexError):
-        return False
 
 
 def main(argv: list[str]) -> int:

@@ -42,10 +42,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """The newest attempt of a run (0: there is none) on all hosts.
-
-    errors: of hosts that did not answer; job: what was started, {} if no host knows.
-    """
+    """An attempt of a run (0: there is none) on all hosts; errors: of those that did not answer; job: its job.json."""
 
     attempt: int
     reports: tuple[HostReport, ...]
@@ -59,7 +56,7 @@ class Look:
 
     @property
     def cause(self) -> Cause | None:
-        """Why it ended, or None if nothing has gone wrong."""
+        """The end that brought the others with it; None if nothing has gone wrong."""
         return first_cause(report for report in self.reports if report.state != "absent")
 
     @property
@@ -80,19 +77,16 @@ def make_job(
     """
     check_id(run)
     if not workdir and not settings.bucket:
-        raise SettingsError(
-            "there is no folder for the run that all hosts see: --workdir gs://..., or bucket in pod.toml."
-        )
+        sentence = "there is no folder for the run that all hosts see: --workdir gs://..., or bucket in pod.toml."
+        raise SettingsError(sentence)
     workdir = workdir or f"{settings.bucket.rstrip('/')}/{urllib.parse.quote(run, safe='')}"
     if not (workdir.startswith("/") or "://" in workdir):
-        raise SettingsError(
-            f"--workdir {workdir!r} must be absolute or gs://...: on the hosts there is no folder we are in."
-        )
+        sentence = f"--workdir {workdir!r} must be absolute or gs://...: on the hosts there is no folder we are in."
+        raise SettingsError(sentence)
     for name in env:
-        if "=" in name or name not in os.environ:
-            raise SettingsError(
-                f"--env {name.partition('=')[0]}: give the name of a variable that is set here, not its value."
-            )
+        if name not in os.environ:
+            name = name.partition("=")[0]
+            raise SettingsError(f"--env {name}: give the name of a variable that is set here, not its value.")
     return Job(run, (command, f"--config={config}", f"--workdir={workdir}", *words), tuple(env), code)
 
 
@@ -129,7 +123,7 @@ def look(hosts: Hosts, run: str, attempt: int | None = None) -> Look:
 
 
 def look_for(hosts: Hosts, job: Job) -> Look:
-    """Returns `look` of the job's id, on which an ended attempt of another job does not count: its hosts are "absent".
+    """Returns `look` of the job's id; where an attempt of another job has ended, all hosts are "absent".
 
     Raises PodError if another job is alive under that id.
     """
@@ -154,9 +148,7 @@ def difference(job: Job, other: dict) -> str:
 
 def _require_same(job: Job, other: dict, attempt: int) -> None:
     """Raises PodError if what is alive is another job; other: its job.json, {} if no host knows."""
-    if not other:
-        return
-    if differs := difference(job, other):
+    if other and (differs := difference(job, other)):
         raise PodError(
             f"run {job.id!r}, attempt {attempt}, is alive with other arguments ({differs}): choose another --id, or "
             f"end that one first: launch/tpu.py stop {quoted(job.id)}.",
@@ -207,12 +199,11 @@ def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
     bad: list[Answer] = []
     for group in (hosts.all[:1], hosts.all[1:]):
         for answer in hosts.ask({host: ["start"] for host in group}, stdin=texts):
-            if hosts.dry:
-                continue
-            if not answer.error and (answer.data.get("job") or {}).get("launch") == launch:
+            started = answer.data.get("job") or {}
+            if hosts.dry or (not answer.error and started.get("launch") == launch):
                 ours.append(answer.host)
-            elif not answer.error and group == hosts.all[:1]:
-                _require_same(job, answer.data.get("job") or {}, attempt)
+            elif not answer.error and answer.host == hosts.all[0]:
+                _require_same(job, started, attempt)
                 return Started(attempt, False)  # somebody else's start came first; the other hosts are theirs too
             else:
                 bad.append(Answer(answer.host, answer.data, answer.error or "it runs this attempt for somebody else"))
@@ -225,7 +216,6 @@ def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
 
 def _text(hosts: Hosts, job: Job, host: Host, attempt: int, requirements: str, launch: str) -> bytes:
     place = (f"--coordinator={hosts.coordinator}", f"--processes={len(hosts.all)}", f"--process-id={host.worker}")
-    assert len(place) == PLACE
     words = {
         "id": job.id,
         "attempt": attempt,
