@@ -46,13 +46,13 @@ def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
         except OSError as error:
             raise HostError(f"{lock} is stale and can't be removed ({error.strerror}): sudo rm {lock}") from error
     memory = re.search(r"MemAvailable:\s+([0-9]+) kB", pathlib.Path("/proc/meminfo").read_text())
-    codes = sorted(path.name for path in (root / "code").glob("*") if is_name(path.name))
+    codes = [path.name for path in (root / "code").glob("*") if is_name(path.name) and code in ("", path.name)]
     installed = (read(root / "code" / f".{code}.json") or {}).get("requirements")
     complete = installed and (root / "venv" / installed / ".complete").exists()
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
-        "code": [name for name in codes if code in ("", name)],
+        "code": codes,
         "installed": installed if complete else None,
         "disk_free": shutil.disk_usage(root).free,
         "memory_free": int(memory[1]) * 1024 if memory else 0,

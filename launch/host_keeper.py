@@ -31,6 +31,7 @@ def launch(folder: pathlib.Path, lock: int, argv: list[str], cwd: str, environme
         os.setsid()
         if os.fork():  # the keeper is nobody's child, so nobody waits for it
             os._exit(0)
+        os.close(reader)
         _keep(folder, lock, writer, argv, cwd, environment)  # does not return
     os.close(writer)
     os.waitpid(child, 0)
@@ -49,11 +50,13 @@ def _keep(folder: pathlib.Path, lock: int, writer: int, argv: list, cwd: str, en
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
             # a host that shuts down asks everybody; the process is to save, and it starts with none of these handlers
             signal.signal(number, lambda *_: None)
-        _close_all(lock, writer)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):  # ssh waits for as long as anybody holds its pipes
+            os.dup2(nothing, number)
         os.chdir("/")
         log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         try:  # in a session, and so a process group, of its own
+            pipes = {"stdin": nothing, "stdout": log, "stderr": log}
             process = subprocess.Popen(argv, cwd=cwd, env=environment, start_new_session=True, **pipes)
         except OSError as error:
             os.write(writer, f"{argv[0]} can't be started: {error.strerror}".encode())
@@ -75,17 +78,6 @@ def how_it_ended(returncode: int) -> dict:
     """Returns what exit.json says of a process that has ended just now."""
     code, signal_ = (returncode, None) if returncode >= 0 else (None, -returncode)
     return {"code": code, "signal": signal_, "ended": time.time()}
-
-
-def _close_all(*but: int) -> None:
-    """Closes every inherited descriptor: ssh waits for as long as anybody holds its pipes."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(nothing, number)
-    for number in [int(path.name) for path in pathlib.Path("/proc/self/fd").iterdir()]:
-        if number > 2 and number not in but:
-            with contextlib.suppress(OSError):  # the one that listed them is closed already
-                os.close(number)
 
 
 def _wait(folder: pathlib.Path, process: int) -> None:

@@ -1,7 +1,6 @@
 """What a host needs before a run: the code and its packages; and the files, names and locks of both ends.
 
-For host.py, on a host: the standard library of Python 3.10 and later. Nothing here is half done under its final name:
-folders are made under another one and renamed when they are complete.
+For host.py, on a host: the standard library of Python 3.10 and later.
 """
 
 from __future__ import annotations
@@ -43,11 +42,10 @@ def write(path: pathlib.Path, value: object) -> None:
 
 def read(path: pathlib.Path) -> dict | None:
     """Returns a JSON file's object; None if there is none, or it is no object."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+        return value if isinstance(value, dict) else None
+    return None
 
 
 def is_name(code: str) -> bool:

@@ -105,10 +105,12 @@ class Pod:
     def reports(self) -> list[HostReport]:
         """Returns what each process has left."""
         host = socket.gethostname()
-        return [
-            HostReport.from_folder(i, folder, host=host, exit=self._exits.get(i), ended_by_us=i in self._killed)
-            for i, folder in enumerate(self.folders)
-        ]
+        found = []
+        for i, folder in enumerate(self.folders):
+            files = [host_setup.read(folder / name) for name in ("progress.json", "cause.json", "stopped.json")]
+            state = "exited" if i in self._exits else "running"
+            found.append(HostReport(i, host, state, self._exits.get(i), *files, ended_by_us=i in self._killed))
+        return found
 
     def ask(self, *_: object) -> None:
         """Asks all to save and to end; the second time, kills them. Can be a signal's handler."""

@@ -1,6 +1,5 @@
 """Of several hosts' ends, the one that brought the others with it."""
 
-import json
 import re
 import time
 
@@ -166,12 +165,9 @@ def test_exit_without_a_word():
     assert re.search("ended with exit code 1 and left no word at 12:00:00$", cause.sentence)
 
 
-def test_from_a_folder_and_from_a_status(tmp_path):
-    (tmp_path / "cause.json").write_text(json.dumps(words("exception", code=3)))
-    (tmp_path / "progress.json").write_text('{"step": 1')
+def test_from_a_status():
     end = {"code": 3, "signal": None, "ended": NOON}
-    one = HostReport.from_folder(1, tmp_path, host="here", exit=end, ended_by_us=False)
-    assert (one.cause["code"], one.progress, one.state) == (3, None, "exited")
+    one = HostReport(1, "here", "exited", end, None, words("exception", code=3))
     answer = {"state": "exited", "attempt": 1, "exit": end, "progress": None, "cause": words("exception", code=3)}
     other = HostReport.from_status(1, {**answer, "stopped": None, "job": {}, "host": "here", "now": 0.0})
     assert first_cause([one]) == first_cause([other])

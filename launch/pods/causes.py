@@ -9,10 +9,7 @@ import dataclasses
 import signal
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
-
-import host_setup
 
 PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
 OWN, LOST, CONSEQUENCE = range(3)  # how good a reason an end is for the end of the others: the best wins
@@ -24,8 +21,6 @@ class HostReport:
     """What is known of one process; the dicts are the files of its folder, None where there is none.
 
     Attributes:
-      process: its number.
-      host: its name.
       state: "absent", "running", "exited" or "lost" (it is gone, and nobody saw how).
       exit: {"code": 0..255 or None, "signal": number or None, "ended": unix seconds}.
       progress: {"step", "phase", "time", ...}: where it was last.
@@ -48,12 +43,6 @@ class HostReport:
         """Returns the report of the answer to `host.py status`."""
         files = {name: answer.get(name) or None for name in ("exit", "progress", "cause", "stopped")}
         return cls(process, answer.get("host") or "", answer["state"], **files)
-
-    @classmethod
-    def from_folder(cls, process: int, folder: Path, *, host: str, exit: dict | None, ended_by_us: bool) -> HostReport:
-        """Returns the report of a process on this machine; `exit` is None while it runs."""
-        files = {name: host_setup.read(folder / f"{name}.json") for name in ("progress", "cause", "stopped")}
-        return cls(process, host, "running" if exit is None else "exited", exit, **files, ended_by_us=ended_by_us)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +110,7 @@ def _failed(host: HostReport) -> bool:
 
 
 def _end(host: HostReport) -> tuple[int, Cause | None]:
-    """Returns (how good a reason it is, why this process ended); None if it did not, or as it should."""
+    """Returns (how good a reason it is, why this process ended, None if it did not, or as it should)."""
     words, end, signal_ = host.cause or {}, host.exit or {}, _signal(host.exit or {})
     at = words if "phase" in words else host.progress or {}
     code = end.get("code") if signal_ is None else 128 + signal_
