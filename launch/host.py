@@ -6,10 +6,8 @@ Every command prints one line, `mlm-host ` and a JSON object, and ends with code
 {"error": sentence}. Standard library of Python 3.10 and later. The launcher sends this text and the other host_*.py
 through ssh with each command, so nothing has to be on the host, and both ends are always of one version.
 
-A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, keeper.json, exit.json ({"code", "signal", "ended"}),
-stopped.json, and what its process says there itself (mlm/pod/watch.py). Its keeper, a process in a session of its own,
-outlives the ssh connection, holds the flock of `lock` for as long as the run's process lives, and writes down how it
-ended.
+A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, keeper.json, exit.json, stopped.json, and what its process
+says there itself (mlm/pod/watch.py). Its keeper (host_keeper.py) holds the flock of `lock` while that process lives.
 """
 
 from __future__ import annotations

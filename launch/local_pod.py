@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -127,25 +126,21 @@ class Pod:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        for index, child in enumerate(self.children):
-            if index not in self._exits:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, number)
+        for index in range(len(self.children)) - self._exits.keys():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.children[index].pid, number)
 
 
 def _environment(devices: int) -> dict[str, str]:
-    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
-    flags = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"  # the last one counts
     return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
 
 
 def _copy(child: subprocess.Popen, index: int, log: Path) -> None:
     with child.stdout, log.open("a", encoding="utf-8") as file:
         for line in child.stdout:
-            file.write(line)
-            file.flush()
-            sys.stdout.write(f"{index}| {line}")
-            sys.stdout.flush()
+            print(line, end="", file=file, flush=True)
+            print(f"{index}| {line}", end="", flush=True)
 
 
 def main(argv: list[str]) -> int:

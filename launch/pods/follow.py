@@ -76,11 +76,7 @@ class Follower:
 
 
 def follow(follower: Follower, *, every: float, check: Callable[[], str]) -> Look:
-    """Follows until the run has ended on all hosts; returns how.
-
-    every: seconds between two rounds; check: the state of the pod, asked when hosts do not answer. Raises PodError if
-    the pod is gone. Of two who follow one run in one folder, the second only waits.
-    """
+    """Follows until the run has ended on all hosts; returns how. Raises PodError if the pod is gone, by `check`."""
     hosts = follower.hosts
     pause = max(every, len(hosts.all) / 8)  # each question costs a process here
     with only_one(follower):

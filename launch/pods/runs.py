@@ -29,14 +29,11 @@ RECORDS = pathlib.Path("runs/pods")  # under the folder we are in: logs of the h
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every host is to run: `python -m mlm` and argv, and its place among the processes.
-
-    env: names of variables whose values are taken from our environment when the run starts, and from nowhere else.
-    """
+    """What every host is to run: `python -m mlm` and argv, and its place among the processes."""
 
     id: str
     argv: tuple[str, ...]
-    env: tuple[str, ...]
+    env: tuple[str, ...]  # names: the values are taken from our environment when the run starts, and from nowhere else
     code: Code
 
 
@@ -123,10 +120,7 @@ def look(hosts: Hosts, run: str, attempt: int | None = None) -> Look:
 
 
 def look_for(hosts: Hosts, job: Job) -> Look:
-    """Returns `look` of the job's id; where an attempt of another job has ended, all hosts are "absent".
-
-    Raises PodError if another job is alive under that id.
-    """
+    """Returns `look`, but where another job has ended all hosts are "absent". Raises PodError if another is alive."""
     seen = look(hosts, job.id)
     if seen.running:
         _require_same(job, seen.job, seen.attempt)
@@ -195,8 +189,7 @@ def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
     """Starts on the first host, which decides between two who start at once, and then on the others."""
     launch = "..." if hosts.dry else secrets.token_hex(8)
     texts = {host: _text(hosts, job, host, attempt, requirements, launch) for host in hosts.all}
-    ours: list[Host] = []
-    bad: list[Answer] = []
+    ours, bad = [], []
     for group in (hosts.all[:1], hosts.all[1:]):
         for answer in hosts.ask({host: ["start"] for host in group}, stdin=texts):
             started = answer.data.get("job") or {}
@@ -215,31 +208,22 @@ def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
 
 
 def _text(hosts: Hosts, job: Job, host: Host, attempt: int, requirements: str, launch: str) -> bytes:
-    place = (f"--coordinator={hosts.coordinator}", f"--processes={len(hosts.all)}", f"--process-id={host.worker}")
-    words = {
-        "id": job.id,
-        "attempt": attempt,
-        "code": job.code.hash,
-        "requirements": requirements,
-        "argv": [*job.argv, *place],
-        "env": {name: "..." if hosts.dry else os.environ[name] for name in job.env},
-        "process": host.worker,
-        "processes": len(hosts.all),
-        "launch": launch,
-    }
-    return json.dumps(words).encode()
+    count, i = len(hosts.all), host.worker
+    words = {"id": job.id, "attempt": attempt, "code": job.code.hash, "requirements": requirements}
+    words["argv"] = [*job.argv, f"--coordinator={hosts.coordinator}", f"--processes={count}", f"--process-id={i}"]
+    words["env"] = {name: "..." if hosts.dry else os.environ[name] for name in job.env}
+    return json.dumps({**words, "process": i, "processes": count, "launch": launch}).encode()
 
 
 def _take_back(hosts: Hosts, job: Job, attempt: int, ours: list[Host], bad: list[Answer]) -> None:
     """Stops what this start has begun, and raises PodError. A host that did not answer may have started it too."""
-    silent = [answer.host for answer in bad if answer.error and not answer.data]
+    silent = [answer.host for answer in bad if not answer.data]
     stopped = hosts.ask({host: ["stop", "--", job.id, str(attempt), "0"] for host in [*ours, *silent]})
     reasons = "; ".join(f"{label(answer.host)}: {answer.error}" for answer in bad)
     left = [label(answer.host) for answer in stopped if answer.error]
     sentence = f"the run could not be started on all hosts ({reasons}); it was stopped where it had started"
-    if left:
-        sentence += f", but {', '.join(left)} did not confirm that: launch/tpu.py stop {quoted(job.id)}"
-    raise PodError(f"{sentence}. Then: run --again.", "hosts")
+    but = f", but {', '.join(left)} did not confirm that: launch/tpu.py stop {quoted(job.id)}" if left else ""
+    raise PodError(f"{sentence}{but}. Then: run --again.", "hosts")
 
 
 def stop(hosts: Hosts, run: str, grace: float) -> Look:
