@@ -6,8 +6,8 @@ Every command prints one line, `mlm-host ` and a JSON object, and ends with code
 {"error": sentence}. Standard library of Python 3.10 and later. The launcher sends this text and the other host_*.py
 through ssh with each command, so nothing has to be on the host, and both ends are always of one version.
 
-A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, keeper.json, exit.json, stopped.json, and what its process
-says there itself (mlm/pod/watch.py). Its keeper (host_keeper.py) holds the flock of `lock` while that process lives.
+A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, keeper.json, exit.json, stopped.json, and what its
+process says there itself (mlm/pod/watch.py). Its keeper (host_keeper.py) holds `lock` for as long as it lives.
 """
 
 from __future__ import annotations
@@ -215,9 +215,8 @@ def parser() -> argparse.ArgumentParser:
     def command(words: str, function: Callable[..., dict]) -> argparse.ArgumentParser:
         name, *others = words.split()
         sub = table.add_parser(name, allow_abbrev=False)
-        for word in others:  # [word]: it may be left out
-            name, more = word.strip("[]"), {"nargs": "?"} if word.startswith("[") else {}
-            sub.add_argument(name, type=NUMBERS.get(name, str), **more)
+        for word in others:
+            sub.add_argument(word, type=NUMBERS.get(word, str))
         sub.set_defaults(answer=function)
         return sub
 
@@ -230,7 +229,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--clear-lock", action="store_true")
     command("ports address worker workers", lambda _, **place: host_checks.ports(**place))
     command("start", lambda root: start(root, sys.stdin.read()))  # the job
-    command("status run [attempt]", status)
+    command("status run", status).add_argument("attempt", type=int, nargs="?")
     command("logs run attempt offset most", logs)
     command("stop run attempt grace", stop)
     command("clean", clean).add_argument("--keep", action="append", default=[], metavar="ID")

@@ -48,7 +48,7 @@ def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
     memory = re.search(r"MemAvailable:\s+([0-9]+) kB", pathlib.Path("/proc/meminfo").read_text())
     codes = [path.name for path in (root / "code").glob("*") if is_name(path.name) and code in ("", path.name)]
     installed = (read(root / "code" / f".{code}.json") or {}).get("requirements")
-    complete = installed and (root / "venv" / installed / ".complete").exists()
+    complete = installed and (root / "venv" / installed / "python.json").exists()
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),

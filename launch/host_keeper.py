@@ -35,14 +35,13 @@ def launch(folder: pathlib.Path, lock: int, argv: list[str], cwd: str, environme
         _keep(folder, lock, writer, argv, cwd, environment)  # does not return
     os.close(writer)
     os.waitpid(child, 0)
-    with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read().decode(errors="replace")
+    with os.fdopen(reader, errors="replace") as pipe:
+        fault = pipe.read()
     os.close(lock)
-    if not said and (known := read(folder / "keeper.json")):  # the keeper was killed right after it had started it
-        said = str(known["process"])
-    if not said.isdigit():
-        raise HostError(said or "the keeper of the run ended before it had started anything")
-    return int(said)
+    known = read(folder / "keeper.json")
+    if not known:
+        raise HostError(fault or "the keeper of the run ended before it had started anything")
+    return known["process"]
 
 
 def _keep(folder: pathlib.Path, lock: int, writer: int, argv: list, cwd: str, environment: dict) -> None:
@@ -64,7 +63,6 @@ def _keep(folder: pathlib.Path, lock: int, writer: int, argv: list, cwd: str, en
         known = {"keeper": os.getpid(), "process": process.pid, "birth": _birth(process.pid)}
         write(folder / "keeper.json", known)
         os.close(log)
-        os.write(writer, str(process.pid).encode())
         os.close(writer)
         _wait(folder, process.pid)
         with contextlib.suppress(OSError):  # what it started must not keep the accelerator

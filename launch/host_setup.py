@@ -129,13 +129,12 @@ def install(root: pathlib.Path, code: str, extras: list[str], given: str) -> dic
     folder = root / "venv" / name
     with alone(root / ".install.lock"):
         write(root / "code" / f".{code}.json", {"requirements": name})  # what `run` starts this code with
-        fresh = not (folder / ".complete").exists()
+        fresh = not (folder / "python.json").exists()  # written when all the rest is there
         if fresh:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             python = given or _make(root, folder, base or version, requirements, extras)
             write(folder / "python.json", {"python": python})
-            (folder / ".complete").touch()
     return {"requirements": name, "fresh": fresh, "python": version}
 
 
@@ -181,7 +180,7 @@ def _run(argv: list[str], failure: str, environment: dict[str, str] | None = Non
 
 def interpreter(root: pathlib.Path, requirements: str) -> str:
     """Returns the interpreter of an environment that `install` has completed."""
-    folder = root / "venv" / requirements
-    if not re.fullmatch(r"[0-9a-f]{16}", requirements) or not (folder / ".complete").exists():
+    known = read(root / "venv" / requirements / "python.json")
+    if not known or not re.fullmatch(r"[0-9a-f]{16}", requirements):
         raise HostError(f"the packages {requirements or 'of this code'} are not installed here: sync first")
-    return str((read(folder / "python.json") or {}).get("python"))
+    return known["python"]

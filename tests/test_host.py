@@ -292,7 +292,7 @@ def test_packages_are_installed_once_per_hash(host):
     other = host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")
     assert other["fresh"] is True and other["requirements"] != host.requirements
     assert host.ask("preflight", "--code", host.code)["installed"] == other["requirements"]
-    (host.root / "venv" / other["requirements"] / ".complete").unlink()  # as if it had been interrupted
+    (host.root / "venv" / other["requirements"] / "python.json").unlink()  # as if it had been interrupted
     assert host.ask("preflight", "--code", host.code)["installed"] is None
     assert host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")["fresh"] is True
 

@@ -47,7 +47,7 @@ def repository() -> pathlib.Path:
 
 
 def pack(root: pathlib.Path) -> Code:
-    """Returns a repository's code. Raises SettingsError for a file that git does not know, and a link that leaves it."""
+    """Returns a repository's code. Raises SettingsError for a file that git does not know or a link that leaves it."""
     commit = _git(root, "rev-parse", "HEAD").decode().strip()
     forgotten = _files(root, "--others", "--exclude-standard", "--", *WATCHED)
     if forgotten:
