@@ -87,10 +87,8 @@ def _lock_state(lock: pathlib.Path, in_use: bool) -> str:
         inode = lock.stat().st_ino
     except OSError:
         return "absent"
-    for line in pathlib.Path("/proc/locks").read_text().splitlines():  # of every kind, and of every user
-        if f":{inode} " in line:
-            return "held"
-    return "held" if in_use or _holders({str(lock.resolve())}) else "stale"
+    locks = pathlib.Path("/proc/locks").read_text()  # of every kind, and of every user
+    return "held" if f":{inode} " in locks or in_use or _holders({str(lock.resolve())}) else "stale"
 
 
 def _set_huge_pages() -> str:
@@ -101,13 +99,11 @@ def _set_huge_pages() -> str:
     file = root / "kernel/mm/transparent_hugepage/enabled"
     if not found & set(EAGER) or not file.exists() or "[always]" in file.read_text():
         return ""
-    try:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         if os.access(file, os.W_OK):
             file.write_text("always")
         else:
             subprocess.run(["sudo", "-n", "tee", file], input=b"always", capture_output=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        pass
     return "" if "[always]" in file.read_text() else f"sudo sh -c 'echo always > {file}'"
 
 
@@ -144,18 +140,13 @@ def _connect(address: str, number: int, worker: int, limit: float) -> str:
     """Returns "" once the first host has greeted us, or why it has not."""
     while True:
         try:
-            connection = socket.create_connection((address, number), timeout=2.0)
-            break
+            with socket.create_connection((address, number), timeout=5.0) as connection:
+                connection.sendall(str(worker).encode())
+                return "" if connection.recv(len(GREETING)) == GREETING else "something else answers there"
         except OSError as error:  # the first host may come later than we do
             if time.monotonic() > limit:
                 return error.strerror or str(error)
             time.sleep(0.2)
-    with connection, contextlib.suppress(OSError):
-        connection.settimeout(5.0)
-        connection.sendall(str(worker).encode())
-        if connection.recv(len(GREETING)) == GREETING:
-            return ""
-    return "something else answers there"
 
 
 def _who_holds(number: int) -> str:

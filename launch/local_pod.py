@@ -56,18 +56,23 @@ class Pod:
             port, jax_port = (free.getsockname()[1] for free in (one, other))  # several pods may run on this machine
         ports = [f"--coordinator=127.0.0.1:{port}", f"--config.pod.jax_port={jax_port}"]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        own = ROOT / ".venv" / "bin" / "python"
-        python = str(own) if own.exists() else sys.executable
+        venv = ROOT / ".venv" / "bin" / "python"
+        python = str(venv) if venv.exists() else sys.executable
+        flags = (
+            f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={self._devices}"
+        )
+        everywhere = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+        everywhere |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
         for index, folder in enumerate(self.folders):
             folder.mkdir(parents=True, exist_ok=True)
             for name in OWN_FILES:
                 (folder / name).unlink(missing_ok=True)
             place = [*ports, f"--processes={len(self.folders)}", f"--process-id={index}"]
             command = [python, *self._program, *self.arguments, *(changes or {}).get(index, []), *place]
-            env = _environment(self._devices) | {"MLM_HOST_DIR": str(folder)} | (environment or {}).get(index, {})
+            own = {"MLM_HOST_DIR": str(folder), **(environment or {}).get(index, {})}
             # in a session of its own: a Ctrl-C at the terminal comes to us alone
             child = subprocess.Popen(
-                command, cwd=ROOT, env=env, text=True, errors="replace", start_new_session=True, **pipes
+                command, cwd=ROOT, env=everywhere | own, text=True, errors="replace", start_new_session=True, **pipes
             )
             self.children.append(child)
             reader = threading.Thread(target=_copy, args=(child, index, folder / "log"), daemon=True)
@@ -129,11 +134,6 @@ class Pod:
         for index in range(len(self.children)) - self._exits.keys():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.children[index].pid, number)
-
-
-def _environment(devices: int) -> dict[str, str]:
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"  # the last one counts
-    return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
 
 
 def _copy(child: subprocess.Popen, index: int, log: Path) -> None:
