@@ -58,9 +58,7 @@ class Pod:
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         venv = ROOT / ".venv" / "bin" / "python"
         python = str(venv) if venv.exists() else sys.executable
-        flags = (
-            f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={self._devices}"
-        )
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={self._devices}"
         everywhere = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
         everywhere |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
         for index, folder in enumerate(self.folders):
