@@ -131,6 +131,12 @@ def test_children_do_not_outlive_the_process(host):
     wait_for(lambda: not alive(child))
 
 
+def test_the_process_ignores_no_signal_that_its_keeper_does(host):
+    numbers = "(signal.SIGHUP, signal.SIGINT, signal.SIGTERM)"
+    host.start(f"sys.exit(any(signal.getsignal(number) == signal.SIG_IGN for number in {numbers}))")
+    assert host.ended()["code"] == 0
+
+
 def test_stopped_is_seen_and_forgotten(host):
     process = host.start("time.sleep(60)")["process"]
     os.kill(process, signal.SIGSTOP)
