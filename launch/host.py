@@ -6,10 +6,8 @@ Every command prints one line, `mlm-host ` and a JSON object, and ends with code
 {"error": sentence}. Standard library of Python 3.10 and later. The launcher sends this text and the other host_*.py
 through ssh with each command, so nothing has to be on the host, and both ends are always of one version.
 
-A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, keeper.json, exit.json ({"code", "signal", "ended"}),
-stopped.json, and what its process says there itself (mlm/pod/watch.py). Its keeper, a process in a session of its own,
-outlives the ssh connection, holds the flock of `lock` for as long as the run's process lives, and writes down how it
-ended.
+A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, keeper.json, exit.json, stopped.json, and what its
+process says there itself (mlm/pod/watch.py). Its keeper (host_keeper.py) holds `lock` for as long as it lives.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -28,7 +25,7 @@ import socket
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import host_checks
 import host_keeper
@@ -36,21 +33,18 @@ import host_setup
 from host_setup import HostError
 
 SECONDS_TO_START = 10.0  # between the folder of a run and its process
+NUMBERS = dict.fromkeys(("attempt", "offset", "most", "worker", "workers"), int) | {"grace": float}  # arguments
 
 
-def folder_of(root: pathlib.Path, run: str, attempt: int | None = None) -> pathlib.Path:
-    """Returns the folder of a run, or of one attempt of it. Raises HostError for an id that can't be one."""
-    name = urllib.parse.quote(run, safe="")
-    if not run or len(name) > 200:
-        raise HostError(f"run id {run!r}: it must have 1 to 200 characters, those that a URL quotes counted as three")
-    name = name.replace(".", "%2E") if not name.strip(".") else name  # "." and ".." are no names for a folder
-    folder = root / "runs" / name
-    return folder if attempt is None else folder / str(attempt)
-
-
-def attempts(folder: pathlib.Path) -> list[int]:
+def attempts(root: pathlib.Path, run: str) -> list[int]:
     """Returns the attempts of a run, in order."""
+    folder = root / "runs" / host_setup.folder_name(run)
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+
+
+def folder_of(root: pathlib.Path, run: str, attempt: int) -> pathlib.Path:
+    """Returns the folder of an attempt. Raises HostError for an id that can't be one."""
+    return root / "runs" / host_setup.folder_name(run) / str(attempt)
 
 
 def start(root: pathlib.Path, text: str) -> dict:
@@ -72,27 +66,15 @@ def start(root: pathlib.Path, text: str) -> dict:
         raise HostError(f"the job is not complete ({type(error).__name__}): nothing was started") from None
     if not 0 < attempt < 10**6:
         raise HostError(f"attempt {attempt} of the job can't be one: nothing was started")
-    final = folder_of(root, run, attempt)
-    if final.exists():
-        return {"started": False, **_state(final), "job": host_setup.read(final / "job.json")}
-    source = root / "code" / code
-    if not host_setup.is_name(code) or not source.is_dir():
-        raise HostError(f"code {code[:12]} is not here: sync first")
+    final, source = folder_of(root, run, attempt), host_setup.source(root, code)
     python = host_setup.interpreter(root, requirements)
-    final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    new = final.parent / f".{attempt}.{os.getpid()}"
-    new.mkdir(mode=0o700)
-    lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    new = _hidden(final)
+    lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)  # taken before the folder has its name: a run that is seen is held
     host_setup.write(new / "job.json", kept)
-    try:
-        new.rename(final)
-    except OSError as error:
+    if not _rename(new, final):  # it was started before, or another `start` was faster
         os.close(lock)
-        shutil.rmtree(new)
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another `start` was faster
-            return {"started": False, **_state(final), "job": host_setup.read(final / "job.json")}
-        raise
+        return {"started": False, **_state(final), "job": host_setup.read(final / "job.json")}
     environment = {**os.environ, **environment, "MLM_HOST_DIR": str(final), "PYTHONUNBUFFERED": "1"}
     try:
         process = host_keeper.launch(final, lock, [python, "-m", "mlm", *argv], str(source), environment)
@@ -100,6 +82,25 @@ def start(root: pathlib.Path, text: str) -> dict:
         shutil.rmtree(final, ignore_errors=True)  # nothing runs: it may be tried again
         raise
     return {"started": True, "process": process, "attempt": attempt, "state": "running", "job": kept}
+
+
+def _hidden(final: pathlib.Path) -> pathlib.Path:
+    """Returns a new folder beside that of an attempt, to be renamed to it."""
+    new = final.with_name(f".{final.name}.{os.getpid()}")
+    new.mkdir(parents=True, mode=0o700)
+    return new
+
+
+def _rename(new: pathlib.Path, final: pathlib.Path) -> bool:
+    """Gives a folder its name; returns False, and removes it, if the name is taken."""
+    try:
+        new.rename(final)
+    except OSError:
+        shutil.rmtree(new)
+        if not final.exists():
+            raise
+        return False
+    return True
 
 
 def _state(folder: pathlib.Path) -> dict:
@@ -113,27 +114,24 @@ def _state(folder: pathlib.Path) -> dict:
 
 def _held(folder: pathlib.Path) -> bool:
     try:
-        lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who ask do not take each other for the keeper
-        return False
+        with open(folder / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two who ask do not take each other for the keeper
     except BlockingIOError:
         return True
-    finally:
-        os.close(lock)
+    except OSError:
+        return False
+    return False
 
 
 def status(root: pathlib.Path, run: str, attempt: int | None) -> dict:
     """Returns what is known of an attempt (default: the last) of a run."""
     if attempt is None:
-        attempt = max(attempts(folder_of(root, run)), default=0)
+        attempt = max(attempts(root, run), default=0)
     folder = folder_of(root, run, attempt)
-    answer = {"attempt": attempt, **_state(folder), "host": socket.gethostname(), "now": time.time()}
+    answer = {"attempt": attempt, **_state(folder), "host": socket.gethostname()}
     for name in ("progress", "cause", "stopped", "job"):
         answer[name] = host_setup.read(folder / f"{name}.json")
-    answer["orphan"] = answer["state"] == "lost" and host_keeper.alive(folder)
+    answer["orphan"] = answer["state"] == "lost" and bool(host_keeper.alive(folder))
     return answer
 
 
@@ -152,62 +150,64 @@ def logs(root: pathlib.Path, run: str, attempt: int, offset: int, most: int) -> 
 def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     """Sends SIGTERM to the process group of a run, waits up to `grace` seconds, then SIGKILL. Nobody else's process."""
     folder = folder_of(root, run, attempt)
-    if not folder.exists():
-        _forbid(folder)
-    limit = time.monotonic() + SECONDS_TO_START
-    while _state(folder)["state"] == "running" and not (folder / "keeper.json").exists() and time.monotonic() < limit:
-        time.sleep(0.05)
+    if not folder.exists():  # it was never started: a start that is still on its way is to find the name taken
+        new = _hidden(folder)
+        host_setup.write(new / "exit.json", {"code": None, "signal": None, "ended": time.time()})
+        _rename(new, folder)
+
+    def ended() -> bool:
+        return _state(folder)["state"] != "running"
+
+    host_setup.wait_until(lambda: ended() or (folder / "keeper.json").exists(), SECONDS_TO_START)
     host_keeper.end_group(folder, [signal.SIGTERM, signal.SIGCONT], grace)  # a stopped process must go on to save
-    if host_keeper.alive(folder):
-        host_keeper.end_group(folder, [signal.SIGKILL], 10.0)
+    host_keeper.end_group(folder, [signal.SIGKILL], 10.0)
     for process in host_keeper.stragglers(folder):  # what its children left, if no keeper is there to end it
         with contextlib.suppress(OSError):
             os.kill(process, signal.SIGKILL)
-    limit = time.monotonic() + 5
-    while _state(folder)["state"] == "running" and time.monotonic() < limit:  # the keeper is about to write it down
-        time.sleep(0.05)
-    if host_keeper.alive(folder):
-        raise HostError(f"process {host_keeper.process_of(folder)} of the run does not end, not even by SIGKILL")
+    host_setup.wait_until(ended, 5.0)  # the keeper is about to write it down
+    if process := host_keeper.alive(folder):
+        raise HostError(f"process {process} of the run does not end, not even by SIGKILL")
     return {"attempt": attempt, **_state(folder)}
 
 
-def _forbid(folder: pathlib.Path) -> None:
-    """Takes the place of an attempt that was never started: a start that is still on its way comes too late."""
-    new = folder.with_name(f".{folder.name}.{os.getpid()}")
-    new.mkdir(parents=True, mode=0o700)
-    host_setup.write(new / "exit.json", {"code": None, "signal": None, "ended": time.time()})
-    try:
-        new.rename(folder)
-    except OSError:  # it came in time after all
-        shutil.rmtree(new)
+def _found(root: pathlib.Path) -> Iterator[tuple[str, int, bool]]:
+    """Yields (id, attempt, whether it holds this host) of every run here, orphans too."""
+    for run in sorted(urllib.parse.unquote(path.name) for path in (root / "runs").glob("*")):
+        for attempt in attempts(root, run):
+            folder = folder_of(root, run, attempt)
+            yield run, attempt, _state(folder)["state"] == "running" or bool(host_keeper.alive(folder))
+
+
+def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
+    """Returns what this host has, and the runs that hold it."""
+    alive = [{"id": run, "attempt": attempt} for run, attempt, holds in _found(root) if holds]
+    return {**host_checks.preflight(root, code, clear_lock), "runs": alive}
 
 
 def clean(root: pathlib.Path, keep: list[str]) -> dict:
     """Removes the folders of runs that have ended, but for `keep`, and the code that no run is left for."""
     removed, codes = [], set()
-    for folder in (path for path in (root / "runs").glob("*") if path.is_dir()):
-        run = urllib.parse.unquote(folder.name)
-        for attempt in attempts(folder):
-            place = folder / str(attempt)
-            if run in keep or _state(place)["state"] == "running" or host_keeper.alive(place):
-                codes.add((host_setup.read(place / "job.json") or {}).get("code"))
-            else:
-                shutil.rmtree(place)
-                removed.append(f"run {run} attempt {attempt}")
+    for run, attempt, holds in _found(root):
+        folder = folder_of(root, run, attempt)
+        if run in keep or holds:
+            codes.add((host_setup.read(folder / "job.json") or {}).get("code"))
+        else:
+            shutil.rmtree(folder)
+            removed.append(f"run {run} attempt {attempt}")
         with contextlib.suppress(OSError):  # another attempt is left
-            folder.rmdir()
-    newest = max((root / "code").glob("[0-9a-f]*"), key=lambda path: path.stat().st_mtime, default=None)
-    for place in [*(root / "code").glob("[0-9a-f]*"), *(root / "archives").glob("*")]:
-        code = place.name.partition(".")[0]
-        if code in codes or (newest is not None and code == newest.name):  # the newest is what the next run is for
-            continue
-        shutil.rmtree(place) if place.is_dir() else place.unlink()
-        removed.append(f"code {code[:12]}")
-    return {"removed": list(dict.fromkeys(removed))}
+            folder.parent.rmdir()
+    unpacked = list((root / "code").glob("[0-9a-f]*"))
+    if unpacked:  # the newest is what the next run is for
+        codes.add(max(unpacked, key=lambda path: path.stat().st_mtime).name)
+    for place in unpacked:
+        if place.name not in codes:
+            shutil.rmtree(place)
+            removed.append(f"code {place.name[:12]}")
+    return {"removed": removed}
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of all commands; the arguments' `answer` runs one of them in a folder."""
+    """Returns the parser of all commands; the arguments' `answer` runs one of them in a folder, with the others."""
     root = argparse.ArgumentParser(prog="host.py", allow_abbrev=False)
     root.add_argument("--root", default=os.environ.get("MLM_POD_ROOT") or "~/.mlm-pod", help="~ is the home here")
     table = root.add_subparsers(required=True, metavar="COMMAND")
@@ -215,44 +215,33 @@ def parser() -> argparse.ArgumentParser:
     def command(words: str, function: Callable[..., dict]) -> argparse.ArgumentParser:
         name, *others = words.split()
         sub = table.add_parser(name, allow_abbrev=False)
-        for word in others:  # [word]: it may be left out
-            sub.add_argument(word.strip("[]"), nargs="?" if word.startswith("[") else None)
+        for word in others:
+            sub.add_argument(word, type=NUMBERS.get(word, str))
         sub.set_defaults(answer=function)
         return sub
 
-    command("unpack hash archive", lambda r, a: host_setup.unpack(r, a.hash, pathlib.Path(a.archive).expanduser()))
-    install = command("install hash", lambda r, a: host_setup.install(r, a.hash, a.extra, a.python))
-    install.add_argument("--extra", action="append", default=[], metavar="SPEC")
-    install.add_argument("--python", default=os.environ.get("MLM_POD_PYTHON", ""))
-    check = command("preflight", lambda r, a: host_checks.preflight(r, a.code, a.clear_lock, alive_runs(r)))
+    command("unpack code archive", host_setup.unpack)
+    install = command("install code", host_setup.install)
+    install.add_argument("--extra", action="append", default=[], dest="extras", metavar="SPEC")
+    install.add_argument("--python", default=os.environ.get("MLM_POD_PYTHON", ""), dest="given")
+    check = command("preflight", preflight)
     check.add_argument("--code", default="")
     check.add_argument("--clear-lock", action="store_true")
-    command("ports address worker workers", lambda r, a: host_checks.ports(a.address, int(a.worker), int(a.workers)))
-    command("start", lambda r, a: start(r, sys.stdin.read()))  # the job
-    command("status id [attempt]", lambda r, a: status(r, a.id, int(a.attempt) if a.attempt else None))
-    command("logs id attempt offset most", lambda r, a: logs(r, a.id, int(a.attempt), int(a.offset), int(a.most)))
-    command("stop id attempt grace", lambda r, a: stop(r, a.id, int(a.attempt), float(a.grace)))
-    clean_ = command("clean", lambda r, a: clean(r, a.keep))
-    clean_.add_argument("--keep", action="append", default=[], metavar="ID")
+    command("ports address worker workers", lambda _, **place: host_checks.ports(**place))
+    command("start", lambda root: start(root, sys.stdin.read()))  # the job
+    command("status run", status).add_argument("attempt", type=int, nargs="?")
+    command("logs run attempt offset most", logs)
+    command("stop run attempt grace", stop)
+    command("clean", clean).add_argument("--keep", action="append", default=[], metavar="ID")
     return root
-
-
-def alive_runs(root: pathlib.Path) -> list[dict]:
-    """Returns [{"id", "attempt"}] of the runs that hold this host, orphans too."""
-    found = []
-    for folder in sorted((root / "runs").glob("*")):
-        for attempt in attempts(folder):
-            place = folder / str(attempt)
-            if _state(place)["state"] == "running" or host_keeper.alive(place):
-                found.append({"id": urllib.parse.unquote(folder.name), "attempt": attempt})
-    return found
 
 
 def main(argv: list[str]) -> int:
     """Runs one command; prints its line; returns 0, or 1 if the line says why not."""
     try:
-        args = parser().parse_args(argv)
-        line, code = args.answer(pathlib.Path(args.root).expanduser().absolute(), args), 0
+        args = vars(parser().parse_args(argv))
+        answer, root = args.pop("answer"), pathlib.Path(args.pop("root")).expanduser().absolute()
+        line, code = answer(root, **args), 0
     except (HostError, OSError, ValueError) as error:
         line, code = {"error": str(error) or type(error).__name__}, 1
         print(f"host.py: {line['error']}", file=sys.stderr)

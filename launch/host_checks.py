@@ -28,8 +28,8 @@ GOOGLE = "0x1ae0"  # PCI vendor
 EAGER = ("0x0063", "0x006f", "0x0076")  # PCI devices v5e, v6e and TPU7x: for them jax asks for huge pages
 
 
-def preflight(root: pathlib.Path, code: str, clear_lock: bool, runs: list[dict]) -> dict:
-    """Returns what this host has and who holds its accelerators. `runs`: those that are alive.
+def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
+    """Returns what this host has and who holds its accelerators.
 
     With `code`, "installed" is the hash of the packages that were installed for it, None if none are.
     """
@@ -46,23 +46,20 @@ def preflight(root: pathlib.Path, code: str, clear_lock: bool, runs: list[dict])
         except OSError as error:
             raise HostError(f"{lock} is stale and can't be removed ({error.strerror}): sudo rm {lock}") from error
     memory = re.search(r"MemAvailable:\s+([0-9]+) kB", pathlib.Path("/proc/meminfo").read_text())
-    codes = sorted(path.name for path in (root / "code").glob("*") if is_name(path.name))
+    codes = [path.name for path in (root / "code").glob("*") if is_name(path.name) and code in ("", path.name)]
     installed = (read(root / "code" / f".{code}.json") or {}).get("requirements")
-    complete = sorted(path.parent.name for path in (root / "venv").glob("*/.complete"))
+    complete = installed and (root / "venv" / installed / "python.json").exists()
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
-        "code": [name for name in codes if code in ("", name)],
-        "requirements": complete,
-        "installed": installed if installed in complete else None,
+        "code": codes,
+        "installed": installed if complete else None,
         "disk_free": shutil.disk_usage(root).free,
         "memory_free": int(memory[1]) * 1024 if memory else 0,
         "accelerators": accelerators,
         "holders": holders,
         "libtpu_lock": state,
         "huge_pages": _set_huge_pages(),
-        "runs": runs,
-        "now": time.time(),
     }
 
 
@@ -90,10 +87,8 @@ def _lock_state(lock: pathlib.Path, in_use: bool) -> str:
         inode = lock.stat().st_ino
     except OSError:
         return "absent"
-    for line in pathlib.Path("/proc/locks").read_text().splitlines():  # of every kind, and of every user
-        if f":{inode} " in line:
-            return "held"
-    return "held" if in_use or _holders({str(lock.resolve())}) else "stale"
+    locks = pathlib.Path("/proc/locks").read_text()  # of every kind, and of every user
+    return "held" if f":{inode} " in locks or in_use or _holders({str(lock.resolve())}) else "stale"
 
 
 def _set_huge_pages() -> str:
@@ -104,13 +99,11 @@ def _set_huge_pages() -> str:
     file = root / "kernel/mm/transparent_hugepage/enabled"
     if not found & set(EAGER) or not file.exists() or "[always]" in file.read_text():
         return ""
-    try:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         if os.access(file, os.W_OK):
             file.write_text("always")
         else:
             subprocess.run(["sudo", "-n", "tee", file], input=b"always", capture_output=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        pass
     return "" if "[always]" in file.read_text() else f"sudo sh -c 'echo always > {file}'"
 
 
@@ -130,11 +123,8 @@ def ports(address: str, worker: int, workers: int) -> dict:
             servers[socket.create_server((address, number), backlog=workers)] = set(range(1, workers))
             found[str(number)] = ""
         except OSError as error:
-            found[str(number)] = (
-                _who_holds(number)
-                if error.errno == errno.EADDRINUSE
-                else f"can't be bound ({os.strerror(error.errno)})"
-            )
+            fault = f"can't be bound ({os.strerror(error.errno)})"
+            found[str(number)] = _who_holds(number) if error.errno == errno.EADDRINUSE else fault
     while any(servers.values()) and time.monotonic() < limit:
         for server in select.select(list(servers), [], [], 0.5)[0]:
             with contextlib.suppress(OSError, ValueError), server.accept()[0] as connection:
@@ -150,18 +140,13 @@ def _connect(address: str, number: int, worker: int, limit: float) -> str:
     """Returns "" once the first host has greeted us, or why it has not."""
     while True:
         try:
-            connection = socket.create_connection((address, number), timeout=2.0)
-            break
+            with socket.create_connection((address, number), timeout=5.0) as connection:
+                connection.sendall(str(worker).encode())
+                return "" if connection.recv(len(GREETING)) == GREETING else "something else answers there"
         except OSError as error:  # the first host may come later than we do
             if time.monotonic() > limit:
                 return error.strerror or str(error)
             time.sleep(0.2)
-    with connection, contextlib.suppress(OSError):
-        connection.settimeout(5.0)
-        connection.sendall(str(worker).encode())
-        if connection.recv(len(GREETING)) == GREETING:
-            return ""
-    return "something else answers there"
 
 
 def _who_holds(number: int) -> str:

@@ -1,7 +1,6 @@
-"""What a host needs before a run: the code and its packages.
+"""What a host needs before a run: the code and its packages; and the files, names and locks of both ends.
 
-For host.py, on a host: the standard library of Python 3.10 and later. Nothing here is half done under its final name:
-folders are made under another one and renamed when they are complete.
+For host.py, on a host: the standard library of Python 3.10 and later.
 """
 
 from __future__ import annotations
@@ -17,6 +16,9 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
+import urllib.parse
+from collections.abc import Callable
 
 PYTHONS = ("3.12", "3.11", "3.13")  # that requirements.txt is tested with; the first that is here
 UV = "uv==0.13.8"
@@ -40,11 +42,10 @@ def write(path: pathlib.Path, value: object) -> None:
 
 def read(path: pathlib.Path) -> dict | None:
     """Returns a JSON file's object; None if there is none, or it is no object."""
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+    with contextlib.suppress(OSError, ValueError):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return value if isinstance(value, dict) else None
+    return None
 
 
 def is_name(code: str) -> bool:
@@ -52,86 +53,89 @@ def is_name(code: str) -> bool:
     return re.fullmatch(r"[0-9a-f]{64}", code) is not None
 
 
-@contextlib.contextmanager
-def alone(root: pathlib.Path, name: str):
-    """One at a time on this host: a second one waits for the first."""
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = os.open(root / f".{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+def folder_name(run: str) -> str:
+    """Returns the name of a run's folder. Raises HostError for an id that can't be one."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        name = urllib.parse.quote(run, safe="")
+    except UnicodeEncodeError:
+        raise HostError(f"run id {run!r} is no text") from None
+    if not 0 < len(name) <= 200:
+        raise HostError(f"run id {run!r}: it must have 1 to 200 characters, those that a URL quotes counted as three")
+    return name if name.strip(".") else name.replace(".", "%2E")  # "." and ".." are no names for a folder
+
+
+@contextlib.contextmanager
+def alone(file: pathlib.Path, refusal: Exception | None = None):
+    """Holds a lock file. Where another process does, it raises the refusal, or waits if there is none."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(file, "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+        except BlockingIOError:
+            raise refusal from None
         yield
-    finally:
-        os.close(lock)
 
 
-def unpack(root: pathlib.Path, code: str, archive: pathlib.Path) -> dict:
-    """Unpacks an archive whose SHA-256 is `code` to ROOT/code/{code}, and moves it to ROOT/archives."""
+def wait_until(condition: Callable[[], object], seconds: float) -> None:
+    """Returns once the condition is true, or after some seconds."""
+    limit = time.monotonic() + seconds
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.05)
+
+
+def source(root: pathlib.Path, code: str) -> pathlib.Path:
+    """Returns the folder of unpacked code. Raises HostError if it is not here."""
+    folder = root / "code" / code
+    if not is_name(code) or not folder.is_dir():
+        raise HostError(f"code {code[:12]} is not here: sync first")
+    return folder
+
+
+def unpack(root: pathlib.Path, code: str, archive: str) -> dict:
+    """Unpacks an archive whose SHA-256 is `code` to ROOT/code/{code}, and removes it."""
     if not is_name(code):
         raise HostError(f"{code!r} is no SHA-256")
-    final, kept = root / "code" / code, root / "archives" / f"{code}.tar.gz"
-    with alone(root, "unpack"):
-        if final.is_dir():
-            if archive != kept:
-                archive.unlink(missing_ok=True)
-            os.utime(final)  # the newest is the one in use
-            return {"code": code, "fresh": False}
-        if not archive.exists():
-            raise HostError(f"{archive} is not here: sync again")
-        found = hashlib.sha256(archive.read_bytes()).hexdigest()
-        if found != code:
-            archive.unlink()
-            raise HostError(f"{archive} arrived damaged (SHA-256 {found[:12]}, not {code[:12]}): sync again")
-        final.parent.mkdir(exist_ok=True)
-        kept.parent.mkdir(exist_ok=True)
-        new = final.with_name(f".{code}.new")
-        shutil.rmtree(new, ignore_errors=True)
-        _extract(archive, new)
-        archive.replace(kept)
-        new.rename(final)
-    return {"code": code, "fresh": True}
-
-
-def _extract(archive: pathlib.Path, folder: pathlib.Path) -> None:
-    """Extracts an archive of files and links, none of which may lead out of the folder. Raises HostError."""
-    with tarfile.open(archive, "r:gz") as tar:
-        members = tar.getmembers()
-        for member in sorted(members, key=tarfile.TarInfo.issym):  # links last: nothing is written through them
-            path = pathlib.PurePosixPath(member.name)
-            fits = member.isfile() or member.isdir() or member.issym()
-            if path.is_absolute() or ".." in path.parts or not fits:
-                raise HostError(f"{archive} holds {member.name!r}, which does not belong into it")
-            if member.issym():
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).symlink_to(member.linkname)
-            else:
-                tar.extract(member, folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-        for link in filter(tarfile.TarInfo.issym, members):
-            target = pathlib.Path(os.path.realpath(folder / link.name))
-            if link.linkname.startswith("/") or not target.is_relative_to(os.path.realpath(folder)):
-                raise HostError(f"{archive} holds {link.name!r}, a link to {link.linkname}, out of the code's folder")
+    final, file = root / "code" / code, pathlib.Path(archive).expanduser()
+    with alone(root / ".unpack.lock"):
+        fresh = not final.is_dir()
+        if fresh:
+            if not file.exists():
+                raise HostError(f"{file} is not here: sync again")
+            found = hashlib.sha256(file.read_bytes()).hexdigest()
+            if found != code:
+                file.unlink()
+                raise HostError(f"{file} arrived damaged (SHA-256 {found[:12]}, not {code[:12]}): sync again")
+            new = final.with_name(f".{code}.new")
+            shutil.rmtree(new, ignore_errors=True)
+            try:
+                with tarfile.open(file) as tar:  # "data": nothing leads out of the folder
+                    tar.extractall(new, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+            except tarfile.TarError as error:
+                raise HostError(f"{file} holds what does not belong into it: {error}") from None
+            new.rename(final)
+        file.unlink(missing_ok=True)
+        os.utime(final)  # the newest is the one in use
+    return {"code": code, "fresh": fresh}
 
 
 def install(root: pathlib.Path, code: str, extras: list[str], given: str) -> dict:
     """Makes the environment for a code's requirements.txt, once; `given`: an interpreter to use instead."""
-    requirements = root / "code" / code / "requirements.txt"
-    if not is_name(code) or not requirements.parent.is_dir():
-        raise HostError(f"code {code[:12]} is not here: sync first")
+    requirements = source(root, code) / "requirements.txt"
     text = requirements.read_bytes() if requirements.exists() else b""
     base = given or _find_python()
     version = _version(base) if base else PYTHONS[0]
     parts = [text, version.encode(), given.encode(), *(extra.encode() for extra in extras)]
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     folder = root / "venv" / name
-    with alone(root, "install"):
+    with alone(root / ".install.lock"):
         write(root / "code" / f".{code}.json", {"requirements": name})  # what `run` starts this code with
-        if (folder / ".complete").exists():
-            return {"requirements": name, "fresh": False, "python": version}
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        python = given or _make(root, folder, base or version, requirements, extras)
-        write(folder / "python.json", {"python": python})
-        (folder / ".complete").touch()
-    return {"requirements": name, "fresh": True, "python": version}
+        fresh = not (folder / "python.json").exists()  # written when all the rest is there
+        if fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            python = given or _make(root, folder, base or version, requirements, extras)
+            write(folder / "python.json", {"python": python})
+    return {"requirements": name, "fresh": fresh, "python": version}
 
 
 def _find_python() -> str:
@@ -147,36 +151,36 @@ def _find_python() -> str:
 def _make(root: pathlib.Path, folder: pathlib.Path, base: str, requirements: pathlib.Path, extras: list) -> str:
     """Returns the interpreter of a new environment. base: a Python here, or a version that uv is to bring."""
     tools, python = root / "tools", str(folder / "bin" / "python")
-    uv = [sys.executable, "-m", "uv"]
-    path = {**os.environ, "PYTHONPATH": str(tools)}
     if not (tools / "uv").is_dir():
-        _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tools), UV], os.environ, NO_UV)
+        _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tools), UV], NO_UV)
+    uv, path = [sys.executable, "-m", "uv"], {**os.environ, "PYTHONPATH": str(tools)}
     no_python = NO_PYTHON if base in PYTHONS else f"uv can't make an environment with {base}"
-    _run([*uv, "venv", "--quiet", "--allow-existing", "--python", base, str(folder)], path, no_python)
+    _run([*uv, "venv", "--quiet", "--allow-existing", "--python", base, str(folder)], no_python, path)
     packages = ["-r", str(requirements)] if requirements.exists() else []
-    _run([*uv, "pip", "install", "--quiet", "--python", python, *packages, *extras], path, "uv can't install packages")
+    _run([*uv, "pip", "install", "--quiet", "--python", python, *packages, *extras], "uv can't install packages", path)
     return python
-
-
-def _run(argv: list[str], environment, failure: str) -> None:
-    done = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise HostError(f"{failure} ({'; '.join(lines[-2:]) or f'code {done.returncode}'})")
 
 
 def _version(python: str) -> str:
     words = "import sys; print('%d.%d' % sys.version_info[:2])"
+    return _run([python, "-c", words], f"the interpreter {python} does not work")
+
+
+def _run(argv: list[str], failure: str, environment: dict[str, str] | None = None) -> str:
+    """Returns what a program prints. Raises HostError, which begins with `failure`."""
     try:
-        done = subprocess.run([python, "-c", words], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise HostError(f"the interpreter {python} does not work: {error}") from error
+        done = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError as error:
+        raise HostError(f"{failure} ({error.strerror})") from None
+    if done.returncode:
+        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise HostError(f"{failure} ({'; '.join(lines[-2:]) or f'code {done.returncode}'})")
     return done.stdout.strip()
 
 
 def interpreter(root: pathlib.Path, requirements: str) -> str:
     """Returns the interpreter of an environment that `install` has completed."""
-    folder = root / "venv" / requirements
-    if not re.fullmatch(r"[0-9a-f]{16}", requirements) or not (folder / ".complete").exists():
+    known = read(root / "venv" / requirements / "python.json")
+    if not known or not re.fullmatch(r"[0-9a-f]{16}", requirements):
         raise HostError(f"the packages {requirements or 'of this code'} are not installed here: sync first")
-    return str((read(folder / "python.json") or {}).get("python"))
+    return known["python"]

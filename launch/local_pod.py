@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -23,6 +21,8 @@ import threading
 import time
 from pathlib import Path
 
+import host_keeper
+import host_setup
 from pods.causes import Cause, HostReport, first_cause
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,22 +55,22 @@ class Pod:
         with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
             port, jax_port = (free.getsockname()[1] for free in (one, other))  # several pods may run on this machine
         ports = [f"--coordinator=127.0.0.1:{port}", f"--config.pod.jax_port={jax_port}"]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        venv = ROOT / ".venv" / "bin" / "python"
+        python = str(venv) if venv.exists() else sys.executable
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={self._devices}"
+        everywhere = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+        everywhere |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
         for index, folder in enumerate(self.folders):
             folder.mkdir(parents=True, exist_ok=True)
             for name in OWN_FILES:
                 (folder / name).unlink(missing_ok=True)
             place = [*ports, f"--processes={len(self.folders)}", f"--process-id={index}"]
-            command = [python(), *self._program, *self.arguments, *(changes or {}).get(index, []), *place]
+            command = [python, *self._program, *self.arguments, *(changes or {}).get(index, []), *place]
+            own = {"MLM_HOST_DIR": str(folder), **(environment or {}).get(index, {})}
+            # in a session of its own: a Ctrl-C at the terminal comes to us alone
             child = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=_environment(self._devices) | {"MLM_HOST_DIR": str(folder)} | (environment or {}).get(index, {}),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,  # a Ctrl-C at the terminal comes to us alone
+                command, cwd=ROOT, env=everywhere | own, text=True, errors="replace", start_new_session=True, **pipes
             )
             self.children.append(child)
             reader = threading.Thread(target=_copy, args=(child, index, folder / "log"), daemon=True)
@@ -97,21 +97,22 @@ class Pod:
                 continue
             code = child.poll()
             if code is not None:
-                number = -code if code < 0 else None
-                self._exits[index] = {"code": None if code < 0 else code, "signal": number, "ended": time.time()}
-            elif not _is_stopped(child.pid):
+                self._exits[index] = host_keeper.how_it_ended(code)
+            elif not host_keeper.is_stopped(child.pid):
                 self._stopped.pop(index, None)
             elif time.time() - self._stopped.setdefault(index, time.time()) > STOPPED:
-                (self.folders[index] / "stopped.json").write_text(json.dumps({"time": self._stopped[index]}) + "\n")
+                host_setup.write(self.folders[index] / "stopped.json", {"time": self._stopped[index]})
         return len(self._exits) < len(self.children)
 
     def reports(self) -> list[HostReport]:
         """Returns what each process has left."""
         host = socket.gethostname()
-        return [
-            HostReport.from_folder(i, folder, host=host, exit=self._exits.get(i), ended_by_us=i in self._killed)
-            for i, folder in enumerate(self.folders)
-        ]
+        found = []
+        for i, folder in enumerate(self.folders):
+            files = [host_setup.read(folder / name) for name in ("progress.json", "cause.json", "stopped.json")]
+            state = "exited" if i in self._exits else "running"
+            found.append(HostReport(i, host, state, self._exits.get(i), *files, ended_by_us=i in self._killed))
+        return found
 
     def ask(self, *_: object) -> None:
         """Asks all to save and to end; the second time, kills them. Can be a signal's handler."""
@@ -128,38 +129,16 @@ class Pod:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        for index, child in enumerate(self.children):
-            if index not in self._exits:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, number)
-
-
-def python() -> str:
-    """Returns the interpreter of the project's environment, or this one."""
-    own = ROOT / ".venv" / "bin" / "python"
-    return str(own) if own.exists() else sys.executable
-
-
-def _environment(devices: int) -> dict[str, str]:
-    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
-    flags = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
-    return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+        for index in range(len(self.children)) - self._exits.keys():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.children[index].pid, number)
 
 
 def _copy(child: subprocess.Popen, index: int, log: Path) -> None:
     with child.stdout, log.open("a", encoding="utf-8") as file:
         for line in child.stdout:
-            file.write(line)
-            file.flush()
-            sys.stdout.write(f"{index}| {line}")
-            sys.stdout.flush()
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except (OSError, IndexError):
-        return False
+            print(line, end="", file=file, flush=True)
+            print(f"{index}| {line}", end="", flush=True)
 
 
 def main(argv: list[str]) -> int:

@@ -1,6 +1,5 @@
 """Of several hosts' ends, the one that brought the others with it."""
 
-import json
 import re
 import time
 
@@ -32,9 +31,9 @@ def ended(process, *, code=None, signal=None, at=0.0, step=7, phase="step", caus
     )
 
 
-def words(kind, at=0.0, *, code=1, step=7, phase="step", what="ValueError: it broke", traceback=""):
+def words(kind, at=0.0, *, code=1, step=7, phase="step", what="ValueError: it broke"):
     place = {"step": step, "phase": phase}
-    return {"kind": kind, "time": NOON + at, **place, "code": code, "what": what, "traceback": traceback}
+    return {"kind": kind, "time": NOON + at, **place, "code": code, "what": what}
 
 
 def aborted(process, at=1.0, **rest):
@@ -78,9 +77,9 @@ def test_a_word_of_its_own_beats_what_followed(kind):
 
 
 def test_exception():
-    why = words("exception", code=4, what="shards/train/x: is damaged", traceback="Traceback: ...")
+    why = words("exception", code=4, what="shards/train/x: is damaged")
     cause = first_cause([ended(0, code=4, cause=why), aborted(1)])
-    assert (cause.kind, cause.code, cause.traceback) == ("exception", 4, "Traceback: ...")
+    assert (cause.kind, cause.code) == ("exception", 4)
     assert cause.sentence == (
         "host 0 (w-0) failed at 12:00:00, at step 7 (step): shards/train/x: is damaged; 1 other ended after it"
     )
@@ -166,12 +165,9 @@ def test_exit_without_a_word():
     assert re.search("ended with exit code 1 and left no word at 12:00:00$", cause.sentence)
 
 
-def test_from_a_folder_and_from_a_status(tmp_path):
-    (tmp_path / "cause.json").write_text(json.dumps(words("exception", code=3)))
-    (tmp_path / "progress.json").write_text('{"step": 1')
+def test_from_a_status():
     end = {"code": 3, "signal": None, "ended": NOON}
-    one = HostReport.from_folder(1, tmp_path, host="here", exit=end)
-    assert (one.cause["code"], one.progress, one.state) == (3, None, "exited")
+    one = HostReport(1, "here", "exited", end, None, words("exception", code=3))
     answer = {"state": "exited", "attempt": 1, "exit": end, "progress": None, "cause": words("exception", code=3)}
     other = HostReport.from_status(1, {**answer, "stopped": None, "job": {}, "host": "here", "now": 0.0})
     assert first_cause([one]) == first_cause([other])

@@ -49,7 +49,6 @@ def test_start_and_end(host):
     wait_for(lambda: status(host)["state"] == "exited")
     found = status(host)
     assert found["exit"]["code"] == 3 and found["host"] == socket.gethostname()
-    assert abs(found["now"] - found["exit"]["ended"]) < 30
     first, second = (host.folder() / "log").read_text().splitlines()
     assert json.loads(first) == HOSTILE
     assert second == "error"
@@ -130,6 +129,12 @@ def test_children_do_not_outlive_the_process(host):
     host.ended()
     child = int((host.folder() / "log").read_text().splitlines()[1])
     wait_for(lambda: not alive(child))
+
+
+def test_the_process_ignores_no_signal_that_its_keeper_does(host):
+    numbers = "(signal.SIGHUP, signal.SIGINT, signal.SIGTERM)"
+    host.start(f"sys.exit(any(signal.getsignal(number) == signal.SIG_IGN for number in {numbers}))")
+    assert host.ended()["code"] == 0
 
 
 def test_stopped_is_seen_and_forgotten(host):
@@ -244,13 +249,12 @@ def test_unpack(host, tmp_path):
     archive.write_bytes(archive.read_bytes()[:-5])
     assert "damaged" in host.ask("unpack", code, str(archive), code=1)["error"]
     assert not archive.exists()
-    for name in ("../x", "/tmp/x"):
-        archive, code = host.pack({name: b"1"})
-        assert "does not belong" in host.ask("unpack", code, str(archive), code=1)["error"]
-        assert code not in host.ask("preflight")["code"]
+    archive, code = host.pack({"../x": b"1"})
+    assert "does not belong" in host.ask("unpack", code, str(archive), code=1)["error"]
+    assert code not in host.ask("preflight")["code"]
     archive, code = host.pack({"x": b"1"})
     assert host.ask("unpack", code, str(archive)) == {"code": code, "fresh": True}
-    assert (host.root / "archives" / f"{code}.tar.gz").exists() and not archive.exists()
+    assert (host.root / "code" / code / "x").read_bytes() == b"1" and not archive.exists()
 
 
 @pytest.mark.parametrize(
@@ -272,7 +276,7 @@ def test_links_stay_inside(host, links, named):
     archive, code = host.root.parent / "links.tar.gz", hashlib.sha256(buffer.getvalue()).hexdigest()
     archive.write_bytes(buffer.getvalue())
     error = host.ask("unpack", code, str(archive), code=1)["error"]
-    assert named in error and (len(links) > 1 or "out of the code's folder" in error)
+    assert f"holds what does not belong into it: '{named}' " in error
     assert not (host.root / "code" / code).exists() and not pathlib.Path("/tmp/x").exists()
 
 
@@ -294,7 +298,7 @@ def test_packages_are_installed_once_per_hash(host):
     other = host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")
     assert other["fresh"] is True and other["requirements"] != host.requirements
     assert host.ask("preflight", "--code", host.code)["installed"] == other["requirements"]
-    (host.root / "venv" / other["requirements"] / ".complete").unlink()  # as if it had been interrupted
+    (host.root / "venv" / other["requirements"] / "python.json").unlink()  # as if it had been interrupted
     assert host.ask("preflight", "--code", host.code)["installed"] is None
     assert host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")["fresh"] is True
 

@@ -80,7 +80,9 @@ def test_a_short_stop_is_none(tmp_path):
     one = pod(tmp_path, "time.sleep(3)", processes=1)
     one.start()
     os.kill(one.children[0].pid, signal.SIGSTOP)
+    (tmp_path / "0" / "progress.json").write_text('{"step": 1')  # torn
     one.poll(), time.sleep(0.2), one.poll()
+    assert one.reports()[0].progress is None
     os.kill(one.children[0].pid, signal.SIGCONT)
     assert one.wait() is None
 

@@ -6,11 +6,9 @@ When one process of a run dies, jax ends all others: a run that died has as many
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
@@ -23,8 +21,6 @@ class HostReport:
     """What is known of one process; the dicts are the files of its folder, None where there is none.
 
     Attributes:
-      process: its number.
-      host: its name.
       state: "absent", "running", "exited" or "lost" (it is gone, and nobody saw how).
       exit: {"code": 0..255 or None, "signal": number or None, "ended": unix seconds}.
       progress: {"step", "phase", "time", ...}: where it was last.
@@ -43,19 +39,10 @@ class HostReport:
     ended_by_us: bool = False
 
     @classmethod
-    def from_status(cls, process: int, answer: dict[str, Any], *, ended_by_us: bool = False) -> HostReport:
+    def from_status(cls, process: int, answer: dict[str, Any]) -> HostReport:
         """Returns the report of the answer to `host.py status`."""
         files = {name: answer.get(name) or None for name in ("exit", "progress", "cause", "stopped")}
-        return cls(process, answer.get("host") or "", answer["state"], **files, ended_by_us=ended_by_us)
-
-    @classmethod
-    def from_folder(
-        cls, process: int, folder: Path, *, host: str, exit: dict[str, Any] | None, ended_by_us: bool = False
-    ) -> HostReport:
-        """Returns the report of a process on this machine; `exit` is None while it runs."""
-        names = ("progress", "cause", "stopped")
-        files = {name: read_object(folder / f"{name}.json") for name in names}
-        return cls(process, host, "running" if exit is None else "exited", exit, **files, ended_by_us=ended_by_us)
+        return cls(process, answer.get("host") or "", answer["state"], **files)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +57,6 @@ class Cause:
       step, phase: where it was; None if it never said.
       code: the exit code that stands for it: 2, 3, 4, 75, ..., 128 + n for signal n.
       what: it, as the end of a sentence that begins with the host.
-      traceback: "" if there is none.
       others: processes that ended otherwise than with 0 as well.
     """
 
@@ -82,8 +68,7 @@ class Cause:
     phase: str | None
     code: int
     what: str
-    traceback: str
-    others: int
+    others: int = 0
 
     @property
     def sentence(self) -> str:
@@ -120,36 +105,24 @@ def first_cause(hosts: Iterable[HostReport]) -> Cause | None:
     return dataclasses.replace(first, others=others)
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """Returns a JSON object; None if there is none, or it is torn."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def _failed(host: HostReport) -> bool:
-    ended = host.exit is not None and (host.exit.get("signal") or host.exit.get("code") != 0)
-    return bool(ended or host.state == "lost")
+    return host.state == "lost" or (host.exit or {"code": 0}).get("code") != 0  # None of one that was killed
 
 
 def _end(host: HostReport) -> tuple[int, Cause | None]:
-    """Returns (how good a reason it is, why this process ended); None if it did not, or as it should."""
-    words, end, signal_ = host.cause or {}, host.exit or {}, _signal(host.exit)
+    """Returns (how good a reason it is, why this process ended, None if it did not, or as it should)."""
+    words, end, signal_ = host.cause or {}, host.exit or {}, _signal(host.exit or {})
     at = words if "phase" in words else host.progress or {}
     code = end.get("code") if signal_ is None else 128 + signal_
 
     def cause(kind: str, when: float | None, code: int, what: str) -> Cause:
-        traceback = words.get("traceback") or ""
-        return Cause(
-            host.process, host.host, kind, when, at.get("step"), at.get("phase"), code or 1, what, traceback, 0
-        )
+        return Cause(host.process, host.host, kind, when, at.get("step"), at.get("phase"), code or 1, what)
 
     if host.stopped and words.get("kind") in (None, "peer", "hang"):
         return OWN, cause("stopped", host.stopped.get("time"), code or 0, "was stopped, as by SIGSTOP,")
-    if words.get("kind") == "peer" and words.get("of"):
-        return LOST, _told(words)
+    if words.get("kind") == "peer" and (of := words.get("of")):  # it was told of another's: which may have left no word
+        place = of["process"], of["host"], str(of.get("kind")), words.get("time"), of.get("step"), of.get("phase")
+        return LOST, Cause(*place, words.get("code") or 1, of["what"])
     if words:
         kind = str(words.get("kind"))
         own = words.get("code")
@@ -168,17 +141,8 @@ def _end(host: HostReport) -> tuple[int, Cause | None]:
     return OWN, None
 
 
-def _told(words: dict[str, Any]) -> Cause:
-    """Returns the end of another process, as this one has been told of it: it counts if that one left no word."""
-    of, code = words["of"], words.get("code") or 1
-    kind, when = str(of.get("kind")), words.get("time")
-    return Cause(of["process"], of["host"], kind, when, of.get("step"), of.get("phase"), code, of["what"], "", 0)
-
-
-def _signal(end: dict[str, Any] | None) -> int | None:
+def _signal(end: dict[str, Any]) -> int | None:
     """Returns the signal that killed a process; a shell's 134 and the like are taken for one too."""
-    if end is None:
-        return None
     code = end.get("code")
     if end.get("signal"):
         return int(end["signal"])

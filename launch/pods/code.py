@@ -1,7 +1,6 @@
 """The code that goes to the hosts: one archive of HEAD, with what the working tree changes, named by its hash.
 
-The archive's bytes depend on its content alone. It holds .mlm-code.json {"commit", "patch": SHA-256 or null}, and where
-the tree is dirty .mlm-patch, the difference from the commit, which the files beside it have already.
+The archive's bytes depend on its content alone. It holds .mlm-code.json {"commit", "patch": SHA-256 or null}.
 """
 
 from __future__ import annotations
@@ -43,26 +42,21 @@ def repository() -> pathlib.Path:
     """Returns the root of the repository that this launcher is part of, or of the one we are in."""
     try:
         return pathlib.Path(_git(pathlib.Path.cwd(), "rev-parse", "--show-toplevel").decode().rstrip("\n"))
-    except PodError as error:
-        raise SettingsError(
-            f"{pathlib.Path.cwd()} is in no git repository: run this from the code's folder."
-        ) from error
+    except PodError:
+        raise SettingsError(f"{pathlib.Path.cwd()} is in no git repository: run this from the code's folder.") from None
 
 
 def pack(root: pathlib.Path) -> Code:
-    """Returns the code of a repository.
-
-    Raises PodError where git does, SettingsError for a file that git does not know, and for a link that leaves it.
-    """
+    """Returns a repository's code. Raises SettingsError for a file that git does not know or a link that leaves it."""
     commit = _git(root, "rev-parse", "HEAD").decode().strip()
-    forgotten = _names(_git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *WATCHED))
+    forgotten = _files(root, "--others", "--exclude-standard", "--", *WATCHED)
     if forgotten:
         raise SettingsError(
             f"{', '.join(forgotten[:5])} {'are' if len(forgotten) > 1 else 'is'} not known to git and would not reach "
             "the hosts: git add what belongs to the code, or ignore it."
         )
-    known = _names(_git(root, "ls-files", "-z"))
-    entries = {name: _entry(root, name) for name in known if (root / name).is_symlink() or (root / name).is_file()}
+    known = [name for name in _files(root) if (root / name).is_symlink() or (root / name).is_file()]
+    entries = {name: _entry(root, name) for name in known}
     patch = _git(root, "diff", "--binary", "--no-color", "--no-ext-diff", "HEAD")
     leaving = [f"{name} (to {info.linkname})" for name, (info, _) in sorted(entries.items()) if _leaves(info, name)]
     if leaving:
@@ -71,8 +65,6 @@ def pack(root: pathlib.Path) -> Code:
             "it by what it points to, or by a relative link within the repository."
         )
     patch_hash = hashlib.sha256(patch).hexdigest() if patch else ""
-    if patch:
-        entries[".mlm-patch"] = (tarfile.TarInfo(".mlm-patch"), patch)
     about = json.dumps({"commit": commit, "patch": patch_hash or None}).encode()
     entries[".mlm-code.json"] = (tarfile.TarInfo(".mlm-code.json"), about)
     data = _archive(entries)
@@ -115,16 +107,15 @@ def _archive(entries: dict[str, tuple[tarfile.TarInfo, bytes]]) -> bytes:
     return gzip.compress(inner.getvalue(), compresslevel=6, mtime=0)
 
 
-def _names(listed: bytes) -> list[str]:
-    return [os.fsdecode(name) for name in listed.split(b"\0") if name]
+def _files(root: pathlib.Path, *words: str) -> list[str]:
+    return [os.fsdecode(name) for name in _git(root, "ls-files", "-z", *words).split(b"\0") if name]
 
 
 def _git(root: pathlib.Path, *words: str) -> bytes:
     try:
         done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, check=False)
-    except FileNotFoundError as error:
-        raise PodError("git isn't on this machine's PATH: install it.", "missing") from error
+    except FileNotFoundError:
+        raise PodError("git isn't on this machine's PATH: install it.", "missing") from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
-        raise PodError(f"git {words[0]} failed in {root}: {said}.")
+        raise PodError(f"git {words[0]} failed in {root}: {done.stderr.decode(errors='replace').strip()}.")
     return done.stdout

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
-import os
 import pathlib
 import time
 from collections.abc import Callable, Collection
 
-from pods.backend import GONE, Host
+import host_setup
+
+from pods.backend import ABSENT, GONE, Host
 from pods.errors import PodError
 from pods.fanout import label
 from pods.hosts import Answer, Hosts
-from pods.runs import Look, look, records
+from pods.runs import Look, how_it_ended, look, records
 
 MOST = 1 << 20  # bytes of a log in one answer
 
@@ -30,29 +30,22 @@ class Follower:
         self.faults: dict[Host, str] = {}
         self.ended: dict[Host, dict] = {}
 
-    def path(self, host: Host) -> pathlib.Path:
-        """Returns the file of a host's log."""
-        return self.folder / f"{host.worker}.log"
-
     def round(self) -> bool:
         """Asks every host once; returns whether all of them have ended and said all."""
-        open_hosts = [host for host in self.hosts.all if host not in self.ended]
-        offsets = {host: self._offset(host) for host in open_hosts}
-        words = {
-            host: ["logs", "--", self.run, str(self.attempt), str(offset), str(MOST)]
-            for host, offset in offsets.items()
-        }
+        words = {}
+        for host in [host for host in self.hosts.all if host not in self.ended]:
+            file = self._file(host)
+            offset = file.stat().st_size if file.exists() else 0
+            words[host] = ["logs", "--", self.run, str(self.attempt), str(offset), str(MOST)]
         for answer in self.hosts.ask(words):
-            self._take(answer, offsets[answer.host])
+            self._take(answer)
         return not self.hosts.dry and len(self.ended) == len(self.hosts.all)
 
-    def _offset(self, host: Host) -> int:
-        with contextlib.suppress(FileNotFoundError):
-            return self.path(host).stat().st_size
-        return 0
+    def _file(self, host: Host) -> pathlib.Path:
+        return self.folder / f"{host.worker}.log"
 
-    def _take(self, answer: Answer, offset: int) -> None:
-        host, data = answer.host, answer.data
+    def _take(self, answer: Answer) -> None:
+        host, data, file = answer.host, answer.data, self._file(answer.host)
         if answer.error:
             if self.faults.get(host) != answer.error:
                 self.show(f"{label(host)} does not answer: {answer.error}")
@@ -62,21 +55,17 @@ class Follower:
             return
         if self.faults.pop(host, None):
             self.show(f"{label(host)} answers again")
-        if data["size"] < offset:  # it is another host by now, with a log of its own
-            self.path(host).rename(self.path(host).with_suffix(f".{int(time.time())}.log"))
+        if file.exists() and data["size"] < file.stat().st_size:  # it is another host by now, with a log of its own
+            file.rename(file.with_suffix(f".{int(time.time())}.log"))
             return
-        new = base64.b64decode(data["data"])
-        if new:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with self.path(host).open("ab") as file:
-                file.write(new)
+        if new := base64.b64decode(data["data"]):
+            with file.open("ab") as log:
+                log.write(new)
         self._print(host, new)
         if data["state"] != "running" and data["offset"] >= data["size"]:
             self._print(host, b"\n" if self.half.get(host) else b"")
             self.ended[host] = data
-            end = data["exit"] or {}
-            code = f"signal {end['signal']}" if end.get("signal") else f"exit code {end.get('code')}"
-            self.show(f"{label(host)}: {data['state']}" + (f", {code}" if end else ""))
+            self.show(", ".join([f"{label(host)}: {data['state']}", *how_it_ended(data["exit"])]))
 
     def _print(self, host: Host, new: bytes) -> None:
         *whole, rest = (self.half.get(host, b"") + new).split(b"\n")
@@ -87,47 +76,26 @@ class Follower:
 
 
 def follow(follower: Follower, *, every: float, check: Callable[[], str]) -> Look:
-    """Follows until the run has ended on all hosts; returns how.
-
-    every: seconds between two rounds; check: the state of the pod, asked when hosts do not answer. Raises PodError if
-    the pod is gone. Of two who follow one run in one folder, the second only waits.
-    """
+    """Follows until the run has ended on all hosts; returns how. Raises PodError if the pod is gone, by `check`."""
     hosts = follower.hosts
     pause = max(every, len(hosts.all) / 8)  # each question costs a process here
     with only_one(follower):
         while not follower.round():
             if hosts.dry:
                 break
-            if follower.faults:
-                state = check()
-                if state in (*GONE, "ABSENT"):
-                    raise PodError(
-                        f"{hosts.settings.name} is {state}: launch/tpu.py supervise gets another and goes on.", "absent"
-                    )
+            if follower.faults and (state := check()) in (*GONE, ABSENT):
+                sentence = f"{hosts.settings.name} is {state}: launch/tpu.py supervise gets another and goes on."
+                raise PodError(sentence, "absent")
             time.sleep(pause)
     return look(hosts, follower.run, follower.attempt)
 
 
-@contextlib.contextmanager
-def only_one(follower: Follower):
+def only_one(follower: Follower) -> contextlib.AbstractContextManager:
     """Holds the run's log files here. Raises PodError if somebody else does."""
-    if follower.hosts.dry:
-        yield
-        return
-    with held(follower.folder / ".lock", f"somebody follows this run here already: tail -f {follower.folder}/*.log"):
-        yield
+    refusal = f"somebody follows this run here already: tail -f {follower.folder}/*.log"
+    return contextlib.nullcontext() if follower.hosts.dry else held(follower.folder / ".lock", refusal)
 
 
-@contextlib.contextmanager
-def held(file: pathlib.Path, refusal: str):
+def held(file: pathlib.Path, refusal: str) -> contextlib.AbstractContextManager:
     """Holds a lock file for this process. Raises PodError(refusal) if another one does."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise PodError(refusal) from error
-    else:
-        yield
-    finally:
-        os.close(lock)
+    return host_setup.alone(file, PodError(refusal))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from pods.backend import Host
 from pods.fanout import label
@@ -54,47 +54,45 @@ def check_ports(hosts: Hosts) -> list[str]:
 
 def judge(found: dict[Host, dict], code: str) -> Report:
     """Returns what the hosts' answers come to."""
-    problems, remarks = [], []
-
-    def name(bad: list[Host]) -> str:
-        return ", ".join(map(label, bad))
-
-    def complain(sentence: str, is_bad: Callable[[dict], object], into: list[str] = problems) -> None:
-        bad = [host for host, answer in found.items() if is_bad(answer)]
-        if bad:
-            into.append(f"{name(bad)}: {sentence}")
-
-    complain(f"code {code[:12]} is missing: launch/tpu.py sync", lambda answer: code not in answer["code"])
-    complain(
-        "its packages are not installed: launch/tpu.py sync",
-        lambda answer: code in answer["code"] and not answer["installed"],
-    )
-    complain("less than 10 GB of disk are free", lambda answer: answer["disk_free"] < LITTLE_DISK, remarks)
-    complain("no accelerator is to be seen", lambda answer: not answer["accelerators"], remarks)
-    complain(
-        "libtpu's lock file is left over: launch/tpu.py preflight --clear-lock",
-        lambda answer: answer["libtpu_lock"] == "stale",
-        remarks,
-    )
-    complain(
-        f"transparent huge pages are off, and a TPU starts slowly: {max(a['huge_pages'] for a in found.values())}",
-        lambda answer: answer["huge_pages"],
-        remarks,
-    )
-    for host, answer in found.items():
-        holders = ", ".join(f"{holder['pid']} ({holder['command']})" for holder in answer["holders"])
-        if holders:
-            problems.append(f"{label(host)}: the accelerator is held by process {holders}")
-        elif answer["libtpu_lock"] == "held":
-            problems.append(f"{label(host)}: libtpu's lock is held by a process that we can't see")
-        alive = [f"{run['id']!r} (attempt {run['attempt']})" for run in answer["runs"]]
-        if alive:
-            problems.append(f"{label(host)}: run {', '.join(alive)} is alive there: launch/tpu.py stop")
+    problems, remarks = _named(found, lambda answer: _problems(answer, code)), _named(found, _remarks)
     _compare(found, "packages", lambda answer: answer["installed"] or "none", problems)
     _compare(found, "accelerators", lambda answer: len(answer["accelerators"]), problems)
     _compare(found, "python3", lambda answer: answer["python"], remarks)
     first = next(iter(found.values()))
     return Report(problems, remarks, _table(found, code), first["installed"] or "")
+
+
+def _problems(answer: dict, code: str) -> Iterator[str]:
+    if code not in answer["code"]:
+        yield f"code {code[:12]} is missing: launch/tpu.py sync"
+    elif not answer["installed"]:
+        yield "its packages are not installed: launch/tpu.py sync"
+    if holders := ", ".join(f"{holder['pid']} ({holder['command']})" for holder in answer["holders"]):
+        yield f"the accelerator is held by process {holders}"
+    elif answer["libtpu_lock"] == "held":
+        yield "libtpu's lock is held by a process that we can't see"
+    if alive := ", ".join(f"{run['id']!r} (attempt {run['attempt']})" for run in answer["runs"]):
+        yield f"run {alive} is alive there: launch/tpu.py stop"
+
+
+def _remarks(answer: dict) -> Iterator[str]:
+    if answer["disk_free"] < LITTLE_DISK:
+        yield "less than 10 GB of disk are free"
+    if not answer["accelerators"]:
+        yield "no accelerator is to be seen"
+    if answer["libtpu_lock"] == "stale":
+        yield "libtpu's lock file is left over: launch/tpu.py preflight --clear-lock"
+    if answer["huge_pages"]:
+        yield f"transparent huge pages are off, and a TPU starts slowly: {answer['huge_pages']}"
+
+
+def _named(found: dict[Host, dict], sentences: Callable[[dict], Iterable[str]]) -> list[str]:
+    """Returns each sentence once, after the hosts that it is true of."""
+    hosts: dict[str, list[str]] = {}
+    for host, answer in found.items():
+        for sentence in sentences(answer):
+            hosts.setdefault(sentence, []).append(label(host))
+    return [f"{', '.join(names)}: {sentence}" for sentence, names in hosts.items()]
 
 
 def _compare(found: dict[Host, dict], what: str, value: Callable[[dict], object], into: list[str]) -> None:
@@ -106,16 +104,10 @@ def _compare(found: dict[Host, dict], what: str, value: Callable[[dict], object]
 
 
 def _table(found: dict[Host, dict], code: str) -> list[str]:
-    lines = []
-    for host, answer in found.items():
-        words = [
-            f"python {answer['python']}",
-            f"code {code[:12] if code in answer['code'] else 'missing'}",
-            f"packages {answer['installed'] or 'missing'}",
-            f"disk {answer['disk_free'] / 1e9:.0f} GB",
-            f"memory {answer['memory_free'] / 1e9:.0f} GB",
-            f"accelerators {len(answer['accelerators'])}",
-            f"libtpu lock {answer['libtpu_lock']}",
-        ]
-        lines.append(f"{label(host)}  {answer['host']}  " + "  ".join(words))
-    return lines
+    return [
+        f"{label(host)}  {answer['host']}  python {answer['python']}  "
+        f"code {code[:12] if code in answer['code'] else 'missing'}  packages {answer['installed'] or 'missing'}  "
+        f"disk {answer['disk_free'] / 1e9:.0f} GB  memory {answer['memory_free'] / 1e9:.0f} GB  "
+        f"accelerators {len(answer['accelerators'])}  libtpu lock {answer['libtpu_lock']}"
+        for host, answer in found.items()
+    ]

@@ -11,6 +11,8 @@ import shlex
 import urllib.parse
 from collections.abc import Sequence
 
+import host_setup
+
 from pods import preflight
 from pods.backend import Host, say
 from pods.causes import Cause, HostReport, first_cause
@@ -27,23 +29,17 @@ RECORDS = pathlib.Path("runs/pods")  # under the folder we are in: logs of the h
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every host is to run: `python -m mlm` and argv, and its place among the processes.
-
-    env: names of variables whose values are taken from our environment when the run starts, and from nowhere else.
-    """
+    """What every host is to run: `python -m mlm` and argv, and its place among the processes."""
 
     id: str
     argv: tuple[str, ...]
-    env: tuple[str, ...]
+    env: tuple[str, ...]  # names: the values are taken from our environment when the run starts, and from nowhere else
     code: Code
 
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """The newest attempt of a run (0: there is none) on all hosts.
-
-    errors: of hosts that did not answer; job: what was started, {} if no host knows.
-    """
+    """An attempt of a run (0: there is none) on all hosts; errors: of those that did not answer; job: its job.json."""
 
     attempt: int
     reports: tuple[HostReport, ...]
@@ -57,7 +53,7 @@ class Look:
 
     @property
     def cause(self) -> Cause | None:
-        """Why it ended, or None if nothing has gone wrong."""
+        """The end that brought the others with it; None if nothing has gone wrong."""
         return first_cause(report for report in self.reports if report.state != "absent")
 
     @property
@@ -78,34 +74,30 @@ def make_job(
     """
     check_id(run)
     if not workdir and not settings.bucket:
-        raise SettingsError(
-            "there is no folder for the run that all hosts see: --workdir gs://..., or bucket in pod.toml."
-        )
+        sentence = "there is no folder for the run that all hosts see: --workdir gs://..., or bucket in pod.toml."
+        raise SettingsError(sentence)
     workdir = workdir or f"{settings.bucket.rstrip('/')}/{urllib.parse.quote(run, safe='')}"
     if not (workdir.startswith("/") or "://" in workdir):
-        raise SettingsError(
-            f"--workdir {workdir!r} must be absolute or gs://...: on the hosts there is no folder we are in."
-        )
+        sentence = f"--workdir {workdir!r} must be absolute or gs://...: on the hosts there is no folder we are in."
+        raise SettingsError(sentence)
     for name in env:
-        if "=" in name or name not in os.environ:
-            raise SettingsError(
-                f"--env {name.partition('=')[0]}: give the name of a variable that is set here, not its value."
-            )
+        if name not in os.environ:
+            name = name.partition("=")[0]
+            raise SettingsError(f"--env {name}: give the name of a variable that is set here, not its value.")
     return Job(run, (command, f"--config={config}", f"--workdir={workdir}", *words), tuple(env), code)
 
 
 def check_id(run: str) -> None:
     """Raises SettingsError for what can't be the id of a run."""
-    if not run or len(urllib.parse.quote(run, safe="", errors="surrogateescape")) > 200:
-        raise SettingsError("the id of a run must have 1 to 200 characters, those that a URL quotes counted as three.")
-    if "\0" in run or run != run.encode(errors="replace").decode():
-        raise SettingsError(f"the id {run!r} is no text.")
+    try:
+        host_setup.folder_name(run)
+    except host_setup.HostError as error:
+        raise SettingsError(f"{error}.") from None
 
 
 def records(run: str) -> pathlib.Path:
     """Returns the folder for a run's files here."""
-    name = urllib.parse.quote(run, safe="")
-    return RECORDS / (name if name.strip(".") else name.replace(".", "%2E"))
+    return RECORDS / host_setup.folder_name(run)
 
 
 def look(hosts: Hosts, run: str, attempt: int | None = None) -> Look:
@@ -128,10 +120,7 @@ def look(hosts: Hosts, run: str, attempt: int | None = None) -> Look:
 
 
 def look_for(hosts: Hosts, job: Job) -> Look:
-    """Returns `look` of the job's id, on which an ended attempt of another job does not count: its hosts are "absent".
-
-    Raises PodError if another job is alive under that id.
-    """
+    """Returns `look`, but where another job has ended all hosts are "absent". Raises PodError if another is alive."""
     seen = look(hosts, job.id)
     if seen.running:
         _require_same(job, seen.job, seen.attempt)
@@ -153,9 +142,7 @@ def difference(job: Job, other: dict) -> str:
 
 def _require_same(job: Job, other: dict, attempt: int) -> None:
     """Raises PodError if what is alive is another job; other: its job.json, {} if no host knows."""
-    if not other:
-        return
-    if differs := difference(job, other):
+    if other and (differs := difference(job, other)):
         raise PodError(
             f"run {job.id!r}, attempt {attempt}, is alive with other arguments ({differs}): choose another --id, or "
             f"end that one first: launch/tpu.py stop {quoted(job.id)}.",
@@ -202,16 +189,14 @@ def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
     """Starts on the first host, which decides between two who start at once, and then on the others."""
     launch = "..." if hosts.dry else secrets.token_hex(8)
     texts = {host: _text(hosts, job, host, attempt, requirements, launch) for host in hosts.all}
-    ours: list[Host] = []
-    bad: list[Answer] = []
+    ours, bad = [], []
     for group in (hosts.all[:1], hosts.all[1:]):
         for answer in hosts.ask({host: ["start"] for host in group}, stdin=texts):
-            if hosts.dry:
-                continue
-            if not answer.error and (answer.data.get("job") or {}).get("launch") == launch:
+            started = answer.data.get("job") or {}
+            if hosts.dry or (not answer.error and started.get("launch") == launch):
                 ours.append(answer.host)
-            elif not answer.error and group == hosts.all[:1]:
-                _require_same(job, answer.data.get("job") or {}, attempt)
+            elif not answer.error and answer.host == hosts.all[0]:
+                _require_same(job, started, attempt)
                 return Started(attempt, False)  # somebody else's start came first; the other hosts are theirs too
             else:
                 bad.append(Answer(answer.host, answer.data, answer.error or "it runs this attempt for somebody else"))
@@ -223,32 +208,22 @@ def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
 
 
 def _text(hosts: Hosts, job: Job, host: Host, attempt: int, requirements: str, launch: str) -> bytes:
-    place = (f"--coordinator={hosts.coordinator}", f"--processes={len(hosts.all)}", f"--process-id={host.worker}")
-    assert len(place) == PLACE
-    words = {
-        "id": job.id,
-        "attempt": attempt,
-        "code": job.code.hash,
-        "requirements": requirements,
-        "argv": [*job.argv, *place],
-        "env": {name: "..." if hosts.dry else os.environ[name] for name in job.env},
-        "process": host.worker,
-        "processes": len(hosts.all),
-        "launch": launch,
-    }
-    return json.dumps(words).encode()
+    count, i = len(hosts.all), host.worker
+    words = {"id": job.id, "attempt": attempt, "code": job.code.hash, "requirements": requirements}
+    words["argv"] = [*job.argv, f"--coordinator={hosts.coordinator}", f"--processes={count}", f"--process-id={i}"]
+    words["env"] = {name: "..." if hosts.dry else os.environ[name] for name in job.env}
+    return json.dumps({**words, "process": i, "processes": count, "launch": launch}).encode()
 
 
 def _take_back(hosts: Hosts, job: Job, attempt: int, ours: list[Host], bad: list[Answer]) -> None:
     """Stops what this start has begun, and raises PodError. A host that did not answer may have started it too."""
-    silent = [answer.host for answer in bad if answer.error and not answer.data]
+    silent = [answer.host for answer in bad if not answer.data]
     stopped = hosts.ask({host: ["stop", "--", job.id, str(attempt), "0"] for host in [*ours, *silent]})
     reasons = "; ".join(f"{label(answer.host)}: {answer.error}" for answer in bad)
     left = [label(answer.host) for answer in stopped if answer.error]
     sentence = f"the run could not be started on all hosts ({reasons}); it was stopped where it had started"
-    if left:
-        sentence += f", but {', '.join(left)} did not confirm that: launch/tpu.py stop {quoted(job.id)}"
-    raise PodError(f"{sentence}. Then: run --again.", "hosts")
+    but = f", but {', '.join(left)} did not confirm that: launch/tpu.py stop {quoted(job.id)}" if left else ""
+    raise PodError(f"{sentence}{but}. Then: run --again.", "hosts")
 
 
 def stop(hosts: Hosts, run: str, grace: float) -> Look:
@@ -268,15 +243,19 @@ def lines(seen: Look) -> list[str]:
     """Returns one line a host: its state, exit code, last step, and the first cause under them."""
     found = []
     for report in seen.reports:
-        words = [f"host {report.process} ({report.host}): {report.state}"]
-        if report.exit:
-            signal = report.exit.get("signal")
-            words.append(f"signal {signal}" if signal else f"exit code {report.exit.get('code')}")
+        words = [f"host {report.process} ({report.host}): {report.state}", *how_it_ended(report.exit)]
         if report.progress:
             step, phase = report.progress.get("step"), report.progress.get("phase")
             words.append(f"{phase}" if step is None else f"step {step} ({phase})")
         if report.stopped and report.state == "running":
             words.append("stopped, as by SIGSTOP")
         found.append(", ".join(words))
-    found += [f"{error}" for error in seen.errors]
+    found += seen.errors
     return found + ([f"first cause: {seen.cause.sentence}"] if seen.cause else [])
+
+
+def how_it_ended(end: dict | None) -> list[str]:
+    """Returns what exit.json says, for a person; nothing if it is not there."""
+    if not end:
+        return []
+    return [f"signal {end['signal']}" if end.get("signal") else f"exit code {end.get('code')}"]

@@ -25,26 +25,23 @@ def sync(hosts: Hosts, code: Code, folder: pathlib.Path, extras: Sequence[str] =
         for old in folder.glob("*.tar.gz"):
             old.unlink()
         file.write_bytes(code.data)
-    found = hosts.ask(["preflight", "--code", code.hash])
-    hosts.require(found, "sync")
-    lacking = [answer.host for answer in found if code.hash not in answer.data.get("code", ())]
+    found = zip(hosts.all, hosts.require(hosts.ask(["preflight", "--code", code.hash]), "sync"), strict=True)
+    lacking = [host for host, answer in found if code.hash not in answer.get("code", ())]
     hosts.tell(f"{code.label}: to {len(lacking)} of {len(hosts.all)} hosts")
     calls = {host: hosts.backend.copy(host.worker, str(file), target) for host in lacking}
     copied = fanout.run(hosts.runner, calls, COPY, repeatable=True, tell=hosts.tell)
     hosts.require([Answer(outcome.host, {}, outcome.error) for outcome in copied], "copying the code")
     unpack = ["unpack", code.hash, f"~/{target}"]
     hosts.require(hosts.ask(dict.fromkeys(lacking, unpack)), "unpacking the code")
-    words = ["install", code.hash, *(f"--extra={extra}" for extra in extras)]
-    if hosts.settings.python:
-        words.append(f"--python={hosts.settings.python}")
+    python = [f"--python={hosts.settings.python}"] if hosts.settings.python else []
+    words = ["install", code.hash, *(f"--extra={extra}" for extra in extras), *python]
     answers = hosts.require(hosts.ask(words, timeout=INSTALL), "installing the packages")
     if hosts.dry:
         return ""
     names = {answer["requirements"] for answer in answers}
     if len(names) > 1:
-        odd = ", ".join(
-            f"{fanout.label(host)}: Python {answer['python']}" for host, answer in zip(hosts.all, answers, strict=True)
-        )
+        both = zip(hosts.all, answers, strict=True)
+        odd = ", ".join(f"{fanout.label(host)}: Python {answer['python']}" for host, answer in both)
         raise PodError(f"the hosts have different Pythons, and so different packages: {odd}.", "hosts")
     fresh = sum(answer["fresh"] for answer in answers)
     hosts.tell(f"packages {min(names)}: installed on {fresh} hosts, there already on {len(answers) - fresh}")
