@@ -96,6 +96,16 @@ def test_a_single_process_of_a_platform_is_alone(platform, variables):
     """The last one is the shell of a batch script."""
     platform(variables)
     assert detect.detect() == Cluster()
+    assert detect.detect(processes=2, process_id=1, meets=False) == Cluster("flags", "", 2, 1)
+
+
+def test_what_libtpu_leaves_in_the_environment(platform):
+    """Where it finds no TPU it sets these for its process, and so for the children of that."""
+    words = "WARNING: could not determine TPU worker number, please set env var `TPU_WORKER_ID` manually"
+    platform({"TPU_WORKER_ID": words, "TPU_WORKER_HOSTNAMES": "localhost"})
+    assert detect.detect() == Cluster()
+    platform({"TPU_WORKER_HOSTNAMES": "WARNING: could not determine TPU worker hostnames or IP addresses, please"})
+    assert detect.detect() == Cluster()
 
 
 @pytest.mark.parametrize(

@@ -149,10 +149,13 @@ def gpus_of(cluster: Cluster, environment: Mapping[str, str] = os.environ) -> li
 
 
 def _platform(environment: Mapping[str, str]) -> Cluster | None:
+    """Returns what the first platform that answers says; None for a single process."""
+    # libtpu writes such a text into the variables of a process, for its children too, where it finds no TPU.
+    environment = {name: value for name, value in environment.items() if not value.startswith("WARNING: ")}
     for look in (_gke, _slurm, _open_mpi, _tpu_vm):
         found = look(environment)
         if found is not None:
-            return found
+            return found if found.processes > 1 else None
     return None
 
 
