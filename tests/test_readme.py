@@ -22,7 +22,7 @@ SHORT = (
     "evaluate.every=0",
 )
 
-BASE_ON_A_LAPTOP = ("corpus.weights=(1.0,)", "data.lanes=8", "train.accumulate=1", "model.remat_feed_forward=0")
+BASE_ON_A_LAPTOP = ("corpus.weights=1.0", "data.lanes=8", "train.accumulate=1", "model.remat_feed_forward=0")
 
 
 def commands() -> list[str]:
