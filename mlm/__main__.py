@@ -131,10 +131,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_host_flags(command: argparse.ArgumentParser) -> None:
-    """Adds what replaces what the platform says of a process among several."""
+    """Adds the flags that override the detected place of a process among several."""
     several = command.add_argument_group(
         "several processes",
-        "Found by themselves on TPU VMs, GKE's TPUs, Slurm and Open MPI; these replace what is found.",
+        "Detected on TPU VMs, on GKE's TPUs, under Slurm and under Open MPI; these flags override what is detected.",
     )
     several.add_argument("--coordinator", default="", metavar="HOST[:PORT]", help="of process 0; default: pod.port")
     several.add_argument("--processes", type=int, metavar="N", help="how many there are; 1: this one alone")
