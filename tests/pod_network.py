@@ -121,7 +121,8 @@ class Hosts:
         return [f"-o{key}={value}" for key, value in options.items()]
 
     def _remove_network(self) -> None:
-        for index in range(self.count):
+        for index in range(self.count):  # the link by itself: with its namespace it goes some time later
+            subprocess.run(["ip", "link", "delete", f"{BRIDGE}{index}v"], capture_output=True)
             subprocess.run(["ip", "netns", "delete", f"{BRIDGE}{index}"], capture_output=True)
         subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True)
 

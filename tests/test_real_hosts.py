@@ -90,9 +90,10 @@ class Laptop:
             command, cwd=self.code, env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         said = []
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            said.append(line)
+        with process.stdout as lines:
+            for line in lines:
+                print(line, end="", flush=True)
+                said.append(line)
         assert process.wait() == code, "".join(said)
         print(f"({time.monotonic() - begin:.0f} s)", flush=True)
         return "".join(said)
