@@ -129,7 +129,7 @@ def get_config() -> ConfigDict:
     config.log.profile_start = 0  # first update of a trace for TensorBoard or Perfetto; 0 = none
     config.log.profile_steps = 5  # updates in the trace
 
-    config.pod = ConfigDict()  # of several processes, or with $MLM_HOST_DIR; see mlm/pod/watch.py and mlm/pod/client.py
+    config.pod = ConfigDict()  # of several processes, or with $MLM_HOST_DIR; see mlm/cluster/
     config.pod.port = 8474  # on process 0's host, where the processes meet; open it between the hosts, and the next one
     config.pod.jax_port = 8476  # of jax's own service, there too; never one of libtpu's (8471, TPU_PROCESS_PORT)
     config.pod.start_timeout = 600.0  # seconds that the first process waits for the others to be ready

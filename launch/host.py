@@ -7,7 +7,7 @@ Every command prints one line, `mlm-host ` and a JSON object, and ends with code
 through ssh with each command, so nothing has to be on the host, and both ends are always of one version.
 
 A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, keeper.json, exit.json, stopped.json, and what its
-process says there itself (mlm/pod/watch.py). Its keeper (host_keeper.py) holds `lock` for as long as it lives.
+process says there itself (mlm/cluster/watch.py). Its keeper (host_keeper.py) holds `lock` for as long as it lives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m mlm COMMAND`: the command table, one line a command; mlm/commands.py says what each does."""
+"""`python -m mlm COMMAND`: the command table, one line a command; mlm/commands/commands.py says what each does."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 import traceback
 import types
 
-from mlm import commands
+from mlm.cluster import detect, watch
+from mlm.commands import commands
 from mlm.errors import PreemptedError, StopError
-from mlm.pod import detect, watch
 
 EXAMPLES = """examples:
   python -m mlm run --config=configs/quickstart.py --workdir=runs/quickstart

@@ -24,7 +24,7 @@ from mlm.paths import UPath
 BASE = Path(__file__).parents[1] / "configs" / "base.py"
 # May differ between the config of a checkpoint and the one that resumes it: none of these changes a number that the run
 # computes, or by rounding alone (mesh, remat). Tokenizer, shards and labelled rows are held to their fingerprints,
-# skipped batches to a rule of their own (mlm/skips.py).
+# skipped batches to a rule of their own (mlm/data/skip_batches.py).
 MAY_CHANGE = re.compile(
     r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch)|checkpoint\..*|log\..*|model\.remat\w*|"
     r"train\.guard_limit|pod\..*|data\.skip_batches|classify\.(train|validation|test)"

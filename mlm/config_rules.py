@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from mlm import skips
+from mlm.data import skip_batches
 
 # What each key may be: a predicate and the words that name it to a person. A key of the base config that is missing
 # here is refused by `validate`, so that no key goes unchecked.
@@ -85,7 +85,7 @@ RULES: dict[str, Rule] = {
     "data.isolate_documents": FLAG,
     "data.short_length": COUNT,
     "data.short_share": _number(0, 1, open_low=True),
-    "data.skip_batches": (skips.is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
+    "data.skip_batches": (skip_batches.is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
     "masking.seed": SEED,
     "masking.kind": _one_of("token", "word", "span"),
     "masking.rate": _number(0, 1, open_low=True),
@@ -191,7 +191,7 @@ def across(c: dict[str, Any]) -> list[tuple[str, bool, str]]:
         ),
         (
             "data.skip_batches",
-            skips.overlap(skips.parse(c["data.skip_batches"])),
+            skip_batches.overlap(skip_batches.parse(c["data.skip_batches"])),
             "its ranges must not overlap",
         ),
         ("train.accumulate", batch % accumulate != 0, f"must divide data.global_batch = {batch}"),

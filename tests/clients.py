@@ -7,11 +7,11 @@ import threading
 import time
 from typing import ClassVar
 
+from mlm.cluster.client import Client
+from mlm.cluster.messages import Termination
 from mlm.errors import StopError
-from mlm.pod.client import Client
-from mlm.pod.messages import Termination
 
-FINGERPRINT = {"config.optimizer.learning_rate": 0.1, "code mlm/run.py": "abc"}
+FINGERPRINT = {"config.optimizer.learning_rate": 0.1, "code mlm/commands/run.py": "abc"}
 
 
 def free_port() -> int:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mlm.model import fused_attention
-from mlm.tpu.topology import find
+from mlm.plan.topology import find
 
 topology, length, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
 HEADS, HIDDEN, BLOCKS = 4, 256, 2

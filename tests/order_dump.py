@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 from mlm.data import batches, manifest
-from mlm.training import build, pretraining, sharding
+from mlm.tasks import pretraining
+from mlm.training import build, sharding
 from tests.fixtures import tiny_config
 from tests.interleaved import interleaved
 

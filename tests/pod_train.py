@@ -39,7 +39,7 @@ def fault(kind: str) -> None:
 
 
 def prepare() -> None:
-    from mlm.training import pretraining
+    from mlm.tasks import pretraining
 
     keep_programs()
     batches, pause = pretraining.train_batches, float(os.environ.get("MLM_TEST_PAUSE", "0"))
@@ -56,7 +56,7 @@ def prepare() -> None:
 
 
 if __name__ == "__main__":
-    from mlm.pod import distributed
+    from mlm.cluster import distributed
 
     initialize = distributed.initialize
 

@@ -6,7 +6,7 @@ import sys
 
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # its files would be cut off too, for all tests
 
-from mlm import __main__, run  # noqa: F401 (imported before the limit)
+from mlm import __main__
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))

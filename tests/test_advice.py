@@ -2,7 +2,7 @@
 
 import json
 
-from mlm import adviser
+from mlm.monitor import adviser
 from mlm.report import advice
 from tests.test_report import make_workdir, page_of
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from mlm import adviser
-from mlm.adviser import Adviser, Facts
+from mlm.monitor import adviser
+from mlm.monitor.adviser import Adviser, Facts
 
 FACTS = Facts(
     steps=10_000, warmup=100, global_batch=32, unigram_entropy=6.0, mask_share=0.8, random_share=0.1

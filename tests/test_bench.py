@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mlm.bench import bench, inputs, steps, turns
+from mlm.bench import bench, inputs, interleaved, steps
 from mlm.errors import InputError
 from mlm.training import build, sharding
 from tests.fixtures import TINY, tiny_config
@@ -20,7 +20,7 @@ SMALL = "tokenizer.vocab_size=500"
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(turns, "TURN", 0.05)
+    monkeypatch.setattr(interleaved, "TURN", 0.05)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from mlm import __main__
-from mlm.bench import bench, products, steps, turns
+from mlm.bench import bench, interleaved, products, steps
 from mlm.errors import InputError
 from mlm.training import build, sharding
 from tests.fixtures import TINY, tiny_config
@@ -16,7 +16,7 @@ from tests.fixtures import TINY, tiny_config
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(turns, "TURN", 0.01)
+    monkeypatch.setattr(interleaved, "TURN", 0.01)
 
 
 def test_loops_branches_and_platforms():

@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from mlm import evaluate
+from mlm.commands import evaluate
 from mlm.errors import InputError
 from mlm.model.masking import SpanMasking, TokenMasking, WordMasking
-from mlm.training import build, pretraining, sharding
+from mlm.tasks import pretraining
+from mlm.training import build, sharding
 from mlm.training.step import as_views
 from mlm.workdir import Workdir
 from tests.fixtures import FACTS, random_batch, tiny_config, tiny_run

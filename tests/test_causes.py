@@ -7,7 +7,7 @@ import pytest
 from pods import causes
 from pods.causes import HostReport, first_cause
 
-from mlm.pod import messages
+from mlm.cluster import messages
 
 NOON = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
 KILL, ABORT, TERM = 9, 6, 15

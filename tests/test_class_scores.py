@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlm.classify import class_scores
+from mlm.tasks import class_scores
 
 
 def f1_by_definition(labels: list[int], predicted: list[int]) -> float:

@@ -12,12 +12,12 @@ import pytest
 from transformers import RobertaConfig
 
 from mlm import config as configs
-from mlm.classify import classification
 from mlm.data import examples as data
 from mlm.data import tokenizer
 from mlm.data.examples import Examples
 from mlm.errors import InputError
 from mlm.model import roberta
+from mlm.tasks import classification
 from mlm.training import checkpoint, sharding
 from tests import labelled_texts
 from tests.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start

@@ -8,17 +8,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from mlm import __main__, kinds, logs, trained
-from mlm.classify import classification, classifiers
+from mlm import __main__, logs
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier
+from mlm.pretrained import classifiers, load, task_type
+from mlm.tasks import classification
 from mlm.training import checkpoint
 from mlm.workdir import Workdir
 from tests import labelled_texts
 from tests.labelled_texts import rows, write_csv
 from tests.test_bad_input import refuse
-from tests.test_predict import Pipe
+from tests.test_fill_mask import Pipe
 
 
 def arguments(workdir: pathlib.Path, folder: pathlib.Path, *overrides: str) -> list[str]:
@@ -44,7 +45,7 @@ def finished(trained_workdir, tmp_path_factory) -> tuple[Workdir, pathlib.Path]:
 
 def test_it_starts_from_a_run_with_its_sizes_and_tokenizer(finished, trained_workdir):
     workdir, _ = finished
-    assert kinds.is_classifier(workdir, "") and not kinds.is_classifier(trained_workdir, "")
+    assert task_type.is_classifier(workdir, "") and not task_type.is_classifier(trained_workdir, "")
     config = json.loads(workdir.config.read_text())
     assert (config["model"]["layers"], config["model"]["hidden_size"], config["model"]["positions"]) == (2, 64, 32)
     folders = (workdir.tokenizer, trained_workdir.tokenizer)
@@ -126,8 +127,7 @@ def test_predict_and_export_and_report(finished, capsys, monkeypatch):
 
 
 def test_a_small_table_and_the_worst_pairs_of_a_large_one():
-    from mlm.classify import confusion
-    from mlm.report import report
+    from mlm.report import confusion, report
 
     content = {"split": "test", "step": 7, "scores": {"rows": 6}, "labels": ["a", "<b>"], "confusion": [[2, 1], [3, 0]]}
     assert confusion.pairs(content, 5) == [("<b>", "a", 3, 3), ("a", "<b>", 1, 3)]
@@ -143,7 +143,7 @@ def test_a_small_table_and_the_worst_pairs_of_a_large_one():
 def test_a_folder_to_start_from(trained_workdir, model, tmp_path, capsys):
     from mlm.export import export
 
-    export.export(model, trained.UPath(tmp_path / "folder"), scores=None, name="x")
+    export.export(model, load.UPath(tmp_path / "folder"), scores=None, name="x")
     overrides = (f"train.init_from={tmp_path / 'folder'}", "classify.kind=regression", "classify.label=score")
     assert __main__.main(arguments(tmp_path / "run", tmp_path, *overrides, "train.epochs=1")) == 0
     err = capsys.readouterr().err
@@ -152,7 +152,7 @@ def test_a_folder_to_start_from(trained_workdir, model, tmp_path, capsys):
     found = classifiers.from_checkpoint(Workdir(str(tmp_path / "run"), create=False))
     assert classifier.class_names(found.config) == ()
     with pytest.raises(InputError, match="is of a classifier"):
-        trained.from_checkpoint(Workdir(str(tmp_path / "run"), create=False))
+        load.from_checkpoint(Workdir(str(tmp_path / "run"), create=False))
 
 
 def test_pairs_of_texts(tmp_path, tokenizer_folder, capsys):

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
+from mlm.cluster import client, coordinator, messages
+from mlm.cluster.messages import Termination
 from mlm.errors import StopError
-from mlm.pod import client, coordinator, messages
-from mlm.pod.messages import Termination
 from tests.clients import FINGERPRINT, Several
 
 
@@ -75,7 +75,7 @@ def test_a_key_that_one_lacks(tmp_path):
     several.ready({1: {"config.optimizer.learning_rate": 0.1}})
     end = several.until_ended(0, 1)[0]
     assert "host 1" in end.sentence
-    assert "differs from host 0 in code mlm/run.py (None, not 'abc')" in end.what
+    assert "differs from host 0 in code mlm/commands/run.py (None, not 'abc')" in end.what
 
 
 def test_missing_ones_are_named(tmp_path):
@@ -183,7 +183,7 @@ def test_another_number_of_processes_in_the_middle_of_a_run(tmp_path):
 def test_a_process_that_is_killed_or_stopped(tmp_path, number, words):
     several = Several(tmp_path, 2, present=[0])
     program = (
-        "import pathlib, sys, time\nfrom mlm.pod.client import Client\n"
+        "import pathlib, sys, time\nfrom mlm.cluster.client import Client\n"
         "token = pathlib.Path(sys.argv[2])\n"
         "p = Client(('127.0.0.1', int(sys.argv[1])), 2, 1, print, token=token, jax_port=1, start_timeout=30)\n"
         "p.ready({'a': 1}, start_timeout=30, heartbeat=1)\nprint('ready', flush=True)\ntime.sleep(60)"

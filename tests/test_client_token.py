@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
+from mlm.cluster import coordinator, messages
 from mlm.errors import InputError, StopError
 from mlm.paths import UPath
-from mlm.pod import coordinator, messages
 from tests.clients import FINGERPRINT, Several
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from mlm import config as configs
-from mlm import flops
+from mlm.model import flops
 
 ROOT = pathlib.Path(__file__).parent.parent
 FILES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))
@@ -32,7 +32,7 @@ def test_every_config_is_valid_and_says_how_to_run_it(name):
 
 
 def facts_of(name: str) -> tuple[float, float]:
-    """Returns (MFLOP per token of the body, of the tail (mlm/flops.py) on every position)."""
+    """Returns (MFLOP per token of the body, of the tail (mlm/model/flops.py) on every position)."""
     config = configs.load(f"configs/{name}", [])
     sizes = {
         "hidden": config.model.hidden_size,

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from mlm.pod import coordinator, messages
+from mlm.cluster import coordinator, messages
 from tests import strangers
 from tests.clients import FINGERPRINT, Several
 

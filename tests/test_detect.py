@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from mlm.cluster import detect
+from mlm.cluster.detect import Cluster
 from mlm.errors import InputError
-from mlm.pod import detect
-from mlm.pod.detect import Cluster
 from tests.metadata_server import PLATFORM, MetadataServer, tpu_vm
 
 SLURM = {

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from mlm import config as configs
+from mlm.cluster import distributed, fingerprints, watch
+from mlm.cluster.detect import Cluster
 from mlm.errors import InputError
-from mlm.pod import distributed, fingerprints, watch
-from mlm.pod.detect import Cluster
 from tests.fixtures import tiny_config
 
 
@@ -22,7 +22,7 @@ def test_facts_name_all_that_decides_a_run():
     assert found["config.model.layers"] == 1
     assert found["shards"] == "s"
     assert len(found["code mlm/training/step.py"]) == 16
-    assert found["code mlm/__main__.py"] != found["code mlm/run.py"]
+    assert found["code mlm/__main__.py"] != found["code mlm/commands/run.py"]
     assert {"jax", "jaxlib", "Python", "$XLA_FLAGS", "--workdir", "command"} <= found.keys()
 
 

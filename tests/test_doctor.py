@@ -283,8 +283,8 @@ def test_memory_and_time_of_a_topology(healthy, workdir, capsys):
 def test_a_step_that_does_not_fit_is_wrong(fits, healthy, workdir, monkeypatch):
     """Of the rows, or of the short ones that come first."""
     row = fits | {"bytes_per_chip": {"capacity": 16.91e9}}
-    monkeypatch.setattr("mlm.plan.measure", lambda *arguments: (None, row))
-    monkeypatch.setattr("mlm.tpu.topology.find", lambda name, slices: name)
+    monkeypatch.setattr("mlm.plan.plan.measure", lambda *arguments: (None, row))
+    monkeypatch.setattr("mlm.plan.topology.find", lambda name, slices: name)
     (found,) = checks.step(dataclasses.replace(case_of(healthy, workdir), topology="v5e:2x4"))
     assert (found.level, found.check) == ("wrong", "step") and "16.91 GB" in found.what and "mlm plan" in found.mend
 

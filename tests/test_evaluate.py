@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from mlm import config as configs
-from mlm import evaluate, stages, trained
+from mlm.commands import evaluate, stages
 from mlm.errors import InputError
 from mlm.export import export
 from mlm.paths import UPath
+from mlm.pretrained import load
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config
 from tests.fixtures_data import write_shards
@@ -137,6 +138,6 @@ def test_what_does_not_fit_is_refused(setting, model, tmp_path):
     short = dataclasses.replace(model, params=params, config=type(model.config).from_dict(model.config.to_dict()))
     short.config.max_position_embeddings = 18
     export.write_model(short, pathlib.Path(shutil.copytree(model.tokenizer, tmp_path / "short")))
-    assert trained.from_folder(str(tmp_path / "short"))
+    assert load.from_folder(str(tmp_path / "short"))
     with pytest.raises(InputError, match=r"short: reads 16 tokens at most, the rows of the shards in .* have 32"):
         score(str(tmp_path / "short"))

@@ -6,7 +6,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mlm.training import build, evaluation, pretraining, sharding
+from mlm.tasks import pretraining
+from mlm.training import build, evaluation, sharding
 from tests.fixtures import tiny_config
 
 

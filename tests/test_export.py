@@ -13,12 +13,13 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer, FlaxRobertaForMaskedLM
 
 from mlm import config as configs
-from mlm import predict, trained
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import export
+from mlm.inference import fill_mask
 from mlm.model import roberta, weights
 from mlm.paths import UPath
+from mlm.pretrained import load
 from mlm.training import build, sharding
 from mlm.training.sharding import named_leaves
 from mlm.workdir import Workdir
@@ -73,14 +74,14 @@ def test_the_averaged_parameters_are_the_model_if_there_are_any(model, tmp_path)
     state = run.init()
     state = state.replace(ema=jax.tree.map(lambda p: p + 1, state.params))
     save_checkpoint(workdir, config, facts, state, 7)
-    found = trained.from_checkpoint(workdir)
+    found = load.from_checkpoint(workdir)
     assert found.step == 7
     assert np.array_equal(found.params["lm_head"]["bias"], np.ones(1000, np.float32))
     assert not np.array_equal(model.params["lm_head"]["bias"], np.ones(1000, np.float32))
 
 
 def test_transformers_flax_and_ours_read_the_same_parameters(exported, model):
-    ours = dict(named_leaves(trained.from_folder(exported).params))
+    ours = dict(named_leaves(load.from_folder(exported).params))
     flax = dict(named_leaves(FlaxRobertaForMaskedLM.from_pretrained(exported).params))
     for name, value in named_leaves(model.params):
         assert np.array_equal(ours[name], value), name
@@ -91,7 +92,7 @@ def test_transformers_flax_and_ours_read_the_same_parameters(exported, model):
 def test_fillings_of_the_folder_are_those_of_the_checkpoint(exported, model):
     tok = tokenizer.load(exported)
     texts = ["The function returns a <mask> of all elements.", "<mask> the <mask> file."]
-    assert predict.fill(trained.from_folder(exported), tok, texts, 5) == predict.fill(model, tok, texts, 5)
+    assert fill_mask.fill(load.from_folder(exported), tok, texts, 5) == fill_mask.fill(model, tok, texts, 5)
 
 
 @pytest.mark.parametrize("generation", [4, 5])
@@ -109,7 +110,7 @@ def test_pytorch_gives_the_same_ids_logits_and_fillings(exported, generation, tm
 def test_the_proof_exercises_what_can_go_wrong(exported, model):
     proof = json.loads((UPath(exported) / "proof.json").read_text())
     rows = proof["rows"]
-    assert max(len(row["ids"]) for row in rows) == predict.longest_row(model), "no row reaches the last position"
+    assert max(len(row["ids"]) for row in rows) == fill_mask.longest_row(model), "no row reaches the last position"
     assert len({len(row["ids"]) for row in rows}) > 3, "no padding is exercised"
     assert {len(row["fillings"]) for row in rows} >= {1, 2}
     fillings = {tuple(filling["token"] for filling in mask) for row in rows[:5] for mask in row["fillings"]}
@@ -276,7 +277,7 @@ def test_remote_folders_are_written_with_the_proof_last(model, exported):
 
 def test_an_export_can_be_exported(exported, tmp_path):
     """From a folder, whoever wrote it: the same weights, a card that claims no recipe."""
-    export.export(trained.from_folder(exported), UPath(tmp_path / "new"), scores=None, name="copy")
+    export.export(load.from_folder(exported), UPath(tmp_path / "new"), scores=None, name="copy")
     assert (tmp_path / "new" / "model.safetensors").read_bytes() == (UPath(exported) / "model.safetensors").read_bytes()
     assert "its recipe is not known" in (tmp_path / "new" / "README.md").read_text()
     assert not (tmp_path / "new" / "run_config.json").exists()

@@ -8,12 +8,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from mlm import trained
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.export import export
 from mlm.model import roberta
 from mlm.paths import UPath
+from mlm.pretrained import load
 from tests.torch_environments import run_torch
 from tests.trained_model import docstrings, train_tokenizer
 
@@ -34,7 +34,7 @@ def make_tokenizer_with_pad_3(folder) -> str:
     return str(folder)
 
 
-def random_model(folder: str, positions: int = 40) -> trained.Trained:
+def random_model(folder: str, positions: int = 40) -> load.Trained:
     tok = tokenizer.load(folder)
     config = roberta.make_config(
         vocab_size=len(tok),
@@ -52,7 +52,7 @@ def random_model(folder: str, positions: int = 40) -> trained.Trained:
         vocab_multiple=1,
     )
     params = jax.device_get(jax.jit(lambda key: roberta.init_params(config, key))(jax.random.key(0)))
-    return trained.Trained(config, params, folder, None, None, "random")
+    return load.Trained(config, params, folder, None, None, "random")
 
 
 def test_every_tokenizer_is_proven(tmp_path):

@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlm import flops
-from mlm.model import roberta
+from mlm.model import flops, roberta
 from mlm.training import build, step
 from tests.fixtures import FACTS, random_batch, tiny_config
 

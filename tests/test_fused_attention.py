@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mlm.model import fused_attention
-from mlm.tpu.compile import no_cache
-from mlm.tpu.topology import find
+from mlm.plan.compile import no_cache
+from mlm.plan.topology import find
 
 
 @pytest.mark.parametrize(("topology", "length"), [("v3:2x2", 512), ("v5e:2x2", 512), ("v6e:2x2", 128)])

@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlm import lock, logs, stages
+from mlm import logs
+from mlm import workdir as workdirs
+from mlm.commands import stages
 from mlm.data import blocks, corpus, shards, tokenizer
 from mlm.data.hosts import Hosts
 from mlm.errors import DamageError, InputError
@@ -198,21 +200,21 @@ def test_a_log_is_put_anew_now_and_then(bucket, monkeypatch):
 
 
 def test_one_process_at_a_time(bucket, monkeypatch):
-    monkeypatch.setattr(lock, "RENEW", 0.3)
-    monkeypatch.setattr(lock, "STALE", 3.0)
+    monkeypatch.setattr(workdirs, "RENEW", 0.3)
+    monkeypatch.setattr(workdirs, "STALE", 3.0)
     folder = UPath(bucket)
-    with lock.held(folder):
-        with pytest.raises(InputError, match="another process"), lock.held(folder):
+    with workdirs.held(folder):
+        with pytest.raises(InputError, match="another process"), workdirs.held(folder):
             pass
-        with lock.held(folder, part="1"):
+        with workdirs.held(folder, part="1"):
             pass
     assert children(folder) == []
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    for host, least in (("another", 3.0), (lock.platform.node(), 0.0)):
+    for host, least in (("another", 3.0), (workdirs.platform.node(), 0.0)):
         write_text(folder / ".lock", json.dumps({"host": host, "process": gone.pid}))
         begin = time.monotonic()
-        with lock.held(folder):
+        with workdirs.held(folder):
             assert time.monotonic() - begin >= least
         assert children(folder) == []
 

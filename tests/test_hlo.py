@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from mlm.tpu import account, hlo, links, topology
+from mlm.plan import cost_model, hlo, links, topology
 
 # A device of v5e: 1,000 cycles are 665 ns; 544.9 bytes of memory a cycle; on 2x4, two links of 33.27 bytes a cycle.
 TEXT = textwrap.dedent("""\
@@ -115,8 +115,8 @@ MEMORY, LINKS = 819e9 / (197e12 / 131_072), 2 * 50e9 / (197e12 / 131_072)  # byt
 
 
 @pytest.fixture(scope="module")
-def counted() -> account.Account:
-    return account.account(hlo.parse(TEXT), topology.find("v5e:2x4"))
+def counted() -> cost_model.Account:
+    return cost_model.account(hlo.parse(TEXT), topology.find("v5e:2x4"))
 
 
 def test_loops_turn_as_often_as_their_bounds_say(counted):
@@ -128,12 +128,12 @@ def test_loops_turn_as_often_as_their_bounds_say(counted):
 
 def test_a_noted_trip_count_comes_first():
     noted = TEXT.replace("body=%outer_body", 'body=%outer_body, backend_config={"known_trip_count":{"n":"10"}}')
-    assert account.account(hlo.parse(noted), topology.find("v5e:2x4")).compiler == 10 * 307 + 50_000
+    assert cost_model.account(hlo.parse(noted), topology.find("v5e:2x4")).compiler == 10 * 307 + 50_000
 
 
 def test_a_loop_of_unknown_length_is_told():
     unknown = TEXT.replace("compare(%get-tuple-element.2, %constant.2), direction=LT", "is-finite(%p.3)")
-    found = account.account(hlo.parse(unknown), topology.find("v5e:2x4"))
+    found = cost_model.account(hlo.parse(unknown), topology.find("v5e:2x4"))
     assert found.compiler == 307 + 50_000 and found.uncosted["loop of unknown length, counted once"] == 1
 
 
@@ -146,7 +146,7 @@ def test_kernels_cost_what_they_declare(counted):
 def test_a_kernel_that_states_its_cycles_costs_them():
     stated = TEXT.replace("kernel_metadata={\n", 'kernel_metadata={\n"cycles":"5000"\n', 1)
     assert stated != TEXT
-    assert account.account(hlo.parse(stated), topology.find("v5e:2x4")).kernels == 5000
+    assert cost_model.account(hlo.parse(stated), topology.find("v5e:2x4")).kernels == 5000
 
 
 def test_other_instructions_cost_their_bytes(counted):
@@ -170,7 +170,7 @@ def test_collectives(counted):
     assert reduction.exposed == reduction.cycles == pytest.approx((4096 * 2 * 3 / 4 + 96 * 2 * 7 / 8) / LINKS)
     assert counted.links == reduction.exposed
     alone = TEXT.replace('"estimated_cycles":"50000"', '"estimated_cycles":"500"')
-    found = account.account(hlo.parse(alone), topology.find("v5e:2x4")).collectives["all-gather"]
+    found = cost_model.account(hlo.parse(alone), topology.find("v5e:2x4")).collectives["all-gather"]
     assert found.exposed == pytest.approx(gather.cycles - 500)
 
 
@@ -229,4 +229,4 @@ def test_sizes_of_shapes():
     ],
 )
 def test_groups(op_name, part, module):
-    assert account.group(op_name, "a.py:1") == (part, module, "a.py:1")
+    assert cost_model.group(op_name, "a.py:1") == (part, module, "a.py:1")

@@ -9,8 +9,8 @@ import unicodedata
 
 import pytest
 
-from mlm.pod import messages
-from mlm.pod.messages import Connection, Termination, one_line, prove
+from mlm.cluster import messages
+from mlm.cluster.messages import Connection, Termination, one_line, prove
 
 END = Termination(1, "w-1", "hang", 1, "no progress for 9 s", 8, "input")
 

@@ -11,7 +11,8 @@ import pytest
 from mlm import logs
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
-from mlm.training import checkpoint, pretraining
+from mlm.tasks import pretraining
+from mlm.training import checkpoint
 from mlm.workdir import Workdir
 from tests import processes
 from tests.fixtures import tiny_config

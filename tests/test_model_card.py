@@ -15,12 +15,13 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 from markdown_it import MarkdownIt
 
 from mlm import config as configs
-from mlm import flops, run
+from mlm.commands import run
 from mlm.data import tokenizer
 from mlm.export import card_history, model_card
+from mlm.model import flops
+from mlm.pretrained.load import Trained
 from mlm.report import goodput
 from mlm.text import printable
-from mlm.trained import Trained
 from mlm.workdir import Workdir
 from tests.fixtures_data import manifest_of
 from tests.test_report import EVALS, TIMING, TRAIN

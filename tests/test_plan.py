@@ -7,11 +7,10 @@ import sys
 
 import pytest
 
-from mlm import plan
 from mlm.__main__ import main
 from mlm.errors import InputError
-from mlm.tpu import compile as compiling
-from mlm.tpu import fit, topology
+from mlm.plan import compile as compiling
+from mlm.plan import fit, plan, topology
 from tests.fixtures import tiny_config
 from tests.processes import ROOT, environment
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mlm.__main__ import main
-from mlm.tpu import tables
+from mlm.plan import tables
 from tests.test_plan import planned
 
 

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
+from mlm.cluster import ports
 from mlm.errors import InputError, StopError
-from mlm.pod import ports
 from tests.clients import free_port
 from tests.processes import ROOT
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from jax.tree_util import keystr
 
-from mlm import stock
+from mlm.bench import baseline
 from mlm.data import batches
 from mlm.model import priming, roberta
-from mlm.training import build, pretraining, sharding
+from mlm.tasks import pretraining
+from mlm.training import build, sharding
 from tests.fixtures import FACTS, tiny_config, tiny_run
 
 COUNTS = np.random.default_rng(0).zipf(1.2, 512).clip(0, 10_000).astype(np.float32)
@@ -27,7 +28,7 @@ def test_each_head_attends_to_its_offset(width, heads):
     ids = np.random.default_rng(1).integers(5, FACTS.vocab_size, (64, 32)).astype(np.int32)
     attention = np.ones_like(ids)
     positions = roberta.position_ids(jnp.asarray(attention), 1)
-    out = stock.make_module(run.model.config, "float32").apply(
+    out = baseline.make_module(run.model.config, "float32").apply(
         {"params": params}, ids, attention, np.zeros_like(ids), positions, None, output_attentions=True
     )
     weight_HxLxL = np.asarray(out.attentions[0]).mean(0)

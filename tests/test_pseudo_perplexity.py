@@ -11,7 +11,8 @@ from transformers import FlaxRobertaForMaskedLM
 
 from mlm.data import batches, tokenizer
 from mlm.errors import InputError
-from mlm.training import pseudo_perplexity, sharding
+from mlm.inference import pseudo_perplexity
+from mlm.training import sharding
 from tests.trained_model import docstrings
 
 SPECIAL = (0, 1, 2, 3, 4)

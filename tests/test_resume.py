@@ -9,7 +9,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from mlm.training import checkpoint, pretraining
+from mlm.tasks import pretraining
+from mlm.training import checkpoint
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config
 from tests.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start, train_arguments

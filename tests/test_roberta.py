@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlm import stock
+from mlm.bench import baseline
 from mlm.model import attention, roberta
 from mlm.training import sharding
 from tests.fixtures import FACTS, random_batch, tiny_run
@@ -20,7 +20,7 @@ def logits_of_both(network, params, batch):
     ids, mask = batch["input_ids"], batch["attention_mask"]
     ours = jax.jit(network.masked_logits)(params, ids, mask, positions)
     places = roberta.position_ids(jax.numpy.asarray(mask), network.config.pad_token_id)
-    module = stock.make_module(network.config, network.dtype)
+    module = baseline.make_module(network.config, network.dtype)
     theirs = module.apply({"params": params}, ids, mask, np.zeros_like(ids), places, None).logits
     real = mask > 0
     return np.asarray(ours)[real], np.asarray(theirs)[real]

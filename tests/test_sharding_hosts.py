@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from mlm import config as configs
 from mlm.data.order import lanes_of
 from mlm.errors import InputError
-from mlm.tpu import topology
+from mlm.plan import topology
 from mlm.training import build, sharding
 
 SINGLE = ["v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x4", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"]

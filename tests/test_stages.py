@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from mlm import stages
+from mlm.commands import stages
 from mlm.errors import InputError
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlm.tpu import hlo
+from mlm.plan import hlo
 from mlm.training import sharding
 from tests.fixtures import random_batch, tiny_run
 

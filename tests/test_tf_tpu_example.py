@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from mlm.data import batches, manifest, tf_tpu_example
+from mlm.bench import tf_tpu_example
+from mlm.data import batches, manifest
 from mlm.data.corpus import Document
 from mlm.errors import InputError
 from tests.fixtures_data import COUNTS, LENGTH, write_shards

@@ -6,9 +6,9 @@ import math
 import pytest
 from pods import accelerators
 
-from mlm import flops
 from mlm.errors import InputError
-from mlm.tpu import topology
+from mlm.model import flops
+from mlm.plan import topology
 
 EVERY = [name for family in topology.FAMILIES for name in topology.names(family)]
 

@@ -1,4 +1,4 @@
-"""transformers' pipeline("fill-mask") in PyTorch, for tests/test_predict.py: `PYTHON tests/torch_fill_mask.py CASES`.
+"""transformers' pipeline("fill-mask") in PyTorch, for tests/test_fill_mask.py: `PYTHON tests/torch_fill_mask.py CASES`.
 
 CASES is a JSON file, [{"folder", "text", "targets", "top_k"}, ...]; prints a list of fillings for each mask of each.
 """

@@ -1,4 +1,4 @@
-"""A model that PyTorch's transformers writes, for tests/test_initial_torch.py: `PYTHON tests/torch_write.py FOLDER`.
+"""A model that PyTorch's transformers writes, for tests/test_warm_start_torch.py: `PYTHON tests/torch_write.py FOLDER`.
 
 FOLDER holds ids.json, rows of token ids of one length. The model, random, in float32, is written to FOLDER/whole and,
 in several files, to FOLDER/parts, and what it gives for the rows to FOLDER/logits.json. Biases and normalizations are

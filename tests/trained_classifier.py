@@ -9,7 +9,7 @@ import pytest
 from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.model import classifier, roberta
-from mlm.trained import Trained
+from mlm.pretrained.load import Trained
 from tests import labelled_texts
 from tests.trained_model import train_tokenizer
 

@@ -16,8 +16,8 @@ import pytest
 from jax.sharding import AxisType
 
 from mlm import config as configs
-from mlm import trained
 from mlm.data import tokenizer
+from mlm.pretrained import load
 from mlm.training import build, checkpoint, sharding
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config
@@ -84,5 +84,5 @@ def trained_workdir(tmp_path_factory: pytest.TempPathFactory) -> Workdir:
 
 
 @pytest.fixture(scope="session")
-def model(trained_workdir: Workdir) -> trained.Trained:
-    return trained.from_checkpoint(trained_workdir)
+def model(trained_workdir: Workdir) -> load.Trained:
+    return load.from_checkpoint(trained_workdir)

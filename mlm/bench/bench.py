@@ -1,9 +1,9 @@
 """The command `bench`: our step, shards and batches beside the stock ones, in turns, in one run.
 
-    step      an update, beside run_mlm_flax.py's (mlm/stock.py) and, in another interpreter, that of run_mlm.py
+    step      an update, beside run_mlm_flax.py's (baseline.py) and, in another interpreter, that of run_mlm.py
               (torch_step.py); on random rows: it needs neither shards nor TensorFlow
     products  the matrix products of our update, each alone, beside the update
-    shards    from documents to files, beside transformers' TF-TPU example (mlm/data/tf_tpu_example.py)
+    shards    from documents to files, beside transformers' TF-TPU example (mlm/bench/tf_tpu_example.py)
     batches   from files to batches, beside the same
     loop      the step with the batches of the run, beside one batch again and again
 

@@ -12,13 +12,14 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from mlm import stages
-from mlm.bench import turns
+from mlm.bench import interleaved, tf_tpu_example
 from mlm.bench.steps import waited
-from mlm.data import shards, tf_tpu_example
+from mlm.commands import stages
+from mlm.data import shards
 from mlm.data.corpus import Document
 from mlm.data.manifest import Manifest
-from mlm.training import build, pretraining, sharding
+from mlm.tasks import pretraining
+from mlm.training import build, sharding
 
 BATCH_TURN = 3.0  # of turns of batches: so long that what was prefetched before them hardly counts
 VALIDATION = 50  # one document in so many, of those that shards are written of
@@ -42,14 +43,14 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
     Raises:
       InputError: TensorFlow or the tokenizer is missing, or there is too little text for the number of shards.
     """
-    turns.say(f"shards: reading {megabytes:g} MB of the corpus")
+    interleaved.say(f"shards: reading {megabytes:g} MB of the corpus")
     documents = list(sample(config, megabytes))
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory(prefix="mlm-bench-") as folder,
         concurrent.futures.ProcessPoolExecutor(1, context) as other,
     ):
-        turns.say("shards: starting the TF-TPU example")
+        interleaved.say("shards: starting the TF-TPU example")
         other.submit(tf_tpu_example.prepare, documents, f"{folder}/documents").result()
         settings = {"tokenizer_folder": tokenizer_folder, "length": config.shards.length}
         counts = {"train": config.shards.count, "validation": config.shards.validation_count}
@@ -70,8 +71,8 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
             written["tf_tpu_example"] = task.result()
             shutil.rmtree(target)
 
-        rates = turns.measure("shards", {"mlm": ours, "tf_tpu_example": example}, seconds, calls=1)
-    found = turns.summary(rates, tokens)
+        rates = interleaved.measure("shards", {"mlm": ours, "tf_tpu_example": example}, seconds, calls=1)
+    found = interleaved.summary(rates, tokens)
     for name, rows in written.items():
         found[name]["rows"] = rows
     return found | {"tokens": tokens}
@@ -101,7 +102,7 @@ def compare_batches(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.M
         "tf_tpu_example": tf_tpu_example.batches(files, length=manifest.length, rows=rows),
     }
 
-    def drain(stream: Iterator) -> turns.Turn:
+    def drain(stream: Iterator) -> interleaved.Turn:
         def turn(calls: int) -> None:
             for _ in range(calls):
                 next(stream)
@@ -109,7 +110,9 @@ def compare_batches(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.M
         return turn
 
     columns = {name: drain(stream) for name, stream in streams.items()}
-    return turns.summary(turns.measure("batches", columns, seconds, length=BATCH_TURN), rows * manifest.length)
+    return interleaved.summary(
+        interleaved.measure("batches", columns, seconds, length=BATCH_TURN), rows * manifest.length
+    )
 
 
 def compare_loop(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.Mesh, seconds: float) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def compare_loop(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.Mesh
     Returns:
       As `turns.summary` of "real_batches" and "one_batch".
     """
-    turns.say("loop: compiling")
+    interleaved.say("loop: compiling")
     facts = pretraining.facts_of(manifest)
     step = build.build_run(config, facts, mesh, starts_V=build.made_up_words(facts))
     rows = config.data.global_batch
@@ -135,4 +138,4 @@ def compare_loop(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.Mesh
         "real_batches": waited(lambda: update(sharding.put_batch(next(stream), mesh, rows))),
         "one_batch": waited(lambda: update(same)),
     }
-    return turns.summary(turns.measure("loop", columns, seconds), rows * manifest.length)
+    return interleaved.summary(interleaved.measure("loop", columns, seconds), rows * manifest.length)

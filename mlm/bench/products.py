@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend.core import Jaxpr
 from ml_collections import ConfigDict
 
-from mlm.bench import steps, turns
+from mlm.bench import interleaved, steps
 from mlm.errors import InputError
 from mlm.training import build, sharding
 
@@ -80,13 +80,13 @@ def compare_products(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float
     facts = build.facts_without_data(config, records=config.data.global_batch)
     run = build.build_run(config, facts, mesh, starts_V=build.made_up_words(facts))
     host = steps.random_rows(config, facts)
-    turns.say("products: compiling ours")
+    interleaved.say("products: compiling ours")
     _, step = steps.our_step(run, host, mesh)
     program = run.train_step.trace(run.shapes, sharding.put_batch(host, mesh, len(host["record_id"]))).jaxpr.jaxpr
     counts = collections.Counter(find(program, mesh.devices.flat[0].platform))
     columns = {"mlm": steps.waited(step)} | {product: steps.waited(_alone(product)) for product in counts}
-    rates = turns.measure("products", columns, seconds, length=TURN)
-    spent = {name: row["milliseconds"] for name, row in turns.summary(rates, 1).items() if name != "ratios"}
+    rates = interleaved.measure("products", columns, seconds, length=TURN)
+    spent = {name: row["milliseconds"] for name, row in interleaved.summary(rates, 1).items() if name != "ratios"}
     rows = [
         {
             "product": str(product),

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlm import flops, stock
-from mlm.bench import torch_step, turns
+from mlm.bench import baseline, interleaved, torch_step
+from mlm.model import flops
 from mlm.training import build, sharding
 
 Step = Callable[[], jax.Array]  # starts an update; the array is there when it is done
@@ -43,17 +43,17 @@ def compare_steps(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float, t
     with contextlib.ExitStack() as stack:
         partner = None
         if torch_python:
-            turns.say("step: starting PyTorch")
+            interleaved.say("step: starting PyTorch")
             partner = stack.enter_context(start_torch(torch_python, config, ours))
-        turns.say("step: compiling ours")
+        interleaved.say("step: compiling ours")
         program, step = our_step(ours, host, mesh)
-        turns.say("step: compiling run_mlm_flax.py's")
+        interleaved.say("step: compiling run_mlm_flax.py's")
         stock_program, stock_step = _stock_step(config, ours, host, mesh)
         columns = {"mlm": waited(step), "stock": waited(stock_step)}
         if partner:
             columns["torch"] = partner.turn
-        rates = turns.measure("step", columns, seconds)
-        found = turns.summary(rates, rows * facts.length)
+        rates = interleaved.measure("step", columns, seconds)
+        found = interleaved.summary(rates, rows * facts.length)
         for name, compiled in (("mlm", program), ("stock", stock_program)):
             found[name] |= _memory(compiled)
         if partner:
@@ -96,8 +96,8 @@ def _stock_step(
     config: ConfigDict, run: build.Run, host: dict[str, np.ndarray], mesh: jax.sharding.Mesh
 ) -> tuple[jax.stages.Compiled, Step]:
     """As `our_step`, with the masks drawn on the host."""
-    start, step = stock.make_step(
-        module=stock.make_module(run.model.config, config.model.dtype),
+    start, step = baseline.make_step(
+        module=baseline.make_module(run.model.config, config.model.dtype),
         schedule=build.build_schedule(config, run.steps),
         weight_decay=config.optimizer.weight_decay,
         mesh=mesh,
@@ -105,7 +105,7 @@ def _stock_step(
     state, key, random = start(run.init().params), jax.random.key(0), np.random.default_rng(0)
 
     def batch() -> tuple[jax.Array, ...]:
-        read, labels = stock.mask_on_host(run.model.masking, host["input_ids"], host["attention_mask"], random)
+        read, labels = baseline.mask_on_host(run.model.masking, host["input_ids"], host["attention_mask"], random)
         arrays = {"ids": read, "attention": host["attention_mask"], "labels": labels}
         return tuple(sharding.put_batch(arrays, mesh, len(read)).values())
 
@@ -119,7 +119,7 @@ def _stock_step(
     return compiled, update
 
 
-def start_torch(python: str, config: ConfigDict, run: build.Run) -> turns.Partner:
+def start_torch(python: str, config: ConfigDict, run: build.Run) -> interleaved.Partner:
     """Starts mlm/bench/torch_step.py on the same model and rows of the same size.
 
     Raises:
@@ -135,7 +135,7 @@ def start_torch(python: str, config: ConfigDict, run: build.Run) -> turns.Partne
         "weight_decay": config.optimizer.weight_decay,
         "bfloat16": config.model.dtype == "bfloat16",
     }
-    return turns.Partner([python, torch_step.__file__], settings, name=f"--torch={python}")
+    return interleaved.Partner([python, torch_step.__file__], settings, name=f"--torch={python}")
 
 
 def _memory(program: jax.stages.Compiled) -> dict[str, int]:
@@ -144,7 +144,7 @@ def _memory(program: jax.stages.Compiled) -> dict[str, int]:
     return {"memory_bytes": whole - sizes.alias_size_in_bytes, "temporary_bytes": sizes.temp_size_in_bytes}
 
 
-def waited(step: Step) -> turns.Turn:
+def waited(step: Step) -> interleaved.Turn:
     """Returns the turn of a step: so many updates, and the wait for the last."""
 
     def turn(calls: int) -> None:

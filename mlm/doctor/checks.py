@@ -119,7 +119,7 @@ def vocabulary(case: Case) -> list[Finding]:
 
 def mesh(case: Case) -> list[Finding]:
     """The batches can be split over the devices, and every host reads whole lanes, or an even share of one."""
-    from mlm.tpu import tables
+    from mlm.plan import tables
     from mlm.training import build
 
     where, name = case.topology or "--hosts, --devices", "mesh"
@@ -142,8 +142,8 @@ def _devices(case: Case) -> tuple[tuple[int, ...], np.ndarray]:
     from mlm.training import sharding
 
     if case.topology and importlib.util.find_spec("libtpu") is not None:
-        from mlm.tpu import compile as compiling
-        from mlm.tpu import topology
+        from mlm.plan import compile as compiling
+        from mlm.plan import topology
 
         there = compiling.make_mesh(case.config, topology.find(case.topology, case.slices))
         return tuple(there.shape.values()), sharding.processes_of(there)
@@ -236,8 +236,7 @@ def step(case: Case) -> list[Finding]:
     if importlib.util.find_spec("libtpu") is None:
         what = "libtpu is not installed, so that memory and time of a step are not known"
         return [Finding("doubtful", "step", what, case.topology, "pip install libtpu (on Linux, x86-64)")]
-    from mlm import plan
-    from mlm.tpu import topology
+    from mlm.plan import plan, topology
 
     job = plan.make_job(case.config, case.manifest, records=None, price=None)
     row = plan.measure(case.config, job, topology.find(case.topology, case.slices))[1]

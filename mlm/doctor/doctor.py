@@ -14,12 +14,12 @@ from typing import Any, TextIO
 
 from ml_collections import ConfigDict
 
+from mlm.commands.stages import shards_folder
 from mlm.data.manifest import load_manifest
 from mlm.doctor import checks, first_batch
 from mlm.doctor.checks import Case, Finding
 from mlm.errors import DamageError, InputError
-from mlm.stages import shards_folder
-from mlm.tpu import topology as topologies
+from mlm.plan import topology as topologies
 from mlm.workdir import Workdir
 
 LEVELS = {"wrong": "\033[31m", "doubtful": "\033[33m", "fine": "\033[32m"}

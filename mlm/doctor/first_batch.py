@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlm import skips
-from mlm.data import tokenizer
+from mlm.data import skip_batches, tokenizer
 from mlm.data.manifest import Manifest
 
 SHOWN = 3  # rows
@@ -34,10 +33,11 @@ def look(
     import jax
 
     from mlm.data import batches
-    from mlm.training import build, pretraining
+    from mlm.tasks import pretraining
+    from mlm.training import build
 
     rows = config.data.global_batch
-    before = skips.segments(skips.parse(config.data.skip_batches), 0)[0][0]
+    before = skip_batches.segments(skip_batches.parse(config.data.skip_batches), 0)[0][0]
     order = {"seed": config.data.seed, "global_batch": rows, "lanes": config.data.lanes}
     stream = batches.train_batches(manifest, split="train", start_step=before, rows=(0, rows), **order)
     batch = next(stream)

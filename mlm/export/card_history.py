@@ -12,12 +12,13 @@ import flax
 import jax
 import transformers
 
-from mlm import flops, logs
+from mlm import logs
 from mlm.data.manifest import Manifest, read_manifest
+from mlm.model import flops
 from mlm.paths import UPath
+from mlm.pretrained.load import Trained
 from mlm.report import goodput, plots
 from mlm.text import markdown
-from mlm.trained import Trained
 from mlm.training import checkpoint
 from mlm.workdir import Workdir
 
@@ -90,7 +91,7 @@ def data(manifest: Manifest | None) -> Iterator[str]:
 
 
 def compute(trained: Trained, history: History) -> Iterator[str]:
-    """Yields the section on hardware, time and useful FLOPs (see mlm/flops.py), if timing.jsonl has any."""
+    """Yields the section on hardware, time and useful FLOPs (see mlm/model/flops.py), if timing.jsonl has any."""
     run, use = trained.run_config, goodput.use_of_time(history.found)
     if not use.total:
         return

@@ -28,14 +28,15 @@ from flax.serialization import to_bytes
 from safetensors.numpy import save_file
 from transformers import FlaxRobertaForMaskedLM, PreTrainedTokenizerFast, RobertaConfig
 
-from mlm import logs, predict
+from mlm import logs
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import model_card, verify_export
 from mlm.export.card_history import History
+from mlm.inference import fill_mask
 from mlm.model import weights
 from mlm.paths import UPath, is_begun, is_remote, replacing
-from mlm.trained import Trained, from_folder
+from mlm.pretrained.load import Trained, from_folder
 
 PROOF = "proof.json"  # written last: a folder with it is an export
 TOP_K = 5
@@ -162,7 +163,7 @@ def write_proof(trained: Trained, tok: PreTrainedTokenizerFast, folder: Path) ->
     ]
     logits = _logits(trained, ids, positions)
     top_k = min(TOP_K, trained.config.vocab_size)
-    fillings = predict.fill(trained, tok, texts, top_k)
+    fillings = fill_mask.fill(trained, tok, texts, top_k)
     rows = zip(texts, ids, positions, fillings, strict=True)
     content = {
         "made_with": {module.__name__: module.__version__ for module in (jax, flax, transformers)},
@@ -176,7 +177,7 @@ def write_proof(trained: Trained, tok: PreTrainedTokenizerFast, folder: Path) ->
 
 def proof_texts(trained: Trained, tok: PreTrainedTokenizerFast) -> list[str]:
     """Returns the TEXTS that fit into the model's positions, and, at the end, one that fills them to the last."""
-    longest = predict.longest_row(trained)
+    longest = fill_mask.longest_row(trained)
     texts = [text.replace("<mask>", tok.mask_token) for text in TEXTS]
     words = FILLER.split() * longest
     while len(ids := tok(" ".join([*words, tok.mask_token]))["input_ids"]) > longest and words:
@@ -192,8 +193,8 @@ def _logits(trained: Trained, ids: list[list[int]], positions: list[list[int]]) 
     for rows in (slice(0, -1), slice(-1, None)):
         if not ids[rows]:
             continue
-        ids_BxL, attention_BxL = predict.pad(ids[rows], max(map(len, ids[rows])), trained.config.pad_token_id)
-        positions_BxK, _ = predict.pad(positions[rows], max(map(len, positions[rows])), 0)
+        ids_BxL, attention_BxL = fill_mask.pad(ids[rows], max(map(len, ids[rows])), trained.config.pad_token_id)
+        positions_BxK, _ = fill_mask.pad(positions[rows], max(map(len, positions[rows])), 0)
         with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
             logits_BxKxV = jax.device_get(forward(trained.params, ids_BxL, attention_BxL, positions_BxK))
         found += [np.array(logits[: len(where)]) for logits, where in zip(logits_BxKxV, positions[rows], strict=True)]

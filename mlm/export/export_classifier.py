@@ -20,16 +20,16 @@ from safetensors.numpy import save_file
 from transformers import FlaxRobertaForSequenceClassification, PreTrainedTokenizerFast
 
 from mlm import logs
-from mlm.classify import classifiers
-from mlm.classify.predict_labels import Labeller, Texts
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import export as exports
 from mlm.export.card_history import table
+from mlm.inference.classify_texts import Labeller, Texts
+from mlm.inference.fill_mask import longest_row
 from mlm.model import classifier
-from mlm.predict import longest_row
+from mlm.pretrained import classifiers
+from mlm.pretrained.load import Trained
 from mlm.text import code, markdown
-from mlm.trained import Trained
 from mlm.workdir import Workdir
 
 TASK = "text-classification"  # transformers' name

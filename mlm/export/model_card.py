@@ -14,12 +14,12 @@ import jax
 from huggingface_hub import EvalResult, ModelCardData
 
 from mlm import config as configs
+from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.export import card_history
 from mlm.export.card_history import History, Markup, table
-from mlm.pod import fingerprints
+from mlm.pretrained.load import Trained
 from mlm.text import code, markdown, printable
-from mlm.trained import Trained
 
 SCORES = {
     "loss": "cross entropy, nats per masked token",

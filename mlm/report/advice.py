@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from mlm.adviser import LINES
+from mlm.monitor.adviser import LINES
 
 Line = dict[str, Any]
 

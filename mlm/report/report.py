@@ -14,11 +14,10 @@ from typing import Any
 
 from mlm import config as configs
 from mlm import logs
-from mlm.classify import confusion
 from mlm.data.manifest import read_manifest
 from mlm.errors import InputError
 from mlm.paths import UPath, write_text
-from mlm.report import advice, pages, plots
+from mlm.report import advice, confusion, pages, plots
 from mlm.report.goodput import Session, TimeUse, sessions, use_of_time
 from mlm.workdir import Workdir
 

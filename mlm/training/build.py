@@ -13,9 +13,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from transformers import RobertaConfig
 
-from mlm import flops
 from mlm.errors import InputError
-from mlm.model import attention, roberta
+from mlm.model import attention, flops, roberta
 from mlm.model.masking import SpanMasking, TokenMasking, WordMasking
 from mlm.model.roberta import Network
 from mlm.training import optimizer, sharding, state, step

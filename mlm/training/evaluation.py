@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from mlm.cluster import distributed
 from mlm.model.loss import RowSums
-from mlm.pod import distributed
 from mlm.training.sharding import logical_rows, put_batch
 
 

@@ -11,10 +11,12 @@ import jax
 from ml_collections import ConfigDict
 
 from mlm import config as configs
-from mlm import flops, logs, skips
+from mlm import logs
+from mlm.cluster import distributed, watch
+from mlm.data import skip_batches
 from mlm.errors import DamageError, InputError, NumericsError, PreemptedError
+from mlm.model import flops
 from mlm.paths import local_place, put_tree, write_text
-from mlm.pod import distributed, watch
 from mlm.training import checkpoint, sharding
 from mlm.training.metrics import Log
 from mlm.training.state import TrainState
@@ -181,7 +183,7 @@ def _refuse_changes(workdir: Workdir, step: int, meta: dict) -> None:
             f"{where} was made with another config; a run can't change these keys, use another --workdir, or set them "
             "back:\n  " + "\n  ".join(changed)
         )
-    skips.check_resume(
+    skip_batches.check_resume(
         saved["config"].get("data.skip_batches", ()),
         meta["config"]["data.skip_batches"],
         step=step,

@@ -1,0 +1,1 @@
+"""Hooks on the metrics: advice and loss spikes."""

@@ -1,0 +1,75 @@
+"""What would make a step fit that does not: a smaller batch, or the same batch in another way. Each trial compiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from mlm import config as configs
+from mlm.errors import InputError
+from mlm.plan.compile import Program, compile_step, make_mesh
+from mlm.plan.topology import Topology
+from mlm.training.build import DataFacts
+
+TRIALS = 5  # batches that are tried, at most
+
+
+def largest_batch(config: ConfigDict, facts: DataFacts, topology: Topology, program: Program) -> dict[str, Any] | None:
+    """Returns {"rows_per_chip", "global_batch"} of the largest batch found that fits; None if none was.
+
+    Tries halves, quarters, ... of the rows that a device holds at once, accumulation and mesh as they are. It starts
+    where the temporaries, were they proportional to the rows, would fit, and from a batch that does goes up again.
+
+    Args:
+      config, facts, topology: of the program that did not fit.
+      program: that program.
+    """
+    mesh = make_mesh(config, topology)
+    ways = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulate
+    rows = config.data.global_batch // ways
+    room, wanted = topology.capacity - program.arguments, (program.needs or 0) - program.arguments
+    if room <= 0:
+        return None  # the state alone is too large
+    sizes = [rows >> shift for shift in range(1, rows.bit_length()) if rows % (1 << shift) == 0]
+    start = next((i for i, size in enumerate(sizes) if wanted * size / rows < 1.25 * room), len(sizes) - 1)
+    found, index, seen = None, start, set()
+    while len(seen) < TRIALS and 0 <= index < len(sizes) and index not in seen:
+        seen.add(index)
+        batch = sizes[index] * ways
+        fits = _fits([f"data.global_batch={batch}"], config, facts, topology)
+        if fits:
+            found = {"rows_per_chip": batch // config.train.accumulate / topology.chips, "global_batch": batch}
+        index += -1 if fits else 1
+    return found
+
+
+def remedies(config: ConfigDict, facts: DataFacts, topology: Topology) -> list[dict[str, Any]]:
+    """Returns [{"change", "fits", "bytes_per_chip"}]: the cheapest remedy first, remat with accumulation at the end."""
+    mesh = make_mesh(config, topology)
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    accumulate = [f"train.accumulate={4 * config.train.accumulate}"]
+    remat = [] if config.model.remat else ["model.remat=true"]
+    some = remat and config.model.remat_feed_forward < config.model.layers
+    half = [f"model.remat_feed_forward={config.model.layers}"] if some else []
+    split = [f"mesh.fsdp={ways}", "mesh.data=1"] if mesh.shape["fsdp"] < ways else []
+    changes = [change for change in (half, remat, accumulate, split, remat and remat + accumulate) if change]
+    found = []
+    for change in changes:
+        words = " ".join(f"--config.{key}" for key in change)
+        try:
+            program = compile_step(configs.changed(config, change), facts, topology)
+        except InputError as error:
+            found.append({"change": words, "fits": False, "error": str(error)})
+            continue
+        needs = None if program.needs is None else program.needs * topology.family.cores
+        found.append({"change": words, "fits": program.fits, "bytes_per_chip": needs})
+    return found
+
+
+def _fits(overrides: list[str], config: ConfigDict, facts: DataFacts, topology: Topology) -> bool:
+    """Compiles a variant; one that breaks a rule of the config does not fit."""
+    try:
+        return compile_step(configs.changed(config, overrides), facts, topology).fits
+    except InputError:
+        return False

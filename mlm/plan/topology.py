@@ -1,0 +1,210 @@
+"""The TPUs that a program can be compiled for where there is none: their names, their devices, what a chip can do.
+
+libtpu compiles for a topology by its name. It counts TensorCores as devices on v2, v3 and TPU7x, whose chips have two
+each, and chips on the others. Figures are the vendor's, but for two of them:
+
+- `hbm_gib` is what the compiler says is available to a program on a device when it refuses one.
+- The compiler counts time in cycles. A device's peak over the FLOPs that its matrix units do in a cycle
+  is the clock: v2 0.70, v3 0.94, v4 1.05, v5e 1.50, v5p and v6e 1.75, TPU7x 2.20 GHz. A bfloat16 product of two
+  matrices of 8,192 (v5e, v5p, v6e, TPU7x: of 32,768) comes out, in the compiler's cycles at that clock, at 98%, 97%,
+  93%, 95%, 96%, 82% and 88% of the peak, in the order of the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mlm.errors import InputError
+from mlm.model import flops
+
+# libtpu asks the cloud's metadata server what machine this is, and warns that it is none, unless it is told.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A generation of chips.
+
+    Attributes:
+      kind: jax's device_kind.
+      cores: devices of a chip, as jax counts devices.
+      pod: chips along each axis of the largest slice.
+      wrap: chips along an axis from which on it is closed to a ring.
+      flops_per_cycle: of a device's matrix units, in bfloat16.
+      hbm_gib: memory of a device that a program may use.
+      hbm_gbs: memory bandwidth of a chip, 10^9 bytes/s.
+      link_gbs: one link to a neighbouring chip, one way, 10^9 bytes/s.
+      readable: jax can give the text of a program. Where chips have SparseCores it can't always: their async-update has
+        operands that it doesn't expect. The compiler then writes the text itself.
+    """
+
+    kind: str
+    cores: int
+    pod: tuple[int, ...]
+    wrap: int
+    flops_per_cycle: int
+    hbm_gib: float
+    hbm_gbs: float
+    link_gbs: float
+    readable: bool = True
+
+
+FAMILIES = {
+    "v2": Family("TPU v2", 2, (16, 16), 16, 32_768, 7.48, 700, 62),
+    "v3": Family("TPU v3", 2, (32, 32), 32, 65_536, 15.48, 900, 82),
+    "v4": Family("TPU v4", 1, (16, 16, 16), 4, 262_144, 30.75, 1228, 50),
+    "v5e": Family("TPU v5e", 1, (16, 16), 16, 131_072, 15.75, 819, 50),
+    "v5p": Family("TPU v5p", 1, (16, 20, 28), 4, 262_144, 95.73, 2765, 100, readable=False),
+    "v6e": Family("TPU v6e", 1, (16, 16), 16, 524_288, 31.24, 1638, 100, readable=False),
+    "tpu7x": Family("TPU7x", 2, (16, 16, 36), 4, 524_288, 94.74, 7380, 100, readable=False),
+}
+ON_A_HOST = {"v5e": (2, 4), "v6e": (2, 4)}  # slices that are rented as a single host, where libtpu's default is two
+MOST_SLICES = 256  # a larger number is a slip, for which libtpu would make millions of devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A slice of a pod, and what a device in it does in a cycle.
+
+    Attributes:
+      name: "v5e:2x4".
+      family: of its chips.
+      shape: chips of a slice along each axis.
+      devices: of all slices, as jax counts them; none is there.
+      slices: of this shape, with a network between them.
+    """
+
+    name: str
+    family: Family
+    shape: tuple[int, ...]
+    devices: list[Any]
+    slices: int = 1
+
+    @property
+    def chips(self) -> int:
+        """Chips, which are what is paid for."""
+        return math.prod(self.shape) * self.slices
+
+    @property
+    def peak_flops(self) -> float:
+        """Of a device, FLOP/s."""
+        return flops.peak_flops(self.family.kind)
+
+    @property
+    def hertz(self) -> float:
+        """Cycles in a second."""
+        return self.peak_flops / self.family.flops_per_cycle
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of a device that a program may use."""
+        return self.family.hbm_gib * 2**30
+
+    @property
+    def hbm_bytes_per_cycle(self) -> float:
+        """Memory bandwidth of a device."""
+        return self.family.hbm_gbs * 1e9 / self.family.cores / self.hertz
+
+    @property
+    def link_bytes_per_cycle(self) -> float:
+        """What a ring through all chips of a slice carries: a link along each axis, two where it is closed to a ring.
+
+        The devices of one chip lie next to one another in such a ring, so the figure is the chip's. Within a single
+        chip it is the memory's.
+        """
+        closed = [size >= self.family.wrap for size in self.shape]
+        links = sum(0 if size == 1 else 2 if ring else 1 for size, ring in zip(self.shape, closed, strict=True))
+        return links * self.family.link_gbs * 1e9 / self.hertz if links else self.hbm_bytes_per_cycle
+
+
+def names(family: str) -> list[str]:
+    """Returns the usual slices of a family, from one host to the full pod; other shapes of whole hosts answer too."""
+    pod = FAMILIES[family].pod
+    shape = [1, 1] if len(pod) == 2 else [2, 2, 1]
+    found = [tuple(shape)]
+    while True:
+        axis = len(shape) - 1 - shape[::-1].index(min(shape))
+        if 2 * shape[axis] > pod[axis]:
+            break
+        shape[axis] *= 2
+        if shape != [1, 2]:  # half a host
+            found.append(tuple(sorted(shape)) if len(pod) == 2 else tuple(shape))
+    found += [pod] if pod not in found else []
+    return [f"{family}:{'x'.join(map(str, shape))}" for shape in found]
+
+
+def find(name: str, slices: int = 1) -> Topology:
+    """Returns the topology of a name such as "v5e:2x4", or of several slices of that name.
+
+    Raises:
+      InputError: no such family, no such slice of it or number of slices, or libtpu is not installed.
+    """
+    check_slices(slices)
+    family, _, sizes = name.partition(":")
+    if family not in FAMILIES:
+        known = ", ".join(f"{names(known)[0]} to {names(known)[-1]}" for known in FAMILIES)
+        raise InputError(f"--topology={name}: there is no such TPU; known are {known}.")
+    pod = FAMILIES[family].pod
+    shape = tuple(map(int, sizes.split("x"))) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes) else ()
+    fits = len(shape) == len(pod) and all(a <= b for a, b in zip(sorted(shape), sorted(pod), strict=True))
+    devices = _devices(name, family, shape, slices) if fits else None
+    if devices is None:
+        raise InputError(
+            f"--topology={name}: there is no such slice of {family}; take one of {', '.join(names(family))}."
+        )
+    return Topology(name, FAMILIES[family], shape, devices, slices)
+
+
+def check_slices(slices: int) -> None:
+    """Raises InputError for a number of slices that can't be."""
+    if not 1 <= slices <= MOST_SLICES:
+        raise InputError(f"--slices={slices}: must be a whole number from 1 to {MOST_SLICES}.")
+
+
+def prepare() -> None:
+    """Sets the environment in which libtpu compiles for a TPU that isn't there; call it before jax is imported.
+
+    Raises:
+      InputError: libtpu is not installed.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        pins = Path(__file__).parents[2] / "requirements.txt"
+        pin = re.search(r"^libtpu==[\w.]+", pins.read_text() if pins.is_file() else "", re.MULTILINE)
+        package = pin.group() if pin else "libtpu"
+        raise InputError(
+            f"the TPU's compiler, libtpu, is not installed: `{sys.executable} -m pip install {package}` installs it "
+            "(on Linux, x86-64)."
+        )
+    for key, value in ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    if "jax" not in sys.modules:
+        os.environ["JAX_PLATFORMS"] = "cpu"  # a TPU or GPU that is there is left alone
+
+
+def _devices(name: str, family: str, shape: tuple[int, ...], slices: int) -> list[Any] | None:
+    """Returns the devices of a topology, or None if libtpu knows none of that name."""
+    prepare()
+    import jax
+    from jax.experimental import topologies
+
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if family == "v4" else {}  # or it takes two cores apart
+    if tuple(sorted(shape)) == ON_A_HOST.get(family):
+        options["chips_per_host_bounds"] = [*shape, 1]
+    if slices > 1:
+        options["num_slices"] = slices
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
+    except jax.errors.JaxRuntimeError:
+        return None

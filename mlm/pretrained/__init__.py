@@ -1,0 +1,1 @@
+"""Trained models to use or to start from."""

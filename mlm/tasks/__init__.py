@@ -1,0 +1,1 @@
+"""What the loop trains: pretraining and classification."""

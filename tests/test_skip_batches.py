@@ -1,0 +1,161 @@
+"""Skipped batches: the arithmetic against a plain list of batches, the real ones in a run, and what a resume may do."""
+
+import itertools
+import json
+import pathlib
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from mlm import __main__
+from mlm.data import skip_batches
+from mlm.errors import InputError
+from mlm.tasks import pretraining
+from mlm.training import checkpoint, sharding
+from tests.fixtures import tiny_config
+from tests.fixtures_data import in_epochs
+from tests.processes import train_arguments
+from tests.test_batches import train
+
+RANGES = [[], [(1, 1)], [(1, 4)], [(3, 5)], [(3, 5), (6, 6), (9, 12)], [(2, 2), (4, 4), (20, 90)]]
+
+
+@pytest.mark.parametrize("ranges", RANGES)
+def test_against_the_list_of_batches(ranges):
+    kept = [batch for batch in range(1, 200) if not any(first <= batch <= last for first, last in ranges)]
+    assert [skip_batches.batch_of(update, ranges) for update in range(1, 50)] == kept[:49]
+    assert skip_batches.batch_of(0, ranges) == 0 or ranges[0][0] == 1
+    opened = []
+
+    def open_at(before):
+        opened.append(before)
+        return itertools.count(before + 1)
+
+    for done in range(15):
+        opened.clear()
+        stream = skip_batches.follow(open_at, ranges, done)
+        assert len(opened) == 1, "only the first stretch is opened now"
+        assert list(itertools.islice(stream, 30)) == kept[done : done + 30]
+        assert len(opened) <= len(ranges) + 1, "a stretch is opened once"
+        for last in range(done + 1, done + 12):
+            spans = skip_batches.spans(ranges, done + 1, last)
+            assert [batch for a, b in spans for batch in range(a, b + 1)] == kept[done:last]
+            assert not skip_batches.overlap(sorted([*ranges, *spans]))
+
+
+def test_what_is_no_range_and_what_overlaps():
+    assert skip_batches.is_ranges(()) and skip_batches.is_ranges(("7:9", "1:1"))
+    for bad in (["1:2"], ("2:1",), ("1",), (12,), ("1:2 ",), "1:2"):
+        assert not skip_batches.is_ranges(bad), bad
+    assert skip_batches.parse(("7:9", "1:1")) == [(1, 1), (7, 9)]
+    assert skip_batches.overlap([(1, 3), (3, 4)]) and not skip_batches.overlap([(1, 3), (4, 4)])
+
+
+# The batches of a run -------------------------------------------------------------------------------------------------
+
+
+def batches_of(manifest, mesh, start: int, *ranges: str):
+    config = tiny_config("data.lanes=3", "data.global_batch=24", f"data.skip_batches={ranges!r}")
+    return pretraining.train_batches(config, manifest, mesh, start)
+
+
+def test_a_run_reads_the_order_without_the_ranges(manifest):
+    """From any update on, so over a resume; a range at the beginning, two that touch, and one over an epoch's end."""
+    mesh = sharding.make_mesh(data=-1, fsdp=1, tensor=1)
+    everything = list(itertools.islice(train(manifest, global_batch=24, rows=(0, 24)), 80))
+    skipped = {1, 2, 6, 7, 8, 9, *range(30, 61)}
+    kept = [batch for number, batch in enumerate(everything, 1) if number not in skipped]
+    for start in (0, 3, 24):
+        stream = batches_of(manifest, mesh, start, "1:2", "8:9", "6:7", "30:60")
+        found = in_epochs(stream, 10)
+        for key in found:
+            expected = np.concatenate([batch[key] for batch in kept[start : start + 10]])
+            np.testing.assert_array_equal(found[key], expected, err_msg=f"{key} from {start}")
+
+
+def test_each_of_several_hosts_reads_its_part_of_it(manifest):
+    ranges = [(2, 4), (9, 9)]
+    whole = list(itertools.islice(skip_batches.follow(lambda n: train(manifest, start=n), ranges, 3), 8))
+    for host in range(3):
+        rows = (4 * host, 4 * host + 4)
+        part = skip_batches.follow(lambda n, rows=rows: train(manifest, start=n, rows=rows), ranges, 3)
+        for mine, batch in zip(part, whole, strict=False):
+            np.testing.assert_array_equal(mine["record_id"], batch["record_id"][slice(*rows)])
+
+
+# Resume ---------------------------------------------------------------------------------------------------------------
+
+SETTINGS = ("train.steps=12", "checkpoint.every=4", "evaluate.every=0", "log.every=1", "checkpoint.keep=9")
+
+
+def command(workdir: pathlib.Path, manifest, *ranges: str) -> list[str]:
+    flags = [part for text in ranges for part in ("--skip-batches", text)]
+    return train_arguments(workdir, manifest.folder, *SETTINGS) + flags
+
+
+def losses(workdir: pathlib.Path) -> list[float]:
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+def drop_after(workdir: pathlib.Path, step: int) -> None:
+    for later in checkpoint.complete_steps(workdir / "checkpoints"):
+        if later > step:
+            shutil.rmtree(workdir / "checkpoints" / str(later))
+
+
+@pytest.fixture(scope="module")
+def plain(one_device, manifest, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("plain")
+    assert __main__.main(command(workdir, manifest)) == 0
+    return workdir
+
+
+def refused(arguments: list[str], capsys) -> str:
+    assert __main__.main(arguments) == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_range_is_added_on_resume_and_stays(manifest, plain, tmp_path, capsys):
+    workdir = pathlib.Path(shutil.copytree(plain, tmp_path / "run"))
+    sentence = refused(command(workdir, manifest, "6:7"), capsys)
+    assert "6:7: the checkpoint" in sentence and "checkpoints/12 has read the batches up to 12" in sentence
+    assert re.search(
+        r"remove the newer checkpoints by hand \(8, 12 in \S+\), then the run goes on from update 4\.", sentence
+    )
+    assert "starts from the beginning" in refused(command(workdir, manifest, "4:4"), capsys)
+    assert losses(workdir) == losses(plain), "nothing was touched"
+
+    drop_after(workdir, 4)
+    assert __main__.main(command(workdir, manifest, "6:7")) == 0
+    assert losses(workdir)[:5] == losses(plain)[:5]
+    assert losses(workdir)[5:] != losses(plain)[5:]
+
+    # Straight with the range from the beginning, and killed and resumed with it: the same to the bit.
+    straight = tmp_path / "straight"
+    assert __main__.main(command(straight, manifest, "6:7")) == 0
+    assert (straight / "metrics.jsonl").read_text() == (workdir / "metrics.jsonl").read_text()
+    drop_after(workdir, 8)
+    assert __main__.main(command(workdir, manifest, "6:7")) == 0
+    assert (straight / "metrics.jsonl").read_text() == (workdir / "metrics.jsonl").read_text()
+
+    sentence = refused(command(workdir, manifest), capsys)
+    assert "was made without the batches 6:7" in sentence and "give --skip-batches 6:7 as well" in sentence
+    assert "up to 14" in refused(command(workdir, manifest, "6:7", "14:15"), capsys), "update 12 has read batch 14"
+
+
+def test_the_checkpoints_that_a_new_range_leaves():
+    check = {"step": 12, "steps": [4, 8, 12], "where": "w"}
+    skip_batches.check_resume(["3:4"], ["3:4", "15:20"], **check)  # update 12 has read batch 14
+    with pytest.raises(InputError, match=r"\(12 in w\), then the run goes on from update 8"):
+        skip_batches.check_resume(["3:4"], ["3:4", "14:20"], **check)
+    with pytest.raises(InputError, match=r"w/12 was made without the batches 3:4"):
+        skip_batches.check_resume(["3:4", "6:6"], ["6:6"], **check)
+
+
+def test_flags_come_to_those_of_the_config(manifest, tmp_path, capsys):
+    arguments = train_arguments(tmp_path, manifest.folder, "data.skip_batches=5:9")
+    assert "must not overlap" in refused([*arguments, "--skip-batches", "9:9"], capsys)
+    assert "A at most B" in refused([*arguments, "--skip-batches", "12:10"], capsys)

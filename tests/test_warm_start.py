@@ -1,0 +1,295 @@
+"""Parameters to start from: what is taken, by text and by position, and what is refused before anything compiles."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mlm.data import tokenizer
+from mlm.errors import InputError
+from mlm.export import export
+from mlm.pretrained import load, warm_start
+from mlm.tasks import pretraining
+from mlm.training import build, sharding
+from mlm.workdir import Workdir
+from tests.fixtures import tiny_config
+from tests.trained_model import LENGTH, facts_of, train_tokenizer
+
+SAME_MODEL = ("model.positions=32", "model.layers=2", "model.hidden_size=64")
+WORDS, BIAS = warm_start.WORDS
+
+
+@pytest.fixture(scope="module")
+def exported(model, tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("initial") / "export"
+    export.export(model, load.UPath(folder), scores=None, name="small")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other_tokenizer(tmp_path_factory) -> str:
+    return train_tokenizer(tmp_path_factory.mktemp("initial") / "bpe", "bpe", 700)
+
+
+def fresh(*overrides: str, tok=None, folder: str):
+    """Returns (the run of a fresh model, its parameters by name)."""
+    tok = tok or tokenizer.load(folder)
+    mesh = sharding.make_mesh(data=4, fsdp=2, tensor=1)
+    return build.build_run(tiny_config(*SAME_MODEL, *overrides), facts_of(tok), mesh)
+
+
+def started(name: str, folder: str | None, *overrides: str, tok=None):
+    """Returns (parameters before, parameters after, the lines), by name, on a mesh that splits them."""
+    run = fresh(*overrides, tok=tok, folder=folder)
+    source = warm_start.read(name)
+    warm_start.refuse_another_model(source, run.model.config)
+    state = run.init()
+    before = {name: np.asarray(leaf) for name, leaf in sharding.named_leaves(state.params)}
+    taken, lines = warm_start.fit(
+        source,
+        {name: leaf.shape for name, leaf in before.items()},
+        pad_id=run.model.config.pad_token_id,
+        vocab_size=len(tok or tokenizer.load(folder)),
+        tokenizer_folder=folder,
+    )
+    params = warm_start.start(state.params, taken)
+    assert jax.tree.map(lambda p: p.sharding, params) == jax.tree.map(lambda p: p.sharding, state.params)
+    return before, {name: np.asarray(leaf) for name, leaf in sharding.named_leaves(params)}, lines
+
+
+def source_leaves(model) -> dict[str, np.ndarray]:
+    return dict(sharding.named_leaves(model.params))
+
+
+@pytest.mark.parametrize("kind", ["workdir", "export", "flax", "sharded", "half"])
+def test_the_same_model_comes_back_whole(kind, trained_workdir, exported, model, tmp_path):
+    folder = tmp_path / "source"
+    if kind == "workdir":
+        folder = pathlib.Path(str(trained_workdir.root))
+    else:
+        shutil.copytree(exported, folder)
+    tensors = load_file(exported / "model.safetensors")
+    if kind != "workdir" and kind != "export":
+        (folder / "model.safetensors").unlink()
+    if kind != "flax" and kind != "workdir":
+        (folder / "flax_model.msgpack").unlink()
+    if kind == "sharded":
+        half = sorted(tensors)[: len(tensors) // 2]
+        parts = {"1": {name: tensors[name] for name in half}, "2": {n: t for n, t in tensors.items() if n not in half}}
+        for number, part in parts.items():
+            save_file(part, folder / f"model-0000{number}-of-00002.safetensors")
+        index = {name: f"model-0000{number}-of-00002.safetensors" for number, part in parts.items() for name in part}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    if kind == "half":
+        save_file({name: value.astype(np.float16) for name, value in tensors.items()}, folder / "model.safetensors")
+    before, after, lines = started(str(folder), str(trained_workdir.tokenizer))
+    for name, value in source_leaves(model).items():
+        expected = value.astype(np.float16) if kind == "half" else value
+        if name in (WORDS, BIAS):
+            assert np.array_equal(after[name][:1000], expected), name
+            assert np.array_equal(after[name][1000:], before[name][1000:]), f"{name}: the padding of the vocabulary"
+        else:
+            assert np.array_equal(after[name], expected), name
+        if not name.endswith("bias"):
+            assert not np.array_equal(before[name], after[name]) or "LayerNorm" in name or "layer_norm" in name
+    assert lines == [
+        f"start from {folder}",
+        "  taken: 2 layers, lm_head/dense, lm_head/layer_norm, roberta/embeddings/LayerNorm, "
+        "roberta/embeddings/token_type_embeddings",
+        f"  {WORDS} and {BIAS}: 1,000 taken of 1,000 rows, matched by id",
+        f"  {warm_start.POSITIONS}: 32 taken of 32 positions",
+    ]
+
+
+def test_rows_are_matched_by_the_text_of_the_tokens(exported, model, other_tokenizer):
+    before, after, lines = started(str(exported), other_tokenizer)
+    ours, theirs = tokenizer.load(other_tokenizer), tokenizer.load(str(exported))
+    source = source_leaves(model)
+    by_text = 0
+    for piece, number in ours.get_vocab().items():
+        text = piece.replace("Ġ", "▁").replace("Ċ", "\n") if piece.isascii() or "Ġ" in piece or "Ċ" in piece else None
+        row = None if text is None else theirs.get_vocab().get(text)
+        if row is None:
+            continue
+        by_text += 1
+        assert np.array_equal(after[WORDS][number], source[WORDS][row]), piece
+        assert after[BIAS][number] == source[BIAS][row], piece
+    taken = [number for number in range(700) if not np.array_equal(after[WORDS][number], before[WORDS][number])]
+    assert by_text > 200, "too few tokens in common to tell"
+    assert by_text <= len(taken) <= by_text + 5
+    assert np.array_equal(after[WORDS][700:], before[WORDS][700:])
+    rest = f"{700 - len(taken):,} fresh, {1000 - len(taken):,} left over rows, matched by the tokens' text"
+    assert lines[2] == f"  {WORDS} and {BIAS}: {len(taken):,} taken of 1,000, {rest}"
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(1200, "1,000 taken of 1,000, 200 fresh"), (600, "600 taken of 1,000, 400")]
+)
+def test_without_a_tokenizer_rows_are_matched_by_id(exported, model, tmp_path, size, words):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(exported / name, tmp_path / name)
+    facts = build.DataFacts(size, {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}, (0, 1, 2, 3, 4), LENGTH, 0)
+    run = build.build_run(tiny_config(*SAME_MODEL), facts, sharding.make_mesh(data=8, fsdp=1, tensor=1))
+    state, source = run.init(), warm_start.read(str(tmp_path))
+    shapes = {name: leaf.shape for name, leaf in sharding.named_leaves(state.params)}
+    taken, lines = warm_start.fit(source, shapes, pad_id=1, vocab_size=size, tokenizer_folder=str(exported))
+    after = dict(sharding.named_leaves(warm_start.start(state.params, taken)))
+    rows = min(size, 1000)
+    fresh_rows = dict(sharding.named_leaves(state.params))[WORDS][rows:]
+    assert np.array_equal(after[WORDS][:rows], source_leaves(model)[WORDS][:rows])
+    assert np.array_equal(after[WORDS][rows:], fresh_rows)
+    assert words in lines[2] and "matched by id" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("positions", "words"), [(48, "32 taken of 32, 16 fresh"), (24, "24 taken of 32, 8 left over")]
+)
+@pytest.mark.parametrize("pad", [1, 3])
+def test_positions_are_cut_and_grown_from_the_right_one(exported, model, positions, words, pad):
+    """The first position is the row behind pad id: of another pad id, other rows."""
+    source = warm_start.read(str(exported))
+    shapes = {name: leaf.shape for name, leaf in source.leaves.items()}
+    shapes[warm_start.POSITIONS] = (positions + pad + 1, 64)
+    taken, lines = warm_start.fit(source, shapes, pad_id=pad, vocab_size=1000, tokenizer_folder=str(exported))
+    table, theirs = taken[warm_start.POSITIONS], source.leaves[warm_start.POSITIONS]
+    count = min(positions, 32)
+    assert np.array_equal(table.values[pad + 1 :][:count], theirs[2:][:count])
+    assert np.flatnonzero(table.rows_R).tolist() == list(range(pad - 1, pad + count + 1))
+    assert lines[3] == f"  {warm_start.POSITIONS}: {words} positions"
+
+
+def test_heads_that_one_of_them_lacks_are_named(exported, tmp_path):
+    shutil.copytree(exported, tmp_path / "classifier")
+    tensors = load_file(exported / "model.safetensors")
+    tensors = {name: value for name, value in tensors.items() if not name.startswith("lm_head")}
+    tensors |= {f"classifier.{part}.weight": np.ones((64, 64), np.float32) for part in ("dense", "out_proj")}
+    tensors["roberta.pooler.dense.weight"] = np.ones((64, 64), np.float32)
+    save_file(tensors, tmp_path / "classifier" / "model.safetensors")
+    before, after, lines = started(str(tmp_path / "classifier"), str(exported))
+    assert np.array_equal(before["lm_head/dense/kernel"], after["lm_head/dense/kernel"])
+    assert lines[2].startswith(f"  {WORDS}: 1,000 taken")
+    assert lines[4:] == [
+        "  fresh, for the source lacks them or has them in another shape: lm_head/bias, lm_head/dense, "
+        "lm_head/layer_norm",
+        "  left over in the source: classifier/dense, classifier/out_proj, roberta/pooler/dense",
+    ]
+
+
+def test_an_encoder_alone_has_shorter_names(exported, model, tmp_path):
+    shutil.copytree(exported, tmp_path / "encoder")
+    tensors = load_file(exported / "model.safetensors")
+    own = {name.removeprefix("roberta."): value for name, value in tensors.items() if name.startswith("roberta.")}
+    save_file(own, tmp_path / "encoder" / "model.safetensors")
+    _, after, _ = started(str(tmp_path / "encoder"), str(exported))
+    for name, value in source_leaves(model).items():
+        if name.startswith("roberta/encoder"):
+            assert np.array_equal(after[name], value)
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "theirs"),
+    [
+        ("model.hidden_size=32", 64),
+        ("model.layers=1", 2),
+        ("model.heads=4", 2),
+        ("model.intermediate_size=128", 64),
+        ("model.activation=relu", "gelu"),
+        ("model.layer_norm_eps=1e-06", 1e-5),
+    ],
+)
+def test_another_architecture_is_refused_by_key_and_values(exported, override, theirs):
+    key, _, value = override.partition("=")
+    with pytest.raises(InputError) as error:
+        started(str(exported), str(exported), override)
+    sentence = (
+        f"config.{key} = {value}: train.init_from = {exported} has {theirs}; set it to that, or start from another"
+    )
+    assert str(error.value) == f"{sentence} model."
+
+
+def test_it_is_refused_before_anything_compiles(exported, manifest, tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("something was to be compiled"))
+    run = build.Run(build.build_model(tiny_config(), facts_of(tokenizer.load(str(exported)))), *[None] * 6)
+    with pytest.raises(InputError, match=r"config\.model\.\w+ = "):
+        pretraining.fresh_state(tiny_config(f"train.init_from={exported}"), manifest, run, Workdir(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("bert", "is a bert"),
+        ("untied", "its embeddings are not tied"),
+        ("torn config", "its config.json can't be read"),
+        ("no config", "has no config.json and no checkpoints"),
+        ("no weights", "has neither model.safetensors nor flax_model.msgpack"),
+        ("torn", "its weights can't be read"),
+        ("a layer less", "its weights are not those of its config.json"),
+        ("a pickle alone", "has neither model.safetensors nor flax_model.msgpack"),
+        ("/etc/hostname", "'/etc/hostname' is not the name of a file inside its folder"),
+        ("../source/model.safetensors", "is not the name of a file inside its folder"),
+        ("weights of numbers", "its weights can't be read (4 is not the name of a file"),
+        ("no weights in the index", "its weights can't be read"),
+        ("another type", "its config.json has hidden_size = '64'; it must be a whole number from 1 up"),
+    ],
+)
+def test_folders_that_are_no_start_are_refused(exported, tmp_path, fault, words):
+    folder = tmp_path / "source"
+    shutil.copytree(exported, folder)
+    content = json.loads((folder / "config.json").read_text())
+    if fault == "bert":
+        (folder / "config.json").write_text(json.dumps(content | {"model_type": "bert"}))
+    elif fault == "untied":
+        (folder / "config.json").write_text(json.dumps(content | {"tie_word_embeddings": False}))
+    elif fault == "torn config":
+        (folder / "config.json").write_text("{")
+    elif fault == "another type":
+        (folder / "config.json").write_text(json.dumps(content | {"hidden_size": "64"}))
+    elif fault.endswith(("hostname", "safetensors", "numbers", "index")):
+        name = 4 if fault.endswith("numbers") else fault
+        index = {"weight_map": [] if fault.endswith("index") else {"roberta.x": name}}
+        (folder / warm_start.INDEX).write_text(json.dumps(index))
+    elif fault == "a pickle alone":
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), (folder / "flax_model.msgpack").unlink()
+    elif fault == "no config":
+        (folder / "config.json").unlink()
+    elif fault == "no weights":
+        (folder / "model.safetensors").unlink(), (folder / "flax_model.msgpack").unlink()
+    elif fault == "torn":
+        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-50])
+    elif fault == "a layer less":
+        tensors = load_file(folder / "model.safetensors")
+        save_file({n: t for n, t in tensors.items() if ".layer.1." not in n}, folder / "model.safetensors")
+    with pytest.raises(InputError) as error:
+        started(str(folder), str(exported))
+    assert str(error.value).startswith(f"config.train.init_from = {folder}: ")
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["someone/no-such-model", "runs/not/there", "no such folder"])
+def test_a_name_that_is_nowhere_is_told_in_a_sentence(name):
+    with pytest.raises(InputError) as error:
+        warm_start.read(name)
+    assert str(error.value).startswith(
+        f"config.train.init_from = {name}: is no folder here, and can't be had from the hub"
+    )
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_in_the_cache_of_the_hub_is_found_offline(exported, model, tmp_path, monkeypatch):
+    """The cache as huggingface_hub lays it out."""
+    commit = "0" * 40
+    repository = tmp_path / "models--someone--small"
+    shutil.copytree(exported, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    source = warm_start.read("someone/small")
+    assert source.name == "someone/small" and source.tokenizer == str(repository / "snapshots" / commit)
+    assert all(np.array_equal(source.leaves[name], value) for name, value in source_leaves(model).items())
