@@ -162,7 +162,7 @@ def test_a_spike_behind_a_skipped_range_has_its_own_batches(spiky, tmp_path):
 
 def test_the_log_is_the_same_without_listeners(spiky, tmp_path, monkeypatch):
     workdir, manifest = spiky
-    monkeypatch.setattr(pretraining.listening, "attach", lambda *arguments: None)
+    monkeypatch.setattr(pretraining.metrics_hooks, "attach", lambda *arguments: None)
     train(tmp_path / "deaf", manifest, *SPIKY)
     assert (tmp_path / "deaf" / "metrics.jsonl").read_bytes() == (workdir / "metrics.jsonl").read_bytes()
     assert not (tmp_path / "deaf" / "spikes.jsonl").exists()
