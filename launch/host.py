@@ -220,7 +220,7 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(answer=function)
         return sub
 
-    command("unpack code archive", host_setup.unpack)
+    command("unpack code", lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()))  # the archive
     install = command("install code", host_setup.install)
     install.add_argument("--extra", action="append", default=[], dest="extras", metavar="SPEC")
     install.add_argument("--python", default=os.environ.get("MLM_POD_PYTHON", ""), dest="given")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import os
 import pathlib
@@ -91,29 +92,24 @@ def source(root: pathlib.Path, code: str) -> pathlib.Path:
     return folder
 
 
-def unpack(root: pathlib.Path, code: str, archive: str) -> dict:
-    """Unpacks an archive whose SHA-256 is `code` to ROOT/code/{code}, and removes it."""
+def unpack(root: pathlib.Path, code: str, archive: bytes) -> dict:
+    """Unpacks an archive whose SHA-256 is `code` to ROOT/code/{code}."""
     if not is_name(code):
         raise HostError(f"{code!r} is no SHA-256")
-    final, file = root / "code" / code, pathlib.Path(archive).expanduser()
+    final = root / "code" / code
     with alone(root / ".unpack.lock"):
-        fresh = not final.is_dir()
-        if fresh:
-            if not file.exists():
-                raise HostError(f"{file} is not here: sync again")
-            found = hashlib.sha256(file.read_bytes()).hexdigest()
+        if fresh := not final.is_dir():
+            found = hashlib.sha256(archive).hexdigest()
             if found != code:
-                file.unlink()
-                raise HostError(f"{file} arrived damaged (SHA-256 {found[:12]}, not {code[:12]}): sync again")
+                raise HostError(f"the archive arrived damaged (SHA-256 {found[:12]}, not {code[:12]}): sync again")
             new = final.with_name(f".{code}.new")
             shutil.rmtree(new, ignore_errors=True)
             try:
-                with tarfile.open(file) as tar:  # "data": nothing leads out of the folder
+                with tarfile.open(fileobj=io.BytesIO(archive)) as tar:  # "data": nothing leads out of the folder
                     tar.extractall(new, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
             except tarfile.TarError as error:
-                raise HostError(f"{file} holds what does not belong into it: {error}") from None
+                raise HostError(f"the archive holds what does not belong into it: {error}") from None
             new.rename(final)
-        file.unlink(missing_ok=True)
         os.utime(final)  # the newest is the one in use
     return {"code": code, "fresh": fresh}
 

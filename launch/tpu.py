@@ -141,7 +141,7 @@ def follow(args: argparse.Namespace, hosts: Hosts, run: str, attempt: int) -> in
 
 
 def _sync(args: argparse.Namespace) -> None:
-    sync.sync(connect(args.cloud, args.timeout), codes.pack(codes.repository()), runs.RECORDS / "code", args.extra)
+    sync.sync(connect(args.cloud, args.timeout), codes.pack(codes.repository()), args.extra)
 
 
 def _preflight(args: argparse.Namespace) -> int:

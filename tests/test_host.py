@@ -2,8 +2,6 @@
 
 import base64
 import contextlib
-import hashlib
-import io
 import json
 import os
 import pathlib
@@ -12,7 +10,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tarfile
 import time
 
 import pytest
@@ -243,18 +240,16 @@ def test_ids_that_can_not_be(host):
         assert "1 to 200 characters" in host.ask("start", stdin=host.job("", run=run), code=1)["error"]
 
 
-def test_unpack(host, tmp_path):
-    assert host.ask("unpack", host.code, "/nowhere")["fresh"] is False
+def test_unpack(host):
+    assert host.unpack(host.code, b"")["fresh"] is False
     archive, code = host.pack({"x": b"1"})
-    archive.write_bytes(archive.read_bytes()[:-5])
-    assert "damaged" in host.ask("unpack", code, str(archive), code=1)["error"]
-    assert not archive.exists()
-    archive, code = host.pack({"../x": b"1"})
-    assert "does not belong" in host.ask("unpack", code, str(archive), code=1)["error"]
-    assert code not in host.ask("preflight")["code"]
-    archive, code = host.pack({"x": b"1"})
-    assert host.ask("unpack", code, str(archive)) == {"code": code, "fresh": True}
-    assert (host.root / "code" / code / "x").read_bytes() == b"1" and not archive.exists()
+    for torn in (archive[:-5], b""):
+        assert "arrived damaged" in host.ask("unpack", code, stdin=torn, code=1)["error"]
+    outside, other = host.pack({"../x": b"1"})
+    assert "does not belong" in host.ask("unpack", other, stdin=outside, code=1)["error"]
+    assert not {code, other} & {*host.ask("preflight")["code"]}
+    assert host.unpack(code, archive) == {"code": code, "fresh": True}
+    assert (host.root / "code" / code / "x").read_bytes() == b"1"
 
 
 @pytest.mark.parametrize(
@@ -267,29 +262,16 @@ def test_unpack(host, tmp_path):
     ],
 )
 def test_links_stay_inside(host, links, named):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, target in links.items():
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.REGTYPE, "")
-            tar.addfile(info, io.BytesIO())
-    archive, code = host.root.parent / "links.tar.gz", hashlib.sha256(buffer.getvalue()).hexdigest()
-    archive.write_bytes(buffer.getvalue())
-    error = host.ask("unpack", code, str(archive), code=1)["error"]
+    files = {name: b"" for name, target in links.items() if target is None}
+    archive, code = host.pack(files, {name: target for name, target in links.items() if target})
+    error = host.ask("unpack", code, stdin=archive, code=1)["error"]
     assert f"holds what does not belong into it: '{named}' " in error
     assert not (host.root / "code" / code).exists() and not pathlib.Path("/tmp/x").exists()
 
 
 def test_a_link_inside_is_kept(host):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, target in {"z/link": "../a/file", "a/file": ""}.items():
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.REGTYPE, "")
-            tar.addfile(info, io.BytesIO())
-    archive, code = host.root.parent / "links.tar.gz", hashlib.sha256(buffer.getvalue()).hexdigest()
-    archive.write_bytes(buffer.getvalue())
-    assert host.ask("unpack", code, str(archive))["fresh"] is True
+    archive, code = host.pack({"a/file": b""}, {"z/link": "../a/file"})
+    assert host.unpack(code, archive)["fresh"] is True
     assert (host.root / "code" / code / "z" / "link").resolve() == (host.root / "code" / code / "a" / "file").resolve()
 
 
@@ -325,7 +307,7 @@ def test_a_host_with_too_old_a_python_and_no_way_to_another(host, tmp_path, monk
     monkeypatch.setattr(host_setup, "_find_python", lambda: "")
     monkeypatch.setattr(host_setup.sys, "executable", str(program))
     archive, code = host.pack({"requirements.txt": b"six"})
-    host.ask("unpack", code, str(archive))
+    host.unpack(code, archive)
     for _ in range(2):  # what is half made is not taken for made
         error = host.ask("install", code, code=1, MLM_POD_PYTHON="")["error"]
         assert said in error and "error: no network; cause: dns error" in error

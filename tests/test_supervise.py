@@ -102,7 +102,7 @@ def test_a_stop_counts_only_while_somebody_watches(tmp_path, monkeypatch):
     one = supervisor([])
     pod = Pod("pod", "READY", (Host(0, "x"), Host(1, "y")))
     monkeypatch.setattr(one.cloud, "describe", lambda: pod)
-    monkeypatch.setattr("pods.supervise.connect", lambda *_: Hosts(one.cloud.settings, None, None, pod))
+    monkeypatch.setattr("pods.supervise.connect", lambda *_: Hosts(one.cloud, pod))
     monkeypatch.setattr("pods.runs.look", lambda *_: ended(75, 75))
     assert one.see().stopped == 0, "who supervises it after that wants it to go on"
     file.write_text('{"attempt": 2}')

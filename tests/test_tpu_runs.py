@@ -14,7 +14,7 @@ import pytest
 from pods import preflight
 from pods.backend import Host
 from pods.causes import HostReport
-from pods.hosts import Answer
+from pods.fanout import Answer
 from pods.runs import Job, Look, difference
 
 from tests.fixtures_pods import wait_for
@@ -181,11 +181,13 @@ def test_hosts_that_lack_the_code_are_named(ready_pod):
     pathlib.Path("stub.py").write_text("changed")
     said = ready_pod.tpu(*RUN, code=1)
     assert "host 0 (127.0.0.1), host 1 (127.0.0.2): code" in said and "is missing: launch/tpu.py sync" in said
-    ready_pod.fault("scp", "ssh255_before", worker=1, times=3)
+    ready_pod.fault("ssh", "ssh255_before", worker=1, match="host.py unpack", times=3)
     said = ready_pod.tpu("sync", code=1)
     assert "copying the code failed on 1 of 2 hosts: host 1 (127.0.0.2): ssh failed" in said
     said = ready_pod.tpu("preflight", code=1)
-    assert "host 0 (127.0.0.1), host 1 (127.0.0.2): code" in said and starts(ready_pod) == 0
+    assert "host 0 (127.0.0.1): its packages are not installed: launch/tpu.py sync" in said
+    assert "\nhost 1 (127.0.0.2): code" in said and "is missing: launch/tpu.py sync" in said
+    assert starts(ready_pod) == 0
     ready_pod.git("checkout", "-q", "stub.py")
     assert "ready: 2 hosts" in ready_pod.tpu("preflight")
 

@@ -12,8 +12,8 @@ import host_setup
 
 from pods.backend import ABSENT, GONE, Host
 from pods.errors import PodError
-from pods.fanout import label
-from pods.hosts import Answer, Hosts
+from pods.fanout import Answer, label
+from pods.hosts import Hosts
 from pods.runs import Look, how_it_ended, look, records
 
 MOST = 1 << 20  # bytes of a log in one answer
@@ -84,7 +84,7 @@ def follow(follower: Follower, *, every: float, check: Callable[[], str]) -> Loo
             if hosts.dry:
                 break
             if follower.faults and (state := check()) in (*GONE, ABSENT):
-                sentence = f"{hosts.settings.name} is {state}: launch/tpu.py supervise gets another and goes on."
+                sentence = f"{hosts.pod.name} is {state}: launch/tpu.py supervise gets another and goes on."
                 raise PodError(sentence, "absent")
             time.sleep(pause)
     return look(hosts, follower.run, follower.attempt)

@@ -18,13 +18,13 @@ from pods.backend import Host, say
 from pods.causes import Cause, HostReport, first_cause
 from pods.code import Code
 from pods.errors import PodError, SettingsError
-from pods.fanout import label
-from pods.hosts import Answer, Hosts, quoted
+from pods.fanout import Answer, label
+from pods.hosts import Hosts, quoted
 from pods.settings import Settings
 
 COMMANDS = ("run", "train", "shards", "classify", "evaluate", "export")  # of `python -m mlm`, that run on several hosts
 PLACE = 3  # arguments at the end of a job's that say which process it is
-RECORDS = pathlib.Path("runs/pods")  # under the folder we are in: logs of the hosts, archives of code
+RECORDS = pathlib.Path("runs/pods")  # under the folder we are in: logs of the hosts, and what a supervisor has spent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +210,7 @@ def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
 def _text(hosts: Hosts, job: Job, host: Host, attempt: int, requirements: str, launch: str) -> bytes:
     count, i = len(hosts.all), host.worker
     words = {"id": job.id, "attempt": attempt, "code": job.code.hash, "requirements": requirements}
-    words["argv"] = [*job.argv, f"--coordinator={hosts.coordinator}", f"--processes={count}", f"--process-id={i}"]
+    words["argv"] = [*job.argv, f"--coordinator={hosts.all[0].address}", f"--processes={count}", f"--process-id={i}"]
     words["env"] = {name: "..." if hosts.dry else os.environ[name] for name in job.env}
     return json.dumps({**words, "process": i, "processes": count, "launch": launch}).encode()
 

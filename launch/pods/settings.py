@@ -54,7 +54,7 @@ class Settings:
     user: str = _key("name to log in with on the hosts; default: gcloud's choice", "")
     track: str = _key('"alpha" for gcloud alpha, which has more flags; default: gcloud', "")
     create_flags: tuple[str, ...] = _key("a flag for gcloud's create, such as --reserved; repeatable", ())
-    ssh_flags: tuple[str, ...] = _key("a flag for gcloud's ssh and scp, such as --internal-ip; repeatable", ())
+    ssh_flags: tuple[str, ...] = _key("a flag for gcloud's ssh, such as --internal-ip; repeatable", ())
 
     @property
     def accelerator(self) -> accelerators.Accelerator:

@@ -135,7 +135,7 @@ class Supervisor:
         if action.lost:  # its process may live on without a keeper
             runs.stop(self.hosts, self.job.id, 0)
         if not self.synced:
-            sync.sync(self.hosts, self.job.code, runs.RECORDS / "code", self.extras)
+            sync.sync(self.hosts, self.job.code, self.extras)
             self.synced = True
         started = runs.start(self.hosts, self.job, again=True)
         (self.folder / str(started.attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
@@ -237,7 +237,7 @@ def command(args: argparse.Namespace, job: runs.Job) -> int:
         cloud.delete(cloud.describe())
         lifetime.create(cloud)
         hosts = connect(cloud, args.timeout)
-        sync.sync(hosts, job.code, runs.RECORDS / "code", args.extra)
+        sync.sync(hosts, job.code, args.extra)
         runs.start(hosts, job, again=True)
         runs.look(hosts, job.id)
         return 0
