@@ -65,20 +65,13 @@ def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
 
 def _holders(paths: set[str]) -> list[dict]:
     """Returns [{"pid", "command"}] of the processes that have one of these files open, as far as we may see them."""
-    found = []
-    for process in pathlib.Path("/proc").glob("[0-9]*") if paths else ():
+    found = {}
+    for descriptor in glob.iglob("/proc/[0-9]*/fd/*") if paths else ():  # not pathlib's: a process may end meanwhile
         with contextlib.suppress(OSError):
-            if any(_link(descriptor) in paths for descriptor in (process / "fd").iterdir()):
-                name = (process / "comm").read_text().strip()  # not the arguments: they are private
-                found.append({"pid": int(process.name), "command": name})
-    return sorted(found, key=lambda holder: holder["pid"])
-
-
-def _link(path: pathlib.Path) -> str:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
+            if os.readlink(descriptor) in paths:
+                process = descriptor.split("/")[2]
+                found[int(process)] = pathlib.Path(f"/proc/{process}/comm").read_text().strip()  # arguments are private
+    return [{"pid": process, "command": found[process]} for process in sorted(found)]
 
 
 def _lock_state(lock: pathlib.Path, in_use: bool) -> str:

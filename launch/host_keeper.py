@@ -21,10 +21,7 @@ STOPPED_AFTER = 3.0  # seconds in state T before it counts: a debugger's glance 
 
 
 def launch(folder: pathlib.Path, lock: int, argv: list[str], cwd: str, environment: dict[str, str]) -> int:
-    """Starts argv under a detached keeper and returns its process id. Raises HostError if it can't be started.
-
-    The environment never leaves memory. The keeper inherits `lock`, and with it the flock.
-    """
+    """Starts argv under a detached keeper, which inherits `lock`, and returns its process id. Raises HostError."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

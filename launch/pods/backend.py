@@ -34,40 +34,33 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-    """What the cloud says of a pod.
-
-    kind: "tpu-vm" or "queued"; detail: the cloud's own name for the state; ours: made by our `up`; identity: the same
-    as long as it is the same machines at the same addresses.
-    """
+    """What the cloud says of a pod."""
 
     name: str
     state: str
     hosts: tuple[Host, ...] = ()
-    kind: str = "tpu-vm"
-    detail: str = ""
+    kind: str = "tpu-vm"  # or "queued"
+    detail: str = ""  # the cloud's own name for the state
     accelerator_type: str = ""
-    ours: bool = False
-    identity: str = ""
+    ours: bool = False  # made by our `up`
+    identity: str = ""  # the same as long as it is the same machines at the same addresses
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A local program to run, and what it reads.
-
-    note: of a dry run, what stdin holds; instead: gives the call that is made where ssh itself fails.
-    """
+    """A local program to run, and what it reads."""
 
     argv: tuple[str, ...]
     stdin: bytes = b""
-    note: str = ""
-    instead: Callable[[], Call] | None = None
+    note: str = ""  # what a dry run prints of stdin
+    instead: Callable[[], Call] | None = None  # gives the call to make where ssh itself fails
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a call ended. code: None if it was ended by the time-out, negative if by a signal."""
+    """How a call ended."""
 
-    code: int | None
+    code: int | None  # None after a timeout, negative after a signal
     stdout: str = ""
     stderr: str = ""
 

@@ -15,14 +15,11 @@ AT_ONCE = 64
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What became of one host's call.
-
-    data: what host.py reported, {} if nothing; error: one sentence without the host's name, "" if all is well.
-    """
+    """What became of one host's call."""
 
     host: Host
-    data: dict
-    error: str = ""
+    data: dict  # what host.py reported, {} if nothing
+    error: str = ""  # one sentence without the host's name, "" if all is well
     result: Result | None = None
     tries: int = 1
 

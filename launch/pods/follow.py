@@ -30,6 +30,11 @@ class Follower:
         self.faults: dict[Host, str] = {}
         self.ended: dict[Host, dict] = {}
 
+    def alone(self) -> contextlib.AbstractContextManager:
+        """Holds the run's log files here. Raises PodError if another process does."""
+        refusal = PodError(f"somebody follows this run here already: tail -f {self.folder}/*.log")
+        return contextlib.nullcontext() if self.hosts.dry else host_setup.alone(self.folder / ".lock", refusal)
+
     def round(self) -> bool:
         """Asks every host once; returns whether all of them have ended and said all."""
         words = {}
@@ -79,7 +84,7 @@ def follow(follower: Follower, *, every: float, check: Callable[[], str]) -> Loo
     """Follows until the run has ended on all hosts; returns how. Raises PodError if the pod is gone, by `check`."""
     hosts = follower.hosts
     pause = max(every, len(hosts.all) / 8)  # each question costs a process here
-    with only_one(follower):
+    with follower.alone():
         while not follower.round():
             if hosts.dry:
                 break
@@ -88,14 +93,3 @@ def follow(follower: Follower, *, every: float, check: Callable[[], str]) -> Loo
                 raise PodError(sentence, "absent")
             time.sleep(pause)
     return look(hosts, follower.run, follower.attempt)
-
-
-def only_one(follower: Follower) -> contextlib.AbstractContextManager:
-    """Holds the run's log files here. Raises PodError if somebody else does."""
-    refusal = f"somebody follows this run here already: tail -f {follower.folder}/*.log"
-    return contextlib.nullcontext() if follower.hosts.dry else held(follower.folder / ".lock", refusal)
-
-
-def held(file: pathlib.Path, refusal: str) -> contextlib.AbstractContextManager:
-    """Holds a lock file for this process. Raises PodError(refusal) if another one does."""
-    return host_setup.alone(file, PodError(refusal))

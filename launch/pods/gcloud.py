@@ -135,10 +135,8 @@ class TpuVm:
         return Call(words, stdin, instead=lambda: self._forget(worker, call))
 
     def _dry_ssh(self, hosts: int) -> list[str]:
-        """Returns a line of `ssh --dry-run` for each host, [] if there are none.
-
-        The first connection makes the keys and gives them to the pod: it is made alone, before all others.
-        """
+        """Returns a line of `ssh --dry-run` for each host, [] if there are none."""
+        # the first connection makes the keys and gives them to the pod: it is made alone, before all others
         words = ["tpu-vm", "ssh", self.target, "--command=true", *self.settings.ssh_flags]
         if self.runner.run(Call(self._argv(*words, "--worker=0")), ASK).code != 0:
             return []

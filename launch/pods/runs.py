@@ -152,11 +152,11 @@ def _require_same(job: Job, other: dict, attempt: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Started:
-    """attempt: its number; fresh: started by this call; ended: how it had ended before, if nothing was started."""
+    """What `start` has done."""
 
     attempt: int
-    fresh: bool
-    ended: Look | None = None
+    fresh: bool  # started by this call
+    ended: Look | None = None  # how it had ended before, if nothing was started
 
 
 def start(hosts: Hosts, job: Job, *, again: bool = False) -> Started:
@@ -227,10 +227,7 @@ def _take_back(hosts: Hosts, job: Job, attempt: int, ours: list[Host], bad: list
 
 
 def stop(hosts: Hosts, run: str, grace: float) -> Look:
-    """Ends a run on all hosts: SIGTERM, so that it saves, at most `grace` seconds, SIGKILL. Returns how it ended.
-
-    Raises PodError, which names the hosts that did not confirm.
-    """
+    """Ends a run: SIGTERM, so that it saves, at most `grace` seconds, SIGKILL. Raises PodError if a host fails to."""
     seen = look(hosts, run)
     if not seen.attempt and not seen.errors and not hosts.dry:
         raise PodError(f"there is no run {run!r} on these hosts.", "absent")

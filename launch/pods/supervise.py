@@ -12,6 +12,8 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
+import host_setup
+
 from pods import decision, lifetime, runs, sync
 from pods import follow as following
 from pods.backend import READY
@@ -57,8 +59,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervises until the run is done or given up; returns its exit code. Ctrl-C, 130, leaves all as it is."""
-        refusal = f"run {self.job.id!r} is being supervised already, by another process here."
-        with following.held(self.folder / ".supervise.lock", refusal):
+        refusal = PodError(f"run {self.job.id!r} is being supervised already, by another process here.")
+        with host_setup.alone(self.folder / ".supervise.lock", refusal):
             try:
                 self.memory.moved, self.memory.mixed, self.memory.silent = self.clock(), 0.0, 0
                 while (code := self.step()) is None:
@@ -174,7 +176,7 @@ class Supervisor:
         if action.kind == decision.WAIT and self.looks % LOGS_EVERY:
             return
         follower = following.Follower(self.hosts, self.job.id, self.memory.attempt, show=lambda line: None)
-        with contextlib.suppress(PodError, OSError), following.only_one(follower):  # a person may follow them as well
+        with contextlib.suppress(PodError, OSError), follower.alone():  # a person may follow them as well
             follower.round()
 
     def _stopped(self) -> int:

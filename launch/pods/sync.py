@@ -13,10 +13,7 @@ COPY, INSTALL = 900.0, 3600.0  # seconds that a host has
 
 
 def sync(hosts: Hosts, code: Code, extras: Sequence[str] = ()) -> str:
-    """Copies the code to all hosts and installs its packages; returns the hash of the packages ("" in a dry run).
-
-    extras: packages beside requirements.txt. Raises PodError, which names the hosts that failed.
-    """
+    """Copies the code to all hosts, installs its packages and returns their hash, "" in a dry run. Raises PodError."""
     found = zip(hosts.all, hosts.require(hosts.ask(["preflight", "--code", code.hash]), "sync"), strict=True)
     lacking = [host for host, answer in found if code.hash not in answer.get("code", ())]
     hosts.tell(f"{code.label}: to {len(lacking)} of {len(hosts.all)} hosts")
