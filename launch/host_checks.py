@@ -68,7 +68,7 @@ def _holders(paths: set[str]) -> list[dict]:
     found = {}
     for descriptor in glob.iglob("/proc/[0-9]*/fd/*") if paths else ():  # not pathlib's: a process may end meanwhile
         with contextlib.suppress(OSError):
-            if os.readlink(descriptor) in paths:
+            if str(pathlib.Path(descriptor).readlink()) in paths:
                 process = descriptor.split("/")[2]
                 found[int(process)] = pathlib.Path(f"/proc/{process}/comm").read_text().strip()  # arguments are private
     return [{"pid": process, "command": found[process]} for process in sorted(found)]

@@ -5,16 +5,16 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import stat
 import subprocess
-import sys
 import time
 
 import pytest
 
-from tests.fixtures_pods import wait_for
+from tests.fixtures_pods import LAUNCH, wait_for
 
 HOSTILE = ["a b", "--flag=$(touch pwned)", "`touch pwned`", "'\"\\", "line\nline", "ü-语-\u202e", "-x", "", "*", "~"]
 
@@ -288,45 +288,48 @@ def test_packages_are_installed_once_per_hash(host):
 @pytest.mark.parametrize(
     ("refused", "said"),
     [
-        ("pip", "pip can't install uv==0.13.8, which makes environments: sudo apt-get install python3-pip, or install"),
-        ("venv", "and uv can't download 3.12: install one on every host, or name one that has the packages: python in"),
-        ("sync", "uv can't install packages (error: no network; cause: dns error)"),
+        ("pip", "pip can't install uv==0.13.8, which makes the environment (python3 is 3.10.12): sudo apt-get install"),
+        ("venv", "uv can't make an environment with Python 3.12 (python3 is 3.10.12): install Python 3.11, 3.12 or 3."),
+        ("sync", "no environment was made (installing requirements.txt into "),
     ],
 )
-def test_a_host_with_too_old_a_python_and_no_way_to_another(host, tmp_path, monkeypatch, refused, said):
-    import host_setup
-
-    program = tmp_path / "python3"
+def test_a_host_with_too_old_a_python_and_no_way_to_another(host, tmp_path, refused, said):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("bash", "cat", "cksum", "cp", "cut", "mkdir", "rm", "sed"):
+        (programs / name).symlink_to(shutil.which(name))
+    program = programs / "python3"
     program.write_text(
         "#!/bin/sh\n"
-        f'[ "$2" = pip ] && [ {refused} != pip ] && mkdir -p "$6/uv" && exit 0\n'
-        f'[ "$3" = venv ] && [ {refused} != venv ] && exit 0\n'
+        '[ "$1" = -V ] && echo 3.10.12 && exit\n'
+        '[ "$1" = -c ] && echo 3.10 && exit\n'
+        f'[ "$2" = pip ] && [ {refused} != pip ] && exit\n'
+        f'for last; do :; done; [ "$3" = venv ] && [ {refused} != venv ] && mkdir -p "$last/bin" &&\n'
+        '  cp "$0" "$last/bin/python" && cp "$0" "$last/bin/uv" && exit\n'
         "printf 'error: no network\\n  cause: dns error\\n' >&2; exit 2\n"
     )
     program.chmod(0o755)
-    monkeypatch.setattr(host_setup, "_find_python", lambda: "")
-    monkeypatch.setattr(host_setup.sys, "executable", str(program))
-    archive, code = host.pack({"requirements.txt": b"six"})
+    script = (LAUNCH / "environment.sh").read_bytes()
+    archive, code = host.pack({"requirements.txt": b"six", "launch/environment.sh": script})
     host.unpack(code, archive)
     for _ in range(2):  # what is half made is not taken for made
-        error = host.ask("install", code, code=1, MLM_POD_PYTHON="")["error"]
+        error = host.ask("install", code, code=1, MLM_POD_PYTHON="", PATH=str(programs))["error"]
         assert said in error and "error: no network; cause: dns error" in error
+        assert refused == "sync" or error.endswith("name one that has the packages: python in pod.toml)")
     assert host.ask("preflight", "--code", code)["installed"] is None
 
 
-def test_a_python_is_one_that_answers(tmp_path, monkeypatch):
-    import host_setup
-
-    version = f"3.{sys.version_info.minor}"
-    for name, text in {"3.12": "exit 127", "3.11": "exit 127", "3.13": "echo 3.9"}.items():  # wrappers for nothing
-        program = tmp_path / f"python{name}"
-        program.write_text(f"#!/bin/sh\n{text}\n")
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert host_setup._find_python() == ""
-    (tmp_path / f"python{version}").unlink()
-    (tmp_path / f"python{version}").symlink_to(sys._base_executable)
-    assert host_setup._find_python() == str(tmp_path / f"python{version}")
+def test_an_environment_of_the_code_s_own_script(host):
+    script = b'[ -n "${MLM_FIND:-}" ] && echo 3.12 || { cat "$MLM_EXTRAS" >"$MLM_VENV/made"; }'
+    archive, code = host.pack({"requirements.txt": b"six", "launch/environment.sh": script})
+    host.unpack(code, archive)
+    found = host.ask("install", code, "--extra=a", "--extra=b>1", MLM_POD_PYTHON="")
+    assert found["fresh"] is True and found["python"] == "3.12"
+    folder = host.root / "venv" / found["requirements"]
+    assert (folder / "made").read_text() == "a\nb>1"
+    assert json.loads((folder / "python.json").read_text()) == {"python": f"{folder}/bin/python"}
+    assert host.ask("install", code, "--extra=a", "--extra=b>1", MLM_POD_PYTHON="") == {**found, "fresh": False}
+    assert host.ask("install", code, MLM_POD_PYTHON="")["requirements"] != found["requirements"]
 
 
 def test_clean_keeps_what_runs(host):
