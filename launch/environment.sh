@@ -15,18 +15,12 @@ if [ -n "${PYTHON:-}" ] && [ -z "$python" ]; then
   echo "launch: $PYTHON is $("$PYTHON" -V 2>&1); it must be Python 3.11, 3.12 or 3.13" >&2
   exit 2
 fi
-if [ -n "${MLM_FIND:-}" ]; then
-  echo "$version"
-  exit
-fi
-fail() {
+[ -z "${MLM_FIND:-}" ] || { echo "$version" && exit; }
+fail() { # what failed, what to do
+  local name=", and name it: PYTHON=/path/to/python3.12 bash $0"
+  [ "$venv" = .venv ] || name=" on every host, or name one that has the packages: python in pod.toml"
+  echo "launch: $1 (python3 is $(python3 -V 2>&1)): $2install Python 3.11, 3.12 or 3.13 with its venv$name" >&2
   rm -rf "$venv"
-  local instead="install Python 3.11, 3.12 or 3.13 with its venv"
-  case $venv in
-    .venv) instead+=", and name it: PYTHON=/path/to/python3.12 bash $0" ;;
-    *) instead+=" on every host, or name one that has the packages: python in pod.toml" ;;
-  esac
-  echo "launch: $1 (python3 is $(python3 -V 2>&1)): $2$instead" >&2
   exit 2
 }
 stamp=$(cat requirements.txt launch/environment.sh ${MLM_EXTRAS:+"$MLM_EXTRAS"} | cksum | cut -d' ' -f1)

@@ -1,4 +1,4 @@
-"""A look at a host before a run: disk, memory, accelerators, huge pages, and the ports of the coordinator.
+"""What a host has before a run: disk, memory, accelerators, huge pages, and the ports of the coordinator.
 
 For host.py, on a host: the standard library of Python 3.10 and later. $MLM_POD_DEVICES, $MLM_POD_SYS, $MLM_POD_PORTS
 and $MLM_POD_LIBTPU_LOCK name others than a TPU VM's.
@@ -29,10 +29,7 @@ EAGER = ("0x0063", "0x006f", "0x0076")  # PCI devices v5e, v6e and TPU7x: for th
 
 
 def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
-    """Returns what this host has and who holds its accelerators.
-
-    With `code`, "installed" is the hash of the packages that were installed for it, None if none are.
-    """
+    """Returns what this host has, and who holds it; "installed": the hash of the packages for `code`, or None."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     devices = os.environ.get("MLM_POD_DEVICES", "/dev")
     lock = pathlib.Path(os.environ.get("MLM_POD_LIBTPU_LOCK", "/tmp/libtpu_lockfile"))

@@ -16,7 +16,7 @@ import time
 
 from host_setup import HostError, read, wait_until, write
 
-POLL = 0.1  # seconds between two looks at the process
+POLL = 0.1  # seconds between two polls of the process
 STOPPED_AFTER = 3.0  # seconds in state T before it counts: a debugger's glance is no fault
 
 

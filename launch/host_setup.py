@@ -113,11 +113,8 @@ def install(root: pathlib.Path, code: str, extras: list[str], given: str) -> dic
     folder = source(root, code)
     requirements = folder / "requirements.txt"
     text = requirements.read_bytes() if requirements.exists() else b""
-    if given:
-        version = ["-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-        python = _run([given, *version], f"the interpreter {given} does not work")
-    else:
-        python = _run(MAKE, "no Python was found", folder, MLM_FIND="1")
+    version = [given, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"] if given else MAKE
+    python = _run(version, f"the interpreter {given or 'python3'} does not work", folder, MLM_FIND="1")
     parts = [text, python.encode(), given.encode(), *(extra.encode() for extra in extras)]
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     venv, more = root / "venv" / name, root / "venv" / f"{name}.txt"

@@ -131,8 +131,7 @@ class FakePod:
             self.numbers = [server.getsockname()[1] for server in (one, other)]
         self.ports = {"MLM_POD_PORTS": ",".join(map(str, self.numbers))}  # other tests have pods of their own
         self.bin.mkdir()
-        ssh = FAKE / "fake_ssh"
-        programs = {"gcloud": FAKE / "gcloud", "python3": "", "ssh": f"{ssh} ssh", "scp": f"{ssh} scp"}
+        programs = {"gcloud": FAKE / "gcloud", "python3": "", "ssh": FAKE / "fake_ssh"}
         for name, program in programs.items():
             (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E {program} "$@"\n')
             (self.bin / name).chmod(0o755)  # they start in a third of the time, without site-packages
@@ -208,7 +207,7 @@ class FakePod:
         return fake_cloud().Cloud(self.state).calls()
 
     def ssh_calls(self) -> list[list[str]]:
-        """Returns the arguments of every ssh and scp that gcloud has not started."""
+        """Returns the arguments of every ssh that gcloud has not started."""
         return fake_cloud().Cloud(self.state).calls("ssh.jsonl")
 
     def fault(self, command: str, fault: str, **more) -> None:

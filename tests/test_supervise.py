@@ -26,8 +26,8 @@ from pods.supervise import Supervisor, cost  # isort: skip
 
 def test_cost_is_that_of_all_pods_while_they_are_ready():
     memory, chosen = Memory(), Settings(accelerator_type="v4-32", price=2.0)
-    looks = [(1, "CREATING"), (100, "READY"), (1900, "UNKNOWN"), (2800, "READY"), (3700, "PREEMPTED"), (5000, "ABSENT")]
-    for now, state in looks:
+    polls = [(1, "CREATING"), (100, "READY"), (1900, "UNKNOWN"), (2800, "READY"), (3700, "PREEMPTED"), (5000, "ABSENT")]
+    for now, state in polls:
         _, memory = decide(Seen(state, now), memory, LIMITS)
     assert cost(chosen, memory, 9999) == "16.00 chip-hours so far, 32.00 dollars"
     _, memory = decide(Seen("READY", 10000), memory, LIMITS)
@@ -103,7 +103,7 @@ def test_a_stop_counts_only_while_somebody_watches(tmp_path, monkeypatch):
     pod = Pod("pod", "READY", (Host(0, "x"), Host(1, "y")))
     monkeypatch.setattr(one.cloud, "describe", lambda: pod)
     monkeypatch.setattr("pods.supervise.connect", lambda *_: Hosts(one.cloud, pod))
-    monkeypatch.setattr("pods.runs.look", lambda *_: ended(75, 75))
+    monkeypatch.setattr("pods.runs.status", lambda *_: ended(75, 75))
     assert one.see().stopped == 0, "who supervises it after that wants it to go on"
     file.write_text('{"attempt": 2}')
     assert one.see().stopped == 2
@@ -154,7 +154,7 @@ class Supervised:
         return (self.work / "starts").read_text().splitlines() if (self.work / "starts").exists() else []
 
     def cloud_calls(self):
-        words = [call for call in self.pod.calls() if call[3] not in ("ssh", "scp", "describe")]
+        words = [call for call in self.pod.calls() if call[3] not in ("ssh", "describe")]
         return [f"{call[2]} {call[3]}{' --force' if '--force' in call else ''}" for call in words]
 
 

@@ -22,7 +22,7 @@ def python(program: str) -> Call:
 
 def run(programs: dict[int, str], timeout: float = 20.0, **more) -> list[fanout.Answer]:
     calls = {host: python(programs.get(host.worker, "print('well')")) for host in HOSTS}
-    return fanout.run(backend.Runner(), calls, timeout, **{"repeatable": True, "tell": lambda sentence: None, **more})
+    return fanout.run(backend.Runner(), calls, timeout, **{"repeatable": True, "notify": lambda sentence: None, **more})
 
 
 def test_results_are_those_of_their_hosts():
@@ -57,7 +57,7 @@ def test_ssh_is_tried_again_if_the_call_may_be_repeated(tmp_path, code):
         f"sys.exit(0 if len(p.read_text()) == 3 else {code})"
     )
     said = []
-    found = run({1: program}, tell=said.append)
+    found = run({1: program}, notify=said.append)
     assert found[1].error == "" and found[1].tries == 3 and len(said) == 2 and said[0].startswith("host 1 (10.0.0.1)")
     (tmp_path / "n").unlink()
     assert run({1: program}, repeatable=False)[1].tries == 1

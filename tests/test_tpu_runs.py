@@ -15,7 +15,7 @@ from pods import preflight
 from pods.backend import Host
 from pods.causes import HostReport
 from pods.fanout import Answer
-from pods.runs import Job, Look, difference
+from pods.runs import Job, RunStatus, difference
 
 from tests.fixtures_pods import wait_for
 from tests.test_host import HOSTILE, alive
@@ -122,8 +122,8 @@ def test_what_lives_without_a_keeper_is_not_overlooked(ready_pod):
 
 def test_an_end_that_no_host_confirms_is_no_success():
     report = HostReport(0, "h", "exited", {"code": 0, "signal": None, "ended": 1.0})
-    assert Look(1, (report,)).code == 0
-    assert Look(1, ()).code == Look(1, (report,), ("host 1: no answer",)).code == 1
+    assert RunStatus(1, (report,)).code == 0
+    assert RunStatus(1, ()).code == RunStatus(1, (report,), ("host 1: no answer",)).code == 1
 
 
 def test_two_who_start_at_once(ready_pod):

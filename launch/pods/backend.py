@@ -79,7 +79,16 @@ class Runner:
             if call.note:
                 print(f"# stdin: {call.note}", flush=True)
             return Result(0)
-        process = start(call)
+        # gcloud would ask its questions on the stdin that holds our data; a session of its own: Ctrl-C reaches us alone
+        environment = {**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        try:
+            process = subprocess.Popen(call.argv, **pipes, env=environment, start_new_session=True)
+        except FileNotFoundError as error:
+            advice = "isn't on this machine's PATH: install it (https://cloud.google.com/sdk/docs/install)"
+            raise PodError(f"{call.argv[0]} {advice}.", "missing") from error
+        except OSError as error:
+            raise PodError(f"{call.argv[0]} can't be started: {error.strerror}.") from error
         self._running.add(process)
         code, stdout, stderr = None, b"", b""
         try:
@@ -103,20 +112,6 @@ class Runner:
         self.over.set()
         for process in list(self._running):
             kill(process)
-
-
-def start(call: Call) -> subprocess.Popen:
-    """Starts a call with pipes, in a session of its own, so that Ctrl-C reaches us alone. Raises PodError."""
-    # gcloud would ask its questions on the stdin that holds our data
-    environment = {**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    try:
-        return subprocess.Popen(call.argv, **pipes, env=environment, start_new_session=True)
-    except FileNotFoundError as error:
-        advice = "isn't on this machine's PATH: install it (https://cloud.google.com/sdk/docs/install)"
-        raise PodError(f"{call.argv[0]} {advice}.", "missing") from error
-    except OSError as error:
-        raise PodError(f"{call.argv[0]} can't be started: {error.strerror}.") from error
 
 
 def kill(process: subprocess.Popen) -> None:

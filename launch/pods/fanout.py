@@ -25,18 +25,17 @@ class Answer:
 
 
 def run(
-    runner: Runner, calls: Mapping[Host, Call], timeout: float, *, repeatable: bool, tell: Callable[[str], None]
+    runner: Runner, calls: Mapping[Host, Call], timeout: float, *, repeatable: bool, notify: Callable[[str], None]
 ) -> list[Answer]:
     """Returns one answer per host, without data, in the order of `calls`; each try has `timeout` seconds.
 
-    A call is tried again only if it is repeatable (the host answers a second one as it answered the first) and ssh
-    itself failed; `tell` is given a sentence then. What a call has `instead` is tried at once.
+    A call is tried again, and reported to `notify`, if ssh itself failed and a second call does no harm (repeatable).
     """
     if runner.dry:
         return [Answer(host, {}, result=runner.run(call, timeout)) for host, call in calls.items()]
     pool = ThreadPoolExecutor(max(1, min(AT_ONCE, len(calls))))
     try:
-        jobs = [pool.submit(_one, runner, host, call, timeout, repeatable, tell) for host, call in calls.items()]
+        jobs = [pool.submit(_one, runner, host, call, timeout, repeatable, notify) for host, call in calls.items()]
         return [job.result() for job in jobs]
     except BaseException:  # Ctrl-C: nobody waits for a host any longer
         runner.end()
@@ -46,7 +45,7 @@ def run(
 
 
 def _one(
-    runner: Runner, host: Host, call: Call, timeout: float, repeatable: bool, tell: Callable[[str], None]
+    runner: Runner, host: Host, call: Call, timeout: float, repeatable: bool, notify: Callable[[str], None]
 ) -> Answer:
     for tries, wait in enumerate((*(BACKOFF if repeatable else ()), None), 1):
         result = runner.run(call, timeout)
@@ -56,7 +55,7 @@ def _one(
         answer = Answer(host, {}, _error(result, timeout, tries), result, tries)
         if result.code not in SSH_FAILED or wait is None:
             break
-        tell(f"{label(host)}: ssh failed ({last_line(result.stderr)}); again in {wait:g} s.")
+        notify(f"{label(host)}: ssh failed ({last_line(result.stderr)}); again in {wait:g} s.")
         if runner.over.wait(wait):
             break
     return answer

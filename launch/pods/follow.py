@@ -14,7 +14,7 @@ from pods.backend import ABSENT, GONE, Host
 from pods.errors import PodError
 from pods.fanout import Answer, label
 from pods.hosts import Hosts
-from pods.runs import Look, how_it_ended, look, records
+from pods.runs import RunStatus, how_it_ended, records, status
 
 MOST = 1 << 20  # bytes of a log in one answer
 
@@ -80,7 +80,7 @@ class Follower:
                 self.show(f"[{host.worker}] {line.decode(errors='replace')}")
 
 
-def follow(follower: Follower, *, every: float, check: Callable[[], str]) -> Look:
+def follow(follower: Follower, *, every: float, check: Callable[[], str]) -> RunStatus:
     """Follows until the run has ended on all hosts; returns how. Raises PodError if the pod is gone, by `check`."""
     hosts = follower.hosts
     pause = max(every, len(hosts.all) / 8)  # each question costs a process here
@@ -92,4 +92,4 @@ def follow(follower: Follower, *, every: float, check: Callable[[], str]) -> Loo
                 sentence = f"{hosts.pod.name} is {state}: launch/tpu.py supervise gets another and goes on."
                 raise PodError(sentence, "absent")
             time.sleep(pause)
-    return look(hosts, follower.run, follower.attempt)
+    return status(hosts, follower.run, follower.attempt)

@@ -86,11 +86,9 @@ class TpuVm:
                 raise
 
     def describe(self) -> Pod:
-        """Returns the pod, in state ABSENT if there is none; hosts in the order of their workers once it is READY.
-
-        The TPU VM comes first: it is there or not, whoever made it, and in whichever way.
-        """
+        """Returns the pod, in state ABSENT if there is none; hosts in the order of their workers once it is READY."""
         name = self.settings.name
+        # the TPU VM first: it is there or not, whoever made it, and in whichever way
         node = self._ask("tpu-vm", "describe", name)
         if self.dry:
             hosts = tuple(Host(i, f"ADDRESS-OF-WORKER-{i}") for i in range(self.settings.host_count))
@@ -98,8 +96,7 @@ class TpuVm:
         request = self._ask("queued-resources", "describe", name) if node is None else None
         pod = self._request(request) if request else Pod(name, backend.ABSENT)
         if pod.detail == "ACTIVE":
-            called = _spec(request).get("nodeId", name)
-            if called != name:
+            if (called := _spec(request).get("nodeId", name)) != name:
                 sentence = f"{name} is a queued resource whose TPU VM is called {called}: set name to that."
                 raise PodError(sentence, "settings")
             node = self._ask("tpu-vm", "describe", name)  # it may have come in between

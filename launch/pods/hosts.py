@@ -46,8 +46,8 @@ class Hosts:
     cloud: TpuVm
     pod: Pod
     timeout: float = 60.0  # seconds that a host has to answer a question, unless the question says otherwise
-    tell: Callable[[str], None] = say  # of what is tried again
-    patient: bool = True  # a connection that fails is tried again
+    notify: Callable[[str], None] = say  # gets a sentence before each new try
+    retry: bool = True  # a connection that fails is tried again
 
     @property
     def dry(self) -> bool:
@@ -66,10 +66,9 @@ class Hosts:
         stdin: Mapping[Host, bytes] | None = None,
         timeout: float | None = None,
     ) -> list[Answer]:
-        """Returns every host's answer to host.py's `argv` (the same for all, or one a host); raises nothing for them.
+        """Returns each host's answer to host.py's `argv`, the same for all or one per host; raises no error of theirs.
 
-        stdin: what host.py reads, one text a host, without secrets in a dry run, which prints it. Every command of
-        host.py may be repeated, so a connection that fails may be tried again.
+        stdin: what host.py reads; without secrets in a dry run, which prints it.
         """
         argvs = argv if isinstance(argv, Mapping) else dict.fromkeys(self.all, argv)
         folder = self.cloud.settings.root
@@ -80,7 +79,7 @@ class Hosts:
             call = self.cloud.ssh(host.worker, ["python3", "-c", BOOT, "host.py", *root, *words], whole[texts[host]])
             calls[host] = dataclasses.replace(call, note=texts[host].decode()) if self.dry else call
         timeout = timeout or self.timeout
-        answers = fanout.run(self.cloud.runner, calls, timeout, repeatable=self.patient, tell=self.tell)
+        answers = fanout.run(self.cloud.runner, calls, timeout, repeatable=self.retry, notify=self.notify)
         return answers if self.dry else [_read(answer) for answer in answers]
 
     def require(self, answers: Sequence[Answer], what: str) -> list[dict]:

@@ -25,8 +25,8 @@ class Report:
 
 def check(hosts: Hosts, code: str, *, clear_lock: bool = False) -> Report:
     """Returns how the hosts are, which must have the code of this hash. Raises PodError if one does not answer."""
-    words = ["preflight", "--code", code, *(["--clear-lock"] if clear_lock else [])]
-    found = hosts.require(hosts.ask(words), "preflight")
+    flag = ["--clear-lock"] if clear_lock else []
+    found = hosts.require(hosts.ask(["preflight", "--code", code, *flag]), "preflight")
     return judge(dict(zip(hosts.all, found, strict=True)), code) if not hosts.dry else Report([], [], [])
 
 

@@ -16,7 +16,7 @@ def sync(hosts: Hosts, code: Code, extras: Sequence[str] = ()) -> str:
     """Copies the code to all hosts, installs its packages and returns their hash, "" in a dry run. Raises PodError."""
     found = zip(hosts.all, hosts.require(hosts.ask(["preflight", "--code", code.hash]), "sync"), strict=True)
     lacking = [host for host, answer in found if code.hash not in answer.get("code", ())]
-    hosts.tell(f"{code.label}: to {len(lacking)} of {len(hosts.all)} hosts")
+    hosts.notify(f"{code.label}: to {len(lacking)} of {len(hosts.all)} hosts")
     archive = f"the archive, {code.hash}.tar.gz".encode() if hosts.dry else code.data
     unpack = {host: ["unpack", code.hash] for host in lacking}
     hosts.require(hosts.ask(unpack, stdin=dict.fromkeys(lacking, archive), timeout=COPY), "copying the code")
@@ -31,5 +31,5 @@ def sync(hosts: Hosts, code: Code, extras: Sequence[str] = ()) -> str:
         odd = ", ".join(f"{label(host)}: Python {answer['python']}" for host, answer in both)
         raise PodError(f"the hosts have different Pythons, and so different packages: {odd}.", "hosts")
     fresh = sum(answer["fresh"] for answer in answers)
-    hosts.tell(f"packages {min(names)}: installed on {fresh} hosts, there already on {len(answers) - fresh}")
+    hosts.notify(f"packages {min(names)}: installed on {fresh} hosts, there already on {len(answers) - fresh}")
     return min(names)
