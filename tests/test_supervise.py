@@ -128,9 +128,10 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
     cloud.settings(state, queue_describes=0, retry_seconds=0)
     (supervised.work).mkdir()
     (supervised.work / "hold").touch()
+    record = supervised.pod.repository / "runs" / "pods" / "a" / "supervise.json"  # both hosts have answered
 
     def chaos():
-        wait_for(lambda: (supervised.work / "step-1").exists(), 60)
+        wait_for(lambda: (supervised.work / "step-1").exists() and '"attempt": 1,' in record.read_text(), 60)
         cloud.add_fault(state, "describe", "unavailable", times=2)
         cloud.preempt(state, "my-pod")
         (supervised.work / "hold").unlink()
