@@ -1,4 +1,4 @@
-"""What the launcher runs on a host: starts a run's process once, keeps it, tells of it, stops it.
+"""What the launcher runs on a host: starts a run's process once, keeps it, reports on it, stops it.
 
     python3 launch/host.py start|status|logs|stop|clean|unpack|install|preflight|ports ... (first: --root DIR)
 
@@ -116,10 +116,8 @@ def _held(folder: pathlib.Path) -> bool:
     try:
         with open(folder / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two who ask do not take each other for the keeper
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
@@ -220,7 +218,7 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(answer=function)
         return sub
 
-    command("unpack code archive", host_setup.unpack)
+    command("unpack code", lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()))  # the archive
     install = command("install code", host_setup.install)
     install.add_argument("--extra", action="append", default=[], dest="extras", metavar="SPEC")
     install.add_argument("--python", default=os.environ.get("MLM_POD_PYTHON", ""), dest="given")

@@ -1,4 +1,4 @@
-"""A look at a host before a run: disk, memory, accelerators, huge pages, and the ports of the coordinator.
+"""What a host has before a run: disk, memory, accelerators, huge pages, and the ports of the coordinator.
 
 For host.py, on a host: the standard library of Python 3.10 and later. $MLM_POD_DEVICES, $MLM_POD_SYS, $MLM_POD_PORTS
 and $MLM_POD_LIBTPU_LOCK name others than a TPU VM's.
@@ -29,10 +29,7 @@ EAGER = ("0x0063", "0x006f", "0x0076")  # PCI devices v5e, v6e and TPU7x: for th
 
 
 def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
-    """Returns what this host has and who holds its accelerators.
-
-    With `code`, "installed" is the hash of the packages that were installed for it, None if none are.
-    """
+    """Returns what this host has, and who holds it; "installed": the hash of the packages for `code`, or None."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     devices = os.environ.get("MLM_POD_DEVICES", "/dev")
     lock = pathlib.Path(os.environ.get("MLM_POD_LIBTPU_LOCK", "/tmp/libtpu_lockfile"))
@@ -65,20 +62,13 @@ def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
 
 def _holders(paths: set[str]) -> list[dict]:
     """Returns [{"pid", "command"}] of the processes that have one of these files open, as far as we may see them."""
-    found = []
-    for process in pathlib.Path("/proc").glob("[0-9]*") if paths else ():
+    found = {}
+    for descriptor in glob.iglob("/proc/[0-9]*/fd/*") if paths else ():  # not pathlib's: a process may end meanwhile
         with contextlib.suppress(OSError):
-            if any(_link(descriptor) in paths for descriptor in (process / "fd").iterdir()):
-                name = (process / "comm").read_text().strip()  # not the arguments: they are private
-                found.append({"pid": int(process.name), "command": name})
-    return sorted(found, key=lambda holder: holder["pid"])
-
-
-def _link(path: pathlib.Path) -> str:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
+            if str(pathlib.Path(descriptor).readlink()) in paths:
+                process = descriptor.split("/")[2]
+                found[int(process)] = pathlib.Path(f"/proc/{process}/comm").read_text().strip()  # arguments are private
+    return [{"pid": process, "command": found[process]} for process in sorted(found)]
 
 
 def _lock_state(lock: pathlib.Path, in_use: bool) -> str:

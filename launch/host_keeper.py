@@ -16,15 +16,12 @@ import time
 
 from host_setup import HostError, read, wait_until, write
 
-POLL = 0.1  # seconds between two looks at the process
+POLL = 0.1  # seconds between two polls of the process
 STOPPED_AFTER = 3.0  # seconds in state T before it counts: a debugger's glance is no fault
 
 
 def launch(folder: pathlib.Path, lock: int, argv: list[str], cwd: str, environment: dict[str, str]) -> int:
-    """Starts argv under a detached keeper and returns its process id. Raises HostError if it can't be started.
-
-    The environment never leaves memory. The keeper inherits `lock`, and with it the flock.
-    """
+    """Starts argv under a detached keeper, which inherits `lock`, and returns its process id. Raises HostError."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

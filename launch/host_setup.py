@@ -8,24 +8,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import os
 import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import time
 import urllib.parse
 from collections.abc import Callable
 
-PYTHONS = ("3.12", "3.11", "3.13")  # that requirements.txt is tested with; the first that is here
-UV = "uv==0.13.8"
-HERE = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
-INSTEAD = "install one on every host, or name one that has the packages: python in pod.toml"
-NO_UV = f"{HERE}'s pip can't install {UV}, which makes environments: sudo apt-get install python3-pip, or {INSTEAD}"
-NO_PYTHON = f"Python 3.11, 3.12 or 3.13 is needed, here is {HERE}, and uv can't download {PYTHONS[0]}: {INSTEAD}"
+MAKE = ["bash", "launch/environment.sh"]  # in the folder of the code
 
 
 class HostError(Exception):
@@ -91,90 +86,60 @@ def source(root: pathlib.Path, code: str) -> pathlib.Path:
     return folder
 
 
-def unpack(root: pathlib.Path, code: str, archive: str) -> dict:
-    """Unpacks an archive whose SHA-256 is `code` to ROOT/code/{code}, and removes it."""
+def unpack(root: pathlib.Path, code: str, archive: bytes) -> dict:
+    """Unpacks an archive whose SHA-256 is `code` to ROOT/code/{code}."""
     if not is_name(code):
         raise HostError(f"{code!r} is no SHA-256")
-    final, file = root / "code" / code, pathlib.Path(archive).expanduser()
+    final = root / "code" / code
     with alone(root / ".unpack.lock"):
-        fresh = not final.is_dir()
-        if fresh:
-            if not file.exists():
-                raise HostError(f"{file} is not here: sync again")
-            found = hashlib.sha256(file.read_bytes()).hexdigest()
+        if fresh := not final.is_dir():
+            found = hashlib.sha256(archive).hexdigest()
             if found != code:
-                file.unlink()
-                raise HostError(f"{file} arrived damaged (SHA-256 {found[:12]}, not {code[:12]}): sync again")
+                raise HostError(f"the archive arrived damaged (SHA-256 {found[:12]}, not {code[:12]}): sync again")
             new = final.with_name(f".{code}.new")
             shutil.rmtree(new, ignore_errors=True)
             try:
-                with tarfile.open(file) as tar:  # "data": nothing leads out of the folder
+                with tarfile.open(fileobj=io.BytesIO(archive)) as tar:  # "data": nothing leads out of the folder
                     tar.extractall(new, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
             except tarfile.TarError as error:
-                raise HostError(f"{file} holds what does not belong into it: {error}") from None
+                raise HostError(f"the archive holds what does not belong into it: {error}") from None
             new.rename(final)
-        file.unlink(missing_ok=True)
         os.utime(final)  # the newest is the one in use
     return {"code": code, "fresh": fresh}
 
 
 def install(root: pathlib.Path, code: str, extras: list[str], given: str) -> dict:
     """Makes the environment for a code's requirements.txt, once; `given`: an interpreter to use instead."""
-    requirements = source(root, code) / "requirements.txt"
+    folder = source(root, code)
+    requirements = folder / "requirements.txt"
     text = requirements.read_bytes() if requirements.exists() else b""
-    base = given or _find_python()
-    version = _version(base) if base else PYTHONS[0]
-    parts = [text, version.encode(), given.encode(), *(extra.encode() for extra in extras)]
+    version = [given, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"] if given else MAKE
+    python = _run(version, f"the interpreter {given or 'python3'} does not work", folder, MLM_FIND="1")
+    parts = [text, python.encode(), given.encode(), *(extra.encode() for extra in extras)]
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    folder = root / "venv" / name
+    venv, more = root / "venv" / name, root / "venv" / f"{name}.txt"
     with alone(root / ".install.lock"):
         write(root / "code" / f".{code}.json", {"requirements": name})  # what `run` starts this code with
-        fresh = not (folder / "python.json").exists()  # written when all the rest is there
-        if fresh:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            python = given or _make(root, folder, base or version, requirements, extras)
-            write(folder / "python.json", {"python": python})
-    return {"requirements": name, "fresh": fresh, "python": version}
+        if fresh := not (venv / "python.json").exists():  # written when all the rest is there
+            shutil.rmtree(venv, ignore_errors=True)
+            venv.mkdir(parents=True)
+            more.write_text("\n".join(extras))
+            if not given:
+                _run(MAKE, "no environment was made", folder, MLM_VENV=str(venv), MLM_EXTRAS=str(more))
+            write(venv / "python.json", {"python": given or str(venv / "bin" / "python")})
+    return {"requirements": name, "fresh": fresh, "python": python}
 
 
-def _find_python() -> str:
-    """Returns the path of a Python that will do, "" if there is none: a name alone may be a wrapper for nothing."""
-    for version in PYTHONS:
-        path = shutil.which(f"python{version}") or ""
-        with contextlib.suppress(HostError):
-            if path and _version(path) == version:
-                return path
-    return ""
-
-
-def _make(root: pathlib.Path, folder: pathlib.Path, base: str, requirements: pathlib.Path, extras: list) -> str:
-    """Returns the interpreter of a new environment. base: a Python here, or a version that uv is to bring."""
-    tools, python = root / "tools", str(folder / "bin" / "python")
-    if not (tools / "uv").is_dir():
-        _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tools), UV], NO_UV)
-    uv, path = [sys.executable, "-m", "uv"], {**os.environ, "PYTHONPATH": str(tools)}
-    no_python = NO_PYTHON if base in PYTHONS else f"uv can't make an environment with {base}"
-    _run([*uv, "venv", "--quiet", "--allow-existing", "--python", base, str(folder)], no_python, path)
-    packages = ["-r", str(requirements)] if requirements.exists() else []
-    _run([*uv, "pip", "install", "--quiet", "--python", python, *packages, *extras], "uv can't install packages", path)
-    return python
-
-
-def _version(python: str) -> str:
-    words = "import sys; print('%d.%d' % sys.version_info[:2])"
-    return _run([python, "-c", words], f"the interpreter {python} does not work")
-
-
-def _run(argv: list[str], failure: str, environment: dict[str, str] | None = None) -> str:
+def _run(argv: list[str], failure: str, folder: pathlib.Path | None = None, **variables: str) -> str:
     """Returns what a program prints. Raises HostError, which begins with `failure`."""
+    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     try:
-        done = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        done = subprocess.run(argv, cwd=folder, env={**os.environ, **variables}, **pipes)
     except OSError as error:
         raise HostError(f"{failure} ({error.strerror})") from None
     if done.returncode:
-        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise HostError(f"{failure} ({'; '.join(lines[-2:]) or f'code {done.returncode}'})")
+        lines = [line.strip().removeprefix("launch: ") for line in done.stderr.splitlines() if line.strip()]
+        raise HostError(f"{failure} ({'; '.join(lines[-3:]) or f'code {done.returncode}'})")
     return done.stdout.strip()
 
 

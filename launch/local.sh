@@ -14,5 +14,4 @@ for argument in "$@"; do
     --workdir=*) workdir=${argument#*=} ;;
   esac
 done
-name=$(basename "$config" .py)
-exec .venv/bin/python -m mlm run --config="$config" --workdir="${workdir:-runs/$name}" "$@"
+exec .venv/bin/python -m mlm run --config="$config" --workdir="${workdir:-runs/$(basename "$config" .py)}" "$@"

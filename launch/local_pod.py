@@ -28,7 +28,6 @@ from pods.causes import Cause, HostReport, first_cause
 ROOT = Path(__file__).resolve().parents[1]
 HEARTBEAT = 30  # seconds; one that dies is noticed at once, this is for one that is stopped
 GRACE = 5.0  # seconds beyond the heartbeat after which the others are killed
-STOPPED = 3.0  # seconds without being scheduled after which a process counts as stopped
 TICK = 0.1
 OWN_FILES = ("progress.json", "cause.json", "stopped.json", "stacks.txt")
 
@@ -100,7 +99,7 @@ class Pod:
                 self._exits[index] = host_keeper.how_it_ended(code)
             elif not host_keeper.is_stopped(child.pid):
                 self._stopped.pop(index, None)
-            elif time.time() - self._stopped.setdefault(index, time.time()) > STOPPED:
+            elif time.time() - self._stopped.setdefault(index, time.time()) > host_keeper.STOPPED_AFTER:
                 host_setup.write(self.folders[index] / "stopped.json", {"time": self._stopped[index]})
         return len(self._exits) < len(self.children)
 

@@ -45,8 +45,7 @@ def main(argv: list[str]) -> int:
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
     """Returns (arguments of this tool, those that go to `python -m mlm` as they are)."""
-    ours, words = [], []
-    rest = iter(argv)
+    ours, words, rest = [], [], iter(argv)
     for word in rest:
         if word == "--" and argv[0] in PASS_ON:
             words += rest
@@ -91,9 +90,7 @@ def parser() -> argparse.ArgumentParser:
     sub = command("stop", _stop, "end a run: SIGTERM, so that it saves; wait; SIGKILL")
     sub.add_argument("id")
     sub.add_argument("--grace", type=float, default=300.0, metavar="SECONDS", help="to save in")
-    sub = command(
-        "supervise", lambda a: supervise.command(a, make_job(a)), "start a run, and watch it until it is done"
-    )
+    sub = command("supervise", lambda a: supervise.command(a, make_job(a)), "start a run and watch it until it is done")
     add_job(sub)
     supervise.add_flags(sub)
     sub = command("clean", _clean, "delete requests that only use up quota, and runs that have ended, on the hosts")
@@ -114,7 +111,7 @@ def add_job(sub: argparse.ArgumentParser) -> None:
 def add_follow(sub: argparse.ArgumentParser) -> None:
     """Adds what says how logs are followed."""
     sub.add_argument("--only", type=int, action="append", default=[], metavar="WORKER", help="show this host's lines")
-    sub.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="between two looks")
+    sub.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="between two polls")
 
 
 def make_job(args: argparse.Namespace) -> runs.Job:
@@ -141,7 +138,7 @@ def follow(args: argparse.Namespace, hosts: Hosts, run: str, attempt: int) -> in
 
 
 def _sync(args: argparse.Namespace) -> None:
-    sync.sync(connect(args.cloud, args.timeout), codes.pack(codes.repository()), runs.RECORDS / "code", args.extra)
+    sync.sync(connect(args.cloud, args.timeout), codes.pack(codes.repository()), args.extra)
 
 
 def _preflight(args: argparse.Namespace) -> int:
@@ -163,7 +160,7 @@ def _run(args: argparse.Namespace) -> int:
         say(f"run {job.id!r} has ended (attempt {started.attempt}); --again makes another attempt.")
         return started.ended.code
     how = "started" if started.fresh else "is alive already, nothing was started"
-    hosts.tell(f"run {job.id!r}, attempt {started.attempt}: {how} on {len(hosts.all)} hosts")
+    hosts.notify(f"run {job.id!r}, attempt {started.attempt}: {how} on {len(hosts.all)} hosts")
     return 0 if args.detach else follow(args, hosts, job.id, started.attempt)
 
 
@@ -179,7 +176,7 @@ def _status(args: argparse.Namespace) -> int:
             print(f"run {run!r}, attempt {attempt}, is alive")
         return 0
     hosts = connect(args.cloud, args.timeout)
-    seen = runs.look(hosts, args.id)
+    seen = runs.status(hosts, args.id)
     if not hosts.dry:
         print(f"run {args.id!r}, attempt {seen.attempt}" if seen.attempt else f"there is no run {args.id!r}")
         print("\n".join(runs.lines(seen)) if seen.attempt or seen.errors else "")
@@ -188,7 +185,7 @@ def _status(args: argparse.Namespace) -> int:
 
 def _logs(args: argparse.Namespace) -> int:
     hosts = connect(args.cloud, args.timeout)
-    seen = runs.look(hosts, args.id)
+    seen = runs.status(hosts, args.id)
     if not seen.attempt and not hosts.dry:
         errors = "".join(f"; {error}" for error in seen.errors)
         raise PodError(f"no host has a run {args.id!r}{errors}.", "hosts" if errors else "absent")

@@ -46,26 +46,32 @@ class HostFolder:
         self.environment = {**os.environ, "MLM_POD_ROOT": str(root), "MLM_POD_PYTHON": self.PYTHON}
         files = {"requirements.txt": b"", "stub.py": b"", "mlm/__init__.py": b"", "mlm/__main__.py": STUB.encode()}
         self.archive, self.code = self.pack(files)
-        self.ask("unpack", self.code, str(self.archive))
+        self.unpack(self.code, self.archive)
         self.requirements = self.ask("install", self.code)["requirements"]
 
-    def pack(self, files: dict[str, bytes]) -> tuple[pathlib.Path, str]:
+    def pack(self, files: dict[str, bytes], links: dict[str, str] | None = None) -> tuple[bytes, str]:
+        """Returns an archive, and its SHA-256; links: {name: what it points to}."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+            for name, target in (links or {}).items():
+                info = tarfile.TarInfo(name)
+                info.type, info.linkname = tarfile.SYMTYPE, target
+                tar.addfile(info)
             for name, content in files.items():
                 info = tarfile.TarInfo(name)
                 info.size = len(content)
                 tar.addfile(info, io.BytesIO(content))
-        path = self.root.parent / "code.tar.gz"
-        path.write_bytes(buffer.getvalue())
-        return path, hashlib.sha256(buffer.getvalue()).hexdigest()
+        return buffer.getvalue(), hashlib.sha256(buffer.getvalue()).hexdigest()
+
+    def unpack(self, code: str, archive: bytes, **more) -> dict:
+        return self.ask("unpack", code, stdin=archive, **more)
 
     def popen(self, *argv: str, **more) -> subprocess.Popen:
         program = [self.PYTHON, "-S", str(LAUNCH / "host.py"), *argv]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(program, text=True, env={**self.environment, **more}, **pipes)
 
-    def ask(self, *argv: str, stdin: str = "", code: int = 0, **more: str) -> dict:
+    def ask(self, *argv: str, stdin: str | bytes = "", code: int = 0, **more: str) -> dict:
         if argv[0] == "start":  # it forks, which this process of many threads must not
             process = self.popen(*argv, **more)
             out, err = process.communicate(stdin, timeout=60)
@@ -76,6 +82,7 @@ class HostFolder:
             with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as stdout:
                 for name, value in {**self.environment, **more}.items():
                     patch.setenv(name, value)
+                patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin or b"")))
                 found = host.main(list(argv))
             out, err = stdout.getvalue(), ""
         assert found == code, (out, err)
@@ -124,8 +131,7 @@ class FakePod:
             self.numbers = [server.getsockname()[1] for server in (one, other)]
         self.ports = {"MLM_POD_PORTS": ",".join(map(str, self.numbers))}  # other tests have pods of their own
         self.bin.mkdir()
-        ssh = FAKE / "fake_ssh"
-        programs = {"gcloud": FAKE / "gcloud", "python3": "", "ssh": f"{ssh} ssh", "scp": f"{ssh} scp"}
+        programs = {"gcloud": FAKE / "gcloud", "python3": "", "ssh": FAKE / "fake_ssh"}
         for name, program in programs.items():
             (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E {program} "$@"\n')
             (self.bin / name).chmod(0o755)  # they start in a third of the time, without site-packages
@@ -201,7 +207,7 @@ class FakePod:
         return fake_cloud().Cloud(self.state).calls()
 
     def ssh_calls(self) -> list[list[str]]:
-        """Returns the arguments of every ssh and scp that gcloud has not started."""
+        """Returns the arguments of every ssh that gcloud has not started."""
         return fake_cloud().Cloud(self.state).calls("ssh.jsonl")
 
     def fault(self, command: str, fault: str, **more) -> None:

@@ -108,7 +108,7 @@ class Hosts:
         return ["ssh", *self.ssh_options(), f"root@{self.addresses[index]}", command]
 
     def ssh_options(self) -> list[str]:
-        """Returns the options of ssh and scp that reach the hosts."""
+        """Returns the options of ssh that reach the hosts."""
         options = {
             "IdentityFile": self.key,
             "IdentitiesOnly": "yes",

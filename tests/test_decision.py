@@ -8,7 +8,7 @@ import pytest
 from pods import decision  # isort: skip
 from pods.causes import HostReport  # isort: skip
 from pods.decision import Limits, Memory, Seen  # isort: skip
-from pods.runs import Look  # isort: skip
+from pods.runs import RunStatus  # isort: skip
 
 LIMITS = Limits(crashes=2, preemptions=2, silent=2, hang=100.0, settle=20.0)
 
@@ -21,15 +21,15 @@ def report(process, state="running", code=None, step=None, time=0.0, kind=None, 
 
 
 def ended(*codes, attempt=1, **more):
-    return look(*(report(i, "exited", code, **more) for i, code in enumerate(codes)), attempt=attempt)
+    return status(*(report(i, "exited", code, **more) for i, code in enumerate(codes)), attempt=attempt)
 
 
-def look(*reports, attempt=1, errors=()):
-    return Look(attempt, reports, tuple(errors))
+def status(*reports, attempt=1, errors=()):
+    return RunStatus(attempt, reports, tuple(errors))
 
 
 def ready(found, hosts=2, now=1000.0, **more):
-    return Seen("READY", now, look=found, hosts=hosts, **more)
+    return Seen("READY", now, status=found, hosts=hosts, **more)
 
 
 def decide(seen, **memory):
@@ -39,17 +39,17 @@ def decide(seen, **memory):
     return action, after
 
 
-RUNS = look(report(0, step=5, time=1.0), report(1, step=5, time=1.0))
+RUNS = status(report(0, step=5, time=1.0), report(1, step=5, time=1.0))
 MARK = repr([1, (5, 1.0), (5, 1.0)])
 ONE_SILENT = ended(134)  # of two hosts
-DIFFERENT = look(report(0, "exited", 75), report(1, "exited", 1, kind="exception"))
-KILLED = look(report(0, "exited", None, by=9), report(1, "exited", 134))
+DIFFERENT = status(report(0, "exited", 75), report(1, "exited", 1, kind="exception"))
+KILLED = status(report(0, "exited", None, by=9), report(1, "exited", 134))
 
 # name: (what is seen, what is remembered, action, code, what is remembered then)
 TABLE = {
     "done": (ready(ended(0, 0)), {}, "done", 0, {}),
-    "done, and the pod is gone since": (Seen("PREEMPTED", 1.0, look=ended(0, 0), hosts=2), {}, "done", 0, {}),
-    "done on one host only is not done": (ready(look(report(0, "exited", 0), report(1))), {}, "wait", 0, {}),
+    "done, and the pod is gone since": (Seen("PREEMPTED", 1.0, status=ended(0, 0), hosts=2), {}, "done", 0, {}),
+    "done on one host only is not done": (ready(status(report(0, "exited", 0), report(1))), {}, "wait", 0, {}),
     "not done while a host does not answer": (ready(ended(0)), {}, "wait", 0, {"silent": 1}),
     "no pod yet": (Seen("ABSENT", 1.0), {"held": False}, "create", 0, {"preemptions": 0}),
     "pod is being made": (Seen("CREATING", 1.0), {"held": False}, "wait", 0, {}),
@@ -74,23 +74,23 @@ TABLE = {
     "failed while it was queued": (Seen("FAILED", 1.0), {"held": False}, "delete", 0, {"preemptions": 1}),
     "deleted behind our back": (Seen("ABSENT", 1.0), {}, "create", 0, {"preemptions": 1, "held": False}),
     "preempted too often": (Seen("PREEMPTED", 1.0), {"preemptions": 2}, "give up", 75, {"preemptions": 3}),
-    "a new pod": (ready(look(report(0, "absent"), report(1, "absent"), attempt=0)), {"held": False}, "start", 0, {}),
+    "a new pod": (ready(status(report(0, "absent"), report(1, "absent"), attempt=0)), {"held": False}, "start", 0, {}),
     "ready, but hosts are missing": (Seen("READY", 1.0, "3 of 4"), {}, "wait", 0, {}),
     "runs": (ready(RUNS), {}, "wait", 0, {"step": 5, "moved": 1000.0, "mark": MARK}),
-    "runs, and a host does not answer": (ready(look(report(0, step=5, time=1.0))), {"silent": 9}, "wait", 0, {
+    "runs, and a host does not answer": (ready(status(report(0, step=5, time=1.0))), {"silent": 9}, "wait", 0, {
         "silent": 0}),
     "runs, and makes progress": (ready(RUNS, now=5000.0), {"mark": "old"}, "wait", 0, {"moved": 5000.0}),
     "stands still, not for long": (ready(RUNS, now=1100.0), {"mark": MARK}, "wait", 0, {"moved": 1000.0}),
     "hangs": (ready(RUNS, now=1101.0), {"mark": MARK}, "stop", 0, {"stopping": 1}),
-    "hangs before its first step": (ready(look(report(0), report(1)), now=1101.0), {}, "stop", 0, {"stopping": 1}),
-    "one has ended, the others will": (ready(look(report(0), report(1, "exited", 1))), {}, "wait", 0, {
+    "hangs before its first step": (ready(status(report(0), report(1)), now=1101.0), {}, "stop", 0, {"stopping": 1}),
+    "one has ended, the others will": (ready(status(report(0), report(1, "exited", 1))), {}, "wait", 0, {
         "mixed": 1000.0}),
-    "one has ended, the others do not": (ready(look(report(0), report(1, "exited", 1)), now=1021.0), {
+    "one has ended, the others do not": (ready(status(report(0), report(1, "exited", 1)), now=1021.0), {
         "mixed": 1000.0}, "stop", 0, {"stopping": 1}),
     "hung and was stopped, and saved even so": (ready(ended(75, 75)), {"stopping": 1}, "start", 0, {
         "crashes": 1, "preemptions": 0}),
     "saved on all": (ready(ended(75, 75)), {"crashes": 1}, "start", 0, {"preemptions": 1, "crashes": 1, "judged": 1}),
-    "asked to end before it could save": (ready(look(report(0, "exited", None, by=15), report(1, "exited", 75))), {},
+    "asked to end before it could save": (ready(status(report(0, "exited", None, by=15), report(1, "exited", 75))), {},
         "start", 0, {"preemptions": 1, "crashes": 0}),
     "saved, counted already": (ready(ended(75, 75)), {"preemptions": 1, "judged": 1}, "start", 0, {"preemptions": 1}),
     "saved too often": (ready(ended(75, 75)), {"preemptions": 2}, "give up", 75, {}),
@@ -111,14 +111,14 @@ TABLE = {
     "damage": (ready(ended(4, 134, kind="exception")), {}, "give up", 4, {"crashes": 0}),
     "ended before we came": (ready(ended(2, 2, attempt=3)), {"attempt": 0, "held": False}, "start", 0, {
         "judged": 3, "crashes": 0}),
-    "an end that nobody saw": (ready(look(report(0, "lost"), report(1, "exited", 134))), {}, "start", 0, {
+    "an end that nobody saw": (ready(status(report(0, "lost"), report(1, "exited", 134))), {}, "start", 0, {
         "crashes": 1}),
     "one host is silent": (ready(ONE_SILENT), {"silent": 1}, "wait", 0, {"silent": 2, "preemptions": 0}),
     "one host is dead": (ready(ONE_SILENT), {"silent": 2}, "delete", 0, {"preemptions": 1, "crashes": 0}),
     "one host is dead, too often": (ready(ONE_SILENT), {"silent": 2, "preemptions": 2}, "give up", 75, {}),
     "one host is silent, the other says why": (ready(ended(2, kind="exception")), {"silent": 2}, "give up", 2, {}),
-    "all hosts are silent": (ready(look()), {"silent": 11}, "wait", 0, {"silent": 12}),
-    "all hosts are silent for long": (ready(look()), {"silent": 12}, "give up", 1, {"preemptions": 0}),
+    "all hosts are silent": (ready(status()), {"silent": 11}, "wait", 0, {"silent": 12}),
+    "all hosts are silent for long": (ready(status()), {"silent": 12}, "give up", 1, {"preemptions": 0}),
 }  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_what_is_decided(name):
 
 
 def test_a_sentence_names_the_first_cause():
-    action, _ = decide(ready(look(report(0, "exited", 134), report(1, "exited", 2, kind="exception"))))
+    action, _ = decide(ready(status(report(0, "exited", 134), report(1, "exited", 2, kind="exception"))))
     assert action.why.startswith("host 1 (w-1) failed at ")
     assert action.why.endswith("1 other ended after it: the config or its input is bad, which no restart mends")
 

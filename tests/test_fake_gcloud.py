@@ -42,7 +42,6 @@ REFUSED = {
     "tpu-vm ssh x --zone=z --project=p --strict-host-key-checking=maybe": (
         "argument --strict-host-key-checking: Invalid choice: 'maybe'.\n\nValid choices are [ask, no, yes]."
     ),
-    "tpu-vm scp a x: --zone=z --project=p --ssh-flag=-C": "unrecognized arguments: --ssh-flag=-C",
     "alpha tpu-vm ssh x --zone=z --project=p --internal-ip --tunnel-through-iap": (
         f"argument --internal-ip: {synopsis.IAP_TEXT}"
     ),
@@ -57,7 +56,6 @@ REFUSED = {
     f"{QUEUED} --accelerator-type=a --node-id=n --reservation=r": (
         ELSEWHERE.format(flag="--reservation", command="queued-resources create")
     ),
-    "tpu-vm scp a --zone=z --project=p": "argument [[USER@]INSTANCE:]DEST: Must be specified.",
     "queued-resources delete q --zone=z --project=p --forced": "unrecognized arguments: --forced",
     f"{QUEUED} --node-id=n": f"Exactly one of {CHIPS} must be specified.",
     f"{QUEUED} --accelerator-type=a": f"Exactly one of {NODES} must be specified.",

@@ -154,43 +154,13 @@ def test_signals_reach_one_worker(fake_pod):
         process.communicate()
 
 
-def test_files_both_ways_keep_their_modes(fake_pod, tmp_path):
-    first, second = tmp_path / "a b'$(id).sh", tmp_path / "é"
-    first.write_text("one")
-    second.write_text("two")
-    first.chmod(0o750)
-    fake_pod("scp", str(first), str(second), "pod:", "--worker=1")
-    there = fake_pod.home(1) / first.name
-    assert there.read_text() == "one"
-    assert there.stat().st_mode & 0o777 == 0o750
-    assert not (fake_pod.home(0) / first.name).exists()
-    fake_pod("scp", str(first), "pod:~/renamed", "--worker=1")
-    back = tmp_path / "back"
-    back.mkdir()
-    fake_pod("scp", "pod:renamed", "pod:é", str(back), "--worker=1")
-    assert {file.name: file.read_text() for file in back.iterdir()} == {"renamed": "one", "é": "two"}
-    done = fake_pod("scp", str(first), "pod:nowhere/x", code=1)
-    assert 'scp: dest open "nowhere/x": No such file or directory' in done.stderr
-    assert "is not a regular file" in fake_pod("scp", str(back), "pod:", code=1).stderr
-    fake_pod("scp", "--recurse", str(back), "pod:")
-    assert (fake_pod.home() / "back" / "renamed").read_text() == "one"
-    fake_pod("scp", str(first), "elsewhere:", code=1)
-    clouds.add_fault(fake_pod.state, "scp", "ssh255_before")
-    fake_pod("scp", str(first), "pod:late", code=255)
-    assert not (fake_pod.home() / "late").exists()
-
-
-def test_real_ssh_and_scp_to_the_addresses_given(fake, tmp_path, monkeypatch):
-    """With programs in place of ssh and scp that note what they were called with; tests/pod.sh has the real ones."""
+def test_real_ssh_to_the_addresses_given(fake, tmp_path):
+    """With a program in place of ssh that notes what it was called with; tests/pod.sh has the real one."""
     programs, noted = tmp_path / "bin", tmp_path / "noted"
     programs.mkdir()
-    for name in ("ssh", "scp"):
-        script = (
-            f"#!{sys.executable}\nimport json, sys\nopen({str(noted)!r}, 'a').write(json.dumps(sys.argv) + '\\n')\n"
-        )
-        script += "print(sys.stdin.read(), end='')\nsys.exit(7)\n" if name == "ssh" else ""
-        (programs / name).write_text(script)
-        (programs / name).chmod(0o755)
+    script = f"#!{sys.executable}\nimport json, sys\nopen({str(noted)!r}, 'a').write(json.dumps(sys.argv) + '\\n')\n"
+    (programs / "ssh").write_text(script + "print(sys.stdin.read(), end='')\nsys.exit(7)\n")
+    (programs / "ssh").chmod(0o755)
     settings = {"hosts": ["10.0.0.1", "10.0.0.2"], "identity": "/key", "user": "u", "options": ["A=b", "-C"]}
     (tmp_path / "ssh.json").write_text(json.dumps(settings))
     fake.environment["FAKE_GCLOUD_SSH"] = str(tmp_path / "ssh.json")
@@ -199,14 +169,10 @@ def test_real_ssh_and_scp_to_the_addresses_given(fake, tmp_path, monkeypatch):
     fake("create", "pod", "--accelerator-type=v4-16", "--version=v")
     assert [end["ipAddress"] for end in fake.describe()["networkEndpoints"]] == ["10.0.0.1", "10.0.0.2"]
     assert fake.ssh("a 'b'", 1, stdin="in", code=7).stdout == "in"
-    fake("scp", "x y", "pod:z", "--worker=0")
-    fake("scp", "pod:z", ".", "--worker=1", "--recurse")
     options = ["-i", "/key", "-o", "A=b", "-C"]
     assert [json.loads(line)[1:] for line in noted.read_text().splitlines()] == [
-        ["-T", *options, "u@10.0.0.2", "--", "a 'b'"],
-        [*options, "x y", "u@10.0.0.1:z"],
-        ["-r", *options, "u@10.0.0.2:z", "."],
+        ["-T", *options, "u@10.0.0.2", "--", "a 'b'"]
     ]
     clouds.add_fault(fake.state, "ssh", "ssh255_before")
     assert "connect to host 10.0.0.1 port 22" in fake.ssh("true", code=255).stderr
-    assert len(noted.read_text().splitlines()) == 3
+    assert len(noted.read_text().splitlines()) == 1

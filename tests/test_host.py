@@ -2,8 +2,6 @@
 
 import base64
 import contextlib
-import hashlib
-import io
 import json
 import os
 import pathlib
@@ -11,11 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
-import tarfile
 import time
-
-import pytest
 
 from tests.fixtures_pods import wait_for
 
@@ -241,110 +235,6 @@ def test_ids_of_any_kind(host):
 def test_ids_that_can_not_be(host):
     for run in ("", "x" * 201, "ü" * 40):
         assert "1 to 200 characters" in host.ask("start", stdin=host.job("", run=run), code=1)["error"]
-
-
-def test_unpack(host, tmp_path):
-    assert host.ask("unpack", host.code, "/nowhere")["fresh"] is False
-    archive, code = host.pack({"x": b"1"})
-    archive.write_bytes(archive.read_bytes()[:-5])
-    assert "damaged" in host.ask("unpack", code, str(archive), code=1)["error"]
-    assert not archive.exists()
-    archive, code = host.pack({"../x": b"1"})
-    assert "does not belong" in host.ask("unpack", code, str(archive), code=1)["error"]
-    assert code not in host.ask("preflight")["code"]
-    archive, code = host.pack({"x": b"1"})
-    assert host.ask("unpack", code, str(archive)) == {"code": code, "fresh": True}
-    assert (host.root / "code" / code / "x").read_bytes() == b"1" and not archive.exists()
-
-
-@pytest.mark.parametrize(
-    ("links", "named"),
-    [
-        ({"etc": "/etc"}, "etc"),
-        ({"a/up": "../../x"}, "a/up"),
-        ({"a/b/top": "../..", "out": "a/b/top/.."}, "out"),  # inside by its words, outside by where they lead
-        ({"a/b/top": "/tmp", "a/b/top/x": None}, "a/b/top"),  # a file that would be written through a link
-    ],
-)
-def test_links_stay_inside(host, links, named):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, target in links.items():
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.REGTYPE, "")
-            tar.addfile(info, io.BytesIO())
-    archive, code = host.root.parent / "links.tar.gz", hashlib.sha256(buffer.getvalue()).hexdigest()
-    archive.write_bytes(buffer.getvalue())
-    error = host.ask("unpack", code, str(archive), code=1)["error"]
-    assert f"holds what does not belong into it: '{named}' " in error
-    assert not (host.root / "code" / code).exists() and not pathlib.Path("/tmp/x").exists()
-
-
-def test_a_link_inside_is_kept(host):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, target in {"z/link": "../a/file", "a/file": ""}.items():
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.REGTYPE, "")
-            tar.addfile(info, io.BytesIO())
-    archive, code = host.root.parent / "links.tar.gz", hashlib.sha256(buffer.getvalue()).hexdigest()
-    archive.write_bytes(buffer.getvalue())
-    assert host.ask("unpack", code, str(archive))["fresh"] is True
-    assert (host.root / "code" / code / "z" / "link").resolve() == (host.root / "code" / code / "a" / "file").resolve()
-
-
-def test_packages_are_installed_once_per_hash(host):
-    assert host.ask("install", host.code)["fresh"] is False
-    other = host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")
-    assert other["fresh"] is True and other["requirements"] != host.requirements
-    assert host.ask("preflight", "--code", host.code)["installed"] == other["requirements"]
-    (host.root / "venv" / other["requirements"] / "python.json").unlink()  # as if it had been interrupted
-    assert host.ask("preflight", "--code", host.code)["installed"] is None
-    assert host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")["fresh"] is True
-
-
-@pytest.mark.parametrize(
-    ("refused", "said"),
-    [
-        ("pip", "pip can't install uv==0.13.8, which makes environments: sudo apt-get install python3-pip, or install"),
-        ("venv", "and uv can't download 3.12: install one on every host, or name one that has the packages: python in"),
-        ("sync", "uv can't install packages (error: no network; cause: dns error)"),
-    ],
-)
-def test_a_host_with_too_old_a_python_and_no_way_to_another(host, tmp_path, monkeypatch, refused, said):
-    import host_setup
-
-    program = tmp_path / "python3"
-    program.write_text(
-        "#!/bin/sh\n"
-        f'[ "$2" = pip ] && [ {refused} != pip ] && mkdir -p "$6/uv" && exit 0\n'
-        f'[ "$3" = venv ] && [ {refused} != venv ] && exit 0\n'
-        "printf 'error: no network\\n  cause: dns error\\n' >&2; exit 2\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setattr(host_setup, "_find_python", lambda: "")
-    monkeypatch.setattr(host_setup.sys, "executable", str(program))
-    archive, code = host.pack({"requirements.txt": b"six"})
-    host.ask("unpack", code, str(archive))
-    for _ in range(2):  # what is half made is not taken for made
-        error = host.ask("install", code, code=1, MLM_POD_PYTHON="")["error"]
-        assert said in error and "error: no network; cause: dns error" in error
-    assert host.ask("preflight", "--code", code)["installed"] is None
-
-
-def test_a_python_is_one_that_answers(tmp_path, monkeypatch):
-    import host_setup
-
-    version = f"3.{sys.version_info.minor}"
-    for name, text in {"3.12": "exit 127", "3.11": "exit 127", "3.13": "echo 3.9"}.items():  # wrappers for nothing
-        program = tmp_path / f"python{name}"
-        program.write_text(f"#!/bin/sh\n{text}\n")
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert host_setup._find_python() == ""
-    (tmp_path / f"python{version}").unlink()
-    (tmp_path / f"python{version}").symlink_to(sys._base_executable)
-    assert host_setup._find_python() == str(tmp_path / f"python{version}")
 
 
 def test_clean_keeps_what_runs(host):

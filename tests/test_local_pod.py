@@ -19,7 +19,7 @@ DELAY = ("--config.pod.heartbeat=1",)
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     monkeypatch.setattr(local_pod, "GRACE", 1.0)
-    monkeypatch.setattr(local_pod, "STOPPED", 0.5)
+    monkeypatch.setattr(local_pod.host_keeper, "STOPPED_AFTER", 0.5)
 
 
 def pod(folder, body: str, processes: int = 3) -> local_pod.Pod:

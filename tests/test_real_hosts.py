@@ -1,6 +1,6 @@
 """The quickstart on four real hosts, started, killed, and brought to its end by launch/tpu.py.
 
-gcloud is played by tests/fake_gcloud; its ssh and scp are the real ones, between real addresses. The hosts reach one
+gcloud is played by tests/fake_gcloud; its ssh is the real one, between real addresses. The hosts reach one
 another and nothing else, so they are given this interpreter's packages (`python` of pod.toml) instead of installing.
 """
 

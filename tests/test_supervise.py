@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from tests.fixtures_pods import LAUNCH, fake_cloud, wait_for
+from tests.supervised import Supervised
 from tests.test_decision import LIMITS, ended
 from tests.test_tpu_cloud import by_hand
 
@@ -26,8 +27,8 @@ from pods.supervise import Supervisor, cost  # isort: skip
 
 def test_cost_is_that_of_all_pods_while_they_are_ready():
     memory, chosen = Memory(), Settings(accelerator_type="v4-32", price=2.0)
-    looks = [(1, "CREATING"), (100, "READY"), (1900, "UNKNOWN"), (2800, "READY"), (3700, "PREEMPTED"), (5000, "ABSENT")]
-    for now, state in looks:
+    polls = [(1, "CREATING"), (100, "READY"), (1900, "UNKNOWN"), (2800, "READY"), (3700, "PREEMPTED"), (5000, "ABSENT")]
+    for now, state in polls:
         _, memory = decide(Seen(state, now), memory, LIMITS)
     assert cost(chosen, memory, 9999) == "16.00 chip-hours so far, 32.00 dollars"
     _, memory = decide(Seen("READY", 10000), memory, LIMITS)
@@ -102,60 +103,11 @@ def test_a_stop_counts_only_while_somebody_watches(tmp_path, monkeypatch):
     one = supervisor([])
     pod = Pod("pod", "READY", (Host(0, "x"), Host(1, "y")))
     monkeypatch.setattr(one.cloud, "describe", lambda: pod)
-    monkeypatch.setattr("pods.supervise.connect", lambda *_: Hosts(one.cloud.settings, None, None, pod))
-    monkeypatch.setattr("pods.runs.look", lambda *_: ended(75, 75))
+    monkeypatch.setattr("pods.supervise.connect", lambda *_: Hosts(one.cloud, pod))
+    monkeypatch.setattr("pods.runs.status", lambda *_: ended(75, 75))
     assert one.see().stopped == 0, "who supervises it after that wants it to go on"
     file.write_text('{"attempt": 2}')
     assert one.see().stopped == 2
-
-
-# What `python -m mlm` does here: counts steps, one file a process in the workdir, which outlives the pod; its second
-# argument, config.do, says how many, and how it ends: "9", or "4 then 1" (with code 1 at step 4).
-TRAINING = """
-import itertools
-words = dict(word.partition("=")[::2] for word in sys.argv)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-work = pathlib.Path(words["--workdir"])
-work.mkdir(parents=True, exist_ok=True)
-place = work / f"step-{words['--process-id']}"
-last, _, code = words["--config.do"].partition(" then ")
-begin = int(place.read_text()) if place.exists() else 0
-with (work / "starts").open("a") as file:
-    file.write(f"{folder.name} {words['--process-id']} from {begin}\\n")
-for step in range(begin + 1, int(last) + 1):
-    new = folder / "new"
-    new.write_text(json.dumps({"step": step, "phase": "step", "time": time.time(), "process": 0}))
-    new.rename(folder / "progress.json")
-    place.write_text(str(step))
-    time.sleep(0.1)
-    while (work / "hold").exists():
-        time.sleep(0.1)
-sys.exit(int(code or 0))
-"""
-
-
-class Supervised:
-    """A pod, a run of TRAINING, and its supervisor."""
-
-    def __init__(self, pod, folder):
-        self.pod, self.work = pod, folder / "work"
-        fake_cloud().settings(pod.state, env={"STUB": TRAINING, "PATH": f"{pod.bin}:/usr/bin:/bin"})
-
-    def argv(self, do, *flags, kind="v4-8"):
-        return [
-            "supervise", "configs/a.py", "--id=a", f"--workdir={self.work}", f"--config.do={do}", "--every=0.2",
-            f"--accelerator-type={kind}", "--price=3.5", *flags,
-        ]  # fmt: skip
-
-    def __call__(self, do, *flags, code=0, **more):
-        return self.pod.tpu(*self.argv(do, *flags, **more), code=code)
-
-    def starts(self):
-        return (self.work / "starts").read_text().splitlines() if (self.work / "starts").exists() else []
-
-    def cloud_calls(self):
-        words = [call for call in self.pod.calls() if call[3] not in ("ssh", "scp", "describe")]
-        return [f"{call[2]} {call[3]}{' --force' if '--force' in call else ''}" for call in words]
 
 
 @pytest.fixture
@@ -176,9 +128,10 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
     cloud.settings(state, queue_describes=0, retry_seconds=0)
     (supervised.work).mkdir()
     (supervised.work / "hold").touch()
+    record = supervised.pod.repository / "runs" / "pods" / "a" / "supervise.json"  # both hosts have answered
 
     def chaos():
-        wait_for(lambda: (supervised.work / "step-1").exists(), 60)
+        wait_for(lambda: (supervised.work / "step-1").exists() and '"attempt": 1,' in record.read_text(), 60)
         cloud.add_fault(state, "describe", "unavailable", times=2)
         cloud.preempt(state, "my-pod")
         (supervised.work / "hold").unlink()

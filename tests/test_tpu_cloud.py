@@ -226,9 +226,9 @@ def test_flags_for_gcloud_are_passed_on(pod):
     (first,) = (call for call in pod.calls() if call[3] == "ssh" and "--worker=0" in call)
     assert {"someone@my-pod", "--ssh-key-file=/k y", "--ssh-flag=-C -q", "--command=true"} <= set(first)
     said = pod.tpu("sync", "--track=alpha", "--ssh-flags=--tunnel-through-iap", *flags, "--dry-run")
-    scp = next(line for line in said.splitlines() if " scp " in line)
-    assert scp.startswith("gcloud alpha compute tpus tpu-vm scp") and " someone@my-pod:" in scp
-    assert "--tunnel-through-iap" in scp and "--ssh-key-file" in scp and "--ssh-flag" not in scp
+    copy = next(line for line in said.splitlines() if "host.py unpack" in line)
+    assert copy.startswith("gcloud alpha compute tpus tpu-vm ssh someone@my-pod ")
+    assert "--tunnel-through-iap" in copy and "--ssh-key-file" in copy and "'--ssh-flag=-C -q'" in copy
     said = pod.tpu("up", "--create-flags=--provisioning-model=flex-start", "--name=other", code=1)
     assert "--provisioning-model flag is available in one or more alternate release tracks" in said
 

@@ -20,9 +20,9 @@ def python(program: str) -> Call:
     return Call((sys._base_executable, "-I", "-c", program))
 
 
-def run(programs: dict[int, str], timeout: float = 20.0, **more) -> list[fanout.Outcome]:
+def run(programs: dict[int, str], timeout: float = 20.0, **more) -> list[fanout.Answer]:
     calls = {host: python(programs.get(host.worker, "print('well')")) for host in HOSTS}
-    return fanout.run(backend.Runner(), calls, timeout, **{"repeatable": True, "tell": lambda sentence: None, **more})
+    return fanout.run(backend.Runner(), calls, timeout, **{"repeatable": True, "notify": lambda sentence: None, **more})
 
 
 def test_results_are_those_of_their_hosts():
@@ -57,7 +57,7 @@ def test_ssh_is_tried_again_if_the_call_may_be_repeated(tmp_path, code):
         f"sys.exit(0 if len(p.read_text()) == 3 else {code})"
     )
     said = []
-    found = run({1: program}, tell=said.append)
+    found = run({1: program}, notify=said.append)
     assert found[1].error == "" and found[1].tries == 3 and len(said) == 2 and said[0].startswith("host 1 (10.0.0.1)")
     (tmp_path / "n").unlink()
     assert run({1: program}, repeatable=False)[1].tries == 1
@@ -79,8 +79,8 @@ def test_what_a_call_has_started_goes_with_it(tmp_path):
 
 
 def test_answers_are_found_among_banners():
-    def answer(stdout: str, code: int | None = 0, error: str = "") -> hosts.Answer:
-        return hosts._answer(fanout.Outcome(HOSTS[0], backend.Result(code, stdout), error))
+    def answer(stdout: str, code: int | None = 0, error: str = "") -> fanout.Answer:
+        return hosts._read(fanout.Answer(HOSTS[0], {}, error, backend.Result(code, stdout)))
 
     assert answer('Welcome\nmlm-host {"a": 1}\nbye\n').data == {"a": 1}
     assert answer("Welcome\n").error == "it ended well and gave no answer"
@@ -89,9 +89,18 @@ def test_answers_are_found_among_banners():
     assert answer('mlm-host {"a": 1}\n', None, "no answer within 3 s").error == "no answer within 3 s"
 
 
+@pytest.mark.parametrize("rest", [b"", b"\x1f\x8b of an archive\nmore", b'"text" of the program'])
+def test_a_host_given_only_the_rest_of_its_stdin_does_nothing(rest, tmp_path):
+    """As when gcloud runs a command again by itself, after a connection that took a part of stdin."""
+    argv = (sys._base_executable, "-S", "-c", hosts.BOOT, "host.py", "--root", str(tmp_path), "unpack", "0" * 64)
+    assert backend.Runner().run(Call(argv, rest), 20).code == 254 in fanout.SSH_FAILED
+    done = backend.Runner().run(Call(argv, hosts.program() + rest), 20)
+    assert done.code == 1 and "the archive arrived damaged" in done.stdout
+
+
 def test_require_names_all_that_failed():
-    pod = hosts.Hosts(None, None, backend.Runner(), backend.Pod("p", "READY", tuple(HOSTS)))
-    answers = [hosts.Answer(HOSTS[0], {}), hosts.Answer(HOSTS[1], {}, "one"), hosts.Answer(HOSTS[3], {}, "three")]
+    pod = hosts.Hosts(None, backend.Pod("p", "READY", tuple(HOSTS)))
+    answers = [fanout.Answer(HOSTS[0], {}), fanout.Answer(HOSTS[1], {}, "one"), fanout.Answer(HOSTS[3], {}, "three")]
     with pytest.raises(PodError, match=r"sync failed on 2 of 3 hosts: host 1 \(10.0.0.1\): one; host 3 .*: three\."):
         pod.require(answers, "sync")
 

@@ -20,11 +20,11 @@ PROXY = (
 
 
 def test_a_line_of_gcloud_is_taken_apart_although_nothing_in_it_is_quoted():
-    assert Route.parse(LINE, []) == Route("/usr/bin/ssh", OPTIONS, (), "me@10.0.0.1")
+    assert Route.parse(LINE, []) == Route("/usr/bin/ssh", OPTIONS, "me@10.0.0.1")
     flags = ["-p", "22", "-o", "ProxyJump=x"]
     found = Route.parse(LINE.replace(" me@", f" -o {PROXY} -p 22 -o ProxyJump=x me@"), flags)
-    assert found == Route("/usr/bin/ssh", (*OPTIONS, "-o", PROXY), tuple(flags), "me@10.0.0.1")
-    assert Route.parse("/usr/bin/ssh -T me@10.0.0.1 -- true", []) == Route("/usr/bin/ssh", (), (), "me@10.0.0.1")
+    assert found == Route("/usr/bin/ssh", (*OPTIONS, "-o", PROXY, *flags), "me@10.0.0.1")
+    assert Route.parse("/usr/bin/ssh -T me@10.0.0.1 -- true", []) == Route("/usr/bin/ssh", (), "me@10.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_openssh_takes_the_options_and_shares_the_connection(tmp_path, monkeypat
 
 
 def of_ssh(pod) -> list[str]:
-    """Returns what gcloud itself was asked to do by ssh or scp."""
-    calls = [call for call in pod.calls() if call[3] in ("ssh", "scp")]
+    """Returns what gcloud itself was asked to do by ssh."""
+    calls = [call for call in pod.calls() if call[3] == "ssh"]
     return [
         next(word for word in call if word.startswith("--worker")) + " --dry-run" * ("--dry-run" in call)
         for call in calls
@@ -73,7 +73,7 @@ def test_gcloud_is_asked_once_for_a_pod(pod):
     assert len(pod.ssh_calls()) == 2
     pod.tpu("sync")
     pod.tpu("preflight")
-    assert len(of_ssh(pod)) == 2 and [call[0] for call in pod.ssh_calls()].count("scp") == 2
+    assert len(of_ssh(pod)) == 2 and len([call for call in pod.ssh_calls() if "host.py unpack" in call[-1]]) == 2
     pod.tpu("status", "--user=another")
     assert of_ssh(pod)[2:] == ["--worker=0", "--worker=all --dry-run"]
     assert "another@127.0.0.1" in " ".join(pod.ssh_calls()[-1] + pod.ssh_calls()[-2])

@@ -34,40 +34,33 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-    """What the cloud says of a pod.
-
-    kind: "tpu-vm" or "queued"; detail: the cloud's own name for the state; ours: made by our `up`; identity: the same
-    as long as it is the same machines at the same addresses.
-    """
+    """What the cloud says of a pod."""
 
     name: str
     state: str
     hosts: tuple[Host, ...] = ()
-    kind: str = "tpu-vm"
-    detail: str = ""
+    kind: str = "tpu-vm"  # or "queued"
+    detail: str = ""  # the cloud's own name for the state
     accelerator_type: str = ""
-    ours: bool = False
-    identity: str = ""
+    ours: bool = False  # made by our `up`
+    identity: str = ""  # the same as long as it is the same machines at the same addresses
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A local program to run, and what it reads.
-
-    note: of a dry run, what stdin holds; instead: gives the call that is made where ssh itself fails.
-    """
+    """A local program to run, and what it reads."""
 
     argv: tuple[str, ...]
     stdin: bytes = b""
-    note: str = ""
-    instead: Callable[[], Call] | None = None
+    note: str = ""  # what a dry run prints of stdin
+    instead: Callable[[], Call] | None = None  # gives the call to make where ssh itself fails
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a call ended. code: None if it was ended by the time-out, negative if by a signal."""
+    """How a call ended."""
 
-    code: int | None
+    code: int | None  # None after a timeout, negative after a signal
     stdout: str = ""
     stderr: str = ""
 
@@ -86,7 +79,16 @@ class Runner:
             if call.note:
                 print(f"# stdin: {call.note}", flush=True)
             return Result(0)
-        process = start(call)
+        # gcloud would ask its questions on the stdin that holds our data; a session of its own: Ctrl-C reaches us alone
+        environment = {**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        try:
+            process = subprocess.Popen(call.argv, **pipes, env=environment, start_new_session=True)
+        except FileNotFoundError as error:
+            advice = "isn't on this machine's PATH: install it (https://cloud.google.com/sdk/docs/install)"
+            raise PodError(f"{call.argv[0]} {advice}.", "missing") from error
+        except OSError as error:
+            raise PodError(f"{call.argv[0]} can't be started: {error.strerror}.") from error
         self._running.add(process)
         code, stdout, stderr = None, b"", b""
         try:
@@ -110,20 +112,6 @@ class Runner:
         self.over.set()
         for process in list(self._running):
             kill(process)
-
-
-def start(call: Call) -> subprocess.Popen:
-    """Starts a call with pipes, in a session of its own, so that Ctrl-C reaches us alone. Raises PodError."""
-    # gcloud would ask its questions on the stdin that holds our data
-    environment = {**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    try:
-        return subprocess.Popen(call.argv, **pipes, env=environment, start_new_session=True)
-    except FileNotFoundError as error:
-        advice = "isn't on this machine's PATH: install it (https://cloud.google.com/sdk/docs/install)"
-        raise PodError(f"{call.argv[0]} {advice}.", "missing") from error
-    except OSError as error:
-        raise PodError(f"{call.argv[0]} can't be started: {error.strerror}.") from error
 
 
 def kill(process: subprocess.Popen) -> None:

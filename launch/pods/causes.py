@@ -18,25 +18,16 @@ ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)  # how jax ends a process whos
 
 @dataclasses.dataclass(frozen=True)
 class HostReport:
-    """What is known of one process; the dicts are the files of its folder, None where there is none.
-
-    Attributes:
-      state: "absent", "running", "exited" or "lost" (it is gone, and nobody saw how).
-      exit: {"code": 0..255 or None, "signal": number or None, "ended": unix seconds}.
-      progress: {"step", "phase", "time", ...}: where it was last.
-      cause: {"kind", "time", "step", "phase", "code", "what", "traceback", ...}: why it ended, in its own words.
-      stopped: {"time"}: since when it has not been scheduled.
-      ended_by_us: the launcher killed it, since others had ended.
-    """
+    """What is known of one process; the dicts are the files of its folder, None where there is none."""
 
     process: int
     host: str
-    state: str
-    exit: dict[str, Any] | None = None
-    progress: dict[str, Any] | None = None
-    cause: dict[str, Any] | None = None
-    stopped: dict[str, Any] | None = None
-    ended_by_us: bool = False
+    state: str  # "absent", "running", "exited" or "lost" (it is gone, and nobody saw how)
+    exit: dict[str, Any] | None = None  # {"code": 0..255 or None, "signal": number or None, "ended": unix seconds}
+    progress: dict[str, Any] | None = None  # {"step", "phase", "time", ...}: where it was last
+    cause: dict[str, Any] | None = None  # {"kind", "time", "step", "phase", "code", "what", ...}: its own account
+    stopped: dict[str, Any] | None = None  # {"time"}: since when it has not been scheduled
+    ended_by_us: bool = False  # the launcher killed it, since others had ended
 
     @classmethod
     def from_status(cls, process: int, answer: dict[str, Any]) -> HostReport:
@@ -47,28 +38,18 @@ class HostReport:
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """Why a run ended.
-
-    Attributes:
-      process, host: whose end it was.
-      kind: "exception", "signal", "hang", "stopped", "exit" (a code without a word), "lost" or "peer" (another one's
-        end, of which nothing is left).
-      time: unix seconds; None if nobody knows.
-      step, phase: where it was; None if it never said.
-      code: the exit code that stands for it: 2, 3, 4, 75, ..., 128 + n for signal n.
-      what: it, as the end of a sentence that begins with the host.
-      others: processes that ended otherwise than with 0 as well.
-    """
+    """Why a run ended; None is what nobody knows."""
 
     process: int
     host: str
+    # "exception", "signal", "hang", "stopped", "exit" (a code alone), "lost", "peer" (another's, which left no trace)
     kind: str
-    time: float | None
+    time: float | None  # unix seconds
     step: int | None
     phase: str | None
-    code: int
-    what: str
-    others: int = 0
+    code: int  # the exit code that stands for it: 2, 3, 4, 75, ..., 128 + n for signal n
+    what: str  # the end of a sentence that begins with the host
+    others: int = 0  # processes that failed as well
 
     @property
     def sentence(self) -> str:

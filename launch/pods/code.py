@@ -91,7 +91,7 @@ def _entry(root: pathlib.Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
 
 
 def _leaves(info: tarfile.TarInfo, name: str) -> bool:
-    """Returns whether this is a link that is absolute, or leads out of the repository; hosts look again."""
+    """Returns whether this is a link that is absolute, or leads out of the repository; hosts check again."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(name), info.linkname))
     return info.issym() and (path.startswith("/") or path.split("/")[0] == "..")
 

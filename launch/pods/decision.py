@@ -11,7 +11,8 @@ import dataclasses
 import signal
 
 from pods.backend import ABSENT, GONE, READY, STOPPED
-from pods.runs import Look
+from pods.runs import RunStatus
+from pods.settings import key
 
 UNKNOWN = "UNKNOWN"  # the cloud itself did not answer
 # kinds of actions, as a person reads them
@@ -24,24 +25,24 @@ OFFLINE = 6  # times `silent`, after which a pod of which no host answers is lef
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much is survived, and how long is waited."""
+    """How much is survived, and how long is waited: the flags of `supervise`."""
 
-    crashes: int = 3
-    preemptions: int = 100
-    silent: int = 5  # polls without an answer of a host, after which it is dead
-    hang: float = 1800.0  # seconds without progress on any host; 0: any time
-    settle: float = 180.0  # seconds in which all hosts end after the first
-    recreate: bool = False  # a pod that our `up` has not made may be deleted and made again
+    crashes: int = key("in a row without progress, after which it gives up", 3)
+    preemptions: int = key("and ends after a save, after which it gives up", 100)
+    silent: int = key("polls without an answer, after which a host is taken for dead if a run has ended", 5)
+    hang: float = key("without progress on any host, after which the run is stopped; 0: never", 1800.0)
+    settle: float = key("for all hosts to end once one has", 180.0)
+    recreate: bool = key("delete and create again even a pod that your `up` has not made", False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """One look."""
+    """What one poll has found."""
 
     state: str  # of the pod
     now: float  # unix seconds
     detail: str = ""
-    look: Look | None = None  # of the newest attempt on its hosts, None if there was nobody to ask
+    status: RunStatus | None = None  # of the newest attempt on its hosts, None if there was nobody to ask
     hosts: int = 0  # how many there are
     stopped: int = 0  # the attempt that a person has ended by `stop`, 0 for none
     ours: bool = True  # our `up` has made the pod
@@ -49,7 +50,7 @@ class Seen:
 
 @dataclasses.dataclass
 class Memory:
-    """What is kept from one look to the next, and over a restart of the supervisor. Times are unix seconds."""
+    """What is kept from one poll to the next, and over a restart of the supervisor. Times are unix seconds."""
 
     attempt: int = 0  # that we have started, or seen alive
     judged: int = 0  # the last attempt whose end has been counted
@@ -62,7 +63,7 @@ class Memory:
     gone: bool = False  # the loss of this pod has been counted
     ours: bool = True  # as it was in Seen when the pod was last there
     deleted: float = 0.0  # when we deleted the last one; 0 once there is another one
-    silent: int = 0  # looks in a row in which a host that matters did not answer
+    silent: int = 0  # polls in a row in which a host that matters did not answer
     mark: str = ""  # the last sign of progress
     moved: float = 0.0  # when it changed
     mixed: float = 0.0  # since when some hosts have ended while others run; 0: they do not
@@ -106,19 +107,19 @@ def _notice(seen: Seen, memory: Memory) -> None:
     elif seen.state != UNKNOWN and memory.since:  # one that can't be asked is taken to be as it was
         memory.paid, memory.since = memory.paid + seen.now - memory.since, 0.0
     memory.moved = memory.moved or seen.now
-    if look := seen.look:
-        if look.running:
-            memory.held, memory.attempt = True, look.attempt
-        places = [report.progress for report in look.reports if report.progress]
-        mark = repr([look.attempt, *((place.get("step"), place.get("time")) for place in places)])
+    if status := seen.status:
+        if status.running:
+            memory.held, memory.attempt = True, status.attempt
+        places = [report.progress for report in status.reports if report.progress]
+        mark = repr([status.attempt, *((place.get("step"), place.get("time")) for place in places)])
         if places and mark != memory.mark:
             memory.mark, memory.moved = mark, seen.now
         memory.step = max([memory.step, *(p["step"] for p in places if isinstance(p.get("step"), int))])
 
 
 def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
-    if seen.look and _finished(seen):
-        return Action(DONE, f"attempt {seen.look.attempt} ended with 0 on all {seen.hosts} hosts")
+    if seen.status and _finished(seen):
+        return Action(DONE, f"attempt {seen.status.attempt} ended with 0 on all {seen.hosts} hosts")
     if seen.state == UNKNOWN:
         return Action(WAIT, f"the cloud can't be asked ({seen.detail}); nothing is concluded from that")
     if seen.state in GONE or (seen.state in (ABSENT, STOPPED) and memory.held):
@@ -127,23 +128,23 @@ def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
         return Action(CREATE, "there is no pod")
     if seen.state == STOPPED:
         return Action(RESUME, "the pod is STOPPED")
-    if seen.state != READY or seen.look is None:
+    if seen.state != READY or seen.status is None:
         return Action(WAIT, f"the pod is {seen.state} ({seen.detail})".removesuffix(" ()"))
-    look, quiet = seen.look, seen.hosts - len(seen.look.reports)
-    if not quiet or look.running:
+    status, quiet = seen.status, seen.hosts - len(seen.status.reports)
+    if not quiet or status.running:
         memory.silent = 0
-    if look.running:
-        return _running(seen, look, quiet, memory, limits)
+    if status.running:
+        return _running(seen, status, quiet, memory, limits)
     memory.mixed = 0.0
     if quiet:
-        return _silence(seen, look, quiet, memory, limits)
-    if all(report.state == "absent" for report in look.reports):
+        return _silence(seen, status, quiet, memory, limits)
+    if all(report.state == "absent" for report in status.reports):
         return Action(START, "nothing of this run is on the hosts")
-    return _ended(seen, look, memory, limits)
+    return _ended(seen, status, memory, limits)
 
 
 def _finished(seen: Seen) -> bool:
-    reports = seen.look.reports
+    reports = seen.status.reports
     ended = [report.exit for report in reports if report.state == "exited" and report.exit]
     return 0 < seen.hosts == len(ended) and all(end.get("code") == 0 and not end.get("signal") for end in ended)
 
@@ -168,11 +169,11 @@ def _lost(seen: Seen, memory: Memory, limits: Limits) -> Action:
     return _preempted(action, memory, limits)
 
 
-def _running(seen: Seen, look: Look, quiet: int, memory: Memory, limits: Limits) -> Action:
+def _running(seen: Seen, status: RunStatus, quiet: int, memory: Memory, limits: Limits) -> Action:
     """Alive somewhere. A host that does not answer is not missed: if it is dead, the others end, and if not, not."""
-    ended = [report for report in look.reports if report.state != "running"]
+    ended = [report for report in status.reports if report.state != "running"]
     memory.mixed = (memory.mixed or seen.now) if ended else 0.0
-    kind, why = WAIT, f"attempt {look.attempt} runs"
+    kind, why = WAIT, f"attempt {status.attempt} runs"
     if ended and seen.now - memory.mixed > limits.settle:
         names = ", ".join(f"host {report.process} ({report.state})" for report in ended)
         kind, why = STOP, f"{names} ended and the others have not for {limits.settle:g} s"
@@ -182,41 +183,41 @@ def _running(seen: Seen, look: Look, quiet: int, memory: Memory, limits: Limits)
         why += f", but {len(ended)} of {seen.hosts} hosts have ended; the others should follow"
     elif quiet:
         why += f"; {quiet} of {seen.hosts} hosts do not answer"
-    memory.stopping = look.attempt if kind == STOP else memory.stopping
+    memory.stopping = status.attempt if kind == STOP else memory.stopping
     return Action(kind, why)
 
 
-def _silence(seen: Seen, look: Look, quiet: int, memory: Memory, limits: Limits) -> Action:
+def _silence(seen: Seen, status: RunStatus, quiet: int, memory: Memory, limits: Limits) -> Action:
     """Nobody who answers is running, and somebody does not answer: a lost connection, or a dead host."""
     memory.silent += 1
-    what = f"{quiet} of {seen.hosts} hosts do not answer ({'; '.join(look.errors)}), poll {memory.silent}"
+    what = f"{quiet} of {seen.hosts} hosts do not answer ({'; '.join(status.errors)}), poll {memory.silent}"
     # if no host answers it may well be us: a pod is not deleted because ssh is blocked here
-    if memory.silent <= limits.silent * (1 if look.reports else OFFLINE):
+    if memory.silent <= limits.silent * (1 if status.reports else OFFLINE):
         return Action(WAIT, what)
-    if not look.reports:
+    if not status.reports:
         return Action(GIVE_UP, f"{what}: the pod is READY and was left as it is; can this machine reach it?", 1)
-    if look.cause and look.cause.code in FINAL:
-        return _final(look, memory)
+    if status.cause and status.cause.code in FINAL:
+        return _final(status, memory)
     # the end that we can see is the consequence of one that we can't: the machine's
-    memory.gone, memory.held, memory.silent, memory.judged = True, False, 0, look.attempt
+    memory.gone, memory.held, memory.silent, memory.judged = True, False, 0, status.attempt
     return _preempted(Action(DELETE, f"{what}: taken for dead"), memory, limits)
 
 
-def _ended(seen: Seen, look: Look, memory: Memory, limits: Limits) -> Action:
+def _ended(seen: Seen, status: RunStatus, memory: Memory, limits: Limits) -> Action:
     """All hosts have ended."""
-    attempt, lost = look.attempt, any(report.state == "lost" for report in look.reports)
+    attempt, lost = status.attempt, any(report.state == "lost" for report in status.reports)
     if memory.judged >= attempt:
         return Action(START, f"attempt {attempt} has ended", lost=lost)
     memory.judged = attempt
     if memory.attempt != attempt:  # a person's attempt, and a person wants another one
         return Action(START, f"attempt {attempt} had ended before", lost=lost)
-    cause, hung = look.cause, memory.stopping == attempt
+    cause, hung = status.cause, memory.stopping == attempt
     if seen.stopped == attempt:
         return Action(GIVE_UP, f"attempt {attempt} was ended by launch/tpu.py stop", SAVED)
     if cause and cause.code in FINAL and not hung:
-        return _final(look, memory)
+        return _final(status, memory)
     # it saved, or had nothing to save yet
-    ends = [report.exit or {} for report in look.reports]
+    ends = [report.exit or {} for report in status.reports]
     if not hung and all(end.get("code") == SAVED or end.get("signal") == signal.SIGTERM for end in ends):
         return _preempted(Action(START, f"attempt {attempt} was asked to end and did"), memory, limits)
     memory.crashes = 1 if memory.step > memory.best else memory.crashes + 1
@@ -228,6 +229,6 @@ def _ended(seen: Seen, look: Look, memory: Memory, limits: Limits) -> Action:
     return Action(START, what, lost=lost)
 
 
-def _final(look: Look, memory: Memory) -> Action:
-    memory.judged = look.attempt
-    return Action(GIVE_UP, f"{look.cause.sentence}: {FINAL[look.cause.code]}, which no restart mends", look.cause.code)
+def _final(status: RunStatus, memory: Memory) -> Action:
+    memory.judged, cause = status.attempt, status.cause
+    return Action(GIVE_UP, f"{cause.sentence}: {FINAL[cause.code]}, which no restart mends", cause.code)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 
 class PodError(Exception):
-    """A foreseen end of a command.
+    """A foreseen end of a command."""
 
-    kind: for those who decide whether to try again: "stockout", "quota", "permission", "login", "api", "absent" (no
-    such resource), "exists", "missing" (no gcloud here), "network", "internal" (a fault of the cloud's own), "hosts"
-    (some hosts failed), "settings" or "other".
-    """
-
+    # kind: "stockout", "quota", "permission", "login", "api", "absent" (no such resource), "exists", "missing" (no
+    # gcloud here), "network", "internal" (a fault of the cloud's own), "hosts" (some failed), "settings" or "other"
     code, kind = 1, "other"
 
     def __init__(self, message: str, kind: str = ""):

@@ -14,28 +14,28 @@ AT_ONCE = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What became of one host's call. error: one sentence without the host's name, or "" if it ended with code 0."""
+class Answer:
+    """What became of one host's call."""
 
     host: Host
-    result: Result
-    error: str = ""
+    data: dict  # what host.py reported, {} if nothing
+    error: str = ""  # one sentence without the host's name, "" if all is well
+    result: Result | None = None
     tries: int = 1
 
 
 def run(
-    runner: Runner, calls: Mapping[Host, Call], timeout: float, *, repeatable: bool, tell: Callable[[str], None]
-) -> list[Outcome]:
-    """Returns one outcome a host, in the order of `calls`; each try of each call has `timeout` seconds.
+    runner: Runner, calls: Mapping[Host, Call], timeout: float, *, repeatable: bool, notify: Callable[[str], None]
+) -> list[Answer]:
+    """Returns one answer per host, without data, in the order of `calls`; each try has `timeout` seconds.
 
-    A call is tried again only if it is repeatable (the host answers a second one as it answered the first) and ssh
-    itself failed; `tell` is given a sentence then. What a call has `instead` is tried at once.
+    A call is tried again, and reported to `notify`, if ssh itself failed and a second call does no harm (repeatable).
     """
     if runner.dry:
-        return [Outcome(host, runner.run(call, timeout)) for host, call in calls.items()]
+        return [Answer(host, {}, result=runner.run(call, timeout)) for host, call in calls.items()]
     pool = ThreadPoolExecutor(max(1, min(AT_ONCE, len(calls))))
     try:
-        jobs = [pool.submit(_one, runner, host, call, timeout, repeatable, tell) for host, call in calls.items()]
+        jobs = [pool.submit(_one, runner, host, call, timeout, repeatable, notify) for host, call in calls.items()]
         return [job.result() for job in jobs]
     except BaseException:  # Ctrl-C: nobody waits for a host any longer
         runner.end()
@@ -45,20 +45,20 @@ def run(
 
 
 def _one(
-    runner: Runner, host: Host, call: Call, timeout: float, repeatable: bool, tell: Callable[[str], None]
-) -> Outcome:
+    runner: Runner, host: Host, call: Call, timeout: float, repeatable: bool, notify: Callable[[str], None]
+) -> Answer:
     for tries, wait in enumerate((*(BACKOFF if repeatable else ()), None), 1):
         result = runner.run(call, timeout)
         if result.code in SSH_FAILED and call.instead:
             call = call.instead()
             result = runner.run(call, timeout)
-        outcome = Outcome(host, result, _error(result, timeout, tries), tries)
+        answer = Answer(host, {}, _error(result, timeout, tries), result, tries)
         if result.code not in SSH_FAILED or wait is None:
             break
-        tell(f"{label(host)}: ssh failed ({last_line(result.stderr)}); again in {wait:g} s.")
+        notify(f"{label(host)}: ssh failed ({last_line(result.stderr)}); again in {wait:g} s.")
         if runner.over.wait(wait):
             break
-    return outcome
+    return answer
 
 
 def _error(result: Result, timeout: float, tries: int) -> str:

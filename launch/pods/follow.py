@@ -12,9 +12,9 @@ import host_setup
 
 from pods.backend import ABSENT, GONE, Host
 from pods.errors import PodError
-from pods.fanout import label
-from pods.hosts import Answer, Hosts
-from pods.runs import Look, how_it_ended, look, records
+from pods.fanout import Answer, label
+from pods.hosts import Hosts
+from pods.runs import RunStatus, how_it_ended, records, status
 
 MOST = 1 << 20  # bytes of a log in one answer
 
@@ -29,6 +29,11 @@ class Follower:
         self.half: dict[Host, bytes] = {}
         self.faults: dict[Host, str] = {}
         self.ended: dict[Host, dict] = {}
+
+    def alone(self) -> contextlib.AbstractContextManager:
+        """Holds the run's log files here. Raises PodError if another process does."""
+        refusal = PodError(f"somebody follows this run here already: tail -f {self.folder}/*.log")
+        return contextlib.nullcontext() if self.hosts.dry else host_setup.alone(self.folder / ".lock", refusal)
 
     def round(self) -> bool:
         """Asks every host once; returns whether all of them have ended and said all."""
@@ -75,27 +80,16 @@ class Follower:
                 self.show(f"[{host.worker}] {line.decode(errors='replace')}")
 
 
-def follow(follower: Follower, *, every: float, check: Callable[[], str]) -> Look:
+def follow(follower: Follower, *, every: float, check: Callable[[], str]) -> RunStatus:
     """Follows until the run has ended on all hosts; returns how. Raises PodError if the pod is gone, by `check`."""
     hosts = follower.hosts
     pause = max(every, len(hosts.all) / 8)  # each question costs a process here
-    with only_one(follower):
+    with follower.alone():
         while not follower.round():
             if hosts.dry:
                 break
             if follower.faults and (state := check()) in (*GONE, ABSENT):
-                sentence = f"{hosts.settings.name} is {state}: launch/tpu.py supervise gets another and goes on."
+                sentence = f"{hosts.pod.name} is {state}: launch/tpu.py supervise gets another and goes on."
                 raise PodError(sentence, "absent")
             time.sleep(pause)
-    return look(hosts, follower.run, follower.attempt)
-
-
-def only_one(follower: Follower) -> contextlib.AbstractContextManager:
-    """Holds the run's log files here. Raises PodError if somebody else does."""
-    refusal = f"somebody follows this run here already: tail -f {follower.folder}/*.log"
-    return contextlib.nullcontext() if follower.hosts.dry else held(follower.folder / ".lock", refusal)
-
-
-def held(file: pathlib.Path, refusal: str) -> contextlib.AbstractContextManager:
-    """Holds a lock file for this process. Raises PodError(refusal) if another one does."""
-    return host_setup.alone(file, PodError(refusal))
+    return status(hosts, follower.run, follower.attempt)

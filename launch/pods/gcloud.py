@@ -86,11 +86,9 @@ class TpuVm:
                 raise
 
     def describe(self) -> Pod:
-        """Returns the pod, in state ABSENT if there is none; hosts in the order of their workers once it is READY.
-
-        The TPU VM comes first: it is there or not, whoever made it, and in whichever way.
-        """
+        """Returns the pod, in state ABSENT if there is none; hosts in the order of their workers once it is READY."""
         name = self.settings.name
+        # the TPU VM first: it is there or not, whoever made it, and in whichever way
         node = self._ask("tpu-vm", "describe", name)
         if self.dry:
             hosts = tuple(Host(i, f"ADDRESS-OF-WORKER-{i}") for i in range(self.settings.host_count))
@@ -98,8 +96,7 @@ class TpuVm:
         request = self._ask("queued-resources", "describe", name) if node is None else None
         pod = self._request(request) if request else Pod(name, backend.ABSENT)
         if pod.detail == "ACTIVE":
-            called = _spec(request).get("nodeId", name)
-            if called != name:
+            if (called := _spec(request).get("nodeId", name)) != name:
                 sentence = f"{name} is a queued resource whose TPU VM is called {called}: set name to that."
                 raise PodError(sentence, "settings")
             node = self._ask("tpu-vm", "describe", name)  # it may have come in between
@@ -112,7 +109,7 @@ class TpuVm:
         return [self._request(request) for request in self._ask("queued-resources", "list") or ()]
 
     def connect(self, pod: Pod) -> None:
-        """Finds the routes of `ssh` and `copy`, once for a pod that is READY; where none is, gcloud's own ssh goes."""
+        """Finds the routes of `ssh`, once for a pod that is READY; where none is, gcloud's own ssh goes."""
         if self.routed == pod.identity:
             return
         chosen, self.routed = self.settings, pod.identity
@@ -126,33 +123,18 @@ class TpuVm:
 
     def ssh(self, worker: int, argv: Sequence[str], stdin: bytes = b"") -> Call:
         """Returns the call that runs argv on a worker."""
-        command, way = shlex.join(argv), self.routes.get(worker)
-        flags = [f"--worker={worker}", f"--command={command}", *self._flags("--scp-flag")]
+        command, known = shlex.join(argv), self.routes.get(worker)
+        flags = [f"--worker={worker}", f"--command={command}", *self.settings.ssh_flags]
         call = Call(self._argv("tpu-vm", "ssh", self.target, *flags), stdin)
-        if way is None:
+        if known is None:
             return call
-        words = (way.program, "-T", *way.shared(), *way.flags, way.target, "--", command)
+        words = (known.program, "-T", *known.shared(), known.target, "--", command)
         return Call(words, stdin, instead=lambda: self._forget(worker, call))
 
-    def copy(self, worker: int, file: str, target: str) -> Call:
-        """Returns the call that copies a local file to a path under the worker's home, one that needs no quotes."""
-        flags, way = self._flags("--ssh-flag"), self.routes.get(worker)
-        call = Call(self._argv("tpu-vm", "scp", file, f"{self.target}:{target}", f"--worker={worker}", *flags))
-        if way is None or any(flag.startswith("--scp-flag") for flag in flags):
-            return call
-        words = (way.program.removesuffix("ssh") + "scp", *way.shared(), file, f"{way.target}:{target}")
-        return Call(words, instead=lambda: self._forget(worker, call))
-
-    def _flags(self, other: str) -> list[str]:
-        """Returns ssh_flags without those that only the other one, of ssh and scp, takes."""
-        return [flag for flag in self.settings.ssh_flags if not flag.startswith(other)]
-
     def _dry_ssh(self, hosts: int) -> list[str]:
-        """Returns a line of `ssh --dry-run` for each host, [] if there are none.
-
-        The first connection makes the keys and gives them to the pod: it is made alone, before all others.
-        """
-        words = ["tpu-vm", "ssh", self.target, "--command=true", *self._flags("--scp-flag")]
+        """Returns a line of `ssh --dry-run` for each host, [] if there are none."""
+        # the first connection makes the keys and gives them to the pod: it is made alone, before all others
+        words = ["tpu-vm", "ssh", self.target, "--command=true", *self.settings.ssh_flags]
         if self.runner.run(Call(self._argv(*words, "--worker=0")), ASK).code != 0:
             return []
         found = self.runner.run(Call(self._argv(*words, "--worker=all", "--dry-run")), ASK)

@@ -9,18 +9,22 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from pods import fanout
-from pods.backend import READY, Host, Pod, Runner, say
+from pods.backend import READY, Host, Pod, say
 from pods.errors import PodError
+from pods.fanout import Answer
 from pods.gcloud import TpuVm
-from pods.settings import FIELDS, Settings
+from pods.settings import FIELDS
 
 LAUNCH = pathlib.Path(__file__).resolve().parent.parent
 MODULES = ("host_setup", "host_keeper", "host_checks", "host")  # in the order of their imports
 PREFIX = "mlm-host "
-# stdin's first line is the program, the rest is for it. gcloud runs a command again by itself when ssh fails, without
-# its stdin: then there is no program, and code 254 says so
+# stdin's first line is the program, the rest is for it. gcloud runs a command again by itself when ssh fails, with what
+# is left of stdin: then there is no program, and code 254 says so
 quoted = shlex.quote  # for a person's shell
-BOOT = "import json,sys;sys.argv.pop(0);exec(json.loads(sys.stdin.buffer.readline() or sys.exit(254)))"
+BOOT = (
+    "import json,sys;sys.argv.pop(0);line=sys.stdin.buffer.readline();"
+    'line[:9]==b"mlm-host " or sys.exit(254);exec(json.loads(line[9:]))'
+)
 
 
 def program() -> bytes:
@@ -32,44 +36,28 @@ def program() -> bytes:
         "    exec(compile(source, name + '.py', 'exec'), module.__dict__)\n"
         "sys.exit(module.main(sys.argv[1:]))\n"
     )
-    return json.dumps(text).encode() + b"\n"
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """One host's answer: what it said ({} in a dry run), or why it said nothing, as one sentence without its name."""
-
-    host: Host
-    data: dict
-    error: str = ""
+    return f"{PREFIX}{json.dumps(text)}\n".encode()
 
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
     """The hosts of a pod that is ready."""
 
-    settings: Settings
-    backend: TpuVm
-    runner: Runner
+    cloud: TpuVm
     pod: Pod
     timeout: float = 60.0  # seconds that a host has to answer a question, unless the question says otherwise
-    tell: Callable[[str], None] = say  # of what is tried again
-    patient: bool = True  # a connection that fails is tried again
+    notify: Callable[[str], None] = say  # gets a sentence before each new try
+    retry: bool = True  # a connection that fails is tried again
 
     @property
     def dry(self) -> bool:
         """Whether calls are printed, not run."""
-        return self.runner.dry
+        return self.cloud.dry
 
     @property
     def all(self) -> tuple[Host, ...]:
         """The hosts, in the order of their workers: process i runs on host i."""
         return self.pod.hosts
-
-    @property
-    def coordinator(self) -> str:
-        """Address of the first host, where the processes find each other."""
-        return self.all[0].address
 
     def ask(
         self,
@@ -78,21 +66,21 @@ class Hosts:
         stdin: Mapping[Host, bytes] | None = None,
         timeout: float | None = None,
     ) -> list[Answer]:
-        """Returns every host's answer to host.py's `argv` (the same for all, or one a host); raises nothing for them.
+        """Returns each host's answer to host.py's `argv`, the same for all or one per host; raises no error of theirs.
 
-        stdin: what host.py reads, one text a host, without secrets in a dry run, which prints it. Every command of
-        host.py may be repeated, so a connection that fails may be tried again.
+        stdin: what host.py reads; without secrets in a dry run, which prints it.
         """
         argvs = argv if isinstance(argv, Mapping) else dict.fromkeys(self.all, argv)
-        root = [] if self.settings.root == FIELDS["root"].default else ["--root", self.settings.root]
-        code, calls = program(), {}
+        folder = self.cloud.settings.root
+        root = [] if folder == FIELDS["root"].default else ["--root", folder]
+        code, calls, texts = program(), {}, dict.fromkeys(argvs, b"") | (stdin or {})
+        whole = {text: code + text for text in {*texts.values()}}  # once for all hosts that read the same
         for host, words in argvs.items():
-            remote = ["python3", "-c", BOOT, "host.py", *root, *words]
-            more = (stdin or {}).get(host, b"")
-            call = self.backend.ssh(host.worker, remote, code + more)
-            calls[host] = dataclasses.replace(call, note=more.decode()) if self.dry else call
-        outcomes = fanout.run(self.runner, calls, timeout or self.timeout, repeatable=self.patient, tell=self.tell)
-        return [Answer(outcome.host, {}) if self.dry else _answer(outcome) for outcome in outcomes]
+            call = self.cloud.ssh(host.worker, ["python3", "-c", BOOT, "host.py", *root, *words], whole[texts[host]])
+            calls[host] = dataclasses.replace(call, note=texts[host].decode()) if self.dry else call
+        timeout = timeout or self.timeout
+        answers = fanout.run(self.cloud.runner, calls, timeout, repeatable=self.retry, notify=self.notify)
+        return answers if self.dry else [_read(answer) for answer in answers]
 
     def require(self, answers: Sequence[Answer], what: str) -> list[dict]:
         """Returns what all hosts have said. Raises PodError, which names every host that failed and says why."""
@@ -117,15 +105,15 @@ def connect(cloud: TpuVm, timeout: float, pod: Pod | None = None) -> Hosts:
         )
     if not cloud.dry:
         cloud.connect(pod)
-    return Hosts(settings, cloud, cloud.runner, pod, timeout, (lambda sentence: None) if cloud.dry else say)
+    return Hosts(cloud, pod, timeout, (lambda sentence: None) if cloud.dry else say)
 
 
-def _answer(outcome: fanout.Outcome) -> Answer:
-    lines = [line.removeprefix(PREFIX) for line in outcome.result.stdout.splitlines() if line.startswith(PREFIX)]
+def _read(answer: Answer) -> Answer:
+    lines = [line.removeprefix(PREFIX) for line in answer.result.stdout.splitlines() if line.startswith(PREFIX)]
     try:
         data = json.loads(lines[-1])
     except (IndexError, json.JSONDecodeError):
-        return Answer(outcome.host, {}, outcome.error or "it ended well and gave no answer")
-    if outcome.result.code is None:
-        return Answer(outcome.host, {}, outcome.error)
-    return Answer(outcome.host, data, outcome.error and str(data.get("error") or outcome.error))
+        return dataclasses.replace(answer, error=answer.error or "it ended well and gave no answer")
+    if answer.result.code is None:
+        return answer
+    return dataclasses.replace(answer, data=data, error=answer.error and str(data.get("error") or answer.error))

@@ -18,11 +18,7 @@ PHRASES = {
 
 
 def up(cloud: TpuVm, every: float, recreate: bool) -> None:
-    """Returns once the pod is ready; creates it if there is none; idempotent.
-
-    every: seconds between two polls; recreate: one that won't come back is deleted and created again. Raises PodError
-    for what won't become ready by waiting.
-    """
+    """Returns once the pod is ready; creates it if need be. Raises PodError for what waiting does not make ready."""
     pod, settings = cloud.describe(), cloud.settings
     if cloud.dry:
         cloud.create()

@@ -15,21 +15,18 @@ LITTLE_DISK = 10e9  # bytes: packages and a checkpoint that is being written
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """problems: sentences that keep a run from starting; remarks: those that do not; lines: a table of the hosts."""
+    """What the hosts' answers amount to."""
 
-    problems: list[str]
-    remarks: list[str]
-    lines: list[str]
+    problems: list[str]  # sentences that keep a run from starting
+    remarks: list[str]  # those that do not
+    lines: list[str]  # a table of the hosts
     requirements: str = ""
 
 
 def check(hosts: Hosts, code: str, *, clear_lock: bool = False) -> Report:
-    """Asks every host. Raises PodError, which names those that did not answer.
-
-    code: the hash that the hosts must have; clear_lock: remove libtpu's lock file where nobody holds it.
-    """
-    words = ["preflight", "--code", code, *(["--clear-lock"] if clear_lock else [])]
-    found = hosts.require(hosts.ask(words), "preflight")
+    """Returns how the hosts are, which must have the code of this hash. Raises PodError if one does not answer."""
+    flag = ["--clear-lock"] if clear_lock else []
+    found = hosts.require(hosts.ask(["preflight", "--code", code, *flag]), "preflight")
     return judge(dict(zip(hosts.all, found, strict=True)), code) if not hosts.dry else Report([], [], [])
 
 
@@ -53,7 +50,7 @@ def check_ports(hosts: Hosts) -> list[str]:
 
 
 def judge(found: dict[Host, dict], code: str) -> Report:
-    """Returns what the hosts' answers come to."""
+    """Returns the report of the hosts' answers."""
     problems, remarks = _named(found, lambda answer: _problems(answer, code)), _named(found, _remarks)
     _compare(found, "packages", lambda answer: answer["installed"] or "none", problems)
     _compare(found, "accelerators", lambda answer: len(answer["accelerators"]), problems)

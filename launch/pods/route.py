@@ -20,11 +20,10 @@ SHARED = ("ControlMaster=auto", "ControlPersist=600", "BatchMode=yes", "ConnectT
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """Parts of an ssh command line. options: of ssh and scp alike; flags: of ssh alone; target: USER@ADDRESS."""
+    """Parts of an ssh command line; target: USER@ADDRESS."""
 
     program: str
     options: tuple[str, ...]
-    flags: tuple[str, ...]
     target: str
 
     @classmethod
@@ -37,7 +36,7 @@ class Route:
         if not match or not start.endswith(ours) or not re.fullmatch("[^@ ]+@[^@ ]+", target):
             return None
         key = ("-i", match[2]) if match[2] else ()
-        return cls(match[1], (*key, *(word for option in options for word in ("-o", option))), tuple(flags), target)
+        return cls(match[1], (*key, *(word for option in options for word in ("-o", option)), *flags), target)
 
     def shared(self) -> list[str]:
         """Returns the options, with those that share a connection between all commands with the same route."""

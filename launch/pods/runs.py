@@ -1,4 +1,4 @@
-"""A run on all hosts: started once, looked at, stopped. The truth about it lies on the hosts, not here."""
+"""A run on all hosts: started once, polled, stopped. The hosts hold the truth about it, not here."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from pods.backend import Host, say
 from pods.causes import Cause, HostReport, first_cause
 from pods.code import Code
 from pods.errors import PodError, SettingsError
-from pods.fanout import label
-from pods.hosts import Answer, Hosts, quoted
+from pods.fanout import Answer, label
+from pods.hosts import Hosts, quoted
 from pods.settings import Settings
 
 COMMANDS = ("run", "train", "shards", "classify", "evaluate", "export")  # of `python -m mlm`, that run on several hosts
 PLACE = 3  # arguments at the end of a job's that say which process it is
-RECORDS = pathlib.Path("runs/pods")  # under the folder we are in: logs of the hosts, archives of code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
+class RunStatus:
     """An attempt of a run (0: there is none) on all hosts; errors: of those that did not answer; job: its job.json."""
 
     attempt: int
@@ -68,10 +67,7 @@ class Look:
 def make_job(
     settings: Settings, code: Code, config: str, *, run: str, workdir: str, command: str, words: Sequence[str], env=()
 ) -> Job:
-    """Returns the job of a config that is in the code. Raises SettingsError.
-
-    run: its id; workdir: "" for {bucket}/{id}; words: further arguments of the command, taken as they are.
-    """
+    """Returns the job of a config that is in the code; workdir "" is {bucket}/{run id}. Raises SettingsError."""
     check_id(run)
     if not workdir and not settings.bucket:
         sentence = "there is no folder for the run that all hosts see: --workdir gs://..., or bucket in pod.toml."
@@ -96,11 +92,11 @@ def check_id(run: str) -> None:
 
 
 def records(run: str) -> pathlib.Path:
-    """Returns the folder for a run's files here."""
-    return RECORDS / host_setup.folder_name(run)
+    """Returns the folder for a run's files under the folder we are in: logs, and what a supervisor has spent."""
+    return pathlib.Path("runs/pods") / host_setup.folder_name(run)
 
 
-def look(hosts: Hosts, run: str, attempt: int | None = None) -> Look:
+def status(hosts: Hosts, run: str, attempt: int | None = None) -> RunStatus:
     """Returns an attempt (default: the newest) of a run on all hosts."""
     answers = hosts.ask(["status", "--", run, *([] if attempt is None else [str(attempt)])])
     attempt = max((answer.data.get("attempt", 0) for answer in answers), default=0)
@@ -116,12 +112,12 @@ def look(hosts: Hosts, run: str, attempt: int | None = None) -> Look:
                 errors.append(f"{label(answer.host)}: its process lives on without a keeper: launch/tpu.py stop")
         elif data:
             reports.append(HostReport(answer.host.worker, data["host"], "absent"))
-    return Look(attempt, tuple(reports), tuple(errors), job)
+    return RunStatus(attempt, tuple(reports), tuple(errors), job)
 
 
-def look_for(hosts: Hosts, job: Job) -> Look:
-    """Returns `look`, but where another job has ended all hosts are "absent". Raises PodError if another is alive."""
-    seen = look(hosts, job.id)
+def status_of(hosts: Hosts, job: Job) -> RunStatus:
+    """Returns `status`, but where another job has ended all hosts are "absent". Raises PodError if another is alive."""
+    seen = status(hosts, job.id)
     if seen.running:
         _require_same(job, seen.job, seen.attempt)
     elif seen.job and not seen.errors and (difference(job, seen.job) or seen.job.get("code") != job.code.hash):
@@ -152,20 +148,20 @@ def _require_same(job: Job, other: dict, attempt: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Started:
-    """attempt: its number; fresh: started by this call; ended: how it had ended before, if nothing was started."""
+    """What `start` has done."""
 
     attempt: int
-    fresh: bool
-    ended: Look | None = None
+    fresh: bool  # started by this call
+    ended: RunStatus | None = None  # how it had ended before, if nothing was started
 
 
 def start(hosts: Hosts, job: Job, *, again: bool = False) -> Started:
     """Starts a job on all hosts or on none; if it is alive it is left alone, and if it has ended it needs `again`.
 
-    An attempt of another job (other arguments or code) under the same id does not count once it has ended. Raises
-    PodError if one is alive, or if a host does not answer, is not ready, or differs from the others.
+    Another job's attempt (other arguments or code) with this id does not count once it has ended. Raises PodError if
+    one is alive, or a host does not answer, is not ready, or differs from the others.
     """
-    seen = look_for(hosts, job)
+    seen = status_of(hosts, job)
     if seen.errors:
         raise PodError(f"nothing was started: {'; '.join(seen.errors)}.", "hosts")
     if seen.running:
@@ -178,7 +174,7 @@ def start(hosts: Hosts, job: Job, *, again: bool = False) -> Started:
     for remark in report.remarks:
         say(remark)
     if report.problems:
-        if (seen := look_for(hosts, job)).running:  # somebody else started it just now
+        if (seen := status_of(hosts, job)).running:  # somebody else started it just now
             return Started(seen.attempt, False)
         raise PodError(f"nothing was started: {'; '.join(report.problems)}.", "hosts")
     here = [int(path.name) for path in records(job.id).glob("*") if path.name.isdigit()]
@@ -210,7 +206,7 @@ def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
 def _text(hosts: Hosts, job: Job, host: Host, attempt: int, requirements: str, launch: str) -> bytes:
     count, i = len(hosts.all), host.worker
     words = {"id": job.id, "attempt": attempt, "code": job.code.hash, "requirements": requirements}
-    words["argv"] = [*job.argv, f"--coordinator={hosts.coordinator}", f"--processes={count}", f"--process-id={i}"]
+    words["argv"] = [*job.argv, f"--coordinator={hosts.all[0].address}", f"--processes={count}", f"--process-id={i}"]
     words["env"] = {name: "..." if hosts.dry else os.environ[name] for name in job.env}
     return json.dumps({**words, "process": i, "processes": count, "launch": launch}).encode()
 
@@ -226,20 +222,17 @@ def _take_back(hosts: Hosts, job: Job, attempt: int, ours: list[Host], bad: list
     raise PodError(f"{sentence}{but}. Then: run --again.", "hosts")
 
 
-def stop(hosts: Hosts, run: str, grace: float) -> Look:
-    """Ends a run on all hosts: SIGTERM, so that it saves, at most `grace` seconds, SIGKILL. Returns how it ended.
-
-    Raises PodError, which names the hosts that did not confirm.
-    """
-    seen = look(hosts, run)
+def stop(hosts: Hosts, run: str, grace: float) -> RunStatus:
+    """Ends a run: SIGTERM, so that it saves, at most `grace` seconds, SIGKILL. Raises PodError if a host fails to."""
+    seen = status(hosts, run)
     if not seen.attempt and not seen.errors and not hosts.dry:
         raise PodError(f"there is no run {run!r} on these hosts.", "absent")
     attempt = seen.attempt or 1
     hosts.require(hosts.ask(["stop", "--", run, str(attempt), f"{grace:g}"], timeout=grace + 90), "stop")
-    return look(hosts, run, attempt)
+    return status(hosts, run, attempt)
 
 
-def lines(seen: Look) -> list[str]:
+def lines(seen: RunStatus) -> list[str]:
     """Returns one line a host: its state, exit code, last step, and the first cause under them."""
     found = []
     for report in seen.reports:
@@ -256,6 +249,4 @@ def lines(seen: Look) -> list[str]:
 
 def how_it_ended(end: dict | None) -> list[str]:
     """Returns what exit.json says, for a person; nothing if it is not there."""
-    if not end:
-        return []
-    return [f"signal {end['signal']}" if end.get("signal") else f"exit code {end.get('code')}"]
+    return [f"signal {end['signal']}" if end.get("signal") else f"exit code {end.get('code')}"] if end else []

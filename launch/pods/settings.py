@@ -30,7 +30,8 @@ OWN_FLAGS = (
 REQUIRED = ("name", "project", "zone", "accelerator_type")
 
 
-def _key(words: str, default: object) -> dataclasses.Field:
+def key(words: str, default: object) -> dataclasses.Field:
+    """Returns a field that is a flag too, with its help."""
     return dataclasses.field(default=default, metadata={"words": words})
 
 
@@ -38,23 +39,23 @@ def _key(words: str, default: object) -> dataclasses.Field:
 class Settings:
     """One pod. Every field is a key of pod.toml and a flag."""
 
-    name: str = _key("of the TPU, and of its queued resource", "")
-    project: str = _key("Google Cloud project", "")
-    zone: str = _key("such as us-central2-b", "")
-    accelerator_type: str = _key("such as v4-32, v5litepod-16, v5p-64, v6e-8", "")
-    runtime_version: str = _key("of the TPU VM; default: that of the generation", "")
-    spot: bool = _key("cheaper, and may be taken away at any time", False)
-    queued: bool = _key("wait in the queue for it (a queued resource) instead of creating it now", False)
-    network: str = _key("VPC network; default: the project's default", "")
-    bucket: str = _key("gs://BUCKET[/FOLDER]: a run's workdir is {bucket}/{run id}, unless --workdir says so", "")
-    price: float = _key("dollars for one chip and one hour, to say what a run has cost", 0.0)
-    root: str = _key("the launcher's folder on each host; ~ is the home there", "~/.mlm-pod")
-    python: str = _key("interpreter on the hosts that has all packages; default: an environment is made there", "")
-    hosts: int = _key("number of hosts; 0: as the accelerator type says", 0)
-    user: str = _key("name to log in with on the hosts; default: gcloud's choice", "")
-    track: str = _key('"alpha" for gcloud alpha, which has more flags; default: gcloud', "")
-    create_flags: tuple[str, ...] = _key("a flag for gcloud's create, such as --reserved; repeatable", ())
-    ssh_flags: tuple[str, ...] = _key("a flag for gcloud's ssh and scp, such as --internal-ip; repeatable", ())
+    name: str = key("of the TPU, and of its queued resource", "")
+    project: str = key("Google Cloud project", "")
+    zone: str = key("such as us-central2-b", "")
+    accelerator_type: str = key("such as v4-32, v5litepod-16, v5p-64, v6e-8", "")
+    runtime_version: str = key("of the TPU VM; default: that of the generation", "")
+    spot: bool = key("cheaper, and may be taken away at any time", False)
+    queued: bool = key("wait in the queue for it (a queued resource) instead of creating it now", False)
+    network: str = key("VPC network; default: the project's default", "")
+    bucket: str = key("gs://BUCKET[/FOLDER]: a run's workdir is {bucket}/{run id}, unless --workdir says so", "")
+    price: float = key("dollars for one chip and one hour, to say what a run has cost", 0.0)
+    root: str = key("the launcher's folder on each host; ~ is the home there", "~/.mlm-pod")
+    python: str = key("interpreter on the hosts that has all packages; default: an environment is made there", "")
+    hosts: int = key("number of hosts; 0: as the accelerator type says", 0)
+    user: str = key("name to log in with on the hosts; default: gcloud's choice", "")
+    track: str = key('"alpha" for gcloud alpha, which has more flags; default: gcloud', "")
+    create_flags: tuple[str, ...] = key("a flag for gcloud's create, such as --reserved; repeatable", ())
+    ssh_flags: tuple[str, ...] = key("a flag for gcloud's ssh, such as --internal-ip; repeatable", ())
 
     @property
     def accelerator(self) -> accelerators.Accelerator:

@@ -1,4 +1,4 @@
-"""Watches a run until it is done: decision.py decides from what is seen; here it is looked at and done.
+"""Watches a run until it is done: decision.py decides; here pod and run are polled, and what was decided is done.
 
 runs/pods/{id}/supervise.json has what was spent, the hosts have the rest: end it and start it again at any time.
 """
@@ -11,6 +11,8 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
+
+import host_setup
 
 from pods import decision, lifetime, runs, sync
 from pods import follow as following
@@ -25,7 +27,7 @@ from pods.settings import Settings
 PASSING = ("network", "absent", "exists", "stockout")
 TRIED = ("hosts", "internal", "other")
 RETURN = 1800.0  # seconds in which the quota of a pod that was deleted comes back
-LOGS_EVERY = 20  # looks between two visits to the logs: those of a pod that is taken away are gone
+LOGS_EVERY = 20  # polls between two visits to the logs: those of a pod that is taken away are gone
 SAY_EVERY = 600.0  # seconds between two lines that say that all is well
 WORST = 900.0  # seconds between two tries, at most
 MOST_TRIES = 8  # of a start that the hosts refuse, about an hour; a stock-out or a lost network is waited for
@@ -39,7 +41,7 @@ class Supervisor:
     cloud: TpuVm
     job: runs.Job
     limits: Limits
-    every: float = 30.0  # seconds between two looks
+    every: float = 30.0  # seconds between two polls
     timeout: float = 60.0  # for a host to answer
     grace: float = 300.0  # for a run to save before SIGKILL
     extras: Sequence[str] = ()
@@ -52,13 +54,13 @@ class Supervisor:
         self.hosts: Hosts | None = None
         self.before = 0
         self.before = self._stopped()  # who supervises a run that was stopped wants it to go on
-        self.looks, self.tries, self.synced = 0, 0, False
+        self.polls, self.tries, self.synced = 0, 0, False
         self.said, self.said_at = "", 0.0
 
     def run(self) -> int:
         """Supervises until the run is done or given up; returns its exit code. Ctrl-C, 130, leaves all as it is."""
-        refusal = f"run {self.job.id!r} is being supervised already, by another process here."
-        with following.held(self.folder / ".supervise.lock", refusal):
+        refusal = PodError(f"run {self.job.id!r} is being supervised already, by another process here.")
+        with host_setup.alone(self.folder / ".supervise.lock", refusal):
             try:
                 self.memory.moved, self.memory.mixed, self.memory.silent = self.clock(), 0.0, 0
                 while (code := self.step()) is None:
@@ -66,16 +68,16 @@ class Supervisor:
                 return code
             except KeyboardInterrupt:
                 self._save()
-                self.tell("detached; the run goes on, unsupervised")
+                self.log("detached; the run goes on, unsupervised")
                 self.show(f"come back: the same command again, or python launch/tpu.py status {quoted(self.job.id)}")
                 return 130
 
     def pause(self) -> float:
-        """Returns the seconds until the next look: longer and longer while something is tried in vain."""
+        """Returns the seconds until the next poll: longer and longer while something is tried in vain."""
         return min(self.every * 2**self.tries, max(WORST, self.every))
 
     def step(self) -> int | None:
-        """Looks, decides, acts; returns the exit code at the end."""
+        """Polls, decides, acts; returns the exit code at the end."""
         seen = self.see()
         action, self.memory = decision.decide(seen, self.memory, self.limits)
         self._save()
@@ -95,13 +97,13 @@ class Supervisor:
         return None
 
     def see(self) -> Seen:
-        """Returns how pod and run are. Raises PodError if the first look is refused."""
+        """Returns how pod and run are. Raises PodError if the first poll is refused."""
         self.hosts, now = None, self.clock()
         try:
             self.pod = pod = self.cloud.describe()
         except PodError as error:
             # a login that has run out after a week is no reason to stop watching; one that never was, is
-            if not self.looks and error.kind not in ("network", "other"):
+            if not self.polls and error.kind not in ("network", "other"):
                 raise
             return Seen(decision.UNKNOWN, now, str(error).rstrip("."))
         seen = Seen(pod.state, now, pod.detail, ours=pod.ours)
@@ -109,14 +111,14 @@ class Supervisor:
             self.synced = False
             return seen
         try:
-            self.hosts = dataclasses.replace(connect(self.cloud, self.timeout, pod), tell=lambda sentence: None)
+            self.hosts = dataclasses.replace(connect(self.cloud, self.timeout, pod), notify=lambda sentence: None)
         except PodError as error:
-            if not self.looks:  # it is there, and is another one than pod.toml says
+            if not self.polls:  # it is there, and is another one than pod.toml says
                 raise
             return dataclasses.replace(seen, detail=str(error).rstrip("."))
-        look = runs.look_for(dataclasses.replace(self.hosts, patient=False), self.job)  # the next look is the next try
+        status = runs.status_of(dataclasses.replace(self.hosts, retry=False), self.job)  # the next poll is the next try
         count = len(self.hosts.all)
-        return dataclasses.replace(seen, now=self.clock(), look=look, hosts=count, stopped=self._stopped())
+        return dataclasses.replace(seen, now=self.clock(), status=status, hosts=count, stopped=self._stopped())
 
     def _act(self, action: Action) -> None:
         if action.kind == decision.DELETE:
@@ -135,13 +137,13 @@ class Supervisor:
         if action.lost:  # its process may live on without a keeper
             runs.stop(self.hosts, self.job.id, 0)
         if not self.synced:
-            sync.sync(self.hosts, self.job.code, runs.RECORDS / "code", self.extras)
+            sync.sync(self.hosts, self.job.code, self.extras)
             self.synced = True
         started = runs.start(self.hosts, self.job, again=True)
         (self.folder / str(started.attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
         memory = self.memory
         memory.attempt, memory.held, memory.mark, memory.moved = started.attempt, True, "", self.clock()
-        self.tell(f"attempt {started.attempt} started on {len(self.hosts.all)} hosts")
+        self.log(f"attempt {started.attempt} started on {len(self.hosts.all)} hosts")
 
     def _refuse(self, error: PodError) -> None:
         """Says why an action failed, and waits longer; raises what no waiting mends."""
@@ -151,7 +153,7 @@ class Supervisor:
             raise error
         self.tries, self.synced = self.tries + 1, False
         quota = f"; what the deleted pod has used may come back for another {left / 60:.0f} min" if left > 0 else ""
-        self.tell(f"{str(error).rstrip('.')}{quota}; again in {self.pause():.0f} s")
+        self.log(f"{str(error).rstrip('.')}{quota}; again in {self.pause():.0f} s")
 
     def _say(self, action: Action, seen: Seen) -> None:
         """Says what is done, always, and that all is well, now and then."""
@@ -160,21 +162,21 @@ class Supervisor:
         self.said, self.said_at = action.why, seen.now
         place = f", step {self.memory.step}" if self.memory.step >= 0 else ""
         place += f"; {action.kind}" if action.kind else ""
-        self.tell(f"{action.why}{place}; {cost(self.cloud.settings, self.memory, seen.now)}")
+        self.log(f"{action.why}{place}; {cost(self.cloud.settings, self.memory, seen.now)}")
 
-    def tell(self, text: str) -> None:
-        """Says a line, with the time."""
+    def log(self, text: str) -> None:
+        """Shows a line, with the time."""
         self.show(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.clock()))} {text}")
 
     def _logs(self, action: Action) -> None:
         """Brings the logs here, now and then and when an attempt is over."""
-        self.looks += 1
+        self.polls += 1
         if self.hosts is None or not self.memory.attempt or not self.memory.held:
             return
-        if action.kind == decision.WAIT and self.looks % LOGS_EVERY:
+        if action.kind == decision.WAIT and self.polls % LOGS_EVERY:
             return
         follower = following.Follower(self.hosts, self.job.id, self.memory.attempt, show=lambda line: None)
-        with contextlib.suppress(PodError, OSError), following.only_one(follower):  # a person may follow them as well
+        with contextlib.suppress(PodError, OSError), follower.alone():  # a person may follow them as well
             follower.round()
 
     def _stopped(self) -> int:
@@ -210,36 +212,31 @@ def note_stop(hosts: Hosts, run: str) -> None:
         return
     folder = runs.records(run)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / STOPPED).write_text(json.dumps({"attempt": runs.look(hosts, run).attempt}))
+    (folder / STOPPED).write_text(json.dumps({"attempt": runs.status(hosts, run).attempt}))
 
 
 def add_flags(sub: argparse.ArgumentParser) -> None:
-    """Adds the flags of `supervise` that are no other command's."""
-    for flag, name, default, words in (
-        ("--max-crashes", "crashes", Limits.crashes, "in a row without progress, after which it is given up"),
-        ("--max-preemptions", "preemptions", Limits.preemptions, "and ends after a save, after which it is given up"),
-        ("--silent", "silent", Limits.silent, "looks without an answer, after which a host is dead if a run has ended"),
-        ("--hang", "hang", Limits.hang, "without progress on any host, after which the run is stopped; 0: never"),
-        ("--settle", "settle", Limits.settle, "for all hosts to end once one has"),
-        ("--every", "every", Supervisor.every, "between two looks"),
-        ("--grace", "grace", Supervisor.grace, "for a run that is stopped to save"),
-    ):
+    """Adds the flags that no other command has."""
+    *limits, recreate = ((f.name, f.default, f.metadata["words"]) for f in dataclasses.fields(Limits))
+    every = ("every", Supervisor.every, "between two polls")
+    for name, default, words in (*limits, every, ("grace", Supervisor.grace, "for a run that is stopped to save")):
+        flag = f"--max-{name}" if name in ("crashes", "preemptions") else f"--{name}"
         unit, words = "N" if isinstance(default, int) else "SECONDS", f"{words}; default: {default:g}"
         sub.add_argument(flag, dest=name, type=type(default), default=default, metavar=unit, help=words)
+    sub.add_argument("--recreate", action="store_true", help=recreate[-1])
     sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
-    sub.add_argument("--recreate", action="store_true", help="delete and make again even what your `up` has not made")
 
 
 def command(args: argparse.Namespace, job: runs.Job) -> int:
-    """Does what the arguments say; returns the exit code. A dry run prints a look, and what a lost pod costs."""
+    """Does what the arguments say; returns the exit code. A dry run prints a poll, and what a lost pod costs."""
     cloud = args.cloud
     if cloud.dry:
         cloud.delete(cloud.describe())
         lifetime.create(cloud)
         hosts = connect(cloud, args.timeout)
-        sync.sync(hosts, job.code, runs.RECORDS / "code", args.extra)
+        sync.sync(hosts, job.code, args.extra)
         runs.start(hosts, job, again=True)
-        runs.look(hosts, job.id)
+        runs.status(hosts, job.id)
         return 0
     limits = Limits(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)})
     return Supervisor(cloud, job, limits, args.every, args.timeout, args.grace, args.extra).run()

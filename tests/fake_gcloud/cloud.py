@@ -6,7 +6,7 @@ All of it lies in one folder ($FAKE_GCLOUD_STATE):
     faults/*.json                           faults to inject (see `add_fault`)
     settings.json                           {"creating_describes": n, "queue_describes": n, "quota_chips": n or null,
                                             "retry_seconds": s, "env": {...} of the workers}
-    calls.jsonl, ssh.jsonl                  every command line of gcloud, and every one of ssh and scp alone
+    calls.jsonl, ssh.jsonl                  every command line of gcloud, and every one of ssh alone
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class Cloud:
 def add_fault(state: str | os.PathLike, command: str, fault: str, *, times: int = 1, **more: object) -> pathlib.Path:
     """Plants a fault: the next `times` invocations of `command` meet it. Returns its file.
 
-    command: "create", "describe", "delete", "list", "ssh", "scp", or with its group: "queued-resources create".
-    more: worker (an index; None: any), match (a substring of the remote command, or of scp's paths); for faults of the
+    command: "create", "describe", "delete", "list", "ssh", or with its group: "queued-resources create".
+    more: worker (an index; None: any), match (a substring of the remote command); for faults of the
     connection also attempts (how many of gcloud's ten attempts in one invocation fail; 10 = all, so that gcloud gives
     up with 255; 1 = gcloud itself runs the command again and gets through), bytes (drop_midstream: what still gets
     through) and seconds (silent: how long it hangs).

@@ -1,8 +1,8 @@
-"""ssh and scp to a worker, with the faults of a connection and with gcloud's own reruns, and ssh without gcloud.
+"""ssh to a worker, with the faults of a connection and with gcloud's own reruns, and ssh without gcloud.
 
 What the real `tpu-vm ssh` does when ssh itself fails (exit code 255: no connection, a lost one, or a remote command
 that a signal ended): it runs the same command line again, up to ten times in all, for one worker as for many, with
-whatever is left on its standard input. Any other exit code is passed on. scp is run again after any failure.
+whatever is left on its standard input. Any other exit code is passed on.
 Source: lib/googlecloudsdk/command_lib/compute/tpus/tpu_vm/ssh.py (AttemptRunWithRetries) of Google Cloud SDK 528.0.0.
 """
 
@@ -49,7 +49,7 @@ class Link:
         return node is not None and node["state"] == "READY"
 
     def options(self) -> list[str]:
-        """Returns the options of a real ssh or scp."""
+        """Returns the options of a real ssh."""
         given = [word for one in self.real.get("options", []) for word in ([one] if one[:1] == "-" else ["-o", one])]
         return ["-i", self.real["identity"], *given]
 
@@ -75,38 +75,35 @@ class Link:
 
 
 def connect(cloud: Cloud, call: Call) -> int:
-    """Does an ssh or scp command and returns its exit code; raises RefusedError."""
+    """Does an ssh command and returns its exit code; raises RefusedError."""
     if call.remainder or "--output-directory" in call.flags:
         raise SystemExit("fake gcloud: this part of ssh is not played here")
     worker = call.flags.get("--worker", "0")
-    if worker == "all" and "--dry-run" in call.flags and call.verb == "ssh":
+    if worker == "all" and "--dry-run" in call.flags:
         return _dry_run(cloud, call)
     if not worker.isdigit():
         # The real one takes "all", lists and ranges. Nobody here should: see the module's text.
         raise call.refuse(f"Invalid value for [--worker]: one ssh per host here, not {worker!r}", 2)
-    if call.verb == "ssh" and "--command" not in call.flags:
+    if "--command" not in call.flags:
         raise SystemExit("fake gcloud: ssh without --command would open a shell")
     name, remote = _target(call)
     link = _link(cloud, call, name, int(worker))
     with cloud.lock():
-        fault = cloud.fault("tpu-vm", call.verb, link.worker, remote)
+        fault = cloud.fault("tpu-vm", "ssh", link.worker, remote)
     kind = fault["fault"] if fault else None
     if kind == "silent":
         time.sleep(fault.get("seconds", 24 * 3600))
-    label = call.verb.upper()
-    print(
-        f"Using {call.verb} batch size of 1. Attempting to {label} into 1 nodes with a total of 1 workers.",
-        file=sys.stderr,
-    )
+    begin = "Using ssh batch size of 1. Attempting to SSH into 1 nodes with a total of 1 workers."
+    print(begin, file=sys.stderr)
     for attempt in range(ATTEMPTS):
-        print(f"{label}: Attempting to connect to worker {worker}...", file=sys.stderr, flush=True)
+        print(f"SSH: Attempting to connect to worker {worker}...", file=sys.stderr, flush=True)
         failing = kind in WORDS and attempt < fault.get("attempts", ATTEMPTS)
         code = _attempt(link, call, fault if failing else None, attempt)
-        if code == 0 or (call.verb == "ssh" and code != 255):
+        if code != 255:
             return code
-        what = f"[/usr/bin/{call.verb}] exited with return code [{code}]."
+        what = f"[/usr/bin/ssh] exited with return code [{code}]."
         if attempt < ATTEMPTS - 1:
-            print(f"Retrying: {label} command error: {what}", file=sys.stderr, flush=True)
+            print(f"Retrying: SSH command error: {what}", file=sys.stderr, flush=True)
             time.sleep(cloud.settings()["retry_seconds"])
     raise call.refuse(what, code)
 
@@ -145,13 +142,9 @@ def _on_path(program: str) -> str:
     return next(f"{folder}/{program}" for folder in folders if os.access(f"{folder}/{program}", os.X_OK))
 
 
-# options with a value, and without, of OpenSSH's ssh and scp, as far as they are used here
-SSH_OPTIONS = {"ssh": ("iolpFL", "TNCvq"), "scp": ("ioPF", "Cprqv3")}
-
-
-def alone(cloud: Cloud, program: str, argv: list[str]) -> int:
-    """Does an ssh or scp that gcloud has not started, and returns its exit code: 255 for what is wrong with it."""
-    with_value, without = SSH_OPTIONS[program]
+def alone(cloud: Cloud, argv: list[str]) -> int:
+    """Does an ssh that gcloud has not started, and returns its exit code: 255 for what is wrong with it."""
+    with_value, without = "iolpFL", "TNCvq"  # options of OpenSSH, as far as they are used here
     words, options = list(argv), {}
     while words and words[0].startswith("-"):
         word = words.pop(0)
@@ -169,21 +162,17 @@ def alone(cloud: Cloud, program: str, argv: list[str]) -> int:
             options[key] = value
     match = re.fullmatch(r"tpu\.([0-9]+)-([0-9]+)-.*", options.get("HostKeyAlias", ""))
     name, worker = _by_alias(cloud, match) if match else ("", 0)
-    target = words[0] if program == "ssh" else words[-1].partition(":")[0]
     node = cloud.load("nodes", name) if name else None
     endpoints = (node or {}).get("networkEndpoints", [])
-    ip = target.rpartition("@")[2]
+    ip = words[0].rpartition("@")[2]
     if worker >= len(endpoints) or endpoints[worker]["ipAddress"] != ip:
         print(f"ssh: connect to host {ip} port 22: Connection timed out", file=sys.stderr)
         return 255
-    call = Call(f"tpu-vm {program}")
-    if program == "ssh":
-        call.positionals, call.flags["--command"] = [name], " ".join(words[1 + (words[1:2] == ["--"]) :])
-    else:
-        call.positionals = [*words[:-1], f"{name}:{words[-1].partition(':')[2]}"]
+    call = Call("tpu-vm ssh")
+    call.positionals, call.flags["--command"] = [name], " ".join(words[1 + (words[1:2] == ["--"]) :])
     _, remote = _target(call)
     with cloud.lock():  # a fault of the connection meets gcloud's ssh after this one as well
-        fault = cloud.fault("tpu-vm", program, worker, remote, kept=tuple(WORDS))
+        fault = cloud.fault("tpu-vm", "ssh", worker, remote, kept=tuple(WORDS))
     if fault and fault["fault"] == "silent":
         time.sleep(fault.get("seconds", 24 * 3600))
     return _attempt(Link(cloud, name, worker, ip), call, fault, 0)
@@ -196,16 +185,7 @@ def _by_alias(cloud: Cloud, match: re.Match) -> tuple[str, int]:
 
 def _target(call: Call) -> tuple[str, str]:
     """Returns the TPU's name and the text in which a fault's "match" is looked for."""
-    if call.verb == "ssh":
-        return call.positionals[0].rpartition("@")[2], call.flags["--command"]
-    *sources, target = call.positionals
-    ends = [target] if ":" in target else sources
-    if not all(":" in end for end in ends) or (ends == [target] and any(":" in one for one in sources)):
-        raise call.refuse("Source(s) must be remote when destination is local.")
-    names = {end.partition(":")[0].rpartition("@")[2] for end in ends}
-    if len(names) > 1:
-        raise call.refuse("All sources must refer to the same remote when destination is local.")
-    return names.pop(), " ".join(call.positionals)
+    return call.positionals[0].rpartition("@")[2], call.flags["--command"]
 
 
 def _link(cloud: Cloud, call: Call, name: str, worker: int) -> Link:
@@ -233,20 +213,18 @@ def _link(cloud: Cloud, call: Call, name: str, worker: int) -> Link:
 
 
 def _attempt(link: Link, call: Call, fault: dict | None, attempt: int) -> int:
-    """Makes one connection; returns ssh's or scp's exit code."""
+    """Makes one connection; returns ssh's exit code."""
     kind = fault["fault"] if fault else None
     if not link.alive():
         kind = "ssh255_before"
     if kind in ("ssh255_after", "drop_midstream") and attempt > 0:
         # A fault of the connection meets the command once; while it lasts, the reruns don't even get there.
         kind = "ssh255_before"
-    if kind in ("ssh255_after", "drop_midstream") and call.verb == "ssh":
+    if kind in ("ssh255_after", "drop_midstream"):
         _start_and_lose(link, call.flags["--command"], fault)
     if kind:
         print(WORDS[kind].format(ip=link.ip), file=sys.stderr)
         return 255
-    if call.verb == "scp":
-        return _copy_really(link, call) if link.real else _copy(link, call)
     code = link.start(call.flags["--command"]).wait()
     # A shell that a signal ended has no exit status to send: ssh gives 255, as for a lost connection.
     return 255 if code < 0 else code
@@ -268,46 +246,3 @@ def _start_and_lose(link: Link, command: str, fault: dict) -> None:
                 break
             time.sleep(0.01)
         link.leave(process)
-
-
-def _copy(link: Link, call: Call) -> int:
-    """Plays scp between a local path and a worker's home; a file keeps its mode."""
-    import shutil  # slow, and seldom needed
-
-    home = link.cloud.home(link.name, link.worker)
-
-    def place(end: str) -> pathlib.Path:
-        host, colon, path = end.partition(":")
-        path = path.removeprefix("~/") if path != "~" else ""
-        return home / path if colon else pathlib.Path(host)
-
-    *sources, target = call.positionals
-    goal = place(target)
-    for source in map(place, sources):
-        to = goal / source.name if goal.is_dir() else goal
-        if not source.exists():
-            print(f'scp: stat local "{source}": No such file or directory', file=sys.stderr)
-            return 255
-        if source.is_dir() and "--recurse" not in call.flags:
-            print(f'scp: local "{source}" is not a regular file', file=sys.stderr)
-            return 1
-        wants_folder = len(sources) > 1 or target.endswith("/")
-        if not to.parent.is_dir() or (wants_folder and not goal.is_dir()):
-            print(f'scp: dest open "{target.partition(":")[2]}": No such file or directory', file=sys.stderr)
-            return 1
-        if source.is_dir():
-            shutil.copytree(source, to, dirs_exist_ok=True)
-        else:
-            shutil.copy(source, to)
-    return 0
-
-
-def _copy_really(link: Link, call: Call) -> int:
-    """Copies over real scp."""
-
-    def place(end: str) -> str:
-        _, colon, path = end.partition(":")
-        return f"{link.real['user']}@{link.ip}:{path}" if colon else end
-
-    recurse = ["-r"] if "--recurse" in call.flags else []
-    return subprocess.call(["scp", *recurse, *link.options(), *map(place, call.positionals)])

@@ -23,10 +23,11 @@ NODE = {  # what both ways to create a TPU share
     "--service-account": VALUE, "--shielded-secure-boot": SWITCH, "--spot": SWITCH, "--subnetwork": VALUE,
     "--tags": VALUE, "--topology": VALUE, "--type": VALUE, "--zone": VALUE,
 }  # fmt: skip
-SSH = {  # what ssh and scp share
-    "--dry-run": SWITCH, "--force-key-file-overwrite": SWITCH, "--internal-ip": SWITCH, "--plain": SWITCH,
-    "--ssh-key-expiration": VALUE, "--ssh-key-expire-after": VALUE, "--ssh-key-file": VALUE,
-    "--strict-host-key-checking": VALUE, "--worker": VALUE, "--zone": VALUE,
+SSH = {
+    "--command": VALUE, "--dry-run": SWITCH, "--force-key-file-overwrite": SWITCH, "--internal-ip": SWITCH,
+    "--output-directory": VALUE, "--plain": SWITCH, "--ssh-flag": REPEATED, "--ssh-key-expiration": VALUE,
+    "--ssh-key-expire-after": VALUE, "--ssh-key-file": VALUE, "--strict-host-key-checking": VALUE, "--worker": VALUE,
+    "--zone": VALUE,
 }  # fmt: skip
 LIST = {
     "--filter": VALUE, "--limit": VALUE, "--page-size": VALUE, "--sort-by": VALUE, "--uri": SWITCH, "--zone": VALUE,
@@ -56,16 +57,7 @@ COMMANDS = {
     "tpu-vm start": Command({"--async": SWITCH, "--zone": VALUE}, ("TPU",)),
     "tpu-vm delete": Command({"--async": SWITCH, "--zone": VALUE}, ("TPU",)),
     "tpu-vm list": Command(LIST, (), 0),
-    "tpu-vm ssh": Command(
-        SSH | {"--command": VALUE, "--output-directory": VALUE, "--ssh-flag": REPEATED},
-        ("[USER@]TPU",),
-        remainder=True,
-    ),
-    "tpu-vm scp": Command(
-        SSH | {"--compress": SWITCH, "--recurse": SWITCH, "--scp-flag": REPEATED},
-        ("[[USER@]INSTANCE:]SRC", "[[USER@]INSTANCE:]DEST"),
-        None,
-    ),
+    "tpu-vm ssh": Command(SSH, ("[USER@]TPU",), remainder=True),
     "queued-resources create": Command(
         NODE
         | {"--guaranteed": SWITCH, "--node-count": VALUE, "--node-id": VALUE, "--node-prefix": VALUE}
@@ -89,7 +81,6 @@ IAP = ((IAP_TEXT, [("--internal-ip",), ("--tunnel-through-iap",)]),)
 ALPHA = {  # what gcloud alpha adds to a command: (flags, groups)
     "tpu-vm create": (("--provisioning-model", "--reservation"), ()),
     "tpu-vm ssh": (("--batch-size",), IAP),
-    "tpu-vm scp": (("--batch-size",), IAP),
     "queued-resources create": (
         ("--max-run-duration", "--network-config", "--provisioning-model", "--reservation", "--workload-type"), (),
     ),
@@ -97,7 +88,6 @@ ALPHA = {  # what gcloud alpha adds to a command: (flags, groups)
 ALPHA_SWITCHES = {
     "tpu-vm create": ("--autocheckpoint-enabled",),
     "tpu-vm ssh": ("--tunnel-through-iap",),
-    "tpu-vm scp": ("--tunnel-through-iap",),
     "queued-resources create": ("--autocheckpoint-enabled", "--best-effort"),
 }
 DICTS = ("--labels", "--data-disk", "--metadata", "--boot-disk")  # KEY=VALUE[,KEY=VALUE...]
