@@ -21,7 +21,7 @@ from mlm.data.examples import SPLITS, Examples
 from mlm.data.hosts import Hosts
 from mlm.errors import InputError
 from mlm.export import export_classifier
-from mlm.model import classifier, roberta
+from mlm.model import classifier, factory
 from mlm.model.roberta import Params
 from mlm.paths import write_text
 from mlm.pretrained import classifiers, warm_start
@@ -69,7 +69,7 @@ def run(config: ConfigDict, workdir: Workdir, examples: Examples) -> None:
     if jax.config.jax_compilation_cache_dir is None:  # JAX_COMPILATION_CACHE_DIR goes before
         jax.config.update("jax_compilation_cache_dir", str(workdir.root / "xla_cache"))
     config, body, start = _model(config, workdir, examples)
-    task = classification.build_task(config, examples, body, start)
+    task = classification.Classification(config, examples, body, start)
     if distributed.is_first():
         _describe(config, examples, body)
     loop.run_task(config, workdir, task)
@@ -94,18 +94,15 @@ def _model(
     source = functools.cache(lambda: classifiers.start(init_from, multiple=multiple))  # (config, parameters)
     begun = checkpoint.complete_steps(workdir.checkpoints)
     if begun:
-        facts = checkpoint.read_meta(workdir.checkpoints, begun[-1])["facts"]
+        facts = checkpoint.read_meta(workdir.checkpoints, begun[-1])["dataset"]
         if "model" not in facts:
             raise InputError(f"{workdir.checkpoints}: is of a masked language model; classify in another --workdir.")
         body = RobertaConfig.from_dict(facts["model"])
     elif init_from:
         body = source()[0]
     else:
-        sizes = config.model.to_dict()
-        for key in ("init", "dtype", "attention", "remat", "remat_feed_forward"):
-            del sizes[key]
         special_ids, _ = tokenizer.special_ids(str(workdir.tokenizer))
-        body = roberta.make_config(vocab_size=examples.vocab_size, special_ids=special_ids, **sizes)
+        body = factory.roberta_config(config.model.to_dict(), examples.vocab_size, special_ids)
     body.hidden_dropout_prob = config.model.hidden_dropout
     body.attention_probs_dropout_prob = config.model.attention_dropout
     body.initializer_range = config.model.init_stddev

@@ -16,7 +16,8 @@ from mlm.export import export as exports
 from mlm.inference import fill_mask
 from mlm.pretrained import load
 from mlm.report import report
-from mlm.tasks import pretraining
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import loop
 from mlm.workdir import Workdir
 
 SENTENCES = 5  # shown with their fillings at the end of a run
@@ -26,7 +27,7 @@ def train(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> None:
     """Trains on the shards of `manifest`, with compiled programs kept in the workdir."""
     if jax.config.jax_compilation_cache_dir is None:  # JAX_COMPILATION_CACHE_DIR goes before
         jax.config.update("jax_compilation_cache_dir", str(workdir.root / "xla_cache"))
-    pretraining.train(config, workdir, manifest)
+    loop.run_task(config, workdir, Pretraining.open(config, workdir, manifest))
 
 
 def finish(workdir: Workdir, manifest: Manifest) -> None:

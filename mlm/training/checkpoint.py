@@ -1,6 +1,6 @@
 """Checkpoints: orbax writes them, hashes written after the commit prove them.
 
-    checkpoints/{step}/            orbax's, with the state and the facts that it needs ("meta")
+    checkpoints/{step}/            orbax's, with the state and the metadata that it needs ("meta")
     checkpoints/{step}/hashes.json {file: [bytes, SHA-256]}, written last: a step without it was never completed
 
 orbax checks no payload on restore, and takes any folder with a number for a name as a step; so steps are chosen here.
@@ -28,6 +28,7 @@ from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, is_remote, make_folder, move, remove, write_text
 from mlm.training.sharding import named_leaves
 
+FORMAT = 2  # of the metadata
 HASHES = "hashes.json"
 COMMITTED = "commit_success.txt"  # in a bucket, orbax writes a step under its name and this file last
 INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")  # a step whose write, or whose hashing, was cut short
@@ -231,8 +232,16 @@ def find_damage(folder: UPath, step: int) -> str | None:
 
 
 def read_meta(folder: UPath, step: int) -> dict:
-    """Returns the meta of a step: config, fingerprints, the facts of its data."""
-    return json.loads((folder / str(step) / "meta" / "metadata").read_text())
+    """Returns the metadata of a step: config, fingerprints, what is known of its data.
+
+    Raises:
+      InputError: this code can't read a checkpoint of that format.
+    """
+    found = json.loads((folder / str(step) / "meta" / "metadata").read_text())
+    if found.get("format") != FORMAT:
+        words = f"its format is {found.get('format')!r}, this code reads {FORMAT}; use the code that wrote it."
+        raise InputError(f"{folder / str(step)}: {words}")
+    return found
 
 
 def restore_params(folder: UPath, step: int, shapes: Any, name: str) -> Any:
