@@ -13,9 +13,8 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from mlm import cluster, logs
 from mlm import config as configs
-from mlm import logs
-from mlm.cluster import distributed
 from mlm.data import batches, tokenizer
 from mlm.data.dataset_info import DatasetInfo
 from mlm.data.manifest import Manifest
@@ -94,7 +93,7 @@ def run(
         values = _pseudo_scores(config, manifest, mesh, scored, split, pseudo)
         entries[f"{split}, pseudo-perplexity of {values['pseudo_rows']} rows, {which}"] = values
         result |= values
-    if distributed.is_first():
+    if cluster.is_primary():
         print(json.dumps(result))
         print(table(result), file=sys.stderr)
         entries = {key: {"model": found.source, **values} for key, values in entries.items()}

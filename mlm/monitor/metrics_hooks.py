@@ -12,9 +12,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from mlm import cluster, logs
 from mlm import config as configs
-from mlm import logs
-from mlm.cluster import distributed
 from mlm.data import skip_batches
 from mlm.data.manifest import Manifest
 from mlm.data.order import batch_rows
@@ -35,7 +34,7 @@ def attach(log: Log, config: ConfigDict, workdir: Workdir, manifest: Manifest, s
       config, workdir, manifest: of the run.
       steps: updates in all.
     """
-    if distributed.is_first():
+    if cluster.is_primary():
         listener = Listener(log, config, workdir, manifest, steps)
         for line in logs.read(workdir.metrics):
             listener.write(line["kind"], line["step"], line)

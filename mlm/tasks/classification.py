@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 from transformers import RobertaConfig
 
+from mlm import cluster
 from mlm import config as configs
-from mlm.cluster import watch
 from mlm.data import examples as data
 from mlm.data.examples import Examples
 from mlm.errors import InputError
@@ -221,7 +221,7 @@ def evaluate(
     """
     rows = config.evaluate.batch
     batches = data.eval_batches(examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
-    found = evaluation.of_rows(eval_step, params, watch.beats(batches), mesh=mesh, rows=rows)
+    found = evaluation.of_rows(eval_step, params, cluster.beats(batches), mesh=mesh, rows=rows)
     order, own = data.eval_order(examples, split), examples.splits[split]
     loss_N, predicted_N = (np.empty(len(order), np.float32) for _ in range(2))
     for column_N, values in zip((loss_N, predicted_N), found, strict=True):

@@ -17,8 +17,8 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from mlm import cluster
 from mlm import config as configs
-from mlm.cluster import watch
 from mlm.data import batches, skip_batches, tokenizer
 from mlm.data.dataset_info import DatasetInfo
 from mlm.data.manifest import Manifest
@@ -213,7 +213,7 @@ class Pretraining:
             vocab_size=self.info.vocab_size,
             tokenizer_folder=str(folder) if (folder / "tokenizer.json").is_file() else None,
         )
-        if jax.process_index() == 0:
+        if cluster.is_primary():
             print("\n".join(lines), file=sys.stderr, flush=True)
         fresh = self.init()
         ema = None if fresh.ema is None else warm_start.start(fresh.ema, taken)
@@ -271,7 +271,7 @@ def score_split(
     return evaluation.score(
         eval_step,
         params,
-        watch.beats(batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))),
+        cluster.beats(batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))),
         mesh=mesh,
         rows=rows,
         tokens_per_byte=own.tokens / own.text_bytes if own.text_bytes else None,

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from mlm import cluster, logs
 from mlm import config as configs
-from mlm import logs
-from mlm.cluster import distributed, watch
+from mlm.cluster import distributed
 from mlm.data import skip_batches
 from mlm.errors import InputError, NumericsError, PreemptedError
 from mlm.model import flops
@@ -43,7 +43,7 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
     found = checkpoint.choose(workdir.checkpoints, on_damage=config.checkpoint.on_damage)
     if found is not None:
         _refuse_changes(workdir, found, meta)
-    if jax.process_index() == 0:
+    if cluster.is_primary():
         write_text(workdir.config, configs.to_json(config) + "\n")
     with checkpoint.Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep) as checkpoints:
         state = task.initial_state() if found is None else checkpoints.restore(found, task.shapes)
@@ -84,9 +84,9 @@ class Loop:
             first = step == start + 1 or train_step is not task.step_at(step - 1)  # it opens the data, or compiles
             if first and pending:
                 pending = self._read(*pending)
-            watch.at("start" if first else "input", step)
+            cluster.progress("start" if first else "input", step)
             batch = sharding.put_batch(next(input_), task.mesh, rows)
-            watch.at("compile" if first else "step", step)
+            cluster.progress("compile" if first else "step", step)
             distributed.compile_together(train_step, state, batch)
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch)
@@ -133,7 +133,7 @@ class Loop:
             )
 
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
-        watch.at("evaluate", step)
+        cluster.progress("evaluate", step)
         with self.log.paused("eval", step):
             scores = self.task.evaluate(state.best_params)
         self.log.evaluation(step, scores)
@@ -142,7 +142,7 @@ class Loop:
     def _save(self, step: int, state: TrainState, metrics: dict, scores: dict[str, float] | None) -> None:
         if int(metrics["bad_in_row"]) >= self.config.train.guard_limit:
             self._read(step, metrics)  # says what happened, and saves nothing
-        watch.at("save", step)
+        cluster.progress("save", step)
         self.log.flush()
         with self.log.paused("checkpoint", step):
             self.checkpoints.save(
