@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from mlm import config as configs
-from mlm.training import build, sharding
+from mlm.data.dataset_info import DatasetInfo
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import loop, sharding
 
 TINY = (
     "model.hidden_size=32",
@@ -29,7 +31,7 @@ TINY = (
     "log.tensorboard=false",
     "masking.rate=0.2",
 )
-FACTS = build.DataFacts(
+INFO = DatasetInfo(
     vocab_size=500,
     special_ids={"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4},
     all_special_ids=(0, 1, 2, 3, 4),
@@ -42,20 +44,25 @@ def tiny_config(*overrides: str):
     return configs.load("configs/base.py", [*TINY, *overrides])
 
 
-def tiny_run(*overrides: str, mesh: tuple[int, int, int] = (8, 1, 1), facts: build.DataFacts = FACTS) -> build.Run:
+def tiny_run(*overrides: str, mesh: tuple[int, int, int] = (8, 1, 1), info: DatasetInfo = INFO) -> Pretraining:
     data, fsdp, tensor = mesh
-    return build.build_run(tiny_config(*overrides), facts, sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor))
+    return Pretraining(tiny_config(*overrides), info, mesh=sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor))
 
 
-def random_batch(rows: int = 16, seed: int = 0, facts: build.DataFacts = FACTS) -> dict[str, np.ndarray]:
+def pretrain(config, workdir, manifest) -> dict[str, float]:
+    """Trains as the command does; returns the last scores."""
+    return loop.run_task(config, workdir, Pretraining.open(config, workdir, manifest))
+
+
+def random_batch(rows: int = 16, seed: int = 0, info: DatasetInfo = INFO) -> dict[str, np.ndarray]:
     """Rows of ordinary tokens between <s> and </s>, the last row half padding."""
     rng = np.random.default_rng(seed)
-    ids = rng.integers(len(facts.all_special_ids), facts.vocab_size, (rows, facts.length)).astype(np.int32)
+    ids = rng.integers(len(info.all_special_ids), info.vocab_size, (rows, info.length)).astype(np.int32)
     attention = np.ones_like(ids)
-    attention[-1, facts.length // 2 :] = 0
-    ids[:, 0] = facts.special_ids["cls"]
-    ids[:, facts.length // 3] = facts.special_ids["sep"]
-    ids[attention == 0] = facts.special_ids["pad"]
+    attention[-1, info.length // 2 :] = 0
+    ids[:, 0] = info.special_ids["cls"]
+    ids[:, info.length // 3] = info.special_ids["sep"]
+    ids[attention == 0] = info.special_ids["pad"]
     return {
         "input_ids": ids,
         "attention_mask": attention,

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 
 from mlm.data import batches, manifest
-from mlm.tasks import pretraining
-from mlm.training import build, sharding
+from mlm.data.dataset_info import DatasetInfo
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
 from tests.fixtures import tiny_config
 from tests.interleaved import interleaved
 
@@ -19,14 +20,14 @@ def main(argv: list[str]) -> None:
     shards = manifest.load_manifest(options["folder"])
     config = tiny_config("data.lanes=4", f"mesh.fsdp={options['fsdp']}")
     make_mesh = interleaved if options["interleaved"] == "True" else sharding.make_mesh
-    run = build.build_run(config, pretraining.facts_of(shards), make_mesh(**config.mesh.to_dict()))
+    run = Pretraining(config, DatasetInfo.from_manifest(shards), mesh=make_mesh(**config.mesh.to_dict()))
     rows = config.data.global_batch
     logical = sharding.logical_rows(run.mesh, rows)
     local = sharding.local_rows(run.mesh, rows)
     stream = batches.train_batches(
         shards, split="train", seed=3, global_batch=rows, lanes=4, start_step=int(options["start"]), rows=local
     )
-    masks = jax.jit(run.model.masking)
+    masks = jax.jit(run.masking)
     found = {}
     for step in range(int(options["start"]), int(options["stop"])):
         batch = sharding.put_batch(next(stream), run.mesh, rows)

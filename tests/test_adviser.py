@@ -8,7 +8,7 @@ import pytest
 from mlm.monitor import adviser
 from mlm.monitor.adviser import Adviser, Facts
 
-FACTS = Facts(
+INFO = Facts(
     steps=10_000, warmup=100, global_batch=32, unigram_entropy=6.0, mask_share=0.8, random_share=0.1
 )  # without context 0.9 * 6 + 0.14 = 5.54 nats
 
@@ -27,7 +27,7 @@ def lines(losses, *, every: int = 50, evals=(), norm=1.0, skipped=0, rate: float
     return found
 
 
-def advise(heard: list[dict], facts: Facts = FACTS) -> list[adviser.Advice]:
+def advise(heard: list[dict], facts: Facts = INFO) -> list[adviser.Advice]:
     one = Adviser(facts)
     return [advice for line in heard for advice in one.hear(line)]
 

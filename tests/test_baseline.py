@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from mlm.bench import baseline
-from mlm.training import build, sharding, step
-from tests.fixtures import FACTS, random_batch, tiny_run
+from mlm.training import optimizer, sharding
+from tests.fixtures import INFO, random_batch, tiny_run
 from tests.test_step import assert_close
 
 
 def test_same_loss_and_gradient_on_the_same_masks():
-    facts = dataclasses.replace(FACTS, vocab_size=512)  # no padding, to which the stock loss gives its share
-    run, batch = tiny_run("model.layers=2", facts=facts), random_batch(16, facts=facts)
-    model, params = run.model, jax.device_get(run.init().params)
+    info = dataclasses.replace(INFO, vocab_size=512)  # no padding, to which the stock loss gives its share
+    run, batch = tiny_run("model.layers=2", info=info), random_batch(16, info=info)
+    model, params = run, jax.device_get(run.init().params)
     columns = (jnp.asarray(batch[key]) for key in ("input_ids", "attention_mask", "record_id", "epoch"))
     masked = jax.device_get(model.masking(jax.random.key(0), *columns))
     labels = np.full(batch["input_ids"].shape, baseline.IGNORED, np.int32)
@@ -26,18 +26,16 @@ def test_same_loss_and_gradient_on_the_same_masks():
     ):
         row[positions[weights > 0]] = ids[weights > 0]
     attention = jnp.asarray(batch["attention_mask"])
-    stock_loss = functools.partial(baseline.loss, baseline.make_module(model.config, "float32"))
+    stock_loss = functools.partial(baseline.loss, baseline.make_module(model.network.config, "float32"))
     value, grads = jax.jit(jax.value_and_grad(lambda p: stock_loss(p, masked.ids_BxL, attention, labels, None)))(params)
-    gradient = step.make_gradient(
-        network=model.network, masking=model.masking, mask_seed=0, dropout_seed=0, accumulate=1
-    )
+    gradient = model.make_gradient(info.length)
     ours, sums = jax.jit(gradient)(params, batch, 0)
     assert float(sums.loss_B / sums.weight_B) == pytest.approx(float(value), rel=1e-5)
     assert_close(ours, grads, 1e-4, "gradient")
 
 
 def test_masks_have_the_rates_and_spare_special_tokens():
-    masking, batch = tiny_run("masking.rate=0.3").model.masking, random_batch(400)
+    masking, batch = tiny_run("masking.rate=0.3").masking, random_batch(400)
     ids, attention = batch["input_ids"], batch["attention_mask"]
     read, labels = baseline.mask_on_host(masking, ids, attention, np.random.default_rng(0))
     chosen, ordinary = labels != baseline.IGNORED, (attention > 0) & (ids > 4)
@@ -54,15 +52,15 @@ def test_masks_have_the_rates_and_spare_special_tokens():
 
 def test_step_learns():
     run, batch = tiny_run(), random_batch(16)
-    schedule = build.optimizer.make_schedule(
+    schedule = optimizer.make_schedule(
         name="constant", peak=1e-2, steps=30, warmup_steps=0, decay_fraction=0.1, final_fraction=0
     )
     start, update = baseline.make_step(
-        module=baseline.make_module(run.model.config, "float32"), schedule=schedule, weight_decay=0.01, mesh=run.mesh
+        module=baseline.make_module(run.network.config, "float32"), schedule=schedule, weight_decay=0.01, mesh=run.mesh
     )
     state, losses = start(run.init().params), []
     read, labels = baseline.mask_on_host(
-        run.model.masking, batch["input_ids"], batch["attention_mask"], np.random.default_rng(0)
+        run.masking, batch["input_ids"], batch["attention_mask"], np.random.default_rng(0)
     )
     arrays = sharding.put_batch({"ids": read, "mask": batch["attention_mask"], "labels": labels}, run.mesh, 16)
     for _ in range(30):

@@ -9,8 +9,10 @@ import time
 import pytest
 
 from mlm.bench import bench, inputs, interleaved, steps
+from mlm.data.dataset_info import DatasetInfo
 from mlm.errors import InputError
-from mlm.training import build, sharding
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
 from tests.fixtures import TINY, tiny_config
 from tests.processes import ROOT, environment
 from tests.torch_environments import torch_python
@@ -57,9 +59,9 @@ def test_memory_is_the_state_and_what_the_step_makes():
     """Parameters and the two moments of AdamW, on each device, beside the temporaries."""
     config = tiny_config(SMALL)
     mesh = sharding.make_mesh(**config.mesh.to_dict())
-    facts = build.facts_without_data(config, records=1)
-    run = build.build_run(config, facts, mesh)
-    program, _ = steps.our_step(run, steps.random_rows(config, facts), mesh)
+    info = DatasetInfo.synthetic(vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=1)
+    run = Pretraining(config, info, mesh=mesh)
+    program, _ = steps.our_step(run, steps.random_rows(config, info), mesh)
     found = steps._memory(program)
     state = 3 * sum(leaf.nbytes for _, leaf in sharding.named_leaves(run.init().params))
     assert state < found["memory_bytes"] - found["temporary_bytes"] < 1.2 * state + 1e5
@@ -69,7 +71,7 @@ def test_known_peak(monkeypatch):
     monkeypatch.setattr(steps.flops, "peak_flops", lambda kind: 1e12)
     config = tiny_config(SMALL)
     found = steps.compare_steps(config, sharding.make_mesh(data=8, fsdp=1, tensor=1), 0.1, "")
-    per_token = build.flops_per_token(config, build.facts_without_data(config, records=1))
+    per_token = Pretraining.without_data(config, sharding.make_mesh(data=8, fsdp=1, tensor=1)).flops_per_token(1)
     for name in ("mlm", "stock"):
         expected = found[name]["tokens_per_second"] * per_token / 8e12
         assert found[name]["mfu"] == pytest.approx(expected)
@@ -153,7 +155,7 @@ def test_torch_waits_without_work():
     """It makes the updates that it is asked for, and uses no CPU in the turns of others."""
     config = tiny_config(SMALL)
     mesh = sharding.make_mesh(**config.mesh.to_dict())
-    run = build.build_run(config, build.facts_without_data(config, records=1), mesh)
+    run = Pretraining.without_data(config, mesh)
     with steps.start_torch(torch_python(4), config, run) as partner:
         for calls, updates in ((1, 1), (3, 4), (2, 6)):
             partner.turn(calls)

@@ -9,8 +9,10 @@ from jax import lax
 
 from mlm import __main__
 from mlm.bench import bench, interleaved, products, steps
+from mlm.data.dataset_info import DatasetInfo
 from mlm.errors import InputError
-from mlm.training import build, sharding
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
 from tests.fixtures import TINY, tiny_config
 
 
@@ -47,12 +49,12 @@ def test_all_of_a_step(capsys):
     mesh = sharding.make_mesh(**config.mesh.to_dict())
     assert mesh.size == 8
     found = bench.run(config, ["products"], None, seconds=0.1, as_json=False)["products"]
-    facts = build.facts_without_data(config, records=64)
-    run = build.build_run(config, facts, mesh)
-    batch = sharding.put_batch(steps.random_rows(config, facts), mesh, 64)
+    info = DatasetInfo.synthetic(vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=64)
+    run = Pretraining(config, info, mesh=mesh)
+    batch = sharding.put_batch(steps.random_rows(config, info), mesh, 64)
     given = run.train_step.lower(run.shapes, batch).as_text().count("stablehlo.dot_general")
     assert sum(row["count"] for row in found["rows"]) == given > 20
-    useful = build.flops_per_token(config, facts) * 64 * facts.length / 1e9
+    useful = run.flops_per_token(1) * 64 * info.length / 1e9
     assert 8 * sum(row["gflop"] for row in found["rows"]) == pytest.approx(useful, rel=0.01)
     taken = [row["milliseconds"] for row in found["rows"]]
     assert min(taken) > 0 and taken == sorted(taken, reverse=True)

@@ -9,14 +9,14 @@ import pytest
 
 from mlm.commands import evaluate
 from mlm.errors import InputError
-from mlm.model.masking import SpanMasking, TokenMasking, WordMasking
-from mlm.tasks import pretraining
-from mlm.training import build, sharding
+from mlm.model.masking import SpanMasking, TokenMasking, WordMasking, rate_schedule
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
 from mlm.training.step import as_views
 from mlm.workdir import Workdir
-from tests.fixtures import FACTS, random_batch, tiny_config, tiny_run
+from tests.fixtures import INFO, pretrain, random_batch, tiny_config, tiny_run
 
-WORDS = build.made_up_words(FACTS)
+WORDS = np.arange(INFO.vocab_size) % 3 > 0
 
 
 @pytest.mark.parametrize(("kind", "of"), [("token", TokenMasking), ("word", WordMasking), ("span", SpanMasking)])
@@ -24,7 +24,7 @@ def test_the_config_chooses_the_masks(kind, of):
     config = tiny_config(
         f"masking.kind={kind}", "masking.span_p=0.3", "masking.longest=7", "masking.static=true", "masking.end_rate=0.4"
     )
-    model = build.build_model(config, FACTS, starts_V=WORDS)
+    model = Pretraining(config, INFO, word_starts_V=WORDS)
     assert type(model.masking) is of
     assert (model.masking.rate, model.masking.end_rate, model.masking.static) == (0.2, 0.4, True)
     assert (model.eval_masking.rate, model.eval_masking.end_rate) == (0.2, 0.0)
@@ -34,15 +34,15 @@ def test_the_config_chooses_the_masks(kind, of):
 
 def test_a_tokenizer_of_another_size_is_refused():
     with pytest.raises(InputError, match=r"masking.kind = word: the tokenizer has 499 entries, the shards .* 500"):
-        build.build_model(tiny_config("masking.kind=word"), FACTS, starts_V=WORDS[1:])
+        Pretraining(tiny_config("masking.kind=word"), INFO, word_starts_V=WORDS[1:])
 
 
 def test_the_rate_goes_from_the_first_update_to_the_last():
-    assert build.build_mask_rate(tiny_config(), 12) is None
-    rate = build.build_mask_rate(tiny_config("masking.rate=0.3", "masking.end_rate=0.15"), 11)
+    assert rate_schedule(0.3, 0.0, 12) is None
+    rate = rate_schedule(0.3, 0.15, 11)
     np.testing.assert_allclose([rate(step) for step in (0, 5, 10)], [0.3, 0.225, 0.15], rtol=1e-6)
-    assert build.flops_per_token(tiny_config("masking.rate=0.3", "masking.end_rate=0.1"), FACTS) == pytest.approx(
-        build.flops_per_token(tiny_config("masking.rate=0.2"), FACTS)
+    assert tiny_run("masking.rate=0.3", "masking.end_rate=0.1").flops_per_token(1) == pytest.approx(
+        tiny_run("masking.rate=0.2").flops_per_token(1)
     )
 
 
@@ -59,7 +59,7 @@ def test_the_step_predicts_at_the_rate_of_its_update():
 @pytest.mark.parametrize("kind", ["word", "span"])
 def test_the_step_takes_the_masks_of_words(kind):
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
-    run = build.build_run(tiny_config(f"masking.kind={kind}"), FACTS, mesh, starts_V=WORDS)
+    run = Pretraining(tiny_config(f"masking.kind={kind}"), INFO, mesh=mesh, word_starts_V=WORDS)
     state, metrics = run.train_step(run.init(), sharding.put_batch(random_batch(), mesh, 16))
     assert np.isfinite(metrics["loss"])
     assert 0.1 < float(state.window.weight) / np.sum(random_batch()["input_ids"] > 4) < 0.3
@@ -67,7 +67,7 @@ def test_the_step_takes_the_masks_of_words(kind):
 
 def test_words_need_a_tokenizer(manifest, tmp_path):
     with pytest.raises(InputError, match=r"tokenizer.json: there is no such file; train a tokenizer first"):
-        pretraining.train(tiny_config("masking.kind=word", "data.lanes=4"), Workdir(str(tmp_path)), manifest)
+        pretrain(tiny_config("masking.kind=word", "data.lanes=4"), Workdir(str(tmp_path)), manifest)
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_a_run_and_the_command_evaluate_read_and_mask_alike(manifest, tokenizer_
     shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
     settings = ["data.lanes=4", "train.steps=3", "model.init_stddev=0.3", "masking.end_rate=0.5"]
     config = tiny_config(*settings, "masking.kind=word", "data.isolate_documents=true")
-    scores = pretraining.train(config, workdir, manifest)
+    scores = pretrain(config, workdir, manifest)
     again = evaluate.run(config, workdir, manifest, model="", split="validation")
     assert again["predictions"] == scores["predictions"]
     assert again["loss"] == pytest.approx(scores["loss"], rel=1e-5)
@@ -110,12 +110,12 @@ def test_a_short_step_is_the_step_on_rows_of_that_length():
     settings = ("train.steps=10", "train.accumulate=2", "model.positions=32", "model.hidden_dropout=0.1")
     run = tiny_run("data.short_length=8", "data.short_share=0.7", *settings)
     assert run.short_steps == 7
-    assert [run.step_of(update) is run.short_step for update in (1, 7, 8, 10)] == [True, True, False, False]
+    assert [run.step_at(update) is run.short_step for update in (1, 7, 8, 10)] == [True, True, False, False]
     batch = random_batch(16)
-    state, metrics = run.step_of(7)(run.init(), sharding.put_batch(batch, run.mesh, 16))
+    state, metrics = run.step_at(7)(run.init(), sharding.put_batch(batch, run.mesh, 16))
 
-    short_facts = dataclasses.replace(FACTS, length=8)
-    short = tiny_run("shards.length=8", "data.global_batch=64", *settings, facts=short_facts)
+    short_facts = dataclasses.replace(INFO, length=8)
+    short = tiny_run("shards.length=8", "data.global_batch=64", *settings, info=short_facts)
     rows = {
         "input_ids": batch["input_ids"].reshape(64, 8),
         "attention_mask": batch["attention_mask"].reshape(64, 8),
@@ -130,7 +130,7 @@ def test_a_short_step_is_the_step_on_rows_of_that_length():
 
 def test_without_a_schedule_every_update_has_the_long_rows():
     run = tiny_run()
-    assert run.short_step is None and run.step_of(1) is run.train_step
+    assert run.short_step is None and run.step_at(1) is run.train_step
 
 
 def test_a_kernel_that_cannot_do_the_short_rows_is_refused():
@@ -141,13 +141,12 @@ def test_a_kernel_that_cannot_do_the_short_rows_is_refused():
             "model.positions=128",
             "model.attention=fused",
             "model.hidden_size=128",
-            facts=dataclasses.replace(FACTS, length=128),
+            info=dataclasses.replace(INFO, length=128),
         )
 
 
 def test_flops_follow_the_length():
-    config = tiny_config()
-    assert build.flops_per_token(config, FACTS, length=16) == build.flops_per_token(
-        config, dataclasses.replace(FACTS, length=16)
-    )
-    assert build.flops_per_token(config, FACTS, length=16) < build.flops_per_token(config, FACTS)
+    run = tiny_run("data.short_length=16", "data.short_share=0.5")
+    alone = tiny_run("shards.length=16", info=dataclasses.replace(INFO, length=16))
+    assert run.flops_per_token(1) == run.flops_per_token(6) == alone.flops_per_token(1)
+    assert run.flops_per_token(1) < run.flops_per_token(7)

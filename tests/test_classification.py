@@ -42,15 +42,15 @@ def load(config, folder: pathlib.Path, tokenizer_folder: str) -> tuple[Examples,
 def build(folder: pathlib.Path, tokenizer_folder: str, *overrides: str):
     config = labelled_texts.config(folder, tokenizer_folder, *overrides)
     examples, body = load(config, folder, tokenizer_folder)
-    return config, examples, classification.build_task(config, examples, body, None)
+    return config, examples, classification.Classification(config, examples, body, None)
 
 
 def train(task, config, *, steps: int | None = None):
     """Returns (state, losses) after some updates, without the loop."""
-    state, stream, losses = task.fresh(), task.batches(0), []
+    state, stream, losses = task.initial_state(), task.batches(0), []
     for _ in range(steps or task.steps):
         batch = sharding.put_batch(next(stream), task.mesh, config.data.global_batch)
-        state, metrics = task.step_of(1)(state, batch)
+        state, metrics = task.step_at(1)(state, batch)
         losses.append(float(metrics["loss"]))
     return state, losses
 
@@ -67,10 +67,10 @@ def test_it_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder):
     assert (
         scores["accuracy"] > 0.6 and scores["rows"] == 29 and scores["f1"] == pytest.approx(scores["accuracy"], abs=0.1)
     )
-    assert task.badness(scores) == 1 - scores["accuracy"]
+    assert task.minimized_metric(scores) == 1 - scores["accuracy"]
     widths = {batch["input_ids"].shape[1] for batch in itertools.islice(task.batches(0), task.steps)}
-    assert task.step_of(1)._cache_size() == len(widths) > 1
-    assert widths <= set(examples.lengths()) and task.programs == len(examples.lengths()) == 3
+    assert task.step_at(1)._cache_size() == len(widths) > 1
+    assert widths <= set(examples.lengths()) and task.expected_compiles == len(examples.lengths()) == 3
 
 
 def test_it_predicts_numbers(tmp_path, tokenizer_folder):
@@ -83,9 +83,9 @@ def test_it_predicts_numbers(tmp_path, tokenizer_folder):
     scores = task.evaluate(state.params)
     assert scores.keys() == {"loss", "mse", "pearson", "spearman", "rows"}
     assert scores["pearson"] > 0.6 and scores["mse"] == pytest.approx(scores["loss"], rel=1e-5)
-    assert task.badness(scores) == scores["loss"]
+    assert task.minimized_metric(scores) == scores["loss"]
     batch = sharding.put_batch(next(task.batches(0)), task.mesh, 16)
-    _, metrics = task.step_of(1)(state, batch)
+    _, metrics = task.step_at(1)(state, batch)
     assert "accuracy" not in metrics, "of a number there is none"
 
 
@@ -99,8 +99,8 @@ def test_the_start_is_the_body_that_was_given(tmp_path, tokenizer_folder):
     config = labelled_texts.config(tmp_path, tokenizer_folder, "optimizer.ema_decay=0.9")
     examples, body = load(config, tmp_path, tokenizer_folder)
     given = jax.device_get(roberta.init_params(body, jax.random.key(5)))["roberta"]
-    state = classification.build_task(config, examples, body, lambda: given).fresh()
-    random = classification.build_task(config, examples, body, None).fresh()
+    state = classification.Classification(config, examples, body, lambda: given).initial_state()
+    random = classification.Classification(config, examples, body, None).initial_state()
     for tree in (state.params, state.ema):
         assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), tree["roberta"], given))
     same = jax.tree.map(lambda a, b: np.array_equal(a, b), state.params, random.params)
@@ -111,8 +111,8 @@ def test_the_start_is_the_body_that_was_given(tmp_path, tokenizer_folder):
 def reference(tmp_path_factory, tokenizer_folder):
     folder = tmp_path_factory.mktemp("scores")
     _, examples, task = build(folder, tokenizer_folder, "model.init_stddev=0.3")
-    params = jax.device_get(task.fresh().params)
-    return folder, params, task.evaluate(task.fresh().params), examples
+    params = jax.device_get(task.initial_state().params)
+    return folder, params, task.evaluate(task.initial_state().params), examples
 
 
 @pytest.mark.parametrize(("rows", "mesh"), [(8, (8, 1, 1)), (64, (2, 4, 1)), (29, (1, 1, 1))])
@@ -149,7 +149,7 @@ def test_what_can_not_be_right_is_refused(tmp_path, tokenizer_folder):
     examples, body = load(config, tmp_path, tokenizer_folder)
     body.pad_token_id = 0
     with pytest.raises(InputError, match="pad id 0, its tokenizer 600 and 1"):
-        classification.build_task(config, dataclasses.replace(examples), body, None)
+        classification.Classification(config, dataclasses.replace(examples), body, None)
 
 
 # The command in processes of its own ----------------------------------------------------------------------------------

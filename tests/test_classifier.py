@@ -11,7 +11,7 @@ from transformers import FlaxRobertaForSequenceClassification
 
 from mlm.model import classifier, roberta
 from mlm.model.roberta import Network
-from tests.fixtures import FACTS, random_batch
+from tests.fixtures import INFO, random_batch
 
 LABELS = ("no", "perhaps", "yes")
 
@@ -31,7 +31,7 @@ def make(labels: tuple[str, ...] = LABELS, **sizes):
         "init_stddev": 0.3,
         "vocab_multiple": 8,
     }
-    body = roberta.make_config(vocab_size=FACTS.vocab_size, special_ids=FACTS.special_ids, **(settings | sizes))
+    body = roberta.make_config(vocab_size=INFO.vocab_size, special_ids=INFO.special_ids, **(settings | sizes))
     config = classifier.make_config(body, labels)
     return config, classifier.init_params(config, jax.random.key(0))
 

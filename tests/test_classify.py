@@ -51,7 +51,7 @@ def test_it_starts_from_a_run_with_its_sizes_and_tokenizer(finished, trained_wor
     folders = (workdir.tokenizer, trained_workdir.tokenizer)
     assert len({tokenizer.fingerprint(str(folder)) for folder in folders}) == 1
     first = checkpoint.read_meta(workdir.checkpoints, checkpoint.complete_steps(workdir.checkpoints)[0])
-    assert first["facts"]["labels"] == list(labelled_texts.LABELS) and first["facts"]["vocab_size"] == 1000
+    assert first["dataset"]["labels"] == list(labelled_texts.LABELS) and first["dataset"]["vocab_size"] == 1000
 
 
 def test_the_best_checkpoint_is_kept_and_exported(finished):

@@ -6,16 +6,18 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from mlm.data.dataset_info import DatasetInfo
 from mlm.tasks import pretraining
-from mlm.training import build, evaluation, sharding
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import evaluation, sharding
 from tests.fixtures import tiny_config
 
 
 def scores(manifest, rows: int, devices: int) -> dict[str, float]:
     config = tiny_config("data.lanes=4", f"evaluate.batch={rows}", "model.init_stddev=0.3")
     mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), sharding.AXES)
-    run = build.build_run(config, pretraining.facts_of(manifest), mesh)
-    return pretraining.evaluate_split(config, manifest, mesh, run.eval_step, run.init().params, "validation")
+    run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh)
+    return pretraining.score_split(config, manifest, mesh, run.eval_step, run.init().params, "validation")
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,8 @@ from mlm.inference import fill_mask
 from mlm.model import roberta, weights
 from mlm.paths import UPath
 from mlm.pretrained import load
-from mlm.training import build, sharding
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
 from mlm.training.sharding import named_leaves
 from mlm.workdir import Workdir
 from tests.torch_environments import ROOT, run_torch, torch_python
@@ -69,11 +70,11 @@ def test_the_averaged_parameters_are_the_model_if_there_are_any(model, tmp_path)
     workdir = Workdir(str(tmp_path / "averaged"))
     config = configs.unflatten(model.run_config)
     config.optimizer.ema_decay = 0.9
-    facts = facts_of(tokenizer.load(model.tokenizer))
-    run = build.build_run(config, facts, sharding.make_mesh(data=-1, fsdp=1, tensor=1))
+    info = facts_of(tokenizer.load(model.tokenizer))
+    run = Pretraining(config, info, mesh=sharding.make_mesh(data=-1, fsdp=1, tensor=1))
     state = run.init()
     state = state.replace(ema=jax.tree.map(lambda p: p + 1, state.params))
-    save_checkpoint(workdir, config, facts, state, 7)
+    save_checkpoint(workdir, config, info, state, 7)
     found = load.from_checkpoint(workdir)
     assert found.step == 7
     assert np.array_equal(found.params["lm_head"]["bias"], np.ones(1000, np.float32))

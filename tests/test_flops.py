@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from mlm.model import flops, roberta
-from mlm.training import build, step
-from tests.fixtures import FACTS, random_batch, tiny_config
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
+from tests.fixtures import INFO, random_batch, tiny_config
 
 SIZES = {
     "base": {"hidden": 768, "layers": 12, "intermediate": 3072, "vocab_size": 50_265},
@@ -45,16 +46,20 @@ def test_robertas_sizes(size, length, body, head):
 
 def test_xla_counts_as_many():
     """All of a gradient is matrix products, but for a few percent of softmax, norms and the like."""
-    config = tiny_config("model.hidden_size=256", "model.intermediate_size=1024", "model.heads=4", "model.layers=2")
-    model = build.build_model(config, FACTS)
-    batch = random_batch(8)
-    gradient = step.make_gradient(
-        network=model.network, masking=model.masking, mask_seed=0, dropout_seed=0, accumulate=1
+    config = tiny_config(
+        "model.hidden_size=256",
+        "model.intermediate_size=1024",
+        "model.heads=4",
+        "model.layers=2",
+        "data.global_batch=8",
     )
-    params = jax.eval_shape(lambda: roberta.init_params(model.config, jax.random.key(0)))
+    model = Pretraining(config, INFO, mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]))
+    batch = random_batch(8)
+    gradient = model.make_gradient(INFO.length)
+    params = jax.eval_shape(lambda: roberta.init_params(model.network.config, jax.random.key(0)))
     counted = jax.jit(gradient).lower(params, batch, np.int32(0)).compile().cost_analysis()["flops"]
     masked = jax.eval_shape(model.masking, jax.random.key(0), *[batch[key] for key in batch])
-    share = masked.positions_BxK.shape[1] / FACTS.length
+    share = masked.positions_BxK.shape[1] / INFO.length
     expected = (
         8
         * 32
@@ -63,7 +68,7 @@ def test_xla_counts_as_many():
             layers=2,
             intermediate=1024,
             length=32,
-            vocab_size=model.config.vocab_size,
+            vocab_size=model.network.config.vocab_size,
             predicted_share=share,
         )
     )

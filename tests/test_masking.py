@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from mlm.model.masking import SpanMasking, TokenMasking, WordMasking
-from tests.fixtures import FACTS, random_batch
+from tests.fixtures import INFO, random_batch
 
 SPECIAL = (0, 1, 2, 3, 4)
-MASKING = TokenMasking(0.15, 0.8, 0.1, 4, SPECIAL, FACTS.vocab_size)
-STARTS = np.random.default_rng(0).random(FACTS.vocab_size) < 0.5
-LONG = dataclasses.replace(FACTS, length=96)
+MASKING = TokenMasking(0.15, 0.8, 0.1, 4, SPECIAL, INFO.vocab_size)
+STARTS = np.random.default_rng(0).random(INFO.vocab_size) < 0.5
+LONG = dataclasses.replace(INFO, length=96)
 KINDS = {"token": TokenMasking, "word": WordMasking, "span": SpanMasking}
 
 
 def make(kind: str, rate: float = 0.15, mask_share: float = 0.8, random_share: float = 0.1, **settings):
     settings |= {} if kind == "token" else {"starts": STARTS.tobytes(), "longest": settings.get("longest", 6)}
-    return KINDS[kind](rate, mask_share, random_share, 4, SPECIAL, FACTS.vocab_size, **settings)
+    return KINDS[kind](rate, mask_share, random_share, 4, SPECIAL, INFO.vocab_size, **settings)
 
 
 def draw(masking: TokenMasking, batch: dict, seed: int = 0, rate: float | None = None):
@@ -80,7 +80,7 @@ def test_rate_and_shares_within_four_sigma():
 
     labels, read = masked.labels_BxK[chosen], np.take_along_axis(masked.ids_BxL, masked.positions_BxK, 1)[chosen]
     total = len(labels)
-    same_by_chance = 0.1 / (FACTS.vocab_size - 5)  # a random token can be the old one
+    same_by_chance = 0.1 / (INFO.vocab_size - 5)  # a random token can be the old one
     for share, count in (
         (0.8, np.sum(read == 4)),
         (0.1 + same_by_chance, np.sum(read == labels)),
@@ -99,19 +99,19 @@ def test_rate_and_shares_within_four_sigma():
 
 def test_specials_are_never_touched_nor_drawn():
     batch = random_batch(2048)
-    masked = draw(TokenMasking(0.5, 0.0, 1.0, 4, (0, 1, 2, 3, 4), FACTS.vocab_size), batch)
+    masked = draw(TokenMasking(0.5, 0.0, 1.0, 4, (0, 1, 2, 3, 4), INFO.vocab_size), batch)
     special = (batch["input_ids"] <= 4) | (batch["attention_mask"] == 0)
     assert np.array_equal(masked.ids_BxL[special], batch["input_ids"][special])
     assert np.all(masked.ids_BxL[~special] > 4)
-    assert np.all(masked.ids_BxL < FACTS.vocab_size)
+    assert np.all(masked.ids_BxL < INFO.vocab_size)
     chosen = masked.weights_BxK > 0
     assert np.all(masked.labels_BxK[chosen] > 4)
     drawn = np.take_along_axis(masked.ids_BxL, masked.positions_BxK, 1)[chosen]
-    assert len(np.unique(drawn)) == FACTS.vocab_size - 5, "every ordinary token must be drawn in so many draws"
+    assert len(np.unique(drawn)) == INFO.vocab_size - 5, "every ordinary token must be drawn in so many draws"
 
 
 def test_special_ids_need_not_come_first():
-    masking = TokenMasking(0.5, 0.0, 1.0, 499, (7, 250, 499), FACTS.vocab_size)
+    masking = TokenMasking(0.5, 0.0, 1.0, 499, (7, 250, 499), INFO.vocab_size)
     batch = random_batch(1024)
     masked = draw(masking, batch)
     changed = masked.ids_BxL != batch["input_ids"]

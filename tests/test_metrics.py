@@ -11,11 +11,10 @@ import pytest
 from mlm import logs
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
-from mlm.tasks import pretraining
 from mlm.training import checkpoint
 from mlm.workdir import Workdir
 from tests import processes
-from tests.fixtures import tiny_config
+from tests.fixtures import pretrain, tiny_config
 
 # The parameters of wandb.init, in wandb's own order (wandb/sdk/wandb_init.py).
 INIT = (
@@ -52,7 +51,7 @@ def wandb(monkeypatch) -> types.SimpleNamespace:
 
 def test_weights_and_biases_gets_what_the_log_gets(manifest, tmp_path, wandb):
     config = tiny_config("log.wandb=my-project", "data.lanes=2", "train.steps=4")
-    pretraining.train(config, Workdir(str(tmp_path / "run")), manifest)
+    pretrain(config, Workdir(str(tmp_path / "run")), manifest)
     assert wandb.settings["project"] == "my-project" and wandb.settings["config"]["train.steps"] == 4
     assert wandb.finished == 1
     written = logs.read(UPath(tmp_path / "run" / "metrics.jsonl"))
@@ -68,7 +67,7 @@ def test_weights_and_biases_goes_on_with_the_same_run(manifest, tmp_path, wandb)
     ids = []
     for name, lines in (("run", 10), ("run", 20), ("other", 10)):
         keys = ("log.wandb=my-project", "data.lanes=2", "train.steps=4", "checkpoint.every=2", f"log.every={lines}")
-        pretraining.train(tiny_config(*keys), Workdir(str(tmp_path / name)), manifest)
+        pretrain(tiny_config(*keys), Workdir(str(tmp_path / name)), manifest)
         checkpoint.set_aside(UPath(tmp_path / name / "checkpoints"), 4, "later")
         assert wandb.settings["resume"] == "allow" and wandb.settings["allow_val_change"]
         ids.append(wandb.settings["id"])
@@ -80,7 +79,7 @@ def test_weights_and_biases_goes_on_with_the_same_run(manifest, tmp_path, wandb)
 def test_a_damaged_id_of_weights_and_biases_is_told(manifest, tmp_path: pathlib.Path, wandb, data):
     (tmp_path / "wandb_id").write_bytes(data)
     with pytest.raises(DamageError, match="wandb_id: is not the id of a run"):
-        pretraining.train(tiny_config("log.wandb=my-project", "data.lanes=2"), Workdir(str(tmp_path)), manifest)
+        pretrain(tiny_config("log.wandb=my-project", "data.lanes=2"), Workdir(str(tmp_path)), manifest)
     assert wandb.settings is None and (tmp_path / "wandb_id").read_bytes() == data
 
 
@@ -88,7 +87,7 @@ def test_weights_and_biases_missing_is_told(manifest, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     config = tiny_config("log.wandb=my-project", "data.lanes=2")
     with pytest.raises(InputError, match=r"log\.wandb.*install"):
-        pretraining.train(config, Workdir(str(tmp_path / "run")), manifest)
+        pretrain(config, Workdir(str(tmp_path / "run")), manifest)
 
 
 # In processes of their own: jax's profiler would look for a TPU where another test has loaded the TPU's compiler.

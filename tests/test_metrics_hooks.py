@@ -14,7 +14,7 @@ from mlm.data.order import batch_rows
 from mlm.tasks import pretraining
 from mlm.training import checkpoint
 from mlm.workdir import Workdir
-from tests.fixtures import tiny_config
+from tests.fixtures import pretrain, tiny_config
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -50,7 +50,7 @@ def records_of(first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
 
 def train(workdir: pathlib.Path, manifest: Manifest, *overrides: str) -> None:
     settings = (f"data.lanes={LANES}", "evaluate.every=0", "checkpoint.keep=9", *overrides)
-    pretraining.train(tiny_config(*settings), Workdir(str(workdir)), manifest)
+    pretrain(tiny_config(*settings), Workdir(str(workdir)), manifest)
 
 
 def said(file: pathlib.Path) -> list[dict]:

@@ -37,7 +37,7 @@ MANIFEST = manifest_of(
 
 @pytest.fixture
 def history() -> card_history.History:
-    return card_history.History(TRAIN, EVALS, goodput.sessions(TIMING), MANIFEST, "ab" * 32)
+    return card_history.History(TRAIN, EVALS, goodput.sessions(TIMING), MANIFEST, "ab" * 32, 1000)
 
 
 def with_keys(model: Trained, **keys) -> Trained:

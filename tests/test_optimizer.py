@@ -7,8 +7,9 @@ import optax
 import pytest
 
 from mlm.model import roberta
-from mlm.training import build, optimizer, sharding, step
-from tests.fixtures import FACTS, random_batch, tiny_config
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import optimizer, sharding
+from tests.fixtures import INFO, random_batch, tiny_config, tiny_run
 
 NAMES = ("adamw", "lamb", "lion", "adafactor", "muon")
 RATE, DECAY, B1, B2, EPS = 1e-2, 0.1, 0.9, 0.98, 1e-6
@@ -49,7 +50,7 @@ def test_schedules_by_hand(name, options, points):
     [((), 0), (("schedule.warmup_steps=30",), 30), (("schedule.warmup_fraction=0.25",), 50)],
 )
 def test_warmup_of_a_config(overrides, first_peak):
-    rate = build.build_schedule(tiny_config("train.steps=200", *overrides), 200)
+    rate = tiny_run("train.steps=200", *overrides).schedule
     values = [float(rate(count)) for count in range(201)]
     assert int(np.argmax(values)) == first_peak
     assert values[first_peak] == pytest.approx(3e-3)
@@ -77,13 +78,15 @@ def make(name: str, *, decay: float = DECAY, clip: float = 0.0, rate: float = RA
 
 @pytest.fixture(scope="module")
 def model():
-    return build.build_model(tiny_config(), FACTS)
+    return Pretraining(
+        tiny_config(), INFO, mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+    )
 
 
 @pytest.fixture(scope="module")
 def params(model):
     """Shaped and named as those of a real model; biases and norms are off 0 and 1, so that a decay would show."""
-    shapes = jax.eval_shape(lambda: roberta.init_params(model.config, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: roberta.init_params(model.network.config, jax.random.key(0)))
     return draw(shapes, 0.1, seed=0)
 
 
@@ -206,8 +209,7 @@ def test_clipping_comes_first(name, params, grads):
 
 @pytest.fixture(scope="module")
 def gradient(model):
-    made = step.make_gradient(network=model.network, masking=model.masking, mask_seed=0, dropout_seed=0, accumulate=1)
-    return jax.jit(made)
+    return jax.jit(model.make_gradient(INFO.length))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def gradient(model):
 def test_every_optimizer_learns(name, rate, model, gradient):
     """Thirty updates on one batch take a real model well under the loss of guessing, ln 500 = 6.2 nats."""
     tx = make(name, decay=0.01, clip=1.0, rate=rate)
-    params = jax.jit(lambda: roberta.init_params(model.config, jax.random.key(0)))()
+    params = jax.jit(lambda: roberta.init_params(model.network.config, jax.random.key(0)))()
     state, losses = tx.init(params), []
 
     @jax.jit

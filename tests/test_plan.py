@@ -52,9 +52,7 @@ def test_bytes_are_those_counted_by_hand(found):
     assert 0 < row["bytes_per_chip"]["outputs"] < 0.01 * chip, "the state takes the place of the old one"
     size = row["bytes_per_chip"]
     assert size["arguments"] + size["temporaries"] + size["outputs"] <= size["needs"] < size["capacity"]
-    run = plan.build.build_run(
-        tiny_config(*SIZES), plan.make_job(tiny_config(*SIZES), None, records=None, price=None).facts, _mesh()
-    )
+    run = compiling.Pretraining.without_data(tiny_config(*SIZES), _mesh())
     assert 3 * 4 * PARAMETERS < compiling.state_bytes(run) <= 3 * 4 * PARAMETERS + 9 * 4
 
 
@@ -183,7 +181,7 @@ def test_a_config_too_large_is_told(capfd, monkeypatch):
 
 
 def _pretend(fits):
-    def compile_step(config, facts, place):
+    def compile_step(config, info, place):
         return compiling.Program("", 0, 0, 0, 1e9, fits(config), 0.0)
 
     return compile_step
@@ -200,9 +198,9 @@ def test_the_largest_batch_is_found_in_few_trials(monkeypatch, limit, rows, tria
 
     monkeypatch.setattr(fit, "compile_step", _pretend(fits))
     place, config = topology.find("v5e:2x4"), tiny_config("data.global_batch=256")
-    facts = plan.make_job(config, None, records=None, price=None).facts
+    info = plan.make_job(config, None, records=None, price=None).info
     refused = compiling.Program("", 10**9, 0, 0, 10**9 + 4 * (place.capacity - 10**9), False, 0.0)
-    found = fit.largest_batch(config, facts, place, refused)
+    found = fit.largest_batch(config, info, place, refused)
     assert found == (rows and {"rows_per_chip": rows, "global_batch": 8 * rows})
     assert seen[0] == 8 and len(seen) == trials and max(seen) <= 16
 
@@ -276,7 +274,5 @@ def test_progress_is_told(capfd, monkeypatch):
 
 def test_job_takes_the_shards_facts(manifest):
     job = plan.make_job(tiny_config(), manifest, records=None, price=None)
-    assert job.known_records and job.facts.records == manifest.splits["train"].records
-    assert (
-        dataclasses.replace(job.facts, records=7) == plan.make_job(tiny_config(), manifest, records=7, price=1.0).facts
-    )
+    assert job.known_records and job.info.records == manifest.splits["train"].records
+    assert dataclasses.replace(job.info, records=7) == plan.make_job(tiny_config(), manifest, records=7, price=1.0).info

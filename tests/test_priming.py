@@ -8,27 +8,29 @@ from jax.tree_util import keystr
 
 from mlm.bench import baseline
 from mlm.data import batches
+from mlm.data.dataset_info import DatasetInfo
 from mlm.model import priming, roberta
 from mlm.tasks import pretraining
-from mlm.training import build, sharding
-from tests.fixtures import FACTS, tiny_config, tiny_run
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
+from tests.fixtures import INFO, tiny_config, tiny_run
 
 COUNTS = np.random.default_rng(0).zipf(1.2, 512).clip(0, 10_000).astype(np.float32)
 
 
 def primed(*overrides: str):
     run = tiny_run(*overrides)
-    params = roberta.init_params(run.model.config, jax.random.key(0))
-    return run, priming.prime(params, run.model.config, COUNTS, jax.random.key(1)), params
+    params = roberta.init_params(run.network.config, jax.random.key(0))
+    return run, priming.prime(params, run.network.config, COUNTS, jax.random.key(1)), params
 
 
 @pytest.mark.parametrize(("width", "heads"), [(128, 4), (128, 2), (96, 1)])
 def test_each_head_attends_to_its_offset(width, heads):
     run, params, _ = primed(f"model.hidden_size={width}", f"model.heads={heads}")
-    ids = np.random.default_rng(1).integers(5, FACTS.vocab_size, (64, 32)).astype(np.int32)
+    ids = np.random.default_rng(1).integers(5, INFO.vocab_size, (64, 32)).astype(np.int32)
     attention = np.ones_like(ids)
     positions = roberta.position_ids(jnp.asarray(attention), 1)
-    out = baseline.make_module(run.model.config, "float32").apply(
+    out = baseline.make_module(run.network.config, "float32").apply(
         {"params": params}, ids, attention, np.zeros_like(ids), positions, None, output_attentions=True
     )
     weight_HxLxL = np.asarray(out.attentions[0]).mean(0)
@@ -41,11 +43,11 @@ def test_each_head_attends_to_its_offset(width, heads):
 def test_first_loss_is_the_unigram_entropy(manifest):
     config = tiny_config("model.init=primed", "model.hidden_size=64", "data.lanes=2")
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
-    run = build.build_run(config, pretraining.facts_of(manifest), mesh)
+    run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh, manifest=manifest)
     entropy = manifest.splits["validation"].unigram_entropy
     stock, primed = (
-        pretraining.evaluate_split(config, manifest, mesh, run.eval_step, state.params, "validation")["loss"]
-        for state in (run.init(), pretraining.fresh_state(config, manifest, run, None))
+        pretraining.score_split(config, manifest, mesh, run.eval_step, state.params, "validation")["loss"]
+        for state in (run.init(), run.initial_state())
     )
     assert abs(primed - entropy) < 0.3
     assert stock > entropy + 0.8
@@ -71,8 +73,9 @@ def test_tree_is_the_stock_one_and_the_rest_untouched():
 @pytest.mark.parametrize("init", ["stock", "primed"])
 def test_the_key_decides(manifest, init):
     config = tiny_config(f"model.init={init}", "data.lanes=2")
-    run = build.build_run(config, pretraining.facts_of(manifest), sharding.make_mesh(data=8, fsdp=1, tensor=1))
-    state = pretraining.fresh_state(config, manifest, run, None)
+    mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
+    run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh, manifest=manifest)
+    state = run.initial_state()
     assert bool(np.any(state.params["lm_head"]["bias"])) == (init == "primed")
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from mlm.tasks import pretraining
 from mlm.training import checkpoint
 from mlm.workdir import Workdir
-from tests.fixtures import tiny_config
+from tests.fixtures import pretrain, tiny_config
 from tests.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start, train_arguments
 
 SETTINGS = (
@@ -119,7 +118,7 @@ def test_other_devices_give_the_same_losses(straight, manifest, tmp_path, device
 def scheduled(manifest, tmp_path_factory) -> pathlib.Path:
     """A run whose rows are short in its first half, and whose masking rate falls."""
     workdir = tmp_path_factory.mktemp("scheduled")
-    pretraining.train(tiny_config(*SCHEDULED), Workdir(str(workdir)), manifest)
+    pretrain(tiny_config(*SCHEDULED), Workdir(str(workdir)), manifest)
     return workdir
 
 
@@ -143,7 +142,7 @@ def test_resumed_before_at_and_after_the_switch_of_length(scheduled, manifest, t
     for later in checkpoint.complete_steps(workdir / "checkpoints"):
         if later > step:
             checkpoint.set_aside(workdir / "checkpoints", later, "later")
-    pretraining.train(tiny_config(*SCHEDULED), Workdir(str(workdir)), manifest)
+    pretrain(tiny_config(*SCHEDULED), Workdir(str(workdir)), manifest)
     assert (workdir / "metrics.jsonl").read_text() == (scheduled / "metrics.jsonl").read_text()
     a, b = state_of(scheduled, 12), state_of(workdir, 12)
     assert a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)

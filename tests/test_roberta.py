@@ -9,9 +9,9 @@ import pytest
 from mlm.bench import baseline
 from mlm.model import attention, roberta
 from mlm.training import sharding
-from tests.fixtures import FACTS, random_batch, tiny_run
+from tests.fixtures import INFO, random_batch, tiny_run
 
-LONG = dataclasses.replace(FACTS, length=128)
+LONG = dataclasses.replace(INFO, length=128)
 SIZES = ("model.hidden_size=128", "model.heads=4", "model.layers=2", "model.positions=128", "model.init_stddev=0.1")
 
 
@@ -31,43 +31,43 @@ CASES = [("xla", "gelu"), ("fused", "gelu"), ("splash", "gelu"), ("xla", "gelu_n
 
 @pytest.mark.parametrize(("kernel", "name"), CASES)
 def test_logits_are_those_of_transformers(kernel, name):
-    run = tiny_run(*SIZES, f"model.activation={name}", facts=LONG)
+    run = tiny_run(*SIZES, f"model.activation={name}", info=LONG)
     params = run.init().params
     params = jax.tree.map(lambda p: p + 0.05 * jax.random.normal(jax.random.key(p.size), p.shape), params)
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
-    network = dataclasses.replace(run.model.network, attention=attention.make(kernel, heads=4, mesh=mesh))
-    ours, theirs = logits_of_both(network, params, random_batch(16, facts=LONG))
+    network = dataclasses.replace(run.network, attention=attention.make(kernel, heads=4, mesh=mesh))
+    ours, theirs = logits_of_both(network, params, random_batch(16, info=LONG))
     assert np.abs(theirs).max() > 1, "too small to tell"
     np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
 
 
 def two_documents() -> tuple[np.ndarray, np.ndarray, list[slice]]:
     """Eight rows, each of the end of a document, a whole one and the begin of another, the last with padding too."""
-    ids = np.random.default_rng(0).integers(5, FACTS.vocab_size, (8, 128)).astype(np.int32)
+    ids = np.random.default_rng(0).integers(5, INFO.vocab_size, (8, 128)).astype(np.int32)
     mask = np.ones_like(ids)
     mask[-1, 110:] = 0
-    ids[:, [19, 69]] = FACTS.special_ids["sep"]
-    ids[:, [20, 70]] = FACTS.special_ids["cls"]
-    ids[mask == 0] = FACTS.special_ids["pad"]
+    ids[:, [19, 69]] = INFO.special_ids["sep"]
+    ids[:, [20, 70]] = INFO.special_ids["cls"]
+    ids[mask == 0] = INFO.special_ids["pad"]
     return ids, mask, [slice(0, 20), slice(20, 70), slice(70, 128)]
 
 
 @pytest.mark.parametrize("kernel", ["default", "xla", "fused", "splash"])
 def test_isolated_documents_have_the_logits_that_they_have_alone(kernel):
-    run = tiny_run(*SIZES, facts=LONG)
+    run = tiny_run(*SIZES, info=LONG)
     params, (ids, mask, parts) = run.init().params, two_documents()
     params = jax.tree.map(lambda p: p + 0.05 * jax.random.normal(jax.random.key(p.size), p.shape), params)
     attend = None
     if kernel != "default":
         mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
         attend = attention.make(kernel, heads=4, mesh=mesh, isolated=True)
-    alone = dataclasses.replace(run.model.network, attention=None)
-    isolated = dataclasses.replace(alone, attention=attend, cls_id=FACTS.special_ids["cls"])
+    alone = dataclasses.replace(run.network, attention=None)
+    isolated = dataclasses.replace(alone, attention=attend, cls_id=INFO.special_ids["cls"])
     everywhere = np.tile(np.arange(128, dtype=np.int32), (8, 1))
     together = np.asarray(jax.jit(isolated.masked_logits)(params, ids, mask, everywhere))
     as_a_row = np.asarray(jax.jit(alone.masked_logits)(params, ids, mask, everywhere))
     for part in parts:
-        own, own_mask = np.full_like(ids, FACTS.special_ids["pad"]), np.zeros_like(mask)
+        own, own_mask = np.full_like(ids, INFO.special_ids["pad"]), np.zeros_like(mask)
         size = part.stop - part.start
         own[:, :size], own_mask[:, :size] = ids[:, part], mask[:, part]
         expected = np.asarray(jax.jit(alone.masked_logits)(params, own, own_mask, everywhere))[:, :size]
@@ -91,7 +91,7 @@ def test_positions_begin_anew_with_each_document():
 def test_tokens_that_nobody_reads_change_nothing(remat):
     """The last layer on some tokens alone: what it makes of them among all, dropout included, for any part of rows."""
     run = tiny_run("model.layers=2", "model.hidden_dropout=0.1", "model.attention_dropout=0.1")
-    network = dataclasses.replace(run.model.network, **remat)
+    network = dataclasses.replace(run.network, **remat)
     params, batch, key = run.init().params, random_batch(16), jax.random.key(3)
     ids, mask = batch["input_ids"], batch["attention_mask"]
     wanted = np.random.default_rng(0).integers(0, 16, (16, 5)).astype(np.int32)
@@ -106,7 +106,7 @@ def test_tokens_that_nobody_reads_change_nothing(remat):
 def test_dropout_changes_every_layer_and_every_step():
     run = tiny_run("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
     params, batch = run.init().params, random_batch(16)
-    encode = jax.jit(run.model.network.encode)
+    encode = jax.jit(run.network.encode)
     plain, *others = (
         encode(params, batch["input_ids"], batch["attention_mask"], key)
         for key in (None, jax.random.key(0), jax.random.key(0), jax.random.key(1))

@@ -8,14 +8,15 @@ from jax.sharding import PartitionSpec as P
 
 from mlm.errors import InputError
 from mlm.model import roberta
-from mlm.training import build, optimizer, sharding
-from tests.fixtures import FACTS, tiny_config, tiny_run
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import optimizer, sharding
+from tests.fixtures import INFO, tiny_config, tiny_run
 
 
 def params_of(*overrides: str):
     """Returns the shapes of the parameters of a tiny model."""
-    model = build.build_model(tiny_config(*overrides), FACTS)
-    return jax.eval_shape(lambda: roberta.init_params(model.config, jax.random.key(0)))
+    model = Pretraining(tiny_config(*overrides), INFO)
+    return jax.eval_shape(lambda: roberta.init_params(model.network.config, jax.random.key(0)))
 
 
 def mesh_of(data: int, fsdp: int, tensor: int):

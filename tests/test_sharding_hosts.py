@@ -13,7 +13,8 @@ from mlm import config as configs
 from mlm.data.order import lanes_of
 from mlm.errors import InputError
 from mlm.plan import topology
-from mlm.training import build, sharding
+from mlm.tasks import pretraining
+from mlm.training import sharding
 
 SINGLE = ["v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x4", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"]
 SEVERAL = ["v2:4x4", "v3:4x4", "v4:2x2x4", "v4:2x4x4", "v5e:4x4", "v5e:4x8", "v5p:2x2x4", "v6e:4x4", "v6e:4x8"]
@@ -55,7 +56,7 @@ def assert_fed(mesh: Mesh, config) -> None:
     held: dict[int, set[tuple[int, int]]] = {}
     for device, (index,) in NamedSharding(mesh, sharding.BATCH).devices_indices_map((rows,)).items():
         held.setdefault(device.process_index, set()).add(index.indices(rows)[:2])
-    found = build.host_input(config, sharding.processes_of(mesh))
+    found = pretraining.host_input(config, sharding.processes_of(mesh))
     assert found["fed"] and "error" not in found, found
     assert found["count"] == len(held)
     spans = set()
@@ -87,7 +88,7 @@ def test_more_devices_than_rows_are_refused_with_what_to_set(name, shipped):
     devices = devices_of(name)
     count = len(devices)
     mesh = mesh_of(devices, (count, 1, 1))
-    found = build.host_input(configs.load(f"configs/{shipped}.py", []), sharding.processes_of(mesh))
+    found = pretraining.host_input(configs.load(f"configs/{shipped}.py", []), sharding.processes_of(mesh))
     assert not found["fed"] and found["lanes_per_host"] is None
     sentence = (
         rf"config\.\S+( / \S+)?: \d+ rows can't be split over {count} devices .*; make it a multiple of {count}\."
@@ -236,7 +237,7 @@ def test_slices_follow_one_another_along_data(shape):
             assert np.array_equal(mesh.devices, by_host(devices, shape))
         config = configs.load("configs/roberta_base.py", [])
         assert_fed(mesh, config)
-        assert build.host_input(config, sharding.processes_of(mesh))["count"] == 8
+        assert pretraining.host_input(config, sharding.processes_of(mesh))["count"] == 8
 
 
 def test_other_axes_do_not_cross_slices():

@@ -207,7 +207,7 @@ def test_dropout_follows_the_rows_where_hosts_interleave(monkeypatch, change, me
         rows = sharding.logical_rows(run.mesh, 32)
         assert (rows[4] == 16) == processes.any()
         moved = {name: column[rows] for name, column in batch.items()}
-        found.append(run.step_of(1)(run.init(), sharding.put_batch(moved, run.mesh, 32)))
+        found.append(run.step_at(1)(run.init(), sharding.put_batch(moved, run.mesh, 32)))
     (state, metrics), (state2, metrics2) = found
     assert float(metrics["loss"]) == pytest.approx(float(metrics2["loss"]), rel=1e-6)
     assert_close(moments(state), moments(state2), 1e-4, change)

@@ -3,7 +3,9 @@
 import pytest
 
 from mlm.bench import steps
-from mlm.training import build, sharding
+from mlm.data.dataset_info import DatasetInfo
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
 from tests.fixtures import tiny_config
 
 SIZES = (
@@ -25,8 +27,8 @@ SIZES = (
 def test_the_step_stays_cheap_beside_the_stock_one(measure, at_most):
     config = tiny_config(*SIZES)
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
-    facts = build.facts_without_data(config, records=1)
-    run, host = build.build_run(config, facts, mesh), steps.random_rows(config, facts)
+    info = DatasetInfo.synthetic(vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=1)
+    run, host = Pretraining(config, info, mesh=mesh), steps.random_rows(config, info)
     ours, _ = steps.our_step(run, host, mesh)
     stock, _ = steps._stock_step(config, run, host, mesh)
     of = {

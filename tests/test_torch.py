@@ -15,9 +15,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import FlaxRobertaForMaskedLM
 
+from mlm.data.dataset_info import DatasetInfo
 from mlm.model import weights
-from mlm.training import build, sharding
-from mlm.training.step import make_gradient
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
 from tests.fixtures import random_batch, tiny_config, tiny_run
 from tests.torch_environments import run_torch
 
@@ -34,8 +35,8 @@ RECIPE = (
     "log.every=1",
 )
 # The tokenizer's special tokens are at other ids in the second: every position moves with the pad id.
-FACTS = {
-    pad: build.DataFacts(
+INFO = {
+    pad: DatasetInfo(
         vocab_size=500,
         special_ids={"pad": pad, "cls": 0, "sep": 2, "unk": 4, "mask": 5 - pad // 3},
         all_special_ids=(0, 1, 2, 3, 4, 5),
@@ -46,10 +47,10 @@ FACTS = {
 }
 
 
-def draw(run: build.Run, batches: list[dict]) -> dict[str, np.ndarray]:
+def draw(run: Pretraining, batches: list[dict]) -> dict[str, np.ndarray]:
     """Returns what PyTorch reads: masked ids, attention, and labels that are -100 where nothing is predicted."""
     columns = ("input_ids", "attention_mask", "record_id", "epoch")
-    masking = jax.jit(run.model.masking)
+    masking = jax.jit(run.masking)
     masked = [masking(jax.random.key(0), *(batch[column] for column in columns)) for batch in batches]
     labels = []
     for each in masked:
@@ -64,29 +65,28 @@ def draw(run: build.Run, batches: list[dict]) -> dict[str, np.ndarray]:
     }
 
 
-def gradient_of(run: build.Run):
-    """The gradient that the train step takes, made as build_run makes it."""
-    seeds = {"mask_seed": 0, "dropout_seed": 0}
-    return jax.jit(make_gradient(network=run.model.network, masking=run.model.masking, accumulate=1, **seeds))
+def gradient_of(run: Pretraining):
+    """The gradient that the train step takes."""
+    return jax.jit(run.make_gradient(run.info.length))
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["pad 1", "pad 3"])
 def both(request, tmp_path_factory):
     """Runs both; returns (ours, theirs): losses, gradient norms, first gradient, parameters after 20 updates."""
-    facts = FACTS[request.param]
-    run = tiny_run(*RECIPE, facts=facts)
-    batches = [random_batch(16, seed % 4, facts) for seed in range(STEPS)]  # four, again and again: they can be learnt
+    info = INFO[request.param]
+    run = tiny_run(*RECIPE, info=info)
+    batches = [random_batch(16, seed % 4, info) for seed in range(STEPS)]  # four, again and again: they can be learnt
     assert all((batch["attention_mask"] == 0).any() for batch in batches), "no row has padding"
     state = run.init()
     first = jax.device_get(state.params)
 
     folder = tmp_path_factory.mktemp("torch")
-    config = run.model.config.to_dict() | {"vocab_size": facts.vocab_size}
+    config = run.network.config.to_dict() | {"vocab_size": info.vocab_size}
     values = tiny_config(*RECIPE).optimizer
     recipe = {key: values[key] for key in ("learning_rate", "b1", "b2", "eps", "weight_decay", "clip_norm")}
     settings = {"config": config, "recipe": recipe | {"warmup_steps": 5, "steps": STEPS}}
     (folder / "settings.json").write_text(json.dumps(settings))
-    save_file(weights.to_torch(weights.resize_vocabulary(first, facts.vocab_size)), folder / "params.safetensors")
+    save_file(weights.to_torch(weights.resize_vocabulary(first, info.vocab_size)), folder / "params.safetensors")
     save_file(draw(run, batches), folder / "batches.safetensors")
     run_torch(4, "tests/torch_reference.py", folder)
 
@@ -99,8 +99,8 @@ def both(request, tmp_path_factory):
         norms.append(float(metrics["grad_norm"]))
     ours = {"losses": losses, "norms": norms}
     for name, tree in {"gradient": grads, "trained": state.params, "first": first}.items():
-        ours[name] = weights.to_torch(weights.resize_vocabulary(jax.device_get(tree), facts.vocab_size))
-    ours["padding"] = np.asarray(grads["roberta"]["embeddings"]["word_embeddings"]["embedding"])[facts.vocab_size :]
+        ours[name] = weights.to_torch(weights.resize_vocabulary(jax.device_get(tree), info.vocab_size))
+    ours["padding"] = np.asarray(grads["roberta"]["embeddings"]["word_embeddings"]["embedding"])[info.vocab_size :]
     theirs = json.loads((folder / "losses.json").read_text())
     theirs |= {name: load_file(folder / f"{name}.safetensors") for name in ("gradient", "trained")}
     return ours, theirs
@@ -155,12 +155,12 @@ def test_twenty_updates_of_adamw(both):
 
 def test_masked_head_equals_the_stock_head():
     """Loss and every gradient: FlaxRobertaForMaskedLM's own call, and the one-hot loss of run_mlm_flax.py."""
-    facts = dataclasses.replace(FACTS[1], vocab_size=512)  # a multiple of 128: no padding, of which stock knows nothing
-    run = tiny_run("model.layers=2", "model.positions=32", facts=facts)
+    info = dataclasses.replace(INFO[1], vocab_size=512)  # a multiple of 128: no padding, of which stock knows nothing
+    run = tiny_run("model.layers=2", "model.positions=32", info=info)
     params = run.init().params
-    batch = random_batch(16, 0, facts)
+    batch = random_batch(16, 0, info)
     drawn = {name: value[0] for name, value in draw(run, [batch]).items()}
-    stock = FlaxRobertaForMaskedLM(run.model.config, _do_init=False)
+    stock = FlaxRobertaForMaskedLM(run.network.config, _do_init=False)
 
     def loss(params):
         logits = stock(drawn["ids"], drawn["attention"], params=params).logits

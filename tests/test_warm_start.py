@@ -10,11 +10,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mlm.data import tokenizer
+from mlm.data.dataset_info import DatasetInfo
 from mlm.errors import InputError
 from mlm.export import export
 from mlm.pretrained import load, warm_start
-from mlm.tasks import pretraining
-from mlm.training import build, sharding
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config
 from tests.trained_model import LENGTH, facts_of, train_tokenizer
@@ -39,20 +40,20 @@ def fresh(*overrides: str, tok=None, folder: str):
     """Returns (the run of a fresh model, its parameters by name)."""
     tok = tok or tokenizer.load(folder)
     mesh = sharding.make_mesh(data=4, fsdp=2, tensor=1)
-    return build.build_run(tiny_config(*SAME_MODEL, *overrides), facts_of(tok), mesh)
+    return Pretraining(tiny_config(*SAME_MODEL, *overrides), facts_of(tok), mesh=mesh)
 
 
 def started(name: str, folder: str | None, *overrides: str, tok=None):
     """Returns (parameters before, parameters after, the lines), by name, on a mesh that splits them."""
     run = fresh(*overrides, tok=tok, folder=folder)
     source = warm_start.read(name)
-    warm_start.refuse_another_model(source, run.model.config)
+    warm_start.refuse_another_model(source, run.network.config)
     state = run.init()
     before = {name: np.asarray(leaf) for name, leaf in sharding.named_leaves(state.params)}
     taken, lines = warm_start.fit(
         source,
         {name: leaf.shape for name, leaf in before.items()},
-        pad_id=run.model.config.pad_token_id,
+        pad_id=run.network.config.pad_token_id,
         vocab_size=len(tok or tokenizer.load(folder)),
         tokenizer_folder=folder,
     )
@@ -132,8 +133,8 @@ def test_rows_are_matched_by_the_text_of_the_tokens(exported, model, other_token
 def test_without_a_tokenizer_rows_are_matched_by_id(exported, model, tmp_path, size, words):
     for name in ("config.json", "model.safetensors"):
         shutil.copy(exported / name, tmp_path / name)
-    facts = build.DataFacts(size, {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}, (0, 1, 2, 3, 4), LENGTH, 0)
-    run = build.build_run(tiny_config(*SAME_MODEL), facts, sharding.make_mesh(data=8, fsdp=1, tensor=1))
+    info = DatasetInfo(size, {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}, (0, 1, 2, 3, 4), LENGTH, 0)
+    run = Pretraining(tiny_config(*SAME_MODEL), info, mesh=sharding.make_mesh(data=8, fsdp=1, tensor=1))
     state, source = run.init(), warm_start.read(str(tmp_path))
     shapes = {name: leaf.shape for name, leaf in sharding.named_leaves(state.params)}
     taken, lines = warm_start.fit(source, shapes, pad_id=1, vocab_size=size, tokenizer_folder=str(exported))
@@ -215,10 +216,11 @@ def test_another_architecture_is_refused_by_key_and_values(exported, override, t
 
 
 def test_it_is_refused_before_anything_compiles(exported, manifest, tmp_path, monkeypatch):
-    monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("something was to be compiled"))
-    run = build.Run(build.build_model(tiny_config(), facts_of(tokenizer.load(str(exported)))), *[None] * 6)
+    config, info = tiny_config(f"train.init_from={exported}"), facts_of(tokenizer.load(str(exported)))
+    run = Pretraining(config, info, workdir=Workdir(str(tmp_path)), manifest=manifest)
+    monkeypatch.setattr(run, "init", lambda *_: pytest.fail("something was to be compiled"))
     with pytest.raises(InputError, match=r"config\.model\.\w+ = "):
-        pretraining.fresh_state(tiny_config(f"train.init_from={exported}"), manifest, run, Workdir(str(tmp_path)))
+        run.initial_state()
 
 
 @pytest.mark.parametrize(

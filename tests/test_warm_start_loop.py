@@ -5,10 +5,9 @@ import shutil
 import numpy as np
 
 from mlm.pretrained import load
-from mlm.tasks import pretraining
 from mlm.training import sharding
 from mlm.workdir import Workdir
-from tests.fixtures import tiny_config
+from tests.fixtures import pretrain, tiny_config
 from tests.fixtures_data import write_shards
 from tests.test_warm_start import SAME_MODEL, source_leaves
 from tests.trained_model import LENGTH, docstrings
@@ -27,12 +26,12 @@ def test_the_loop_starts_there_once(trained_workdir, model, tmp_path, capfd):
         "optimizer.ema_decay=0.5",
     )
     config = tiny_config(*settings, f"train.init_from={trained_workdir.root}")
-    scores = pretraining.train(config, workdir, shards)
+    scores = pretrain(config, workdir, shards)
     assert "start from" in capfd.readouterr().err
     same = load.from_checkpoint(workdir)
     for name, value in source_leaves(model).items():
         np.testing.assert_allclose(dict(sharding.named_leaves(same.params))[name], value, atol=1e-8, err_msg=name)
-    without = pretraining.train(tiny_config(*settings), Workdir(str(tmp_path / "other")), shards)
+    without = pretrain(tiny_config(*settings), Workdir(str(tmp_path / "other")), shards)
     assert scores["loss"] < without["loss"] - 0.1 or scores["loss"] > without["loss"] + 0.1
-    pretraining.train(config, workdir, shards)
+    pretrain(config, workdir, shards)
     assert "start from" not in capfd.readouterr().err

@@ -31,6 +31,6 @@ def test_logits_are_those_of_pytorch(written, kind, trained_workdir):
     run = fresh(folder=str(trained_workdir.tokenizer))
     params = unflatten_dict({tuple(name.split("/")): value for name, value in after.items()})
     positions = np.broadcast_to(np.arange(2, 34), ids.shape)
-    module = baseline.make_module(run.model.config, "float32")
+    module = baseline.make_module(run.network.config, "float32")
     logits = module.apply({"params": params}, ids, np.ones_like(ids), np.zeros_like(ids), positions, None).logits
     np.testing.assert_allclose(logits[..., :1000], wanted, atol=2e-5)

@@ -17,8 +17,10 @@ from jax.sharding import AxisType
 
 from mlm import config as configs
 from mlm.data import tokenizer
+from mlm.data.dataset_info import DatasetInfo
 from mlm.pretrained import load
-from mlm.training import build, checkpoint, sharding
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import checkpoint, sharding
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config
 
@@ -41,13 +43,18 @@ def train_tokenizer(folder: pathlib.Path, kind: str = "unigram", vocab_size: int
     return str(folder)
 
 
-def facts_of(tok, records: int = 0) -> build.DataFacts:
+def facts_of(tok, records: int = 0) -> DatasetInfo:
     special = {role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")}
-    return build.DataFacts(len(tok), special, tuple(tok.all_special_ids), LENGTH, records)
+    return DatasetInfo(len(tok), special, tuple(tok.all_special_ids), LENGTH, records)
 
 
-def save_checkpoint(workdir: Workdir, config, facts: build.DataFacts, state, step: int) -> None:
-    meta = {"format": 1, "config": configs.flatten(config), "facts": dataclasses.asdict(facts), "step": step}
+def save_checkpoint(workdir: Workdir, config, info: DatasetInfo, state, step: int) -> None:
+    meta = {
+        "format": checkpoint.FORMAT,
+        "config": configs.flatten(config),
+        "dataset": dataclasses.asdict(info),
+        "step": step,
+    }
     with checkpoint.Checkpoints(workdir.checkpoints, keep=1) as checkpoints:
         checkpoints.save(step, state, meta, None)
 
@@ -58,7 +65,7 @@ def trained_workdir(tmp_path_factory: pytest.TempPathFactory) -> Workdir:
     tok = tokenizer.load(train_tokenizer(pathlib.Path(str(workdir.tokenizer))))
     ids = np.concatenate(tok(docstrings())["input_ids"])
     rows = ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH).astype(np.int32)
-    facts = facts_of(tok, len(rows))
+    info = facts_of(tok, len(rows))
     config = tiny_config(
         "model.positions=32",
         "model.layers=2",
@@ -68,7 +75,7 @@ def trained_workdir(tmp_path_factory: pytest.TempPathFactory) -> Workdir:
         f"train.steps={STEPS}",
     )
     mesh = jax.make_mesh((1, 1, 1), sharding.AXES, devices=jax.devices()[:1], axis_types=(AxisType.Auto,) * 3)
-    run = build.build_run(config, facts, mesh)
+    run = Pretraining(config, info, mesh=mesh)
     state, order = run.init(), np.random.default_rng(0).permutation(len(rows))
     for step in range(STEPS):
         chosen = np.take(order, range(step * 32, step * 32 + 32), mode="wrap")
@@ -79,7 +86,7 @@ def trained_workdir(tmp_path_factory: pytest.TempPathFactory) -> Workdir:
             "epoch": np.zeros(32, np.uint32),
         }
         state, _ = run.train_step(state, sharding.put_batch(batch, run.mesh, 32))
-    save_checkpoint(workdir, config, facts, jax.block_until_ready(state), STEPS)
+    save_checkpoint(workdir, config, info, jax.block_until_ready(state), STEPS)
     return workdir
 
 

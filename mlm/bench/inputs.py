@@ -17,9 +17,10 @@ from mlm.bench.steps import waited
 from mlm.commands import stages
 from mlm.data import shards
 from mlm.data.corpus import Document
+from mlm.data.dataset_info import DatasetInfo
 from mlm.data.manifest import Manifest
-from mlm.tasks import pretraining
-from mlm.training import build, sharding
+from mlm.tasks.pretraining import Pretraining, train_batches
+from mlm.training import sharding
 
 BATCH_TURN = 3.0  # of turns of batches: so long that what was prefetched before them hardly counts
 VALIDATION = 50  # one document in so many, of those that shards are written of
@@ -98,7 +99,7 @@ def compare_batches(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.M
     rows = config.data.global_batch
     files = [f"{manifest.folder}/{shard.file}" for shard in manifest.splits["train"].shards]
     streams = {
-        "mlm": pretraining.train_batches(config, manifest, mesh, 0),
+        "mlm": train_batches(config, manifest, mesh, 0),
         "tf_tpu_example": tf_tpu_example.batches(files, length=manifest.length, rows=rows),
     }
 
@@ -122,16 +123,15 @@ def compare_loop(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.Mesh
       As `turns.summary` of "real_batches" and "one_batch".
     """
     interleaved.say("loop: compiling")
-    facts = pretraining.facts_of(manifest)
-    step = build.build_run(config, facts, mesh, starts_V=build.made_up_words(facts))
+    task = Pretraining.without_data(config, mesh, DatasetInfo.from_manifest(manifest))
     rows = config.data.global_batch
-    stream = pretraining.train_batches(config, manifest, mesh, 0)
+    stream = train_batches(config, manifest, mesh, 0)
     same = sharding.put_batch(next(stream), mesh, rows)
-    state = step.init()
+    state = task.init()
 
     def update(batch: dict[str, jax.Array]) -> jax.Array:
         nonlocal state
-        state, metrics = step.train_step(state, batch)
+        state, metrics = task.train_step(state, batch)
         return metrics["loss"]
 
     columns = {

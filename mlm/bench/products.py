@@ -21,7 +21,8 @@ from ml_collections import ConfigDict
 
 from mlm.bench import interleaved, steps
 from mlm.errors import InputError
-from mlm.training import build, sharding
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
 
 SHOWN = 12  # lines of the table, at most
 TURN = 0.2  # of a product, in turns.TURNs: there are many
@@ -77,12 +78,11 @@ def compare_products(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float
     """
     if mesh.size > mesh.shape["data"]:
         raise InputError("--parts products: config.mesh.fsdp and config.mesh.tensor must be 1 for it.")
-    facts = build.facts_without_data(config, records=config.data.global_batch)
-    run = build.build_run(config, facts, mesh, starts_V=build.made_up_words(facts))
-    host = steps.random_rows(config, facts)
+    task = Pretraining.without_data(config, mesh)
+    host = steps.random_rows(config, task.info)
     interleaved.say("products: compiling ours")
-    _, step = steps.our_step(run, host, mesh)
-    program = run.train_step.trace(run.shapes, sharding.put_batch(host, mesh, len(host["record_id"]))).jaxpr.jaxpr
+    _, step = steps.our_step(task, host, mesh)
+    program = task.train_step.trace(task.shapes, sharding.put_batch(host, mesh, len(host["record_id"]))).jaxpr.jaxpr
     counts = collections.Counter(find(program, mesh.devices.flat[0].platform))
     columns = {"mlm": steps.waited(step)} | {product: steps.waited(_alone(product)) for product in counts}
     rates = interleaved.measure("products", columns, seconds, length=TURN)

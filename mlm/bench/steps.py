@@ -11,8 +11,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlm.bench import baseline, interleaved, torch_step
+from mlm.data.dataset_info import DatasetInfo
 from mlm.model import flops
-from mlm.training import build, sharding
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
 
 Step = Callable[[], jax.Array]  # starts an update; the array is there when it is done
 
@@ -37,9 +39,8 @@ def compare_steps(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float, t
     Raises:
       InputError: `torch_python` can't be run, lacks a package, or fails.
     """
-    facts = build.facts_without_data(config, records=config.data.global_batch)
-    ours = build.build_run(config, facts, mesh, starts_V=build.made_up_words(facts))
-    rows, host = config.data.global_batch, random_rows(config, facts)
+    ours = Pretraining.without_data(config, mesh)
+    host = random_rows(config, ours.info)
     with contextlib.ExitStack() as stack:
         partner = None
         if torch_python:
@@ -53,24 +54,25 @@ def compare_steps(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float, t
         if partner:
             columns["torch"] = partner.turn
         rates = interleaved.measure("step", columns, seconds)
-        found = interleaved.summary(rates, rows * facts.length)
+        found = interleaved.summary(rates, ours.tokens_per_step)
         for name, compiled in (("mlm", program), ("stock", stock_program)):
             found[name] |= _memory(compiled)
         if partner:
             found["torch"] |= {key: partner.ready[key] for key in ("device", "dtype", "torch", "transformers")}
             found["torch"]["memory_bytes"] = partner.answer["peak_bytes"]
+    useful = ours.flops_per_token(ours.steps)
     peak = flops.peak_flops(jax.devices()[0].device_kind)
     for name in rates:
-        useful = found[name]["tokens_per_second"] * build.flops_per_token(config, facts)
+        rate = found[name]["tokens_per_second"] * useful
         here = found[name].get("device") != "cpu"  # where PyTorch runs on the CPU, the peak is not of its device
-        found[name]["mfu"] = useful / (peak * jax.device_count()) if peak and here else None
+        found[name]["mfu"] = rate / (peak * jax.device_count()) if peak and here else None
     return found
 
 
-def random_rows(config: ConfigDict, facts: build.DataFacts) -> dict[str, np.ndarray]:
+def random_rows(config: ConfigDict, info: DatasetInfo) -> dict[str, np.ndarray]:
     """Returns a global batch of ordinary tokens, as `train_batches` yields them."""
-    shape = (config.data.global_batch, facts.length)
-    ids = np.random.default_rng(0).integers(len(facts.all_special_ids), facts.vocab_size, shape)
+    shape = (config.data.global_batch, info.length)
+    ids = np.random.default_rng(0).integers(len(info.all_special_ids), info.vocab_size, shape)
     return {
         "input_ids": ids.astype(np.int32),
         "attention_mask": np.ones(shape, np.int32),
@@ -79,10 +81,12 @@ def random_rows(config: ConfigDict, facts: build.DataFacts) -> dict[str, np.ndar
     }
 
 
-def our_step(run: build.Run, host: dict[str, np.ndarray], mesh: jax.sharding.Mesh) -> tuple[jax.stages.Compiled, Step]:
+def our_step(
+    task: Pretraining, host: dict[str, np.ndarray], mesh: jax.sharding.Mesh
+) -> tuple[jax.stages.Compiled, Step]:
     """Returns (the compiled program, an update that starts from the batch `host`)."""
-    state, rows = run.init(), len(host["record_id"])
-    compiled = run.train_step.lower(state, sharding.put_batch(host, mesh, rows)).compile()
+    state, rows = task.init(), len(host["record_id"])
+    compiled = task.train_step.lower(state, sharding.put_batch(host, mesh, rows)).compile()
 
     def update() -> jax.Array:
         nonlocal state
@@ -93,19 +97,19 @@ def our_step(run: build.Run, host: dict[str, np.ndarray], mesh: jax.sharding.Mes
 
 
 def _stock_step(
-    config: ConfigDict, run: build.Run, host: dict[str, np.ndarray], mesh: jax.sharding.Mesh
+    config: ConfigDict, task: Pretraining, host: dict[str, np.ndarray], mesh: jax.sharding.Mesh
 ) -> tuple[jax.stages.Compiled, Step]:
     """As `our_step`, with the masks drawn on the host."""
     start, step = baseline.make_step(
-        module=baseline.make_module(run.model.config, config.model.dtype),
-        schedule=build.build_schedule(config, run.steps),
+        module=baseline.make_module(task.network.config, config.model.dtype),
+        schedule=task.schedule,
         weight_decay=config.optimizer.weight_decay,
         mesh=mesh,
     )
-    state, key, random = start(run.init().params), jax.random.key(0), np.random.default_rng(0)
+    state, key, random = start(task.init().params), jax.random.key(0), np.random.default_rng(0)
 
     def batch() -> tuple[jax.Array, ...]:
-        read, labels = baseline.mask_on_host(run.model.masking, host["input_ids"], host["attention_mask"], random)
+        read, labels = baseline.mask_on_host(task.masking, host["input_ids"], host["attention_mask"], random)
         arrays = {"ids": read, "attention": host["attention_mask"], "labels": labels}
         return tuple(sharding.put_batch(arrays, mesh, len(read)).values())
 
@@ -119,15 +123,15 @@ def _stock_step(
     return compiled, update
 
 
-def start_torch(python: str, config: ConfigDict, run: build.Run) -> interleaved.Partner:
+def start_torch(python: str, config: ConfigDict, task: Pretraining) -> interleaved.Partner:
     """Starts mlm/bench/torch_step.py on the same model and rows of the same size.
 
     Raises:
       InputError: the interpreter can't be run, lacks a package, or fails.
     """
     settings = {
-        "model": run.model.config.to_dict(),
-        "special_ids": build.facts_without_data(config, records=1).special_ids,
+        "model": task.network.config.to_dict(),
+        "special_ids": task.info.special_ids,
         "rows": config.data.global_batch,
         "length": config.shards.length,
         "masking_rate": config.masking.rate,

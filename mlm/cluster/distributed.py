@@ -77,11 +77,6 @@ def _start_devices() -> None:
         notice.cancel()
 
 
-def is_first() -> bool:
-    """Returns whether this process is the one that writes what is written once."""
-    return jax.process_index() == 0
-
-
 def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array]) -> None:
     """Compiles a jitted `(tree, batch) -> ...` for the shapes of a batch everywhere before any process runs it.
 

@@ -71,11 +71,6 @@ class Watch:
         """Which process of the run this is."""
         return self.cluster.process_id
 
-    @property
-    def processes(self) -> int:
-        """How many the run has."""
-        return self.cluster.processes
-
     def join(self, cluster: Cluster, workdir: str, pod: ConfigDict) -> None:
         """Takes the place in the run that was found, and starts to connect to the other processes.
 
@@ -287,9 +282,19 @@ def begin(name: str) -> Watch:
     return current
 
 
-def at(phase: str, step: int | None = None) -> None:
+def progress(phase: str, step: int | None = None) -> None:
     """Notes where this process is; see `Watch.at`."""
     current.at(phase, step)
+
+
+def is_primary() -> bool:
+    """Returns whether this is the process that writes what is written once."""
+    return current.process == 0
+
+
+def barrier(name: str) -> None:
+    """Waits until every process has come here; see `Watch.wait_for_all`."""
+    current.wait_for_all(name)
 
 
 def beats(items: Iterable[Item]) -> Iterator[Item]:

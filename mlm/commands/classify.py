@@ -12,8 +12,8 @@ import jax
 from ml_collections import ConfigDict
 from transformers import RobertaConfig
 
+from mlm import cluster
 from mlm import config as configs
-from mlm.cluster import distributed, watch
 from mlm.commands import stages
 from mlm.data import examples as data
 from mlm.data import tokenizer
@@ -21,7 +21,7 @@ from mlm.data.examples import SPLITS, Examples
 from mlm.data.hosts import Hosts
 from mlm.errors import InputError
 from mlm.export import export_classifier
-from mlm.model import classifier, roberta
+from mlm.model import classifier, factory
 from mlm.model.roberta import Params
 from mlm.paths import write_text
 from mlm.pretrained import classifiers, warm_start
@@ -69,16 +69,16 @@ def run(config: ConfigDict, workdir: Workdir, examples: Examples) -> None:
     if jax.config.jax_compilation_cache_dir is None:  # JAX_COMPILATION_CACHE_DIR goes before
         jax.config.update("jax_compilation_cache_dir", str(workdir.root / "xla_cache"))
     config, body, start = _model(config, workdir, examples)
-    task = classification.build_task(config, examples, body, start)
-    if distributed.is_first():
+    task = classification.Classification(config, examples, body, start)
+    if cluster.is_primary():
         _describe(config, examples, body)
     loop.run_task(config, workdir, task)
     best = export(workdir, torch_python="")
     scores = score(config, workdir, examples, best, "test" if "test" in examples.splits else "validation")
-    if distributed.is_first():
+    if cluster.is_primary():
         report.write(workdir)
         _summarize(workdir, best, scores)
-    watch.current.wait_for_all("finished")
+    cluster.barrier("finished")
 
 
 def _model(
@@ -94,18 +94,15 @@ def _model(
     source = functools.cache(lambda: classifiers.start(init_from, multiple=multiple))  # (config, parameters)
     begun = checkpoint.complete_steps(workdir.checkpoints)
     if begun:
-        facts = checkpoint.read_meta(workdir.checkpoints, begun[-1])["facts"]
+        facts = checkpoint.read_meta(workdir.checkpoints, begun[-1])["dataset"]
         if "model" not in facts:
             raise InputError(f"{workdir.checkpoints}: is of a masked language model; classify in another --workdir.")
         body = RobertaConfig.from_dict(facts["model"])
     elif init_from:
         body = source()[0]
     else:
-        sizes = config.model.to_dict()
-        for key in ("init", "dtype", "attention", "remat", "remat_feed_forward"):
-            del sizes[key]
         special_ids, _ = tokenizer.special_ids(str(workdir.tokenizer))
-        body = roberta.make_config(vocab_size=examples.vocab_size, special_ids=special_ids, **sizes)
+        body = factory.roberta_config(config.model.to_dict(), examples.vocab_size, special_ids)
     body.hidden_dropout_prob = config.model.hidden_dropout
     body.attention_probs_dropout_prob = config.model.attention_dropout
     body.initializer_range = config.model.init_stddev
@@ -140,7 +137,7 @@ def score(config: ConfigDict, workdir: Workdir, examples: Examples, found: Train
     places = jax.tree.map(lambda value: value.sharding, params)
     eval_step = classification.make_eval_step(network, mesh, places)
     scores, predicted_N = classification.evaluate(config, examples, mesh, eval_step, params, split)
-    if found.step is not None and distributed.is_first():
+    if found.step is not None and cluster.is_primary():
         content = {"split": split, "step": found.step, "scores": scores}
         if examples.labels:
             table = class_scores.confusion(examples.splits[split].labels_N, predicted_N, len(examples.labels))
@@ -172,7 +169,7 @@ def evaluate(config: ConfigDict, workdir: Workdir, *, model: str, split: str) ->
     sizes = {"length": own.length, "multiple": own.multiple}
     examples = data.tokenize(tables, names, tokenizer_folder=found.tokenizer, **sizes)
     scores = score(config, workdir, examples, found, split)
-    if distributed.is_first():
+    if cluster.is_primary():
         print(json.dumps({"split": split, "model": found.source, **scores}))
     return scores
 
@@ -183,9 +180,9 @@ def export(workdir: Workdir, *, torch_python: str) -> Trained:
     Every process reads the checkpoint, the first one writes, and the others wait for what comes of it.
     """
     found = classifiers.from_checkpoint(workdir)
-    if distributed.is_first():
+    if cluster.is_primary():
         export_classifier.export(found, workdir, name=workdir.root.name, torch_python=torch_python)
-    watch.current.wait_for_all("exported")
+    cluster.barrier("exported")
     return found
 
 

@@ -13,6 +13,7 @@ import time
 
 from ml_collections import ConfigDict
 
+from mlm import cluster
 from mlm import config as configs
 from mlm.cluster import detect, watch
 from mlm.errors import InputError, StopError
@@ -63,10 +64,10 @@ def run(args: argparse.Namespace, overrides: list[str]) -> None:
     begin = time.monotonic()
     with _locked(workdir):
         hosts = stages.Hosts(args.processes, args.process_id)
-        watch.at(watch.UNTIMED)
+        cluster.progress(watch.UNTIMED)
         stages.make_tokenizer(config, workdir, hosts)
         stages.make_shards(config, workdir, hosts)
-        watch.current.wait_for_all("data")
+        cluster.barrier("data")
         manifest = stages.open_data(config, workdir)
         from mlm.cluster import distributed
         from mlm.commands import run
@@ -93,7 +94,7 @@ def shards(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.commands import stages
 
     hosts = stages.Hosts(args.processes, args.process_id)
-    watch.at(watch.UNTIMED)
+    cluster.progress(watch.UNTIMED)
     with workdir.locked(part=str(args.process_id) if args.processes > 1 else ""):
         stages.make_tokenizer(config, workdir, hosts)
         stages.make_shards(config, workdir, hosts)
@@ -117,7 +118,7 @@ def train(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = _open(args, overrides)
     from mlm.commands import stages
 
-    watch.at(watch.UNTIMED)
+    cluster.progress(watch.UNTIMED)
     manifest = stages.open_data(config, workdir)  # faults of the data are told before jax is imported
     from mlm.cluster import distributed
     from mlm.commands import run

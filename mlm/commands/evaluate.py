@@ -13,21 +13,21 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from mlm import cluster, logs
 from mlm import config as configs
-from mlm import logs
-from mlm.cluster import distributed
 from mlm.data import batches, tokenizer
+from mlm.data.dataset_info import DatasetInfo
 from mlm.data.manifest import Manifest
 from mlm.errors import DamageError, InputError
 from mlm.inference import pseudo_perplexity
 from mlm.inference.fill_mask import longest_row
-from mlm.model import weights
+from mlm.model import factory, weights
 from mlm.model.masking import TokenMasking
 from mlm.model.roberta import Network
 from mlm.paths import UPath, is_remote, write_text
 from mlm.pretrained import load
 from mlm.tasks import pretraining
-from mlm.training import build, sharding, step
+from mlm.training import sharding, step
 from mlm.workdir import Workdir
 
 
@@ -93,7 +93,7 @@ def run(
         values = _pseudo_scores(config, manifest, mesh, scored, split, pseudo)
         entries[f"{split}, pseudo-perplexity of {values['pseudo_rows']} rows, {which}"] = values
         result |= values
-    if distributed.is_first():
+    if cluster.is_primary():
         print(json.dumps(result))
         print(table(result), file=sys.stderr)
         entries = {key: {"model": found.source, **values} for key, values in entries.items()}
@@ -171,20 +171,19 @@ def _place(
     kinds: Sequence[str],
 ) -> Scored:
     """Returns the model with the vocabulary padded as in training, on the devices."""
-    facts = pretraining.facts_of(manifest)
-    maskings = [(kind, _masking(config, workdir, facts, kind)) for kind in dict.fromkeys(kinds)]
-    objective = build.build_model(config, facts)
-    padded = objective.config.vocab_size
-    found.config.vocab_size = padded
+    info = DatasetInfo.from_manifest(manifest)
+    maskings = [(kind, _masking(config, workdir, info, kind)) for kind in dict.fromkeys(kinds)]
+    own = factory.make_network(config.model.to_dict(), info, isolated=config.data.isolate_documents)
+    padded = found.config.vocab_size = own.config.vocab_size
     params = weights.resize_vocabulary(found.params, padded)
     shardings = sharding.tree_shardings(params, mesh, params)
-    network = dataclasses.replace(objective.network, config=found.config)
+    network = dataclasses.replace(own, config=found.config)
     return Scored(network, jax.device_put(params, shardings), shardings, maskings)
 
 
-def _masking(config: ConfigDict, workdir: Workdir, facts: build.DataFacts, kind: str) -> TokenMasking:
+def _masking(config: ConfigDict, workdir: Workdir, info: DatasetInfo, kind: str) -> TokenMasking:
     config = configs.changed(config, [f"masking.kind={kind}", "masking.end_rate=0"])
-    return build.build_masking(config, facts, pretraining.word_starts(config, workdir))
+    return factory.make_masking(config.masking.to_dict(), info, pretraining.word_starts(config, workdir))
 
 
 def _masked_scores(
@@ -197,7 +196,7 @@ def _masked_scores(
         mesh=mesh,
         param_shardings=scored.shardings,
     )
-    return pretraining.evaluate_split(config, manifest, mesh, eval_step, scored.params, split)
+    return pretraining.score_split(config, manifest, mesh, eval_step, scored.params, split)
 
 
 def _pseudo_scores(

@@ -7,8 +7,7 @@ import re
 import jax
 from ml_collections import ConfigDict
 
-from mlm import logs
-from mlm.cluster import distributed, watch
+from mlm import cluster, logs
 from mlm.data import batches, tokenizer
 from mlm.data.manifest import Manifest
 from mlm.export import card_history
@@ -16,7 +15,8 @@ from mlm.export import export as exports
 from mlm.inference import fill_mask
 from mlm.pretrained import load
 from mlm.report import report
-from mlm.tasks import pretraining
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import loop
 from mlm.workdir import Workdir
 
 SENTENCES = 5  # shown with their fillings at the end of a run
@@ -26,16 +26,16 @@ def train(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> None:
     """Trains on the shards of `manifest`, with compiled programs kept in the workdir."""
     if jax.config.jax_compilation_cache_dir is None:  # JAX_COMPILATION_CACHE_DIR goes before
         jax.config.update("jax_compilation_cache_dir", str(workdir.root / "xla_cache"))
-    pretraining.train(config, workdir, manifest)
+    loop.run_task(config, workdir, Pretraining.open(config, workdir, manifest))
 
 
 def finish(workdir: Workdir, manifest: Manifest) -> None:
     """Writes the report and the export of a trained workdir, and says what came out: the first process for all."""
     model = export(workdir, torch_python="")
-    if distributed.is_first():
+    if cluster.is_primary():
         report.write(workdir)
         summarize(workdir, manifest, model)
-    watch.current.wait_for_all("finished")
+    cluster.barrier("finished")
 
 
 def export(workdir: Workdir, *, torch_python: str) -> load.Trained:
@@ -44,7 +44,7 @@ def export(workdir: Workdir, *, torch_python: str) -> load.Trained:
     Every process reads the checkpoint, the first one writes, and the others wait for what comes of it.
     """
     model = load.from_checkpoint(workdir)
-    if distributed.is_first():
+    if cluster.is_primary():
         scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == model.step]
         exports.export(
             model,
@@ -54,7 +54,7 @@ def export(workdir: Workdir, *, torch_python: str) -> load.Trained:
             torch_python=torch_python,
             history=card_history.gather(workdir, model),
         )
-    watch.current.wait_for_all("exported")
+    cluster.barrier("exported")
     return model
 
 

@@ -120,14 +120,14 @@ def vocabulary(case: Case) -> list[Finding]:
 def mesh(case: Case) -> list[Finding]:
     """The batches can be split over the devices, and every host reads whole lanes, or an even share of one."""
     from mlm.plan import tables
-    from mlm.training import build
+    from mlm.tasks import pretraining
 
     where, name = case.topology or "--hosts, --devices", "mesh"
     try:
         (data, fsdp, tensor), processes_SxT = _devices(case)
     except InputError as error:
         return [Finding("wrong", name, str(error), where, "as it says")]
-    found = build.host_input(case.config, processes_SxT)
+    found = pretraining.host_input(case.config, processes_SxT)
     if not found["fed"]:
         return [Finding("wrong", name, found["error"], f"{found['count']} hosts", "as it says")]
     rows = case.config.data.global_batch // case.config.train.accumulate // len(processes_SxT)

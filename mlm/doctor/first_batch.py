@@ -33,8 +33,8 @@ def look(
     import jax
 
     from mlm.data import batches
-    from mlm.tasks import pretraining
-    from mlm.training import build
+    from mlm.data.dataset_info import DatasetInfo
+    from mlm.model import factory
 
     rows = config.data.global_batch
     before = skip_batches.segments(skip_batches.parse(config.data.skip_batches), 0)[0][0]
@@ -44,7 +44,7 @@ def look(
     starts_V = None
     if config.masking.kind != "token":
         starts_V = tokenizer.word_starts(folder or "the workdir", key=f"config.masking.kind = {config.masking.kind}")
-    masking = build.build_model(config, pretraining.facts_of(manifest), starts_V=starts_V).masking
+    masking = factory.make_masking(config.masking.to_dict(), DatasetInfo.from_manifest(manifest), starts_V)
     columns = (batch[key] for key in ("input_ids", "attention_mask", "record_id", "epoch"))
     masked = jax.device_get(jax.jit(masking)(jax.random.key(config.masking.seed), *columns))
     kinds_BxL = kinds_of(batch["input_ids"], masked, manifest.special_ids["mask"])

@@ -14,12 +14,11 @@ import transformers
 
 from mlm import logs
 from mlm.data.manifest import Manifest, read_manifest
-from mlm.model import flops
 from mlm.paths import UPath
 from mlm.pretrained.load import Trained
 from mlm.report import goodput, plots
 from mlm.text import markdown
-from mlm.training import checkpoint
+from mlm.training import checkpoint, recipe
 from mlm.workdir import Workdir
 
 CURVE = "loss.png"
@@ -43,6 +42,7 @@ class History:
       found: the starts of the run.
       manifest: of the shards; None where they are gone.
       data_fingerprint: of the shards that it was trained on.
+      records: rows of their training split.
     """
 
     train: list[dict[str, Any]]
@@ -50,6 +50,7 @@ class History:
     found: list[goodput.Session]
     manifest: Manifest | None
     data_fingerprint: str
+    records: int
 
 
 def gather(workdir: Workdir, trained: Trained) -> History:
@@ -64,7 +65,7 @@ def gather(workdir: Workdir, trained: Trained) -> History:
     meta = checkpoint.read_meta(workdir.checkpoints, trained.step)
     found = goodput.sessions(logs.read(workdir.timing))
     manifest = read_manifest(str(shards))
-    return History(train, evals, found, manifest, meta.get("data_fingerprint", ""))
+    return History(train, evals, found, manifest, meta.get("data_fingerprint", ""), meta["dataset"].get("records", 0))
 
 
 def draw(history: History, folder: Path) -> bool:
@@ -99,22 +100,15 @@ def compute(trained: Trained, history: History) -> Iterator[str]:
     spans = [(s.lines[0], s.lines[-1]["time"] - s.lines[0]["time"]) for s in history.found]
     kinds = dict.fromkeys(f"{start.get('devices', '?')} x {start.get('device', 'unknown')}" for start, _ in spans)
     hours = sum(start.get("devices", 1) * seconds for start, seconds in spans) / 3600
-    tokens = trained.step * run["data.global_batch"] * run["shards.length"]
-    useful = tokens * flops.train_flops_per_token(
-        hidden=run["model.hidden_size"],
-        layers=run["model.layers"],
-        intermediate=run["model.intermediate_size"],
-        length=run["shards.length"],
-        vocab_size=trained.config.vocab_size,
-        predicted_share=run["masking.rate"],
-    )
+    steps = recipe.total_steps(run, history.records)
+    useful = recipe.useful_flops(run, trained.config.vocab_size, step=trained.step, steps=steps)
     lines = [line for session in history.found for line in session.lines if line["kind"] == "train"]
     rows = [
         ("devices", ", then ".join(kinds)),
         ("hours from the first start to the last line of the log", use.total / 3600),
         ("device-hours, stops left out", hours),
         ("share of the time in steps that were kept", f"{use.goodput:.1%}"),
-        ("tokens read", tokens),
+        ("tokens read", trained.step * recipe.tokens_per_step(run)),
         ("useful FLOPs", f"{useful:.3g}"),
     ]
     if lines:

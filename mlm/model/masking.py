@@ -22,6 +22,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 
 class Masked(NamedTuple):
@@ -31,6 +32,15 @@ class Masked(NamedTuple):
     positions_BxK: jax.Array  # int32: where it predicts, distinct within a row
     labels_BxK: jax.Array  # int32: the original tokens there
     weights_BxK: jax.Array  # float32: 1 for a prediction, 0 for an empty slot
+
+
+def rate_schedule(rate: float, end_rate: float, steps: int) -> optax.Schedule | None:
+    """Returns the masking rate of each of `steps` steps, linear; None where it is always the same.
+
+    A rate that falls (Ankner et al., 2024, Dynamic Masking Rate Schedules) or stays high (Wettig et al., 2023, Should
+    You Mask 15%) has been found better than a constant 0.15.
+    """
+    return optax.linear_schedule(rate, end_rate, max(steps - 1, 1)) if end_rate else None
 
 
 @dataclasses.dataclass(frozen=True)

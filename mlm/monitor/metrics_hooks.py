@@ -12,13 +12,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlm import logs
-from mlm.cluster import distributed
+from mlm import cluster, logs
+from mlm import config as configs
 from mlm.data import skip_batches
 from mlm.data.manifest import Manifest
 from mlm.data.order import batch_rows
 from mlm.monitor.adviser import Adviser, Facts
 from mlm.monitor.loss_spikes import Detector, Spike
+from mlm.training import recipe
 from mlm.training.metrics import Log
 from mlm.workdir import Workdir
 
@@ -33,7 +34,7 @@ def attach(log: Log, config: ConfigDict, workdir: Workdir, manifest: Manifest, s
       config, workdir, manifest: of the run.
       steps: updates in all.
     """
-    if distributed.is_first():
+    if cluster.is_primary():
         listener = Listener(log, config, workdir, manifest, steps)
         for line in logs.read(workdir.metrics):
             listener.write(line["kind"], line["step"], line)
@@ -45,7 +46,7 @@ class Listener:
 
     def __init__(self, log: Log, config: ConfigDict, workdir: Workdir, manifest: Manifest, steps: int):
         """Opens the two files, and reads what was said in earlier lives of the run."""
-        split, schedule = manifest.splits[SPLIT], config.schedule
+        split = manifest.splits[SPLIT]
         self._log, self._ranges = log, skip_batches.parse(config.data.skip_batches)
         self._order = {
             "seed": config.data.seed,
@@ -55,7 +56,7 @@ class Listener:
         }
         facts = Facts(
             steps=steps,
-            warmup=schedule.warmup_steps or round(schedule.warmup_fraction * steps),
+            warmup=recipe.warmup_steps(configs.flatten(config), steps),
             global_batch=config.data.global_batch,
             unigram_entropy=split.unigram_entropy,
             mask_share=config.masking.mask_share,

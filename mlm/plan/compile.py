@@ -21,9 +21,11 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from mlm.bench import baseline
+from mlm.data.dataset_info import DatasetInfo
 from mlm.errors import InputError
 from mlm.plan.topology import Topology
-from mlm.training import build, sharding
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
 
 PATIENCE = 15.0  # seconds between two lines of progress; on a terminal one line counts them
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -58,12 +60,12 @@ def make_mesh(config: ConfigDict, topology: Topology) -> Mesh:
     return sharding.make_mesh(**config.mesh.to_dict(), devices=topology.devices)
 
 
-def compile_step(config: ConfigDict, facts: build.DataFacts, topology: Topology, *, kind: str = "mlm") -> Program:
+def compile_step(config: ConfigDict, info: DatasetInfo, topology: Topology, *, kind: str = "mlm") -> Program:
     """Compiles one training step for a topology, and says on stderr how long it has taken.
 
     Args:
       config: of the run, its mesh over the topology's devices.
-      facts: of its data.
+      info: of its data.
       topology: no device of it need be there.
       kind: "mlm"; "short", that of the first updates where they read rows of data.short_length; or "stock", which
         copies the parameters to every device and does not accumulate.
@@ -73,18 +75,18 @@ def compile_step(config: ConfigDict, facts: build.DataFacts, topology: Topology,
         for which a core is too small.
     """
     mesh = make_mesh(config, topology)
-    run = build.build_run(config, facts, mesh, starts_V=build.made_up_words(facts))
+    task = Pretraining.without_data(config, mesh, info)
     rows = config.data.global_batch // (mesh.shape["data"] * mesh.shape["fsdp"])
-    state = state_bytes(run)
+    state = state_bytes(task)
     if kind != "stock" and state > topology.capacity:  # nothing to compile
         return Program("", state, 0, 0, state, False, 0.0)
     words = f"{kind} step, {config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
     with _telling(f"compiling the {words}, for {topology.name}") as elapsed, no_cache():
         try:
             if kind == "stock":
-                lowered = _lower_stock(config, run, mesh, facts)
+                lowered = _lower_stock(config, task, mesh, info)
             else:
-                lowered = _lower(config, run.short_step if kind == "short" else run.train_step, run, mesh, facts)
+                lowered = _lower(config, task.short_step if kind == "short" else task.train_step, task, mesh, info)
             compiled, text = _compile(lowered, topology)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -136,37 +138,37 @@ def refuse_kernel(message: str, kind: str) -> None:
     )
 
 
-def state_bytes(run: build.Run) -> int:
+def state_bytes(task: Pretraining) -> int:
     """Returns the bytes that the training state takes on a device."""
-    leaves = jax.tree.leaves(run.shapes)
+    leaves = jax.tree.leaves(task.shapes)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _lower(
-    config: ConfigDict, step: jax.stages.Wrapped, run: build.Run, mesh: Mesh, facts: build.DataFacts
+    config: ConfigDict, step: jax.stages.Wrapped, task: Pretraining, mesh: Mesh, info: DatasetInfo
 ) -> jax.stages.Lowered:
     """Returns a step of ours, not compiled yet, on arguments that are only shapes."""
     rows = config.data.global_batch
     batch = {
-        "input_ids": _placed((rows, facts.length), jnp.int32, mesh, sharding.BATCH),
-        "attention_mask": _placed((rows, facts.length), jnp.int32, mesh, sharding.BATCH),
+        "input_ids": _placed((rows, info.length), jnp.int32, mesh, sharding.BATCH),
+        "attention_mask": _placed((rows, info.length), jnp.int32, mesh, sharding.BATCH),
         "record_id": _placed((rows,), jnp.uint32, mesh, sharding.BATCH),
         "epoch": _placed((rows,), jnp.uint32, mesh, sharding.BATCH),
     }
-    return step.lower(run.shapes, batch)
+    return step.lower(task.shapes, batch)
 
 
-def _lower_stock(config: ConfigDict, run: build.Run, mesh: Mesh, facts: build.DataFacts) -> jax.stages.Lowered:
+def _lower_stock(config: ConfigDict, task: Pretraining, mesh: Mesh, info: DatasetInfo) -> jax.stages.Lowered:
     """Returns the stock step, not compiled yet."""
     start, step = baseline.make_step(
-        module=baseline.make_module(run.model.config, config.model.dtype),
-        schedule=build.build_schedule(config, run.steps),
+        module=baseline.make_module(task.network.config, config.model.dtype),
+        schedule=task.schedule,
         weight_decay=config.optimizer.weight_decay,
         mesh=mesh,
     )
-    state = jax.eval_shape(start, run.shapes.params)
+    state = jax.eval_shape(start, task.shapes.params)
     placed = jax.tree.map(lambda leaf: _placed(leaf.shape, leaf.dtype, mesh, P()), state)
-    ids = _placed((config.data.global_batch, facts.length), jnp.int32, mesh, sharding.BATCH)
+    ids = _placed((config.data.global_batch, info.length), jnp.int32, mesh, sharding.BATCH)
     key = jax.eval_shape(lambda: jax.random.key(0))
     return step.lower(placed, ids, ids, ids, _placed((), key.dtype, mesh, P()))
 

@@ -7,22 +7,22 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlm import config as configs
+from mlm.data.dataset_info import DatasetInfo
 from mlm.errors import InputError
 from mlm.plan.compile import Program, compile_step, make_mesh
 from mlm.plan.topology import Topology
-from mlm.training.build import DataFacts
 
 TRIALS = 5  # batches that are tried, at most
 
 
-def largest_batch(config: ConfigDict, facts: DataFacts, topology: Topology, program: Program) -> dict[str, Any] | None:
+def largest_batch(config: ConfigDict, info: DatasetInfo, topology: Topology, program: Program) -> dict[str, Any] | None:
     """Returns {"rows_per_chip", "global_batch"} of the largest batch found that fits; None if none was.
 
     Tries halves, quarters, ... of the rows that a device holds at once, accumulation and mesh as they are. It starts
     where the temporaries, were they proportional to the rows, would fit, and from a batch that does goes up again.
 
     Args:
-      config, facts, topology: of the program that did not fit.
+      config, info, topology: of the program that did not fit.
       program: that program.
     """
     mesh = make_mesh(config, topology)
@@ -37,14 +37,14 @@ def largest_batch(config: ConfigDict, facts: DataFacts, topology: Topology, prog
     while len(seen) < TRIALS and 0 <= index < len(sizes) and index not in seen:
         seen.add(index)
         batch = sizes[index] * ways
-        fits = _fits([f"data.global_batch={batch}"], config, facts, topology)
+        fits = _fits([f"data.global_batch={batch}"], config, info, topology)
         if fits:
             found = {"rows_per_chip": batch // config.train.accumulate / topology.chips, "global_batch": batch}
         index += -1 if fits else 1
     return found
 
 
-def remedies(config: ConfigDict, facts: DataFacts, topology: Topology) -> list[dict[str, Any]]:
+def remedies(config: ConfigDict, info: DatasetInfo, topology: Topology) -> list[dict[str, Any]]:
     """Returns [{"change", "fits", "bytes_per_chip"}]: the cheapest remedy first, remat with accumulation at the end."""
     mesh = make_mesh(config, topology)
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -58,7 +58,7 @@ def remedies(config: ConfigDict, facts: DataFacts, topology: Topology) -> list[d
     for change in changes:
         words = " ".join(f"--config.{key}" for key in change)
         try:
-            program = compile_step(configs.changed(config, change), facts, topology)
+            program = compile_step(configs.changed(config, change), info, topology)
         except InputError as error:
             found.append({"change": words, "fits": False, "error": str(error)})
             continue
@@ -67,9 +67,9 @@ def remedies(config: ConfigDict, facts: DataFacts, topology: Topology) -> list[d
     return found
 
 
-def _fits(overrides: list[str], config: ConfigDict, facts: DataFacts, topology: Topology) -> bool:
+def _fits(overrides: list[str], config: ConfigDict, info: DatasetInfo, topology: Topology) -> bool:
     """Compiles a variant; one that breaks a rule of the config does not fit."""
     try:
-        return compile_step(configs.changed(config, overrides), facts, topology).fits
+        return compile_step(configs.changed(config, overrides), info, topology).fits
     except InputError:
         return False

@@ -18,13 +18,14 @@ import jax
 from ml_collections import ConfigDict
 
 from mlm import config as configs
+from mlm.data.dataset_info import DatasetInfo
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 from mlm.plan import fit, hlo, tables, topology
 from mlm.plan.compile import Program, compile_step, make_mesh
 from mlm.plan.cost_model import account
 from mlm.tasks import pretraining
-from mlm.training import build, sharding
+from mlm.training import recipe, sharding
 
 OPERATIONS = 20  # that are told
 CALIBRATION = {
@@ -41,12 +42,12 @@ class Job:
     """What is asked of every program.
 
     Attributes:
-      facts: of the data.
+      info: of the data.
       known_records: the number of rows is the data's own; without it a run given in epochs has no length.
       price: dollars for an hour of a chip; None if unknown.
     """
 
-    facts: build.DataFacts
+    info: DatasetInfo
     known_records: bool
     price: float | None
 
@@ -66,11 +67,13 @@ def make_job(config: ConfigDict, manifest: Manifest | None, *, records: int | No
     for flag, value in (("--records", records), ("--price", price)):
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{flag}={value}: must be a number above 0.")
-    facts = build.facts_without_data(config, records or config.data.global_batch)
-    if manifest is not None:
-        facts = pretraining.facts_of(manifest)
-        facts = dataclasses.replace(facts, records=records or facts.records)
-    return Job(facts, bool(records or manifest), price)
+    if manifest is None:
+        rows, vocab_size = config.data.global_batch, config.tokenizer.vocab_size
+        info = DatasetInfo.synthetic(vocab_size=vocab_size, length=config.shards.length, records=records or rows)
+    else:
+        info = DatasetInfo.from_manifest(manifest)
+        info = dataclasses.replace(info, records=records or info.records)
+    return Job(info, bool(records or manifest), price)
 
 
 def run(
@@ -111,8 +114,8 @@ def run(
     found = {"plan": row}
     if not program.fits and search:
         print("it does not fit; looking for what would", file=sys.stderr, flush=True)
-        row["largest"] = fit.largest_batch(config, job.facts, place, program)
-        row["remedies"] = fit.remedies(config, job.facts, place)
+        row["largest"] = fit.largest_batch(config, job.info, place, program)
+        row["remedies"] = fit.remedies(config, job.info, place)
     if compare:
         stock = measure(config, job, place, kind="stock")[1]
         found["stock"] = stock
@@ -139,7 +142,7 @@ def measure(
       place: what to compile for.
       kind: "mlm", "short" or "stock", as `compile_step` takes it.
     """
-    program, cores = compile_step(config, job.facts, place, kind=kind), place.family.cores
+    program, cores = compile_step(config, job.info, place, kind=kind), place.family.cores
     mesh = make_mesh(config, place)
     short = config.data.short_length
     accumulate = 1 if kind == "stock" else config.train.accumulate
@@ -149,9 +152,9 @@ def measure(
         "slices": place.slices,
         "chips": place.chips,
         "devices": len(place.devices),
-        "hosts": build.host_input(config, sharding.processes_of(mesh)),
+        "hosts": pretraining.host_input(config, sharding.processes_of(mesh)),
         "mesh": dict(mesh.shape),
-        "length": short if kind == "short" else job.facts.length,
+        "length": short if kind == "short" else job.info.length,
         "global_batch": config.data.global_batch,
         "accumulate": accumulate,
         "rows_per_chip": config.data.global_batch / accumulate / place.chips,
@@ -188,17 +191,17 @@ def estimate(
     """Returns the time of a step on rows of `length` tokens, what follows from it, and where it goes."""
     cost = account(hlo.parse(program.text), place)
     seconds = cost.cycles / place.hertz
-    rate = config.data.global_batch * job.facts.length / seconds
-    hours = None
+    rate = config.data.global_batch * job.info.length / seconds
+    hours, run = None, configs.flatten(config)
     if config.train.steps or job.known_records:
-        rows = config.train.epochs * job.facts.records
-        hours = (config.train.steps or math.ceil(rows / config.data.global_batch)) * seconds / 3600
+        hours = recipe.total_steps(run, job.info.records) * seconds / 3600
+    useful = recipe.flops_per_token(run, job.info.vocab_size, length=length)
     names = ("phase", "module", "source")
     dearest = sorted(cost.groups.items(), key=lambda item: -item[1][0])[:OPERATIONS]
     return {
         "milliseconds": 1e3 * seconds,
         "tokens_per_second": rate,
-        "mfu": rate * build.flops_per_token(config, job.facts, length=length) / (place.peak_flops * len(place.devices)),
+        "mfu": rate * useful / (place.peak_flops * len(place.devices)),
         "hours": hours,
         "dollars": None if hours is None or job.price is None else hours * job.price * place.chips,
         "cycles": {
@@ -279,8 +282,8 @@ def _cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -> di
             rows = int(cell["per_chip_batch"]) * place.chips * int(accumulate or config.train.accumulate)
             changes.append(f"data.global_batch={rows}")
         changed = configs.changed(config, changes)
-        facts = dataclasses.replace(job.facts, length=changed.shards.length)
-        return {"cell": cell, "plan": measure(changed, dataclasses.replace(job, facts=facts), place)[1]}
+        info = dataclasses.replace(job.info, length=changed.shards.length)
+        return {"cell": cell, "plan": measure(changed, dataclasses.replace(job, info=info), place)[1]}
     except InputError as error:
         return {"cell": cell, "error": str(error)}
     except (jax.errors.JaxRuntimeError, ValueError) as error:  # what the compiler can't do

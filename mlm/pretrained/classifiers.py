@@ -32,10 +32,10 @@ def from_checkpoint(workdir: Workdir, *, on_damage: str = "stop") -> Trained:
     if step is None:
         raise InputError(f"{workdir.checkpoints}: there is no complete checkpoint; train first.")
     meta = checkpoint.read_meta(workdir.checkpoints, step)
-    config = RobertaConfig.from_dict(meta["facts"]["model"])
+    config = RobertaConfig.from_dict(meta["dataset"]["model"])
     averaged = meta["config"]["optimizer.ema_decay"] > 0
     params = load.read_params(workdir, step, _shapes(config), averaged=averaged)
-    config.vocab_size = meta["facts"]["vocab_size"]
+    config.vocab_size = meta["dataset"]["vocab_size"]
     return Trained(
         config=config,
         params=weights.resize_vocabulary(params, config.vocab_size),

@@ -15,12 +15,13 @@ from transformers.modeling_flax_utils import ACT2FN
 
 from mlm import config as configs
 from mlm import logs
+from mlm.data.dataset_info import DatasetInfo
 from mlm.errors import DamageError, InputError
-from mlm.model import roberta, weights
+from mlm.model import factory, roberta, weights
 from mlm.model.roberta import Params
 from mlm.paths import UPath, local_folder
 from mlm.text import printable
-from mlm.training import build, checkpoint, sharding
+from mlm.training import checkpoint, sharding
 from mlm.workdir import Workdir
 
 UNREADABLE = (  # what libraries raise at a file of parameters that is not one
@@ -85,17 +86,17 @@ def from_checkpoint(workdir: Workdir, *, on_damage: str = "stop") -> Trained:
     if step is None:
         raise InputError(f"{workdir.checkpoints}: there is no complete checkpoint; train first.")
     meta = checkpoint.read_meta(workdir.checkpoints, step)
-    if "labels" in meta["facts"]:
+    if "labels" in meta["dataset"]:
         raise InputError(f"{workdir.checkpoints}: is of a classifier, and has no language-model head.")
-    facts = build.DataFacts(**meta["facts"])
+    info = DatasetInfo(**meta["dataset"])
     config = configs.unflatten(meta["config"])
-    model = build.build_model(config, facts)
-    shapes = jax.eval_shape(lambda: roberta.init_params(model.config, jax.random.key(0)))
+    own = factory.make_network(config.model.to_dict(), info).config
+    shapes = jax.eval_shape(lambda: roberta.init_params(own, jax.random.key(0)))
     params = read_params(workdir, step, shapes, averaged=config.optimizer.ema_decay > 0)
-    model.config.vocab_size = facts.vocab_size
+    own.vocab_size = info.vocab_size
     return Trained(
-        config=model.config,
-        params=weights.resize_vocabulary(params, facts.vocab_size),
+        config=own,
+        params=weights.resize_vocabulary(params, info.vocab_size),
         tokenizer=str(workdir.tokenizer),
         step=step,
         run_config=meta["config"],

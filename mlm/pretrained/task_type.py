@@ -18,6 +18,6 @@ def is_classifier(workdir: Workdir | None, folder: str) -> bool:
             config = json.loads((UPath(folder) / "config.json").read_text())
             return any("SequenceClassification" in name for name in config.get("architectures") or ())
         metas = [] if workdir is None else list(workdir.checkpoints.glob("*/meta/metadata"))
-        return bool(metas) and "labels" in json.loads(metas[0].read_text())["facts"]
+        return bool(metas) and "labels" in json.loads(metas[0].read_text())["dataset"]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False

@@ -5,7 +5,6 @@ Dimensions: B rows of a batch, L tokens in a row, N rows of a split.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,70 +16,139 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 from transformers import RobertaConfig
 
-from mlm.cluster import watch
+from mlm import cluster
+from mlm import config as configs
 from mlm.data import examples as data
 from mlm.data.examples import Examples
 from mlm.errors import InputError
-from mlm.model import classifier, flops
+from mlm.model import classifier, factory, flops
 from mlm.model.loss import RowSums
 from mlm.model.roberta import Network, Params
 from mlm.pretrained import classifiers
 from mlm.tasks import class_scores
-from mlm.training import build, evaluation, sharding, state, step
+from mlm.training import evaluation, optimizer, recipe, sharding, state, step
+from mlm.training.metrics import Log
 from mlm.training.sharding import BATCH
-from mlm.training.task import Task
+from mlm.training.task import TrainStep
 
 
-def build_task(config: ConfigDict, examples: Examples, body: RobertaConfig, start: Callable[[], Params] | None) -> Task:
-    """Returns the task of a config.
+class Classification:
+    """The task of a config on labelled rows, for `loop.run_task`.
 
-    Args:
-      config: of the run.
-      examples: the data.
-      body: config of the model under the head, its vocabulary padded.
-      start: gives parameters of the body, on the host; None for random values. The head starts from random ones.
-
-    Raises:
-      InputError: rows that the model can't read, or a batch or a parameter that the mesh can't split.
+    Attributes:
+      network: of the body; the head is `classifier.logits`.
+      train_step, eval_step: jitted.
     """
-    mesh = sharding.make_mesh(**config.mesh.to_dict())
-    rows, count = config.data.global_batch, len(examples.splits["train"].labels_N)
-    accumulate = config.train.accumulate
-    sharding.check_batch(mesh, rows=rows // accumulate, key="data.global_batch / train.accumulate")
-    sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
-    _check_data(config, examples, body)
-    model_config = classifier.make_config(body, examples.labels)
-    network = make_network(config, model_config, examples, mesh)
-    steps = config.train.steps or math.ceil(config.train.epochs * count / rows)
-    tx = build.build_optimizer(config, steps)
 
-    def init(start: Params | None = None) -> state.TrainState:
-        params = classifier.init_params(model_config, jax.random.key(config.train.seed))
-        params = params if start is None else params | {"roberta": start}
-        return state.fresh_state(params, tx, ema=config.optimizer.ema_decay > 0)
+    def __init__(self, config: ConfigDict, examples: Examples, body: RobertaConfig, start: Callable[[], Params] | None):
+        """Builds everything from top to bottom.
 
-    make_state, shapes = state.placed(init, mesh)
-    body_shapes, shardings = shapes.params["roberta"], state.shardings_of(shapes)
-    gradient = make_gradient(network, seed=config.train.seed, accumulate=accumulate, mesh=mesh)
-    train_step = build.build_train_step(config, gradient, tx, steps, mesh, shardings, bool(examples.labels))
-    eval_step = make_eval_step(network, mesh, shardings.params)
-    mean_length = float(np.mean(examples.splits["train"].lengths))
-    return Task(
-        mesh=mesh,
-        steps=steps,
-        shapes=shapes,
-        step_of=lambda step: train_step,
-        fresh=lambda: make_state() if start is None else make_state(classifiers.on_mesh(start(), body_shapes)),
-        batches=lambda first: _train_batches(config, examples, mesh, first),
-        evaluate=lambda params: evaluate(config, examples, mesh, eval_step, params, "validation")[0],
-        ends_epoch=lambda step: step * rows // count > (step - 1) * rows // count,
-        badness=lambda scores: 1 - scores["accuracy"] if examples.labels else scores["loss"],
-        facts={"model": model_config.to_dict(), "labels": examples.labels, "vocab_size": examples.vocab_size},
-        data_fingerprint=examples.fingerprint,
-        tokens_per_step=round(rows * mean_length),
-        flops_per_token=lambda step: _flops_per_token(model_config, mean_length),
-        programs=len(examples.lengths("train")),
-    )
+        Args:
+          body: config of the model under the head, its vocabulary padded.
+          start: returns parameters of the body, on the host; None for random values. The head starts from random ones.
+
+        Raises:
+          InputError: rows that the model can't read, or a batch or a parameter that the mesh can't split.
+        """
+        self.config, self.examples, self._start = config, examples, start
+        self.mesh = sharding.make_mesh(**config.mesh.to_dict())
+        rows, accumulate = config.data.global_batch, config.train.accumulate
+        sharding.check_batch(self.mesh, rows=rows // accumulate, key="data.global_batch / train.accumulate")
+        sharding.check_batch(self.mesh, rows=config.evaluate.batch, key="evaluate.batch")
+        _check_data(config, examples, body)
+        self.model_config = classifier.make_config(body, examples.labels)
+        self.network = make_network(config, self.model_config, examples, self.mesh)
+
+        self._count = len(examples.splits["train"].labels_N)
+        run = configs.flatten(config)
+        self.steps = recipe.total_steps(run, self._count)
+        schedule = optimizer.make_schedule(
+            peak=config.optimizer.learning_rate,
+            steps=self.steps,
+            warmup_steps=recipe.warmup_steps(run, self.steps),
+            **{key: config.schedule[key] for key in ("name", "decay_fraction", "final_fraction")},
+        )
+        keys = ("name", "b1", "b2", "eps", "weight_decay", "clip_norm")
+        tx = optimizer.make_optimizer(schedule=schedule, **{key: config.optimizer[key] for key in keys})
+
+        def init(start: Params | None = None) -> state.TrainState:
+            params = classifier.init_params(self.model_config, jax.random.key(config.train.seed))
+            params = params if start is None else params | {"roberta": start}
+            return state.fresh_state(params, tx, ema=config.optimizer.ema_decay > 0)
+
+        self._init, self.shapes = state.placed(init, self.mesh)
+        shardings = state.shardings_of(self.shapes)
+        self.train_step = step.make_train_step(
+            gradient=make_gradient(self.network, seed=config.train.seed, accumulate=accumulate, mesh=self.mesh),
+            tx=tx,
+            schedule=schedule,
+            ema_decay=config.optimizer.ema_decay,
+            guard_limit=config.train.guard_limit,
+            log_every=config.log.every,
+            mesh=self.mesh,
+            shardings=shardings,
+            has_accuracy=bool(examples.labels),
+        )
+        self.eval_step = make_eval_step(self.network, self.mesh, shardings.params)
+        self._mean_length = float(np.mean(examples.splits["train"].lengths))
+        self.tokens_per_step = round(rows * self._mean_length)
+        self.expected_compiles = len(examples.lengths("train"))
+        self.data_fingerprint = examples.fingerprint
+        self.metadata = {
+            "model": self.model_config.to_dict(),
+            "labels": examples.labels,
+            "vocab_size": examples.vocab_size,
+        }
+
+    def step_at(self, step: int) -> TrainStep:
+        """Returns the jitted train step, the same for all."""
+        return self.train_step
+
+    def initial_state(self) -> state.TrainState:
+        """Returns the state before the first step."""
+        if self._start is None:
+            return self._init()
+        return self._init(classifiers.on_mesh(self._start(), self.shapes.params["roberta"]))
+
+    def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
+        """Returns this host's rows of the batches of the steps after `start`."""
+        rows = self.config.data.global_batch
+        return data.train_batches(
+            self.examples,
+            seed=self.config.data.seed,
+            global_batch=rows,
+            lanes=self.config.data.lanes,
+            start_step=start,
+            rows=sharding.local_rows(self.mesh, rows),
+        )
+
+    def evaluate(self, params: Params) -> dict[str, Any]:
+        """Returns the scores of the validation split."""
+        return evaluate(self.config, self.examples, self.mesh, self.eval_step, params, "validation")[0]
+
+    def is_epoch_end(self, step: int) -> bool:
+        """Returns whether an epoch ends within this step."""
+        rows = self.config.data.global_batch
+        return step * rows // self._count > (step - 1) * rows // self._count
+
+    def minimized_metric(self, scores: dict[str, Any]) -> float:
+        """Returns the error rate of classes, the loss of numbers."""
+        return 1 - scores["accuracy"] if self.examples.labels else scores["loss"]
+
+    def flops_per_token(self, step: int) -> float:
+        """Returns the useful FLOPs of a step per token: the head, like the last layer's tail, reads one of a row."""
+        config, length = self.model_config, self._mean_length
+        return flops.train_flops_per_token(
+            hidden=config.hidden_size,
+            layers=config.num_hidden_layers,
+            intermediate=config.intermediate_size,
+            length=length,
+            vocab_size=config.num_labels,
+            predicted_share=1 / length,
+        )
+
+    def attach_hooks(self, log: Log) -> None:
+        """Adds none."""
 
 
 def _check_data(config: ConfigDict, examples: Examples, body: RobertaConfig) -> None:
@@ -104,12 +172,16 @@ def make_network(config: ConfigDict, model_config: RobertaConfig, examples: Exam
       InputError: the kernel can't do one of them.
     """
     lengths = sorted({length for split in examples.splits for length in examples.lengths(split)})
-    kernels = {length: build.build_attention(config, model_config, length, mesh) for length in lengths}
+    model = config.model
+    kernels = {
+        length: factory.make_attention(model.attention, model_config, length=length, mesh=mesh, dtype=model.dtype)
+        for length in lengths
+    }
 
     def attend(q_BxLxH: jax.Array, *rest: jax.Array | None) -> jax.Array:
         return kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
 
-    return Network(model_config, config.model.dtype, config.model.remat, config.model.remat_feed_forward, attend)
+    return Network(model_config, model.dtype, model.remat, model.remat_feed_forward, attend)
 
 
 def make_gradient(network: Network, *, seed: int, accumulate: int, mesh: Mesh) -> Callable:
@@ -149,7 +221,7 @@ def evaluate(
     """
     rows = config.evaluate.batch
     batches = data.eval_batches(examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
-    found = evaluation.of_rows(eval_step, params, watch.beats(batches), mesh=mesh, rows=rows)
+    found = evaluation.of_rows(eval_step, params, cluster.beats(batches), mesh=mesh, rows=rows)
     order, own = data.eval_order(examples, split), examples.splits[split]
     loss_N, predicted_N = (np.empty(len(order), np.float32) for _ in range(2))
     for column_N, values in zip((loss_N, predicted_N), found, strict=True):
@@ -159,27 +231,3 @@ def evaluate(
     else:
         scores = class_scores.of_numbers(own.labels_N, predicted_N)
     return {"loss": float(np.mean(loss_N, dtype=np.float64)), **scores, "rows": len(order)}, predicted_N
-
-
-def _train_batches(config: ConfigDict, examples: Examples, mesh: Mesh, first: int) -> Iterator[dict[str, np.ndarray]]:
-    rows = config.data.global_batch
-    return data.train_batches(
-        examples,
-        seed=config.data.seed,
-        global_batch=rows,
-        lanes=config.data.lanes,
-        start_step=first,
-        rows=sharding.local_rows(mesh, rows),
-    )
-
-
-def _flops_per_token(config: RobertaConfig, length: float) -> float:
-    """Returns the useful FLOPs of a training step per token read: the head, like the last layer's tail, reads one."""
-    return flops.train_flops_per_token(
-        hidden=config.hidden_size,
-        layers=config.num_hidden_layers,
-        intermediate=config.intermediate_size,
-        length=length,
-        vocab_size=config.num_labels,
-        predicted_share=1 / length,
-    )

@@ -1,4 +1,7 @@
-"""Pretraining, as a task of the loop: the batches of the shards, the evaluation of a split, the first state."""
+"""Masked-language-model pretraining (Devlin et al., 2019; Liu et al., 2019), as a task of the loop.
+
+To change one part, subclass `Pretraining` and override `loss`, `make_optimizer` or `make_attention`.
+"""
 
 from __future__ import annotations
 
@@ -8,57 +11,242 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mlm.cluster import watch
+from mlm import cluster
+from mlm import config as configs
 from mlm.data import batches, skip_batches, tokenizer
+from mlm.data.dataset_info import DatasetInfo
 from mlm.data.manifest import Manifest
+from mlm.model import factory
+from mlm.model.attention import Attention
+from mlm.model.loss import RowSums, masked_cross_entropy
+from mlm.model.masking import Masked, rate_schedule
+from mlm.model.roberta import Params
 from mlm.monitor import metrics_hooks
 from mlm.pretrained import warm_start
-from mlm.training import build, evaluation, loop, sharding
+from mlm.training import evaluation, optimizer, recipe, sharding, state, step
+from mlm.training.metrics import Log
 from mlm.training.state import TrainState
-from mlm.training.task import Task
+from mlm.training.task import TrainStep
 from mlm.workdir import Workdir
 
 
-def train(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> dict[str, float]:
-    """Pretrains on the shards of `manifest`; returns the last scores, and raises as `loop.run_task`."""
-    return loop.run_task(config, workdir, build_task(config, workdir, manifest))
+class Pretraining:
+    """The task of a config; with a manifest and a workdir, `loop.run_task` trains it.
 
+    Attributes:
+      network, masking, eval_masking: the model, and what draws its masks; the evaluation's rate is constant.
+      init: () or (token counts [V] of `priming.prime`) -> TrainState, jitted.
+      train_step, eval_step: jitted; `short_step` makes the first `short_steps` steps, None if there are none.
+    """
 
-def build_task(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> Task:
-    """Returns the masked-language-model task of a config; raises InputError where config and shards don't fit."""
-    mesh = sharding.make_mesh(**config.mesh.to_dict())
-    facts = facts_of(manifest)
-    run = build.build_run(config, facts, mesh, starts_V=word_starts(config, workdir))
-    sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
+    expected_compiles = 1
 
-    def flops_of(step: int) -> float:
-        length = config.data.short_length if step <= run.short_steps else facts.length
-        return build.flops_per_token(config, facts, length=length)
+    def __init__(
+        self,
+        config: ConfigDict,
+        info: DatasetInfo,
+        *,
+        mesh: Mesh | None = None,
+        word_starts_V: np.ndarray | None = None,
+        workdir: Workdir | None = None,
+        manifest: Manifest | None = None,
+    ):
+        """Builds everything from top to bottom.
 
-    return Task(
-        mesh=mesh,
-        steps=run.steps,
-        shapes=run.shapes,
-        step_of=run.step_of,
-        fresh=lambda: fresh_state(config, manifest, run, workdir),
-        listen=lambda log: metrics_hooks.attach(log, config, workdir, manifest, run.steps),
-        batches=lambda start: train_batches(config, manifest, mesh, start),
-        evaluate=lambda params: evaluate_split(config, manifest, mesh, run.eval_step, params, "validation"),
-        ends_epoch=lambda step: False,
-        badness=lambda scores: scores["loss"],
-        facts=dataclasses.asdict(facts),
-        data_fingerprint=manifest.fingerprint,
-        tokens_per_step=config.data.global_batch * facts.length,
-        flops_per_token=flops_of,
-    )
+        Args:
+          mesh: that of the config over all devices, if None.
+          word_starts_V: which tokens start a word, for the masks of words and spans; None where no mask is drawn.
+
+        Raises:
+          InputError: a batch or a parameter that the mesh can't split, rows longer than the model's positions, or an
+            attention kernel that can't do them.
+        """
+        self.config, self.info, self.workdir, self.manifest = config, info, workdir, manifest
+        self.mesh = sharding.make_mesh(**config.mesh.to_dict()) if mesh is None else mesh
+        isolated = config.data.isolate_documents
+        network = factory.make_network(config.model.to_dict(), info, isolated=isolated)
+        self.network = dataclasses.replace(network, attention=self.make_attention(network.config, info.length))
+        self.masking = factory.make_masking(config.masking.to_dict(), info, word_starts_V)
+        self.eval_masking = dataclasses.replace(self.masking, end_rate=0.0)
+        rows = config.data.global_batch // config.train.accumulate
+        sharding.check_batch(self.mesh, rows=rows, key="data.global_batch / train.accumulate")
+
+        self._run = configs.flatten(config)
+        self.steps = recipe.total_steps(self._run, info.records)
+        self.short_steps = recipe.short_steps(self._run, self.steps)
+        self.tokens_per_step = config.data.global_batch * info.length
+        self.schedule = optimizer.make_schedule(
+            peak=config.optimizer.learning_rate,
+            steps=self.steps,
+            warmup_steps=recipe.warmup_steps(self._run, self.steps),
+            **{key: config.schedule[key] for key in ("name", "decay_fraction", "final_fraction")},
+        )
+        self.tx = self.make_optimizer()
+        ema = config.optimizer.ema_decay > 0
+        self.init, self.shapes = state.plan_state(
+            model_config=self.network.config, tx=self.tx, seed=config.train.seed, ema=ema, mesh=self.mesh
+        )
+        self.train_step = self._make_step(info.length)
+        self.short_step = self._make_step(config.data.short_length) if config.data.short_length else None
+        self.eval_step = step.make_eval_step(
+            network=self.network,
+            masking=self.eval_masking,
+            mask_seed=config.evaluate.seed,
+            mesh=self.mesh,
+            param_shardings=state.shardings_of(self.shapes).params,
+        )
+        self.metadata = dataclasses.asdict(info)
+
+    @classmethod
+    def open(cls, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> Pretraining:
+        """Returns the task of a run; raises InputError where config and shards don't fit."""
+        info, starts_V = DatasetInfo.from_manifest(manifest), word_starts(config, workdir)
+        task = cls(config, info, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
+        sharding.check_batch(task.mesh, rows=config.evaluate.batch, key="evaluate.batch")
+        return task
+
+    @classmethod
+    def without_data(cls, config: ConfigDict, mesh: Mesh, info: DatasetInfo | None = None) -> Pretraining:
+        """Returns the task of data that need not exist: for the step's program, its speed and its memory."""
+        info = info or DatasetInfo.synthetic(
+            vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=config.data.global_batch
+        )
+        return cls(config, info, mesh=mesh, word_starts_V=np.arange(info.vocab_size) % 3 > 0)  # two in three start one
+
+    @property
+    def data_fingerprint(self) -> str:
+        """That of the shards."""
+        return self.manifest.fingerprint
+
+    # What a subclass may change
+
+    def loss(self, logits_BxKxV: jax.Array, masked: Masked) -> RowSums:
+        """Returns the loss of the predictions as sums over each row, and what to divide them by, once."""
+        return masked_cross_entropy(logits_BxKxV, masked.labels_BxK, masked.weights_BxK, self.info.vocab_size)
+
+    def make_optimizer(self) -> optax.GradientTransformation:
+        """Returns the optimizer, whose learning rate is `self.schedule`."""
+        keys = ("name", "b1", "b2", "eps", "weight_decay", "clip_norm")
+        return optimizer.make_optimizer(schedule=self.schedule, **{key: self.config.optimizer[key] for key in keys})
+
+    def make_attention(self, config: Any, length: int) -> Attention:
+        """Returns the attention for rows of `length` tokens of a model of this transformers config."""
+        model, isolated = self.config.model, self.config.data.isolate_documents
+        return factory.make_attention(
+            model.attention, config, length=length, mesh=self.mesh, dtype=model.dtype, isolated=isolated
+        )
+
+    # The step
+
+    def make_gradient(self, length: int) -> Callable[[Params, step.Batch, jax.Array], tuple[Params, RowSums]]:
+        """Returns the gradient of the mean loss over rows of `length` tokens, as `step.mean_gradient` does."""
+        config, parts = self.config, self.info.length // length
+        network = dataclasses.replace(self.network, attention=self.make_attention(self.network.config, length))
+        rate_at = rate_schedule(config.masking.rate, config.masking.end_rate, self.steps)
+
+        def prepare(batch: step.Batch, number: jax.Array) -> step.Inputs:
+            batch = step.as_views(batch, parts)
+            columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
+            rate = None if rate_at is None else rate_at(number)
+            return self.masking(jax.random.key(config.masking.seed), *columns, rate), batch["attention_mask"]
+
+        def loss_sum(
+            params: Params, inputs: step.Inputs, rows_B: jax.Array, key: jax.Array
+        ) -> tuple[jax.Array, RowSums]:
+            masked, attention_BxL = inputs
+            logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK, key, rows_B)
+            rows = self.loss(logits, masked)
+            return jnp.sum(rows.loss_B), jax.tree.map(jnp.sum, rows)
+
+        return step.mean_gradient(
+            prepare=prepare,
+            loss_sum=loss_sum,
+            seed=config.train.seed,
+            accumulate=config.train.accumulate,
+            mesh=self.mesh,
+            dtype=network.dtype,
+        )
+
+    def _make_step(self, length: int) -> TrainStep:
+        return step.make_train_step(
+            gradient=self.make_gradient(length),
+            tx=self.tx,
+            schedule=self.schedule,
+            ema_decay=self.config.optimizer.ema_decay,
+            guard_limit=self.config.train.guard_limit,
+            log_every=self.config.log.every,
+            mesh=self.mesh,
+            shardings=state.shardings_of(self.shapes),
+        )
+
+    # What the loop calls
+
+    def step_at(self, step: int) -> TrainStep:
+        """Returns the jitted function that makes a step, counted from 1."""
+        return self.short_step if step <= self.short_steps else self.train_step
+
+    def initial_state(self) -> TrainState:
+        """Returns the state before the first step, as config.model.init or config.train.init_from says."""
+        if self.config.train.init_from:
+            return self._warm_started()
+        if self.config.model.init == "stock":
+            return self.init()
+        counts_V = np.zeros(self.network.config.vocab_size, np.float32)
+        counts_V[: self.info.vocab_size] = batches.count_tokens(self.manifest, split="train")
+        return self.init(counts_V)
+
+    def _warm_started(self) -> TrainState:
+        """Returns a fresh state whose parameters are those of train.init_from, as far as it has them."""
+        source, config = warm_start.read(self.config.train.init_from), self.network.config
+        warm_start.refuse_another_model(source, config)
+        folder = self.workdir.tokenizer
+        taken, lines = warm_start.fit(
+            source,
+            {name: leaf.shape for name, leaf in sharding.named_leaves(self.shapes.params)},
+            pad_id=config.pad_token_id,
+            vocab_size=self.info.vocab_size,
+            tokenizer_folder=str(folder) if (folder / "tokenizer.json").is_file() else None,
+        )
+        if cluster.is_primary():
+            print("\n".join(lines), file=sys.stderr, flush=True)
+        fresh = self.init()
+        ema = None if fresh.ema is None else warm_start.start(fresh.ema, taken)
+        return fresh.replace(params=warm_start.start(fresh.params, taken), ema=ema)
+
+    def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
+        """Returns this host's rows of the batches of the steps after `start`."""
+        return train_batches(self.config, self.manifest, self.mesh, start)
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        """Returns the scores of the validation split."""
+        return score_split(self.config, self.manifest, self.mesh, self.eval_step, params, "validation")
+
+    def is_epoch_end(self, step: int) -> bool:
+        """Returns False: the config's intervals say when to evaluate."""
+        return False
+
+    def minimized_metric(self, scores: dict[str, float]) -> float:
+        """Returns the loss."""
+        return scores["loss"]
+
+    def flops_per_token(self, step: int) -> float:
+        """Returns the useful FLOPs of a step for each of its tokens."""
+        length = self.config.data.short_length if step <= self.short_steps else self.info.length
+        return recipe.flops_per_token(self._run, self.info.vocab_size, length=length)
+
+    def attach_hooks(self, log: Log) -> None:
+        """Adds the advice and the loss spikes."""
+        metrics_hooks.attach(log, self.config, self.workdir, self.manifest, self.steps)
 
 
 def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int) -> Iterator[dict[str, np.ndarray]]:
-    """Returns this host's rows of the batches that the updates after `start` consume."""
+    """Returns this host's rows of the batches of the steps after `start`."""
     rows = config.data.global_batch
 
     def open_at(before: int) -> Iterator[dict[str, np.ndarray]]:
@@ -75,30 +263,18 @@ def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int
     return skip_batches.follow(open_at, skip_batches.parse(config.data.skip_batches), start)
 
 
-def evaluate_split(
-    config: ConfigDict, manifest: Manifest, mesh: Mesh, eval_step: Callable, params: Any, split: str
+def score_split(
+    config: ConfigDict, manifest: Manifest, mesh: Mesh, eval_step: Callable, params: Params, split: str
 ) -> dict[str, float]:
     """Returns the scores of a split (see `evaluation.score`)."""
-    rows = config.evaluate.batch
-    facts = manifest.splits[split]
+    rows, own = config.evaluate.batch, manifest.splits[split]
     return evaluation.score(
         eval_step,
         params,
-        watch.beats(batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))),
+        cluster.beats(batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))),
         mesh=mesh,
         rows=rows,
-        tokens_per_byte=facts.tokens / facts.text_bytes if facts.text_bytes else None,
-    )
-
-
-def facts_of(manifest: Manifest) -> build.DataFacts:
-    """Returns what the model needs to know of the data."""
-    return build.DataFacts(
-        vocab_size=manifest.vocab_size,
-        special_ids=dict(manifest.special_ids),
-        all_special_ids=tuple(manifest.all_special_ids),
-        length=manifest.length,
-        records=manifest.splits["train"].records,
+        tokens_per_byte=own.tokens / own.text_bytes if own.text_bytes else None,
     )
 
 
@@ -114,30 +290,12 @@ def word_starts(config: ConfigDict, workdir: Workdir) -> np.ndarray | None:
     return tokenizer.word_starts(str(workdir.tokenizer), key=f"config.masking.kind = {kind}")
 
 
-def fresh_state(config: ConfigDict, manifest: Manifest, run: build.Run, workdir: Workdir) -> TrainState:
-    """Returns the state before the first update, as config.model.init or config.train.init_from says."""
-    if config.train.init_from:
-        return _started(config, manifest, run, workdir)
-    if config.model.init == "stock":
-        return run.init()
-    counts_V = np.zeros(run.model.config.vocab_size, np.float32)
-    counts_V[: manifest.vocab_size] = batches.count_tokens(manifest, split="train")
-    return run.init(counts_V)
-
-
-def _started(config: ConfigDict, manifest: Manifest, run: build.Run, workdir: Workdir) -> TrainState:
-    """Returns a fresh state whose parameters are those of train.init_from, as far as it has them."""
-    source = warm_start.read(config.train.init_from)
-    warm_start.refuse_another_model(source, run.model.config)
-    taken, lines = warm_start.fit(
-        source,
-        {name: leaf.shape for name, leaf in sharding.named_leaves(run.shapes.params)},
-        pad_id=run.model.config.pad_token_id,
-        vocab_size=manifest.vocab_size,
-        tokenizer_folder=str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None,
+def host_input(config: ConfigDict, processes_SxT: np.ndarray) -> dict[str, Any]:
+    """Returns how the hosts of a mesh are fed with the batches of a config, as `sharding.host_input`."""
+    return sharding.host_input(
+        processes_SxT,
+        global_batch=config.data.global_batch,
+        accumulate=config.train.accumulate,
+        eval_batch=config.evaluate.batch,
+        lanes=config.data.lanes,
     )
-    if jax.process_index() == 0:
-        print("\n".join(lines), file=sys.stderr, flush=True)
-    state = run.init()
-    ema = None if state.ema is None else warm_start.start(state.ema, taken)
-    return state.replace(params=warm_start.start(state.params, taken), ema=ema)

@@ -1,6 +1,6 @@
 """Checkpoints: orbax writes them, hashes written after the commit prove them.
 
-    checkpoints/{step}/            orbax's, with the state and the facts that it needs ("meta")
+    checkpoints/{step}/            orbax's, with the state and the metadata that it needs ("meta")
     checkpoints/{step}/hashes.json {file: [bytes, SHA-256]}, written last: a step without it was never completed
 
 orbax checks no payload on restore, and takes any folder with a number for a name as a step; so steps are chosen here.
@@ -19,15 +19,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
+from mlm import cluster
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, is_remote, make_folder, move, remove, write_text
 from mlm.training.sharding import named_leaves
 
+FORMAT = 2  # of the metadata
 HASHES = "hashes.json"
 COMMITTED = "commit_success.txt"  # in a bucket, orbax writes a step under its name and this file last
 INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")  # a step whose write, or whose hashing, was cut short
@@ -45,14 +45,14 @@ class Checkpoints:
           keep: newest checkpoints kept, beside the one with the lowest score.
         """
         self.folder = folder
-        if jax.process_index() == 0:
+        if cluster.is_primary():
             make_folder(folder)
             for step in sorted(set(_step_folders(folder)) - set(complete_steps(folder))):
                 if is_remote(folder) and not (folder / str(step) / COMMITTED).is_file():
                     remove(folder / str(step))
                 else:
                     set_aside(folder, step, "incomplete")
-        _barrier("checkpoints opened")
+        cluster.barrier("checkpoints opened")
         best = BestN(get_metric_fn=lambda m: -m["loss"], n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
             best_fn=lambda m: -m["loss"],  # so that the scores are written, for the policy after a restart
@@ -104,7 +104,7 @@ class Checkpoints:
                 self._manager.check_for_errors()
                 if not (self.folder / str(step)).is_dir():  # orbax tells of a full disk at the next save only
                     raise OSError(f"step {step} was not committed, as on a full disk")
-            if jax.process_index() == 0:
+            if cluster.is_primary():
                 self._hashing = self._worker.submit(_complete, self.folder, step)
 
     def finish(self) -> None:
@@ -147,7 +147,7 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
                 "checkpoint with --config.checkpoint.on_damage=fallback."
             )
         logger.warning("%s: %s; falling back to the checkpoint before it.", folder / str(step), damage)
-        if jax.process_index() == 0:
+        if cluster.is_primary():
             set_aside(folder, step, "damaged")
     return None
 
@@ -231,8 +231,16 @@ def find_damage(folder: UPath, step: int) -> str | None:
 
 
 def read_meta(folder: UPath, step: int) -> dict:
-    """Returns the meta of a step: config, fingerprints, the facts of its data."""
-    return json.loads((folder / str(step) / "meta" / "metadata").read_text())
+    """Returns the metadata of a step: config, fingerprints, what is known of its data.
+
+    Raises:
+      InputError: this code can't read a checkpoint of that format.
+    """
+    found = json.loads((folder / str(step) / "meta" / "metadata").read_text())
+    if found.get("format") != FORMAT:
+        words = f"its format is {found.get('format')!r}, this code reads {FORMAT}; use the code that wrote it."
+        raise InputError(f"{folder / str(step)}: {words}")
+    return found
 
 
 def restore_params(folder: UPath, step: int, shapes: Any, name: str) -> Any:
@@ -290,8 +298,3 @@ def _without_closed_loops(unraisable: Any) -> None:
     """Drops what a failed save brings by the dozen: orbax has closed the event loop that tensorstore still answers."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
-
-
-def _barrier(name: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from mlm import cluster, logs
 from mlm import config as configs
-from mlm import logs
-from mlm.cluster import distributed, watch
+from mlm.cluster import distributed
 from mlm.data import skip_batches
-from mlm.errors import DamageError, InputError, NumericsError, PreemptedError
+from mlm.errors import InputError, NumericsError, PreemptedError
 from mlm.model import flops
 from mlm.paths import local_place, put_tree, write_text
 from mlm.training import checkpoint, sharding
@@ -34,22 +34,22 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
       PreemptedError: SIGTERM or Ctrl-C came; the state is saved.
     """
     meta = {
-        "format": 1,
+        "format": checkpoint.FORMAT,
         "config": configs.flatten(config),
         "config_fingerprint": configs.fingerprint(config),
         "data_fingerprint": task.data_fingerprint,
-        "facts": task.facts,
+        "dataset": task.metadata,
     }
     found = checkpoint.choose(workdir.checkpoints, on_damage=config.checkpoint.on_damage)
     if found is not None:
         _refuse_changes(workdir, found, meta)
-    if jax.process_index() == 0:
+    if cluster.is_primary():
         write_text(workdir.config, configs.to_json(config) + "\n")
     with checkpoint.Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep) as checkpoints:
-        state = task.fresh() if found is None else checkpoints.restore(found, task.shapes)
+        state = task.initial_state() if found is None else checkpoints.restore(found, task.shapes)
         log = _open_log(config, workdir, task, found or 0)
         try:
-            task.listen(log)
+            task.attach_hooks(log)
             with distributed.StopSignal() as stop:
                 loop = Loop(config, task, checkpoints, log, meta, stop, workdir)
                 return loop.run_from(found or 0, state)
@@ -80,13 +80,13 @@ class Loop:
         scores: dict[str, float] | None = None
         for step in range(start + 1, steps + 1):
             self._profile(step, state)
-            train_step = task.step_of(step)
-            first = step == start + 1 or train_step is not task.step_of(step - 1)  # it opens the data, or compiles
+            train_step = task.step_at(step)
+            first = step == start + 1 or train_step is not task.step_at(step - 1)  # it opens the data, or compiles
             if first and pending:
                 pending = self._read(*pending)
-            watch.at("start" if first else "input", step)
+            cluster.progress("start" if first else "input", step)
             batch = sharding.put_batch(next(input_), task.mesh, rows)
-            watch.at("compile" if first else "step", step)
+            cluster.progress("compile" if first else "step", step)
             distributed.compile_together(train_step, state, batch)
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch)
@@ -97,7 +97,7 @@ class Loop:
             last = step == steps
             pending = (step, metrics) if last or step % self.config.log.every == 0 else None
             stopped = self.stop.requested(step)
-            ends = last or task.ends_epoch(step)
+            ends = last or task.is_epoch_end(step)
             evaluates = ends or _due(step, self.config.evaluate.every)
             saves = ends or stopped or _due(step, self.config.checkpoint.every)
             if pending and (evaluates or saves):
@@ -133,7 +133,7 @@ class Loop:
             )
 
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
-        watch.at("evaluate", step)
+        cluster.progress("evaluate", step)
         with self.log.paused("eval", step):
             scores = self.task.evaluate(state.best_params)
         self.log.evaluation(step, scores)
@@ -142,10 +142,12 @@ class Loop:
     def _save(self, step: int, state: TrainState, metrics: dict, scores: dict[str, float] | None) -> None:
         if int(metrics["bad_in_row"]) >= self.config.train.guard_limit:
             self._read(step, metrics)  # says what happened, and saves nothing
-        watch.at("save", step)
+        cluster.progress("save", step)
         self.log.flush()
         with self.log.paused("checkpoint", step):
-            self.checkpoints.save(step, state, self.meta | {"step": step}, scores and self.task.badness(scores))
+            self.checkpoints.save(
+                step, state, self.meta | {"step": step}, scores and self.task.minimized_metric(scores)
+            )
 
     def _profile(self, step: int, state: TrainState) -> None:
         first = self.config.log.profile_start
@@ -162,8 +164,8 @@ class Loop:
         self.trace = None
 
     def _check_traces(self) -> None:
-        compiled = max(made._cache_size() for made in map(self.task.step_of, (1, self.task.steps)))
-        if compiled > self.task.programs:
+        compiled = max(made._cache_size() for made in map(self.task.step_at, (1, self.task.steps)))
+        if compiled > self.task.expected_compiles:
             self.log.say(f"warning: the step was compiled {compiled} times; its inputs changed shape or sharding.")
 
 
@@ -175,8 +177,6 @@ def _refuse_changes(workdir: Workdir, step: int, meta: dict) -> None:
     """Raises InputError if this config or these shards are not those that the checkpoint was made with."""
     where = workdir.checkpoints / str(step)
     saved = checkpoint.read_meta(workdir.checkpoints, step)
-    if saved.get("format") != meta["format"]:
-        raise DamageError(f"{where}: its format is {saved.get('format')!r}, this code reads {meta['format']}.")
     changed = configs.diff(saved["config"], meta["config"])
     if changed:
         raise InputError(

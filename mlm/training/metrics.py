@@ -22,7 +22,7 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from mlm import logs
+from mlm import cluster, logs
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, is_remote, write_text
 
@@ -56,7 +56,7 @@ class Log:
           config: to show there.
         """
         self.last_scores: dict[str, float] = {}
-        self._writes = jax.process_index() == 0
+        self._writes = cluster.is_primary()
         self.flops_per_token = flops_per_token  # of the updates to come: it depends on the length of their rows
         self._tokens_per_step, self._peak = tokens_per_step, peak_flops
         self._sinks: list[Any] = []

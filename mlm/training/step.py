@@ -26,44 +26,6 @@ Inputs = Any  # what a loss reads: a tree of arrays with an entry for each row
 Metrics = dict[str, jax.Array]  # scalars
 
 
-def make_gradient(
-    *,
-    network: Network,
-    masking: TokenMasking,
-    mask_seed: int,
-    dropout_seed: int,
-    accumulate: int,
-    mesh: Mesh | None = None,
-    mask_rate: optax.Schedule | None = None,
-    views: int = 1,
-) -> Callable[[Params, Batch, jax.Array], tuple[Params, RowSums]]:
-    """Returns the gradient of the masked-language-model loss, as `mean_gradient` does.
-
-    Args:
-      network: the model; its dropout rates decide whether dropout is on.
-      masking: draws the masks; `mask_seed` and `dropout_seed` make its and the dropout's keys.
-      accumulate, mesh: of `mean_gradient`.
-      mask_rate: the masking rate of each update; None for that of `masking`.
-      views: rows that each row of the batch is read as (see `as_views`).
-    """
-
-    def prepare(batch: Batch, step: jax.Array) -> Inputs:
-        batch = as_views(batch, views)
-        columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
-        rate = None if mask_rate is None else mask_rate(step)
-        return masking(jax.random.key(mask_seed), *columns, rate), batch["attention_mask"]
-
-    def loss_sum(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[jax.Array, RowSums]:
-        masked, attention_BxL = inputs
-        logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK, key, rows_B)
-        rows = masked_cross_entropy(logits, masked.labels_BxK, masked.weights_BxK, masking.vocab_size)
-        return jnp.sum(rows.loss_B), jax.tree.map(jnp.sum, rows)
-
-    return mean_gradient(
-        prepare=prepare, loss_sum=loss_sum, seed=dropout_seed, accumulate=accumulate, mesh=mesh, dtype=network.dtype
-    )
-
-
 def mean_gradient(
     *,
     prepare: Callable[[Batch, jax.Array], Inputs],
@@ -186,7 +148,7 @@ def make_train_step(
     stay as they are for good, and the loop, which reads the metrics late, has time to stop.
 
     Args:
-      gradient: of `make_gradient`.
+      gradient: of `mean_gradient`.
       tx, schedule: the optimizer, and its learning rate for the log.
       ema_decay: of the averaged parameters; unused if the state has none.
       guard_limit: non-finite updates in a row after which nothing is updated any more.

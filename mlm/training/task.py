@@ -1,10 +1,9 @@
-"""What is trained, as the loop sees it: pretraining and classification each build one of these."""
+"""What the loop trains: `mlm/tasks/` has one class for each."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -14,41 +13,50 @@ from mlm.model.roberta import Params
 from mlm.training.metrics import Log
 from mlm.training.state import TrainState
 
+TrainStep = Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """The data and the objective of a run; nothing here holds an array of a device.
+
+class Task(Protocol):
+    """The data and the objective of a run; holds no array of a device.
 
     Attributes:
       mesh: of the batch and the state.
-      steps: updates in all.
-      shapes: of the state, placed, as `state.plan_state` gives them.
-      step_of: number of an update, from 1 -> what makes it, of `step.make_train_step`.
-      fresh: () -> the state before the first update.
-      batches: number of updates made -> this host's rows of the batches of all later ones, numpy.
-      evaluate: parameters -> scores, with a "loss"; the same on every host.
-      ends_epoch: step -> whether to evaluate and to save after it, beside what the config says.
-      badness: scores -> a number; the checkpoint with the lowest is kept.
-      facts: what a checkpoint says of the data, as JSON, for those who build the model from it.
-      data_fingerprint: of the data; a run can't go on with another one's.
+      steps: in all.
+      shapes: of the state, with shardings, as `state.plan_state` returns them.
+      metadata: of the data and the model, as JSON, saved with a checkpoint for those who load it.
+      data_fingerprint: of the data; a run can't be resumed on other data.
       tokens_per_step: for the throughput.
-      flops_per_token: number of an update -> useful FLOPs for each of its tokens, for MFU.
-      programs: how often a train step may be compiled: the number of lengths that its rows have.
-      listen: the log, just opened -> None; adds who hears its lines.
+      expected_compiles: of a train step: how many row lengths it is called with.
     """
 
     mesh: Mesh
     steps: int
     shapes: TrainState
-    step_of: Callable[[int], Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]]
-    fresh: Callable[[], TrainState]
-    batches: Callable[[int], Iterator[dict[str, np.ndarray]]]
-    evaluate: Callable[[Params], dict[str, Any]]
-    ends_epoch: Callable[[int], bool]
-    badness: Callable[[dict[str, Any]], float]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     data_fingerprint: str
     tokens_per_step: int
-    flops_per_token: Callable[[int], float]
-    programs: int = 1
-    listen: Callable[[Log], None] = lambda log: None
+    expected_compiles: int
+
+    def step_at(self, step: int) -> TrainStep:
+        """Returns the jitted function that makes a step, counted from 1."""
+
+    def initial_state(self) -> TrainState:
+        """Returns the state before the first step."""
+
+    def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
+        """Returns this host's rows of the batches of the steps after `start`."""
+
+    def evaluate(self, params: Params) -> dict[str, Any]:
+        """Returns the scores of the validation split, "loss" among them; the same on every host."""
+
+    def is_epoch_end(self, step: int) -> bool:
+        """Returns whether to evaluate and to save after this step, whatever the config's intervals are."""
+
+    def minimized_metric(self, scores: dict[str, Any]) -> float:
+        """Returns the number by which the best checkpoint is chosen: the lowest."""
+
+    def flops_per_token(self, step: int) -> float:
+        """Returns the useful FLOPs of a step for each of its tokens, for MFU."""
+
+    def attach_hooks(self, log: Log) -> None:
+        """Adds metrics hooks to a log that was just opened."""

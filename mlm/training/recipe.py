@@ -1,0 +1,67 @@
+"""What a config says of a run's length and cost, computed once for a config and for a saved run alike.
+
+`run` is a flattened config (`config.flatten`): of a run to come, or as a checkpoint holds it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from mlm.model import flops
+
+Run = Mapping[str, Any]
+
+
+def total_steps(run: Run, records: int) -> int:
+    """Returns the steps of a run whose training split has `records` rows."""
+    return run["train.steps"] or math.ceil(run["train.epochs"] * records / run["data.global_batch"])
+
+
+def warmup_steps(run: Run, steps: int) -> int:
+    """Returns the steps of the warmup of a run of `steps`."""
+    return run["schedule.warmup_steps"] or round(run["schedule.warmup_fraction"] * steps)
+
+
+def short_steps(run: Run, steps: int) -> int:
+    """Returns how many steps, the first ones, read rows of data.short_length."""
+    return round(run["data.short_share"] * steps) if run["data.short_length"] else 0
+
+
+def tokens_per_step(run: Run) -> int:
+    """Returns the tokens that a step of pretraining reads, padding included."""
+    return run["data.global_batch"] * run["shards.length"]
+
+
+def mean_masking_rate(run: Run, progress: float = 1.0) -> float:
+    """Returns the mean masking rate over the first `progress` of a run, from 0 to 1 (see `masking.rate_schedule`)."""
+    rate = run["masking.rate"]
+    return rate + ((run["masking.end_rate"] or rate) - rate) * progress / 2
+
+
+def flops_per_token(run: Run, vocab_size: int, *, length: int, rate: float | None = None) -> float:
+    """Returns the useful FLOPs of a step per token read, of rows of `length` tokens.
+
+    Args:
+      rate: the share of tokens that are predicted; by default, the mean of the whole run.
+    """
+    return flops.train_flops_per_token(
+        hidden=run["model.hidden_size"],
+        layers=run["model.layers"],
+        intermediate=run["model.intermediate_size"],
+        length=length,
+        vocab_size=vocab_size,
+        predicted_share=mean_masking_rate(run) if rate is None else rate,
+    )
+
+
+def useful_flops(run: Run, vocab_size: int, *, step: int, steps: int) -> float:
+    """Returns the useful FLOPs of the steps up to `step`, of a run of `steps`."""
+    short, rate = min(step, short_steps(run, steps)), mean_masking_rate(run, (step - 1) / max(steps - 1, 1))
+    parts = ((short, run["data.short_length"]), (step - short, run["shards.length"]))
+    return sum(
+        count * tokens_per_step(run) * flops_per_token(run, vocab_size, length=length, rate=rate)
+        for count, length in parts
+        if count
+    )
