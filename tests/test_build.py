@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from mlm.commands import evaluate
 from mlm.errors import InputError
+from mlm.inference import evaluate
 from mlm.model.masking import SpanMasking, TokenMasking, WordMasking
 from mlm.tasks import pretraining
 from mlm.training import build, sharding
