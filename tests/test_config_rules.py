@@ -202,7 +202,7 @@ def test_rules_that_tie_keys_together(overrides, sentence):
         (configs.PRETRAINING, "shards.count=7", "must be at least data.lanes = 8"),
         (configs.PRETRAINING, "masking.random_share=0.3", "must not exceed 1 together"),
         (configs.PRETRAINING, "data.short_length=96", "must be a multiple of 8"),
-        (configs.CLASSIFICATION, "classify.label=text", "= 'text': must be another column than classify.text.$"),
+        (configs.CLASSIFICATION, "classify.label=text", "'text': must be another column than classify.text.$"),
     ],
 )
 def test_rules_hold_for_the_task_that_reads_the_key(task, override, words):
