@@ -1,6 +1,8 @@
 """The table of commands: what each takes, and what is imported before a mistake is answered."""
 
+import ast
 import importlib
+import pathlib
 import subprocess
 import sys
 
@@ -9,7 +11,8 @@ import pytest
 from mlm import __main__
 from mlm.__main__ import COMMANDS
 
-# What one process may not import for a mistake in the flags or in the config.
+MLM = pathlib.Path(__main__.__file__).parent
+# What must not be imported before flags and config are read.
 HEAVY = {"jax", "tensorflow", "transformers", "flax", "optax", "orbax", "torch", "datasets", "matplotlib", "numpy"}
 SEVERAL = {"run", "shards", "train", "classify", "evaluate", "export"}  # commands that several processes do together
 
@@ -56,5 +59,31 @@ def test_every_command_is_a_module_of_its_name_and_none_imports_what_is_heavy():
     code += f"for name in COMMANDS: parser(name)\nprint(*({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+    files = {path.stem for path in (MLM / "commands").glob("*.py")}
+    assert files == {*COMMANDS, "common", "__init__"}
     for name in COMMANDS:
         assert callable(importlib.import_module(f"mlm.commands.{name}").main)
+
+
+def test_nothing_below_imports_a_command():
+    files = [path for path in MLM.rglob("*.py") if path.parent.name != "commands" and path.name != "__main__.py"]
+    assert len(files) > 50
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            else:
+                continue
+            assert not any(name.startswith(("mlm.commands", "mlm.__main__")) for name in names), path
+
+
+@pytest.mark.parametrize(("name", "code"), [("predict", 0), ("report", 0), ("train", 1), ("shards", 1)])
+def test_an_output_that_nobody_reads_is_the_end_of_a_page_but_no_success_of_a_run(name, code):
+    program = (
+        f"import sys\nfrom mlm import __main__\nfrom mlm.commands import {name} as command\n"
+        "def main(args, overrides): raise BrokenPipeError\n"
+        f"command.main = main\nsys.exit(__main__.main([{name!r}, '--config=configs/base.py', '--workdir=x']))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == code
