@@ -29,33 +29,33 @@ MAY_CHANGE = re.compile(
     r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch)|checkpoint\..*|log\..*|model\.remat\w*|"
     r"train\.guard_limit|pod\..*|data\.skip_batches|classify\.(train|validation|test)"
 )
-# Keys that were added later, and what runs without them did: they go on with that.
-ADDED = {
-    "masking.kind": "token",
-    "masking.end_rate": 0.0,
-    "masking.longest": 10,
-    "masking.span_p": 0.2,
-    "masking.static": False,
-    "data.isolate_documents": False,
-    "data.short_length": 0,
-    "data.short_share": 0.9,
-    "data.skip_batches": [],
-    "train.init_from": "",
-    "classify.train": "",
-    "classify.validation": "",
-    "classify.test": "",
-    "classify.text": ["text"],
-    "classify.label": "label",
-    "classify.kind": "classes",
-    "classify.length": 128,
-    "classify.multiple": 32,
-    "pod.port": 8474,
-    "pod.jax_port": 8476,
+PRETRAINING, CLASSIFICATION = "pretraining", "classification"
+NOT_READ = {  # keys that a task doesn't read: rules that tie them to others don't hold for it
+    PRETRAINING: re.compile(r"classify\..*"),
+    CLASSIFICATION: re.compile(r"(corpus|shards|masking)\..*|data\.(short_length|skip_batches)"),
 }
 
 
-def load(path: str, overrides: list[str]) -> ConfigDict:
+def split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Returns (the other arguments, ["group.key=value", ...]); --config.group.key value is understood too."""
+    others, overrides = [], []
+    rest = iter(argv)
+    for argument in rest:
+        if argument.startswith("--config."):
+            key = argument.removeprefix("--config.")
+            overrides.append(key if "=" in key else f"{key}={next(rest, '')}")
+        else:
+            others.append(argument)
+    return others, overrides
+
+
+def load(path: str, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
     """Reads `get_config()` from a Python file, applies `group.key=value` overrides, validates and locks it.
+
+    Args:
+      path: of the file.
+      overrides: values are read as the type of the default.
+      task: PRETRAINING or CLASSIFICATION, whose rules the config is held to.
 
     Raises:
       InputError: no such file, no `get_config` in it, an unknown key, a value of the wrong type or out of range.
@@ -69,54 +69,68 @@ def load(path: str, overrides: list[str]) -> ConfigDict:
         raise InputError(f"--config={path}: {type(error).__name__} while reading it: {words}") from error
     if not isinstance(config, ConfigDict):
         raise InputError(f"--config={path}: the file defines no get_config() that returns a ConfigDict.")
-    return _finish(config, overrides)
+    return _finish(config, parse(config, overrides), task)
 
 
-def load_saved(path: UPath, overrides: list[str]) -> ConfigDict:
-    """Reads the config.json of a workdir, applies overrides, validates and locks it.
+def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
+    """Reads the config.json of a workdir, applies overrides, validates and locks it, as `load`.
 
     Raises:
-      InputError: nothing was trained there, or a value is wrong.
+      InputError: nothing was trained there, by another version of this code, or a value is wrong.
       DamageError: the file is not JSON.
     """
     if not path.is_file():
         raise InputError(f"{path}: there is no such file; give --config, or train there first.")
     content = logs.read_object(path)
     try:
-        return _finish(unflatten(flatten(content)), overrides)
+        flat = flatten(content)
+        missing = RULES.keys() - flat.keys()
+        if missing:
+            raise InputError(
+                f"{path}: has no {min(missing)}, as if another version of this code had written it; give --config, or "
+                "use another --workdir."
+            )
+        config = unflatten(flat)
+        return _finish(config, parse(config, overrides), task)
     except (ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DamageError(f"{path}: is not a config in JSON ({error}); give --config.") from None
 
 
-def changed(config: ConfigDict, overrides: list[str]) -> ConfigDict:
-    """Returns a copy of a config with overrides applied, validated and locked.
+def replace(config: ConfigDict, values: dict[str, Any], *, task: str = PRETRAINING) -> ConfigDict:
+    """Returns a copy with the values of some "group.key" replaced, validated and locked.
 
     Raises:
       InputError: as `load`.
     """
-    return _finish(unflatten(flatten(config)), overrides)
+    return _finish(unflatten(flatten(config)), values, task)
 
 
-def _finish(config: ConfigDict, overrides: list[str]) -> ConfigDict:
-    for override in overrides:
-        _override(config, override)
-    validate(config)
+def _finish(config: ConfigDict, values: dict[str, Any], task: str) -> ConfigDict:
+    for key, value in values.items():
+        group, _, name = key.rpartition(".")
+        config[group][name] = value
+    validate(config, task=task)
     config.lock()
     return config
 
 
-def _override(config: ConfigDict, text: str) -> None:
-    """Sets one `group.key=value`, the value read as the type of the default."""
-    key, equals, value = text.partition("=")
-    flat = flatten(config)
-    if key not in flat:
-        near = difflib.get_close_matches(key, flat, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "; configs/base.py lists every key."
-        raise InputError(f"--config.{key}: there is no such key{hint}")
-    if not equals:
-        raise InputError(f"--config.{key}: give the value as --config.{key}=VALUE.")
-    group, _, name = key.rpartition(".")
-    config[group][name] = _parse(key, value, flat[key])
+def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:
+    """Returns {"group.key": value} of some "group.key=value", each value read as the type of the config's.
+
+    Raises:
+      InputError: no such key, or a value of another type.
+    """
+    flat, values = flatten(config), {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if key not in flat:
+            near = difflib.get_close_matches(key, flat, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "; configs/base.py lists every key."
+            raise InputError(f"--config.{key}: there is no such key{hint}")
+        if not equals:
+            raise InputError(f"--config.{key}: give the value as --config.{key}=VALUE.")
+        values[key] = _parse(key, text, flat[key])
+    return values
 
 
 def _parse(key: str, text: str, default: Any) -> Any:
@@ -153,18 +167,15 @@ def flatten(config: ConfigDict | dict) -> dict[str, Any]:
 
 
 def unflatten(flat: dict[str, Any]) -> ConfigDict:
-    """Returns the config of a flattened one, keys `ADDED` later filled in.
-
-    Lists, all that JSON knows of tuples, become tuples.
-    """
+    """Returns the config of a flattened one; lists, all that JSON knows of tuples, become tuples."""
     groups: dict[str, dict[str, Any]] = {}
-    for key, value in {**ADDED, **flat}.items():
+    for key, value in flat.items():
         group, _, name = key.rpartition(".")
         groups.setdefault(group, {})[name] = tuple(value) if isinstance(value, list) else value
     return ConfigDict(groups)
 
 
-def validate(config: ConfigDict) -> None:
+def validate(config: ConfigDict, *, task: str = PRETRAINING) -> None:
     """Raises InputError for the first value that can't be right, naming the key, the value and what is allowed."""
     flat = flatten(config)
     for key, value in flat.items():
@@ -177,7 +188,7 @@ def validate(config: ConfigDict) -> None:
     if missing:
         raise InputError(f"config.{min(missing)} is missing; start a config from configs/base.py.")
     for key, bad, words in across(flat):
-        if bad:
+        if bad and not NOT_READ[task].fullmatch(key):
             raise InputError(f"config.{key} = {flat[key]!r}: {words}.")
 
 
@@ -194,7 +205,6 @@ def to_json(config: ConfigDict) -> str:
 def diff(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Returns one line "key: old -> new" for each key that differs and must not, between two flattened configs."""
     old, new = ({k: list(v) if isinstance(v, tuple) else v for k, v in flat.items()} for flat in (old, new))
-    old = {**{key: value for key, value in ADDED.items() if key in new}, **old}
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())

@@ -18,6 +18,8 @@ import time
 import uuid
 from collections.abc import Iterator
 
+from ml_collections import ConfigDict
+
 from mlm.errors import InputError
 from mlm.paths import UPath, is_remote, make_folder
 from mlm.text import printable
@@ -33,6 +35,8 @@ class Workdir:
     Attributes:
       root, tokenizer, shards, checkpoints, export: folders.
       config, metrics, timing, advice, spikes, report: files.
+      classification: file with a classifier's {"split", "step", "scores"}, and of classes {"labels", "confusion":
+        [true][predicted]}.
     """
 
     def __init__(self, path: str, *, create: bool = True):
@@ -59,6 +63,11 @@ class Workdir:
         self.advice = self.root / "advice.jsonl"
         self.spikes = self.root / "spikes.jsonl"
         self.report = self.root / "report.html"
+        self.classification = self.root / "classification.json"
+
+    def shards_of(self, config: ConfigDict) -> str:
+        """Returns the folder of the shards: that of config.shards.dir, or the workdir's own."""
+        return config.shards.dir or str(self.shards)
 
     def _make(self, path: str) -> None:
         try:

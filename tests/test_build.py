@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from mlm.commands import evaluate
 from mlm.errors import InputError
+from mlm.inference import evaluate
 from mlm.model.masking import SpanMasking, TokenMasking, WordMasking, rate_schedule
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding

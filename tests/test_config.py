@@ -208,23 +208,32 @@ def test_diff_of_a_config_with_itself_out_of_json_is_empty():
     assert configs.diff({"new.key": [1, 2]}, {"new.key": (1, 2)}) == [], "JSON knows no tuples"
 
 
-def test_runs_from_before_a_key_was_added_go_on(tmp_path):
-    config = configs.load(BASE, [])
-    saved = json.loads(json.dumps(configs.flatten(config)))
-    for key, value in configs.ADDED.items():
-        assert saved.pop(key) == value
-    assert configs.diff(saved, configs.flatten(config)) == []
-    other = configs.flatten(configs.load(BASE, ["masking.kind=word"]))
-    assert configs.diff(saved, other) == ["masking.kind: 'token' -> 'word'"]
+@pytest.mark.parametrize("key", ["masking.kind", "pod.port", "train.seed"])
+def test_a_saved_config_of_another_version_is_refused(tmp_path, key):
+    content = configs.load(BASE, []).to_dict()
+    group, _, name = key.partition(".")
+    del content[group][name]
     path = UPath(tmp_path) / "config.json"
-    path.write_text(json.dumps(configs.unflatten(saved).to_dict()))
-    assert configs.flatten(configs.load_saved(path, [])) == configs.flatten(config)
-    groups = config.to_dict()
-    for key in configs.ADDED:
-        group, _, name = key.partition(".")
-        del groups[group][name]
-    path.write_text(json.dumps(groups))
-    assert configs.flatten(configs.load_saved(path, [])) == configs.flatten(config)
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=rf"config\.json: has no {key}, as if another version .* another --workdir\.$"):
+        configs.load_saved(path, [])
+
+
+def test_values_are_replaced_as_they_are_in_a_copy():
+    config = configs.load(BASE, [])
+    values = {"model.remat": True, "optimizer.learning_rate": 1e-17, "data.skip_batches": ("9:9", "41:50")}
+    found = configs.replace(config, values)
+    assert configs.flatten(found) == configs.flatten(config) | values
+    assert configs.flatten(config) == configs.flatten(configs.load(BASE, []))
+    with pytest.raises(InputError, match=r"config\.data\.lanes = 0: must be a whole number"):
+        configs.replace(config, {"data.lanes": 0})
+    with pytest.raises(AttributeError):
+        found.train.stepz = 3
+
+
+def test_overrides_are_told_from_other_arguments():
+    argv = ["train", "--config=a.py", "--config.train.steps=3", "--config.a.b", "c=d", "--workdir=x"]
+    assert configs.split_overrides(argv) == (["train", "--config=a.py", "--workdir=x"], ["train.steps=3", "a.b=c=d"])
 
 
 def test_a_saved_config_changed_at_random_is_read_or_refused(tmp_path):

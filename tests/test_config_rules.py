@@ -8,6 +8,7 @@ import pytest
 
 from mlm import config as configs
 from mlm.config_rules import RULES
+from mlm.errors import InputError
 from tests.test_config import BASE, refused
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -187,15 +188,32 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
             ["data.skip_batches=('7:9', '1:3', '3:5')"],
             "config.data.skip_batches = ('7:9', '1:3', '3:5'): its ranges must not overlap.",
         ),
-        (
-            ["classify.label=text"],
-            "config.classify.label = 'text': must be another column than classify.text.",
-        ),
         (["mesh.fsdp=-1"], "config.mesh.data = -1: at most one axis of the mesh can be -1."),
     ],
 )
 def test_rules_that_tie_keys_together(overrides, sentence):
     assert refused(*overrides) == sentence
+
+
+@pytest.mark.parametrize(
+    ("task", "override", "words"),
+    [
+        (configs.PRETRAINING, "shards.length=513", "must be at most model.positions = 512"),
+        (configs.PRETRAINING, "shards.count=7", "must be at least data.lanes = 8"),
+        (configs.PRETRAINING, "masking.random_share=0.3", "must not exceed 1 together"),
+        (configs.PRETRAINING, "data.short_length=96", "must be a multiple of 8"),
+        (configs.CLASSIFICATION, "classify.label=text", "'text': must be another column than classify.text.$"),
+    ],
+)
+def test_rules_hold_for_the_task_that_reads_the_key(task, override, words):
+    other = {configs.PRETRAINING: configs.CLASSIFICATION, configs.CLASSIFICATION: configs.PRETRAINING}[task]
+    configs.load(BASE, [override], task=other)
+    with pytest.raises(InputError, match=f"config.{override.partition('=')[0]} = .*{words}") as caught:
+        configs.load(BASE, [override], task=task)
+    config = configs.load(BASE, [])
+    with pytest.raises(InputError) as again:
+        configs.replace(config, configs.parse(config, [override]), task=task)
+    assert str(again.value) == str(caught.value)
 
 
 def test_what_just_fits_is_taken():

@@ -1,4 +1,4 @@
-"""The command `evaluate`: a checkpoint and a folder, and the file beside the model that loses nothing."""
+"""Scores of a masked language model: a checkpoint and a folder, and the file beside the model that loses nothing."""
 
 import dataclasses
 import json
@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from mlm import config as configs
-from mlm.commands import evaluate, stages
+from mlm.commands import common
 from mlm.errors import InputError
 from mlm.export import export
+from mlm.inference import evaluate
 from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.workdir import Workdir
@@ -30,7 +31,7 @@ def setting(trained_workdir, tmp_path_factory):
     write_shards(docstrings()[:600], workdir.shards, str(workdir.tokenizer))
     config = tiny_config(*SIZES)
     workdir.config.write_text(configs.to_json(config))
-    return config, workdir, stages.open_data(config, workdir)
+    return config, workdir, common.open_data(config, workdir)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ import pytest
 
 from mlm import logs
 from mlm import workdir as workdirs
-from mlm.commands import stages
+from mlm.commands.tokenizer import make_tokenizer
 from mlm.data import blocks, corpus, shards, tokenizer
 from mlm.data.hosts import Hosts
 from mlm.errors import DamageError, InputError
@@ -130,18 +130,18 @@ def write_documents(texts: list[str], stop_after: int | None = None):
 def test_the_tokenizer_lies_in_the_bucket(bucket, tokenizer_folder):
     workdir = Workdir(bucket)
     config = tiny_config(f"tokenizer.path={tokenizer_folder}")
-    stages.make_tokenizer(config, workdir)
+    make_tokenizer(config, workdir)
     written = contents(workdir.tokenizer)
     assert "/recipe.json" in written and "/recipe.json.begun" not in written
-    stages.make_tokenizer(config, workdir, Hosts(2, 1))
+    make_tokenizer(config, workdir, Hosts(2, 1))
     assert contents(workdir.tokenizer) == written
     assert tokenizer.fingerprint(str(workdir.tokenizer)) == tokenizer.fingerprint(tokenizer_folder)
     assert tokenizer.special_ids(str(workdir.tokenizer)) == tokenizer.special_ids(tokenizer_folder)
     with pytest.raises(InputError, match="other settings"):
-        stages.make_tokenizer(tiny_config("tokenizer.path=elsewhere"), workdir)
+        make_tokenizer(tiny_config("tokenizer.path=elsewhere"), workdir)
     (workdir.tokenizer / "recipe.json").unlink()
     write_text(workdir.tokenizer / "recipe.json.begun", "")  # as after a kill
-    stages.make_tokenizer(config, workdir)
+    make_tokenizer(config, workdir)
     assert contents(workdir.tokenizer) == written
 
 

@@ -233,7 +233,7 @@ def test_every_pod_is_another_process(manifest, tmp_path, slices, hosts):
             module, package, *rest = done.stdout.split("\0")[:-1]
             assert (module, package, rest[0]) == ("-m", "mlm", "run")
             assert [word for word in rest if word.startswith("--config.")] == [expanded(w, {}) for w in HOSTILE]
-            args = parser().parse_args([word for word in rest if not word.startswith("--config.")])
+            args = parser("run").parse_args([word for word in rest if not word.startswith("--config.")])
             assert (args.coordinator, args.processes) == (f"{name}-hosts-0-0.{name}", slices * hosts)
             seen.append(args.process_id)
     assert seen == list(range(slices * hosts)) and not list(tmp_path.glob("pwned"))

@@ -38,7 +38,7 @@ def test_the_bare_line():
     folder, _, program = line.partition(" && ")
     argv = shlex.split(program)
     assert (folder, argv[:3]) == ("cd mlm", [".venv/bin/python", "-m", "mlm"])
-    args = parser().parse_args(argv[3:])
+    args = parser("run").parse_args(argv[3:])
     assert args.name == "run" and pathlib.Path(LAUNCH.parent / args.config).exists()
 
 

@@ -15,7 +15,7 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 from markdown_it import MarkdownIt
 
 from mlm import config as configs
-from mlm.commands import run
+from mlm.commands.export import write_export
 from mlm.data import tokenizer
 from mlm.export import card_history, model_card
 from mlm.model import flops
@@ -211,7 +211,7 @@ def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path):
     workdir.export.mkdir()
     (workdir.export / "proof.json").write_text("{}")
     (workdir.export / "evaluation.json").write_text('{"of earlier weights": {}}')
-    run.export(workdir, torch_python="")
+    write_export(workdir, torch_python="")
     card = (workdir.export / "README.md").read_text()
     assert row(card, "documents") == ["9,000", "90"]
     assert row(card, "4") == ["4.25", "28.7%"] and "| 6 |" not in card

@@ -192,7 +192,7 @@ def test_a_small_validation_split_gets_fewer_shards(texts, tokenizer_folder, tmp
 
 def test_no_framework_is_imported():
     """Their start costs more than the writing of a small corpus, and every worker process would pay it."""
-    code = "import sys; import mlm.data.shards, mlm.data.corpus, mlm.commands.stages; print(*sys.modules)"
+    code = "import sys; import mlm.data.shards, mlm.data.corpus, mlm.commands.run; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = set(done.stdout.split())
     assert "mlm.data.shards" in found

@@ -14,8 +14,7 @@ from ml_collections import ConfigDict
 
 from mlm.bench import interleaved, tf_tpu_example
 from mlm.bench.steps import waited
-from mlm.commands import stages
-from mlm.data import shards
+from mlm.data import corpus, shards
 from mlm.data.corpus import Document
 from mlm.data.dataset_info import DatasetInfo
 from mlm.data.manifest import Manifest
@@ -82,7 +81,8 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
 def sample(config: ConfigDict, megabytes: float) -> Iterator[Document]:
     """Yields the first training documents of the corpus, some of them as validation documents."""
     left = megabytes * 1e6
-    texts = (document.text for document in stages.documents(config) if document.split == "train")
+    documents = corpus.documents(**config.corpus.to_dict())
+    texts = (document.text for document in documents if document.split == "train")
     for number, text in enumerate(texts):
         yield Document(text, "train" if number % VALIDATION else "validation")
         left -= len(text)

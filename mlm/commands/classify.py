@@ -1,51 +1,84 @@
-"""The command `classify`: fine-tune for text classification or regression, in the loop that pretrains."""
+"""`classify`: fine-tune for text classification or regression, in the loop that pretrains."""
 
 from __future__ import annotations
 
+import argparse
 import functools
-import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 from ml_collections import ConfigDict
-from transformers import RobertaConfig
 
 from mlm import cluster
 from mlm import config as configs
-from mlm.commands import stages
-from mlm.data import examples as data
-from mlm.data import tokenizer
-from mlm.data.examples import SPLITS, Examples
-from mlm.data.hosts import Hosts
+from mlm.commands import common
+from mlm.commands.export import write_export
+from mlm.commands.tokenizer import make_tokenizer
 from mlm.errors import InputError
-from mlm.export import export_classifier
-from mlm.model import classifier, factory
-from mlm.model.roberta import Params
-from mlm.paths import write_text
-from mlm.pretrained import classifiers, warm_start
-from mlm.pretrained.load import Trained
-from mlm.report import confusion, report
-from mlm.tasks import class_scores, classification
 from mlm.text import printable
-from mlm.training import checkpoint, loop, sharding
 from mlm.workdir import Workdir
+
+if TYPE_CHECKING:
+    from transformers import RobertaConfig
+
+    from mlm.data.examples import Examples
+    from mlm.data.hosts import Hosts
+    from mlm.model.roberta import Params
+    from mlm.pretrained.load import Trained
 
 CONFUSED = 5  # pairs shown at the end of a run
 
 
-def open_data(config: ConfigDict, workdir: Workdir, hosts: Hosts) -> Examples:
-    """Reads and checks the rows, brings the tokenizer into the workdir, and tokenizes.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
+    common.add_config_flags(parser)
+    common.add_host_flags(parser)
+
+
+def main(args: argparse.Namespace, overrides: list[str]) -> None:
+    """Trains from wherever the workdir's checkpoints are; then scores, reports and exports the best checkpoint."""
+    config, workdir = common.open_run(args, overrides, task=configs.CLASSIFICATION)
+    from mlm.cluster import distributed
+    from mlm.data.hosts import Hosts
+    from mlm.inference import evaluate_classifier
+    from mlm.report import report
+    from mlm.tasks import classification
+    from mlm.training import loop
+
+    with common.locked(workdir):
+        examples = open_examples(config, workdir, Hosts(args.processes, args.process_id))
+        distributed.initialize(config, workdir, examples, saves=True)
+        common.keep_compiled(workdir)
+        config, body, start = _model(config, workdir, examples)
+        task = classification.Classification(config, examples, body, start)
+        if cluster.is_primary():
+            _describe(config, examples, body)
+        loop.run_task(config, workdir, task)
+        best = write_export(workdir, torch_python="")
+        split = "test" if "test" in examples.splits else "validation"
+        scores = evaluate_classifier.score(config, workdir, examples, best, split)
+        if cluster.is_primary():
+            report.write(workdir)
+            _summarize(workdir, best, scores)
+        cluster.barrier("finished")
+
+
+def open_examples(config: ConfigDict, workdir: Workdir, hosts: Hosts) -> Examples:
+    """Reads and checks the rows, copies the tokenizer into the workdir, and tokenizes.
 
     Raises:
       InputError: a row that can't be right, no source, or no tokenizer.
     """
+    from mlm.data import examples as data
+    from mlm.pretrained import classifiers
+    from mlm.training import checkpoint
+
     own = config.classify
     for key in ("train", "validation"):
         if not own[key]:
             raise InputError(f"config.classify.{key}: say where the rows are, such as csv:{key}.csv.")
-    sources = {split: own[split] for split in SPLITS if own[split]}
+    sources = {split: own[split] for split in data.SPLITS if own[split]}
     tables, names = data.read_tables(sources, text=own.text, label=own.label, kind=own.kind)
     if not checkpoint.complete_steps(workdir.checkpoints):
         path = config.tokenizer.path
@@ -53,41 +86,28 @@ def open_data(config: ConfigDict, workdir: Workdir, hosts: Hosts) -> Examples:
         if start:
             path = f"{start}/tokenizer" if classifiers.is_workdir(start) else start
         if path:
-            stages.make_tokenizer(configs.changed(config, [f"tokenizer.path={path}"]), workdir, hosts)
+            config = configs.replace(config, {"tokenizer.path": path}, task=configs.CLASSIFICATION)
+            make_tokenizer(config, workdir, hosts)
         elif not (workdir.tokenizer / "tokenizer.json").is_file():
             raise InputError("config.train.init_from is empty: then set config.tokenizer.path, for its tokenizer.")
     folder = str(workdir.tokenizer)
     return data.tokenize(tables, names, tokenizer_folder=folder, length=own.length, multiple=own.multiple)
 
 
-def run(config: ConfigDict, workdir: Workdir, examples: Examples) -> None:
-    """Trains from wherever the workdir's checkpoints are, and finishes: scores, report, export of the best checkpoint.
-
-    Raises:
-      StopError: as `loop.run_task`.
-    """
-    if jax.config.jax_compilation_cache_dir is None:  # JAX_COMPILATION_CACHE_DIR goes before
-        jax.config.update("jax_compilation_cache_dir", str(workdir.root / "xla_cache"))
-    config, body, start = _model(config, workdir, examples)
-    task = classification.Classification(config, examples, body, start)
-    if cluster.is_primary():
-        _describe(config, examples, body)
-    loop.run_task(config, workdir, task)
-    best = export(workdir, torch_python="")
-    scores = score(config, workdir, examples, best, "test" if "test" in examples.splits else "validation")
-    if cluster.is_primary():
-        report.write(workdir)
-        _summarize(workdir, best, scores)
-    cluster.barrier("finished")
-
-
 def _model(
     config: ConfigDict, workdir: Workdir, examples: Examples
 ) -> tuple[ConfigDict, RobertaConfig, Callable[[], Params] | None]:
-    """Returns (the config with the sizes of the model, the config of its body, what gives the body's parameters).
+    """Returns (the config with the sizes of the model, the config of its body, a function that gives its parameters).
 
-    A run that goes on has the model that it began with, another the one that it starts from, or that of the config.
+    A run that resumes has the model that it began with, another the one of train.init_from, or that of the config.
     """
+    from transformers import RobertaConfig
+
+    from mlm.data import tokenizer
+    from mlm.model import factory
+    from mlm.pretrained import classifiers, warm_start
+    from mlm.training import checkpoint
+
     if config.model.init != "stock":
         raise InputError(f"config.model.init = {config.model.init}: is for pretraining; classify starts from stock.")
     init_from, multiple = config.train.init_from, config.model.vocab_multiple
@@ -109,9 +129,8 @@ def _model(
     body.classifier_dropout = None  # as in the layers
     positions = body.max_position_embeddings - body.pad_token_id - 1
     sizes = {key: getattr(body, name) for key, name in warm_start.SAME.items()} | {"model.positions": positions}
-    sizes["shards.length"] = min(config.shards.length, positions)  # nothing here reads it
     start = (lambda: source()[1]) if init_from else None
-    return configs.changed(config, [f"{key}={value}" for key, value in sizes.items()]), body, start
+    return configs.replace(config, sizes, task=configs.CLASSIFICATION), body, start
 
 
 def _describe(config: ConfigDict, examples: Examples, body: RobertaConfig) -> None:
@@ -128,66 +147,10 @@ def _describe(config: ConfigDict, examples: Examples, body: RobertaConfig) -> No
     )
 
 
-def score(config: ConfigDict, workdir: Workdir, examples: Examples, found: Trained, split: str) -> dict[str, Any]:
-    """Returns the scores of a model on a split; the workdir's own are written down, with the confusion table."""
-    mesh = sharding.make_mesh(**config.mesh.to_dict())
-    sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
-    model_config, params = classifiers.sized(found, config.model.vocab_multiple, mesh)
-    network = classification.make_network(config, model_config, examples, mesh)
-    places = jax.tree.map(lambda value: value.sharding, params)
-    eval_step = classification.make_eval_step(network, mesh, places)
-    scores, predicted_N = classification.evaluate(config, examples, mesh, eval_step, params, split)
-    if found.step is not None and cluster.is_primary():
-        content = {"split": split, "step": found.step, "scores": scores}
-        if examples.labels:
-            table = class_scores.confusion(examples.splits[split].labels_N, predicted_N, len(examples.labels))
-            content |= {"labels": examples.labels, "confusion": table.tolist()}
-        write_text(workdir.root / confusion.FILE, json.dumps(content) + "\n")
-    return scores
-
-
-def evaluate(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict[str, Any]:
-    """Scores a classifier and returns the scores; the first process prints them as a line of JSON.
-
-    Args:
-      config: says where the rows are, and how many are scored at a time.
-      workdir: of the run.
-      model: a transformers folder; "" for the workdir's best checkpoint.
-      split: train, validation or test.
-
-    Raises:
-      InputError: no such split, or rows that the model can't read.
-    """
-    own = config.classify
-    if split not in SPLITS or not own[split]:
-        raise InputError(f"--split={split}: config.classify has rows of {', '.join(s for s in SPLITS if own[s])}.")
-    found = classifiers.from_folder(model) if model else classifiers.from_checkpoint(workdir)
-    names = classifier.class_names(found.config)
-    if bool(names) != (own.kind == "classes"):
-        raise InputError(f"{found.source}: {'has classes' if names else 'predicts a number'}; set classify.kind so.")
-    tables, _ = data.read_tables({split: own[split]}, text=own.text, label=own.label, kind=own.kind, names=names)
-    sizes = {"length": own.length, "multiple": own.multiple}
-    examples = data.tokenize(tables, names, tokenizer_folder=found.tokenizer, **sizes)
-    scores = score(config, workdir, examples, found, split)
-    if cluster.is_primary():
-        print(json.dumps({"split": split, "model": found.source, **scores}))
-    return scores
-
-
-def export(workdir: Workdir, *, torch_python: str) -> Trained:
-    """Writes the best checkpoint as a transformers folder; returns its model.
-
-    Every process reads the checkpoint, the first one writes, and the others wait for what comes of it.
-    """
-    found = classifiers.from_checkpoint(workdir)
-    if cluster.is_primary():
-        export_classifier.export(found, workdir, name=workdir.root.name, torch_python=torch_python)
-    cluster.barrier("exported")
-    return found
-
-
 def _summarize(workdir: Workdir, best: Trained, scores: dict[str, Any]) -> None:
     """Prints the scores of the best checkpoint, what it confuses most often, and the paths."""
+    from mlm.report import confusion
+
     content = confusion.read(workdir)
     print(f"\nbest checkpoint, after {best.step:,} updates, on the {scores['rows']:,} {content['split']} rows")
     shown = {"loss": ".4f", "accuracy": ".2%", "f1": ".2%", "mse": ".4f", "pearson": ".4f", "spearman": ".4f"}

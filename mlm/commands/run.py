@@ -1,65 +1,71 @@
-"""The stages of `run` after the data: train, report, export, and what a person is told in the end."""
+"""`run`: every stage from the corpus to the export; those that are done and unchanged are skipped."""
 
 from __future__ import annotations
 
+import argparse
 import re
-
-import jax
-from ml_collections import ConfigDict
+import time
+from typing import TYPE_CHECKING
 
 from mlm import cluster, logs
-from mlm.data import batches, tokenizer
-from mlm.data.manifest import Manifest
-from mlm.export import card_history
-from mlm.export import export as exports
-from mlm.inference import fill_mask
-from mlm.pretrained import load
-from mlm.report import report
-from mlm.tasks.pretraining import Pretraining
-from mlm.training import loop
+from mlm.cluster import watch
+from mlm.commands import common
+from mlm.commands.export import write_export
+from mlm.commands.shards import make_shards
+from mlm.commands.tokenizer import make_tokenizer
 from mlm.workdir import Workdir
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from mlm.data.manifest import Manifest
+    from mlm.pretrained.load import Trained
 
 SENTENCES = 5  # shown with their fillings at the end of a run
 
 
-def train(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> None:
-    """Trains on the shards of `manifest`, with compiled programs kept in the workdir."""
-    if jax.config.jax_compilation_cache_dir is None:  # JAX_COMPILATION_CACHE_DIR goes before
-        jax.config.update("jax_compilation_cache_dir", str(workdir.root / "xla_cache"))
-    loop.run_task(config, workdir, Pretraining.open(config, workdir, manifest))
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
+    common.add_config_flags(parser)
+    common.add_host_flags(parser)
+    common.add_skip_batches(parser)
 
 
-def finish(workdir: Workdir, manifest: Manifest) -> None:
-    """Writes the report and the export of a trained workdir, and says what came out: the first process for all."""
-    model = export(workdir, torch_python="")
-    if cluster.is_primary():
-        report.write(workdir)
-        summarize(workdir, manifest, model)
-    cluster.barrier("finished")
+def main(args: argparse.Namespace, overrides: list[str]) -> None:
+    """Makes all that is not there yet, from the tokenizer to the export."""
+    config, workdir = common.open_run(args, overrides)
+    from mlm.data.hosts import Hosts
+
+    begin = time.monotonic()
+    with common.locked(workdir):
+        hosts = Hosts(args.processes, args.process_id)
+        cluster.progress(watch.UNTIMED)
+        make_tokenizer(config, workdir, hosts)
+        make_shards(config, workdir, hosts)
+        cluster.barrier("data")
+        manifest = common.open_data(config, workdir)
+        from mlm.cluster import distributed
+        from mlm.report import report
+        from mlm.tasks.pretraining import Pretraining
+        from mlm.training import loop
+
+        distributed.initialize(config, workdir, manifest, saves=True)
+        common.keep_compiled(workdir)
+        loop.run_task(config, workdir, Pretraining.open(config, workdir, manifest))
+        model = write_export(workdir, torch_python="")
+        if cluster.is_primary():
+            report.write(workdir)
+            summarize(workdir, manifest, model)
+        cluster.barrier("finished")
+    if args.process_id == 0:
+        print(f"\n{time.monotonic() - begin:.0f} s in all")
 
 
-def export(workdir: Workdir, *, torch_python: str) -> load.Trained:
-    """Writes the newest checkpoint as a transformers folder; returns its model.
-
-    Every process reads the checkpoint, the first one writes, and the others wait for what comes of it.
-    """
-    model = load.from_checkpoint(workdir)
-    if cluster.is_primary():
-        scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == model.step]
-        exports.export(
-            model,
-            workdir.export,
-            scores=scores[-1] if scores else None,
-            name=workdir.root.name,
-            torch_python=torch_python,
-            history=card_history.gather(workdir, model),
-        )
-    cluster.barrier("exported")
-    return model
-
-
-def summarize(workdir: Workdir, manifest: Manifest, model: load.Trained) -> None:
+def summarize(workdir: Workdir, manifest: Manifest, model: Trained) -> None:
     """Prints the scores beside the unigram entropy, some sentences of the validation split filled, and the paths."""
+    from mlm.data import tokenizer
+    from mlm.inference import fill_mask
+
     scores = logs.read(workdir.metrics, "eval")[-1]
     entropy = manifest.splits["validation"].unigram_entropy
     print(f"\nevaluation after {scores['step']} updates, on {scores['predictions']:,} masked tokens")
@@ -80,16 +86,13 @@ def _shown(token: str) -> str:
     return token.strip() or repr(token)  # a line break is a filling too
 
 
-def masked_sentences(manifest: Manifest, tok, count: int) -> tuple[list[str], list[str]]:
-    """Returns sentences of the validation split with one whole word masked, and the words.
+def masked_sentences(manifest: Manifest, tok: PreTrainedTokenizerFast, count: int) -> tuple[list[str], list[str]]:
+    """Returns up to `count` sentences of the validation split with one whole word masked, and the words.
 
     The word is the middle one of those that are one token and at least four letters long.
-
-    Args:
-      manifest: of the shards.
-      tok: the fast tokenizer of the shards.
-      count: how many, or as many as there are.
     """
+    from mlm.data import batches
+
     texts, answers = [], []
     rows = batches.eval_batches(manifest, split="validation", batch=16, rows=(0, 16))
     for batch in rows:

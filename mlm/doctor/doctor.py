@@ -14,7 +14,6 @@ from typing import Any, TextIO
 
 from ml_collections import ConfigDict
 
-from mlm.commands.stages import shards_folder
 from mlm.data.manifest import load_manifest
 from mlm.doctor import checks, first_batch
 from mlm.doctor.checks import Case, Finding
@@ -74,7 +73,7 @@ def run(
 def _open(config: ConfigDict, workdir: Workdir, findings: list[Finding], **wishes: Any) -> Case | None:
     """Returns what is to be looked at, or None with a finding that says why there is nothing."""
     folder = str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None
-    place = shards_folder(config, workdir)
+    place = workdir.shards_of(config)
     try:
         manifest = load_manifest(place, tokenizer_folder=folder)
     except (InputError, DamageError) as error:

@@ -37,7 +37,7 @@ def largest_batch(config: ConfigDict, info: DatasetInfo, topology: Topology, pro
     while len(seen) < TRIALS and 0 <= index < len(sizes) and index not in seen:
         seen.add(index)
         batch = sizes[index] * ways
-        fits = _fits([f"data.global_batch={batch}"], config, info, topology)
+        fits = _fits({"data.global_batch": batch}, config, info, topology)
         if fits:
             found = {"rows_per_chip": batch // config.train.accumulate / topology.chips, "global_batch": batch}
         index += -1 if fits else 1
@@ -48,17 +48,17 @@ def remedies(config: ConfigDict, info: DatasetInfo, topology: Topology) -> list[
     """Returns [{"change", "fits", "bytes_per_chip"}]: the cheapest remedy first, remat with accumulation at the end."""
     mesh = make_mesh(config, topology)
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    accumulate = [f"train.accumulate={4 * config.train.accumulate}"]
-    remat = [] if config.model.remat else ["model.remat=true"]
+    accumulate = {"train.accumulate": 4 * config.train.accumulate}
+    remat = {} if config.model.remat else {"model.remat": True}
     some = remat and config.model.remat_feed_forward < config.model.layers
-    half = [f"model.remat_feed_forward={config.model.layers}"] if some else []
-    split = [f"mesh.fsdp={ways}", "mesh.data=1"] if mesh.shape["fsdp"] < ways else []
-    changes = [change for change in (half, remat, accumulate, split, remat and remat + accumulate) if change]
+    half = {"model.remat_feed_forward": config.model.layers} if some else {}
+    split = {"mesh.fsdp": ways, "mesh.data": 1} if mesh.shape["fsdp"] < ways else {}
+    changes = [change for change in (half, remat, accumulate, split, remat and remat | accumulate) if change]
     found = []
     for change in changes:
-        words = " ".join(f"--config.{key}" for key in change)
+        words = " ".join(f"--config.{key}={str(value).lower()}" for key, value in change.items())
         try:
-            program = compile_step(configs.changed(config, change), info, topology)
+            program = compile_step(configs.replace(config, change), info, topology)
         except InputError as error:
             found.append({"change": words, "fits": False, "error": str(error)})
             continue
@@ -67,9 +67,9 @@ def remedies(config: ConfigDict, info: DatasetInfo, topology: Topology) -> list[
     return found
 
 
-def _fits(overrides: list[str], config: ConfigDict, info: DatasetInfo, topology: Topology) -> bool:
+def _fits(values: dict[str, Any], config: ConfigDict, info: DatasetInfo, topology: Topology) -> bool:
     """Compiles a variant; one that breaks a rule of the config does not fit."""
     try:
-        return compile_step(configs.changed(config, overrides), info, topology).fits
+        return compile_step(configs.replace(config, values), info, topology).fits
     except InputError:
         return False

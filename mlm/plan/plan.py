@@ -271,17 +271,14 @@ def _cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -> di
     """Returns {"cell", "plan" or "error"} of one combination: a bad one is told, and does not stop the others."""
     try:
         place = topology.find(cell["topology"], slices)
-        changes = [f"{key}={value}" for key, value in cell.items() if "." in key]
+        values = configs.parse(config, [f"{key}={value}" for key, value in cell.items() if "." in key])
         if "mesh" in cell:
-            changes += [
-                f"mesh.{axis}={size}"
-                for axis, size in zip(("data", "fsdp", "tensor"), cell["mesh"].split("x"), strict=True)
-            ]
+            sizes = zip(("data", "fsdp", "tensor"), cell["mesh"].split("x"), strict=True)
+            values |= {f"mesh.{axis}": int(size) for axis, size in sizes}
         if "per_chip_batch" in cell:
-            accumulate = next((c.partition("=")[2] for c in changes if c.startswith("train.accumulate=")), "")
-            rows = int(cell["per_chip_batch"]) * place.chips * int(accumulate or config.train.accumulate)
-            changes.append(f"data.global_batch={rows}")
-        changed = configs.changed(config, changes)
+            accumulate = values.get("train.accumulate", config.train.accumulate)
+            values["data.global_batch"] = int(cell["per_chip_batch"]) * place.chips * accumulate
+        changed = configs.replace(config, values)
         info = dataclasses.replace(job.info, length=changed.shards.length)
         return {"cell": cell, "plan": measure(changed, dataclasses.replace(job, info=info), place)[1]}
     except InputError as error:

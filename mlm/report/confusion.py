@@ -7,12 +7,10 @@ from typing import Any
 from mlm import logs
 from mlm.workdir import Workdir
 
-FILE = "classification.json"  # {"split", "step", "scores"}, and of classes {"labels", "confusion": [true][predicted]}
-
 
 def read(workdir: Workdir) -> dict[str, Any]:
     """Returns what the file holds, nothing if there is none; raises DamageError if it is not JSON."""
-    return logs.read_object(workdir.root / FILE)
+    return logs.read_object(workdir.classification)
 
 
 def pairs(content: dict[str, Any], most: int) -> list[tuple[str, str, int, int]]:

@@ -1,4 +1,4 @@
-"""The data stages: what is there is kept, and what another program made is used as it is."""
+"""The commands `tokenizer` and `shards`: what is there is kept, and what another program made is used as it is."""
 
 import hashlib
 import pathlib
@@ -6,7 +6,9 @@ import shutil
 
 import pytest
 
-from mlm.commands import stages
+from mlm.commands.common import open_data
+from mlm.commands.shards import make_shards
+from mlm.commands.tokenizer import make_tokenizer
 from mlm.errors import InputError
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config
@@ -30,9 +32,9 @@ def test_run_takes_shards_of_the_tf_tpu_example(foreign, manifest, tokenizer_fol
     before = contents(foreign)
     overrides = (f"shards.dir={foreign}", f"tokenizer.path={tokenizer_folder}", "data.lanes=2")
     config, workdir = tiny_config(*overrides), Workdir(str(tmp_path / "run"))
-    stages.make_tokenizer(config, workdir)
-    stages.make_shards(config, workdir)
-    found = stages.open_data(config, workdir)
+    make_tokenizer(config, workdir)
+    make_shards(config, workdir)
+    found = open_data(config, workdir)
     assert contents(foreign) == before and "used as they are" in capfd.readouterr().err
     assert found.splits["train"].records == manifest.splits["train"].records
 
@@ -40,7 +42,7 @@ def test_run_takes_shards_of_the_tf_tpu_example(foreign, manifest, tokenizer_fol
 def test_no_tokenizer_is_trained_for_shards_that_have_one(foreign, tmp_path):
     config = tiny_config(f"shards.dir={foreign}")
     with pytest.raises(InputError, match=r"tokenizer\.path"):
-        stages.make_tokenizer(config, Workdir(str(tmp_path / "run")))
+        make_tokenizer(config, Workdir(str(tmp_path / "run")))
     assert not (tmp_path / "run" / "tokenizer").exists()
 
 
@@ -50,8 +52,8 @@ def test_a_second_start_writes_nothing(texts, tmp_path, capfd):
     sizes = ("tokenizer.vocab_size=600", "shards.workers=1", "data.lanes=2", "corpus.validation_fraction=0.1")
     config, workdir = tiny_config(f"corpus.sources='text:{corpus}'", *sizes), Workdir(str(tmp_path / "run"))
     for words in ("MB in the largest of the workers", "there and unchanged"):
-        stages.make_tokenizer(config, workdir)
-        stages.make_shards(config, workdir)
+        make_tokenizer(config, workdir)
+        make_shards(config, workdir)
         assert words in capfd.readouterr().err
         written = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()}
         if words != "there and unchanged":

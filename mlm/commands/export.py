@@ -1,0 +1,78 @@
+"""`export`: write a transformers folder of the newest checkpoint, or a classifier's best one, prove it, push it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from mlm import cluster, logs
+from mlm import config as configs
+from mlm.commands import common
+from mlm.errors import InputError
+from mlm.pretrained import task_type
+from mlm.workdir import Workdir
+
+if TYPE_CHECKING:
+    from mlm.pretrained.load import Trained
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
+    common.add_config_flags(parser, required=False)
+    parser.add_argument("--torch", default="", metavar="PYTHON", help="an interpreter with PyTorch to prove it in")
+    parser.add_argument("--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub, privately")
+    parser.add_argument("--public", action="store_true", help="with --push: visible to everybody")
+    common.add_host_flags(parser)
+
+
+def main(args: argparse.Namespace, overrides: list[str]) -> None:
+    """Writes, proves and pushes the export."""
+    workdir = Workdir(args.workdir, create=False)
+    task = configs.CLASSIFICATION if task_type.is_classifier(workdir, "") else configs.PRETRAINING
+    common.join(args, overrides, task=task, meet=True, create=False)
+    if args.public and not args.push:
+        raise InputError("--public: goes with --push=USER/NAME.")
+    if args.push:
+        from mlm.export import push
+
+        push.check(args.push)  # before anything that takes time
+    with common.locked(workdir):
+        if args.processes > 1:
+            from mlm.cluster import distributed
+
+            config = configs.load_saved(workdir.config, overrides, task=task)
+            distributed.initialize(config, workdir, None, saves=False)
+        write_export(workdir, torch_python=args.torch)
+    if args.process_id == 0:
+        print(workdir.export)
+        if args.push:
+            print(push.push(workdir.export, args.push, public=args.public))
+
+
+def write_export(workdir: Workdir, *, torch_python: str) -> Trained:
+    """Writes a checkpoint as a transformers folder; returns its model.
+
+    Every process reads the checkpoint, the first one writes, and the others wait until it is done.
+    """
+    from mlm.export import card_history, export, export_classifier
+    from mlm.pretrained import classifiers, load
+
+    name = workdir.root.name
+    if task_type.is_classifier(workdir, ""):
+        model = classifiers.from_checkpoint(workdir)
+        if cluster.is_primary():
+            export_classifier.export(model, workdir, name=name, torch_python=torch_python)
+    else:
+        model = load.from_checkpoint(workdir)
+        if cluster.is_primary():
+            scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == model.step]
+            export.export(
+                model,
+                workdir.export,
+                scores=scores[-1] if scores else None,
+                name=name,
+                torch_python=torch_python,
+                history=card_history.gather(workdir, model),
+            )
+    cluster.barrier("exported")
+    return model

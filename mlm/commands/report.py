@@ -1,0 +1,28 @@
+"""`report`: curves and tables of a run as one HTML page, or several runs side by side."""
+
+from __future__ import annotations
+
+import argparse
+
+from mlm.commands import common
+from mlm.workdir import Workdir
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
+    common.add_config_flags(parser, required=False)
+    parser.add_argument("--compare", nargs="+", default=[], metavar="DIR", help="other runs, on one page with this one")
+
+
+def main(args: argparse.Namespace, overrides: list[str]) -> None:
+    """Writes the page, and prints where."""
+    workdir = Workdir(args.workdir, create=False)
+    if args.compare:
+        from mlm.report import compare
+
+        print(compare.write([workdir, *(Workdir(folder, create=False) for folder in args.compare)]))
+    else:
+        from mlm.report import report
+
+        report.write(workdir)
+        print(workdir.report)

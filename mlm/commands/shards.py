@@ -1,0 +1,88 @@
+"""`shards`: tokenize the corpus, chunk it and write TFRecord shards, on any number of hosts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ml_collections import ConfigDict
+
+from mlm import cluster
+from mlm.cluster import watch
+from mlm.commands import common
+from mlm.commands.tokenizer import make_tokenizer
+from mlm.paths import UPath
+from mlm.workdir import Workdir
+
+if TYPE_CHECKING:
+    from mlm.data.hosts import Hosts
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
+    common.add_config_flags(parser)
+    common.add_host_flags(parser)
+
+
+def main(args: argparse.Namespace, overrides: list[str]) -> None:
+    """Makes the tokenizer and the shards."""
+    config, workdir = common.open_run(args, overrides, meet=False)
+    from mlm.data.hosts import Hosts
+
+    hosts = Hosts(args.processes, args.process_id)
+    cluster.progress(watch.UNTIMED)
+    with workdir.locked(part=str(args.process_id) if args.processes > 1 else ""):
+        make_tokenizer(config, workdir, hosts)
+        make_shards(config, workdir, hosts)
+
+
+def make_shards(config: ConfigDict, workdir: Workdir, hosts: Hosts | None = None) -> None:
+    """Writes the shards of the corpus, unless they are there; each host writes its part.
+
+    Shards without a manifest in shards.dir, as transformers' TF-TPU example writes them, are used as they are.
+    """
+    from mlm.data import corpus, shards
+    from mlm.data.manifest import NAME, holds_foreign_shards
+
+    folder, hosts = workdir.shards_of(config), hosts or shards.ALONE
+    if config.shards.dir and holds_foreign_shards(folder):
+        _say(f"shards: {folder}, without a manifest, used as they are")
+        return
+    there = (UPath(folder) / NAME).is_file()
+    begin = time.monotonic()
+    counts: Counter = Counter()
+    manifest = shards.write(
+        corpus.documents(**config.corpus.to_dict(), counts=counts),
+        tokenizer_folder=str(workdir.tokenizer),
+        folder=folder,
+        length=config.shards.length,
+        counts={"train": config.shards.count, "validation": config.shards.validation_count},
+        workers=config.shards.workers,
+        source=json.dumps(config.corpus.to_dict()),
+        tally=counts,
+        hosts=hosts,
+        patience=config.shards.patience,
+    )
+    seconds = time.monotonic() - begin
+    tokens = sum(split.tokens for split in manifest.splits.values())
+    if there:
+        _say(f"shards: {folder}, {tokens:,} tokens, there and unchanged")
+        return
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    own, worker = (
+        resource.getrusage(who).ru_maxrss * unit / 1e6 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    share = "" if hosts.count == 1 else f" by {hosts.count} hosts"
+    _say(
+        f"shards: {folder}, {tokens:,} tokens{share}, {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s; peak memory "
+        f"{own:.0f} MB, and {worker:.0f} MB in the largest of the workers"
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
