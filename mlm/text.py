@@ -6,6 +6,8 @@ import re
 import string
 from typing import Any
 
+import jinja2
+
 # C0, DEL and C1, which move a terminal's cursor; marks that turn the direction of writing; halves of surrogate pairs.
 _CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -33,3 +35,10 @@ def code(text: str) -> str:
     """Returns Markdown that shows the text as code, on one line, in a paragraph or a cell of a table."""
     plain = set(text) <= set(string.ascii_letters + string.digits + " ./:=,+@()_-")
     return f"`{text}`" if plain and text.strip() == text != "" else f"<code>{markdown(text)}</code>"
+
+
+def templates(package: str, **settings: Any) -> jinja2.Environment:
+    """Returns the templates beside a package's modules: values are escaped, and one that is not given is an error."""
+    loader = jinja2.PackageLoader(package, "")
+    strict = {"autoescape": True, "undefined": jinja2.StrictUndefined, "keep_trailing_newline": True}
+    return jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **strict, **settings)
