@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -21,7 +21,11 @@ from ml_collections import ConfigDict
 
 from mlm.bench import interleaved, steps
 from mlm.errors import InputError
+from mlm.text import table
 from mlm.training import build, sharding
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 SHOWN = 12  # lines of the table, at most
 TURN = 0.2  # of a product, in turns.TURNs: there are many
@@ -101,21 +105,30 @@ def compare_products(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float
     return {"milliseconds": spent["mlm"], "products_milliseconds": total, "rows": rows}
 
 
-def table(found: dict[str, Any]) -> str:
-    """Returns what `compare_products` returns as a table."""
+def tables(found: dict[str, Any]) -> list[RenderableType]:
+    """Returns what `compare_products` returns for `show`."""
     rows, whole = found["rows"], found["milliseconds"]
     rest = rows[SHOWN:]
-    sums = {key: sum(row[key] for row in rest) for key in ("count", "gflop", "milliseconds")}
-    shown = rows[:SHOWN] + ([{"product": f"{len(rest)} others", **sums}] if rest else [])
-    total = {key: sum(row[key] for row in rows) for key in sums}
-    lines = [f"{'products':38}{'count':>7}{'GFLOP':>9}{'ms':>9}{'GFLOP/s':>9}"]
-    for row in (*shown, {"product": "all", **total}):
-        rate = row["gflop"] / row["milliseconds"] * 1e3
-        lines.append(f"{row['product']:38}{row['count']:7}{row['gflop']:9.2f}{row['milliseconds']:9.1f}{rate:9,.0f}")
-    lines.append(
-        f"An update takes {whole:.1f} ms: its products alone are {found['products_milliseconds'] / whole:.0%} of that."
-    )
-    return "\n".join(lines)
+    shown = rows[:SHOWN] + ([_sum(f"{len(rest)} others", rest)] if rest else []) + [_sum("all", rows)]
+    cells = [
+        (
+            row["product"],
+            str(row["count"]),
+            f"{row['gflop']:.2f}",
+            f"{row['milliseconds']:.1f}",
+            f"{row['gflop'] / row['milliseconds'] * 1e3:,.0f}",
+        )
+        for row in shown
+    ]
+    share = found["products_milliseconds"] / whole
+    return [
+        table("products", ">count", ">GFLOP", ">ms", ">GFLOP/s", rows=cells),
+        f"An update takes {whole:.1f} ms: its products alone are {share:.0%} of that.",
+    ]
+
+
+def _sum(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"product": name} | {key: sum(row[key] for row in rows) for key in ("count", "gflop", "milliseconds")}
 
 
 def find(jaxpr: Jaxpr, platform: str) -> Iterator[Product]:
