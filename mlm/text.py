@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from markupsafe import Markup
+
 if TYPE_CHECKING:  # neither is loaded before it is needed
     import jinja2
     from rich.console import RenderableType
@@ -30,19 +32,19 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def markdown(text: str) -> str:
+def markdown(text: str) -> Markup:
     """Returns Markdown that shows the text as it is, on one line: in a heading, a paragraph or a cell of a table.
 
     What could be markup stands as a numeric entity, which both Markdown and HTML take for plain text.
     """
     text = re.sub(r"(?<!\w)_|_(?!\w)|[][\\`*<>&|~$#!{}:@]", lambda match: f"&#{ord(match[0])};", printable(text))
-    return " ".join(text.split())
+    return Markup(" ".join(text.split()))
 
 
-def code(text: str) -> str:
+def code(text: str) -> Markup:
     """Returns Markdown that shows the text as code, on one line, in a paragraph or a cell of a table."""
     plain = set(text) <= set(string.ascii_letters + string.digits + " ./:=,+@()_-")
-    return f"`{text}`" if plain and text.strip() == text != "" else f"<code>{markdown(text)}</code>"
+    return Markup(f"`{text}`" if plain and text.strip() == text != "" else f"<code>{markdown(text)}</code>")
 
 
 def table(*heads: str, rows: Iterable[Sequence[str | Text]], indent: int = 0) -> RenderableType:

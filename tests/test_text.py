@@ -73,6 +73,7 @@ def test_a_terminal_gets_colors_its_width_and_no_control_characters(monkeypatch)
     text = shown(table("", "", "", rows=ROWS), "[b]\x1b[2J\n" + "y" * 50, out=Terminal())
     assert "\x1b[31mcolored" in text and "\x1b[2J" not in text
     assert text.count("a") >= 300 and max(map(len, text.splitlines()[:9])) < 60
+    assert shown(Text("z" * 50), out=Terminal()) == "z" * 50 + "\n"
     assert text.splitlines()[-1] == r"[b]\u001b[2J\u000a" + "y" * 50, "a line is wrapped by the terminal itself"
 
 
