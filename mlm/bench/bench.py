@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ml_collections import ConfigDict
+from rich.console import RenderableType
 
 from mlm.bench import inputs, products, steps
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 from mlm.text import show, table
 from mlm.training import sharding
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 NAMES = {
     "mlm": "mlm",

@@ -11,21 +11,19 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr
 from ml_collections import ConfigDict
+from rich.console import RenderableType
 
 from mlm.bench import interleaved, steps
 from mlm.errors import InputError
 from mlm.text import table
 from mlm.training import build, sharding
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 SHOWN = 12  # lines of the table, at most
 TURN = 0.2  # of a product, in turns.TURNs: there are many
@@ -107,22 +105,16 @@ def compare_products(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float
 
 def tables(found: dict[str, Any]) -> list[RenderableType]:
     """Returns what `compare_products` returns for `show`."""
-    rows, whole = found["rows"], found["milliseconds"]
-    rest = rows[SHOWN:]
-    shown = rows[:SHOWN] + ([_sum(f"{len(rest)} others", rest)] if rest else []) + [_sum("all", rows)]
-    cells = [
-        (
-            row["product"],
-            str(row["count"]),
-            f"{row['gflop']:.2f}",
-            f"{row['milliseconds']:.1f}",
-            f"{row['gflop'] / row['milliseconds'] * 1e3:,.0f}",
-        )
-        for row in shown
-    ]
-    share = found["products_milliseconds"] / whole
+    rest = found["rows"][SHOWN:]
+    shown = found["rows"][:SHOWN] + ([_sum(f"{len(rest)} others", rest)] if rest else []) + [_sum("all", found["rows"])]
+    rows = []
+    for row in shown:
+        gflop, milliseconds = row["gflop"], row["milliseconds"]
+        figures = f"{gflop:.2f}", f"{milliseconds:.1f}", f"{gflop / milliseconds * 1e3:,.0f}"
+        rows.append((row["product"], str(row["count"]), *figures))
+    whole, share = found["milliseconds"], found["products_milliseconds"] / found["milliseconds"]
     return [
-        table("products", ">count", ">GFLOP", ">ms", ">GFLOP/s", rows=cells),
+        table("products", ">count", ">GFLOP", ">ms", ">GFLOP/s", rows=rows),
         f"An update takes {whole:.1f} ms: its products alone are {share:.0%} of that.",
     ]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import RenderableType
 
 from mlm.text import table
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 def plan(found: dict[str, Any]) -> list[RenderableType]:
