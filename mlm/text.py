@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # neither is loaded before it is needed
     from rich.console import RenderableType
     from rich.text import Text
 
-WIDE = 100_000  # columns of a pipe or a file, where no line may be broken
+WIDE = 100_000  # columns, so that no line is broken or cut: a terminal wraps long ones itself
 
 # C0, DEL and C1, which move a terminal's cursor; marks that turn the direction of writing; halves of surrogate pairs.
 _CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -53,10 +53,10 @@ def table(*heads: str, rows: Iterable[Sequence[str | Text]], indent: int = 0) ->
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(heads))
+    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(heads), header_style="none")
     for head in heads:
         justify = "right" if head.startswith(">") else "left"
-        found.add_column(Text(printable(head.removeprefix(">"))), justify=justify, overflow="fold")
+        found.add_column(Text.assemble((printable(head.removeprefix(">")), "bold")), justify=justify)
     for row in rows:
         found.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
     return Padding.indent(found, indent)
@@ -65,24 +65,22 @@ def table(*heads: str, rows: Iterable[Sequence[str | Text]], indent: int = 0) ->
 def show(*parts: RenderableType, out: TextIO | None = None) -> None:
     """Writes lines, tables and colored text.
 
-    A terminal gets colors, tables of its width and no control characters; a pipe or a file UTF-8, whole lines as they
-    are, and no escape codes.
+    A terminal gets colors and no control characters; a pipe or a file UTF-8, lines as they are and no escape codes.
     """
     from rich.console import Console
-    from rich.padding import Padding
 
     out = out or sys.stdout
     terminal = out.isatty()
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(encoding=out.encoding if terminal else "utf-8", errors="backslashreplace")
-    plain = {} if terminal else {"width": WIDE, "color_system": None, "force_terminal": False}
-    console = Console(file=out, **plain)
+    size = {"width": WIDE, "height": 25}  # with no height, TERM=dumb would have 80 columns
+    console = Console(file=out, **size, color_system="auto" if terminal else None, force_terminal=terminal)
     for part in parts:
         if isinstance(part, str):
             out.write((printable(part) if terminal else part) + "\n")
             continue
         with console.capture() as captured:
-            console.print(part, soft_wrap=not isinstance(part, Padding))
+            console.print(part)
         out.write(re.sub(" +$", "", captured.get(), flags=re.MULTILINE))
     out.flush()
 
