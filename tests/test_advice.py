@@ -26,4 +26,4 @@ def test_advice_and_spikes_have_a_row_each(tmp_path):
 def test_a_run_that_was_told_nothing_has_no_such_section(tmp_path):
     page = page_of(make_workdir(tmp_path / "run"))
     assert "Advice" not in page.text
-    assert advice.section([], []) == ""
+    assert advice.rows([], []) == []

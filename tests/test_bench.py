@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -32,6 +33,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100
 
 
+def cells_of(printed: str, *columns: int) -> list[list[str]]:
+    """Some columns of the lines that have them; two spaces at least stand between cells."""
+    lines = (re.split(" {2,}", line) for line in printed.splitlines())
+    return [[line[column] for column in columns] for line in lines if max(columns) < len(line)]
+
+
 def test_step_and_input(manifest, capsys):
     config = tiny_config("data.lanes=4", "tokenizer.vocab_size=5000", "data.global_batch=64")
     found = bench.run(config, ["step", "batches", "loop"], manifest, seconds=0.2, as_json=False)
@@ -49,9 +56,9 @@ def test_step_and_input(manifest, capsys):
     printed = capsys.readouterr()
     for rows in found.values():
         for name, ratio in rows["ratios"].items():
-            assert f"the first is {ratio:.3g} times as fast" in printed.out
-            assert f"{bench.NAMES[name]:22}{rows[name]['tokens_per_second']:14,.0f}" in printed.out
-    assert f"{step['mlm']['memory_bytes'] / 1e6:9,.0f} MB" in printed.out
+            line = [bench.NAMES[name], f"{rows[name]['tokens_per_second']:,.0f}"]
+            assert [*line, f"the first is {ratio:.3g} times as fast"] in cells_of(printed.out, 0, 1, -1)
+    assert [["mlm", f"{step['mlm']['memory_bytes'] / 1e6:,.0f} MB"]] == cells_of(printed.out, 0, 4)[1:2]
     for words in ("step: compiling ours", "step: measuring", "batches: measuring", "loop: measuring"):
         assert f"bench: {words}" in printed.err
 
@@ -68,7 +75,7 @@ def test_memory_is_the_state_and_what_the_step_makes():
     assert state < found["memory_bytes"] - found["temporary_bytes"] < 1.2 * state + 1e5
 
 
-def test_known_peak(monkeypatch):
+def test_known_peak(monkeypatch, capsys):
     monkeypatch.setattr(steps.flops, "peak_flops", lambda kind: 1e12)
     config = tiny_config(SMALL)
     found = steps.compare_steps(config, sharding.make_mesh(data=8, fsdp=1, tensor=1), 0.1, "")
@@ -76,7 +83,12 @@ def test_known_peak(monkeypatch):
     for name in ("mlm", "stock"):
         expected = found[name]["tokens_per_second"] * per_token / 8e12
         assert found[name]["mfu"] == pytest.approx(expected)
-    assert f"{found['mlm']['mfu']:8.1%}" in bench.table({"step": found})
+    bench.show(*bench.tables({"step": found}))
+    heads, ours, theirs = (line.split() for line in capsys.readouterr().out.splitlines())
+    row = found["mlm"]
+    assert heads == ["step", "tokens/s", "ms", "MFU", "memory"]
+    assert ours[:4] == ["mlm", f"{row['tokens_per_second']:,.0f}", f"{row['milliseconds']:,.1f}", f"{row['mfu']:.1%}"]
+    assert theirs[-6:] == f"the first is {found['ratios']['stock']:.3g} times as fast".split()[-6:]
 
 
 def test_json_is_what_is_returned(capsys):
@@ -147,7 +159,7 @@ def test_torch(generation, capsys, monkeypatch):
     assert 1e6 < row["memory_bytes"] < 1e9 and row["mfu"] is None and found["mlm"]["mfu"]
     assert set(found["ratios"]) == {"stock", "torch"}
     printed = capsys.readouterr()
-    assert f"{'run_mlm.py (PyTorch)':22}{row['tokens_per_second']:14,.0f}" in printed.out
+    assert ["run_mlm.py (PyTorch)", f"{row['tokens_per_second']:,.0f}"] in cells_of(printed.out, 0, 1)
     assert f"{found['ratios']['torch']:.3g} times" in printed.out and f"PyTorch {row['torch']}" in printed.out
     assert "starting PyTorch" in printed.err
 

@@ -126,20 +126,6 @@ def test_predict_and_export_and_report(finished, capsys, monkeypatch):
     assert "F1, weighted" in page and "perplexity" not in page and "Tokens read" not in page
 
 
-def test_a_small_table_and_the_worst_pairs_of_a_large_one():
-    from mlm.report import confusion, report
-
-    content = {"split": "test", "step": 7, "scores": {"rows": 6}, "labels": ["a", "<b>"], "confusion": [[2, 1], [3, 0]]}
-    assert confusion.pairs(content, 5) == [("<b>", "a", 3, 3), ("a", "<b>", 1, 3)]
-    assert "<td>&lt;b&gt;</td><td>3</td><td>0</td>" in report._confusion(content)
-    content |= {
-        "labels": [f"l{n}" for n in range(40)],
-        "confusion": [[n * (n == m + 1) for n in range(40)] for m in range(40)],
-    }
-    page = report._confusion(content)
-    assert page.count("<tr>") == report.PAIRS + 1 and "<td>l38</td><td>l39</td><td>39</td><td>100%</td>" in page
-
-
 def test_a_folder_to_start_from(trained_workdir, model, tmp_path, capsys):
     from mlm.export import export
 

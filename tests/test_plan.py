@@ -1,6 +1,7 @@
 """plan: programs for TPUs that aren't there, compiled on this machine; its numbers against those counted by hand."""
 
 import dataclasses
+import io
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from mlm.__main__ import main
 from mlm.errors import InputError
 from mlm.plan import compile as compiling
 from mlm.plan import fit, plan, topology
+from mlm.text import show
 from tests.fixtures import tiny_config
 from tests.processes import ROOT, environment
 
@@ -35,6 +37,12 @@ def planned(
     job = plan.make_job(config, None, records=records, price=price)
     wishes = {"compare": compare, "sweep": list(sweep), "search": search, "as_json": as_json}
     return plan.run(config, job, name=name, slices=slices, **wishes)
+
+
+def shown_by(table, found) -> str:
+    out = io.StringIO()
+    show(*table(found), out=out)
+    return out.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +102,7 @@ def test_stock_beside_it(found):
 
 
 def test_tables_show_it(found):
-    text = plan.tables.plan(found)
+    text = shown_by(plan.tables.plan, found)
     row = found["plan"]
     for words in (
         "mlm step on v3:2x2: 4 chips, 8 devices, data 8 x fsdp 1 x tensor 1",
@@ -106,9 +114,14 @@ def test_tables_show_it(found):
         "nothing is left without a cost",
     ):
         assert words in text, text
+    lines = [line.split() for line in text.splitlines()]
+    counts = row["collectives"]["all-reduce"]
+    assert ["all-reduce", str(counts["count"]), str(counts["overlapping"])] in [line[:3] for line in lines]
+    top = row["operations"][0]
+    assert [f"{top['share']:.1%}", str(top["count"]), top["phase"], top["module"]] in [line[:4] for line in lines]
     kernel = {**row, "uncosted": {"kernel jit(step)/mine": 3}}
-    assert "NOT COSTED, so the real step is slower: kernel jit(step)/mine (3)" in plan.tables.plan(
-        {**found, "plan": kernel}
+    assert "NOT COSTED, so the real step is slower: kernel jit(step)/mine (3)" in shown_by(
+        plan.tables.plan, {**found, "plan": kernel}
     )
 
 
@@ -122,10 +135,13 @@ def test_short_rows_of_the_first_updates_are_counted():
     assert short["mfu"] == pytest.approx(useful * short["tokens_per_second"] / 197e12)
     seconds = (0.75 * short["milliseconds"] + 0.25 * row["milliseconds"]) / 1e3
     assert row["hours"] == pytest.approx(12 * seconds / 3600) and row["dollars"] == pytest.approx(2 * row["hours"])
-    text, said = plan.tables.plan(found), f"rows of 8 tokens: 0.01 GB a chip, {short['milliseconds']:.2f} ms a step"
+    text, said = (
+        shown_by(plan.tables.plan, found),
+        f"rows of 8 tokens: 0.01 GB a chip, {short['milliseconds']:.2f} ms a step",
+    )
     assert said in text and "whole run: 0.0 hours, 0 dollars" in text
     found["plan"] = row | {"short": short | {"fits": False}, "hours": None, "dollars": None}
-    assert "do not fit, so how long" in plan.tables.plan(found)
+    assert "do not fit, so how long" in shown_by(plan.tables.plan, found)
 
 
 def test_sweep_over_topologies(capfd):
@@ -140,7 +156,7 @@ def test_sweep_over_topologies(capfd):
         assert row["fits"] and (row["global_batch"], row["chips"]) == (8 * chips, chips)
         assert row["milliseconds"] > 0 and row["hours"] is None, "how many epochs' records isn't known"
         assert bool(row["collectives"]) == (row["devices"] > 1)
-    text = plan.tables.sweep(found)
+    text = shown_by(plan.tables.sweep, found)
     assert len(text.split("\n\n")[0].splitlines()) == 5 and "v9:1x1" in text and "106.4" in text
 
 

@@ -51,15 +51,17 @@ EVALS = [
 
 
 class Cells(html.parser.HTMLParser):
-    """Collects the rows of all tables, the text of the page, and the names of the elements."""
+    """Collects the rows of all tables, the text of the page, and the names of the elements, which must be nested."""
 
     def __init__(self, page: str):
         super().__init__()
-        self.rows, self.text, self.tags, self.images, self.in_cell = [], "", [], [], False
+        self.rows, self.text, self.tags, self.images, self.in_cell, self.open = [], "", [], [], False, []
         self.feed(page)
+        assert not self.open, f"left open: {self.open}"
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
+        self.open += [tag] if tag not in ("img", "meta", "wbr") else []
         if tag == "tr":
             self.rows.append([])
         if tag in ("td", "th"):
@@ -68,6 +70,7 @@ class Cells(html.parser.HTMLParser):
         self.images += [value for name, value in attrs if name == "src"]
 
     def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"closed too early: {tag}"
         self.in_cell = self.in_cell and tag not in ("td", "th")
 
     def handle_data(self, data):

@@ -17,10 +17,12 @@ import os
 from typing import Any
 
 from ml_collections import ConfigDict
+from rich.console import RenderableType
 
 from mlm.bench import inputs, products, steps
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
+from mlm.text import show, table
 from mlm.training import sharding
 
 NAMES = {
@@ -31,8 +33,10 @@ NAMES = {
     "one_batch": "one batch reused",
     "real_batches": "batches of the run",
 }
-TORCH_WORDS = """PyTorch {torch}, transformers {transformers}, {device}, {dtype}.
-Memory: as compiled; of PyTorch on CUDA its peak, on the CPU what its process grew by."""
+TORCH_WORDS = (
+    "PyTorch {torch}, transformers {transformers}, {device}, {dtype}.",
+    "Memory: as compiled; of PyTorch on CUDA its peak, on the CPU what its process grew by.",
+)
 
 
 def run(
@@ -81,32 +85,30 @@ def run(
         found["batches"] = inputs.compare_batches(config, manifest, mesh, seconds)
     if "loop" in parts:
         found["loop"] = inputs.compare_loop(config, manifest, mesh, seconds)
-    print(json.dumps(found) if as_json else table(found))
+    show(*([json.dumps(found)] if as_json else tables(found)))
     return found
 
 
-def table(found: dict[str, Any]) -> str:
-    """Returns what `run` returns as a table: a block for each part, whose first row the ratios speak of."""
-    blocks = []
+def tables(found: dict[str, Any]) -> list[RenderableType]:
+    """Returns what `run` returns for `show`: a table for each part, whose first row the ratios speak of."""
+    parts: list[RenderableType] = []
     for part, rows in found.items():
+        parts += [""] if parts else []
         if part == "products":
-            blocks.append(products.table(rows))
+            parts += products.tables(rows)
             continue
-        lines = [f"{part:22}{'tokens/s':>14}{'ms':>11}"]
-        if part == "step":
-            lines[0] += f"{'MFU':>8}{'memory':>12}"
-        for name, row in rows.items():
-            if name not in NAMES:
-                continue
-            line = f"{NAMES[name]:22}{row['tokens_per_second']:14,.0f}{row['milliseconds']:11,.1f}"
-            if part == "step":
-                mfu, memory = row["mfu"], row["memory_bytes"]
-                line += "       -" if mfu is None else f"{mfu:8.1%}"
-                line += "           -" if memory is None else f"{memory / 1e6:9,.0f} MB"
-            if name in rows["ratios"]:
-                line += f"   the first is {rows['ratios'][name]:.3g} times as fast"
-            lines.append(line)
+        heads = (">MFU", ">memory") if part == "step" else ()
+        cells = [_cells(part, name, rows) for name in rows if name in NAMES]
+        parts.append(table(part, ">tokens/s", ">ms", *heads, "", rows=cells))
         if "torch" in rows:
-            lines.append(TORCH_WORDS.format(**rows["torch"]))
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
+            parts += [line.format(**rows["torch"]) for line in TORCH_WORDS]
+    return parts
+
+
+def _cells(part: str, name: str, rows: dict[str, Any]) -> list[str]:
+    row, ratio = rows[name], rows["ratios"].get(name)
+    cells = [NAMES[name], f"{row['tokens_per_second']:,.0f}", f"{row['milliseconds']:,.1f}"]
+    if part == "step":
+        mfu, memory = row["mfu"], row["memory_bytes"]
+        cells += ["-" if mfu is None else f"{mfu:.1%}", "-" if memory is None else f"{memory / 1e6:,.0f} MB"]
+    return [*cells, "" if ratio is None else f"the first is {ratio:.3g} times as fast"]

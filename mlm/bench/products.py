@@ -18,10 +18,12 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr
 from ml_collections import ConfigDict
+from rich.console import RenderableType
 
 from mlm.bench import interleaved, steps
 from mlm.errors import InputError
 from mlm.tasks.pretraining import Pretraining
+from mlm.text import table
 from mlm.training import sharding
 
 SHOWN = 12  # lines of the table, at most
@@ -101,21 +103,24 @@ def compare_products(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float
     return {"milliseconds": spent["mlm"], "products_milliseconds": total, "rows": rows}
 
 
-def table(found: dict[str, Any]) -> str:
-    """Returns what `compare_products` returns as a table."""
-    rows, whole = found["rows"], found["milliseconds"]
-    rest = rows[SHOWN:]
-    sums = {key: sum(row[key] for row in rest) for key in ("count", "gflop", "milliseconds")}
-    shown = rows[:SHOWN] + ([{"product": f"{len(rest)} others", **sums}] if rest else [])
-    total = {key: sum(row[key] for row in rows) for key in sums}
-    lines = [f"{'products':38}{'count':>7}{'GFLOP':>9}{'ms':>9}{'GFLOP/s':>9}"]
-    for row in (*shown, {"product": "all", **total}):
-        rate = row["gflop"] / row["milliseconds"] * 1e3
-        lines.append(f"{row['product']:38}{row['count']:7}{row['gflop']:9.2f}{row['milliseconds']:9.1f}{rate:9,.0f}")
-    lines.append(
-        f"An update takes {whole:.1f} ms: its products alone are {found['products_milliseconds'] / whole:.0%} of that."
-    )
-    return "\n".join(lines)
+def tables(found: dict[str, Any]) -> list[RenderableType]:
+    """Returns what `compare_products` returns for `show`."""
+    rest = found["rows"][SHOWN:]
+    shown = found["rows"][:SHOWN] + ([_sum(f"{len(rest)} others", rest)] if rest else []) + [_sum("all", found["rows"])]
+    rows = []
+    for row in shown:
+        gflop, milliseconds = row["gflop"], row["milliseconds"]
+        figures = f"{gflop:.2f}", f"{milliseconds:.1f}", f"{gflop / milliseconds * 1e3:,.0f}"
+        rows.append((row["product"], str(row["count"]), *figures))
+    whole, share = found["milliseconds"], found["products_milliseconds"] / found["milliseconds"]
+    return [
+        table("products", ">count", ">GFLOP", ">ms", ">GFLOP/s", rows=rows),
+        f"An update takes {whole:.1f} ms: its products alone are {share:.0%} of that.",
+    ]
+
+
+def _sum(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"product": name} | {key: sum(row[key] for row in rows) for key in ("count", "gflop", "milliseconds")}
 
 
 def find(jaxpr: Jaxpr, platform: str) -> Iterator[Product]:

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
 from ml_collections import ConfigDict
+from rich.console import RenderableType
+from rich.text import Text
 
 from mlm.data.manifest import load_manifest
 from mlm.doctor import checks, first_batch
 from mlm.doctor.checks import Case, Finding
 from mlm.errors import DamageError, InputError
 from mlm.plan import topology as topologies
+from mlm.text import show, table
 from mlm.workdir import Workdir
 
-LEVELS = {"wrong": "\033[31m", "doubtful": "\033[33m", "fine": "\033[32m"}
-PLAIN = "\033[0m"
+COLORS = {"wrong": "red", "doubtful": "yellow", "fine": "green"}
 
 
 def run(
@@ -64,7 +65,7 @@ def run(
         content = {"findings": [dataclasses.asdict(finding) for finding in findings], "batch": batch}
         print(json.dumps(content | {"wrong": len(wrong)}), flush=True)
     else:
-        _show(findings, batch, sys.stdout)
+        show(_table(findings), *first_batch.shown(batch))
     if wrong:
         names = ", ".join(dict.fromkeys(finding.check for finding in wrong))
         raise InputError(f"{len(wrong)} of {len(findings)} findings say that the run can't be right: {names}.")
@@ -90,13 +91,9 @@ def _guarded(check: Callable[[Case], list], case: Case) -> list:
         return [Finding("wrong", check.__name__, str(error), case.manifest.folder, "as it says")]
 
 
-def _show(findings: list[Finding], batch: list[list[Any]], out: TextIO) -> None:
-    color = out.isatty()
+def _table(findings: list[Finding]) -> RenderableType:
+    rows = []
     for finding in findings:
-        level = f"{finding.level:<8}"
-        level = f"{LEVELS[finding.level]}{level}{PLAIN}" if color else level
-        parts = [finding.what, finding.where, finding.mend]
-        print(f"{level}  {finding.check:<9}  {' | '.join(part for part in parts if part)}", file=out)
-    for line in first_batch.shown(batch, color=color):
-        print(line, file=out)
-    out.flush()
+        words = " | ".join(part for part in (finding.what, finding.where, finding.mend) if part)
+        rows.append((Text(finding.level, COLORS[finding.level]), finding.check, words))
+    return table("", "", "", rows=rows)

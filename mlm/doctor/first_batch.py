@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
+from rich.console import RenderableType
+from rich.text import Text
 
 from mlm.data import skip_batches, tokenizer
 from mlm.data.manifest import Manifest
+from mlm.text import printable
 
 SHOWN = 3  # rows
 SIGMAS = 5.0  # of a share that is drawn: more is no chance
-COLORS = {"mask": "\033[31m", "random": "\033[35m", "kept": "\033[36m"}
-PLAIN = "\033[0m"
+COLORS = {"mask": "red", "random": "magenta", "kept": "cyan"}
 
 
 def look(
@@ -119,17 +121,20 @@ def pieces(tok: Any, ids_L: np.ndarray, read_L: np.ndarray, kinds_L: np.ndarray)
         begin = place + 1
 
 
-def shown(batch: list[list[tuple[str, str, str]]], *, color: bool) -> Iterator[str]:
+def shown(batch: list[list[tuple[str, str, str]]]) -> Iterator[RenderableType]:
     """Yields lines for a person: [token] is masked, [token>other] replaced, [token=] kept."""
     if batch:
-        yield "\nrows of the first batch: [token] is masked, [token>other] replaced by another, [token=] kept"
+        yield ""
+        yield "rows of the first batch: [token] is masked, [token>other] replaced by another, [token=] kept"
     ends = {"mask": "", "kept": "="}
     for row in batch:
-        words = []
+        line = Text("  ")
         for text, kind, read in row:
-            if kind:
-                space = text[: len(text) - len(text.lstrip(" "))]
-                inner = f"[{text.strip(' ')}{ends.get(kind, '>' + read)}]"
-                text = space + (f"{COLORS[kind]}{inner}{PLAIN}" if color else inner)
-            words.append(text)
-        yield "\n  " + "".join(words).replace("\n", " ")
+            text = text.replace("\n", " ")
+            if not kind:
+                line.append(printable(text))
+                continue
+            line.append(text[: len(text) - len(text.lstrip(" "))])
+            line.append(printable(f"[{text.strip(' ')}{ends.get(kind, '>' + read)}]"), COLORS[kind])
+        yield ""
+        yield line

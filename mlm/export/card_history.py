@@ -1,10 +1,9 @@
-"""The parts of a model card that a run's logs and the manifest of its shards tell: data, compute, losses."""
+"""What a model card tells from a run's logs and the manifest of its shards: rows of its tables, and the curve."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from mlm.data.manifest import Manifest, read_manifest
 from mlm.paths import UPath
 from mlm.pretrained.load import Trained
 from mlm.report import goodput, plots
-from mlm.text import markdown
 from mlm.training import checkpoint, recipe
 from mlm.workdir import Workdir
 
@@ -78,25 +76,19 @@ def draw(history: History, folder: Path) -> bool:
     return True
 
 
-def data(manifest: Manifest | None) -> Iterator[str]:
-    """Yields the section on the data: the counts of each split, side by side."""
-    yield "## Data"
-    if manifest is None:
-        yield "The manifest of its shards is not at hand; see the corpus above."
-        return
-    splits = manifest.splits
-    yield f"Rows of {manifest.length} tokens:"
-    rows = [["rows", *(split.records for split in splits.values())]]
-    rows += [[words, *(getattr(split, key) for split in splits.values())] for key, words in COUNTS.items()]
-    yield table("data", [row for row in rows if any(value is not None for value in row[1:])], *splits)
+def data_rows(manifest: Manifest) -> list[list[Any]]:
+    """Returns (what, its count in each split, ...)."""
+    splits = manifest.splits.values()
+    rows = [["rows", *(split.records for split in splits)]]
+    rows += [[words, *(getattr(split, key) for split in splits)] for key, words in COUNTS.items()]
+    return [row for row in rows if any(value is not None for value in row[1:])]
 
 
-def compute(trained: Trained, history: History) -> Iterator[str]:
-    """Yields the section on hardware, time and useful FLOPs (see mlm/model/flops.py), if timing.jsonl has any."""
+def compute_rows(trained: Trained, history: History) -> list[tuple[str, Any]]:
+    """Returns hardware, time and useful FLOPs (see mlm/model/flops.py); nothing where timing.jsonl has none."""
     run, use = trained.run_config, goodput.use_of_time(history.found)
     if not use.total:
-        return
-    yield "## Hardware and compute"
+        return []
     spans = [(s.lines[0], s.lines[-1]["time"] - s.lines[0]["time"]) for s in history.found]
     kinds = dict.fromkeys(f"{start.get('devices', '?')} x {start.get('device', 'unknown')}" for start, _ in spans)
     hours = sum(start.get("devices", 1) * seconds for start, seconds in spans) / 3600
@@ -117,37 +109,11 @@ def compute(trained: Trained, history: History) -> Iterator[str]:
     if mfu:
         rows.append(("MFU, median", f"{statistics.median(mfu):.1%}"))
     versions = ", ".join(f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers))
-    yield table("compute", [*rows, ("exported with", versions)])
+    return [*rows, ("exported with", versions)]
 
 
-def losses(history: History, curve: bool) -> Iterator[str]:
-    """Yields the curve, and some of the evaluations as a table."""
-    if curve:
-        yield "## Losses"
-        yield f"![loss of training and evaluation over the updates]({CURVE})"
+def loss_rows(history: History) -> list[tuple[str, float, str]]:
+    """Returns (updates, loss, accuracy) of some of the evaluations."""
     evals = [line for line in history.evals if line.get("loss") is not None]
-    if evals:
-        last = len(evals) - 1
-        chosen = sorted({round(i * last / (POINTS - 1)) for i in range(POINTS)})
-        rows = [[f"{evals[i]['step']:,}", evals[i]["loss"], f"{evals[i]['accuracy']:.1%}"] for i in chosen]
-        yield table("updates", rows, "evaluation loss, nats", "accuracy")
-
-
-class Markup(str):
-    """A cell that is Markdown already."""
-
-
-def table(title: str, rows: list, *columns: str) -> str:
-    """Returns a Markdown table: its heads, and a line for each row. Cells are text, unless they are `Markup`."""
-    heads = (title, *(columns or ("",)))
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(_shown, row))} |" for row in rows)])
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, Markup):
-        return value
-    shown = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-    return markdown(shown)
+    chosen = sorted({round(i * (len(evals) - 1) / (POINTS - 1)) for i in range(POINTS)}) if evals else []
+    return [(f"{evals[i]['step']:,}", evals[i]["loss"], f"{evals[i]['accuracy']:.1%}") for i in chosen]

@@ -23,13 +23,12 @@ from mlm import logs
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import export as exports
-from mlm.export.card_history import table
+from mlm.export import model_card
 from mlm.inference.classify_texts import Labeller, Texts
 from mlm.inference.fill_mask import longest_row
 from mlm.model import classifier
 from mlm.pretrained import classifiers
 from mlm.pretrained.load import Trained
-from mlm.text import code, markdown
 from mlm.workdir import Workdir
 
 TASK = "text-classification"  # transformers' name
@@ -108,35 +107,17 @@ def _check_files(rows: list[dict[str, Any]], logits_NxC: np.ndarray, folder: Pat
 
 def card(trained: Trained, scores: dict[str, Any], name: str) -> str:
     """Returns the model card as Markdown, with the metadata that the Hugging Face Hub reads on top."""
-    config, run = trained.config, trained.run_config or {}
-    names = classifier.class_names(config)
-    what = f"{len(names)} classes" if names else "a number"
-    pair = len(run.get("classify.text", ())) == 2
-    example = '{"text": "...", "text_pair": "..."}' if pair else '"..."'
-    parts = [
-        f"---\nlibrary_name: transformers\npipeline_tag: {TASK}\ntags:\n- roberta\n- {TASK}\n- jax\n---",
-        f"# {markdown(name)}",
-        f"A RoBERTa that predicts {what} of a {'pair of texts' if pair else 'text'}: {config.num_hidden_layers} layers "
-        f"of {config.hidden_size}, {config.vocab_size:,} vocabulary entries. It reads up to {longest_row(trained)} "
-        "tokens.",
-        "## Use",
-        f'```python\nfrom transformers import pipeline\n\nclassify = pipeline("{TASK}", model="PATH_OF_THIS_FOLDER")\n'
-        f"print(classify({example}))\n```",
-        "## How it was made",
-        "Fine-tuned; every key of the run is in `run_config.json`."
-        if run
-        else "Written from an existing folder; its recipe is not known.",
-    ]
-    rows = [(words, run[key]) for words, key in RECIPE.items() if run.get(key)] + [("updates", trained.step or "")]
-    parts.append(table("recipe", rows))
-    known = [(key, value) for key, value in scores.items() if key not in ("step", "kind")]
-    if known:
-        parts += ["## Scores", "On the validation rows:", table("score", known)]
-    if names:
-        parts += ["## Labels", ", ".join(map(code, names))]
-    parts += [
-        "## Proof",
-        "`proof.json` and `proof.safetensors` hold texts with their token ids and logits. "
-        "`mlm/export/verify_export.py` of the project that wrote this folder compares them with what PyTorch gives.",
-    ]
-    return "\n\n".join(parts) + "\n"
+    run = trained.run_config or {}
+    recipe = [(words, run[key]) for words, key in RECIPE.items() if run.get(key)] + [("updates", trained.step or "")]
+    return model_card.render(
+        "classifier_card.md.j2",
+        task=TASK,
+        name=name,
+        config=trained.config,
+        run=run,
+        pair=len(run.get("classify.text", ())) == 2,
+        reads=longest_row(trained),
+        recipe=recipe,
+        scores=[(key, value) for key, value in scores.items() if key not in ("step", "kind")],
+        labels=classifier.class_names(trained.config),
+    )

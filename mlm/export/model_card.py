@@ -12,14 +12,15 @@ from typing import Any
 
 import jax
 from huggingface_hub import EvalResult, ModelCardData
+from markupsafe import Markup
 
 from mlm import config as configs
 from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.export import card_history
-from mlm.export.card_history import History, Markup, table
+from mlm.export.card_history import History
 from mlm.pretrained.load import Trained
-from mlm.text import code, markdown, printable
+from mlm.text import code, markdown, printable, templates
 
 SCORES = {
     "loss": "cross entropy, nats per masked token",
@@ -49,62 +50,46 @@ def write(
       name: of the model.
       history: of its run; None for a model from elsewhere.
     """
-    curve = history is not None and card_history.draw(history, folder)
-    name = printable(" ".join(name.split()))
-    parts = _parts(trained, mask_token, scores=scores, name=name, history=history, curve=curve)
-    (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-
-
-def _parts(
-    trained: Trained, mask_token: str, *, scores: dict | None, name: str, history: History | None, curve: bool
-) -> Iterator[str]:
     config, run = trained.config, trained.run_config
-    count = sum(value.size for value in jax.tree.leaves(trained.params))
-    reads = config.max_position_embeddings - config.pad_token_id - 1
-    yield _metadata(trained, mask_token, scores, name)
-    yield f"# {markdown(name)}"
-    yield (
-        f"A RoBERTa masked language model: {config.num_hidden_layers} layers of {config.hidden_size}, "
-        f"{config.num_attention_heads} heads, {count / 1e6:.1f} million parameters, {config.vocab_size:,} vocabulary "
-        f"entries. It reads up to {reads} tokens."
-    )
-    yield "## Use"
-    text = json.dumps(f"The function returns a {mask_token} of all elements.")
-    yield (
-        "```python\nfrom transformers import pipeline\n\n"
-        'fill = pipeline("fill-mask", model="PATH_OR_HUB_NAME_OF_THIS_FOLDER")\n'
-        f"print(fill({text}))\n```"
-    )
-    yield "`FlaxRobertaForMaskedLM.from_pretrained` (transformers 4) loads the same folder."
-    yield "## How it was made"
-    if run is None:
-        yield "Written from an existing folder; its recipe is not known."
-    else:
-        yield "Pretrained from scratch; every key of the run is at the end, and in `run_config.json`."
-        yield table("recipe", _recipe(trained))
-    yield table("tokenizer", _tokenizer(trained))
+    name = printable(" ".join(name.split()))
+    values: dict[str, Any] = {}
     if history is not None:
-        yield from card_history.data(history.manifest)
-        yield from card_history.compute(trained, history)
-        yield from card_history.losses(history, curve)
-    known = [(words, scores[key]) for key, words in SCORES.items() if scores.get(key) is not None] if scores else []
-    if known:
-        yield "## Scores"
-        yield "On the validation split, every record once:"
-        yield table("score", known)
-    yield "## Proof"
-    yield (
-        "`proof.json` and `proof.safetensors` hold texts with their token ids, the logits and the fillings that the "
-        "trained model gives in JAX. `mlm/export/verify_export.py` of the project that wrote this folder compares them "
-        "with what PyTorch gives."
-    )
-    yield "## Limits"
-    yield _limits(run, reads)
-    yield "## Fingerprints"
-    yield table("SHA-256 of", [(what, Markup(value)) for what, value in _fingerprints(trained, history)])
+        values["curve"] = card_history.CURVE if card_history.draw(history, folder) else ""
+        values["data"] = card_history.data_rows(history.manifest) if history.manifest else []
+        values["compute"] = card_history.compute_rows(trained, history)
+        values["losses"] = card_history.loss_rows(history)
     if run is not None:
-        shown = json.dumps(run, indent=1).replace("\x7f", "\\u007f")
-        yield f"<details><summary>Config, {len(run)} keys</summary>\n\n```json\n{shown}\n```\n\n</details>"
+        values["recipe"] = _recipe(trained)
+        values["run_json"] = json.dumps(run, indent=1).replace("\x7f", "\\u007f")
+    text = render(
+        "model_card.md.j2",
+        metadata=_metadata(trained, mask_token, scores, name),
+        name=name,
+        config=config,
+        run=run,
+        parameters=sum(value.size for value in jax.tree.leaves(trained.params)),
+        reads=config.max_position_embeddings - config.pad_token_id - 1,
+        example=json.dumps(f"The function returns a {mask_token} of all elements."),
+        tokenizer=_tokenizer(trained),
+        history=history,
+        scores=[(words, scores[key]) for key, words in SCORES.items() if scores and scores.get(key) is not None],
+        fingerprints=_fingerprints(trained, history),
+        **values,
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def render(template: str, **values: Any) -> str:
+    """Returns a card; what its template shows is escaped as Markdown."""
+    cards = templates("mlm.export", finalize=lambda value: value if isinstance(value, Markup) else markdown(str(value)))
+    cards.filters |= {"cell": _cell, "code": code}
+    return cards.get_template(template).render(values)
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
 
 
 def _metadata(trained: Trained, mask_token: str, scores: dict[str, Any] | None, name: str) -> str:
@@ -128,7 +113,7 @@ def _metadata(trained: Trained, mask_token: str, scores: dict[str, Any] | None, 
     )
     if not results:
         card.model_name = None
-    return f"---\n{card.to_yaml()}\n---"
+    return card.to_yaml()
 
 
 def _recipe(trained: Trained) -> list[tuple[str, Any]]:
@@ -138,7 +123,7 @@ def _recipe(trained: Trained) -> list[tuple[str, Any]]:
         warmup = f"{run['schedule.warmup_fraction']:.1%} of the updates"
     clip, average = run["optimizer.clip_norm"], run["optimizer.ema_decay"]
     return [
-        ("corpus", Markup(", ".join(map(code, run["corpus.sources"])))),
+        ("corpus", Markup(", ").join(map(code, run["corpus.sources"]))),
         ("updates", trained.step),
         ("rows in an update", f"{run['data.global_batch']:,} of {run['shards.length']} tokens"),
         ("predicted", _predicted(run)),
@@ -163,38 +148,27 @@ def _predicted(run: dict[str, Any]) -> str:
 
 def _tokenizer(trained: Trained) -> list[tuple[str, Any]]:
     run = trained.run_config or {}
-    kind = Markup(code(run["tokenizer.path"])) if run.get("tokenizer.path") else run.get("tokenizer.kind", "not known")
+    kind = code(run["tokenizer.path"]) if run.get("tokenizer.path") else run.get("tokenizer.kind", "not known")
     found = tokenizer.load_fast(trained.tokenizer)
     return [("kind", kind), ("entries", found.get_vocab_size()), ("model", type(found.model).__name__)]
 
 
-def _limits(run: dict[str, Any] | None, reads: int) -> str:
-    text = (
-        "The model fills masks as its corpus would: it knows nothing else, repeats the biases of that text, and has "
-        f"not been evaluated for any other use. Text of more than {reads} tokens must be cut."
-    )
-    if run is not None:
-        rate = run["masking.rate"]
-        text += f" It was trained with {rate:.0%} of the tokens to predict; at other rates it was not."
-    return text
-
-
-def _fingerprints(trained: Trained, history: History | None) -> Iterator[tuple[str, str]]:
+def _fingerprints(trained: Trained, history: History | None) -> Iterator[tuple[str, Markup]]:
     if trained.run_config is not None:
         yield "config", code(configs.fingerprint(configs.unflatten(trained.run_config)))
     if history is not None and history.data_fingerprint:
         yield "data", code(history.data_fingerprint)
     yield "tokenizer", code(tokenizer.fingerprint(trained.tokenizer))
     files = hashlib.sha256(json.dumps(fingerprints.code(), sort_keys=True).encode()).hexdigest()
-    yield "code that exported it", f"`{files}`{_commit()}"
+    yield "code that exported it", code(files) + _commit()
 
 
-def _commit() -> str:
+def _commit() -> Markup:
     """Returns the commit of the code where it is a git checkout, for the table."""
     command = ["git", "-C", str(fingerprints.ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError:  # there is no git
-        return ""
+        return Markup()
     there = done.returncode == 0 and (fingerprints.ROOT / ".git").exists()
-    return f", commit `{done.stdout.strip()}`" if there else ""
+    return ", commit " + code(done.stdout.strip()) if there else Markup()

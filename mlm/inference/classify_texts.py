@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.inference.fill_mask import answer_lines, batches, longest_row, pad, refuse_bytes, write_lines
+from mlm.inference.fill_mask import answer_lines, batches, longest_row, pad, refuse_bytes
 from mlm.model import classifier
 from mlm.model.roberta import Params
 from mlm.pretrained.load import Trained
-from mlm.text import printable
+from mlm.text import printable, show
 
 Texts = tuple[str, ...]  # one, or a pair
 
@@ -99,7 +99,7 @@ def run(trained: Trained, *, texts: list[str], top_k: int, stdin: TextIO, stdout
         pairs = [tuple(text.split("\t")) for text in texts]
         rows = [labeller.encode(pair, f"the text {pair[0][:60]!r}") for pair in pairs]
         for text, found in zip(texts, labeller.label(rows, top_k), strict=True):
-            write_lines(stdout, _table(text, found))
+            show(*_table(text, found), out=stdout)
         return
 
     def read(line: str, name: str) -> tuple[dict[str, Any], list[int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 import jax
@@ -20,7 +20,7 @@ from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model.roberta import Params
 from mlm.pretrained.load import Trained
-from mlm.text import is_text, printable
+from mlm.text import is_text, show
 
 # Few shapes, so that the model is compiled few times: a batch has a power of two of rows, up to
 ROWS = 8
@@ -186,7 +186,7 @@ def run(
     filler = FillMask(trained, tok, top_k, targets)
     if texts:
         for text, fillings in zip(texts, filler(texts), strict=True):
-            write_lines(stdout, _table(text, fillings))
+            show(*_table(text, fillings), out=stdout)
         return
 
     def answer(rows: list[list[int]]) -> list[dict[str, Any]]:
@@ -218,8 +218,7 @@ def answer_lines(
     def flush() -> None:
         found = answer([ids for _, ids in waiting])
         answers = (given | each for (given, _), each in zip(waiting, found, strict=True))
-        write_lines(stdout, [json.dumps(each, ensure_ascii=False) for each in answers])
-        stdout.flush()
+        show(*(json.dumps(each, ensure_ascii=False) for each in answers), out=stdout)
         waiting.clear()
 
     try:
@@ -237,14 +236,6 @@ def refuse_bytes(text: str, name: str) -> None:
     """Raises InputError if the text was not UTF-8 where it came from: no tokenizer can read it."""
     if not is_text(text):
         raise InputError(f"{name}: is not UTF-8; convert it first.")
-
-
-def write_lines(stdout: TextIO, lines: Iterable[str]) -> None:
-    """Writes lines: to a terminal without control characters, to a pipe or file in UTF-8 and as they are."""
-    terminal = stdout.isatty()
-    if isinstance(stdout, io.TextIOWrapper):
-        stdout.reconfigure(encoding=stdout.encoding if terminal else "utf-8", errors="backslashreplace")
-    stdout.writelines((printable(line) if terminal else line) + "\n" for line in lines)
 
 
 def batches(rows: list[list[int]], longest: int) -> Iterator[tuple[list[int], list[list[int]], int]]:

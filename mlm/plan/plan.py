@@ -25,6 +25,7 @@ from mlm.plan import fit, hlo, tables, topology
 from mlm.plan.compile import Program, compile_step, make_mesh
 from mlm.plan.cost_model import account
 from mlm.tasks import pretraining
+from mlm.text import show
 from mlm.training import recipe, sharding
 
 OPERATIONS = 20  # that are told
@@ -105,7 +106,7 @@ def run(
     topology.check_slices(slices)
     if sweep:
         found = {"sweep": [_cell(config, job, slices, cell) for cell in cells(sweep, name)], "calibration": CALIBRATION}
-        print(json.dumps(found) if as_json else tables.sweep(found))
+        show(*([json.dumps(found)] if as_json else tables.sweep(found)))
         return found
     if not name:
         raise InputError("--topology: name the TPU, as in --topology=v5e:2x4; a name that doesn't exist lists all.")
@@ -125,7 +126,7 @@ def run(
                 "temporaries": row["bytes_per_chip"]["temporaries"] / stock["bytes_per_chip"]["temporaries"],
             }
     found["calibration"] = CALIBRATION
-    print(json.dumps(found) if as_json else tables.plan(found))
+    show(*([json.dumps(found)] if as_json else tables.plan(found)))
     return found
 
 

@@ -1,12 +1,16 @@
-"""What `plan` found, as tables for people."""
+"""What `plan` found, for people: lines and tables for `text.show`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from rich.console import RenderableType
 
-def plan(found: dict[str, Any]) -> str:
-    """Returns the text of a plan: the step, and the stock one beside it if that was asked for."""
+from mlm.text import table
+
+
+def plan(found: dict[str, Any]) -> list[RenderableType]:
+    """Returns what to show of a plan: the step, and the stock one beside it if that was asked for."""
     lines = _step(found["plan"])
     if "stock" in found:
         lines += ["", *_step(found["stock"], operations=8)]
@@ -14,35 +18,32 @@ def plan(found: dict[str, Any]) -> str:
         ratio = found["ratio"]
         words = f"{ratio['cycles']:.2f} of the stock step's cycles and {ratio['temporaries']:.2f} of its temporaries"
         lines += ["", f"mlm takes {words}"]
-    return "\n".join([*lines, "", _calibration(found["calibration"])])
+    return [*lines, "", *_calibration(found["calibration"])]
 
 
-def sweep(found: dict[str, Any]) -> str:
+def sweep(found: dict[str, Any]) -> list[RenderableType]:
     """Returns the table of a sweep, a line for each cell."""
     keys = list(found["sweep"][0]["cell"])
-    widths = {key: max(len(key), *(len(one["cell"][key]) for one in found["sweep"])) + 2 for key in keys}
-    title = "".join(f"{key:{widths[key]}}" for key in keys)
-    lines = [f"{title}{'fits':6}{'GB/chip':>10}{'ms':>10}{'tokens/s':>14}{'MFU':>8}{'hours':>10}{'dollars':>12}"]
-    for one in found["sweep"]:
-        line = "".join(f"{one['cell'][key]:{widths[key]}}" for key in keys)
-        lines.append(line + (one["error"] if "error" in one else _row(one["plan"])))
-    return "\n".join([*lines, "", _calibration(found["calibration"])])
+    heads = (*keys, "fits", ">GB/chip", ">ms", ">tokens/s", ">MFU", ">hours", ">dollars", "")
+    rows = [(*map(one["cell"].get, keys), *_row(one)) for one in found["sweep"]]
+    return [table(*heads, rows=rows), "", *_calibration(found["calibration"])]
 
 
-def _row(row: dict[str, Any]) -> str:
+def _row(one: dict[str, Any]) -> tuple[str, ...]:
+    if "error" in one:
+        return (*[""] * 7, one["error"])
+    row = one["plan"]
     needs = _gigabytes(row["bytes_per_chip"]["needs"])
     if not row["fits"]:
-        return f"{'no':6}{needs:>10}  of {_gigabytes(row['bytes_per_chip']['capacity'])}"
+        return "no", needs, *[""] * 5, f"of {_gigabytes(row['bytes_per_chip']['capacity'])}"
     hours = "-" if row["hours"] is None else f"{row['hours']:,.1f}"
     dollars = "-" if row["dollars"] is None else f"{row['dollars']:,.0f}"
-    return (
-        f"{'yes':6}{needs:>10}{row['milliseconds']:10.1f}{row['tokens_per_second']:14,.0f}{row['mfu']:8.1%}"
-        f"{hours:>10}{dollars:>12}"
-    )
+    speed = f"{row['milliseconds']:.1f}", f"{row['tokens_per_second']:,.0f}", f"{row['mfu']:.1%}"
+    return "yes", needs, *speed, hours, dollars, ""
 
 
-def _step(row: dict[str, Any], operations: int = 20) -> list[str]:
-    """Returns the lines of one program."""
+def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
+    """Returns what to show of one program."""
     size, mesh = row["bytes_per_chip"], " x ".join(f"{axis} {ways}" for axis, ways in row["mesh"].items())
     slices = f"{row['slices']} slices of " if row["slices"] > 1 else ""
     lines = [
@@ -68,7 +69,7 @@ def _step(row: dict[str, Any], operations: int = 20) -> list[str]:
     elif row["hours"] is not None:
         dollars = "" if row["dollars"] is None else f", {row['dollars']:,.0f} dollars"
         lines.append(f"  whole run: {row['hours']:,.1f} hours{dollars}")
-    return [*lines, *_costs(row), *_collectives(row["collectives"]), *_operations(row["operations"][:operations])]
+    return [*lines, *_costs(row), _collectives(row["collectives"]), _operations(row["operations"][:operations])]
 
 
 def hosts(found: dict[str, Any]) -> str:
@@ -127,32 +128,30 @@ def _search(row: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _collectives(rows: dict[str, Any]) -> list[str]:
-    if not rows:
-        return ["  no collectives"]
-    lines = [f"  {'collective':22}{'count':>7}{'overlapping':>13}{'MB':>12}{'ms':>10}{'ms not hidden':>15}"]
-    for kind, row in rows.items():
-        lines.append(
-            f"  {kind:22}{row['count']:7}{row['overlapping']:13}{row['bytes'] / 1e6:12,.1f}{row['milliseconds']:10.3f}"
-            f"{row['exposed_milliseconds']:15.3f}"
-        )
-    return lines
+def _collectives(found: dict[str, Any]) -> RenderableType:
+    if not found:
+        return "  no collectives"
+    heads = ("collective", ">count", ">overlapping", ">MB", ">ms", ">ms not hidden")
+    rows = []
+    for kind, row in found.items():
+        counts = str(row["count"]), str(row["overlapping"]), f"{row['bytes'] / 1e6:,.1f}"
+        rows.append((kind, *counts, f"{row['milliseconds']:.3f}", f"{row['exposed_milliseconds']:.3f}"))
+    return table(*heads, rows=rows, indent=2)
 
 
-def _operations(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [f"  {'share':>6}{'count':>7}  part      module, and the line of Python that made it"]
-    lines += [
-        f"  {row['share']:6.1%}{row['count']:7}  {row['phase']:10}{row['module']}  {row['source']}" for row in rows
+def _operations(found: list[dict[str, Any]]) -> RenderableType:
+    heads = (">share", ">count", "part", "module", "line of Python that made it")
+    rows = [(f"{row['share']:.1%}", str(row["count"]), row["phase"], row["module"], row["source"]) for row in found]
+    return table(*heads, rows=rows, indent=2)
+
+
+def _calibration(known: dict[str, Any]) -> list[str]:
+    return [
+        f"Estimates are optimistic. {known['what']}:",
+        f"about {known['published_seconds']} s a step, where this estimate for the stock step on v3:2x2 is "
+        f"{known['estimated_seconds']} s.",
+        f"Expect a real step to take about {known['ratio']} times as long.",
     ]
-    return lines
-
-
-def _calibration(known: dict[str, Any]) -> str:
-    return (
-        f"Estimates are optimistic. {known['what']}:\nabout {known['published_seconds']} s a step, where this estimate "
-        f"for the stock step on v3:2x2 is {known['estimated_seconds']} s. Expect a real step to take about\n"
-        f"{known['ratio']} times as long."
-    )
 
 
 def _gigabytes(size: float | None) -> str:

@@ -6,9 +6,7 @@ Nothing here imports jax.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Callable
-from string import Template
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -16,7 +14,7 @@ from matplotlib.figure import Figure
 from mlm.errors import InputError
 from mlm.paths import write_text
 from mlm.report import pages, plots, report
-from mlm.report.report import Facts, Line
+from mlm.report.report import Line, RunSummary
 from mlm.workdir import Workdir
 
 Place = Callable[[Line], float | None]  # from a line of metrics.jsonl to its x; None if it isn't known
@@ -53,54 +51,51 @@ def names(roots: list[str]) -> list[str]:
     return found
 
 
-def render(runs: dict[str, Facts]) -> str:
+def render(runs: dict[str, RunSummary]) -> str:
     """Returns the page of runs, by name."""
-    cards = [pages.card(title, pages.image(title, plots.to_svg(figure))) for title, figure in draw(runs).items()]
-    keys = differences({name: facts.config for name, facts in runs.items()})
-    config = pages.table(("key", *runs), keys, "summary")
-    parts = {
-        "name": pages.text(", ".join(runs)),
-        "lead": f"{len(runs)} runs, {len(keys)} config keys that differ. Faint: training. With marks: evaluation.",
-        "scores": pages.table(("last scores", *runs), final_scores(runs), "numbers scores"),
-        "cards": "".join(cards),
-        "config": pages.card("Config keys that differ", f'<div class="wide">{config}</div>') if keys else "",
-    }
-    page = Template((report.HERE / "report.html").read_text(encoding="utf-8"))
-    return page.substitute(defaultdict(str, parts))  # the other parts of that page are empty
+    keys = differences({name: run.config for name, run in runs.items()})
+    return pages.render(
+        "compare.html.j2",
+        figures=draw(runs),
+        name=", ".join(runs),
+        lead=f"{len(runs)} runs, {len(keys)} config keys that differ. Faint: training. With marks: evaluation.",
+        runs=list(runs),
+        scores=final_scores(runs),
+        keys=keys,
+    )
 
 
-def draw(runs: dict[str, Facts]) -> dict[str, Figure]:
+def draw(runs: dict[str, RunSummary]) -> dict[str, Figure]:
     """Returns title -> figure: the losses of all runs over updates, over tokens, and over wall-clock."""
     axes: dict[str, tuple[str, dict[str, Place]]] = {
         "Loss over updates": ("updates", dict.fromkeys(runs, lambda line: line["step"])),
-        "Loss over tokens": ("tokens", {name: _tokens(facts) for name, facts in runs.items()}),
-        "Loss over wall-clock": ("hours since the first start", {name: _hours(facts) for name, facts in runs.items()}),
+        "Loss over tokens": ("tokens", {name: _tokens(run) for name, run in runs.items()}),
+        "Loss over wall-clock": ("hours since the first start", {name: _hours(run) for name, run in runs.items()}),
     }
     figures = {}
     for title, (unit, places) in axes.items():
         curves = {
-            name: (_points(facts.train, places[name]), _points(facts.evals, places[name]))
-            for name, facts in runs.items()
+            name: (_points(run.train, places[name]), _points(run.evals, places[name])) for name, run in runs.items()
         }
         figures[title] = plots.draw_together(curves, unit)
     return figures
 
 
-def final_scores(runs: dict[str, Facts]) -> list[tuple[str, ...]]:
+def final_scores(runs: dict[str, RunSummary]) -> list[tuple[str, ...]]:
     """Returns (name, value in each run, ...) of the last evaluation, the best loss, the last of training, the time."""
-    lasts = [facts.evals[-1] if facts.evals else {} for facts in runs.values()]
+    lasts = [run.evals[-1] if run.evals else {} for run in runs.values()]
     rows = [
         (report.SCORE_NAMES.get(key, key), *(_value(last, key, spec) for last in lasts))
         for key, spec in report.SCORES.items()
         if any(key in last for last in lasts)
     ]
-    finite = [[line["loss"] for line in facts.evals if line["loss"] is not None] for facts in runs.values()]
+    finite = [[line["loss"] for line in run.evals if line["loss"] is not None] for run in runs.values()]
     rows.append(("best evaluation loss, nats", *(f"{min(losses):.4f}" if losses else "" for losses in finite)))
-    trains = [facts.train[-1] if facts.train else {} for facts in runs.values()]
+    trains = [run.train[-1] if run.train else {} for run in runs.values()]
     rows.append(("training loss, nats", *(_value(line, "loss", ".4f") for line in trains)))
-    tokens = [_tokens(facts)(_last_line(facts)) for facts in runs.values()]
+    tokens = [_tokens(run)(_last_line(run)) for run in runs.values()]
     rows.append(("tokens read", *("" if count is None else f"{count:,.0f}" for count in tokens)))
-    times = [facts.use for facts in runs.values()]
+    times = [run.use for run in runs.values()]
     rows.append(("wall-clock", *(pages.duration(use.total) if use.total else "" for use in times)))
     rows.append(("of it in kept steps", *(pages.duration(use.training) if use.total else "" for use in times)))
     return rows
@@ -116,18 +111,18 @@ def differences(found: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _tokens(facts: Facts) -> Place:
+def _tokens(run: RunSummary) -> Place:
     """The x of a line is the tokens read by then."""
     keys = ("data.global_batch", "shards.length")
-    if not all(key in facts.config for key in keys):
+    if not all(key in run.config for key in keys):
         return lambda line: None
-    tokens = facts.config[keys[0]] * facts.config[keys[1]]
+    tokens = run.config[keys[0]] * run.config[keys[1]]
     return lambda line: line["step"] * tokens
 
 
-def _hours(facts: Facts) -> Place:
+def _hours(run: RunSummary) -> Place:
     """The x of a line is the hours from the first start to when it was written; of one that came again, the last."""
-    lines = [line for session in facts.found for line in session.lines]
+    lines = [line for session in run.found for line in session.lines]
     when = {(line["kind"], line["step"]): (line["time"] - lines[0]["time"]) / 3600 for line in lines}
     return lambda line: when.get((line["kind"], line["step"]))
 
@@ -138,8 +133,8 @@ def _points(lines: list[Line], place: Place) -> plots.Points:
     return [x for x, _ in found], [y for _, y in found]
 
 
-def _last_line(facts: Facts) -> Line:
-    return max(facts.train + facts.evals, key=lambda line: line["step"])
+def _last_line(run: RunSummary) -> Line:
+    return max(run.train + run.evals, key=lambda line: line["step"])
 
 
 def _value(line: Line, key: str, spec: str) -> str:

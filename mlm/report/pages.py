@@ -1,42 +1,24 @@
-"""Pieces of a page: HTML from text and numbers. Nothing here imports jax."""
+"""What the pages have in common: the templates, and numbers, durations and plots as text. Nothing here imports jax."""
 
 from __future__ import annotations
 
 import base64
-import html
-from collections.abc import Iterable, Sequence
+from typing import Any
 
-Rows = Iterable[Sequence[str]]
+from matplotlib.figure import Figure
 
-
-def image(words: str, svg: str) -> str:
-    """Returns a picture that is within the page itself; `words` say what it shows."""
-    data = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{text(words)}" src="data:image/svg+xml;base64,{data}">'
+from mlm.report import plots
+from mlm.text import templates
 
 
-def card(title: str, body: str) -> str:
-    """Returns a box; `body` is HTML."""
-    return f"<section><h2>{text(title)}</h2>{body}</section>"
+def render(template: str, *, figures: dict[str, Figure], **values: Any) -> str:
+    """Returns a page, one file that needs no network; figures are by title."""
+    sources = {title: _source(figure) for title, figure in figures.items()}
+    return templates("mlm.report").get_template(template).render(plots=sources, duration=duration, **values)
 
 
-def folded(title: str, count: int, body: str) -> str:
-    """Returns a box that opens on a click, with the number of things in it; nothing if there are none."""
-    if not count:
-        return ""
-    return f'<details><summary>{text(title)} <span>{count:,}</span></summary><div class="wide">{body}</div></details>'
-
-
-def table(head: Sequence[str], rows: Rows, kind: str) -> str:
-    """Returns a table of text; `kind` is its class in the style sheet."""
-    top = "".join(f"<th>{text(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<table class="{kind}">{f"<tr>{top}</tr>" if top else ""}{body}</table>'
-
-
-def text(words: str) -> str:
-    """Returns text as HTML."""
-    return html.escape(str(words), quote=True)
+def _source(figure: Figure) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(plots.to_svg(figure).encode()).decode()
 
 
 def number(value: float | None, spec: str) -> str:
