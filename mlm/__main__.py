@@ -19,7 +19,7 @@ EXAMPLES = """examples:
   python -m mlm train --config=configs/quickstart.py --workdir=runs/quickstart --config.train.steps=8000
   python -m mlm predict --workdir=runs/quickstart "Returns the <mask> of the array."
 """
-MODEL = {"default": "", "metavar": "FOLDER", "help": "a transformers folder; default: newest checkpoint"}
+MODEL = {"default": "", "metavar": "FOLDER", "help": "a workdir, folder or hub name; default: newest checkpoint"}
 SEVERAL = ("run", "shards", "train", "classify", "evaluate", "export")  # commands that several processes do together
 ON_DEVICES = ("predict", "bench", "doctor")  # those that one process does, with its devices
 

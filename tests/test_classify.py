@@ -12,7 +12,8 @@ from mlm import __main__, logs
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier
-from mlm.pretrained import classifiers, load, task_type
+from mlm.paths import UPath
+from mlm.pretrained import load, task_type
 from mlm.tasks import classification
 from mlm.training import checkpoint
 from mlm.workdir import Workdir
@@ -58,7 +59,7 @@ def test_the_best_checkpoint_is_kept_and_exported(finished):
     workdir, _ = finished
     evals = logs.read(workdir.metrics, "eval")
     best = max(line["accuracy"] for line in evals)
-    found = classifiers.from_checkpoint(workdir)
+    found = load.from_workdir(workdir, head=load.CLASSIFIER)
     assert next(line for line in evals if line["step"] == found.step)["accuracy"] == best
     assert len(checkpoint.complete_steps(workdir.checkpoints)) <= 2, "keep=1, and the best"
     assert json.loads((workdir.export / "run_config.json").read_text())["classify.label"] == "label"
@@ -85,7 +86,7 @@ def test_evaluate_gives_the_scores_of_the_log(finished, capsys):
     capsys.readouterr()
     assert __main__.main(["evaluate", f"--workdir={workdir.root}"]) == 0
     found = json.loads(capsys.readouterr().out)
-    step = classifiers.from_checkpoint(workdir).step
+    step = load.from_workdir(workdir, head=load.CLASSIFIER).step
     logged = next(line for line in logs.read(workdir.metrics, "eval") if line["step"] == step)
     assert {key: found[key] for key in ("accuracy", "f1", "rows")} == {
         key: logged[key] for key in ("accuracy", "f1", "rows")
@@ -143,16 +144,16 @@ def test_a_small_table_and_the_worst_pairs_of_a_large_one():
 def test_a_folder_to_start_from(trained_workdir, model, tmp_path, capsys):
     from mlm.export import export
 
-    export.export(model, load.UPath(tmp_path / "folder"), scores=None, name="x")
+    export.export(model, UPath(tmp_path / "folder"), scores=None, name="x")
     overrides = (f"train.init_from={tmp_path / 'folder'}", "classify.kind=regression", "classify.label=score")
     assert __main__.main(arguments(tmp_path / "run", tmp_path, *overrides, "train.epochs=1")) == 0
     err = capsys.readouterr().err
     assert "a number; 2 layers of 64" in err and "truncated to 24" in err
     assert "batches are padded to 8 or 16 or 24 tokens, each compiled once" in err
-    found = classifiers.from_checkpoint(Workdir(str(tmp_path / "run"), create=False))
+    found = load.from_workdir(Workdir(str(tmp_path / "run"), create=False), head=load.CLASSIFIER)
     assert classifier.class_names(found.config) == ()
     with pytest.raises(InputError, match="is of a classifier"):
-        load.from_checkpoint(Workdir(str(tmp_path / "run"), create=False))
+        load.from_workdir(Workdir(str(tmp_path / "run"), create=False), head=load.LM_HEAD)
 
 
 def test_pairs_of_texts(tmp_path, tokenizer_folder, capsys):

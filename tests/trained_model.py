@@ -47,7 +47,9 @@ def facts_of(tok, records: int = 0) -> build.DataFacts:
 
 
 def save_checkpoint(workdir: Workdir, config, facts: build.DataFacts, state, step: int) -> None:
-    meta = {"format": 1, "config": configs.flatten(config), "facts": dataclasses.asdict(facts), "step": step}
+    model = build.build_model(config, facts).config.to_dict()
+    facts = dataclasses.asdict(facts) | {"model": model}
+    meta = {"format": 1, "config": configs.flatten(config), "facts": facts, "step": step}
     with checkpoint.Checkpoints(workdir.checkpoints, keep=1) as checkpoints:
         checkpoints.save(step, state, meta, None)
 
@@ -84,5 +86,5 @@ def trained_workdir(tmp_path_factory: pytest.TempPathFactory) -> Workdir:
 
 
 @pytest.fixture(scope="session")
-def model(trained_workdir: Workdir) -> load.Trained:
-    return load.from_checkpoint(trained_workdir)
+def model(trained_workdir: Workdir) -> load.Pretrained:
+    return load.from_workdir(trained_workdir, head=load.LM_HEAD)

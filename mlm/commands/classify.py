@@ -24,8 +24,8 @@ from mlm.export import export_classifier
 from mlm.model import classifier, roberta
 from mlm.model.roberta import Params
 from mlm.paths import write_text
-from mlm.pretrained import classifiers, warm_start
-from mlm.pretrained.load import Trained
+from mlm.pretrained import load, locate, warm_start
+from mlm.pretrained.load import Pretrained
 from mlm.report import confusion, report
 from mlm.tasks import class_scores, classification
 from mlm.text import printable
@@ -51,7 +51,7 @@ def open_data(config: ConfigDict, workdir: Workdir, hosts: Hosts) -> Examples:
         path = config.tokenizer.path
         start = config.train.init_from
         if start:
-            path = f"{start}/tokenizer" if classifiers.is_workdir(start) else start
+            path = f"{start}/tokenizer" if locate.is_workdir(start) else start
         if path:
             stages.make_tokenizer(configs.changed(config, [f"tokenizer.path={path}"]), workdir, hosts)
         elif not (workdir.tokenizer / "tokenizer.json").is_file():
@@ -91,15 +91,15 @@ def _model(
     if config.model.init != "stock":
         raise InputError(f"config.model.init = {config.model.init}: is for pretraining; classify starts from stock.")
     init_from, multiple = config.train.init_from, config.model.vocab_multiple
-    source = functools.cache(lambda: classifiers.start(init_from, multiple=multiple))  # (config, parameters)
+    source = functools.cache(lambda: load.load(init_from, head=None, flag=load.INIT_FROM).padded(multiple))
     begun = checkpoint.complete_steps(workdir.checkpoints)
     if begun:
         facts = checkpoint.read_meta(workdir.checkpoints, begun[-1])["facts"]
-        if "model" not in facts:
+        if "labels" not in facts:
             raise InputError(f"{workdir.checkpoints}: is of a masked language model; classify in another --workdir.")
         body = RobertaConfig.from_dict(facts["model"])
     elif init_from:
-        body = source()[0]
+        body = source().config
     else:
         sizes = config.model.to_dict()
         for key in ("init", "dtype", "attention", "remat", "remat_feed_forward"):
@@ -113,7 +113,7 @@ def _model(
     positions = body.max_position_embeddings - body.pad_token_id - 1
     sizes = {key: getattr(body, name) for key, name in warm_start.SAME.items()} | {"model.positions": positions}
     sizes["shards.length"] = min(config.shards.length, positions)  # nothing here reads it
-    start = (lambda: source()[1]) if init_from else None
+    start = (lambda: source().body) if init_from else None
     return configs.changed(config, [f"{key}={value}" for key, value in sizes.items()]), body, start
 
 
@@ -131,16 +131,17 @@ def _describe(config: ConfigDict, examples: Examples, body: RobertaConfig) -> No
     )
 
 
-def score(config: ConfigDict, workdir: Workdir, examples: Examples, found: Trained, split: str) -> dict[str, Any]:
-    """Returns the scores of a model on a split; the workdir's own are written down, with the confusion table."""
+def score(config: ConfigDict, workdir: Workdir, examples: Examples, found: Pretrained, split: str) -> dict[str, Any]:
+    """Returns the scores of a model on a split; writes down those of the workdir's own, with the confusion table."""
     mesh = sharding.make_mesh(**config.mesh.to_dict())
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
-    model_config, params = classifiers.sized(found, config.model.vocab_multiple, mesh)
-    network = classification.make_network(config, model_config, examples, mesh)
-    places = jax.tree.map(lambda value: value.sharding, params)
-    eval_step = classification.make_eval_step(network, mesh, places)
+    model = found.padded(config.model.vocab_multiple)
+    shardings = sharding.tree_shardings(model.params, mesh, model.params)
+    params = sharding.put_tree(model.params, shardings)
+    network = classification.make_network(config, model.config, examples, mesh)
+    eval_step = classification.make_eval_step(network, mesh, shardings)
     scores, predicted_N = classification.evaluate(config, examples, mesh, eval_step, params, split)
-    if found.step is not None and distributed.is_first():
+    if found.tokenizer == str(workdir.tokenizer) and distributed.is_first():
         content = {"split": split, "step": found.step, "scores": scores}
         if examples.labels:
             table = class_scores.confusion(examples.splits[split].labels_N, predicted_N, len(examples.labels))
@@ -155,7 +156,7 @@ def evaluate(config: ConfigDict, workdir: Workdir, *, model: str, split: str) ->
     Args:
       config: says where the rows are, and how many are scored at a time.
       workdir: of the run.
-      model: a transformers folder; "" for the workdir's best checkpoint.
+      model: a workdir, a folder or a name on the hub; "" for the workdir's best checkpoint.
       split: train, validation or test.
 
     Raises:
@@ -164,7 +165,7 @@ def evaluate(config: ConfigDict, workdir: Workdir, *, model: str, split: str) ->
     own = config.classify
     if split not in SPLITS or not own[split]:
         raise InputError(f"--split={split}: config.classify has rows of {', '.join(s for s in SPLITS if own[s])}.")
-    found = classifiers.from_folder(model) if model else classifiers.from_checkpoint(workdir)
+    found = load.load(model, head=load.CLASSIFIER, workdir=workdir)
     names = classifier.class_names(found.config)
     if bool(names) != (own.kind == "classes"):
         raise InputError(f"{found.source}: {'has classes' if names else 'predicts a number'}; set classify.kind so.")
@@ -177,19 +178,19 @@ def evaluate(config: ConfigDict, workdir: Workdir, *, model: str, split: str) ->
     return scores
 
 
-def export(workdir: Workdir, *, torch_python: str) -> Trained:
+def export(workdir: Workdir, *, torch_python: str) -> Pretrained:
     """Writes the best checkpoint as a transformers folder; returns its model.
 
     Every process reads the checkpoint, the first one writes, and the others wait for what comes of it.
     """
-    found = classifiers.from_checkpoint(workdir)
+    found = load.from_workdir(workdir, head=load.CLASSIFIER)
     if distributed.is_first():
         export_classifier.export(found, workdir, name=workdir.root.name, torch_python=torch_python)
     watch.current.wait_for_all("exported")
     return found
 
 
-def _summarize(workdir: Workdir, best: Trained, scores: dict[str, Any]) -> None:
+def _summarize(workdir: Workdir, best: Pretrained, scores: dict[str, Any]) -> None:
     """Prints the scores of the best checkpoint, what it confuses most often, and the paths."""
     content = confusion.read(workdir)
     print(f"\nbest checkpoint, after {best.step:,} updates, on the {scores['rows']:,} {content['split']} rows")

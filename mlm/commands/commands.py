@@ -166,15 +166,15 @@ def predict(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = None if args.model else Workdir(args.workdir, create=False)
     if task_type.is_classifier(workdir, args.model):
         from mlm.inference import classify_texts
-        from mlm.pretrained import classifiers
+        from mlm.pretrained import load
 
-        model = classifiers.from_folder(args.model) if workdir is None else classifiers.from_checkpoint(workdir)
+        model = load.load(args.model, head=load.CLASSIFIER, workdir=workdir)
         classify_texts.run(model, texts=args.texts, top_k=args.top_k, stdin=sys.stdin, stdout=sys.stdout)
         return
     from mlm.inference import fill_mask
     from mlm.pretrained import load
 
-    model = load.from_folder(args.model) if workdir is None else load.from_checkpoint(workdir)
+    model = load.load(args.model, head=load.LM_HEAD, workdir=workdir)
     wishes = {"texts": args.texts, "top_k": args.top_k, "targets": args.targets}
     fill_mask.run(model, **wishes, stdin=sys.stdin, stdout=sys.stdout)
 

@@ -21,7 +21,6 @@ from mlm.data.manifest import Manifest
 from mlm.errors import DamageError, InputError
 from mlm.inference import pseudo_perplexity
 from mlm.inference.fill_mask import longest_row
-from mlm.model import weights
 from mlm.model.masking import TokenMasking
 from mlm.model.roberta import Network
 from mlm.paths import UPath, is_remote, write_text
@@ -65,7 +64,7 @@ def run(
       config: says which masks, which batch size.
       workdir: of the run.
       manifest: of the shards.
-      model: a transformers folder; "" for the workdir's newest checkpoint.
+      model: a workdir, a folder or a name on the hub; "" for the workdir's newest checkpoint.
       split: of the shards.
       masks: kinds of masks to score beside the run's own, "token", "word" or "span".
       pseudo: rows whose pseudo-perplexity is taken; 0 for none.
@@ -79,7 +78,7 @@ def run(
         raise InputError(f"--pseudo={pseudo}: must be a number of rows, from 0 up.")
     mesh = sharding.make_mesh(**config.mesh.to_dict())
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
-    found = load.from_folder(model) if model else load.from_checkpoint(workdir)
+    found = load.load(model, head=load.LM_HEAD, workdir=workdir)
     _check_fit(found, workdir, manifest)
     which = f"step {found.step}" if found.step is not None else f"weights {_digest(found.params)}"
     which += f", data {manifest.fingerprint[:12]}"
@@ -97,7 +96,7 @@ def run(
         print(json.dumps(result))
         print(table(result), file=sys.stderr)
         entries = {key: {"model": found.source, **values} for key, values in entries.items()}
-        add_results(UPath(model) if model else workdir.root, entries)
+        add_results(UPath(model) if model and UPath(model).is_dir() else workdir.root, entries)
     return result
 
 
@@ -139,7 +138,7 @@ def add_results(folder: UPath, entries: dict[str, dict[str, Any]]) -> None:
         print(f"  written to {file}", file=sys.stderr)
 
 
-def _check_fit(found: load.Trained, workdir: Workdir, manifest: Manifest) -> None:
+def _check_fit(found: load.Pretrained, workdir: Workdir, manifest: Manifest) -> None:
     if found.config.vocab_size != manifest.vocab_size:
         raise InputError(
             f"{found.source}: has {found.config.vocab_size} vocabulary entries, the shards in {manifest.folder} "
@@ -163,7 +162,7 @@ def _same_vocabulary(one: str, other: str) -> bool:
 
 
 def _place(
-    found: load.Trained,
+    found: load.Pretrained,
     config: ConfigDict,
     workdir: Workdir,
     manifest: Manifest,
@@ -173,13 +172,10 @@ def _place(
     """Returns the model with the vocabulary padded as in training, on the devices."""
     facts = pretraining.facts_of(manifest)
     maskings = [(kind, _masking(config, workdir, facts, kind)) for kind in dict.fromkeys(kinds)]
-    objective = build.build_model(config, facts)
-    padded = objective.config.vocab_size
-    found.config.vocab_size = padded
-    params = weights.resize_vocabulary(found.params, padded)
-    shardings = sharding.tree_shardings(params, mesh, params)
-    network = dataclasses.replace(objective.network, config=found.config)
-    return Scored(network, jax.device_put(params, shardings), shardings, maskings)
+    padded = found.padded(config.model.vocab_multiple)
+    shardings = sharding.tree_shardings(padded.params, mesh, padded.params)
+    network = dataclasses.replace(build.build_model(config, facts).network, config=padded.config)
+    return Scored(network, sharding.put_tree(padded.params, shardings), shardings, maskings)
 
 
 def _masking(config: ConfigDict, workdir: Workdir, facts: build.DataFacts, kind: str) -> TokenMasking:

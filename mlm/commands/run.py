@@ -38,12 +38,12 @@ def finish(workdir: Workdir, manifest: Manifest) -> None:
     watch.current.wait_for_all("finished")
 
 
-def export(workdir: Workdir, *, torch_python: str) -> load.Trained:
+def export(workdir: Workdir, *, torch_python: str) -> load.Pretrained:
     """Writes the newest checkpoint as a transformers folder; returns its model.
 
     Every process reads the checkpoint, the first one writes, and the others wait for what comes of it.
     """
-    model = load.from_checkpoint(workdir)
+    model = load.from_workdir(workdir, head=load.LM_HEAD)
     if distributed.is_first():
         scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == model.step]
         exports.export(
@@ -58,7 +58,7 @@ def export(workdir: Workdir, *, torch_python: str) -> load.Trained:
     return model
 
 
-def summarize(workdir: Workdir, manifest: Manifest, model: load.Trained) -> None:
+def summarize(workdir: Workdir, manifest: Manifest, model: load.Pretrained) -> None:
     """Prints the scores beside the unigram entropy, some sentences of the validation split filled, and the paths."""
     scores = logs.read(workdir.metrics, "eval")[-1]
     entropy = manifest.splits["validation"].unigram_entropy

@@ -16,7 +16,7 @@ from mlm import logs
 from mlm.data.manifest import Manifest, read_manifest
 from mlm.model import flops
 from mlm.paths import UPath
-from mlm.pretrained.load import Trained
+from mlm.pretrained.load import Pretrained
 from mlm.report import goodput, plots
 from mlm.text import markdown
 from mlm.training import checkpoint
@@ -52,7 +52,7 @@ class History:
     data_fingerprint: str
 
 
-def gather(workdir: Workdir, trained: Trained) -> History:
+def gather(workdir: Workdir, trained: Pretrained) -> History:
     """Reads the logs of a run, and the manifest of its shards where it is still there.
 
     Raises:
@@ -90,7 +90,7 @@ def data(manifest: Manifest | None) -> Iterator[str]:
     yield table("data", [row for row in rows if any(value is not None for value in row[1:])], *splits)
 
 
-def compute(trained: Trained, history: History) -> Iterator[str]:
+def compute(trained: Pretrained, history: History) -> Iterator[str]:
     """Yields the section on hardware, time and useful FLOPs (see mlm/model/flops.py), if timing.jsonl has any."""
     run, use = trained.run_config, goodput.use_of_time(history.found)
     if not use.total:

@@ -18,7 +18,7 @@ from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.export import card_history
 from mlm.export.card_history import History, Markup, table
-from mlm.pretrained.load import Trained
+from mlm.pretrained.load import Pretrained
 from mlm.text import code, markdown, printable
 
 SCORES = {
@@ -32,7 +32,7 @@ SCORES = {
 
 def write(
     folder: Path,
-    trained: Trained,
+    trained: Pretrained,
     mask_token: str,
     *,
     scores: dict[str, Any] | None,
@@ -56,7 +56,7 @@ def write(
 
 
 def _parts(
-    trained: Trained, mask_token: str, *, scores: dict | None, name: str, history: History | None, curve: bool
+    trained: Pretrained, mask_token: str, *, scores: dict | None, name: str, history: History | None, curve: bool
 ) -> Iterator[str]:
     config, run = trained.config, trained.run_config
     count = sum(value.size for value in jax.tree.leaves(trained.params))
@@ -107,7 +107,7 @@ def _parts(
         yield f"<details><summary>Config, {len(run)} keys</summary>\n\n```json\n{shown}\n```\n\n</details>"
 
 
-def _metadata(trained: Trained, mask_token: str, scores: dict[str, Any] | None, name: str) -> str:
+def _metadata(trained: Pretrained, mask_token: str, scores: dict[str, Any] | None, name: str) -> str:
     """Returns the YAML that the Hub reads; scores are in it where the data set has a name there."""
     sources = trained.run_config["corpus.sources"] if trained.run_config else ()
     names = [match[1] for source in sources if (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(:.*)?", source))]
@@ -131,7 +131,7 @@ def _metadata(trained: Trained, mask_token: str, scores: dict[str, Any] | None, 
     return f"---\n{card.to_yaml()}\n---"
 
 
-def _recipe(trained: Trained) -> list[tuple[str, Any]]:
+def _recipe(trained: Pretrained) -> list[tuple[str, Any]]:
     run = trained.run_config
     warmup = f"{run['schedule.warmup_steps']} updates"
     if run["schedule.warmup_fraction"]:
@@ -161,7 +161,7 @@ def _predicted(run: dict[str, Any]) -> str:
     )
 
 
-def _tokenizer(trained: Trained) -> list[tuple[str, Any]]:
+def _tokenizer(trained: Pretrained) -> list[tuple[str, Any]]:
     run = trained.run_config or {}
     kind = Markup(code(run["tokenizer.path"])) if run.get("tokenizer.path") else run.get("tokenizer.kind", "not known")
     found = tokenizer.load_fast(trained.tokenizer)
@@ -179,7 +179,7 @@ def _limits(run: dict[str, Any] | None, reads: int) -> str:
     return text
 
 
-def _fingerprints(trained: Trained, history: History | None) -> Iterator[tuple[str, str]]:
+def _fingerprints(trained: Pretrained, history: History | None) -> Iterator[tuple[str, str]]:
     if trained.run_config is not None:
         yield "config", code(configs.fingerprint(configs.unflatten(trained.run_config)))
     if history is not None and history.data_fingerprint:

@@ -17,7 +17,7 @@ from mlm.errors import InputError
 from mlm.inference.fill_mask import answer_lines, batches, longest_row, pad, refuse_bytes, write_lines
 from mlm.model import classifier
 from mlm.model.roberta import Params
-from mlm.pretrained.load import Trained
+from mlm.pretrained.load import Pretrained
 from mlm.text import printable
 
 Texts = tuple[str, ...]  # one, or a pair
@@ -26,7 +26,7 @@ Texts = tuple[str, ...]  # one, or a pair
 class Labeller:
     """Classifies with one model, in float32; it is compiled once for every padded length and power of two of rows."""
 
-    def __init__(self, trained: Trained, tok: PreTrainedTokenizerFast):
+    def __init__(self, trained: Pretrained, tok: PreTrainedTokenizerFast):
         """Puts the parameters on the device."""
         network = trained.network
 
@@ -80,7 +80,7 @@ class Labeller:
         return results
 
 
-def run(trained: Trained, *, texts: list[str], top_k: int, stdin: TextIO, stdout: TextIO) -> None:
+def run(trained: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdout: TextIO) -> None:
     """Classifies the texts given, as a table; or, with none given, the lines of `stdin`, as one line of JSON each.
 
     A pair is two texts parted by a tab. A line of the pipe may be an object of JSON too, with the columns that the

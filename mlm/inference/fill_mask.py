@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model.roberta import Params
-from mlm.pretrained.load import Trained
+from mlm.pretrained.load import Pretrained
 from mlm.text import is_text, printable
 
 # Few shapes, so that the model is compiled few times: a batch has a power of two of rows, up to
@@ -33,7 +33,7 @@ Filling = dict[str, Any]  # token: its id; token_str: its text; score: its proba
 class FillMask:
     """Fills masks with one model, in float32; it is compiled once for every padded length."""
 
-    def __init__(self, trained: Trained, tok: PreTrainedTokenizerFast, top_k: int, targets: Sequence[str] = ()):
+    def __init__(self, trained: Pretrained, tok: PreTrainedTokenizerFast, top_k: int, targets: Sequence[str] = ()):
         """Puts the parameters on the device.
 
         Args:
@@ -123,7 +123,7 @@ class FillMask:
             ]
 
 
-def fill(trained: Trained, tok: PreTrainedTokenizerFast, texts: list[str], top_k: int) -> list[list[list[Filling]]]:
+def fill(trained: Pretrained, tok: PreTrainedTokenizerFast, texts: list[str], top_k: int) -> list[list[list[Filling]]]:
     """Returns, for each text, a list of `top_k` fillings for each of its masks, the likeliest first.
 
     Tokens, their texts and their scores are those of transformers' pipeline: the softmax over the whole vocabulary,
@@ -164,7 +164,7 @@ def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int
 
 
 def run(
-    trained: Trained,
+    trained: Pretrained,
     *,
     texts: list[str] | None,
     top_k: int,
@@ -262,7 +262,7 @@ def batches(rows: list[list[int]], longest: int) -> Iterator[tuple[list[int], li
             yield chosen, batch + batch[:1] * (_power_of_two(len(batch)) - len(batch)), length
 
 
-def longest_row(trained: Trained) -> int:
+def longest_row(trained: Pretrained) -> int:
     """Returns the number of tokens, special ones included, that the model can read: RoBERTa counts from pad id + 1."""
     return trained.config.max_position_embeddings - trained.config.pad_token_id - 1
 

@@ -24,7 +24,6 @@ from mlm.errors import InputError
 from mlm.model import classifier, flops
 from mlm.model.loss import RowSums
 from mlm.model.roberta import Network, Params
-from mlm.pretrained import classifiers
 from mlm.tasks import class_scores
 from mlm.training import build, evaluation, sharding, state, step
 from mlm.training.sharding import BATCH
@@ -60,7 +59,8 @@ def build_task(config: ConfigDict, examples: Examples, body: RobertaConfig, star
         return state.fresh_state(params, tx, ema=config.optimizer.ema_decay > 0)
 
     make_state, shapes = state.placed(init, mesh)
-    body_shapes, shardings = shapes.params["roberta"], state.shardings_of(shapes)
+    shardings = state.shardings_of(shapes)
+    body_shardings = shardings.params["roberta"]
     gradient = make_gradient(network, seed=config.train.seed, accumulate=accumulate, mesh=mesh)
     train_step = build.build_train_step(config, gradient, tx, steps, mesh, shardings, bool(examples.labels))
     eval_step = make_eval_step(network, mesh, shardings.params)
@@ -70,7 +70,7 @@ def build_task(config: ConfigDict, examples: Examples, body: RobertaConfig, star
         steps=steps,
         shapes=shapes,
         step_of=lambda step: train_step,
-        fresh=lambda: make_state() if start is None else make_state(classifiers.on_mesh(start(), body_shapes)),
+        fresh=lambda: make_state() if start is None else make_state(sharding.put_tree(start(), body_shardings)),
         batches=lambda first: _train_batches(config, examples, mesh, first),
         evaluate=lambda params: evaluate(config, examples, mesh, eval_step, params, "validation")[0],
         ends_epoch=lambda step: step * rows // count > (step - 1) * rows // count,

@@ -16,7 +16,7 @@ from mlm.cluster import watch
 from mlm.data import batches, skip_batches, tokenizer
 from mlm.data.manifest import Manifest
 from mlm.monitor import metrics_hooks
-from mlm.pretrained import warm_start
+from mlm.pretrained import load, warm_start
 from mlm.training import build, evaluation, loop, sharding
 from mlm.training.state import TrainState
 from mlm.training.task import Task
@@ -50,7 +50,7 @@ def build_task(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> Task
         evaluate=lambda params: evaluate_split(config, manifest, mesh, run.eval_step, params, "validation"),
         ends_epoch=lambda step: False,
         badness=lambda scores: scores["loss"],
-        facts=dataclasses.asdict(facts),
+        facts=dataclasses.asdict(facts) | {"model": run.model.config.to_dict()},
         data_fingerprint=manifest.fingerprint,
         tokens_per_step=config.data.global_batch * facts.length,
         flops_per_token=flops_of,
@@ -127,7 +127,7 @@ def fresh_state(config: ConfigDict, manifest: Manifest, run: build.Run, workdir:
 
 def _started(config: ConfigDict, manifest: Manifest, run: build.Run, workdir: Workdir) -> TrainState:
     """Returns a fresh state whose parameters are those of train.init_from, as far as it has them."""
-    source = warm_start.read(config.train.init_from)
+    source = load.load(config.train.init_from, head=None, flag=load.INIT_FROM)
     warm_start.refuse_another_model(source, run.model.config)
     taken, lines = warm_start.fit(
         source,
