@@ -13,9 +13,8 @@ from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier
 from mlm.paths import UPath
-from mlm.pretrained import load, task_type
+from mlm.pretrained import checkpoint_files, load, task_type
 from mlm.tasks import classification
-from mlm.training import checkpoint
 from mlm.workdir import Workdir
 from tests import labelled_texts
 from tests.labelled_texts import rows, write_csv
@@ -51,7 +50,7 @@ def test_it_starts_from_a_run_with_its_sizes_and_tokenizer(finished, trained_wor
     assert (config["model"]["layers"], config["model"]["hidden_size"], config["model"]["positions"]) == (2, 64, 32)
     folders = (workdir.tokenizer, trained_workdir.tokenizer)
     assert len({tokenizer.fingerprint(str(folder)) for folder in folders}) == 1
-    first = checkpoint.read_meta(workdir.checkpoints, checkpoint.complete_steps(workdir.checkpoints)[0])
+    first = checkpoint_files.read_meta(workdir.checkpoints, checkpoint_files.complete_steps(workdir.checkpoints)[0])
     assert first["facts"]["labels"] == list(labelled_texts.LABELS) and first["facts"]["vocab_size"] == 1000
 
 
@@ -61,24 +60,11 @@ def test_the_best_checkpoint_is_kept_and_exported(finished):
     best = max(line["accuracy"] for line in evals)
     found = load.from_workdir(workdir, head=load.CLASSIFIER)
     assert next(line for line in evals if line["step"] == found.step)["accuracy"] == best
-    assert len(checkpoint.complete_steps(workdir.checkpoints)) <= 2, "keep=1, and the best"
+    assert len(checkpoint_files.complete_steps(workdir.checkpoints)) <= 2, "keep=1, and the best"
     assert json.loads((workdir.export / "run_config.json").read_text())["classify.label"] == "label"
-    steps = checkpoint.complete_steps(workdir.checkpoints)
-    assert checkpoint.choose(workdir.checkpoints, on_damage="stop") == steps[-1]
-    assert checkpoint.choose(workdir.checkpoints, on_damage="stop", best=True) == found.step
-
-
-def test_the_best_is_not_the_newest(finished, tmp_path):
-    """Whatever this run's was: scores that fall with the steps."""
-    folder = Workdir(str(tmp_path / "run")).checkpoints
-    for step, score in ((3, 0.2), (6, 0.1), (9, 0.1), (12, 0.4), (14, None)):
-        (folder / str(step) / "metrics").mkdir(parents=True)
-        (folder / str(step) / "state").write_text("x")
-        if score is not None:
-            (folder / str(step) / "metrics" / "metrics").write_text(json.dumps({"loss": score}))
-        checkpoint.write_hashes(folder, step)
-    assert checkpoint.choose(folder, on_damage="stop", best=True) == 9
-    assert checkpoint.choose(folder, on_damage="stop") == 14
+    steps = checkpoint_files.complete_steps(workdir.checkpoints)
+    assert checkpoint_files.choose(workdir.checkpoints, on_damage="stop") == steps[-1]
+    assert checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=True) == found.step
 
 
 def test_evaluate_gives_the_scores_of_the_log(finished, capsys):
@@ -96,6 +82,19 @@ def test_evaluate_gives_the_scores_of_the_log(finished, capsys):
     assert __main__.main(exported) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["split"] == "test" and found["rows"] == 17 and found["model"] == str(workdir.export)
+
+
+def test_a_classifier_in_another_workdir(finished, tmp_path, capsys):
+    """Its scores are not written down as this workdir's; its body is a start for any head."""
+    workdir, _ = finished
+    (tmp_path / "config.json").write_text(workdir.config.read_text())
+    assert __main__.main(["evaluate", f"--workdir={tmp_path}", f"--model={workdir.root}", "--split=test"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == str(workdir.root)
+    assert not (tmp_path / "classification.json").exists()
+    found = load.load(str(workdir.root), head=None)
+    assert "classifier/dense/kernel" in found.leaves and found.body.keys() == {"embeddings", "encoder"}
+    with pytest.raises(InputError, match=r"^--model=.*: is of a classifier, and has no language-model head\.$"):
+        load.load(str(workdir.root), head=load.LM_HEAD)
 
 
 def test_the_confusion_table_has_a_row_for_each_true_class(finished, tmp_path, monkeypatch, capsys):

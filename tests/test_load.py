@@ -16,8 +16,7 @@ from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.export import export
 from mlm.paths import UPath
-from mlm.pretrained import folders, load, locate
-from mlm.training import checkpoint
+from mlm.pretrained import checkpoint_files, folders, load, locate
 from mlm.workdir import Workdir
 
 
@@ -110,7 +109,7 @@ def test_a_checkpoint_of_an_older_version_is_refused(trained_workdir, tmp_path):
     content = json.loads(file.read_text())
     del content["facts"]["model"]
     file.write_text(json.dumps(content))
-    checkpoint.write_hashes(workdir.checkpoints, 5)
+    checkpoint_files.write_hashes(workdir.checkpoints, 5)
     with pytest.raises(InputError, match="step 5 was written by an older version of this code; train the model again"):
         load.from_workdir(workdir, head=load.LM_HEAD)
 

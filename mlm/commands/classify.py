@@ -24,12 +24,12 @@ from mlm.export import export_classifier
 from mlm.model import classifier, roberta
 from mlm.model.roberta import Params
 from mlm.paths import write_text
-from mlm.pretrained import load, locate, warm_start
+from mlm.pretrained import checkpoint_files, load, locate, warm_start
 from mlm.pretrained.load import Pretrained
 from mlm.report import confusion, report
 from mlm.tasks import class_scores, classification
 from mlm.text import printable
-from mlm.training import checkpoint, loop, sharding
+from mlm.training import loop, sharding
 from mlm.workdir import Workdir
 
 CONFUSED = 5  # pairs shown at the end of a run
@@ -47,7 +47,7 @@ def open_data(config: ConfigDict, workdir: Workdir, hosts: Hosts) -> Examples:
             raise InputError(f"config.classify.{key}: say where the rows are, such as csv:{key}.csv.")
     sources = {split: own[split] for split in SPLITS if own[split]}
     tables, names = data.read_tables(sources, text=own.text, label=own.label, kind=own.kind)
-    if not checkpoint.complete_steps(workdir.checkpoints):
+    if not checkpoint_files.complete_steps(workdir.checkpoints):
         path = config.tokenizer.path
         start = config.train.init_from
         if start:
@@ -92,9 +92,9 @@ def _model(
         raise InputError(f"config.model.init = {config.model.init}: is for pretraining; classify starts from stock.")
     init_from, multiple = config.train.init_from, config.model.vocab_multiple
     source = functools.cache(lambda: load.load(init_from, head=None, flag=load.INIT_FROM).padded(multiple))
-    begun = checkpoint.complete_steps(workdir.checkpoints)
+    begun = checkpoint_files.complete_steps(workdir.checkpoints)
     if begun:
-        facts = checkpoint.read_meta(workdir.checkpoints, begun[-1])["facts"]
+        facts = checkpoint_files.read_meta(workdir.checkpoints, begun[-1])["facts"]
         if "labels" not in facts:
             raise InputError(f"{workdir.checkpoints}: is of a masked language model; classify in another --workdir.")
         body = RobertaConfig.from_dict(facts["model"])

@@ -16,10 +16,10 @@ from mlm import logs
 from mlm.data.manifest import Manifest, read_manifest
 from mlm.model import flops
 from mlm.paths import UPath
+from mlm.pretrained import checkpoint_files
 from mlm.pretrained.load import Pretrained
 from mlm.report import goodput, plots
 from mlm.text import markdown
-from mlm.training import checkpoint
 from mlm.workdir import Workdir
 
 CURVE = "loss.png"
@@ -61,7 +61,7 @@ def gather(workdir: Workdir, trained: Pretrained) -> History:
     lines = [line for line in logs.read(workdir.metrics) if line["step"] <= trained.step]
     train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
     shards = UPath(trained.run_config["shards.dir"] or workdir.shards)
-    meta = checkpoint.read_meta(workdir.checkpoints, trained.step)
+    meta = checkpoint_files.read_meta(workdir.checkpoints, trained.step)
     found = goodput.sessions(logs.read(workdir.timing))
     manifest = read_manifest(str(shards))
     return History(train, evals, found, manifest, meta.get("data_fingerprint", ""))

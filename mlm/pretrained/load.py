@@ -13,8 +13,7 @@ from transformers import RobertaConfig
 from mlm.errors import InputError
 from mlm.model import classifier, roberta, weights
 from mlm.model.roberta import Params
-from mlm.pretrained import folders, locate, task_type
-from mlm.training import checkpoint
+from mlm.pretrained import checkpoint_files, folders, locate, task_type
 from mlm.workdir import Workdir
 
 LM_HEAD, CLASSIFIER = "lm_head", "classifier"  # as Flax's tree names them
@@ -117,10 +116,10 @@ def from_workdir(workdir: Workdir, *, head: str | None, where: str = "") -> Pret
       DamageError: it is not what was written.
     """
     where, best = where or str(workdir.checkpoints), task_type.is_classifier(workdir, "")
-    step = checkpoint.choose(workdir.checkpoints, on_damage="stop", best=best)
+    step = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=best)
     if step is None:
         raise InputError(f"{where}: there is no complete checkpoint; train first.")
-    meta = checkpoint.read_meta(workdir.checkpoints, step)
+    meta = checkpoint_files.read_meta(workdir.checkpoints, step)
     facts = meta["facts"]
     own, kind = (CLASSIFIER, "classifier") if "labels" in facts else (LM_HEAD, "masked language model")
     if head not in (None, own):
@@ -131,7 +130,7 @@ def from_workdir(workdir: Workdir, *, head: str | None, where: str = "") -> Pret
     device = SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), _shapes(config, own))
     part = "ema" if meta["config"]["optimizer.ema_decay"] > 0 else "params"
-    params = jax.device_get(checkpoint.restore_params(workdir.checkpoints, step, shapes, part))
+    params = jax.device_get(checkpoint_files.restore_params(workdir.checkpoints, step, shapes, part))
     source = str(workdir.checkpoints / str(step))
     found = Pretrained(config, params, str(workdir.tokenizer), step, meta["config"], source)
     return found.with_vocabulary(facts["vocab_size"])
