@@ -81,6 +81,7 @@ def test_models_of_every_kind_are_scored(setting, folder, trained_workdir, tmp_p
         found = evaluate.run(config, workdir, manifest, model=model, split="validation")
         assert found["loss"] == pytest.approx(wanted, rel=1e-5) and found["model"] == model
         assert any(values["model"] == model for values in results(place).values())
+    (workdir.root / "evaluation.json").unlink()
     bare = load_file(flax.parent / "models--someone--small/snapshots/0/model.safetensors")
     save_file({n: t for n, t in bare.items() if not n.startswith("lm_head")}, flax / "model.safetensors")
     with pytest.raises(InputError, match=r"^--model=.*flax: has no language-model head; name a model with one\.$"):

@@ -5,6 +5,7 @@ import json
 import pathlib
 import pickle
 import random
+import re
 import shutil
 
 import numpy as np
@@ -103,6 +104,21 @@ def test_a_workdir_by_its_name(trained_workdir, model, tmp_path):
         load.from_workdir(trained_workdir, head=load.CLASSIFIER)
 
 
+def test_a_folder_in_a_bucket(folder, model):
+    bucket = UPath("memory://models/small")
+    (bucket / "notes").mkdir(parents=True)
+    (bucket / "notes" / "text").write_text("x")
+    for flag, head in READERS.items():
+        with pytest.raises(InputError, match="^" + re.escape(f"{flag}{bucket}: has no config.json and no checkpoints")):
+            load.load(str(bucket), head=head, flag=flag)
+    for file in folder.iterdir():
+        (bucket / file.name).write_bytes(file.read_bytes())
+    for flag, head in READERS.items():
+        found = load.load(str(bucket), head=head, flag=flag)
+        assert all(np.array_equal(value, model.leaves[name]) for name, value in found.leaves.items())
+        assert len(tokenizer.load(found.tokenizer)) == 1000
+
+
 def test_a_checkpoint_of_an_older_version_is_refused(trained_workdir, tmp_path):
     workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path / "run"))
     file = workdir.checkpoints / "5" / "meta" / "metadata"
@@ -167,24 +183,8 @@ def test_a_pickle_is_not_opened(folder, tmp_path, capsys):
     assert not (tmp_path / "ran").exists()
 
 
-VALUES = [
-    "x",
-    "",
-    None,
-    -1,
-    0,
-    10**30,
-    1.5,
-    float("nan"),
-    float("inf"),
-    True,
-    [],
-    {},
-    [1],
-    {"a": 1},
-    "\x1b[2J",
-    "\ud800",
-]
+VALUES = ["x", "", None, -1, 0, 10**30, 1.5, float("nan"), float("inf"), True]
+VALUES += [[], {}, [1], {"a": 1}, "\x1b[2J", "\ud800"]
 
 
 def test_a_config_changed_at_random_is_read_or_refused(folder):

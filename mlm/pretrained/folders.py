@@ -50,10 +50,8 @@ def read_config(folder: UPath, where: str) -> RobertaConfig:
       where: what to call it in an error.
 
     Raises:
-      InputError: config.json is missing, can't be read, or is not that of a RoBERTa.
+      InputError: config.json can't be read, or is not that of a RoBERTa.
     """
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{where}: has no config.json and no checkpoints; name a workdir or a RoBERTa folder.")
     try:
         content = logs.read_object(folder / "config.json")
     except DamageError:

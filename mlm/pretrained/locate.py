@@ -30,9 +30,12 @@ def local_copy(name: str, flag: str) -> UPath:
       flag: what the name was given with, such as "--model=", for an error.
 
     Raises:
-      InputError: it is neither.
+      InputError: it is neither, or has no config.json.
     """
-    return UPath(local_folder(name) if UPath(name).is_dir() else _download(name, flag))
+    folder = UPath(name if UPath(name).is_dir() else _download(name, flag))
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{flag}{name}: has no config.json and no checkpoints; name a workdir or a RoBERTa folder.")
+    return UPath(local_folder(str(folder)))
 
 
 def _download(name: str, flag: str) -> str:
