@@ -14,7 +14,7 @@ import pytest
 
 from mlm import __main__
 from mlm.data import tfrecord
-from mlm.training import checkpoint
+from mlm.pretrained import checkpoint_files
 from tests.fixtures_data import train_tokenizer
 from tests.processes import ROOT, environment, run, seconds_of_children, start, train_arguments
 
@@ -227,7 +227,7 @@ def test_damaged_checkpoint(workdir, manifest, capsys, change):
     log = (workdir / "metrics.jsonl").read_text()
     assert __main__.main(arguments_for(workdir, manifest, "checkpoint.on_damage=fallback")) == 0
     assert (workdir / "checkpoints" / "damaged.6").is_dir()
-    assert checkpoint.complete_steps(workdir / "checkpoints") == [3, 6]
+    assert checkpoint_files.complete_steps(workdir / "checkpoints") == [3, 6]
     assert (workdir / "metrics.jsonl").read_text() == log
 
 
@@ -272,16 +272,16 @@ def test_disk_full_while_saving(manifest, tmp_path):
     for words in ("mlm train: ", "checkpoints", "could not be written", "make room"):
         assert words in sentence, err
     assert "Traceback" not in err
-    assert checkpoint.complete_steps(tmp_path / "checkpoints") == []
+    assert checkpoint_files.complete_steps(tmp_path / "checkpoints") == []
     run(arguments, devices=1)  # with room, the same command goes on
-    assert checkpoint.complete_steps(tmp_path / "checkpoints")[-1] == 6
+    assert checkpoint_files.complete_steps(tmp_path / "checkpoints")[-1] == 6
 
 
 def test_guard_stops_with_code_3(manifest, tmp_path, capsys):
     settings = ("optimizer.learning_rate=1e30", "train.guard_limit=3", "train.steps=40", "checkpoint.every=0")
     err = refuse(train_arguments(tmp_path, manifest.folder, *settings), 3, "not finite", "guard_limit", capsys=capsys)
     assert "Traceback" not in err
-    assert checkpoint.complete_steps(tmp_path / "checkpoints") == []
+    assert checkpoint_files.complete_steps(tmp_path / "checkpoints") == []
 
 
 def test_terminated_before_the_first_step(manifest, tmp_path):

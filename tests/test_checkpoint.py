@@ -1,6 +1,5 @@
 """Checkpoints in their folder: what kills leave goes when a later one is complete, and nothing else does."""
 
-import json
 import pathlib
 import shutil
 import subprocess
@@ -9,8 +8,8 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from mlm.errors import DamageError
 from mlm.paths import UPath
+from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint
 from tests.processes import ROOT, environment
 
@@ -20,6 +19,7 @@ KILLED = """
 import os, signal, sys
 import jax.numpy as jnp
 from mlm.paths import UPath
+from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint
 
 def killed(folder, step):
@@ -30,7 +30,7 @@ for kill in (True, True, False, True, True, True, True, False):
     child = os.fork()
     if not child:
         checkpoint.write_hashes = killed if kill else hash
-        start = max(checkpoint.complete_steps(folder), default=0)
+        start = max(checkpoint_files.complete_steps(folder), default=0)
         with checkpoint.Checkpoints(folder, keep=3) as checkpoints:
             for step in range(start + 5, start + (10 if kill else 25), 5):
                 checkpoints.save(step, {"weight": jnp.full(3, step)}, {"step": step}, None)
@@ -52,7 +52,7 @@ def test_what_six_kills_leave_goes_when_a_later_step_is_complete(tmp_path):
     aside = {"incomplete.25", "incomplete.25.2", "incomplete.25.3"}
     assert after[6] == {"15", "20", "25"} | aside, "four kills at step 25, nothing complete since"
     assert after[7] == {"30", "35", "40"}
-    assert [checkpoint.find_damage(UPath(tmp_path), step) for step in (30, 35, 40)] == [None] * 3
+    assert [checkpoint_files.find_damage(UPath(tmp_path), step) for step in (30, 35, 40)] == [None] * 3
 
 
 @pytest.fixture
@@ -93,17 +93,3 @@ def test_a_removal_that_was_cut_short_is_taken_up_again(saved):
     (left / checkpoint.COMMITTED).write_text("")
     save(saved, 20)
     assert not left.exists()
-
-
-@pytest.mark.parametrize("text", ["", "[]", "3", '{"meta/metadata": 1}', '{"meta/metadata": null}', "[" * 90_000])
-def test_hashes_that_can_not_be_read_are_damage(saved, text):
-    (saved / "10" / checkpoint.HASHES).write_text(text)
-    with pytest.raises(DamageError, match=r"10: hashes.json can't be read"):
-        checkpoint.choose(saved, on_damage="stop")
-
-
-@pytest.mark.parametrize("loss", ["x", None, [], 10**400, float("nan")])
-def test_a_score_that_is_no_number_does_not_end_the_choice(saved, loss):
-    (saved / "10" / "metrics").mkdir(exist_ok=True)
-    (saved / "10" / "metrics" / "metrics").write_text(json.dumps({"loss": loss}))
-    assert checkpoint.choose(saved, on_damage="stop", best=True) == 10

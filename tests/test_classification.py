@@ -17,8 +17,9 @@ from mlm.data import tokenizer
 from mlm.data.examples import Examples
 from mlm.errors import InputError
 from mlm.model import roberta
+from mlm.pretrained import checkpoint_files
 from mlm.tasks import classification
-from mlm.training import checkpoint, sharding
+from mlm.training import sharding
 from tests import labelled_texts
 from tests.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start
 from tests.test_resume import state_of
@@ -176,7 +177,7 @@ def lines(workdir: pathlib.Path, kind: str) -> list[dict]:
 def test_each_epoch_is_evaluated_and_saved(straight):
     assert [line["step"] for line in lines(straight, "eval")] == [6, 11, 16]
     assert [line["step"] for line in lines(straight, "train")] == [4, 8, 12, 16]
-    steps = checkpoint.complete_steps(straight / "checkpoints")
+    steps = checkpoint_files.complete_steps(straight / "checkpoints")
     assert steps[-3:] == [11, 12, 16]
     assert (straight / "report.html").is_file() and (straight / "export" / "proof.json").is_file()
 

@@ -12,9 +12,9 @@ from mlm import __main__, logs
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier
-from mlm.pretrained import classifiers, load, task_type
+from mlm.paths import UPath
+from mlm.pretrained import checkpoint_files, load, task_type
 from mlm.tasks import classification
-from mlm.training import checkpoint
 from mlm.workdir import Workdir
 from tests import labelled_texts
 from tests.labelled_texts import rows, write_csv
@@ -50,7 +50,7 @@ def test_it_starts_from_a_run_with_its_sizes_and_tokenizer(finished, trained_wor
     assert (config["model"]["layers"], config["model"]["hidden_size"], config["model"]["positions"]) == (2, 64, 32)
     folders = (workdir.tokenizer, trained_workdir.tokenizer)
     assert len({tokenizer.fingerprint(str(folder)) for folder in folders}) == 1
-    first = checkpoint.read_meta(workdir.checkpoints, checkpoint.complete_steps(workdir.checkpoints)[0])
+    first = checkpoint_files.read_meta(workdir.checkpoints, checkpoint_files.complete_steps(workdir.checkpoints)[0])
     assert first["dataset"]["labels"] == list(labelled_texts.LABELS) and first["dataset"]["vocab_size"] == 1000
 
 
@@ -58,26 +58,13 @@ def test_the_best_checkpoint_is_kept_and_exported(finished):
     workdir, _ = finished
     evals = logs.read(workdir.metrics, "eval")
     best = max(line["accuracy"] for line in evals)
-    found = classifiers.from_checkpoint(workdir)
+    found = load.from_workdir(workdir, head=load.CLASSIFIER)
     assert next(line for line in evals if line["step"] == found.step)["accuracy"] == best
-    assert len(checkpoint.complete_steps(workdir.checkpoints)) <= 2, "keep=1, and the best"
+    assert len(checkpoint_files.complete_steps(workdir.checkpoints)) <= 2, "keep=1, and the best"
     assert json.loads((workdir.export / "run_config.json").read_text())["classify.label"] == "label"
-    steps = checkpoint.complete_steps(workdir.checkpoints)
-    assert checkpoint.choose(workdir.checkpoints, on_damage="stop") == steps[-1]
-    assert checkpoint.choose(workdir.checkpoints, on_damage="stop", best=True) == found.step
-
-
-def test_the_best_is_not_the_newest(finished, tmp_path):
-    """Whatever this run's was: scores that fall with the steps."""
-    folder = Workdir(str(tmp_path / "run")).checkpoints
-    for step, score in ((3, 0.2), (6, 0.1), (9, 0.1), (12, 0.4), (14, None)):
-        (folder / str(step) / "metrics").mkdir(parents=True)
-        (folder / str(step) / "state").write_text("x")
-        if score is not None:
-            (folder / str(step) / "metrics" / "metrics").write_text(json.dumps({"loss": score}))
-        checkpoint.write_hashes(folder, step)
-    assert checkpoint.choose(folder, on_damage="stop", best=True) == 9
-    assert checkpoint.choose(folder, on_damage="stop") == 14
+    steps = checkpoint_files.complete_steps(workdir.checkpoints)
+    assert checkpoint_files.choose(workdir.checkpoints, on_damage="stop") == steps[-1]
+    assert checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=True) == found.step
 
 
 def test_evaluate_gives_the_scores_of_the_log(finished, capsys):
@@ -85,7 +72,7 @@ def test_evaluate_gives_the_scores_of_the_log(finished, capsys):
     capsys.readouterr()
     assert __main__.main(["evaluate", f"--workdir={workdir.root}"]) == 0
     found = json.loads(capsys.readouterr().out)
-    step = classifiers.from_checkpoint(workdir).step
+    step = load.from_workdir(workdir, head=load.CLASSIFIER).step
     logged = next(line for line in logs.read(workdir.metrics, "eval") if line["step"] == step)
     assert {key: found[key] for key in ("accuracy", "f1", "rows")} == {
         key: logged[key] for key in ("accuracy", "f1", "rows")
@@ -95,6 +82,19 @@ def test_evaluate_gives_the_scores_of_the_log(finished, capsys):
     assert __main__.main(exported) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["split"] == "test" and found["rows"] == 17 and found["model"] == str(workdir.export)
+
+
+def test_a_classifier_in_another_workdir(finished, tmp_path, capsys):
+    """Its scores are not written down as this workdir's; its body is a start for any head."""
+    workdir, _ = finished
+    (tmp_path / "config.json").write_text(workdir.config.read_text())
+    assert __main__.main(["evaluate", f"--workdir={tmp_path}", f"--model={workdir.root}", "--split=test"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == str(workdir.root)
+    assert not (tmp_path / "classification.json").exists()
+    found = load.load(str(workdir.root), head=None)
+    assert "classifier/dense/kernel" in found.leaves and found.body.keys() == {"embeddings", "encoder"}
+    with pytest.raises(InputError, match=r"^--model=.*: is of a classifier, and has no language-model head\.$"):
+        load.load(str(workdir.root), head=load.LM_HEAD)
 
 
 def test_the_confusion_table_has_a_row_for_each_true_class(finished, tmp_path, monkeypatch, capsys):
@@ -129,16 +129,16 @@ def test_predict_and_export_and_report(finished, capsys, monkeypatch):
 def test_a_folder_to_start_from(trained_workdir, model, tmp_path, capsys):
     from mlm.export import export
 
-    export.export(model, load.UPath(tmp_path / "folder"), scores=None, name="x")
+    export.export(model, UPath(tmp_path / "folder"), scores=None, name="x")
     overrides = (f"train.init_from={tmp_path / 'folder'}", "classify.kind=regression", "classify.label=score")
     assert __main__.main(arguments(tmp_path / "run", tmp_path, *overrides, "train.epochs=1")) == 0
     err = capsys.readouterr().err
     assert "a number; 2 layers of 64" in err and "truncated to 24" in err
     assert "batches are padded to 8 or 16 or 24 tokens, each compiled once" in err
-    found = classifiers.from_checkpoint(Workdir(str(tmp_path / "run"), create=False))
+    found = load.from_workdir(Workdir(str(tmp_path / "run"), create=False), head=load.CLASSIFIER)
     assert classifier.class_names(found.config) == ()
     with pytest.raises(InputError, match="is of a classifier"):
-        load.from_checkpoint(Workdir(str(tmp_path / "run"), create=False))
+        load.from_workdir(Workdir(str(tmp_path / "run"), create=False), head=load.LM_HEAD)
 
 
 def test_pairs_of_texts(tmp_path, tokenizer_folder, capsys):

@@ -14,7 +14,7 @@ from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.inference import classify_texts
 from mlm.model import classifier
-from mlm.pretrained.load import Trained
+from mlm.pretrained.load import Pretrained
 from tests.test_fill_mask import Pipe, Terminal
 from tests.trained_classifier import make
 
@@ -22,11 +22,11 @@ TEXTS = ["Where is my card?", "rain", "a dog and a cat and a fish and a bird and
 
 
 @pytest.fixture(scope="module")
-def labeller(trained_classifier: Trained) -> classify_texts.Labeller:
+def labeller(trained_classifier: Pretrained) -> classify_texts.Labeller:
     return classify_texts.Labeller(trained_classifier, tokenizer.load(trained_classifier.tokenizer))
 
 
-def predicted(model: Trained, lines: str, top_k: int = 5) -> list[dict]:
+def predicted(model: Pretrained, lines: str, top_k: int = 5) -> list[dict]:
     out = io.StringIO()
     classify_texts.run(model, texts=[], top_k=top_k, stdin=Pipe(lines), stdout=out)
     return [json.loads(line) for line in out.getvalue().splitlines()]

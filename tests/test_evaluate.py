@@ -8,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from mlm import config as configs
 from mlm.commands import common
@@ -63,6 +64,29 @@ def test_a_checkpoint_and_its_export_score_the_same_and_both_write_it_down(setti
     assert results(workdir.root)[masked]["loss"] == ours["loss"]
     assert results(workdir.root)[pseudo]["pseudo_loss"] == ours["pseudo_loss"]
     assert all(", weights " in key for key in results(folder))
+
+
+def test_models_of_every_kind_are_scored(setting, folder, trained_workdir, tmp_path, monkeypatch, capsys):
+    """Another workdir, Flax's weights alone, a name on the hub: what is measured is written beside the model."""
+    config, workdir, manifest = setting
+    wanted = evaluate.run(config, workdir, manifest, model="", split="validation")["loss"]
+    other = pathlib.Path(shutil.copytree(trained_workdir.root, tmp_path / "other"))
+    flax = pathlib.Path(shutil.copytree(folder, tmp_path / "flax", ignore=shutil.ignore_patterns("evaluation.json")))
+    (flax / "model.safetensors").unlink()
+    snapshot = tmp_path / "models--someone--small" / "snapshots" / "0"
+    shutil.copytree(folder, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for model, place in ((str(other), other), (str(flax), flax), ("someone/small", workdir.root)):
+        found = evaluate.run(config, workdir, manifest, model=model, split="validation")
+        assert found["loss"] == pytest.approx(wanted, rel=1e-5) and found["model"] == model
+        assert any(values["model"] == model for values in results(place).values())
+    (workdir.root / "evaluation.json").unlink()
+    bare = load_file(flax.parent / "models--someone--small/snapshots/0/model.safetensors")
+    save_file({n: t for n, t in bare.items() if not n.startswith("lm_head")}, flax / "model.safetensors")
+    with pytest.raises(InputError, match=r"^--model=.*flax: has no language-model head; name a model with one\.$"):
+        evaluate.run(config, workdir, manifest, model=str(flax), split="validation")
 
 
 def test_each_kind_of_mask_has_scores_of_its_own(setting, capsys):
@@ -139,6 +163,6 @@ def test_what_does_not_fit_is_refused(setting, model, tmp_path):
     short = dataclasses.replace(model, params=params, config=type(model.config).from_dict(model.config.to_dict()))
     short.config.max_position_embeddings = 18
     export.write_model(short, pathlib.Path(shutil.copytree(model.tokenizer, tmp_path / "short")))
-    assert load.from_folder(str(tmp_path / "short"))
+    assert load.load(str(tmp_path / "short"), head=load.LM_HEAD)
     with pytest.raises(InputError, match=r"short: reads 16 tokens at most, the rows of the shards in .* have 32"):
         score(str(tmp_path / "short"))

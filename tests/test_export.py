@@ -75,14 +75,14 @@ def test_the_averaged_parameters_are_the_model_if_there_are_any(model, tmp_path)
     state = run.init()
     state = state.replace(ema=jax.tree.map(lambda p: p + 1, state.params))
     save_checkpoint(workdir, config, info, state, 7)
-    found = load.from_checkpoint(workdir)
+    found = load.from_workdir(workdir, head=load.LM_HEAD)
     assert found.step == 7
     assert np.array_equal(found.params["lm_head"]["bias"], np.ones(1000, np.float32))
     assert not np.array_equal(model.params["lm_head"]["bias"], np.ones(1000, np.float32))
 
 
 def test_transformers_flax_and_ours_read_the_same_parameters(exported, model):
-    ours = dict(named_leaves(load.from_folder(exported).params))
+    ours = dict(named_leaves(load.load(exported, head=load.LM_HEAD).params))
     flax = dict(named_leaves(FlaxRobertaForMaskedLM.from_pretrained(exported).params))
     for name, value in named_leaves(model.params):
         assert np.array_equal(ours[name], value), name
@@ -93,7 +93,7 @@ def test_transformers_flax_and_ours_read_the_same_parameters(exported, model):
 def test_fillings_of_the_folder_are_those_of_the_checkpoint(exported, model):
     tok = tokenizer.load(exported)
     texts = ["The function returns a <mask> of all elements.", "<mask> the <mask> file."]
-    assert fill_mask.fill(load.from_folder(exported), tok, texts, 5) == fill_mask.fill(model, tok, texts, 5)
+    assert fill_mask.fill(load.load(exported, head=load.LM_HEAD), tok, texts, 5) == fill_mask.fill(model, tok, texts, 5)
 
 
 @pytest.mark.parametrize("generation", [4, 5])
@@ -278,7 +278,7 @@ def test_remote_folders_are_written_with_the_proof_last(model, exported):
 
 def test_an_export_can_be_exported(exported, tmp_path):
     """From a folder, whoever wrote it: the same weights, a card that claims no recipe."""
-    export.export(load.from_folder(exported), UPath(tmp_path / "new"), scores=None, name="copy")
+    export.export(load.load(exported, head=load.LM_HEAD), UPath(tmp_path / "new"), scores=None, name="copy")
     assert (tmp_path / "new" / "model.safetensors").read_bytes() == (UPath(exported) / "model.safetensors").read_bytes()
     assert "its recipe is not known" in (tmp_path / "new" / "README.md").read_text()
     assert not (tmp_path / "new" / "run_config.json").exists()

@@ -15,7 +15,7 @@ from mlm.errors import DamageError, InputError
 from mlm.export import export, export_classifier
 from mlm.model import classifier
 from mlm.paths import UPath
-from mlm.pretrained import classifiers, task_type
+from mlm.pretrained import load, task_type
 from mlm.workdir import Workdir
 from tests.torch_environments import run_torch
 from tests.trained_classifier import make
@@ -61,7 +61,7 @@ def test_pytorch_gives_the_same(workdirs, tmp_path, generation):
 def test_the_folder_is_read_back(workdirs, trained_classifier):
     folder = str(workdirs["classes"].export)
     assert task_type.is_classifier(None, folder)
-    again = classifiers.from_folder(folder)
+    again = load.load(folder, head=load.CLASSIFIER)
     assert classifier.class_names(again.config) == ("animal", "money", "weather")
     assert jax.tree.all(jax.tree.map(np.array_equal, again.params, trained_classifier.params))
     names = {path.name for path in pathlib.Path(folder).iterdir()}
@@ -107,8 +107,8 @@ def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(workdirs, tmp
 
 
 def test_folders_that_are_no_classifiers(workdirs, tmp_path):
-    with pytest.raises(InputError, match=r"there is no config\.json"):
-        classifiers.from_folder(str(tmp_path))
+    with pytest.raises(InputError, match=r"has no config\.json and no checkpoints"):
+        load.load(str(tmp_path), head=load.CLASSIFIER)
     folder = shutil.copytree(str(workdirs["classes"].export), tmp_path / "copy")
     content = json.loads((folder / "config.json").read_text())
     for change, words in (
@@ -118,7 +118,7 @@ def test_folders_that_are_no_classifiers(workdirs, tmp_path):
     ):
         (folder / "config.json").write_text(json.dumps(content | change))
         with pytest.raises(InputError, match=words):
-            classifiers.from_folder(str(folder))
+            load.load(str(folder), head=load.CLASSIFIER)
 
 
 def test_flax_loads_it(workdirs):

@@ -34,7 +34,7 @@ def make_tokenizer_with_pad_3(folder) -> str:
     return str(folder)
 
 
-def random_model(folder: str, positions: int = 40) -> load.Trained:
+def random_model(folder: str, positions: int = 40) -> load.Pretrained:
     tok = tokenizer.load(folder)
     config = roberta.make_config(
         vocab_size=len(tok),
@@ -52,7 +52,7 @@ def random_model(folder: str, positions: int = 40) -> load.Trained:
         vocab_multiple=1,
     )
     params = jax.device_get(jax.jit(lambda key: roberta.init_params(config, key))(jax.random.key(0)))
-    return load.Trained(config, params, folder, None, None, "random")
+    return load.Pretrained(config, params, folder, None, None, "random")
 
 
 def test_every_tokenizer_is_proven(tmp_path):

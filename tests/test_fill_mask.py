@@ -218,7 +218,7 @@ TARGETS = [[" of", " the", " the"], [" the", "the", "of", " extraordinarily", "\
 MASKED = ["The function returns a <mask> of all elements.", "Returns the<mask> of the <mask>.", "ax<mask>", "<mask>"]
 
 
-def folder_with(model: load.Trained, tokenizer_folder: str, folder: pathlib.Path) -> str:
+def folder_with(model: load.Pretrained, tokenizer_folder: str, folder: pathlib.Path) -> str:
     export.write_model(model, pathlib.Path(shutil.copytree(tokenizer_folder, folder)))
     return str(folder)
 

@@ -26,6 +26,7 @@ from mlm.data import blocks, corpus, shards, tokenizer
 from mlm.data.hosts import Hosts
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, local_folder, move, remove, replacing, sizes, write_text
+from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint
 from mlm.workdir import Workdir
 from tests import processes
@@ -152,9 +153,9 @@ def test_checkpoints_in_a_bucket(bucket):
     with checkpoint.Checkpoints(folder, keep=2) as checkpoints:
         for step, score in ((1, 0.1), (2, 0.9), (3, 0.8), (4, 0.7)):
             checkpoints.save(step, jax.tree.map(lambda x, s=step: x * s, state), {"step": step}, score)
-    assert checkpoint.complete_steps(folder) == [1, 3, 4], "two of the newest, and the best"
-    assert checkpoint.choose(folder, on_damage="stop") == 4
-    assert checkpoint.read_meta(folder, 3) == {"step": 3}
+    assert checkpoint_files.complete_steps(folder) == [1, 3, 4], "two of the newest, and the best"
+    assert checkpoint_files.choose(folder, on_damage="stop") == 4
+    assert checkpoint_files.read_meta(folder, 3) == {"step": 3}
     # Of a kill while orbax wrote step 9, under its name, and of one while the hashes of step 5 were taken.
     write_text(folder / "9" / "state" / "d" / "abc", "half")
     write_text(folder / "5" / "commit_success.txt", "")
@@ -163,13 +164,13 @@ def test_checkpoints_in_a_bucket(bucket):
     data[len(data) // 2] ^= 1
     file.write_bytes(bytes(data))
     with pytest.raises(DamageError, match=file.name):
-        checkpoint.choose(folder, on_damage="stop")
-    assert checkpoint.choose(folder, on_damage="fallback") == 3
+        checkpoint_files.choose(folder, on_damage="stop")
+    assert checkpoint_files.choose(folder, on_damage="fallback") == 3
     with checkpoint.Checkpoints(folder, keep=2) as checkpoints:
         restored = checkpoints.restore(3, shapes)
         checkpoints.save(6, restored, {"step": 6}, None)
     assert np.array_equal(restored["a"], 3 * np.arange(1000.0))
-    assert checkpoint.complete_steps(folder) == [1, 3, 6]
+    assert checkpoint_files.complete_steps(folder) == [1, 3, 6]
     names = {path.name for path in children(folder)}
     assert "damaged.4" in names and "incomplete.5" not in names, "step 6 stands in for an incomplete one"
     assert not (folder / "9").exists() and not (folder / "incomplete.9").exists(), (
@@ -246,7 +247,7 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, manifest, tokenizer_fold
             new.mkdir()
             for file in pathlib.Path(tokenizer_folder).iterdir():
                 (new / file.name).write_bytes(file.read_bytes())
-    assert checkpoint.choose(run / "checkpoints", on_damage="stop") == 20
+    assert checkpoint_files.choose(run / "checkpoints", on_damage="stop") == 20
     for workdir in (str(local), str(run)):
         processes.run(["export", f"--workdir={workdir}"])
         processes.run(["report", f"--workdir={workdir}"])

@@ -11,7 +11,7 @@ import time
 import local_pod
 import pytest
 
-from mlm.training import checkpoint
+from mlm.pretrained import checkpoint_files
 from tests.processes import logged_step, run, train_arguments
 from tests.test_resume import state_of
 
@@ -95,7 +95,7 @@ def stopped_and_moved(manifest, tokenizer_folder, tmp_path_factory) -> tuple[pat
     cause = one.wait()
     assert (cause.process, cause.code, cause.kind) == (1, 75, "signal"), cause.sentence
     assert [end.exit["code"] for end in one.reports()] == [75, 75]
-    saved = checkpoint.complete_steps(workdir / "checkpoints")
+    saved = checkpoint_files.complete_steps(workdir / "checkpoints")
     found = causes(one)
     run(train_arguments(workdir, manifest.folder, *SETTINGS))
     return workdir, found, saved

@@ -1,19 +1,24 @@
-"""Model folders from elsewhere: nothing in them is executed, followed out of the folder, or ends in a traceback."""
+"""The one loader: every layout gives the same parameters, whoever asks; nothing in a folder is executed or followed
+out of it, or ends in a traceback."""
 
 import json
 import pathlib
 import pickle
 import random
+import re
 import shutil
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from mlm import __main__
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.export import export
 from mlm.paths import UPath
-from mlm.pretrained import classifiers, load
+from mlm.pretrained import checkpoint_files, folders, load, locate
+from mlm.workdir import Workdir
 
 
 @pytest.fixture
@@ -27,6 +32,119 @@ def folder(model, tmp_path) -> pathlib.Path:
 def change(file: pathlib.Path, **keys) -> None:
     content = json.loads(file.read_text()) if file.is_file() else {}
     file.write_text(json.dumps(content | keys))
+
+
+READERS = {"--model=": load.LM_HEAD, load.INIT_FROM: None}  # what a model is named with, and the head that it must have
+
+
+def lay_out(folder: pathlib.Path, layout: str) -> None:
+    """Changes the files of a folder, not the model in them."""
+    file = folder / locate.SAFETENSORS
+    tensors = load_file(file)
+    if layout == "msgpack":
+        file.unlink()
+        return
+    (folder / locate.MSGPACK).unlink()
+    if layout == "several files":
+        file.unlink()
+        names = {name: f"model-0000{1 + ('layer.1' in name)}-of-00002.safetensors" for name in tensors}
+        for part in set(names.values()):
+            save_file({name: tensors[name] for name in tensors if names[name] == part}, folder / part)
+        (folder / locate.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    elif layout == "tied bias":
+        save_file(tensors | {"lm_head.decoder.bias": tensors.pop("lm_head.bias")}, file)
+    elif layout == "pooler":
+        save_file(tensors | {"roberta.pooler.dense.weight": np.ones((64, 64), np.float32)}, file)
+    elif layout == "without a head":
+        save_file({name: value for name, value in tensors.items() if not name.startswith("lm_head")}, file)
+    elif layout == "encoder alone":
+        own = {name.removeprefix("roberta."): value for name, value in tensors.items() if name.startswith("roberta.")}
+        save_file(own, file)
+
+
+@pytest.mark.parametrize("layout", ["msgpack", "several files", "tied bias", "pooler", "one file"])
+def test_every_layout_gives_the_same_parameters(folder, model, layout):
+    lay_out(folder, layout)
+    for flag, head in READERS.items():
+        found = load.load(str(folder), head=head, flag=flag)
+        leaves = {name: value for name, value in found.leaves.items() if "pooler" not in name}
+        assert leaves.keys() == model.leaves.keys()
+        assert all(np.array_equal(value, model.leaves[name]) for name, value in leaves.items())
+        assert ("roberta/pooler/dense/kernel" in found.leaves) == (layout == "pooler" and head is None)
+        assert found.tokenizer == str(folder) and found.source == str(folder) and found.step is None
+
+
+@pytest.mark.parametrize("layout", ["without a head", "encoder alone"])
+def test_a_model_without_a_head_is_only_a_start(folder, model, layout, capsys):
+    lay_out(folder, layout)
+    found = load.load(str(folder), head=None)
+    assert all(np.array_equal(value, model.leaves[name]) for name, value in found.leaves.items())
+    assert found.leaves.keys() == {name for name in model.leaves if name.startswith("roberta/")}
+    assert __main__.main(["predict", f"--model={folder}", "a <mask>"]) == 2
+    assert (
+        capsys.readouterr()
+        .err.strip()
+        .endswith(f"--model={folder}: has no language-model head; name a model with one.")
+    )
+
+
+def test_a_workdir_by_its_name(trained_workdir, model, tmp_path):
+    name = str(trained_workdir.root)
+    for flag, head in READERS.items():
+        found = load.load(name, head=head, flag=flag)
+        assert found.source == name and found.step == 5 and found.tokenizer == str(trained_workdir.tokenizer)
+        assert all(np.array_equal(value, model.leaves[key]) for key, value in found.leaves.items())
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        with pytest.raises(InputError) as error:
+            load.load(str(tmp_path), head=head, flag=flag)
+        assert str(error.value) == f"{flag}{tmp_path}: there is no complete checkpoint; train first."
+    with pytest.raises(
+        InputError, match=r"checkpoints: is of a masked language model, and has no classification head\."
+    ):
+        load.from_workdir(trained_workdir, head=load.CLASSIFIER)
+
+
+def test_a_folder_in_a_bucket(folder, model):
+    bucket = UPath("memory://models/small")
+    (bucket / "notes").mkdir(parents=True)
+    (bucket / "notes" / "text").write_text("x")
+    for flag, head in READERS.items():
+        with pytest.raises(InputError, match="^" + re.escape(f"{flag}{bucket}: has no config.json and no checkpoints")):
+            load.load(str(bucket), head=head, flag=flag)
+    for file in folder.iterdir():
+        (bucket / file.name).write_bytes(file.read_bytes())
+    for flag, head in READERS.items():
+        found = load.load(str(bucket), head=head, flag=flag)
+        assert all(np.array_equal(value, model.leaves[name]) for name, value in found.leaves.items())
+        assert len(tokenizer.load(found.tokenizer)) == 1000
+
+
+def test_a_checkpoint_of_an_older_version_is_refused(trained_workdir, tmp_path):
+    workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path / "run"))
+    file = workdir.checkpoints / "5" / "meta" / "metadata"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"format": 1}))
+    checkpoint_files.write_hashes(workdir.checkpoints, 5)
+    with pytest.raises(InputError, match="checkpoints/5: its format is 1, this code reads 2; use the code that wrote it"):
+        load.from_workdir(workdir, head=load.LM_HEAD)
+
+
+def test_a_name_in_the_cache_of_the_hub_is_found_offline(folder, model, tmp_path, monkeypatch, capsys):
+    """The cache as huggingface_hub lays it out."""
+    repository, commit = tmp_path / "models--someone--small", "0" * 40
+    shutil.copytree(folder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for flag, head in READERS.items():
+        found = load.load("someone/small", head=head, flag=flag)
+        assert found.source == "someone/small" and found.tokenizer == str(repository / "snapshots" / commit)
+        assert all(np.array_equal(value, model.leaves[name]) for name, value in found.leaves.items())
+    assert __main__.main(["predict", "--model=someone/small", "It is the <mask>."]) == 0
+    assert capsys.readouterr().out.startswith("It is the <mask>.\n")
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
 
 
 class Bomb:
@@ -47,41 +165,25 @@ def test_code_in_a_folder_is_not_run(folder, tmp_path, monkeypatch):
     change(folder / "config.json", auto_map={"AutoConfig": "own.Own", "AutoModelForMaskedLM": "own.Own"})
     own = {"auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}, "tokenizer_class": "Own"}
     change(folder / "tokenizer_config.json", **own)
-    load.from_folder(str(folder))
+    load.load(str(folder), head=load.LM_HEAD)
     with pytest.raises(InputError, match="no tokenizer can be loaded from there"):
         tokenizer.load(str(folder))
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_pickle_is_not_opened(folder, tmp_path, capsys):
-    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").unlink(), (folder / "flax_model.msgpack").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
     assert __main__.main(["predict", f"--model={folder}", "a <mask>"]) == 2
-    assert "there is no model.safetensors" in capsys.readouterr().err
+    assert f"--model={folder}: has neither model.safetensors nor flax_model.msgpack" in capsys.readouterr().err
     (folder / "model.safetensors").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
     assert __main__.main(["predict", f"--model={folder}", "a <mask>"]) == 2
-    assert "model.safetensors: can't be read" in capsys.readouterr().err
+    assert f"--model={folder}: its weights can't be read" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
 
 
-VALUES = [
-    "x",
-    "",
-    None,
-    -1,
-    0,
-    10**30,
-    1.5,
-    float("nan"),
-    float("inf"),
-    True,
-    [],
-    {},
-    [1],
-    {"a": 1},
-    "\x1b[2J",
-    "\ud800",
-]
+VALUES = ["x", "", None, -1, 0, 10**30, 1.5, float("nan"), float("inf"), True]
+VALUES += [[], {}, [1], {"a": 1}, "\x1b[2J", "\ud800"]
 
 
 def test_a_config_changed_at_random_is_read_or_refused(folder):
@@ -92,9 +194,9 @@ def test_a_config_changed_at_random_is_read_or_refused(folder):
         key, value = rng.choice(list(content)), rng.choice(VALUES)
         file.write_text(json.dumps(content | {key: value}))
         try:
-            load.read_config(UPath(folder), "a folder")
+            folders.read_config(UPath(folder), "a folder")
             if seed % 15 == 0:
-                load.from_folder(str(folder))
+                load.load(str(folder), head=load.LM_HEAD)
         except InputError as error:
             refused += 1
             assert str(error).isprintable(), (key, value, error)
@@ -104,9 +206,9 @@ def test_a_config_changed_at_random_is_read_or_refused(folder):
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"[" * 90_000, b"null", b'{"model_type": "\\u001b[2J"}'])
 def test_a_config_that_is_no_config_is_refused(folder, data):
     (folder / "config.json").write_bytes(data)
-    for read in (load.from_folder, classifiers.from_folder):
+    for head in (load.LM_HEAD, load.CLASSIFIER, None):
         with pytest.raises(InputError, match=r"config\.json") as error:
-            read(str(folder))
+            load.load(str(folder), head=head)
         assert str(error.value).isprintable()
 
 
@@ -117,3 +219,66 @@ def test_special_tokens_of_another_type_are_refused(folder, data):
         (folder / file).unlink(missing_ok=True)
     with pytest.raises(InputError, match=r"no \w+ token|is not a JSON object"):
         tokenizer.special_ids(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("bert", "is a bert"),
+        ("untied", "its embeddings are not tied"),
+        ("torn config", "its config.json can't be read"),
+        ("no config", "has no config.json and no checkpoints"),
+        ("no weights", "has neither model.safetensors nor flax_model.msgpack"),
+        ("torn", "its weights can't be read"),
+        ("a layer less", "its weights are not those of its config.json: 1 layers where config.json asks for 2"),
+        ("a norm less", "roberta/embeddings/LayerNorm/bias is None where config.json asks for (64,)"),
+        ("a pickle alone", "has neither model.safetensors nor flax_model.msgpack"),
+        ("/etc/hostname", "'/etc/hostname' is not the name of a file inside its folder"),
+        ("../model/model.safetensors", "is not the name of a file inside its folder"),
+        ("weights of numbers", "its weights can't be read (4 is not the name of a file"),
+        ("no weights in the index", "its weights can't be read"),
+        ("another type", "its config.json has hidden_size = '64'; it must be a whole number from 1 up"),
+    ],
+)
+def test_folders_that_are_no_model_are_refused(folder, fault, words):
+    content = json.loads((folder / "config.json").read_text())
+    if fault == "bert":
+        (folder / "config.json").write_text(json.dumps(content | {"model_type": "bert"}))
+    elif fault == "untied":
+        (folder / "config.json").write_text(json.dumps(content | {"tie_word_embeddings": False}))
+    elif fault == "torn config":
+        (folder / "config.json").write_text("{")
+    elif fault == "another type":
+        (folder / "config.json").write_text(json.dumps(content | {"hidden_size": "64"}))
+    elif fault.endswith(("hostname", "safetensors", "numbers", "index")):
+        name = 4 if fault.endswith("numbers") else fault
+        index = {"weight_map": [] if fault.endswith("index") else {"roberta.x": name}}
+        (folder / locate.INDEX).write_text(json.dumps(index))
+    elif fault == "a pickle alone":
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), (folder / "flax_model.msgpack").unlink()
+    elif fault == "no config":
+        (folder / "config.json").unlink()
+    elif fault == "no weights":
+        (folder / "model.safetensors").unlink(), (folder / "flax_model.msgpack").unlink()
+    elif fault == "torn":
+        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-50])
+    elif fault == "a norm less":
+        tensors = load_file(folder / "model.safetensors")
+        save_file({n: t for n, t in tensors.items() if ".embeddings.LayerNorm." not in n}, folder / "model.safetensors")
+    elif fault == "a layer less":
+        tensors = load_file(folder / "model.safetensors")
+        save_file({n: t for n, t in tensors.items() if ".layer.1." not in n}, folder / "model.safetensors")
+    for flag, head in READERS.items():
+        with pytest.raises(InputError) as error:
+            load.load(str(folder), head=head, flag=flag)
+        assert str(error.value).startswith(f"{flag}{folder}: ")
+        assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["someone/no-such-model", "runs/not/there", "no such folder"])
+def test_a_name_that_is_nowhere_is_told_in_a_sentence(name):
+    for flag, head in READERS.items():
+        with pytest.raises(InputError) as error:
+            load.load(name, head=head, flag=flag)
+        assert str(error.value).startswith(f"{flag}{name}: is no folder here, and can't be had from the hub")
+        assert "\n" not in str(error.value)

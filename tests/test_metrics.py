@@ -11,7 +11,7 @@ import pytest
 from mlm import logs
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
-from mlm.training import checkpoint
+from mlm.pretrained import checkpoint_files
 from mlm.workdir import Workdir
 from tests import processes
 from tests.fixtures import pretrain, tiny_config
@@ -68,7 +68,7 @@ def test_weights_and_biases_goes_on_with_the_same_run(manifest, tmp_path, wandb)
     for name, lines in (("run", 10), ("run", 20), ("other", 10)):
         keys = ("log.wandb=my-project", "data.lanes=2", "train.steps=4", "checkpoint.every=2", f"log.every={lines}")
         pretrain(tiny_config(*keys), Workdir(str(tmp_path / name)), manifest)
-        checkpoint.set_aside(UPath(tmp_path / name / "checkpoints"), 4, "later")
+        checkpoint_files.set_aside(UPath(tmp_path / name / "checkpoints"), 4, "later")
         assert wandb.settings["resume"] == "allow" and wandb.settings["allow_val_change"]
         ids.append(wandb.settings["id"])
     assert ids[0] == ids[1] != ids[2] and len(ids[0]) == 32

@@ -11,8 +11,8 @@ import pytest
 from mlm.data import tfrecord
 from mlm.data.manifest import Manifest, load_manifest
 from mlm.data.order import batch_rows
+from mlm.pretrained import checkpoint_files
 from mlm.tasks import pretraining
-from mlm.training import checkpoint
 from mlm.workdir import Workdir
 from tests.fixtures import pretrain, tiny_config
 
@@ -59,7 +59,7 @@ def said(file: pathlib.Path) -> list[dict]:
 
 def back_to(workdir: pathlib.Path, step: int) -> None:
     """The workdir as a kill after `step` had been saved leaves it: with lines that come again."""
-    for later in checkpoint.complete_steps(workdir / "checkpoints"):
+    for later in checkpoint_files.complete_steps(workdir / "checkpoints"):
         if later > step:
             shutil.rmtree(workdir / "checkpoints" / str(later))
 

@@ -19,7 +19,7 @@ from mlm.commands.export import write_export
 from mlm.data import tokenizer
 from mlm.export import card_history, model_card
 from mlm.model import flops
-from mlm.pretrained.load import Trained
+from mlm.pretrained.load import Pretrained
 from mlm.report import goodput
 from mlm.text import printable
 from mlm.workdir import Workdir
@@ -40,12 +40,12 @@ def history() -> card_history.History:
     return card_history.History(TRAIN, EVALS, goodput.sessions(TIMING), MANIFEST, "ab" * 32, 1000)
 
 
-def with_keys(model: Trained, **keys) -> Trained:
+def with_keys(model: Pretrained, **keys) -> Pretrained:
     config = model.run_config | {key.replace("__", "."): value for key, value in keys.items()}
     return dataclasses.replace(model, step=40, run_config=config)
 
 
-def card_of(model: Trained, folder: pathlib.Path, **settings) -> str:
+def card_of(model: Pretrained, folder: pathlib.Path, **settings) -> str:
     model_card.write(folder, model, "<mask>", **{"scores": SCORES, "name": "small", "history": None} | settings)
     return (folder / "README.md").read_text()
 

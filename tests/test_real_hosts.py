@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from mlm.paths import UPath
-from mlm.training import checkpoint
+from mlm.pretrained import checkpoint_files
 from mlm.training.sharding import named_leaves
 from tests.pod_network import Hosts
 from tests.processes import ROOT, logged_step
@@ -124,7 +124,7 @@ def laptop(tmp_path_factory) -> Laptop:
 
 def saved_state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns the whole state that the last checkpoint holds."""
-    assert checkpoint.complete_steps(UPath(workdir / "checkpoints"))[-1] == STEPS
+    assert checkpoint_files.complete_steps(UPath(workdir / "checkpoints"))[-1] == STEPS
     folder = workdir / "checkpoints" / str(STEPS) / "state"
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         like = checkpointer.metadata(folder).item_metadata.tree

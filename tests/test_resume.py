@@ -9,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from mlm.training import checkpoint
+from mlm.pretrained import checkpoint_files
 from mlm.workdir import Workdir
 from tests.fixtures import pretrain, tiny_config
 from tests.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start, train_arguments
@@ -68,7 +68,7 @@ def test_killed_at_several_moments(straight, manifest, tmp_path):
         return any("tmp" in path.name for path in folder.glob("*")) and logged_step(tmp_path) >= 12
 
     kill_when(start(arguments, program=DELAYED), lambda: logged_step(tmp_path) >= 4)  # before there is a checkpoint
-    assert checkpoint.complete_steps(folder) == []
+    assert checkpoint_files.complete_steps(folder) == []
     kill_when(start(arguments, program=DELAYED), lambda: logged_step(tmp_path) >= 8)  # after the first
     kill_when(start(arguments, program=DELAYED), saving)  # while one is written
     kill_when(start(arguments, program=DELAYED), lambda: logged_step(tmp_path) >= 20)
@@ -86,7 +86,7 @@ def test_stopped_by_signals(straight, manifest, tmp_path):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 75, err
         assert "saved; start the same command to go on" in err
-        steps = checkpoint.complete_steps(tmp_path / "checkpoints")
+        steps = checkpoint_files.complete_steps(tmp_path / "checkpoints")
         assert steps[-1] >= moment
         assert steps[-1] % 7, "the test means to stop at a step that no checkpoint was due at"
     run(arguments)
@@ -100,7 +100,7 @@ def test_other_devices_give_the_same_losses(straight, manifest, tmp_path, device
     for step in (21, 28, 30):
         folder = workdir / "checkpoints" / str(step)
         if folder.exists():
-            checkpoint.set_aside(workdir / "checkpoints", step, "later")
+            checkpoint_files.set_aside(workdir / "checkpoints", step, "later")
     arguments = train_arguments(workdir, manifest.folder, *SETTINGS, "checkpoint.keep=9")
     if processes == 1:
         run(arguments, devices=devices)
@@ -139,9 +139,9 @@ SCHEDULED = (
 @pytest.mark.parametrize("step", [3, 6, 9])
 def test_resumed_before_at_and_after_the_switch_of_length(scheduled, manifest, tmp_path, step):
     workdir = copy(scheduled, tmp_path / "resumed")
-    for later in checkpoint.complete_steps(workdir / "checkpoints"):
+    for later in checkpoint_files.complete_steps(workdir / "checkpoints"):
         if later > step:
-            checkpoint.set_aside(workdir / "checkpoints", later, "later")
+            checkpoint_files.set_aside(workdir / "checkpoints", later, "later")
     pretrain(tiny_config(*SCHEDULED), Workdir(str(workdir)), manifest)
     assert (workdir / "metrics.jsonl").read_text() == (scheduled / "metrics.jsonl").read_text()
     a, b = state_of(scheduled, 12), state_of(workdir, 12)
@@ -153,9 +153,11 @@ def test_finished_run_does_nothing(straight, manifest, tmp_path):
     before = (workdir / "metrics.jsonl").read_text()
     run(train_arguments(workdir, manifest.folder, *SETTINGS))
     assert (workdir / "metrics.jsonl").read_text() == before
-    assert checkpoint.complete_steps(workdir / "checkpoints") == checkpoint.complete_steps(straight / "checkpoints")
+    assert checkpoint_files.complete_steps(workdir / "checkpoints") == checkpoint_files.complete_steps(
+        straight / "checkpoints"
+    )
 
 
 def test_keeps_the_newest_and_the_best(straight):
-    steps = checkpoint.complete_steps(straight / "checkpoints")
+    steps = checkpoint_files.complete_steps(straight / "checkpoints")
     assert steps == [21, 28, 30]

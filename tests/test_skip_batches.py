@@ -12,8 +12,9 @@ import pytest
 from mlm import __main__
 from mlm.data import skip_batches
 from mlm.errors import InputError
+from mlm.pretrained import checkpoint_files
 from mlm.tasks import pretraining
-from mlm.training import checkpoint, sharding
+from mlm.training import sharding
 from tests.fixtures import tiny_config
 from tests.fixtures_data import in_epochs
 from tests.processes import train_arguments
@@ -101,7 +102,7 @@ def losses(workdir: pathlib.Path) -> list[float]:
 
 
 def drop_after(workdir: pathlib.Path, step: int) -> None:
-    for later in checkpoint.complete_steps(workdir / "checkpoints"):
+    for later in checkpoint_files.complete_steps(workdir / "checkpoints"):
         if later > step:
             shutil.rmtree(workdir / "checkpoints" / str(later))
 

@@ -13,6 +13,7 @@ from mlm.data import tokenizer
 from mlm.data.dataset_info import DatasetInfo
 from mlm.errors import InputError
 from mlm.export import export
+from mlm.paths import UPath
 from mlm.pretrained import load, warm_start
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
@@ -27,13 +28,17 @@ WORDS, BIAS = warm_start.WORDS
 @pytest.fixture(scope="module")
 def exported(model, tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("initial") / "export"
-    export.export(model, load.UPath(folder), scores=None, name="small")
+    export.export(model, UPath(folder), scores=None, name="small")
     return folder
 
 
 @pytest.fixture(scope="module")
 def other_tokenizer(tmp_path_factory) -> str:
     return train_tokenizer(tmp_path_factory.mktemp("initial") / "bpe", "bpe", 700)
+
+
+def read(name: str) -> load.Pretrained:
+    return load.load(name, head=None, flag=load.INIT_FROM)
 
 
 def fresh(*overrides: str, tok=None, folder: str):
@@ -46,7 +51,7 @@ def fresh(*overrides: str, tok=None, folder: str):
 def started(name: str, folder: str | None, *overrides: str, tok=None):
     """Returns (parameters before, parameters after, the lines), by name, on a mesh that splits them."""
     run = fresh(*overrides, tok=tok, folder=folder)
-    source = warm_start.read(name)
+    source = read(name)
     warm_start.refuse_another_model(source, run.network.config)
     state = run.init()
     before = {name: np.asarray(leaf) for name, leaf in sharding.named_leaves(state.params)}
@@ -135,7 +140,7 @@ def test_without_a_tokenizer_rows_are_matched_by_id(exported, model, tmp_path, s
         shutil.copy(exported / name, tmp_path / name)
     info = DatasetInfo(size, {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}, (0, 1, 2, 3, 4), LENGTH, 0)
     run = Pretraining(tiny_config(*SAME_MODEL), info, mesh=sharding.make_mesh(data=8, fsdp=1, tensor=1))
-    state, source = run.init(), warm_start.read(str(tmp_path))
+    state, source = run.init(), read(str(tmp_path))
     shapes = {name: leaf.shape for name, leaf in sharding.named_leaves(state.params)}
     taken, lines = warm_start.fit(source, shapes, pad_id=1, vocab_size=size, tokenizer_folder=str(exported))
     after = dict(sharding.named_leaves(warm_start.start(state.params, taken)))
@@ -152,7 +157,7 @@ def test_without_a_tokenizer_rows_are_matched_by_id(exported, model, tmp_path, s
 @pytest.mark.parametrize("pad", [1, 3])
 def test_positions_are_cut_and_grown_from_the_right_one(exported, model, positions, words, pad):
     """The first position is the row behind pad id: of another pad id, other rows."""
-    source = warm_start.read(str(exported))
+    source = read(str(exported))
     shapes = {name: leaf.shape for name, leaf in source.leaves.items()}
     shapes[warm_start.POSITIONS] = (positions + pad + 1, 64)
     taken, lines = warm_start.fit(source, shapes, pad_id=pad, vocab_size=1000, tokenizer_folder=str(exported))
@@ -221,77 +226,3 @@ def test_it_is_refused_before_anything_compiles(exported, manifest, tmp_path, mo
     monkeypatch.setattr(run, "init", lambda *_: pytest.fail("something was to be compiled"))
     with pytest.raises(InputError, match=r"config\.model\.\w+ = "):
         run.initial_state()
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("bert", "is a bert"),
-        ("untied", "its embeddings are not tied"),
-        ("torn config", "its config.json can't be read"),
-        ("no config", "has no config.json and no checkpoints"),
-        ("no weights", "has neither model.safetensors nor flax_model.msgpack"),
-        ("torn", "its weights can't be read"),
-        ("a layer less", "its weights are not those of its config.json"),
-        ("a pickle alone", "has neither model.safetensors nor flax_model.msgpack"),
-        ("/etc/hostname", "'/etc/hostname' is not the name of a file inside its folder"),
-        ("../source/model.safetensors", "is not the name of a file inside its folder"),
-        ("weights of numbers", "its weights can't be read (4 is not the name of a file"),
-        ("no weights in the index", "its weights can't be read"),
-        ("another type", "its config.json has hidden_size = '64'; it must be a whole number from 1 up"),
-    ],
-)
-def test_folders_that_are_no_start_are_refused(exported, tmp_path, fault, words):
-    folder = tmp_path / "source"
-    shutil.copytree(exported, folder)
-    content = json.loads((folder / "config.json").read_text())
-    if fault == "bert":
-        (folder / "config.json").write_text(json.dumps(content | {"model_type": "bert"}))
-    elif fault == "untied":
-        (folder / "config.json").write_text(json.dumps(content | {"tie_word_embeddings": False}))
-    elif fault == "torn config":
-        (folder / "config.json").write_text("{")
-    elif fault == "another type":
-        (folder / "config.json").write_text(json.dumps(content | {"hidden_size": "64"}))
-    elif fault.endswith(("hostname", "safetensors", "numbers", "index")):
-        name = 4 if fault.endswith("numbers") else fault
-        index = {"weight_map": [] if fault.endswith("index") else {"roberta.x": name}}
-        (folder / warm_start.INDEX).write_text(json.dumps(index))
-    elif fault == "a pickle alone":
-        (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), (folder / "flax_model.msgpack").unlink()
-    elif fault == "no config":
-        (folder / "config.json").unlink()
-    elif fault == "no weights":
-        (folder / "model.safetensors").unlink(), (folder / "flax_model.msgpack").unlink()
-    elif fault == "torn":
-        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-50])
-    elif fault == "a layer less":
-        tensors = load_file(folder / "model.safetensors")
-        save_file({n: t for n, t in tensors.items() if ".layer.1." not in n}, folder / "model.safetensors")
-    with pytest.raises(InputError) as error:
-        started(str(folder), str(exported))
-    assert str(error.value).startswith(f"config.train.init_from = {folder}: ")
-    assert words in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["someone/no-such-model", "runs/not/there", "no such folder"])
-def test_a_name_that_is_nowhere_is_told_in_a_sentence(name):
-    with pytest.raises(InputError) as error:
-        warm_start.read(name)
-    assert str(error.value).startswith(
-        f"config.train.init_from = {name}: is no folder here, and can't be had from the hub"
-    )
-    assert "\n" not in str(error.value)
-
-
-def test_a_name_in_the_cache_of_the_hub_is_found_offline(exported, model, tmp_path, monkeypatch):
-    """The cache as huggingface_hub lays it out."""
-    commit = "0" * 40
-    repository = tmp_path / "models--someone--small"
-    shutil.copytree(exported, repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    source = warm_start.read("someone/small")
-    assert source.name == "someone/small" and source.tokenizer == str(repository / "snapshots" / commit)
-    assert all(np.array_equal(source.leaves[name], value) for name, value in source_leaves(model).items())

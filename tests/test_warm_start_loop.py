@@ -28,7 +28,7 @@ def test_the_loop_starts_there_once(trained_workdir, model, tmp_path, capfd):
     config = tiny_config(*settings, f"train.init_from={trained_workdir.root}")
     scores = pretrain(config, workdir, shards)
     assert "start from" in capfd.readouterr().err
-    same = load.from_checkpoint(workdir)
+    same = load.from_workdir(workdir, head=load.LM_HEAD)
     for name, value in source_leaves(model).items():
         np.testing.assert_allclose(dict(sharding.named_leaves(same.params))[name], value, atol=1e-8, err_msg=name)
     without = pretrain(tiny_config(*settings), Workdir(str(tmp_path / "other")), shards)

@@ -9,12 +9,12 @@ import pytest
 from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.model import classifier, roberta
-from mlm.pretrained.load import Trained
+from mlm.pretrained.load import Pretrained
 from tests import labelled_texts
 from tests.trained_model import train_tokenizer
 
 
-def make(folder: pathlib.Path, *, labels: tuple[str, ...] = labelled_texts.LABELS, pair: bool = False) -> Trained:
+def make(folder: pathlib.Path, *, labels: tuple[str, ...] = labelled_texts.LABELS, pair: bool = False) -> Pretrained:
     tok = tokenizer.load(train_tokenizer(folder / "tokenizer", vocab_size=600))
     columns = "('first', 'second')" if pair else "('text',)"
     overrides = (*labelled_texts.SETTINGS, "model.positions=32", "model.init_stddev=0.3", f"classify.text={columns}")
@@ -26,9 +26,9 @@ def make(folder: pathlib.Path, *, labels: tuple[str, ...] = labelled_texts.LABEL
     body = roberta.make_config(vocab_size=len(tok), special_ids=special_ids, **sizes)
     model_config = classifier.make_config(body, labels)
     params = jax.tree.map(np.asarray, jax.device_get(classifier.init_params(model_config, jax.random.key(0))))
-    return Trained(model_config, params, str(folder / "tokenizer"), 5, configs.flatten(config), str(folder))
+    return Pretrained(model_config, params, str(folder / "tokenizer"), 5, configs.flatten(config), str(folder))
 
 
 @pytest.fixture(scope="session")
-def trained_classifier(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained_classifier(tmp_path_factory: pytest.TempPathFactory) -> Pretrained:
     return make(tmp_path_factory.mktemp("classifier"))

@@ -18,7 +18,8 @@ from jax.sharding import AxisType
 from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.data.dataset_info import DatasetInfo
-from mlm.pretrained import load
+from mlm.model.factory import roberta_config
+from mlm.pretrained import checkpoint_files, load
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import checkpoint, sharding
 from mlm.workdir import Workdir
@@ -49,10 +50,11 @@ def facts_of(tok, records: int = 0) -> DatasetInfo:
 
 
 def save_checkpoint(workdir: Workdir, config, info: DatasetInfo, state, step: int) -> None:
+    own = roberta_config(config.model.to_dict(), info.vocab_size, info.special_ids).to_dict()
     meta = {
-        "format": checkpoint.FORMAT,
+        "format": checkpoint_files.FORMAT,
         "config": configs.flatten(config),
-        "dataset": dataclasses.asdict(info),
+        "dataset": dataclasses.asdict(info) | {"model": own},
         "step": step,
     }
     with checkpoint.Checkpoints(workdir.checkpoints, keep=1) as checkpoints:
@@ -91,5 +93,5 @@ def trained_workdir(tmp_path_factory: pytest.TempPathFactory) -> Workdir:
 
 
 @pytest.fixture(scope="session")
-def model(trained_workdir: Workdir) -> load.Trained:
-    return load.from_checkpoint(trained_workdir)
+def model(trained_workdir: Workdir) -> load.Pretrained:
+    return load.from_workdir(trained_workdir, head=load.LM_HEAD)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlm.data.examples import Examples
     from mlm.data.hosts import Hosts
     from mlm.model.roberta import Params
-    from mlm.pretrained.load import Trained
+    from mlm.pretrained.load import Pretrained
 
 CONFUSED = 5  # pairs shown at the end of a run
 
@@ -71,8 +71,7 @@ def open_examples(config: ConfigDict, workdir: Workdir, hosts: Hosts) -> Example
       InputError: a row that can't be right, no source, or no tokenizer.
     """
     from mlm.data import examples as data
-    from mlm.pretrained import classifiers
-    from mlm.training import checkpoint
+    from mlm.pretrained import checkpoint_files, locate
 
     own = config.classify
     for key in ("train", "validation"):
@@ -80,11 +79,11 @@ def open_examples(config: ConfigDict, workdir: Workdir, hosts: Hosts) -> Example
             raise InputError(f"config.classify.{key}: say where the rows are, such as csv:{key}.csv.")
     sources = {split: own[split] for split in data.SPLITS if own[split]}
     tables, names = data.read_tables(sources, text=own.text, label=own.label, kind=own.kind)
-    if not checkpoint.complete_steps(workdir.checkpoints):
+    if not checkpoint_files.complete_steps(workdir.checkpoints):
         path = config.tokenizer.path
         start = config.train.init_from
         if start:
-            path = f"{start}/tokenizer" if classifiers.is_workdir(start) else start
+            path = f"{start}/tokenizer" if locate.is_workdir(start) else start
         if path:
             config = configs.replace(config, {"tokenizer.path": path}, task=configs.CLASSIFICATION)
             make_tokenizer(config, workdir, hosts)
@@ -105,21 +104,20 @@ def _model(
 
     from mlm.data import tokenizer
     from mlm.model import factory
-    from mlm.pretrained import classifiers, warm_start
-    from mlm.training import checkpoint
+    from mlm.pretrained import checkpoint_files, load, warm_start
 
     if config.model.init != "stock":
         raise InputError(f"config.model.init = {config.model.init}: is for pretraining; classify starts from stock.")
     init_from, multiple = config.train.init_from, config.model.vocab_multiple
-    source = functools.cache(lambda: classifiers.start(init_from, multiple=multiple))  # (config, parameters)
-    begun = checkpoint.complete_steps(workdir.checkpoints)
+    source = functools.cache(lambda: load.load(init_from, head=None, flag=load.INIT_FROM).padded(multiple))
+    begun = checkpoint_files.complete_steps(workdir.checkpoints)
     if begun:
-        facts = checkpoint.read_meta(workdir.checkpoints, begun[-1])["dataset"]
-        if "model" not in facts:
+        dataset = checkpoint_files.read_meta(workdir.checkpoints, begun[-1])["dataset"]
+        if "labels" not in dataset:
             raise InputError(f"{workdir.checkpoints}: is of a masked language model; classify in another --workdir.")
-        body = RobertaConfig.from_dict(facts["model"])
+        body = RobertaConfig.from_dict(dataset["model"])
     elif init_from:
-        body = source()[0]
+        body = source().config
     else:
         special_ids, _ = tokenizer.special_ids(str(workdir.tokenizer))
         body = factory.roberta_config(config.model.to_dict(), examples.vocab_size, special_ids)
@@ -129,7 +127,7 @@ def _model(
     body.classifier_dropout = None  # as in the layers
     positions = body.max_position_embeddings - body.pad_token_id - 1
     sizes = {key: getattr(body, name) for key, name in warm_start.SAME.items()} | {"model.positions": positions}
-    start = (lambda: source()[1]) if init_from else None
+    start = (lambda: source().body) if init_from else None
     return configs.replace(config, sizes, task=configs.CLASSIFICATION), body, start
 
 
@@ -147,7 +145,7 @@ def _describe(config: ConfigDict, examples: Examples, body: RobertaConfig) -> No
     )
 
 
-def _summarize(workdir: Workdir, best: Trained, scores: dict[str, Any]) -> None:
+def _summarize(workdir: Workdir, best: Pretrained, scores: dict[str, Any]) -> None:
     """Prints the scores of the best checkpoint, what it confuses most often, and the paths."""
     from mlm.report import confusion
 

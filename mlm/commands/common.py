@@ -49,7 +49,10 @@ def add_skip_batches(parser: argparse.ArgumentParser) -> None:
 def add_model_flag(parser: argparse.ArgumentParser) -> None:
     """Adds --model."""
     parser.add_argument(
-        "--model", default="", metavar="FOLDER", help="a transformers folder; default: the workdir's checkpoint"
+        "--model",
+        default="",
+        metavar="MODEL",
+        help="a workdir, folder or hub name; default: the workdir's checkpoint",
     )
 
 

@@ -13,7 +13,7 @@ from mlm.pretrained import task_type
 from mlm.workdir import Workdir
 
 if TYPE_CHECKING:
-    from mlm.pretrained.load import Trained
+    from mlm.pretrained.load import Pretrained
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,21 +49,21 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             print(push.push(workdir.export, args.push, public=args.public))
 
 
-def write_export(workdir: Workdir, *, torch_python: str) -> Trained:
+def write_export(workdir: Workdir, *, torch_python: str) -> Pretrained:
     """Writes a checkpoint as a transformers folder; returns its model.
 
     Every process reads the checkpoint, the first one writes, and the others wait until it is done.
     """
     from mlm.export import card_history, export, export_classifier
-    from mlm.pretrained import classifiers, load
+    from mlm.pretrained import load
 
     name = workdir.root.name
     if task_type.is_classifier(workdir, ""):
-        model = classifiers.from_checkpoint(workdir)
+        model = load.from_workdir(workdir, head=load.CLASSIFIER)
         if cluster.is_primary():
             export_classifier.export(model, workdir, name=name, torch_python=torch_python)
     else:
-        model = load.from_checkpoint(workdir)
+        model = load.from_workdir(workdir, head=load.LM_HEAD)
         if cluster.is_primary():
             scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == model.step]
             export.export(

@@ -25,15 +25,15 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     detect.refuse_part_of_a_slice()
     workdir = None if args.model else Workdir(args.workdir, create=False)
     streams = {"stdin": sys.stdin, "stdout": sys.stdout}
-    if task_type.is_classifier(workdir, args.model):
-        from mlm.inference import classify_texts
-        from mlm.pretrained import classifiers
+    classifies = task_type.is_classifier(workdir, args.model)
+    from mlm.pretrained import load
 
-        model = classifiers.from_folder(args.model) if workdir is None else classifiers.from_checkpoint(workdir)
+    model = load.load(args.model, head=load.CLASSIFIER if classifies else load.LM_HEAD, workdir=workdir)
+    if classifies:
+        from mlm.inference import classify_texts
+
         classify_texts.run(model, texts=args.texts, top_k=args.top_k, **streams)
     else:
         from mlm.inference import fill_mask
-        from mlm.pretrained import load
 
-        model = load.from_folder(args.model) if workdir is None else load.from_checkpoint(workdir)
         fill_mask.run(model, texts=args.texts, top_k=args.top_k, targets=args.targets, **streams)

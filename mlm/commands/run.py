@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from mlm.data.manifest import Manifest
-    from mlm.pretrained.load import Trained
+    from mlm.pretrained.load import Pretrained
 
 SENTENCES = 5  # shown with their fillings at the end of a run
 
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         print(f"\n{time.monotonic() - begin:.0f} s in all")
 
 
-def summarize(workdir: Workdir, manifest: Manifest, model: Trained) -> None:
+def summarize(workdir: Workdir, manifest: Manifest, model: Pretrained) -> None:
     """Prints the scores beside the unigram entropy, some sentences of the validation split filled, and the paths."""
     from mlm.data import tokenizer
     from mlm.inference import fill_mask

@@ -14,9 +14,10 @@ import transformers
 from mlm import logs
 from mlm.data.manifest import Manifest, read_manifest
 from mlm.paths import UPath
-from mlm.pretrained.load import Trained
+from mlm.pretrained import checkpoint_files
+from mlm.pretrained.load import Pretrained
 from mlm.report import goodput, plots
-from mlm.training import checkpoint, recipe
+from mlm.training import recipe
 from mlm.workdir import Workdir
 
 CURVE = "loss.png"
@@ -51,7 +52,7 @@ class History:
     records: int
 
 
-def gather(workdir: Workdir, trained: Trained) -> History:
+def gather(workdir: Workdir, trained: Pretrained) -> History:
     """Reads the logs of a run, and the manifest of its shards where it is still there.
 
     Raises:
@@ -60,7 +61,7 @@ def gather(workdir: Workdir, trained: Trained) -> History:
     lines = [line for line in logs.read(workdir.metrics) if line["step"] <= trained.step]
     train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
     shards = UPath(trained.run_config["shards.dir"] or workdir.shards)
-    meta = checkpoint.read_meta(workdir.checkpoints, trained.step)
+    meta = checkpoint_files.read_meta(workdir.checkpoints, trained.step)
     found = goodput.sessions(logs.read(workdir.timing))
     manifest = read_manifest(str(shards))
     return History(train, evals, found, manifest, meta.get("data_fingerprint", ""), meta["dataset"].get("records", 0))
@@ -84,7 +85,7 @@ def data_rows(manifest: Manifest) -> list[list[Any]]:
     return [row for row in rows if any(value is not None for value in row[1:])]
 
 
-def compute_rows(trained: Trained, history: History) -> list[tuple[str, Any]]:
+def compute_rows(trained: Pretrained, history: History) -> list[tuple[str, Any]]:
     """Returns hardware, time and useful FLOPs (see mlm/model/flops.py); nothing where timing.jsonl has none."""
     run, use = trained.run_config, goodput.use_of_time(history.found)
     if not use.total:

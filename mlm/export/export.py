@@ -36,7 +36,8 @@ from mlm.export.card_history import History
 from mlm.inference import fill_mask
 from mlm.model import weights
 from mlm.paths import UPath, is_begun, is_remote, replacing
-from mlm.pretrained.load import Trained, from_folder
+from mlm.pretrained import load
+from mlm.pretrained.load import Pretrained
 
 PROOF = "proof.json"  # written last: a folder with it is an export
 TOP_K = 5
@@ -64,7 +65,7 @@ FILLER = "The name of the model is read from the file, and the value of each key
 
 
 def export(
-    trained: Trained,
+    trained: Pretrained,
     folder: UPath,
     *,
     scores: dict[str, Any] | None,
@@ -99,7 +100,7 @@ def export(
     write_folder(trained, folder, prove, torch_python)
 
 
-def fitting_tokenizer(trained: Trained) -> PreTrainedTokenizerFast:
+def fitting_tokenizer(trained: Pretrained) -> PreTrainedTokenizerFast:
     """Returns the tokenizer of a model; raises InputError if it is another one's."""
     tok = tokenizer.load(trained.tokenizer)
     if len(tok) != trained.config.vocab_size:
@@ -110,7 +111,7 @@ def fitting_tokenizer(trained: Trained) -> PreTrainedTokenizerFast:
     return tok
 
 
-def write_folder(trained: Trained, folder: UPath, prove: Callable[[Path], None], torch_python: str) -> None:
+def write_folder(trained: Pretrained, folder: UPath, prove: Callable[[Path], None], torch_python: str) -> None:
     """Writes a folder as `export` says; `prove` writes the card and the proof into it, and checks what it can."""
     if folder.exists() and not (folder / PROOF).is_file() and not is_begun(folder, last=PROOF):
         raise InputError(
@@ -132,7 +133,7 @@ def write_folder(trained: Trained, folder: UPath, prove: Callable[[Path], None],
             file.chmod((new / PROOF).stat().st_mode)
 
 
-def write_model(trained: Trained, folder: Path) -> None:
+def write_model(trained: Pretrained, folder: Path) -> None:
     """Writes config.json and the parameters, float32, under PyTorch's names and under Flax's."""
     config = RobertaConfig.from_dict(trained.config.to_dict())
     config.dtype = "float32"
@@ -149,7 +150,7 @@ class Proof(NamedTuple):
     logits: list[np.ndarray]  # [K, V] at those positions; all texts but the last are one padded batch
 
 
-def write_proof(trained: Trained, tok: PreTrainedTokenizerFast, folder: Path) -> Proof:
+def write_proof(trained: Pretrained, tok: PreTrainedTokenizerFast, folder: Path) -> Proof:
     """Writes proof.json and proof.safetensors.
 
     {"rows": [{"text", "ids", "positions", "fillings"}, ...], "top_k", "made_with": {package: version}}; the logits of
@@ -175,7 +176,7 @@ def write_proof(trained: Trained, tok: PreTrainedTokenizerFast, folder: Path) ->
     return Proof(ids, positions, logits)
 
 
-def proof_texts(trained: Trained, tok: PreTrainedTokenizerFast) -> list[str]:
+def proof_texts(trained: Pretrained, tok: PreTrainedTokenizerFast) -> list[str]:
     """Returns the TEXTS that fit into the model's positions, and, at the end, one that fills them to the last."""
     longest = fill_mask.longest_row(trained)
     texts = [text.replace("<mask>", tok.mask_token) for text in TEXTS]
@@ -186,7 +187,7 @@ def proof_texts(trained: Trained, tok: PreTrainedTokenizerFast) -> list[str]:
     return [text for text in (*texts, long) if len(tok(text)["input_ids"]) <= longest]
 
 
-def _logits(trained: Trained, ids: list[list[int]], positions: list[list[int]]) -> list[np.ndarray]:
+def _logits(trained: Pretrained, ids: list[list[int]], positions: list[list[int]]) -> list[np.ndarray]:
     """Returns float32 logits [K, V] of each row at its positions, with the rows batched as `Proof` says."""
     forward = jax.jit(trained.network.masked_logits)
     found: list[np.ndarray] = []
@@ -205,7 +206,7 @@ def _check_files(proof: Proof, folder: Path) -> None:
     """Raises DamageError unless both weight files, read back, give the logits of the proof."""
     # The longest row goes through transformers' own Flax class: its head on every position, its position numbers.
     try:
-        found = _logits(from_folder(str(folder)), proof.ids, proof.positions)
+        found = _logits(read_back(folder, load.LM_HEAD), proof.ids, proof.positions)
         stock = FlaxRobertaForMaskedLM.from_pretrained(str(folder), trust_remote_code=False)
         with jax.default_matmul_precision("highest"):
             stock_LxV = np.asarray(stock(np.asarray(proof.ids[-1:], np.int32)).logits[0])
@@ -213,6 +214,13 @@ def _check_files(proof: Proof, folder: Path) -> None:
         raise DamageError(f"what export wrote can't be read back ({error}); look at the disk, and try again.") from None
     check_logits("model.safetensors", proof.logits, found)
     check_logits("flax_model.msgpack", proof.logits[-1:], [stock_LxV[proof.positions[-1]]])
+
+
+def read_back(folder: Path, head: str) -> Pretrained:
+    """Returns the model of the model.safetensors that was written, which the other file can't stand in for."""
+    if not (folder / "model.safetensors").is_file():
+        raise InputError(f"{folder}: has no model.safetensors")
+    return load.load(str(folder), head=head, flag="")
 
 
 def check_logits(file: str, wanted: list[np.ndarray], found: list[np.ndarray]) -> None:

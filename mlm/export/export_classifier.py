@@ -27,8 +27,8 @@ from mlm.export import model_card
 from mlm.inference.classify_texts import Labeller, Texts
 from mlm.inference.fill_mask import longest_row
 from mlm.model import classifier
-from mlm.pretrained import classifiers
-from mlm.pretrained.load import Trained
+from mlm.pretrained import load
+from mlm.pretrained.load import Pretrained
 from mlm.workdir import Workdir
 
 TASK = "text-classification"  # transformers' name
@@ -43,7 +43,7 @@ RECIPE = {
 }
 
 
-def export(trained: Trained, workdir: Workdir, *, name: str, torch_python: str = "") -> None:
+def export(trained: Pretrained, workdir: Workdir, *, name: str, torch_python: str = "") -> None:
     """Writes a classifier into the workdir's export, which is replaced when the new one is complete and proven.
 
     Raises:
@@ -60,7 +60,7 @@ def export(trained: Trained, workdir: Workdir, *, name: str, torch_python: str =
     exports.write_folder(trained, workdir.export, prove, torch_python)
 
 
-def proof_texts(trained: Trained, tok: PreTrainedTokenizerFast) -> list[Texts]:
+def proof_texts(trained: Pretrained, tok: PreTrainedTokenizerFast) -> list[Texts]:
     """Returns texts, or pairs where the model reads pairs: several lengths, the last too long for the model."""
     pair = len((trained.run_config or {}).get("classify.text", ())) == 2
     texts = [text.replace("<mask>", "none") for text in exports.TEXTS]
@@ -71,7 +71,7 @@ def proof_texts(trained: Trained, tok: PreTrainedTokenizerFast) -> list[Texts]:
 
 
 def write_proof(
-    trained: Trained, tok: PreTrainedTokenizerFast, folder: Path
+    trained: Pretrained, tok: PreTrainedTokenizerFast, folder: Path
 ) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Writes proof.json and proof.safetensors; returns their rows and logits [N, C]."""
     labeller, longest = Labeller(trained, tok), longest_row(trained)
@@ -94,7 +94,7 @@ def _check_files(rows: list[dict[str, Any]], logits_NxC: np.ndarray, folder: Pat
     """Raises DamageError unless both weight files, read back, give the logits of the proof."""
     ids = [row["ids"] for row in rows]
     try:
-        again = classifiers.from_folder(str(folder))
+        again = exports.read_back(folder, load.CLASSIFIER)
         found = Labeller(again, tokenizer.load(str(folder))).logits(ids)
         stock = FlaxRobertaForSequenceClassification.from_pretrained(str(folder), trust_remote_code=False)
         with jax.default_matmul_precision("highest"):
@@ -105,7 +105,7 @@ def _check_files(rows: list[dict[str, Any]], logits_NxC: np.ndarray, folder: Pat
     exports.check_logits("flax_model.msgpack", [logits_NxC[-1]], [stock_C])
 
 
-def card(trained: Trained, scores: dict[str, Any], name: str) -> str:
+def card(trained: Pretrained, scores: dict[str, Any], name: str) -> str:
     """Returns the model card as Markdown, with the metadata that the Hugging Face Hub reads on top."""
     run = trained.run_config or {}
     recipe = [(words, run[key]) for words, key in RECIPE.items() if run.get(key)] + [("updates", trained.step or "")]

@@ -19,7 +19,7 @@ from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.export import card_history
 from mlm.export.card_history import History
-from mlm.pretrained.load import Trained
+from mlm.pretrained.load import Pretrained
 from mlm.text import code, markdown, printable, templates
 
 SCORES = {
@@ -33,7 +33,7 @@ SCORES = {
 
 def write(
     folder: Path,
-    trained: Trained,
+    trained: Pretrained,
     mask_token: str,
     *,
     scores: dict[str, Any] | None,
@@ -92,7 +92,7 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
 
 
-def _metadata(trained: Trained, mask_token: str, scores: dict[str, Any] | None, name: str) -> str:
+def _metadata(trained: Pretrained, mask_token: str, scores: dict[str, Any] | None, name: str) -> str:
     """Returns the YAML that the Hub reads; scores are in it where the data set has a name there."""
     sources = trained.run_config["corpus.sources"] if trained.run_config else ()
     names = [match[1] for source in sources if (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(:.*)?", source))]
@@ -116,7 +116,7 @@ def _metadata(trained: Trained, mask_token: str, scores: dict[str, Any] | None, 
     return card.to_yaml()
 
 
-def _recipe(trained: Trained) -> list[tuple[str, Any]]:
+def _recipe(trained: Pretrained) -> list[tuple[str, Any]]:
     run = trained.run_config
     warmup = f"{run['schedule.warmup_steps']} updates"
     if run["schedule.warmup_fraction"]:
@@ -146,14 +146,14 @@ def _predicted(run: dict[str, Any]) -> str:
     )
 
 
-def _tokenizer(trained: Trained) -> list[tuple[str, Any]]:
+def _tokenizer(trained: Pretrained) -> list[tuple[str, Any]]:
     run = trained.run_config or {}
     kind = code(run["tokenizer.path"]) if run.get("tokenizer.path") else run.get("tokenizer.kind", "not known")
     found = tokenizer.load_fast(trained.tokenizer)
     return [("kind", kind), ("entries", found.get_vocab_size()), ("model", type(found.model).__name__)]
 
 
-def _fingerprints(trained: Trained, history: History | None) -> Iterator[tuple[str, Markup]]:
+def _fingerprints(trained: Pretrained, history: History | None) -> Iterator[tuple[str, Markup]]:
     if trained.run_config is not None:
         yield "config", code(configs.fingerprint(configs.unflatten(trained.run_config)))
     if history is not None and history.data_fingerprint:

@@ -17,7 +17,7 @@ from mlm.errors import InputError
 from mlm.inference.fill_mask import answer_lines, batches, longest_row, pad, refuse_bytes
 from mlm.model import classifier
 from mlm.model.roberta import Params
-from mlm.pretrained.load import Trained
+from mlm.pretrained.load import Pretrained
 from mlm.text import printable, show
 
 Texts = tuple[str, ...]  # one, or a pair
@@ -26,18 +26,18 @@ Texts = tuple[str, ...]  # one, or a pair
 class Labeller:
     """Classifies with one model, in float32; it is compiled once for every padded length and power of two of rows."""
 
-    def __init__(self, trained: Trained, tok: PreTrainedTokenizerFast):
+    def __init__(self, model: Pretrained, tok: PreTrainedTokenizerFast):
         """Puts the parameters on the device."""
-        network = trained.network
+        network = model.network
 
         def logits(params: Params, ids_BxL: jax.Array, attention_BxL: jax.Array) -> jax.Array:
             return classifier.logits(network, params, ids_BxL, attention_BxL)
 
         self._logits = jax.jit(logits)
-        self._params = jax.device_put(trained.params)
-        self._tok, self._reads = tok, longest_row(trained)
-        own = trained.run_config or {}
-        self.names = classifier.class_names(trained.config)
+        self._params = jax.device_put(model.params)
+        self._tok, self._reads = tok, longest_row(model)
+        own = model.run_config or {}
+        self.names = classifier.class_names(model.config)
         self.columns: Texts = tuple(own.get("classify.text", ()))  # none where they aren't known
         self._length = min(self._reads, own.get("classify.length", self._reads))  # to which it truncates
 
@@ -65,14 +65,14 @@ class Labeller:
         return np.stack([found[index] for index in range(len(rows))])
 
     def label(self, rows: list[list[int]], top_k: int) -> list[dict[str, Any]]:
-        """Returns {"label", "probabilities": {label: share}} of each row, the likeliest `top_k`; or {"value"}."""
+        """Returns {"label", "probabilities": {label: probability}} of each row, the likeliest `top_k`; or {"value"}."""
         logits = self.logits(rows).astype(np.float64)
         if not self.names:
             return [{"value": float(value)} for value in logits[:, 0]]
-        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-        shares /= shares.sum(axis=1, keepdims=True)
+        probs = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probs /= probs.sum(axis=1, keepdims=True)
         results = []
-        for row in shares:
+        for row in probs:
             best = np.argsort(-row, kind="stable")[:top_k]
             results.append(
                 {"label": self.names[best[0]], "probabilities": {self.names[at]: float(row[at]) for at in best}}
@@ -80,7 +80,7 @@ class Labeller:
         return results
 
 
-def run(trained: Trained, *, texts: list[str], top_k: int, stdin: TextIO, stdout: TextIO) -> None:
+def run(model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdout: TextIO) -> None:
     """Classifies the texts given, as a table; or, with none given, the lines of `stdin`, as one line of JSON each.
 
     A pair is two texts parted by a tab. A line of the pipe may be an object of JSON too, with the columns that the
@@ -94,7 +94,7 @@ def run(trained: Trained, *, texts: list[str], top_k: int, stdin: TextIO, stdout
         raise InputError("predict: give texts, or lines of them through a pipe; of a pair with a tab between.")
     if top_k < 1:
         raise InputError(f"--top-k={top_k}: must be from 1 up.")
-    labeller = Labeller(trained, tokenizer.load(trained.tokenizer))
+    labeller = Labeller(model, tokenizer.load(model.tokenizer))
     if texts:
         pairs = [tuple(text.split("\t")) for text in texts]
         rows = [labeller.encode(pair, f"the text {pair[0][:60]!r}") for pair in pairs]
@@ -134,4 +134,4 @@ def _table(text: str, found: dict[str, Any]) -> list[str]:
     """Returns the text and a line for each label, and an empty line."""
     if "value" in found:
         return [*text.split("\n"), f"  {found['value']:.4f}", ""]
-    return [*text.split("\n"), *(f"  {share:7.2%}  {name}" for name, share in found["probabilities"].items()), ""]
+    return [*text.split("\n"), *(f"  {prob:7.2%}  {name}" for name, prob in found["probabilities"].items()), ""]

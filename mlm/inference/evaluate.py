@@ -21,7 +21,7 @@ from mlm.data.manifest import Manifest
 from mlm.errors import DamageError, InputError
 from mlm.inference import pseudo_perplexity
 from mlm.inference.fill_mask import longest_row
-from mlm.model import factory, weights
+from mlm.model import factory
 from mlm.model.masking import TokenMasking
 from mlm.model.roberta import Network
 from mlm.paths import UPath, is_remote, write_text
@@ -65,7 +65,7 @@ def run(
       config: says which masks, which batch size.
       workdir: of the run.
       manifest: of the shards.
-      model: a transformers folder; "" for the workdir's newest checkpoint.
+      model: a workdir, a folder or a name on the hub; "" for the workdir's newest checkpoint.
       split: of the shards.
       masks: kinds of masks to score beside the run's own, "token", "word" or "span".
       pseudo: rows whose pseudo-perplexity is taken; 0 for none.
@@ -79,7 +79,7 @@ def run(
         raise InputError(f"--pseudo={pseudo}: must be a number of rows, from 0 up.")
     mesh = sharding.make_mesh(**config.mesh.to_dict())
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
-    found = load.from_folder(model) if model else load.from_checkpoint(workdir)
+    found = load.load(model, head=load.LM_HEAD, workdir=workdir)
     _check_fit(found, workdir, manifest)
     which = f"step {found.step}" if found.step is not None else f"weights {_digest(found.params)}"
     which += f", data {manifest.fingerprint[:12]}"
@@ -97,7 +97,7 @@ def run(
         print(json.dumps(result))
         print(table(result), file=sys.stderr)
         entries = {key: {"model": found.source, **values} for key, values in entries.items()}
-        add_results(UPath(model) if model else workdir.root, entries)
+        add_results(UPath(model) if model and UPath(model).is_dir() else workdir.root, entries)
     return result
 
 
@@ -139,7 +139,7 @@ def add_results(folder: UPath, entries: dict[str, dict[str, Any]]) -> None:
         print(f"  written to {file}", file=sys.stderr)
 
 
-def _check_fit(found: load.Trained, workdir: Workdir, manifest: Manifest) -> None:
+def _check_fit(found: load.Pretrained, workdir: Workdir, manifest: Manifest) -> None:
     if found.config.vocab_size != manifest.vocab_size:
         raise InputError(
             f"{found.source}: has {found.config.vocab_size} vocabulary entries, the shards in {manifest.folder} "
@@ -163,7 +163,7 @@ def _same_vocabulary(one: str, other: str) -> bool:
 
 
 def _place(
-    found: load.Trained,
+    found: load.Pretrained,
     config: ConfigDict,
     workdir: Workdir,
     manifest: Manifest,
@@ -174,11 +174,10 @@ def _place(
     info = DatasetInfo.from_manifest(manifest)
     maskings = [(kind, _masking(config, workdir, info, kind)) for kind in dict.fromkeys(kinds)]
     own = factory.make_network(config.model.to_dict(), info, isolated=config.data.isolate_documents)
-    padded = found.config.vocab_size = own.config.vocab_size
-    params = weights.resize_vocabulary(found.params, padded)
-    shardings = sharding.tree_shardings(params, mesh, params)
-    network = dataclasses.replace(own, config=found.config)
-    return Scored(network, jax.device_put(params, shardings), shardings, maskings)
+    padded = found.padded(config.model.vocab_multiple)
+    shardings = sharding.tree_shardings(padded.params, mesh, padded.params)
+    network = dataclasses.replace(own, config=padded.config)
+    return Scored(network, sharding.put_tree(padded.params, shardings), shardings, maskings)
 
 
 def _masking(config: ConfigDict, workdir: Workdir, info: DatasetInfo, kind: str) -> TokenMasking:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model.roberta import Params
-from mlm.pretrained.load import Trained
+from mlm.pretrained.load import Pretrained
 from mlm.text import is_text, show
 
 # Few shapes, so that the model is compiled few times: a batch has a power of two of rows, up to
@@ -33,43 +33,41 @@ Filling = dict[str, Any]  # token: its id; token_str: its text; score: its proba
 class FillMask:
     """Fills masks with one model, in float32; it is compiled once for every padded length."""
 
-    def __init__(self, trained: Trained, tok: PreTrainedTokenizerFast, top_k: int, targets: Sequence[str] = ()):
+    def __init__(self, model: Pretrained, tok: PreTrainedTokenizerFast, top_k: int, targets: Sequence[str] = ()):
         """Puts the parameters on the device.
 
         Args:
-          trained: the model.
-          tok: its tokenizer.
           top_k: T, fillings of each mask; of fewer targets, all.
           targets: words to choose from, see `target_ids`; none for the whole vocabulary.
 
         Raises:
           InputError: the model has no such number of entries, or fewer entries than the tokenizer; no target is left.
         """
-        size = trained.config.vocab_size
+        size = model.config.vocab_size
         if not 1 <= top_k <= size:
             raise InputError(f"--top-k={top_k}: must be from 1 to {size}, the size of the vocabulary.")
         if len(tok) > size:
             raise InputError(
-                f"{trained.source}: has {size} vocabulary entries, its tokenizer {trained.tokenizer} has {len(tok)}; "
+                f"{model.source}: has {size} vocabulary entries, its tokenizer {model.tokenizer} has {len(tok)}; "
                 "use the tokenizer that the model was trained with."
             )
-        network = trained.network
+        network = model.network
         allowed_A = np.asarray(target_ids(tok, targets), np.int32) if targets else None
 
         def fillings(
             params: Params, ids_BxL: jax.Array, attention_BxL: jax.Array, positions_BxK: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
             logits_BxKxV = network.masked_logits(params, ids_BxL, attention_BxL, positions_BxK)
-            shares_BxKxV = jax.nn.softmax(logits_BxKxV)
+            probs_BxKxV = jax.nn.softmax(logits_BxKxV)
             if allowed_A is None:
-                return jax.lax.top_k(shares_BxKxV, top_k)
-            shares_BxKxT, places_BxKxT = jax.lax.top_k(shares_BxKxV[..., allowed_A], min(top_k, len(allowed_A)))
-            return shares_BxKxT, jnp.asarray(allowed_A)[places_BxKxT]
+                return jax.lax.top_k(probs_BxKxV, top_k)
+            probs_BxKxT, indices_BxKxT = jax.lax.top_k(probs_BxKxV[..., allowed_A], min(top_k, len(allowed_A)))
+            return probs_BxKxT, jnp.asarray(allowed_A)[indices_BxKxT]
 
         self._fillings = jax.jit(fillings)
-        self._params = jax.device_put(trained.params)
+        self._params = jax.device_put(model.params)
         self._tok = tok
-        self._longest = longest_row(trained)
+        self._longest = longest_row(model)
 
     def __call__(self, texts: list[str]) -> list[list[list[Filling]]]:
         """Returns the fillings of each mask of each text; raises InputError as `encode` does."""
@@ -108,8 +106,8 @@ class FillMask:
     def _batch(self, rows: list[list[int]], length: int) -> Iterator[list[list[Filling]]]:
         ids_BxL, attention_BxL = pad(rows, length, self._tok.pad_token_id)
         masks = [np.flatnonzero(ids_L == self._tok.mask_token_id) for ids_L in ids_BxL]
-        slots = _power_of_two(max(map(len, masks)))  # K
-        positions_BxK = np.stack([np.pad(mask, (0, slots - len(mask)), mode="edge") for mask in masks])
+        count = _power_of_two(max(map(len, masks)))  # K
+        positions_BxK = np.stack([np.pad(mask, (0, count - len(mask)), mode="edge") for mask in masks])
         with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
             found = self._fillings(self._params, ids_BxL, attention_BxL, positions_BxK)
         scores_BxKxT, tokens_BxKxT = (values.tolist() for values in jax.device_get(found))
@@ -117,13 +115,13 @@ class FillMask:
             yield [
                 [
                     {"token": token, "token_str": self._tok.decode([token]), "score": score}
-                    for token, score in zip(tokens_BxKxT[row][slot], scores_BxKxT[row][slot], strict=True)
+                    for token, score in zip(tokens_BxKxT[row][index], scores_BxKxT[row][index], strict=True)
                 ]
-                for slot in range(len(masks[row]))
+                for index in range(len(masks[row]))
             ]
 
 
-def fill(trained: Trained, tok: PreTrainedTokenizerFast, texts: list[str], top_k: int) -> list[list[list[Filling]]]:
+def fill(model: Pretrained, tok: PreTrainedTokenizerFast, texts: list[str], top_k: int) -> list[list[list[Filling]]]:
     """Returns, for each text, a list of `top_k` fillings for each of its masks, the likeliest first.
 
     Tokens, their texts and their scores are those of transformers' pipeline: the softmax over the whole vocabulary,
@@ -132,7 +130,7 @@ def fill(trained: Trained, tok: PreTrainedTokenizerFast, texts: list[str], top_k
     Raises:
       InputError: a text without a mask, or too long; the model and the tokenizer do not fit together.
     """
-    return FillMask(trained, tok, top_k)(texts)
+    return FillMask(model, tok, top_k)(texts)
 
 
 def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int]:
@@ -164,7 +162,7 @@ def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int
 
 
 def run(
-    trained: Trained,
+    model: Pretrained,
     *,
     texts: list[str] | None,
     top_k: int,
@@ -182,8 +180,8 @@ def run(
     """
     if not texts and stdin.isatty():
         raise InputError("predict: give texts, each with a mask token, or lines of them through a pipe.")
-    tok = tokenizer.load(trained.tokenizer)
-    filler = FillMask(trained, tok, top_k, targets)
+    tok = tokenizer.load(model.tokenizer)
+    filler = FillMask(model, tok, top_k, targets)
     if texts:
         for text, fillings in zip(texts, filler(texts), strict=True):
             show(*_table(text, fillings), out=stdout)
@@ -253,9 +251,9 @@ def batches(rows: list[list[int]], longest: int) -> Iterator[tuple[list[int], li
             yield chosen, batch + batch[:1] * (_power_of_two(len(batch)) - len(batch)), length
 
 
-def longest_row(trained: Trained) -> int:
+def longest_row(model: Pretrained) -> int:
     """Returns the number of tokens, special ones included, that the model can read: RoBERTa counts from pad id + 1."""
-    return trained.config.max_position_embeddings - trained.config.pad_token_id - 1
+    return model.config.max_position_embeddings - model.config.pad_token_id - 1
 
 
 def pad(rows: list[list[int]], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:

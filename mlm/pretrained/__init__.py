@@ -1,1 +1,1 @@
-"""Trained models to use or to start from."""
+"""Models of runs, of transformers folders and of the hub: loading them, and starting from them."""

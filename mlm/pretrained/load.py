@@ -1,64 +1,37 @@
-"""A trained model to use: from a run's newest checkpoint, or from any RoBERTa folder of transformers."""
+"""The one loader of models: from a run's checkpoint, or from a RoBERTa folder on disk, in a bucket or on the hub."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
-import safetensors
-from jax.sharding import Mesh
-from safetensors.numpy import load_file
+from flax.traverse_util import flatten_dict
+from jax.sharding import SingleDeviceSharding
 from transformers import RobertaConfig
-from transformers.modeling_flax_utils import ACT2FN
 
-from mlm import config as configs
-from mlm import logs
-from mlm.data.dataset_info import DatasetInfo
-from mlm.errors import DamageError, InputError
-from mlm.model import factory, roberta, weights
+from mlm.errors import InputError
+from mlm.model import classifier, roberta, weights
 from mlm.model.roberta import Params
-from mlm.paths import UPath, local_folder
-from mlm.text import printable
-from mlm.training import checkpoint, sharding
+from mlm.pretrained import checkpoint_files, folders, locate, task_type
 from mlm.workdir import Workdir
 
-UNREADABLE = (  # what libraries raise at a file of parameters that is not one
-    safetensors.SafetensorError,
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    RecursionError,
-)
-
-
-SIZES = {  # of config.json, and the least that each can be
-    "vocab_size": 1,
-    "hidden_size": 1,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "intermediate_size": 1,
-    "max_position_embeddings": 2,
-    "type_vocab_size": 1,
-    "pad_token_id": 0,
-}
-RATES = ("layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+LM_HEAD, CLASSIFIER = "lm_head", "classifier"  # as Flax's tree names them
+INIT = {LM_HEAD: roberta.init_params, CLASSIFIER: classifier.init_params}
+HEAD_NAMES = {LM_HEAD: "language-model head", CLASSIFIER: "classification head"}
+INIT_FROM = "config.train.init_from = "
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class Pretrained:
     """A model with its parameters on the host.
 
     Attributes:
       config: transformers' config; its vocabulary is the tokenizer's, without the padding of training.
       params: numpy float32, of that size.
-      tokenizer: folder of the tokenizer.
-      step: updates made; None where it isn't known.
-      run_config: the config of the run, flattened; None for a folder from elsewhere.
+      tokenizer: folder of the tokenizer, which may be missing where only parameters are wanted.
+      step: of the checkpoint; None for a folder.
+      run_config: the config of the run, flattened; None for a folder.
       source: where it was read from, for a person.
     """
 
@@ -74,121 +47,115 @@ class Trained:
         """The forward pass, in float32."""
         return roberta.Network(self.config)
 
+    @property
+    def leaves(self) -> dict[str, np.ndarray]:
+        """The parameters by name: {"roberta/embeddings/...": float32}."""
+        return named(self.params)
 
-def from_checkpoint(workdir: Workdir, *, on_damage: str = "stop") -> Trained:
-    """Returns the model of a run's newest checkpoint: the averaged parameters if the run keeps an average.
+    @property
+    def body(self) -> Params:
+        """The parameters that every head can stand on."""
+        return {name: own for name, own in self.params["roberta"].items() if name != "pooler"}
 
-    Raises:
-      InputError: there is no checkpoint.
-      DamageError: it is not what was written.
-    """
-    step = checkpoint.choose(workdir.checkpoints, on_damage=on_damage)
-    if step is None:
-        raise InputError(f"{workdir.checkpoints}: there is no complete checkpoint; train first.")
-    meta = checkpoint.read_meta(workdir.checkpoints, step)
-    if "labels" in meta["dataset"]:
-        raise InputError(f"{workdir.checkpoints}: is of a classifier, and has no language-model head.")
-    info = DatasetInfo(**meta["dataset"])
-    config = configs.unflatten(meta["config"])
-    own = factory.make_network(config.model.to_dict(), info).config
-    shapes = jax.eval_shape(lambda: roberta.init_params(own, jax.random.key(0)))
-    params = read_params(workdir, step, shapes, averaged=config.optimizer.ema_decay > 0)
-    own.vocab_size = info.vocab_size
-    return Trained(
-        config=own,
-        params=weights.resize_vocabulary(params, info.vocab_size),
-        tokenizer=str(workdir.tokenizer),
-        step=step,
-        run_config=meta["config"],
-        source=str(workdir.checkpoints / str(step)),
-    )
+    def with_vocabulary(self, size: int) -> Pretrained:
+        """Returns the model with `size` entries, as `weights.resize_vocabulary` cuts off or adds them."""
+        config = RobertaConfig.from_dict(self.config.to_dict())
+        config.vocab_size = size
+        return dataclasses.replace(self, config=config, params=weights.resize_vocabulary(self.params, size))
+
+    def padded(self, multiple: int) -> Pretrained:
+        """Returns the model with its vocabulary padded up to a multiple, as a mesh may need it."""
+        return self.with_vocabulary(-(-self.config.vocab_size // multiple) * multiple)
 
 
-def read_params(workdir: Workdir, step: int, shapes: Params, *, averaged: bool) -> Params:
-    """Returns the parameters of a checkpoint, or their average, in numpy; `shapes` is their tree."""
-    mesh = Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1, 1), sharding.AXES)
-    places = sharding.tree_shardings(shapes, mesh, shapes)
-    shapes = jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), shapes, places)
-    name = "ema" if averaged else "params"
-    return jax.device_get(checkpoint.restore_params(workdir.checkpoints, step, shapes, name))
-
-
-def from_folder(folder: str) -> Trained:
-    """Returns the model of a transformers folder: config.json, model.safetensors and the tokenizer's files.
-
-    Raises:
-      InputError: a file is missing or unreadable, or it is no RoBERTa with a language-model head.
-    """
-    root = UPath(folder)
-    for name in ("config.json", "model.safetensors"):
-        if not (root / name).is_file():
-            raise InputError(
-                f"{folder}: there is no {name}; name a folder that export wrote, or a transformers folder."
-            )
-    root = UPath(local_folder(folder))  # safetensors reads local files alone
-    config = read_config(root, folder)
-    if not config.tie_word_embeddings:
-        raise InputError(f"{folder}: its embeddings are not tied; a RoBERTa with tied ones is needed.")
-    params = read_safetensors(root, folder)
-    if isinstance(body := params.get("roberta"), dict):
-        body.pop("pooler", None)
-    shapes = jax.eval_shape(lambda: roberta.init_params(config, jax.random.key(0)))
-    refuse_misshapen(folder, shapes, params)
-    return Trained(config, params, folder, None, None, folder)
-
-
-def read_config(root: UPath, name: str) -> RobertaConfig:
-    """Returns the config of a RoBERTa folder: of config.json alone, every value that the model is built from checked.
+def load(name: str, *, head: str | None, flag: str = "--model=", workdir: Workdir | None = None) -> Pretrained:
+    """Returns the model that a person named.
 
     Args:
-      root: the folder.
-      name: of it, for a person.
+      name: a workdir, a folder with config.json and weights (safetensors in one file or several, or
+        flax_model.msgpack), local or in a bucket, or a name on the hub, from its cache where it is there; "" for
+        `workdir`.
+      head: LM_HEAD or CLASSIFIER: the model has this head, and no parameter beside those of its config; None for a
+        model with any head or none, with all parameters that are there.
+      flag: what the name was given with, for an error.
+      workdir: of a command without a name.
 
     Raises:
-      InputError: config.json can't be read, or is not of a RoBERTa.
+      InputError: there is no such model, it can't be read, it is no RoBERTa, or it lacks that head.
+      DamageError: the checkpoint is not what was written.
     """
-    try:
-        content = logs.read_object(root / "config.json")
-    except DamageError:
-        raise InputError(f"{name}: its config.json can't be read (it is no JSON object); take a good copy.") from None
-    kind = content.get("model_type")
-    if kind != "roberta":
-        raise InputError(f"{name}: is a {printable(str(kind))[:80]}, by its config.json; a RoBERTa is needed.")
-    try:
-        config = RobertaConfig.from_dict(content)
-    except Exception as error:  # whatever transformers raises at values of another type
-        words = printable(f"{type(error).__name__}: {error}")[:200]
-        raise InputError(f"{name}: its config.json can't be read ({words}); take a good copy.") from None
-    _check_values(config, name)
-    return config
+    if not name:
+        return from_workdir(workdir, head=head)
+    if locate.is_workdir(name):
+        found = from_workdir(Workdir(name, create=False), head=head, where=f"{flag}{name}")
+        return dataclasses.replace(found, source=name)
+    folder, where = locate.local_copy(name, flag), f"{flag}{name}"
+    config = folders.read_config(folder, where)
+    if head == CLASSIFIER and config.problem_type == "multi_label_classification":
+        raise InputError(f"{where}: is a multi-label one; a RoBERTa of one label a row, or of regression, is needed.")
+    if head != CLASSIFIER and not config.tie_word_embeddings:
+        raise InputError(f"{where}: its embeddings are not tied; a RoBERTa with tied ones is needed.")
+    params = folders.read_weights(folder, where)
+    if head and isinstance(body := params["roberta"], dict):
+        body.pop("pooler", None)
+    found = Pretrained(config, params, str(folder), None, None, name)
+    _check_params(found, head, where)
+    return found
 
 
-def _check_values(config: RobertaConfig, name: str) -> None:
-    for key in (*SIZES, *RATES, "hidden_act"):
-        value: Any = getattr(config, key)
-        if key in SIZES:
-            good, words = type(value) is int and SIZES[key] <= value < 2**31, f"a whole number from {SIZES[key]} up"
-        elif key in RATES:
-            good, words = type(value) in (int, float) and 0 <= value < 1, "a number from 0 up, and below 1"
-        else:
-            good, words = isinstance(value, str) and value in ACT2FN, "an activation that transformers knows"
-        if not good:
-            raise InputError(f"{name}: its config.json has {key} = {value!r:.80}; it must be {words}.")
-    if config.hidden_size % config.num_attention_heads or config.pad_token_id >= config.vocab_size:
-        raise InputError(f"{name}: the heads or the padding id of its config.json don't fit it; take a good copy.")
+def from_workdir(workdir: Workdir, *, head: str | None, where: str = "") -> Pretrained:
+    """Returns the model of a run's newest checkpoint, of a classifier's best: averaged, if the run keeps an average.
+
+    Args:
+      workdir: of the run.
+      head: as in `load`.
+      where: what to call the run in an error.
+
+    Raises:
+      InputError: there is no checkpoint, or its model lacks that head.
+      DamageError: it is not what was written.
+    """
+    where, best = where or str(workdir.checkpoints), task_type.is_classifier(workdir, "")
+    step = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=best)
+    if step is None:
+        raise InputError(f"{where}: there is no complete checkpoint; train first.")
+    meta = checkpoint_files.read_meta(workdir.checkpoints, step)
+    dataset = meta["dataset"]
+    own, kind = (CLASSIFIER, "classifier") if "labels" in dataset else (LM_HEAD, "masked language model")
+    if head not in (None, own):
+        raise InputError(f"{where}: is of a {kind}, and has no {HEAD_NAMES[head]}.")
+    config = RobertaConfig.from_dict(dataset["model"])
+    device = SingleDeviceSharding(jax.local_devices()[0])
+    shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), _shapes(config, own))
+    part = "ema" if meta["config"]["optimizer.ema_decay"] > 0 else "params"
+    params = jax.device_get(checkpoint_files.restore_params(workdir.checkpoints, step, shapes, part))
+    source = str(workdir.checkpoints / str(step))
+    found = Pretrained(config, params, str(workdir.tokenizer), step, meta["config"], source)
+    return found.with_vocabulary(dataset["vocab_size"])
 
 
-def read_safetensors(root: UPath, name: str) -> Params:
-    """Returns the parameters of a folder's model.safetensors; raises InputError if it can't be read."""
-    try:
-        return weights.from_torch(load_file(str(root / "model.safetensors")))
-    except UNREADABLE as error:
-        raise InputError(f"{name}/model.safetensors: can't be read ({printable(str(error))[:300]}).") from None
+def named(params: Params) -> dict[str, np.ndarray]:
+    """Returns {"roberta/embeddings/...": leaf}, sorted as jax sorts a tree."""
+    return {"/".join(path): leaf for path, leaf in sorted(flatten_dict(params).items())}
 
 
-def refuse_misshapen(folder: str, shapes: Params, params: Params) -> None:
-    """Raises InputError for the first parameter that is missing, left over or of another shape than in `shapes`."""
-    wanted, found = ({k: tuple(v.shape) for k, v in sharding.named_leaves(tree)} for tree in (shapes, params))
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise InputError(f"{folder}: {name} is {found.get(name)} where config.json asks for {wanted.get(name)}.")
+def _shapes(config: RobertaConfig, head: str) -> Params:
+    return jax.eval_shape(lambda: INIT[head](config, jax.random.key(0)))
+
+
+def _check_params(found: Pretrained, head: str | None, where: str) -> None:
+    """Raises InputError for the first parameter of the body and of `head` that is not as the config has it."""
+    if head and head not in found.params:
+        raise InputError(f"{where}: has no {HEAD_NAMES[head]}; name a model with one.")
+    faulty = f"{where}: its weights are not those of its config.json"
+    layers = {name.split("/")[3] for name in found.leaves if name.startswith("roberta/encoder/layer/")}
+    if len(layers) != found.config.num_hidden_layers:  # before the shapes of as many are made
+        wanted = found.config.num_hidden_layers
+        raise InputError(f"{faulty}: {len(layers)} layers where config.json asks for {wanted}; take a good copy.")
+    shapes = _shapes(found.config, head or LM_HEAD)
+    trees = (shapes, found.params) if head else ({"roberta": shapes["roberta"]}, {"roberta": found.body})
+    wanted, own = ({name: leaf.shape for name, leaf in named(tree).items()} for tree in trees)
+    for name in sorted(wanted.keys() | own.keys()):
+        if wanted.get(name) != own.get(name):
+            difference = f"{name} is {own.get(name)} where config.json asks for {wanted.get(name)}"
+            raise InputError(f"{faulty}: {difference}; take a good copy.")

@@ -1,23 +1,32 @@
-"""Which of the two kinds of model lies in a folder, told without jax: a masked language model or a classifier."""
+"""Whether a model is a masked language model or a classifier, told without jax."""
 
 from __future__ import annotations
 
 import json
 
 from mlm.paths import UPath
+from mlm.pretrained import locate
 from mlm.workdir import Workdir
 
 
-def is_classifier(workdir: Workdir | None, folder: str) -> bool:
-    """Returns whether the transformers folder, or, without one, the workdir's checkpoints are of a classifier.
+def is_classifier(workdir: Workdir | None, model: str) -> bool:
+    """Returns whether a model is a classifier.
 
-    What can't be read is not: whoever reads it next says what is wrong with it.
+    What can't be read is not: loading it says what is wrong with it.
+
+    Args:
+      workdir: of a run, where `model` is "".
+      model: as `load.load` takes it.
+
+    Raises:
+      InputError: there is no such model.
     """
+    root = UPath(model) if model or workdir is None else workdir.root
     try:
-        if folder:
-            config = json.loads((UPath(folder) / "config.json").read_text())
-            return any("SequenceClassification" in name for name in config.get("architectures") or ())
-        metas = [] if workdir is None else list(workdir.checkpoints.glob("*/meta/metadata"))
-        return bool(metas) and "labels" in json.loads(metas[0].read_text())["dataset"]
+        if not model or locate.is_workdir(model):
+            metas = sorted(root.glob("checkpoints/*/meta/metadata"))
+            return bool(metas) and "labels" in json.loads(metas[0].read_text())["dataset"]
+        config = json.loads((locate.local_copy(model, "--model=") / "config.json").read_text())
+        return any("SequenceClassification" in name for name in config.get("architectures") or ())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False

@@ -24,7 +24,6 @@ from mlm.errors import InputError
 from mlm.model import classifier, factory, flops
 from mlm.model.loss import RowSums
 from mlm.model.roberta import Network, Params
-from mlm.pretrained import classifiers
 from mlm.tasks import class_scores
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
 from mlm.training.metrics import Log
@@ -108,7 +107,7 @@ class Classification:
         """Returns the state before the first step."""
         if self._start is None:
             return self._init()
-        return self._init(classifiers.on_mesh(self._start(), self.shapes.params["roberta"]))
+        return self._init(sharding.put_tree(self._start(), state.shardings_of(self.shapes).params["roberta"]))
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
         """Returns this host's rows of the batches of the steps after `start`."""

@@ -28,7 +28,7 @@ from mlm.model.loss import RowSums, masked_cross_entropy
 from mlm.model.masking import Masked, rate_schedule
 from mlm.model.roberta import Params
 from mlm.monitor import metrics_hooks
-from mlm.pretrained import warm_start
+from mlm.pretrained import load, warm_start
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
 from mlm.training.metrics import Log
 from mlm.training.state import TrainState
@@ -101,7 +101,7 @@ class Pretraining:
             mesh=self.mesh,
             param_shardings=state.shardings_of(self.shapes).params,
         )
-        self.metadata = dataclasses.asdict(info)
+        self.metadata = dataclasses.asdict(info) | {"model": self.network.config.to_dict()}
 
     @classmethod
     def open(cls, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> Pretraining:
@@ -203,7 +203,7 @@ class Pretraining:
 
     def _warm_started(self) -> TrainState:
         """Returns a fresh state whose parameters are those of train.init_from, as far as it has them."""
-        source, config = warm_start.read(self.config.train.init_from), self.network.config
+        source, config = load.load(self.config.train.init_from, head=None, flag=load.INIT_FROM), self.network.config
         warm_start.refuse_another_model(source, config)
         folder = self.workdir.tokenizer
         taken, lines = warm_start.fit(

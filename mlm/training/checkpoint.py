@@ -1,18 +1,9 @@
-"""Checkpoints: orbax writes them, hashes written after the commit prove them.
-
-    checkpoints/{step}/            orbax's, with the state and the metadata that it needs ("meta")
-    checkpoints/{step}/hashes.json {file: [bytes, SHA-256]}, written last: a step without it was never completed
-
-orbax checks no payload on restore, and takes any folder with a number for a name as a step; so steps are chosen here.
-"""
+"""Writes and restores checkpoints: orbax writes them, and the hashes written after the commit prove them."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
-import json
 import logging
-import math
 import re
 import sys
 from collections.abc import Iterator
@@ -23,12 +14,11 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from mlm import cluster
-from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, children, is_remote, make_folder, move, remove, write_text
+from mlm.errors import InputError
+from mlm.paths import UPath, children, is_remote, make_folder, remove
+from mlm.pretrained.checkpoint_files import complete_steps, set_aside, step_folders, write_hashes
 from mlm.training.sharding import named_leaves
 
-FORMAT = 2  # of the metadata
-HASHES = "hashes.json"
 COMMITTED = "commit_success.txt"  # in a bucket, orbax writes a step under its name and this file last
 INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")  # a step whose write, or whose hashing, was cut short
 logger = logging.getLogger(__name__)
@@ -47,7 +37,7 @@ class Checkpoints:
         self.folder = folder
         if cluster.is_primary():
             make_folder(folder)
-            for step in sorted(set(_step_folders(folder)) - set(complete_steps(folder))):
+            for step in sorted(set(step_folders(folder)) - set(complete_steps(folder))):
                 if is_remote(folder) and not (folder / str(step) / COMMITTED).is_file():
                     remove(folder / str(step))
                 else:
@@ -125,71 +115,6 @@ class Checkpoints:
         return self._manager.restore(step, args=args)["state"]
 
 
-def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
-    """Returns the newest complete step, verified; None if there is none.
-
-    Args:
-      folder: of the checkpoints.
-      best: the one with the lowest score instead, of several the newest; one that was not evaluated comes last.
-      on_damage: "stop", or "fallback" to the newest good step; damaged ones are set aside.
-
-    Raises:
-      DamageError: a file of the newest step is not what was written, and `on_damage` is "stop".
-    """
-    steps = complete_steps(folder)[::-1]
-    for step in sorted(steps, key=lambda step: _score(folder, step)) if best else steps:
-        damage = find_damage(folder, step)
-        if damage is None:
-            return step
-        if on_damage != "fallback":
-            raise DamageError(
-                f"{folder / str(step)}: {damage}; restore that folder from a copy, or go on from the newest good "
-                "checkpoint with --config.checkpoint.on_damage=fallback."
-            )
-        logger.warning("%s: %s; falling back to the checkpoint before it.", folder / str(step), damage)
-        if cluster.is_primary():
-            set_aside(folder, step, "damaged")
-    return None
-
-
-def _score(folder: UPath, step: int) -> float:
-    """Returns the score that `save` was given, infinite if none."""
-    file = folder / str(step) / "metrics" / "metrics"
-    try:
-        score = json.loads(file.read_text())["loss"] if file.is_file() else None
-        return math.inf if score is None or math.isnan(score) else score
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):  # damaged: its hash will say so
-        return -math.inf
-
-
-def _step_folders(folder: UPath) -> list[int]:
-    return [int(path.name) for path in children(folder) if path.name.isdecimal() and path.is_dir()]
-
-
-def complete_steps(folder: UPath) -> list[int]:
-    """Returns the steps whose hashes were written, in order; none if there is no such folder."""
-    return sorted(step for step in _step_folders(folder) if (folder / str(step) / HASHES).is_file())
-
-
-def set_aside(folder: UPath, step: int, why: str) -> None:
-    """Renames a step's folder to "{why}.{step}", where orbax does not see it."""
-    target = folder / f"{why}.{step}"
-    number = 1
-    while target.exists():
-        number += 1
-        target = folder / f"{why}.{step}.{number}"
-    until = " until a later one is complete" if why == "incomplete" else ""
-    logger.warning("%s is %s; it is kept as %s%s.", folder / str(step), why, target.name, until)
-    move(folder / str(step), target, first=HASHES)
-
-
-def write_hashes(folder: UPath, step: int) -> None:
-    """Writes hashes.json into a step's folder, whole or not at all."""
-    root = folder / str(step)
-    hashes = {name: [path.stat().st_size, _sha256(path)] for name, path in sorted(_files(root).items())}
-    write_text(root / HASHES, json.dumps(hashes, indent=0))
-
-
 def _complete(folder: UPath, step: int) -> None:
     """Hashes a step, then removes the incomplete steps up to it: it stands in for them."""
     write_hashes(folder, step)
@@ -210,57 +135,6 @@ def _remove_committed(folder: UPath) -> None:
         if part.name != COMMITTED:  # it goes last, so that a removal that was cut short is taken up again
             remove(part) if part.is_dir() else part.unlink()
     remove(folder)
-
-
-def find_damage(folder: UPath, step: int) -> str | None:
-    """Returns what is wrong with a step, naming the file; None if every file is as it was written."""
-    root = folder / str(step)
-    try:
-        hashes = json.loads((root / HASHES).read_text())
-        files = _files(root)
-        for name, (size, digest) in hashes.items():
-            if name not in files:
-                return f"the file {name} is missing"
-            if files[name].stat().st_size != size:
-                return f"the file {name} has {files[name].stat().st_size} bytes where {size} were written"
-            if _sha256(files[name]) != digest:
-                return f"the file {name} is not what was written (its SHA-256 differs)"
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return f"{HASHES} can't be read"
-    return None
-
-
-def read_meta(folder: UPath, step: int) -> dict:
-    """Returns the metadata of a step: config, fingerprints, what is known of its data.
-
-    Raises:
-      InputError: this code can't read a checkpoint of that format.
-    """
-    found = json.loads((folder / str(step) / "meta" / "metadata").read_text())
-    if found.get("format") != FORMAT:
-        words = f"its format is {found.get('format')!r}, this code reads {FORMAT}; use the code that wrote it."
-        raise InputError(f"{folder / str(step)}: {words}")
-    return found
-
-
-def restore_params(folder: UPath, step: int, shapes: Any, name: str) -> Any:
-    """Returns one part of a saved state alone, "params" or "ema", placed as `shapes` says."""
-    item = {name: shapes}
-    restore_args = ocp.checkpoint_utils.construct_restore_args(item)
-    args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        return checkpointer.restore(str(folder / str(step) / "state"), args=args)[name]
-
-
-def _files(root: UPath) -> dict[str, UPath]:
-    """Returns {path within the step: path} of all files but the hashes."""
-    files = (path for path in root.rglob("*") if path.is_file() and not path.name.startswith(HASHES))
-    return {path.relative_to(root).as_posix(): path for path in files}
-
-
-def _sha256(path: UPath) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_shapes(where: str, saved: Any, shapes: Any) -> None:

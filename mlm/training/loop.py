@@ -17,6 +17,7 @@ from mlm.data import skip_batches
 from mlm.errors import InputError, NumericsError, PreemptedError
 from mlm.model import flops
 from mlm.paths import local_place, put_tree, write_text
+from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint, sharding
 from mlm.training.metrics import Log
 from mlm.training.state import TrainState
@@ -34,13 +35,13 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
       PreemptedError: SIGTERM or Ctrl-C came; the state is saved.
     """
     meta = {
-        "format": checkpoint.FORMAT,
+        "format": checkpoint_files.FORMAT,
         "config": configs.flatten(config),
         "config_fingerprint": configs.fingerprint(config),
         "data_fingerprint": task.data_fingerprint,
         "dataset": task.metadata,
     }
-    found = checkpoint.choose(workdir.checkpoints, on_damage=config.checkpoint.on_damage)
+    found = checkpoint_files.choose(workdir.checkpoints, on_damage=config.checkpoint.on_damage)
     if found is not None:
         _refuse_changes(workdir, found, meta)
     if cluster.is_primary():
@@ -176,7 +177,7 @@ def _due(step: int, every: int) -> bool:
 def _refuse_changes(workdir: Workdir, step: int, meta: dict) -> None:
     """Raises InputError if this config or these shards are not those that the checkpoint was made with."""
     where = workdir.checkpoints / str(step)
-    saved = checkpoint.read_meta(workdir.checkpoints, step)
+    saved = checkpoint_files.read_meta(workdir.checkpoints, step)
     changed = configs.diff(saved["config"], meta["config"])
     if changed:
         raise InputError(
@@ -187,7 +188,7 @@ def _refuse_changes(workdir: Workdir, step: int, meta: dict) -> None:
         saved["config"].get("data.skip_batches", ()),
         meta["config"]["data.skip_batches"],
         step=step,
-        steps=checkpoint.complete_steps(workdir.checkpoints),
+        steps=checkpoint_files.complete_steps(workdir.checkpoints),
         where=str(workdir.checkpoints),
     )
     if saved["data_fingerprint"] != meta["data_fingerprint"]:

@@ -246,6 +246,15 @@ def host_input(
     return found | {"lanes_per_host": int(share) if share >= 1 else share, "fed": True}
 
 
+def put_tree(tree: Any, shardings: Any) -> Any:
+    """Returns global arrays from numpy's, the same on every host; `shardings` says where each lives."""
+
+    def put(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    return jax.tree.map(put, tree, shardings)
+
+
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, rows: int) -> dict[str, jax.Array]:
     """Returns global arrays of `rows` rows from this host's rows of the batch, in the order of `logical_rows`."""
     sharding = NamedSharding(mesh, BATCH)
