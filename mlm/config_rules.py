@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
-
-from mlm.data import skip_batches
 
 # What each key may be: a predicate and the words that name it to a person. A key of the base config that is missing
 # here is refused by `validate`, so that no key goes unchecked.
 Rule = tuple[Callable[[Any], bool], str]
+Range = tuple[int, int]  # of batches, both ends included
+
+
+def parse_ranges(texts: Iterable[str]) -> list[Range]:
+    """Returns the ranges "A:B" as numbers, in order; raises ValueError if one is none."""
+    found = []
+    for text in texts:
+        match = re.fullmatch(r"([1-9][0-9]*):([1-9][0-9]*)", text) if isinstance(text, str) else None
+        if match is None or int(match[1]) > int(match[2]):
+            raise ValueError(text)
+        found.append((int(match[1]), int(match[2])))
+    return sorted(found)
+
+
+def is_ranges(value: object) -> bool:
+    """Returns whether a value of the config is a tuple of ranges."""
+    try:
+        return type(value) is tuple and parse_ranges(value) is not None
+    except ValueError:
+        return False
+
+
+def ranges_overlap(ranges: list[Range]) -> bool:
+    """Returns whether a batch is in two of the ranges."""
+    return any(last >= first for (_, last), (first, _) in itertools.pairwise(ranges))
 
 
 def _one_of(*names: str) -> Rule:
@@ -85,7 +109,7 @@ RULES: dict[str, Rule] = {
     "data.isolate_documents": FLAG,
     "data.short_length": COUNT,
     "data.short_share": _number(0, 1, open_low=True),
-    "data.skip_batches": (skip_batches.is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
+    "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
     "masking.seed": SEED,
     "masking.kind": _one_of("token", "word", "span"),
     "masking.rate": _number(0, 1, open_low=True),
@@ -191,7 +215,7 @@ def across(c: dict[str, Any]) -> list[tuple[str, bool, str]]:
         ),
         (
             "data.skip_batches",
-            skip_batches.overlap(skip_batches.parse(c["data.skip_batches"])),
+            ranges_overlap(parse_ranges(c["data.skip_batches"])),
             "its ranges must not overlap",
         ),
         ("train.accumulate", batch % accumulate != 0, f"must divide data.global_batch = {batch}"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlm import __main__
+from mlm.config_rules import is_ranges, parse_ranges, ranges_overlap
 from mlm.data import skip_batches
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files
@@ -43,15 +44,15 @@ def test_against_the_list_of_batches(ranges):
         for last in range(done + 1, done + 12):
             spans = skip_batches.spans(ranges, done + 1, last)
             assert [batch for a, b in spans for batch in range(a, b + 1)] == kept[done:last]
-            assert not skip_batches.overlap(sorted([*ranges, *spans]))
+            assert not ranges_overlap(sorted([*ranges, *spans]))
 
 
 def test_what_is_no_range_and_what_overlaps():
-    assert skip_batches.is_ranges(()) and skip_batches.is_ranges(("7:9", "1:1"))
+    assert is_ranges(()) and is_ranges(("7:9", "1:1"))
     for bad in (["1:2"], ("2:1",), ("1",), (12,), ("1:2 ",), "1:2"):
-        assert not skip_batches.is_ranges(bad), bad
-    assert skip_batches.parse(("7:9", "1:1")) == [(1, 1), (7, 9)]
-    assert skip_batches.overlap([(1, 3), (3, 4)]) and not skip_batches.overlap([(1, 3), (4, 4)])
+        assert not is_ranges(bad), bad
+    assert parse_ranges(("7:9", "1:1")) == [(1, 1), (7, 9)]
+    assert ranges_overlap([(1, 3), (3, 4)]) and not ranges_overlap([(1, 3), (4, 4)])
 
 
 # The batches of a run -------------------------------------------------------------------------------------------------

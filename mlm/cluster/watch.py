@@ -151,7 +151,7 @@ class Watch:
     def failed(self, error: BaseException, code: int) -> int:
         """Writes down why the process ends, and tells the others; returns the exit code.
 
-        One of several processes does not return: what jax does at the exit of Python waits for the others.
+        One of several processes does not return: jax's own exit waits for the others.
         """
         if self.peers is not None and not isinstance(error, StopError | KeyboardInterrupt):
             time.sleep(HEAR)  # a collective breaks when another host dies: then `_peer_ended` ends this process
@@ -277,7 +277,7 @@ current = Watch("", None)
 def begin(name: str) -> Watch:
     """Starts the watch of this process."""
     global current
-    folder = os.environ.get("MLM_HOST_DIR", "")
+    folder = os.environ.get("MLM_HOST_DIR")
     current = Watch(name, Path(folder) if folder else None)
     return current
 

@@ -8,38 +8,13 @@ come again (Chowdhery et al., 2022, 5.1).
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from mlm.config_rules import Range, parse_ranges
 from mlm.errors import InputError
 
-Range = tuple[int, int]
 Batch = TypeVar("Batch")
-
-
-def parse(texts: Iterable[str]) -> list[Range]:
-    """Returns the ranges "A:B" as numbers, in order; raises ValueError if one is none."""
-    found = []
-    for text in texts:
-        match = re.fullmatch(r"([1-9][0-9]*):([1-9][0-9]*)", text) if isinstance(text, str) else None
-        if match is None or int(match[1]) > int(match[2]):
-            raise ValueError(text)
-        found.append((int(match[1]), int(match[2])))
-    return sorted(found)
-
-
-def is_ranges(value: object) -> bool:
-    """Returns whether a value of the config is a tuple of ranges."""
-    try:
-        return type(value) is tuple and parse(value) is not None
-    except ValueError:
-        return False
-
-
-def overlap(ranges: list[Range]) -> bool:
-    """Returns whether a batch is in two of the ranges."""
-    return any(last >= first for (_, last), (first, _) in itertools.pairwise(ranges))
 
 
 def batch_of(update: int, ranges: list[Range]) -> int:
@@ -95,7 +70,7 @@ def check_resume(saved: Iterable[str], new: Iterable[str], *, step: int, steps: 
       steps: of all checkpoints.
       where: their folder.
     """
-    old, ranges = parse(saved), parse(new)
+    old, ranges = parse_ranges(saved), parse_ranges(new)
     flags = " ".join(f"--skip-batches {a}:{b}" for a, b in old)
     for a, b in old:
         if (a, b) not in ranges:

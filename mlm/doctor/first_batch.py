@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from rich.console import RenderableType
 from rich.text import Text
 
+from mlm.config_rules import parse_ranges
 from mlm.data import skip_batches, tokenizer
 from mlm.data.manifest import Manifest
 from mlm.text import printable
@@ -39,7 +40,7 @@ def look(
     from mlm.model import factory
 
     rows = config.data.global_batch
-    before = skip_batches.segments(skip_batches.parse(config.data.skip_batches), 0)[0][0]
+    before = skip_batches.segments(parse_ranges(config.data.skip_batches), 0)[0][0]
     order = {"seed": config.data.seed, "global_batch": rows, "lanes": config.data.lanes}
     stream = batches.train_batches(manifest, split="train", start_step=before, rows=(0, rows), **order)
     batch = next(stream)

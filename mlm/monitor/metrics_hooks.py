@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from mlm import cluster, logs
 from mlm import config as configs
+from mlm.config_rules import parse_ranges
 from mlm.data import skip_batches
 from mlm.data.manifest import Manifest
 from mlm.data.order import batch_rows
@@ -47,7 +48,7 @@ class Listener:
     def __init__(self, log: Log, config: ConfigDict, workdir: Workdir, manifest: Manifest, steps: int):
         """Opens the two files, and reads what was said in earlier lives of the run."""
         split = manifest.splits[SPLIT]
-        self._log, self._ranges = log, skip_batches.parse(config.data.skip_batches)
+        self._log, self._ranges = log, parse_ranges(config.data.skip_batches)
         self._order = {
             "seed": config.data.seed,
             "records": tuple(shard.records for shard in split.shards),

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 from mlm import cluster
 from mlm import config as configs
+from mlm.config_rules import parse_ranges
 from mlm.data import batches, skip_batches, tokenizer
 from mlm.data.dataset_info import DatasetInfo
 from mlm.data.manifest import Manifest
@@ -69,8 +70,7 @@ class Pretraining:
         """
         self.config, self.info, self.workdir, self.manifest = config, info, workdir, manifest
         self.mesh = sharding.make_mesh(**config.mesh.to_dict()) if mesh is None else mesh
-        isolated = config.data.isolate_documents
-        network = factory.make_network(config.model.to_dict(), info, isolated=isolated)
+        network = factory.make_network(config.model.to_dict(), info, isolated=config.data.isolate_documents)
         self.network = dataclasses.replace(network, attention=self.make_attention(network.config, info.length))
         self.masking = factory.make_masking(config.masking.to_dict(), info, word_starts_V)
         self.eval_masking = dataclasses.replace(self.masking, end_rate=0.0)
@@ -260,7 +260,7 @@ def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int
             rows=sharding.local_rows(mesh, rows),
         )
 
-    return skip_batches.follow(open_at, skip_batches.parse(config.data.skip_batches), start)
+    return skip_batches.follow(open_at, parse_ranges(config.data.skip_batches), start)
 
 
 def score_split(
