@@ -74,11 +74,6 @@ class Watch:
     def join(self, cluster: Cluster, workdir: str, pod: ConfigDict) -> None:
         """Takes the place in the run that was found, and starts to connect to the other processes.
 
-        Args:
-          cluster: where this process is.
-          workdir: of the run, which all processes see.
-          pod: the config's group of this name.
-
         Raises:
           InputError: a port that can't be used, or as `Client`.
         """

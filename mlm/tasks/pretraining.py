@@ -102,6 +102,7 @@ class Pretraining:
             param_shardings=state.shardings_of(self.shapes).params,
         )
         self.metadata = dataclasses.asdict(info) | {"model": self.network.config.to_dict()}
+        self.data_fingerprint = manifest.fingerprint if manifest else ""
 
     @classmethod
     def open(cls, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> Pretraining:
@@ -118,11 +119,6 @@ class Pretraining:
             vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=config.data.global_batch
         )
         return cls(config, info, mesh=mesh, word_starts_V=np.arange(info.vocab_size) % 3 > 0)  # two in three start one
-
-    @property
-    def data_fingerprint(self) -> str:
-        """That of the shards."""
-        return self.manifest.fingerprint
 
     # What a subclass may change
 
