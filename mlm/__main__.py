@@ -36,8 +36,12 @@ EXAMPLES = """examples:
 """
 
 
-def main(argv: list[str]) -> int:
-    """Runs one command; returns its exit code (README, "Exit codes")."""
+def main(argv: list[str], *, pretraining: type | None = None) -> int:
+    """Runs one command; returns its exit code (README, "Exit codes").
+
+    Args:
+      pretraining: a subclass of `Pretraining` (mlm/tasks/pretraining.py) for `run` and `train`.
+    """
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     for name in ("absl", "asyncio", "concurrent.futures"):  # orbax logs what it raises as well, with its stacks
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -47,6 +51,7 @@ def main(argv: list[str]) -> int:
         parser("").print_help(sys.stderr)
         return InputError.code
     args = parser(argv[0]).parse_args(argv)
+    args.pretraining = pretraining
     watching = watch.begin(args.name)
     try:
         importlib.import_module(f"mlm.commands.{args.name}").main(args, overrides)

@@ -11,6 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlm.bench import baseline, interleaved, torch_step
+from mlm.data import batches
 from mlm.data.dataset_info import DatasetInfo
 from mlm.model import flops
 from mlm.tasks.pretraining import Pretraining
@@ -73,12 +74,7 @@ def random_rows(config: ConfigDict, info: DatasetInfo) -> dict[str, np.ndarray]:
     """Returns a global batch of ordinary tokens, as `train_batches` yields them."""
     shape = (config.data.global_batch, info.length)
     ids = np.random.default_rng(0).integers(len(info.all_special_ids), info.vocab_size, shape)
-    return {
-        "input_ids": ids.astype(np.int32),
-        "attention_mask": np.ones(shape, np.int32),
-        "record_id": np.arange(shape[0], dtype=np.uint32),
-        "epoch": np.zeros(shape[0], np.uint32),
-    }
+    return batches.in_memory(ids)
 
 
 def our_step(

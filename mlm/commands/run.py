@@ -51,7 +51,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
         distributed.initialize(config, workdir, manifest, saves=True)
         common.keep_compiled(workdir)
-        loop.run_task(config, workdir, Pretraining.open(config, workdir, manifest))
+        loop.run_task(config, workdir, (args.pretraining or Pretraining).open(config, workdir, manifest))
         model = write_export(workdir, torch_python="")
         if cluster.is_primary():
             report.write(workdir)

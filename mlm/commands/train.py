@@ -28,4 +28,4 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     distributed.initialize(config, workdir, manifest, saves=True)
     with common.locked(workdir):
         common.keep_compiled(workdir)
-        loop.run_task(config, workdir, Pretraining.open(config, workdir, manifest))
+        loop.run_task(config, workdir, (args.pretraining or Pretraining).open(config, workdir, manifest))

@@ -108,6 +108,16 @@ def eval_batches(manifest: Manifest, *, split: str, batch: int, rows: tuple[int,
     return reader.run(_mapped(whole, fill))
 
 
+def in_memory(ids_BxL: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns rows of tokens, without padding and numbered from 0, as `train_batches` yields a batch."""
+    return {
+        "input_ids": ids_BxL.astype(np.int32),
+        "attention_mask": np.ones(ids_BxL.shape, np.int32),
+        "record_id": np.arange(len(ids_BxL), dtype=np.uint32),
+        "epoch": np.zeros(len(ids_BxL), np.uint32),
+    }
+
+
 def count_tokens(manifest: Manifest, *, split: str, records: int = 10_000) -> np.ndarray:
     """Returns how often each ordinary token occurs in the first records of a split: int64 [V], 0 for special tokens.
 

@@ -113,7 +113,7 @@ class Pretraining:
         return task
 
     @classmethod
-    def without_data(cls, config: ConfigDict, mesh: Mesh, info: DatasetInfo | None = None) -> Pretraining:
+    def without_data(cls, config: ConfigDict, mesh: Mesh | None = None, info: DatasetInfo | None = None) -> Pretraining:
         """Returns the task of data that need not exist: for the step's program, its speed and its memory."""
         info = info or DatasetInfo.synthetic(
             vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=config.data.global_batch
@@ -137,8 +137,6 @@ class Pretraining:
         return factory.make_attention(
             model.attention, config, length=length, mesh=self.mesh, dtype=model.dtype, isolated=isolated
         )
-
-    # The step
 
     def make_gradient(self, length: int) -> Callable[[Params, step.Batch, jax.Array], tuple[Params, RowSums]]:
         """Returns the gradient of the mean loss over rows of `length` tokens, as `step.mean_gradient` does."""
@@ -180,6 +178,10 @@ class Pretraining:
             mesh=self.mesh,
             shardings=state.shardings_of(self.shapes),
         )
+
+    def make_batch(self, ids_BxL: np.ndarray) -> step.Batch:
+        """Returns rows of tokens as a batch on the devices, without padding, numbered from 0."""
+        return sharding.put_batch(batches.in_memory(ids_BxL), self.mesh, len(ids_BxL))
 
     # What the loop calls
 
