@@ -14,7 +14,7 @@ MANY = FEW | {
 
 def page_with(content: dict, folder) -> Cells:
     workdir = make_workdir(folder)
-    (workdir.root / confusion.FILE).write_text(json.dumps(content))
+    workdir.classification.write_text(json.dumps(content))
     return page_of(workdir)
 
 

@@ -119,7 +119,7 @@ def test_under_srun(slurm, with_flags, manifest, tmp_path):
 
 def test_the_shell_of_a_batch_script_is_no_task(slurm, tmp_path):
     """Between its lines `python -m mlm` is a single process; under its srun it is one of several."""
-    look = f"{sys.executable} -c 'from mlm.pod import detect; print(detect.detect().processes)'"
+    look = f"{sys.executable} -c 'from mlm.cluster import detect; print(detect.detect().processes)'"
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/bash\n#SBATCH --ntasks=2\n{look}\nsrun {look}\n")
     variables = job_environment() | {"SLURM_CONF": os.environ["SLURM_CONF"]}

@@ -113,7 +113,7 @@ def test_a_name_of_a_process_with_escape_sequences():
 def test_the_process_of_another_user():
     """Whose files in /proc can't be read: a process that may not be dumped, seen by somebody who is not root."""
     port = free_port()
-    program = "import encodings.idna, os\nfrom mlm.pod import ports\nos.setuid(os.getuid() or 65534)\n"
+    program = "import encodings.idna, os\nfrom mlm.cluster import ports\nos.setuid(os.getuid() or 65534)\n"
     program += f"print(ports.holder(('127.0.0.1', {port})))"
     with held(port, first="import ctypes; ctypes.CDLL(None).prctl(4, 0)"):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)

@@ -19,7 +19,7 @@ from tests.processes import ROOT
 HEAD = """
 import ctypes, os, signal, sys, time, types
 from mlm.errors import DamageError, PreemptedError
-from mlm.pod import watch
+from mlm.cluster import watch
 from mlm.cluster.detect import Cluster
 w = watch.begin("test")
 w.join(Cluster(processes=int(sys.argv[2])), sys.argv[1], types.SimpleNamespace(hang=0.0))
