@@ -1,4 +1,4 @@
-"""Every command of the README runs: as it stands there, with the overrides that make it short."""
+"""Every command of README.md and of the pages in mlm/ runs: as it stands there, with overrides that make it short."""
 
 import json
 import os
@@ -25,9 +25,13 @@ SHORT = (
 BASE_ON_A_LAPTOP = ("corpus.weights=1.0", "data.lanes=8", "train.accumulate=1", "model.remat_feed_forward=0")
 
 
+def read() -> str:
+    return "".join(file.read_text() for file in (ROOT / "README.md", *sorted(ROOT.glob("mlm/*/README.md"))))
+
+
 def commands() -> list[str]:
-    """The lines of the README's bash blocks, and the examples of its table of commands."""
-    text = (ROOT / "README.md").read_text()
+    """The lines of the bash blocks, and the examples in the tables."""
+    text = read()
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     lines = [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines() if line.strip()]
     lines += re.findall(r"^`(python -c [^`]* > docs\.jsonl)`$", text, re.MULTILINE)
@@ -46,7 +50,7 @@ def test_settings_below_the_table(name):
     """`$S` and `$M` are settings that load."""
     from mlm import config
 
-    (text,) = re.findall(rf'`{name}="([^"]*)"`', (ROOT / "README.md").read_text())
+    (text,) = re.findall(rf'`{name}="([^"]*)"`', read())
     file, *settings = (argument for argument in text.split() if not argument.startswith("--workdir="))
     loaded = config.load(file.removeprefix("--config="), [each.removeprefix("--config.") for each in settings])
     assert loaded.shards.length == 128 and loaded.tokenizer.vocab_size == 16384
@@ -54,7 +58,7 @@ def test_settings_below_the_table(name):
 
 @pytest.mark.slow
 def test_commands_run(texts, tmp_path):
-    """One after the other, in the README's order: later ones work on what earlier ones made."""
+    """One after the other, in the pages' order: later ones work on what earlier ones made."""
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "my.txt").write_text("\n".join(text.replace("\n", " ") for text in texts))
     env = environment(1) | {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"}
