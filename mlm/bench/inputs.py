@@ -37,8 +37,8 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
       seconds: to measure for; three times each at least.
 
     Returns:
-      As `turns.summary`, of the tokens of the text, special ones included, whatever part of them is written; each with
-      the "rows" that it wrote; and "tokens".
+      As `interleaved.summary`, of the tokens of the text, special ones included, whatever part of them is written; each
+      with the "rows" that it wrote; and "tokens".
 
     Raises:
       InputError: TensorFlow or the tokenizer is missing, or there is too little text for the number of shards.
@@ -94,7 +94,7 @@ def compare_batches(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.M
     """Measures the batches of the run and those that the TF-TPU example makes of the same shards, without its masks.
 
     Returns:
-      As `turns.summary`.
+      As `interleaved.summary`.
     """
     rows = config.data.global_batch
     files = [f"{manifest.folder}/{shard.file}" for shard in manifest.splits["train"].shards]
@@ -120,7 +120,7 @@ def compare_loop(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.Mesh
     """Measures the step with the batches of the run and with one batch again and again.
 
     Returns:
-      As `turns.summary` of "real_batches" and "one_batch".
+      As `interleaved.summary` of "real_batches" and "one_batch".
     """
     interleaved.say("loop: compiling")
     task = Pretraining.without_data(config, mesh, DatasetInfo.from_manifest(manifest))

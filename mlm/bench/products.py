@@ -27,7 +27,7 @@ from mlm.text import table
 from mlm.training import sharding
 
 SHOWN = 12  # lines of the table, at most
-TURN = 0.2  # of a product, in turns.TURNs: there are many
+TURN = 0.2  # of a product, in interleaved.TURNs: there are many
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ def compare_steps(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float, t
       torch_python: see `bench.run`.
 
     Returns:
-      As `turns.summary` of "mlm", "stock" and "torch", each with "mfu" (None where the peak of the device isn't known)
+      As `interleaved.summary` of "mlm", "stock" and "torch", each with "mfu" (None where the device's peak isn't known)
       and "memory_bytes" (None where the system doesn't tell); ours and the stock step with "temporary_bytes", a part
       of it; PyTorch's with "device", "dtype" and the versions of "torch" and "transformers".
 

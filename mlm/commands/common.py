@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
+from mlm import cluster
 from mlm import config as configs
 from mlm.cluster import detect, watch
 from mlm.errors import InputError, StopError
@@ -39,8 +40,10 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     several.add_argument("--process-id", type=int, metavar="I", help="which this is, from 0")
 
 
-def add_skip_batches(parser: argparse.ArgumentParser) -> None:
-    """Adds --skip-batches."""
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of a command that pretrains."""
+    add_config_flags(parser)
+    add_host_flags(parser)
     parser.add_argument(
         "--skip-batches", action="append", default=[], metavar="A:B", help="leave these out; may be given several times"
     )
@@ -90,17 +93,17 @@ def join(args: argparse.Namespace, overrides: list[str], *, task: str, meet: boo
       create: the workdir, if it isn't there.
     """
     flags = {"coordinator": args.coordinator, "processes": args.processes, "process_id": args.process_id}
-    cluster = detect.detect(**flags, meets=meet)
-    args.processes, args.process_id = cluster.processes, cluster.process_id
-    if cluster.processes > 1:
-        print(f"mlm {args.name}: {printable(cluster.sentence)}", file=sys.stderr, flush=True)
+    place = detect.detect(**flags, meets=meet)
+    args.processes, args.process_id = place.processes, place.process_id
+    if place.processes > 1:
+        print(f"mlm {args.name}: {printable(place.sentence)}", file=sys.stderr, flush=True)
     try:
         config = read_config(args, overrides, task=task)
     except StopError:  # the command finds it too, when the other processes can be notified
         config = configs.load(str(configs.BASE), [])
-    if cluster.processes > 1:  # what proves that a process belongs to the run lies in its workdir
+    if place.processes > 1:  # what proves that a process belongs to the run lies in its workdir
         Workdir(args.workdir, create=create)
-    watch.current.join(cluster, args.workdir, config.pod)
+    watch.current.join(place, args.workdir, config.pod)
 
 
 def read_config(args: argparse.Namespace, overrides: list[str], *, task: str = configs.PRETRAINING) -> ConfigDict:
@@ -112,7 +115,7 @@ def read_config(args: argparse.Namespace, overrides: list[str], *, task: str = c
 
 def locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:
     """Holds the workdir for the run: its first process does that for all."""
-    return workdir.locked() if watch.current.process == 0 else contextlib.nullcontext()
+    return workdir.locked() if cluster.is_primary() else contextlib.nullcontext()
 
 
 def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:

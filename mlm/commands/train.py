@@ -11,9 +11,7 @@ from mlm.commands import common
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command."""
-    common.add_config_flags(parser)
-    common.add_host_flags(parser)
-    common.add_skip_batches(parser)
+    common.add_training_flags(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:

@@ -71,7 +71,7 @@ def run(
         raise InputError(f"{len(wrong)} of {len(findings)} findings say that the run can't be right: {names}.")
 
 
-def _open(config: ConfigDict, workdir: Workdir, findings: list[Finding], **wishes: Any) -> Case | None:
+def _open(config: ConfigDict, workdir: Workdir, findings: list[Finding], **flags: Any) -> Case | None:
     """Returns what is to be looked at, or None with a finding that says why there is nothing."""
     folder = str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None
     place = workdir.shards_of(config)
@@ -80,7 +80,7 @@ def _open(config: ConfigDict, workdir: Workdir, findings: list[Finding], **wishe
     except (InputError, DamageError) as error:
         findings.append(Finding("wrong", "data", str(error), place, "python -m mlm shards writes them"))
         return None
-    return Case(config, workdir, manifest, folder, **wishes)
+    return Case(config, workdir, manifest, folder, **flags)
 
 
 def _guarded(check: Callable[[Case], list], case: Case) -> list:

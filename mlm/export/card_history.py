@@ -64,7 +64,7 @@ def gather(workdir: Workdir, trained: Pretrained) -> History:
     meta = checkpoint_files.read_meta(workdir.checkpoints, trained.step)
     found = goodput.sessions(logs.read(workdir.timing))
     manifest = read_manifest(str(shards))
-    return History(train, evals, found, manifest, meta.get("data_fingerprint", ""), meta["dataset"].get("records", 0))
+    return History(train, evals, found, manifest, meta.get("data_fingerprint", ""), meta["dataset"]["records"])
 
 
 def draw(history: History, folder: Path) -> bool:

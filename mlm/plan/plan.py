@@ -28,7 +28,7 @@ from mlm.tasks import pretraining
 from mlm.text import show
 from mlm.training import recipe, sharding
 
-OPERATIONS = 20  # that are told
+OPERATIONS = 20  # that are shown
 CALIBRATION = {
     "what": "3 epochs of WikiText-103, large model, length 512, global batch 128, v3-8, bfloat16: 106.4 minutes "
     "published (Hugging Face on PyTorch / XLA TPUs, 2021)",

@@ -1,4 +1,4 @@
-"""Whether a model is a masked language model or a classifier, told without jax."""
+"""Whether a model is a masked language model or a classifier, read without jax."""
 
 from __future__ import annotations
 
