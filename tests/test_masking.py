@@ -147,7 +147,8 @@ def test_every_kind_predicts_its_rate_and_touches_nothing_else(kind):
     masking, ordinary = make(kind), ordinary_of(batch)
     masked = draw(masking, batch)
     found = predicted(masked, batch)
-    assert masked.positions_BxK.shape[1] == masking.slots(96) == {"token": 15, "word": 20, "span": 15}[kind]
+    most = {"token": 15, "word": 20, "span": 15}[kind]
+    assert masked.positions_BxK.shape[1] == masking.max_predictions_per_row(96) == most
     assert all(len(set(row)) == len(row) for row in masked.positions_BxK), "positions must be distinct within a row"
     assert np.array_equal(found.sum(1), masked.weights_BxK.sum(1))
     assert not found[~ordinary].any()
@@ -205,7 +206,7 @@ def test_a_higher_rate_adds_to_the_masks_of_a_lower_one(kind):
         assert np.all(other[one]) and other.sum() > 1.2 * one.sum()
         assert np.array_equal(masks[low].ids_BxL[one], masks[high].ids_BxL[one])
     for rate, masked in masks.items():
-        assert masked.positions_BxK.shape[1] == masking.slots(96), "one shape for every rate"
+        assert masked.positions_BxK.shape[1] == masking.max_predictions_per_row(96), "one shape for every rate"
         assert within(masked.weights_BxK.sum(1) - rate * ordinary_of(batch).sum(1))
     constant = draw(dataclasses.replace(masking, end_rate=0.0), batch)
     assert np.array_equal(predicted(constant, batch), predicted(masks[0.3], batch))

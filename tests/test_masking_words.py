@@ -77,11 +77,11 @@ def test_lengths_of_spans_are_geometric_and_truncated(p):
     expected = shares * counts.sum()
     assert counts[0] == 0 and counts.sum() > 5000
     assert np.sum((counts[1:] - expected) ** 2 / expected) < 24.3  # chi-square of 7 degrees of freedom, p = 0.001
-    assert np.allclose(masking.lengths(), shares)
+    assert np.allclose(masking.length_probs(), shares)
 
 
 def test_mean_length_of_a_span_is_spanberts():
-    lengths = make("span", longest=10).lengths()
+    lengths = make("span", longest=10).length_probs()
     assert np.sum(lengths * np.arange(1, 11)) == pytest.approx(3.8, abs=0.01)
 
 

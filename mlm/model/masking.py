@@ -1,4 +1,4 @@
-"""Masks drawn on the device, a pure function of (seed, record, epoch), and of the update's rate where that changes.
+"""Masks drawn on the device, a pure function of (seed, record, epoch), and of the step's rate where that changes.
 
 Which tokens are masked never depends on the batch size, the number of devices or hosts, or how often a run was
 restarted: each row has a key of its own, and threefry gives the same bits everywhere.
@@ -7,7 +7,7 @@ restarted: each row has a key of its own, and threefry gives the same bits every
     word    whole words (BERT's whole-word masking)
     span    runs of whole words, of random lengths (SpanBERT)
 
-A word is a run of ordinary tokens from one that starts a word to before the next; special tokens end it.
+A word starts at a token that the tokenizer marks as a start, and ends before the next one or a special token.
 
 Dimensions: B rows, L tokens in a row, K predictions in a row (static), V entries of the vocabulary, S span lengths.
 """
@@ -15,7 +15,6 @@ Dimensions: B rows, L tokens in a row, K predictions in a row (static), V entrie
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import NamedTuple
 
@@ -26,16 +25,16 @@ import optax
 
 
 class Masked(NamedTuple):
-    """A batch with masks drawn. Slots of weight 0 fill rows that have fewer than K predictions."""
+    """A batch with masks drawn; predictions of weight 0 fill up rows that have fewer than K."""
 
     ids_BxL: jax.Array  # int32: what the model reads
     positions_BxK: jax.Array  # int32: where it predicts, distinct within a row
     labels_BxK: jax.Array  # int32: the original tokens there
-    weights_BxK: jax.Array  # float32: 1 for a prediction, 0 for an empty slot
+    weights_BxK: jax.Array  # float32: 1 for a prediction, 0 for a filler
 
 
 def rate_schedule(rate: float, end_rate: float, steps: int) -> optax.Schedule | None:
-    """Returns the masking rate of each of `steps` steps, linear; None where it is always the same.
+    """Returns the linear schedule of the masking rate; None where it is constant.
 
     A rate that falls (Ankner et al., 2024, Dynamic Masking Rate Schedules) or stays high (Wettig et al., 2023, Should
     You Mask 15%) has been found better than a constant 0.15.
@@ -53,12 +52,9 @@ class TokenMasking:
     Attributes:
       rate: share of the ordinary tokens that are predicted.
       mask_share: share of the predictions whose token is replaced by the mask token.
-      random_share: share whose token is replaced by an ordinary token drawn uniformly. The rest keeps its token.
-      mask_id: id of the mask token.
-      special_ids: all ids that are special tokens.
-      vocab_size: V, the tokenizer's; ids from there up do not exist.
-      end_rate: the largest rate that a call asks for may be this one, too; 0 if all ask for `rate`.
-      static: every epoch has the masks of epoch 0, as the data that BERT prepared once.
+      random_share: share whose token is replaced by a random ordinary token. The rest keep their token.
+      end_rate: of a schedule, for the static shape; 0 if every call uses `rate`.
+      static: every epoch has the masks of epoch 0, like BERT's data, which were masked once.
     """
 
     rate: float
@@ -70,7 +66,7 @@ class TokenMasking:
     end_rate: float = 0.0
     static: bool = False
 
-    def slots(self, length: int) -> int:
+    def max_predictions_per_row(self, length: int) -> int:
         """Returns K for rows of `length` tokens."""
         return math.ceil(max(self.rate, self.end_rate) * length)
 
@@ -83,71 +79,55 @@ class TokenMasking:
         epoch_B: jax.Array,
         rate: jax.Array | None = None,
     ) -> Masked:
-        """Draws the masks of a batch.
-
-        At a higher rate a row has the predictions of a lower one, and more.
+        """Draws the masks of a batch. A higher rate adds predictions to those of a lower one.
 
         Args:
-          key: stands for the mask seed.
-          ids_BxL, attention_BxL: int32.
-          record_B, epoch_B: uint32, of which the masks are a function.
-          rate: of this update, at most the larger of `rate` and `end_rate`; None for `rate`.
+          key: of the mask seed.
+          rate: of this step, at most the larger of `rate` and `end_rate`; None for `rate`.
         """
         epoch_B = jnp.zeros_like(epoch_B) if self.static else epoch_B
-        row = functools.partial(self._row, rate=self.rate if rate is None else rate)
-        return jax.vmap(row, in_axes=(None, 0, 0, 0, 0))(key, ids_BxL, attention_BxL, record_B, epoch_B)
+        rate = self.rate if rate is None else rate
 
-    def _row(
-        self,
-        key: jax.Array,
-        ids_L: jax.Array,
-        attention_L: jax.Array,
-        record: jax.Array,
-        epoch: jax.Array,
-        *,
-        rate: float | jax.Array,
-    ) -> Masked:
-        length = ids_L.shape[0]
-        slots = self.slots(length)
-        key = jax.random.fold_in(jax.random.fold_in(key, record), epoch)
-        bits = jax.random.bits(key, (length + 2 * slots + 1,))
-        score_L, kind_K, token_K, rounding = jnp.split(bits, (length, length + slots, length + 2 * slots))
+        def mask_row(ids_L: jax.Array, attention_L: jax.Array, record: jax.Array, epoch: jax.Array) -> Masked:
+            row_key = jax.random.fold_in(jax.random.fold_in(key, record), epoch)
+            return self._mask_row(row_key, ids_L, attention_L, rate)
 
+        return jax.vmap(mask_row)(ids_BxL, attention_BxL, record_B, epoch_B)
+
+    def _mask_row(self, key: jax.Array, ids_L: jax.Array, attention_L: jax.Array, rate: float | jax.Array) -> Masked:
+        length = len(ids_L)
+        count = self.max_predictions_per_row(length)
+        bits = jax.random.bits(key, (length + 2 * count + 1,))
+        score_L, kind_K, token_K, rounding = jnp.split(bits, (length, length + count, length + 2 * count))
         ordinary_L = self._ordinary(ids_L, attention_L)
-        count = self._count(ordinary_L, rate, rounding[0])
+        predictions = self._count(ordinary_L, rate, rounding[0])
         order_L = jnp.where(ordinary_L, (score_L >> 1).astype(jnp.int32), -1)
-        _, positions_K = jax.lax.top_k(order_L, slots)  # a uniform choice: the largest random scores
-        weights_K = (jnp.arange(slots) < count).astype(jnp.float32)
+        _, positions_K = jax.lax.top_k(order_L, count)  # a uniform choice: the largest random scores
+        weights_K = (jnp.arange(count) < predictions).astype(jnp.float32)
         return self._masked(ids_L, positions_K, weights_K, kind_K, token_K)
 
     def _ordinary(self, ids_L: jax.Array, attention_L: jax.Array) -> jax.Array:
-        return (attention_L > 0) & ~self._is_special()[ids_L]
+        special_V = np.isin(np.arange(self.vocab_size), self.special_ids)
+        return (attention_L > 0) & ~jnp.asarray(special_V)[ids_L]
 
     def _count(self, ordinary_L: jax.Array, rate: float | jax.Array, bits: jax.Array) -> jax.Array:
         """Returns rate * m, rounded at random; int32."""
-        wanted = rate * jnp.sum(ordinary_L) + _unit(bits)
-        most = jnp.minimum(self.slots(len(ordinary_L)), jnp.sum(ordinary_L))
-        return jnp.minimum(jnp.floor(wanted).astype(jnp.int32), most)
+        expected = rate * jnp.sum(ordinary_L) + _uniform(bits)
+        most = jnp.minimum(self.max_predictions_per_row(len(ordinary_L)), jnp.sum(ordinary_L))
+        return jnp.minimum(jnp.floor(expected).astype(jnp.int32), most)
 
     def _masked(
         self, ids_L: jax.Array, positions_K: jax.Array, weights_K: jax.Array, kind_K: jax.Array, token_K: jax.Array
     ) -> Masked:
-        """Returns the row with its predictions masked, replaced or kept, as the bits `kind_K` and `token_K` say."""
+        """Masks, replaces or keeps each predicted token, depending on the random bits `kind_K` and `token_K`."""
         labels_K = ids_L[positions_K]
-        kind_K = _unit(kind_K)
-        random_K = self._ordinary_ids()[token_K % (self.vocab_size - len(set(self.special_ids)))]
+        kind_K = _uniform(kind_K)
+        ordinary_ids = np.setdiff1d(np.arange(self.vocab_size), self.special_ids).astype(np.int32)
+        random_K = jnp.asarray(ordinary_ids)[token_K % len(ordinary_ids)]
         replaced_K = jnp.where(kind_K < self.mask_share + self.random_share, random_K, labels_K)
         replaced_K = jnp.where(kind_K < self.mask_share, self.mask_id, replaced_K)
         read_K = jnp.where(weights_K > 0, replaced_K, labels_K)
         return Masked(ids_L.at[positions_K].set(read_K), positions_K, labels_K, weights_K)
-
-    def _is_special(self) -> jax.Array:
-        table_V = np.zeros(self.vocab_size, bool)
-        table_V[list(self.special_ids)] = True
-        return jnp.asarray(table_V)
-
-    def _ordinary_ids(self) -> jax.Array:
-        return jnp.asarray(np.setdiff1d(np.arange(self.vocab_size), self.special_ids).astype(np.int32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,45 +135,45 @@ class WordMasking(TokenMasking):
     """Whole words, in a random order (BERT's code, `do_whole_word_mask`), masked, replaced or kept token by token.
 
     BERT takes words until the next would be too many, which favours short ones. Here the words lie in a random order
-    along a circle of m tokens, and those that begin in a window of rate * m that is laid on it anywhere are taken: each
+    on a circle of m tokens, and those that start inside a randomly placed window of rate * m tokens are predicted: each
     word, short or long, with probability `rate`, so that the mean number of predictions is exact.
 
     Attributes:
-      starts: which entries start a word (see `tokenizer.word_starts`), the bytes of a bool [V], for bytes have a hash;
-        None for what never draws a mask.
+      starts: which entries start a word (see `tokenizer.word_starts`), a bool [V] as bytes, which are hashable; None
+        if no mask is ever drawn.
       longest: tokens of a word; a longer one counts as several.
     """
 
     starts: bytes | None = dataclasses.field(default=None, repr=False)
     longest: int = 10
 
-    def slots(self, length: int) -> int:
-        """Returns K for rows of `length` tokens: the last word may end behind the window."""
-        return min(super().slots(length) + self.longest - 1, length)
+    def max_predictions_per_row(self, length: int) -> int:
+        """Returns K for rows of `length` tokens: the last word may end after the window."""
+        return min(super().max_predictions_per_row(length) + self.longest - 1, length)
 
-    def _row(self, key, ids_L, attention_L, record, epoch, *, rate):
-        key = jax.random.fold_in(jax.random.fold_in(key, record), epoch)
+    def _mask_row(self, key, ids_L, attention_L, rate):
         bits = jax.random.bits(key, (3 * len(ids_L) + 1,))
-        score_L, kind_L, token_L, place = jnp.split(bits, np.cumsum([len(ids_L)] * 3))
+        score_L, kind_L, token_L, window = jnp.split(bits, np.cumsum([len(ids_L)] * 3))
         ordinary_L = self._ordinary(ids_L, attention_L)
         words = self._words(ids_L, ordinary_L)
         total = jnp.sum(ordinary_L).astype(jnp.float32)
-        # From the window's begin to the word's, the short way; an addition of `total` would round.
-        way_L = _before(words, score_L).astype(jnp.float32) - _unit(place[0]) * total
-        taken_L = ordinary_L & jnp.where(way_L >= 0, way_L < rate * total, way_L < rate * total - total)
-        return self._masked_at(ids_L, taken_L, kind_L, token_L)
+        # Signed distance from the window's start to the word's: adding `total` to the negative ones would round.
+        distance_L = _tokens_before(words, score_L).astype(jnp.float32) - _uniform(window[0]) * total
+        inside_L = jnp.where(distance_L >= 0, distance_L < rate * total, distance_L < rate * total - total)
+        return self._masked_at(ids_L, ordinary_L & inside_L, kind_L, token_L)
 
     def _words(self, ids_L: jax.Array, ordinary_L: jax.Array) -> _Units:
         if self.starts is None:
             raise ValueError("masks of whole words need to know which tokens start a word")
         starts_V = jnp.asarray(np.frombuffer(self.starts, bool))
         first_L = ordinary_L & (starts_V[ids_L] | _after_a_gap(ordinary_L))
-        within_L = jnp.arange(len(ids_L)) - _units(first_L, ordinary_L).begin_L
+        within_L = jnp.arange(len(ids_L)) - _units(first_L, ordinary_L).start_L
         return _units(ordinary_L & (within_L % self.longest == 0), ordinary_L)
 
-    def _masked_at(self, ids_L: jax.Array, taken_L: jax.Array, kind_L: jax.Array, token_L: jax.Array) -> Masked:
-        chosen_K, positions_K = jax.lax.top_k(taken_L.astype(jnp.int32), self.slots(len(ids_L)))
-        weights_K = chosen_K.astype(jnp.float32)
+    def _masked_at(self, ids_L: jax.Array, predicted_L: jax.Array, kind_L: jax.Array, token_L: jax.Array) -> Masked:
+        count = self.max_predictions_per_row(len(ids_L))
+        predicted_K, positions_K = jax.lax.top_k(predicted_L.astype(jnp.int32), count)
+        weights_K = predicted_K.astype(jnp.float32)
         return self._masked(ids_L, positions_K, weights_K, kind_L[positions_K], token_L[positions_K])
 
 
@@ -201,10 +181,10 @@ class WordMasking(TokenMasking):
 class SpanMasking(WordMasking):
     """Runs of whole words, masked, replaced or kept as a whole (SpanBERT; Joshi et al., 2020, 3.1).
 
-    What stands between special tokens is cut into spans of lengths, in words, from a geometric distribution that is
-    truncated to 1..longest. They lie in a random order along a circle, as words do in `WordMasking`; in the window on
-    it is the number of tokens that `TokenMasking` predicts, so that the first and the last span may be cut. SpanBERT's
-    code cuts its last one; were it so here, the first tokens of a row would be predicted more often than others.
+    The text between special tokens is cut into spans whose lengths, in words, follow a geometric distribution truncated
+    to 1..longest. They lie in a random order on a circle, as words do in `WordMasking`; the window on it holds as many
+    tokens as `TokenMasking` predicts, so that its first and last span may be cut. SpanBERT's code cuts only the last
+    one; that would predict the first tokens of a row more often than others.
 
     Attributes:
       span_p: parameter of the geometric distribution.
@@ -213,58 +193,57 @@ class SpanMasking(WordMasking):
 
     span_p: float = 0.2
 
-    def slots(self, length: int) -> int:
-        """Returns K for rows of `length` tokens: those of `TokenMasking`."""
-        return TokenMasking.slots(self, length)
+    def max_predictions_per_row(self, length: int) -> int:
+        """Returns K for rows of `length` tokens: that of `TokenMasking`."""
+        return TokenMasking.max_predictions_per_row(self, length)
 
-    def _row(self, key, ids_L, attention_L, record, epoch, *, rate):
-        key = jax.random.fold_in(jax.random.fold_in(key, record), epoch)
+    def _mask_row(self, key, ids_L, attention_L, rate):
         bits = jax.random.bits(key, (4 * len(ids_L) + 2,))
         score_L, length_L, kind_L, token_L, rest = jnp.split(bits, np.cumsum([len(ids_L)] * 4))
         ordinary_L = self._ordinary(ids_L, attention_L)
         spans = self._spans(self._words(ids_L, ordinary_L), ordinary_L, length_L)
         total = jnp.sum(ordinary_L)
-        window = jnp.floor(_unit(rest[1]) * total).astype(jnp.int32)
-        way_L = _before(spans, score_L) + jnp.arange(len(ids_L)) - spans.begin_L - window
-        way_L = jnp.where(way_L >= 0, way_L, way_L + total)
-        taken_L = ordinary_L & (way_L < self._count(ordinary_L, rate, rest[0]))
-        return self._masked_at(ids_L, taken_L, kind_L[spans.begin_L], token_L)
+        window = jnp.floor(_uniform(rest[1]) * total).astype(jnp.int32)
+        distance_L = _tokens_before(spans, score_L) + jnp.arange(len(ids_L)) - spans.start_L - window
+        distance_L = jnp.where(distance_L >= 0, distance_L, distance_L + total)
+        predicted_L = ordinary_L & (distance_L < self._count(ordinary_L, rate, rest[0]))
+        return self._masked_at(ids_L, predicted_L, kind_L[spans.start_L], token_L)
 
-    def lengths(self) -> np.ndarray:
+    def length_probs(self) -> np.ndarray:
         """Returns the probabilities of the lengths 1, 2, ..., `longest`, [S]."""
-        shares_S = (1 - self.span_p) ** np.arange(self.longest)
-        return shares_S / shares_S.sum()
+        probs_S = (1 - self.span_p) ** np.arange(self.longest)
+        return probs_S / probs_S.sum()
 
     def _spans(self, words: _Units, ordinary_L: jax.Array, bits_L: jax.Array) -> _Units:
-        """Cuts each run of words anew: its i-th span begins at the sum of the lengths of those before it."""
-        ends_S = np.cumsum(self.lengths())[:-1].astype(np.float32)
-        drawn_L = 1 + jnp.sum(_unit(bits_L)[:, None] >= ends_S, axis=1)
+        """Cuts each run of words into spans: the i-th one starts at the sum of the lengths of those before it."""
+        ends_S = np.cumsum(self.length_probs())[:-1].astype(np.float32)
+        length_L = 1 + jnp.sum(_uniform(bits_L)[:, None] >= ends_S, axis=1)
         runs = _units(_after_a_gap(ordinary_L), ordinary_L)
-        number_L = jnp.cumsum(words.first_L) - 1  # of the token's word, in the row
-        drawn_L = jnp.where(words.first_L, drawn_L, 0)
-        sum_L = jnp.cumsum(drawn_L) - drawn_L
-        begin_L = number_L[runs.begin_L] + sum_L - sum_L[runs.begin_L]  # number of the word that begins a span
-        within_L = words.first_L & (begin_L <= number_L[runs.begin_L + runs.size_L - 1])
-        begins_L = jnp.zeros_like(ordinary_L).at[jnp.where(within_L, begin_L, len(bits_L))].set(True, mode="drop")
-        return _units(words.first_L & begins_L[number_L], ordinary_L)
+        word_L = jnp.cumsum(words.first_L) - 1  # index of the token's word in the row
+        length_L = jnp.where(words.first_L, length_L, 0)
+        sum_L = jnp.cumsum(length_L) - length_L
+        start_L = word_L[runs.start_L] + sum_L - sum_L[runs.start_L]  # index of the word that starts a span
+        within_L = words.first_L & (start_L <= word_L[runs.start_L + runs.size_L - 1])
+        starts_L = jnp.zeros_like(ordinary_L).at[jnp.where(within_L, start_L, len(bits_L))].set(True, mode="drop")
+        return _units(words.first_L & starts_L[word_L], ordinary_L)
 
 
 class _Units(NamedTuple):
-    """Words or spans of a row, told to each of their tokens; what is told to other tokens means nothing."""
+    """The word or span of each token; undefined for tokens outside of any."""
 
     first_L: jax.Array  # bool: the token is the first of its unit
-    begin_L: jax.Array  # int32: where the unit's first token stands
+    start_L: jax.Array  # int32: position of the unit's first token
     size_L: jax.Array  # int32: tokens in the unit
 
 
 def _units(first_L: jax.Array, ordinary_L: jax.Array) -> _Units:
-    """Returns the units that begin at `first_L` and end before the next one or the next token that isn't ordinary."""
+    """Returns the units that start at `first_L` and end before the next one or the next token that isn't ordinary."""
     length = len(first_L)
-    place_L = jnp.arange(length)
-    begin_L = jax.lax.cummax(jnp.where(first_L, place_L, 0))
-    edge_L = jax.lax.cummin(jnp.where(first_L | ~ordinary_L, place_L, length), reverse=True)
+    position_L = jnp.arange(length)
+    start_L = jax.lax.cummax(jnp.where(first_L, position_L, 0))
+    edge_L = jax.lax.cummin(jnp.where(first_L | ~ordinary_L, position_L, length), reverse=True)
     end_L = jnp.append(edge_L[1:], length)
-    return _Units(first_L, begin_L, end_L - begin_L)
+    return _Units(first_L, start_L, end_L - start_L)
 
 
 def _after_a_gap(ordinary_L: jax.Array) -> jax.Array:
@@ -272,16 +251,16 @@ def _after_a_gap(ordinary_L: jax.Array) -> jax.Array:
     return ordinary_L & ~jnp.append(False, ordinary_L[:-1])
 
 
-def _before(units: _Units, score_L: jax.Array) -> jax.Array:
-    """Returns for each token how many tokens the units before its own have, in the order of the units' scores."""
-    place_L = jnp.arange(len(score_L))
+def _tokens_before(units: _Units, score_L: jax.Array) -> jax.Array:
+    """Returns for each token how many tokens come before its unit when the units are sorted by score."""
+    position_L = jnp.arange(len(score_L))
     last = jnp.uint32(2**32 - 1)
     keys_L = jnp.where(units.first_L, score_L >> 1, last)
-    _, place_L, size_L = jax.lax.sort((keys_L, place_L, jnp.where(units.first_L, units.size_L, 0)), num_keys=1)
-    _, before_L = jax.lax.sort((place_L, jnp.cumsum(size_L) - size_L), num_keys=1)
-    return before_L[units.begin_L]
+    _, position_L, size_L = jax.lax.sort((keys_L, position_L, jnp.where(units.first_L, units.size_L, 0)), num_keys=1)
+    _, before_L = jax.lax.sort((position_L, jnp.cumsum(size_L) - size_L), num_keys=1)
+    return before_L[units.start_L]
 
 
-def _unit(bits: jax.Array) -> jax.Array:
+def _uniform(bits: jax.Array) -> jax.Array:
     """Returns float32 in [0, 1) from uint32 bits: 24 of them, so that every value is exact."""
     return (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)
