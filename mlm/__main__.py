@@ -36,7 +36,7 @@ EXAMPLES = """examples:
 """
 
 
-def main(argv: list[str], *, pretraining: type | None = None) -> int:
+def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> int:
     """Runs one command; returns its exit code (README, "Exit codes").
 
     Args:
@@ -46,7 +46,7 @@ def main(argv: list[str], *, pretraining: type | None = None) -> int:
     for name in ("absl", "asyncio", "concurrent.futures"):  # orbax logs what it raises as well, with its stacks
         logging.getLogger(name).setLevel(logging.CRITICAL)
     signal.signal(signal.SIGTERM, _stop)  # until the training loop takes it over
-    argv, overrides = configs.split_overrides(argv)
+    argv, overrides = configs.split_overrides(sys.argv[1:] if argv is None else argv)
     if not argv:
         parser("").print_help(sys.stderr)
         return InputError.code
@@ -95,4 +95,4 @@ def parser(command: str) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
