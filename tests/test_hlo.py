@@ -143,10 +143,14 @@ def test_kernels_cost_what_they_declare(counted):
     assert counted.groups["backward", "roberta/encoder/layer/*/attention/self", "mlm/training/step.py:7"] == [1000, 1]
 
 
-def test_a_kernel_that_states_its_cycles_costs_them():
-    stated = TEXT.replace("kernel_metadata={\n", 'kernel_metadata={\n"cycles":"5000"\n', 1)
-    assert stated != TEXT
-    assert cost_model.account(hlo.parse(stated), topology.find("v5e:2x4")).kernels == 5000
+@pytest.mark.parametrize(("name", "cycles"), [("forward", 193), ("backward", 327)])
+def test_an_attention_kernel_costs_the_cycles_of_its_schedule(name, cycles):
+    """16 rows, 3 blocks of 2 heads, rows of 128 tokens, on a v5e."""
+    text = TEXT.replace("self/pallas_call", f"self/fused_attention_{name}/pallas_call")
+    text = text.replace(
+        "kernel_metadata={\n", "kernel_metadata={}}, operand_layout_constraints={f32[16,3,2,128]{3,2,1,0}\n"
+    )
+    assert cost_model.account(hlo.parse(text), topology.find("v5e:2x4")).kernels == 16 * 3 * 2 * cycles
 
 
 def test_other_instructions_cost_their_bytes(counted):

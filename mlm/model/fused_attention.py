@@ -26,18 +26,6 @@ LANES = 128
 ROUNDING = ("TPU v2", "TPU v3")  # their matrix units take float32 from a kernel, and round it to bfloat16
 FORBIDDEN = -1e30
 
-# Cycles of one head of 64 of one row by device_kind and length, forward and backward: the static schedules that libtpu
-# 0.0.51 makes of these kernels, in bundles (tests/test_fused_attention.py makes them again). `plan` has nothing else.
-CYCLES = {
-    "TPU v2": {128: (454, 919), 256: (1228, 2627), 512: (3772, 8195)},
-    "TPU v3": {128: (424, 938), 256: (1206, 2217), 512: (3417, 6766)},
-    "TPU v4": {128: (206, 369), 256: (689, 900), 512: (2146, 3626)},
-    "TPU v5 lite": {128: (193, 327), 256: (529, 692), 512: (1494, 2589)},
-    "TPU v5": {128: (194, 327), 256: (534, 690), 512: (1518, 2586)},
-    "TPU v6 lite": {128: (188, 349), 256: (434, 622), 512: (967, 1762)},
-    "TPU7x": {128: (184, 326), 256: (425, 627), 512: (975, 1668)},
-}
-
 _NT = (((1,), (1,)), ((), ()))  # x @ y.T
 _NN = (((1,), (0,)), ((), ()))  # x @ y
 
@@ -100,7 +88,7 @@ def _forward(q, k, v, segments_BxL, keep_LxL, heads, isolated, kind):
         in_specs=[specs[name] for name in ("x", "x", "x", "key", "query", "keep")],
         out_specs=[specs["x"], specs["stats"]],
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), stats],
-        **_settings(kind, q.shape, heads, backward=False),
+        **_settings(kind),
     )(q, k, v, *_segments(segments_BxL, isolated), _cast(keep_LxL, operand))
     return out, (q, k, v, segments_BxL, keep_LxL, out, total)
 
@@ -117,7 +105,7 @@ def _backward(heads, isolated, kind, saved, grad):
         in_specs=[specs[name] for name in ("x", "x", "x", "key", "query", "keep", "x", "stats", "x")],
         out_specs=[specs["x"]] * 3,
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype)] * 3,
-        **_settings(kind, q.shape, heads, backward=True),
+        **_settings(kind),
     )(q, k, v, *_segments(segments_BxL, isolated), _cast(keep_LxL, operand), out, total, grad)
     return *grads, None, None if keep_LxL is None else jnp.zeros_like(keep_LxL)
 
@@ -156,16 +144,11 @@ def _layout(q_BxLxH, heads, isolated, keep_LxL, kind):
     return (rows // together, hidden // width), specs
 
 
-def _settings(kind: str, shape: tuple[int, ...], heads: int, *, backward: bool) -> dict:
-    """Returns how a kernel is compiled, with its cost where it is known."""
+def _settings(kind: str) -> dict:
+    """Returns how a kernel is compiled."""
     if not kind.startswith("TPU"):
         return {"interpret": True}
-    rows, length, _ = shape
-    cost = CYCLES.get(kind, {}).get(length)
-    return {
-        "compiler_params": pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
-        "metadata": None if cost is None else {"cycles": str(rows * heads * cost[backward])},
-    }
+    return {"compiler_params": pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))}
 
 
 def _segments(segments_BxL: jax.Array, isolated: bool) -> tuple[jax.Array, jax.Array | None]:

@@ -4,9 +4,8 @@ The instructions of the program run one after another; loops as often as they tu
 Of each instruction the cost is, in this order:
 
 1. the compiler's own estimate, where it has one;
-2. what a Pallas kernel declares: the cycles in its metadata, which ours take from the compiler's schedule
-   (mlm/model/fused_attention.py), or the FLOPs of its `cost_estimate` at the peak, or its bytes at the memory's
-   bandwidth, whichever is longest. A kernel that declares nothing costs nothing here, and is named;
+2. of a Pallas kernel the cycles in kernels.py, or the FLOPs of its `cost_estimate` at the peak, or its bytes at the
+   memory's bandwidth, whichever is longest. A kernel without any of them costs nothing here, and is named;
 3. a collective, which the compiler does not cost: its bytes at the bandwidth of a ring through the slice (all-reduce
    2(n-1)/n of them, all-gather, reduce-scatter and all-to-all (n-1)/n, a permutation all);
 4. anything else (random bits, sorts, gathers, copies): the bytes it reads and writes at the memory's bandwidth, a
@@ -23,7 +22,7 @@ import copy
 import dataclasses
 import re
 
-from mlm.plan import hlo, links
+from mlm.plan import hlo, kernels, links
 from mlm.plan.hlo import Instruction, Module
 from mlm.plan.topology import Topology
 
@@ -150,7 +149,7 @@ class _Walk:
         elif this.target == "tpu_custom_call":
             declared = {key: float(this.attribute(rf'"{key}":"(\d+)"') or 0) for key in ("flops", "bytes_accessed")}
             cycles = max(
-                float(this.attribute(r'kernel_metadata=\{[^}]*"cycles":"(\d+)"') or 0),
+                kernels.attention_cycles(this, self.topology.devices[0].device_kind),
                 declared["flops"] / self.topology.family.flops_per_cycle,
                 declared["bytes_accessed"] / self.topology.hbm_bytes_per_cycle,
             )

@@ -38,7 +38,7 @@ class Family:
     """A generation of chips.
 
     Attributes:
-      kind: jax's device_kind.
+      kind: its name, for people and for `flops.peak_flops`; jax calls some of them otherwise.
       cores: devices of a chip, as jax counts devices.
       pod: chips along each axis of the largest slice.
       wrap: chips along an axis from which on it is closed to a ring.
