@@ -22,8 +22,8 @@ TEXTS = ["Where is my card?", "rain", "a dog and a cat and a fish and a bird and
 
 
 @pytest.fixture(scope="module")
-def labeller(trained_classifier: Pretrained) -> classify_texts.Labeller:
-    return classify_texts.Labeller(trained_classifier, tokenizer.load(trained_classifier.tokenizer))
+def predictor(trained_classifier: Pretrained) -> classify_texts.TextClassifier:
+    return classify_texts.TextClassifier(trained_classifier, tokenizer.load(trained_classifier.tokenizer))
 
 
 def predicted(model: Pretrained, lines: str, top_k: int = 5) -> list[dict]:
@@ -80,24 +80,24 @@ def test_a_number(tmp_path_factory):
     assert line.keys() == {"text", "value"} and isinstance(line["value"], float)
 
 
-def test_texts_give_a_table(trained_classifier, labeller):
+def test_texts_give_a_table(trained_classifier, predictor):
     out = io.StringIO()
     classify_texts.run(trained_classifier, texts=TEXTS[:2], top_k=2, stdin=Terminal(), stdout=out)
     first, second, _ = out.getvalue().split("\n\n")
     assert first.splitlines()[0] == TEXTS[0] and len(second.splitlines()) == 3
-    best = labeller.label([labeller.encode((TEXTS[0],), "x")], 1)[0]
+    best = predictor.classify([predictor.encode((TEXTS[0],), "x")], 1)[0]
     assert first.splitlines()[1].split() == [f"{best['probabilities'][best['label']]:.2%}", best["label"]]
 
 
-def test_long_texts_are_truncated_as_in_training(labeller):
-    assert len(labeller.encode(("rain " * 99,), "x")) == 24
+def test_long_texts_are_truncated_as_in_training(predictor):
+    assert len(predictor.encode(("rain " * 99,), "x")) == 24
 
 
 def test_few_compilations(trained_classifier):
-    labeller = classify_texts.Labeller(trained_classifier, tokenizer.load(trained_classifier.tokenizer))
+    predictor = classify_texts.TextClassifier(trained_classifier, tokenizer.load(trained_classifier.tokenizer))
     for count in (5, 6, 7, 8):
-        labeller.logits([labeller.encode(("rain " * n,), "x") for n in range(1, count)])
-    assert labeller._logits._cache_size() <= 2
+        predictor.logits([predictor.encode(("rain " * n,), "x") for n in range(1, count)])
+    assert predictor._logits._cache_size() <= 2
 
 
 @pytest.mark.parametrize(

@@ -164,5 +164,5 @@ def test_what_does_not_fit_is_refused(setting, model, tmp_path):
     short.config.max_position_embeddings = 18
     export.write_model(short, pathlib.Path(shutil.copytree(model.tokenizer, tmp_path / "short")))
     assert load.load(str(tmp_path / "short"), head=load.LM_HEAD)
-    with pytest.raises(InputError, match=r"short: reads 16 tokens at most, the rows of the shards in .* have 32"):
+    with pytest.raises(InputError, match=r"short: reads at most 16 tokens, the rows of the shards in .* have 32"):
         score(str(tmp_path / "short"))

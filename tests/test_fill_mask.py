@@ -79,7 +79,7 @@ def test_fillings_depend_on_the_context(filler):
 def test_a_text_is_filled_the_same_in_any_company(model, tok, filler):
     many = [TEXTS[i % len(TEXTS)] for i in range(23)]
     alone = {text: filler([text])[0] for text in TEXTS}
-    for text, fillings in zip(many, fill_mask.fill(model, tok, many, top_k=5), strict=True):
+    for text, fillings in zip(many, fill_mask.FillMask(model, tok, 5)(many), strict=True):
         for mask, expected in zip(fillings, alone[text], strict=True):
             assert [f["token"] for f in mask] == [f["token"] for f in expected]
             assert [f["score"] for f in mask] == pytest.approx([f["score"] for f in expected], rel=1e-4)
@@ -95,7 +95,7 @@ def test_a_row_as_long_as_the_positions_is_read_and_a_longer_one_refused(tok, fi
     text = "<mask>" * 30  # <s> and </s> come on top
     assert len(tok(text)["input_ids"]) == 32
     assert all(np.isfinite(filling["score"]) for mask in filler([text])[0] for filling in mask)
-    with pytest.raises(InputError, match="33 tokens, the model reads 32 at most"):
+    with pytest.raises(InputError, match="33 tokens, the model reads at most 32"):
         filler([text + "<mask>"])
 
 
@@ -117,7 +117,7 @@ def test_what_can_not_be_filled_is_named(filler, text, words):
 @pytest.mark.parametrize("top_k", [0, -1, 1_000_000])
 def test_top_k_out_of_range(model, tok, top_k):
     with pytest.raises(InputError, match=f"--top-k={top_k}: must be from 1 to 1000"):
-        fill_mask.fill(model, tok, TEXTS, top_k)
+        fill_mask.FillMask(model, tok, top_k)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(model, tok, tmp_path):
@@ -125,7 +125,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model, tok, tmp_path):
     larger = tokenizer.load(str(tmp_path))
     larger.add_tokens(["another"])
     with pytest.raises(InputError, match=r"has 1000 vocabulary entries, its tokenizer .* has 1001"):
-        fill_mask.fill(model, larger, TEXTS, 5)
+        fill_mask.FillMask(model, larger, 5)
 
 
 def test_texts_give_a_table(model, filler):

@@ -74,7 +74,7 @@ def summarize(workdir: Workdir, manifest: Manifest, model: Pretrained) -> None:
         )
     tok = tokenizer.load(str(workdir.tokenizer))
     texts, answers = masked_sentences(manifest, tok, SENTENCES)
-    for text, answer, fillings in zip(texts, answers, fill_mask.fill(model, tok, texts, top_k=5), strict=True):
+    for text, answer, fillings in zip(texts, answers, fill_mask.FillMask(model, tok, 5)(texts), strict=True):
         print(f"\n  {text}    (was: {answer})")
         print("    " + "   ".join(f"{_shown(f['token_str'])} {f['score']:.0%}" for f in fillings[0]))
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")

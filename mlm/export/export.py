@@ -164,7 +164,7 @@ def write_proof(trained: Pretrained, tok: PreTrainedTokenizerFast, folder: Path)
     ]
     logits = _logits(trained, ids, positions)
     top_k = min(TOP_K, trained.config.vocab_size)
-    fillings = fill_mask.fill(trained, tok, texts, top_k)
+    fillings = fill_mask.FillMask(trained, tok, top_k)(texts)
     rows = zip(texts, ids, positions, fillings, strict=True)
     content = {
         "made_with": {module.__name__: module.__version__ for module in (jax, flax, transformers)},

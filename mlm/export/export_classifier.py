@@ -24,7 +24,7 @@ from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import export as exports
 from mlm.export import model_card
-from mlm.inference.classify_texts import Labeller, Texts
+from mlm.inference.classify_texts import TextClassifier, Texts
 from mlm.inference.fill_mask import longest_row
 from mlm.model import classifier
 from mlm.pretrained import load
@@ -74,11 +74,11 @@ def write_proof(
     trained: Pretrained, tok: PreTrainedTokenizerFast, folder: Path
 ) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Writes proof.json and proof.safetensors; returns their rows and logits [N, C]."""
-    labeller, longest = Labeller(trained, tok), longest_row(trained)
+    predictor, longest = TextClassifier(trained, tok), longest_row(trained)
     texts = proof_texts(trained, tok)
     ids = [tok(*each, truncation="longest_first", max_length=longest)["input_ids"] for each in texts]
-    logits_NxC = labeller.logits(ids)
-    found = labeller.label(ids, max(len(labeller.names), 1))
+    logits_NxC = predictor.logits(ids)
+    found = predictor.classify(ids, max(len(predictor.names), 1))
     rows = [
         {"texts": list(each), "ids": own, "scores": scores.get("probabilities", scores)}
         for each, own, scores in zip(texts, ids, found, strict=True)
@@ -95,7 +95,7 @@ def _check_files(rows: list[dict[str, Any]], logits_NxC: np.ndarray, folder: Pat
     ids = [row["ids"] for row in rows]
     try:
         again = exports.read_back(folder, load.CLASSIFIER)
-        found = Labeller(again, tokenizer.load(str(folder))).logits(ids)
+        found = TextClassifier(again, tokenizer.load(str(folder))).logits(ids)
         stock = FlaxRobertaForSequenceClassification.from_pretrained(str(folder), trust_remote_code=False)
         with jax.default_matmul_precision("highest"):
             stock_C = np.asarray(stock(np.asarray(ids[-1:], np.int32)).logits[0])

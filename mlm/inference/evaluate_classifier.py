@@ -21,48 +21,43 @@ from mlm.workdir import Workdir
 
 
 def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict[str, Any]:
-    """Scores a classifier and returns the scores; the first process prints them as a line of JSON.
+    """Scores a classifier on "train", "validation" or "test"; process 0 prints the scores as a line of JSON.
 
     Args:
-      config: says where the rows are, and how many are scored at a time.
-      workdir: of the run.
-      model: a workdir, a folder or a name on the hub; "" for the workdir's best checkpoint.
-      split: train, validation or test.
-
-    Raises:
-      InputError: no such split, or rows that the model can't read.
+      model: a workdir, a folder or a name on the Hub; "" for the workdir's best checkpoint.
     """
     own = config.classify
     if split not in SPLITS or not own[split]:
-        raise InputError(f"--split={split}: config.classify has rows of {', '.join(s for s in SPLITS if own[s])}.")
-    found = load.load(model, head=load.CLASSIFIER, workdir=workdir)
-    names = classifier.class_names(found.config)
+        raise InputError(
+            f"--split={split}: config.classify only names rows for {', '.join(s for s in SPLITS if own[s])}."
+        )
+    loaded = load.load(model, head=load.CLASSIFIER, workdir=workdir)
+    names = classifier.class_names(loaded.config)
     if bool(names) != (own.kind == "classes"):
-        raise InputError(f"{found.source}: {'has classes' if names else 'predicts a number'}; set classify.kind so.")
+        raise InputError(
+            f"{loaded.source}: predicts {'classes' if names else 'a number'}; set config.classify.kind to match."
+        )
     tables, _ = data.read_tables({split: own[split]}, text=own.text, label=own.label, kind=own.kind, names=names)
     sizes = {"length": own.length, "multiple": own.multiple}
-    examples = data.tokenize(tables, names, tokenizer_folder=found.tokenizer, **sizes)
-    scores = score(config, workdir, examples, found, split)
+    examples = data.tokenize(tables, names, tokenizer_folder=loaded.tokenizer, **sizes)
+    scores = score(config, workdir, examples, loaded, split)
     if cluster.is_primary():
-        print(json.dumps({"split": split, "model": found.source, **scores}))
+        print(json.dumps({"split": split, "model": loaded.source, **scores}))
     return scores
 
 
-def score(config: ConfigDict, workdir: Workdir, examples: Examples, found: Pretrained, split: str) -> dict[str, Any]:
-    """Returns the scores of a model on a split.
-
-    Those of the workdir's own model are written to its classification.json, with the confusion table.
-    """
+def score(config: ConfigDict, workdir: Workdir, examples: Examples, model: Pretrained, split: str) -> dict[str, Any]:
+    """Returns the scores of a model on a split; writes those of the workdir's own model to classification.json."""
     mesh = sharding.make_mesh(**config.mesh.to_dict())
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
-    model = found.padded(config.model.vocab_multiple)
-    shardings = sharding.tree_shardings(model.params, mesh, model.params)
-    params = sharding.put_tree(model.params, shardings)
-    network = classification.make_network(config, model.config, examples, mesh)
+    padded = model.padded(config.model.vocab_multiple)
+    shardings = sharding.tree_shardings(padded.params, mesh, padded.params)
+    params = sharding.put_tree(padded.params, shardings)
+    network = classification.make_network(config, padded.config, examples, mesh)
     eval_step = classification.make_eval_step(network, mesh, shardings)
     scores, predicted_N = classification.evaluate(config, examples, mesh, eval_step, params, split)
-    if found.tokenizer == str(workdir.tokenizer) and cluster.is_primary():
-        content = {"split": split, "step": found.step, "scores": scores}
+    if model.tokenizer == str(workdir.tokenizer) and cluster.is_primary():
+        content = {"split": split, "step": model.step, "scores": scores}
         if examples.labels:
             table = class_scores.confusion(examples.splits[split].labels_N, predicted_N, len(examples.labels))
             content |= {"labels": examples.labels, "confusion": table.tolist()}

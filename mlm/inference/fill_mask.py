@@ -1,6 +1,6 @@
-"""The command `predict`: fill the masks of texts, as transformers' pipeline("fill-mask") does.
+"""Fill the masks of texts, as transformers' pipeline("fill-mask") does: the command `predict`.
 
-Dimensions: B rows, L tokens in a row, K masks in a row, T fillings of a mask, A target words, V entries.
+Dimensions: B rows, L tokens in a row, K masks in a row, T fillings of a mask, A target words, V vocabulary entries.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 import jax
@@ -22,27 +22,21 @@ from mlm.model.roberta import Params
 from mlm.pretrained.load import Pretrained
 from mlm.text import is_text, show
 
-# Few shapes, so that the model is compiled few times: a batch has a power of two of rows, up to
-ROWS = 8
-LENGTHS = 32  # and rows are padded up to a multiple of this.
-STREAM = 64  # lines of a pipe that are filled at a time
+# To compile few programs, a batch has a power of two of rows, at most ROWS, padded to a multiple of LENGTHS tokens.
+ROWS, LENGTHS = 8, 32
+STREAM = 64  # lines of a pipe that are answered together
 
 Filling = dict[str, Any]  # token: its id; token_str: its text; score: its probability
 
 
 class FillMask:
-    """Fills masks with one model, in float32; it is compiled once for every padded length."""
+    """Fills masks with one model, in float32; compiles once for each padded length.
+
+    The fillings are those of transformers' pipeline: softmax over the whole vocabulary, each mask on its own.
+    """
 
     def __init__(self, model: Pretrained, tok: PreTrainedTokenizerFast, top_k: int, targets: Sequence[str] = ()):
-        """Puts the parameters on the device.
-
-        Args:
-          top_k: T, fillings of each mask; of fewer targets, all.
-          targets: words to choose from, see `target_ids`; none for the whole vocabulary.
-
-        Raises:
-          InputError: the model has no such number of entries, or fewer entries than the tokenizer; no target is left.
-        """
+        """Puts the parameters on the device; a mask gets `top_k` fillings, of `targets` alone if there are any."""
         size = model.config.vocab_size
         if not 1 <= top_k <= size:
             raise InputError(f"--top-k={top_k}: must be from 1 to {size}, the size of the vocabulary.")
@@ -57,8 +51,7 @@ class FillMask:
         def fillings(
             params: Params, ids_BxL: jax.Array, attention_BxL: jax.Array, positions_BxK: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
-            logits_BxKxV = network.masked_logits(params, ids_BxL, attention_BxL, positions_BxK)
-            probs_BxKxV = jax.nn.softmax(logits_BxKxV)
+            probs_BxKxV = jax.nn.softmax(network.masked_logits(params, ids_BxL, attention_BxL, positions_BxK))
             if allowed_A is None:
                 return jax.lax.top_k(probs_BxKxV, top_k)
             probs_BxKxT, indices_BxKxT = jax.lax.top_k(probs_BxKxV[..., allowed_A], min(top_k, len(allowed_A)))
@@ -66,42 +59,28 @@ class FillMask:
 
         self._fillings = jax.jit(fillings)
         self._params = jax.device_put(model.params)
-        self._tok = tok
-        self._longest = longest_row(model)
+        self._tok, self._longest = tok, longest_row(model)
 
     def __call__(self, texts: list[str]) -> list[list[list[Filling]]]:
-        """Returns the fillings of each mask of each text; raises InputError as `encode` does."""
-        return self.fill([self.encode(text, f"the text {_shortened(text)}") for text in texts])
+        """Returns, for each text, the fillings of each of its masks, the most probable first."""
+        return self.fill([self.encode(text, shortened(text)) for text in texts])
 
     def encode(self, text: str, name: str) -> list[int]:
-        """Returns the ids of a text.
-
-        Args:
-          text: with at least one mask token.
-          name: what to call it in an error.
-
-        Raises:
-          InputError: there is no mask in it, it is too long for the model, or it holds the padding token.
-        """
-        refuse_bytes(text, name)
-        ids = self._tok(text)["input_ids"]
-        mask = self._tok.mask_token
+        """Returns the ids of a text; raises InputError, which calls it `name`, if it can't be filled."""
+        check_utf8(text, name)
+        ids, mask = self._tok(text)["input_ids"], self._tok.mask_token
         if self._tok.mask_token_id not in ids:
-            what = f"has no {mask} in it" if text.strip() else "is empty"
-            raise InputError(f"{name}: {what}; write {mask} where a word is to be filled in.")
+            fault = f"has no {mask} in it" if text.strip() else "is empty"
+            raise InputError(f"{name}: {fault}; write {mask} where a word is to be filled in.")
         if len(ids) > self._longest:
-            raise InputError(f"{name}: has {len(ids)} tokens, the model reads {self._longest} at most; shorten it.")
+            raise InputError(f"{name}: has {len(ids)} tokens, the model reads at most {self._longest}; shorten it.")
         if self._tok.pad_token_id in ids:
             raise InputError(f"{name}: holds the padding token {self._tok.pad_token}, which no text can; take it out.")
         return ids
 
     def fill(self, rows: list[list[int]]) -> list[list[list[Filling]]]:
-        """Returns, for each row of ids, a list of T fillings for each of its masks, the likeliest first."""
-        results: list[list[list[Filling]]] = [[] for _ in rows]
-        for chosen, batch, length in batches(rows, self._longest):
-            for index, fillings in zip(chosen, self._batch(batch, length), strict=False):
-                results[index] = fillings
-        return results
+        """Returns the fillings of rows of ids, as `__call__` does."""
+        return in_batches(rows, self._longest, self._batch)
 
     def _batch(self, rows: list[list[int]], length: int) -> Iterator[list[list[Filling]]]:
         ids_BxL, attention_BxL = pad(rows, length, self._tok.pad_token_id)
@@ -110,113 +89,93 @@ class FillMask:
         positions_BxK = np.stack([np.pad(mask, (0, count - len(mask)), mode="edge") for mask in masks])
         with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
             found = self._fillings(self._params, ids_BxL, attention_BxL, positions_BxK)
-        scores_BxKxT, tokens_BxKxT = (values.tolist() for values in jax.device_get(found))
-        for row in range(len(rows)):
+        probs_BxKxT, tokens_BxKxT = (values.tolist() for values in jax.device_get(found))
+        for mask, probs_KxT, tokens_KxT in zip(masks, probs_BxKxT, tokens_BxKxT, strict=True):
+            pairs = [zip(*pair, strict=True) for pair in zip(tokens_KxT, probs_KxT, strict=True)]
             yield [
-                [
-                    {"token": token, "token_str": self._tok.decode([token]), "score": score}
-                    for token, score in zip(tokens_BxKxT[row][index], scores_BxKxT[row][index], strict=True)
-                ]
-                for index in range(len(masks[row]))
+                [{"token": token, "token_str": self._tok.decode([token]), "score": prob} for token, prob in best_T]
+                for best_T in pairs[: len(mask)]
             ]
 
 
-def fill(model: Pretrained, tok: PreTrainedTokenizerFast, texts: list[str], top_k: int) -> list[list[list[Filling]]]:
-    """Returns, for each text, a list of `top_k` fillings for each of its masks, the likeliest first.
-
-    Tokens, their texts and their scores are those of transformers' pipeline: the softmax over the whole vocabulary,
-    each mask on its own.
-
-    Raises:
-      InputError: a text without a mask, or too long; the model and the tokenizer do not fit together.
-    """
-    return FillMask(model, tok, top_k)(texts)
-
-
 def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int]:
-    """Returns the token of each word, each once, as transformers' pipeline chooses them for its `targets`.
+    """Returns the ids of the words, without duplicates, as transformers' pipeline chooses them for its `targets`.
 
-    A word that is an entry of the vocabulary stands for that entry; of any other, its first piece does, which is said
-    on stderr. " word", with its space, is the word that follows another; "word" may be a piece inside of one.
-
-    Raises:
-      InputError: no word has any piece.
+    A word that is no entry of the vocabulary is replaced by its first piece, with a warning on stderr. " word", with
+    its space, starts a new word; "word" may continue one.
     """
-    entries, ids = tok.get_vocab(), []
+    entries, ids = tok.get_vocab(), set()
     for word in targets:
-        refuse_bytes(word, f"--targets: {word!r}")
+        check_utf8(word, f"--targets: {word!r}")
         pieces = [entries[word]] if word in entries else tok(word, add_special_tokens=False)["input_ids"]
-        if not pieces:
-            print(f"predict: the target {word!r} has no piece in the vocabulary; it is left out.", file=sys.stderr)
-            continue
         if len(pieces) > 1:
             first = tok.convert_ids_to_tokens(pieces[0])
-            print(
-                f"predict: the target {word!r} is {len(pieces)} pieces; its first, {first!r}, stands for it.",
-                file=sys.stderr,
-            )
-        ids.append(pieces[0])
+            print(f"predict: the target {word!r} is {len(pieces)} pieces; using the first, {first!r}.", file=sys.stderr)
+        elif not pieces:
+            print(f"predict: the target {word!r} has no piece in the vocabulary; ignoring it.", file=sys.stderr)
+        ids.update(pieces[:1])
     if not ids:
         raise InputError("--targets: none of the words is in the vocabulary; name others.")
-    return sorted(set(ids))
+    return sorted(ids)
 
 
 def run(
-    model: Pretrained,
-    *,
-    texts: list[str] | None,
-    top_k: int,
-    stdin: TextIO,
-    stdout: TextIO,
-    targets: Sequence[str] = (),
+    model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdout: TextIO, targets: Sequence[str] = ()
 ) -> None:
-    """Fills the texts given, as a table; or, with none given, the lines of `stdin`, as one line of JSON each.
+    """Fills the texts, or the lines of `stdin`, see `answer_texts`.
 
-    A line of JSON is {"text": ..., "fillings": [[{"token", "token_str", "score"}, ...] for each mask]}.
-
-    Raises:
-      InputError: of `FillMask`; neither texts nor a pipe; a line of the pipe that is not UTF-8. What came before a bad
-        line is written.
+    In JSON: {"text": ..., "fillings": [[{"token", "token_str", "score"}, ...] for each mask]}.
     """
-    if not texts and stdin.isatty():
-        raise InputError("predict: give texts, each with a mask token, or lines of them through a pipe.")
-    tok = tokenizer.load(model.tokenizer)
-    filler = FillMask(model, tok, top_k, targets)
-    if texts:
-        for text, fillings in zip(texts, filler(texts), strict=True):
-            show(*_table(text, fillings), out=stdout)
-        return
+    filler = FillMask(model, tokenizer.load(model.tokenizer), top_k, targets)
+
+    def read(text: str, name: str) -> tuple[dict[str, Any], list[int]]:
+        return {"text": text}, filler.encode(text, name)
 
     def answer(rows: list[list[int]]) -> list[dict[str, Any]]:
         return [{"fillings": fillings} for fillings in filler.fill(rows)]
 
-    answer_lines(stdin, stdout, lambda line, name: ({"text": line}, filler.encode(line, name)), answer)
+    def table(answer: dict[str, Any]) -> Iterator[str]:
+        for number, mask in enumerate(answer["fillings"], 1):
+            if len(answer["fillings"]) > 1:
+                yield f"  mask {number} of {len(answer['fillings'])}"
+            yield from (f"  {f['score']:7.2%}  {f['token_str'].strip() or repr(f['token_str'])}" for f in mask)
+
+    answer_texts(texts, stdin, stdout, read, answer, table)
 
 
-def answer_lines(
+def answer_texts(
+    texts: list[str],
     stdin: TextIO,
     stdout: TextIO,
     read: Callable[[str, str], tuple[dict[str, Any], list[int]]],
     answer: Callable[[list[list[int]]], list[dict[str, Any]]],
+    table: Callable[[dict[str, Any]], Iterator[str]],
 ) -> None:
-    """Answers each line of a pipe with a line of JSON, STREAM lines at a time.
+    """Answers texts as tables; without texts the lines of `stdin`, each with a line of JSON.
 
     Args:
-      stdin, stdout: the pipes.
-      read: (line, its name for a person) -> (what of it stands in the answer, its ids); raises InputError.
-      answer: rows of ids -> the rest of their answers.
+      read: (text, its name for errors) -> (what the answer repeats of it, its ids).
+      answer: rows of ids -> their answers.
+      table: an answer -> its lines.
 
     Raises:
-      InputError: of `read`. What came before a bad line is written.
+      InputError: neither texts nor a pipe, or a text that `read` refuses; the lines before it are answered.
     """
-    waiting: list[tuple[dict[str, Any], list[int]]] = []
-    if isinstance(stdin, io.TextIOWrapper):  # whatever the locale is; what is not UTF-8 is refused with its line
+    if texts:
+        answers = answer([read(text, shortened(text))[1] for text in texts])
+        for text, own in zip(texts, answers, strict=True):
+            show(*text.split("\n"), *table(own), "", out=stdout)
+        return
+    if stdin.isatty():
+        raise InputError("predict: give texts as arguments, or one a line through a pipe.")
+    if isinstance(stdin, io.TextIOWrapper):  # in any locale; `read` refuses a line that is not UTF-8
         stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    waiting: list[tuple[dict[str, Any], list[int]]] = []
 
     def flush() -> None:
-        found = answer([ids for _, ids in waiting])
-        answers = (given | each for (given, _), each in zip(waiting, found, strict=True))
-        show(*(json.dumps(each, ensure_ascii=False) for each in answers), out=stdout)
+        answers = answer([ids for _, ids in waiting]) if waiting else []
+        lines = (json.dumps(own | rest, ensure_ascii=False) for (own, _), rest in zip(waiting, answers, strict=True))
+        show(*lines, out=stdout)
         waiting.clear()
 
     try:
@@ -230,29 +189,30 @@ def answer_lines(
     flush()
 
 
-def refuse_bytes(text: str, name: str) -> None:
-    """Raises InputError if the text was not UTF-8 where it came from: no tokenizer can read it."""
+def check_utf8(text: str, name: str) -> None:
+    """Raises InputError if the text came from bytes that are not UTF-8, which no tokenizer can read."""
     if not is_text(text):
         raise InputError(f"{name}: is not UTF-8; convert it first.")
 
 
-def batches(rows: list[list[int]], longest: int) -> Iterator[tuple[list[int], list[list[int]], int]]:
-    """Yields (indices of some rows, these rows, the length to pad them to): few shapes, however many rows there are.
-
-    A batch is filled up with copies of its first row to a power of two, so it may have more rows than indices.
-    """
+def in_batches(rows: list[list[int]], longest: int, compute: Callable[[list[list[int]], int], Iterable[Any]]) -> list:
+    """Returns what `compute(some rows, length to pad them to)` gives for each row of ids; it is given few shapes."""
     by_length: dict[int, list[int]] = {}
     for index, ids in enumerate(rows):
         by_length.setdefault(min(-(-len(ids) // LENGTHS) * LENGTHS, longest), []).append(index)
+    results: list[Any] = [None] * len(rows)
     for length, indices in by_length.items():
         for start in range(0, len(indices), ROWS):
             chosen = indices[start : start + ROWS]
             batch = [rows[index] for index in chosen]
-            yield chosen, batch + batch[:1] * (_power_of_two(len(batch)) - len(batch)), length
+            batch += batch[:1] * (_power_of_two(len(batch)) - len(batch))  # copies, whose results nobody reads
+            for index, result in zip(chosen, compute(batch, length), strict=False):
+                results[index] = result
+    return results
 
 
 def longest_row(model: Pretrained) -> int:
-    """Returns the number of tokens, special ones included, that the model can read: RoBERTa counts from pad id + 1."""
+    """Returns how many tokens the model can read, special ones included: positions start at pad id + 1."""
     return model.config.max_position_embeddings - model.config.pad_token_id - 1
 
 
@@ -266,19 +226,10 @@ def pad(rows: list[list[int]], length: int, pad_id: int) -> tuple[np.ndarray, np
     return ids_BxL, attention_BxL
 
 
-def _table(text: str, fillings: list[list[Filling]]) -> list[str]:
-    """Returns the text and a line for each filling; the masks one after the other, and an empty line."""
-    lines = text.split("\n")
-    for number, mask in enumerate(fillings, 1):
-        if len(fillings) > 1:
-            lines.append(f"  mask {number} of {len(fillings)}")
-        lines.extend(f"  {f['score']:7.2%}  {f['token_str'].strip() or repr(f['token_str'])}" for f in mask)
-    return [*lines, ""]
+def shortened(text: str) -> str:
+    """Returns how an error names a text."""
+    return f"the text {text if len(text) <= 60 else text[:57] + '...'!r}"
 
 
 def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
-
-
-def _shortened(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")

@@ -1,6 +1,6 @@
 """Pseudo-perplexity (Salazar et al., 2020, Masked Language Model Scoring): each ordinary token masked in turn.
 
-It is exp of minus the mean, over all ordinary tokens, of the log probability of a token given all others of its row.
+It is the exponential of the mean negative log probability of an ordinary token, given all others of its row.
 
 Dimensions: B copies of rows in a batch, L tokens in a row, N rows, P ordinary tokens in them.
 """
@@ -15,13 +15,36 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
 
+from mlm.data import batches
+from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 from mlm.model.loss import RowSums, masked_cross_entropy
 from mlm.model.roberta import Network, Params
 from mlm.training import evaluation, sharding
 
 Batch = dict[str, Any]
+
+
+def score_split(
+    config: ConfigDict,
+    manifest: Manifest,
+    params: Params,
+    *,
+    split: str,
+    count: int,
+    network: Network,
+    mesh: Mesh,
+    param_shardings: Params,
+) -> dict[str, float]:
+    """Returns the scores, as `score` does, of `count` rows spread evenly over a split."""
+    rows = config.evaluate.batch
+    read = batches.eval_batches(manifest, split=split, batch=rows, rows=(0, rows))  # every host needs all of them
+    sampled = sample(read, count=count, records=manifest.splits[split].records)
+    ids = {"mask_id": manifest.special_ids["mask"], "vocab_size": manifest.vocab_size}
+    step = make_step(network=network, mesh=mesh, param_shardings=param_shardings, **ids)
+    return score(step, params, *sampled, special_ids=manifest.all_special_ids, mesh=mesh, batch=rows)
 
 
 def score(
@@ -34,37 +57,23 @@ def score(
     mesh: Mesh,
     batch: int,
 ) -> dict[str, float]:
-    """Returns the scores of some rows, whatever the batch size and the devices.
-
-    Args:
-      step: of `make_step`.
-      params: placed as the step has them.
-      ids_NxL, attention_NxL: the rows, the same on every host.
-      special_ids: tokens that are not scored.
-      mesh: of the batch.
-      batch: B, over all hosts.
+    """Returns the scores of rows that are the same on every host; batch size and devices do not change them.
 
     Returns:
-      pseudo_perplexity, pseudo_loss (nats a token), pseudo_accuracy, pseudo_tokens and pseudo_rows (their numbers).
-
-    Raises:
-      InputError: the rows hold no ordinary token.
+      pseudo_perplexity, pseudo_loss (nats per token), pseudo_accuracy, pseudo_tokens and pseudo_rows (counts).
     """
     start, stop = sharding.local_rows(mesh, batch)
     copies = masked_copies(ids_NxL, attention_NxL, special_ids=special_ids, batch=batch)
     local = ({name: column[start:stop] for name, column in copy.items()} for copy in copies)
-    found = evaluation.score(step, params, local, mesh=mesh, rows=batch, tokens_per_byte=None)
+    scores = evaluation.score(step, params, local, mesh=mesh, rows=batch, tokens_per_byte=None)
     names = {"perplexity": "perplexity", "loss": "loss", "accuracy": "accuracy", "predictions": "tokens"}
-    return {f"pseudo_{new}": found[old] for old, new in names.items()} | {"pseudo_rows": len(ids_NxL)}
+    return {f"pseudo_{new}": scores[old] for old, new in names.items()} | {"pseudo_rows": len(ids_NxL)}
 
 
 def make_step(
     *, network: Network, mask_id: int, vocab_size: int, mesh: Mesh, param_shardings: Params
 ) -> Callable[[Params, Batch], RowSums]:
-    """Returns the jitted `(params, batch) -> RowSums`, on every host, without dropout.
-
-    Of each row it masks the token at "position" and predicts it; a row whose "valid" is 0 counts nothing.
-    """
+    """Returns the jitted `(params, batch) -> RowSums`, which masks and predicts each row's token at "position"."""
 
     def step(params: Params, batch: Batch) -> RowSums:
         ids_BxL, position_Bx1 = batch["input_ids"], batch["position"][:, None]
@@ -73,26 +82,17 @@ def make_step(
         logits_Bx1xV = network.masked_logits(params, masked_BxL, batch["attention_mask"], position_Bx1)
         return masked_cross_entropy(logits_Bx1xV, label_Bx1, batch["valid"][:, None], vocab_size)
 
-    return jax.jit(
-        step,
-        in_shardings=(param_shardings, NamedSharding(mesh, sharding.BATCH)),
-        out_shardings=NamedSharding(mesh, P()),
-    )
+    shardings = (param_shardings, NamedSharding(mesh, sharding.BATCH))
+    return jax.jit(step, in_shardings=shardings, out_shardings=NamedSharding(mesh, P()))
 
 
 def masked_copies(
     ids_NxL: np.ndarray, attention_NxL: np.ndarray, *, special_ids: tuple[int, ...], batch: int
 ) -> Iterator[Batch]:
-    """Yields batches of B copies, one for each ordinary token: rows as they are, "position", "valid".
-
-    The last batch is filled up with copies whose "valid" is 0.
-
-    Raises:
-      InputError: there is no ordinary token.
-    """
+    """Yields batches of B copies of rows, one copy for each ordinary token; the last one is padded with "valid" 0."""
     row_P, position_P = np.nonzero((attention_NxL > 0) & ~np.isin(ids_NxL, special_ids))
     if not len(row_P):
-        raise InputError("--pseudo: the rows of the sample hold special tokens alone; look at the shards.")
+        raise InputError("--pseudo: the rows of the sample hold special tokens alone; check the shards.")
     for start in range(0, len(row_P), batch):
         place_B = start + np.arange(batch)
         index_B = np.minimum(place_B, len(row_P) - 1)
@@ -105,13 +105,7 @@ def masked_copies(
 
 
 def sample(batches: Iterable[Batch], *, count: int, records: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (ids_NxL, attention_NxL) of `count` records, evenly spread over a split; all if it has no more.
-
-    Args:
-      batches: of `eval_batches`, all rows of each.
-      count: N.
-      records: of the split.
-    """
+    """Returns (ids_NxL, attention_NxL) of `count` of a split's `records`, evenly spread; all if there are fewer."""
     count = min(count, records)
     wanted = (2 * np.arange(count) + 1) * records // (2 * count)  # the middle of each of `count` stretches
     rows: list[tuple[np.ndarray, np.ndarray]] = []
