@@ -1,12 +1,14 @@
 """Every attention kernel against flax's, outputs and gradients; Pallas kernels interpreted on the CPU."""
 
 import functools
+import types
 
 import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from transformers import RobertaConfig
 
 from mlm.errors import InputError
 from mlm.model import attention, fused_attention
@@ -27,16 +29,16 @@ def inputs():
     return arrays, jnp.asarray(documents)
 
 
-def flax_attention(q, k, v, documents, keep, *, isolated):
-    """What FlaxRobertaSelfAttention calls, with the mask of its dropout put in by hand."""
+def flax_attention(q, k, v, documents, dropout_mask, *, isolated):
+    """What FlaxRobertaSelfAttention calls, with a given dropout mask."""
     split = [x.reshape(ROWS, LENGTH, HEADS, SIZE) for x in (q, k, v)]
     allowed = documents[:, None, None, :] > 0
     if isolated:
         allowed = allowed & (documents[:, None, :, None] == documents[:, None, None, :])
-    shares = flax.linen.dot_product_attention_weights(*split[:2], bias=jnp.where(allowed, 0.0, -1e10))
-    if keep is not None:
-        shares = shares * keep.T
-    return jnp.einsum("bnqk,bknd->bqnd", shares, split[2]).reshape(q.shape)
+    probs = flax.linen.dot_product_attention_weights(*split[:2], bias=jnp.where(allowed, 0.0, -1e10))
+    if dropout_mask is not None:
+        probs = probs * dropout_mask.T
+    return jnp.einsum("bnqk,bknd->bqnd", probs, split[2]).reshape(q.shape)
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -46,14 +48,14 @@ def flax_attention(q, k, v, documents, keep, *, isolated):
 )
 def test_output_and_gradients_are_flax_s(name, isolated, dropout):
     (*qkv, grad), documents = inputs()
-    keep = None
+    dropout_mask = None
     if dropout:
-        keep = (jax.random.uniform(jax.random.key(1), (LENGTH, LENGTH)) > 0.1) / 0.9
-    kernel = attention.make(name, heads=HEADS, isolated=isolated)
+        dropout_mask = (jax.random.uniform(jax.random.key(1), (LENGTH, LENGTH)) > 0.1) / 0.9
+    kernel = attention.make_kernel(name, heads=HEADS, isolated=isolated)
     if name == "cudnn":  # its call, done by XLA: there is no cuDNN here
         kernel = functools.partial(kernel, implementation="xla")
-    expected, pull = jax.vjp(lambda q, k, v: flax_attention(q, k, v, documents, keep, isolated=isolated), *qkv)
-    found, ours = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, keep), *qkv)
+    expected, pull = jax.vjp(lambda q, k, v: flax_attention(q, k, v, documents, dropout_mask, isolated=isolated), *qkv)
+    found, ours = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, dropout_mask), *qkv)
     grad = grad * (documents > 0)[..., None]  # nobody uses what comes out at padding
     real = np.asarray(documents > 0)
     np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], atol=1e-5)
@@ -65,8 +67,8 @@ def test_output_and_gradients_are_flax_s(name, isolated, dropout):
 def test_split_over_a_mesh_it_is_the_same(name):
     (*qkv, _), documents = inputs()
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
-    split = jax.jit(attention.make(name, heads=HEADS, mesh=mesh))(*qkv, documents, None)
-    whole = attention.make(name, heads=HEADS)(*qkv, documents, None)
+    split = jax.jit(attention.make_kernel(name, heads=HEADS, mesh=mesh))(*qkv, documents, None)
+    whole = attention.make_kernel(name, heads=HEADS)(*qkv, documents, None)
     np.testing.assert_allclose(split, whole, atol=1e-5)
 
 
@@ -75,11 +77,11 @@ def test_fused_in_bfloat16_is_near_float32(kind, monkeypatch):
     """Whether a kernel hands float32 to the matrix unit, as on a v3, or bfloat16."""
     monkeypatch.setattr(fused_attention, "_settings", lambda *_, **__: {"interpret": True})
     (*qkv, grad), documents = inputs()
-    keep = (jax.random.uniform(jax.random.key(1), (LENGTH, LENGTH)) > 0.1) / 0.9
+    dropout_mask = (jax.random.uniform(jax.random.key(1), (LENGTH, LENGTH)) > 0.1) / 0.9
 
     def both(*qkv):
         def kernel(q, k, v):
-            return fused_attention.attend(q, k, v, documents, keep.astype(q.dtype), HEADS, True, kind)
+            return fused_attention.attend(q, k, v, documents, dropout_mask.astype(q.dtype), HEADS, True, kind)
 
         found, pull = jax.vjp(kernel, *qkv)
         return found, *pull(grad.astype(found.dtype))
@@ -100,6 +102,19 @@ DEFAULTS = {
 }
 
 
+def choose(name: str, platform: str, changes: dict) -> str:
+    """Calls `attention.choose` for a mesh of devices that need not exist."""
+    given = types.SimpleNamespace(**{**DEFAULTS, **changes})
+    config = RobertaConfig(
+        num_attention_heads=given.heads,
+        hidden_size=given.hidden_size,
+        attention_probs_dropout_prob=given.dropout,
+    )
+    device = types.SimpleNamespace(platform=platform, device_kind=given.kind)
+    mesh = types.SimpleNamespace(devices=np.array([device]), shape={"tensor": given.tensor})
+    return attention.choose(name, config, length=given.length, mesh=mesh, dtype=given.dtype)
+
+
 @pytest.mark.parametrize(
     ("platform", "changes", "chosen"),
     [
@@ -117,12 +132,12 @@ DEFAULTS = {
         ("tpu", {"tensor": 8}, "xla"),
     ],
 )
-def test_auto_takes_what_can_do_the_work(platform, changes, chosen):
-    assert attention.choose("auto", platform=platform, **{**DEFAULTS, **changes}) == chosen
+def test_auto_takes_the_first_that_supports_the_model(platform, changes, chosen):
+    assert choose("auto", platform, changes) == chosen
 
 
 @pytest.mark.parametrize(
-    ("name", "platform", "changes", "words"),
+    ("name", "platform", "changes", "what"),
     [
         ("fused", "gpu", {}, "a GPU"),
         ("fused", "tpu", {"length": 1024}, "rows of 1024 tokens"),
@@ -130,9 +145,9 @@ def test_auto_takes_what_can_do_the_work(platform, changes, chosen):
         ("fused", "tpu", {"heads": 2, "tensor": 1}, "heads of 384"),
         ("fused", "tpu", {"heads": 24, "kind": "TPU v3"}, "4 heads of 32 at a time on a TPU v3"),
         ("fused", "tpu", {"heads": 3, "tensor": 1, "hidden_size": 192}, "3 heads of 64 on a device"),
-        ("fused", "tpu", {"dtype": "float32"}, "float32: it does bfloat16 alone"),
-        ("fused", "tpu", {"tensor": 8}, "12 heads over mesh.tensor = 8"),
-        ("splash", "tpu", {"tensor": 8, "dropout": 0.0}, "12 heads over mesh.tensor = 8"),
+        ("fused", "tpu", {"dtype": "float32"}, "float32, only bfloat16"),
+        ("fused", "tpu", {"tensor": 8}, "12 heads over mesh.tensor = 8, only whole heads"),
+        ("splash", "tpu", {"tensor": 8, "dropout": 0.0}, "12 heads over mesh.tensor = 8, only whole heads"),
         ("splash", "tpu", {}, "dropout (model.attention_dropout = 0.1)"),
         ("splash", "tpu", {"dropout": 0.0, "length": 200}, "rows of 200 tokens"),
         ("splash", "gpu", {"dropout": 0.0}, "a GPU"),
@@ -141,14 +156,16 @@ def test_auto_takes_what_can_do_the_work(platform, changes, chosen):
         ("cudnn", "gpu", {"dropout": 0.0, "dtype": "float32"}, "float32"),
     ],
 )
-def test_what_a_kernel_cannot_do_is_refused_by_name(name, platform, changes, words):
+def test_what_a_kernel_does_not_support_is_named(name, platform, changes, what):
     with pytest.raises(InputError) as error:
-        attention.choose(name, platform=platform, **{**DEFAULTS, **changes})
-    assert f"config.model.attention = {name} can't do {words}" in str(error.value)
+        choose(name, platform, changes)
+    assert f"config.model.attention = {name}: the kernel does not support {what}" in str(error.value)
 
 
 def test_the_config_chooses_the_kernel():
-    with pytest.raises(InputError, match=r"config.model.attention = fused can't do rows of 32 tokens"):
+    with pytest.raises(
+        InputError, match=r"config.model.attention = fused: the kernel does not support rows of 32 tokens"
+    ):
         tiny_run("model.attention=fused")
     with pytest.raises(InputError, match=r"config.model.attention = 'splash': has no dropout"):
         tiny_config("model.attention=splash", "model.attention_dropout=0.1")

@@ -134,7 +134,9 @@ def test_without_a_schedule_every_update_has_the_long_rows():
 
 
 def test_a_kernel_that_cannot_do_the_short_rows_is_refused():
-    with pytest.raises(InputError, match=r"config.model.attention = fused can't do rows of 64 tokens"):
+    with pytest.raises(
+        InputError, match=r"config.model.attention = fused: the kernel does not support rows of 64 tokens"
+    ):
         tiny_run(
             "data.short_length=64",
             "shards.length=128",

@@ -33,11 +33,8 @@ def load(config, folder: pathlib.Path, tokenizer_folder: str) -> tuple[Examples,
     tables, names = data.read_tables(sources, text=own.text, label=own.label, kind=own.kind)
     sizes = {"length": own.length, "multiple": own.multiple}
     examples = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, **sizes)
-    sizes = config.model.to_dict()
-    for key in ("init", "dtype", "attention", "remat", "remat_feed_forward"):
-        del sizes[key]
     special_ids, _ = tokenizer.special_ids(tokenizer_folder)
-    return examples, roberta.make_config(vocab_size=examples.vocab_size, special_ids=special_ids, **sizes)
+    return examples, roberta.make_config(config.model, examples.vocab_size, special_ids)
 
 
 def build(folder: pathlib.Path, tokenizer_folder: str, *overrides: str):

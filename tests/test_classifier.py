@@ -31,7 +31,7 @@ def make(labels: tuple[str, ...] = LABELS, **sizes):
         "init_stddev": 0.3,
         "vocab_multiple": 8,
     }
-    body = roberta.make_config(vocab_size=INFO.vocab_size, special_ids=INFO.special_ids, **(settings | sizes))
+    body = roberta.make_config(settings | sizes, INFO.vocab_size, INFO.special_ids)
     config = classifier.make_config(body, labels)
     return config, classifier.init_params(config, jax.random.key(0))
 

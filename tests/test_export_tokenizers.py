@@ -36,21 +36,21 @@ def make_tokenizer_with_pad_3(folder) -> str:
 
 def random_model(folder: str, positions: int = 40) -> load.Pretrained:
     tok = tokenizer.load(folder)
-    config = roberta.make_config(
-        vocab_size=len(tok),
-        special_ids={role: getattr(tok, f"{role}_token_id") for role in ("pad", "cls", "sep")},
-        hidden_size=32,
-        layers=2,
-        heads=2,
-        intermediate_size=64,
-        positions=positions,
-        activation="gelu",
-        hidden_dropout=0.1,
-        attention_dropout=0.1,
-        layer_norm_eps=1e-5,
-        init_stddev=0.3,
-        vocab_multiple=1,
-    )
+    sizes = {
+        "hidden_size": 32,
+        "layers": 2,
+        "heads": 2,
+        "intermediate_size": 64,
+        "positions": positions,
+        "activation": "gelu",
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.1,
+        "layer_norm_eps": 1e-5,
+        "init_stddev": 0.3,
+        "vocab_multiple": 1,
+    }
+    special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("pad", "cls", "sep")}
+    config = roberta.make_config(sizes, len(tok), special_ids)
     params = jax.device_get(jax.jit(lambda key: roberta.init_params(config, key))(jax.random.key(0)))
     return load.Pretrained(config, params, folder, None, None, "random")
 

@@ -35,11 +35,11 @@ def test_cycles_are_those_of_the_schedule(topology, length, tmp_path):
     ("topology", "length", "heads", "head_size"),
     [("v3:2x2", 512, 2, 64), ("v3:2x2", 512, 1, 256), ("v5e:2x2", 512, 16, 8), ("v4:2x2x1", 512, 1, 256)],
 )
-def test_what_is_not_refused_fits_into_a_core(topology, length, heads, head_size):
+def test_what_is_supported_fits_into_a_core(topology, length, heads, head_size):
     """Those that need most of it, with dropout and documents: rows of 512; two heads on a v3, many on others."""
     device = find(topology).devices[0]
     kind = device.device_kind
-    assert fused_attention.refusal(kind=kind, length=length, heads=heads, head_size=head_size) is None
+    assert fused_attention.unsupported(kind, length, heads, head_size) is None
     place = NamedSharding(Mesh(np.array([device]), ("x",)), P())
     x = jax.ShapeDtypeStruct((8, length, heads * head_size), jnp.bfloat16, sharding=place)
     keep = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=place)

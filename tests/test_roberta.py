@@ -35,7 +35,7 @@ def test_logits_are_those_of_transformers(kernel, name):
     params = run.init().params
     params = jax.tree.map(lambda p: p + 0.05 * jax.random.normal(jax.random.key(p.size), p.shape), params)
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
-    network = dataclasses.replace(run.network, attention=attention.make(kernel, heads=4, mesh=mesh))
+    network = dataclasses.replace(run.network, attention=attention.make_kernel(kernel, heads=4, mesh=mesh))
     ours, theirs = logits_of_both(network, params, random_batch(16, info=LONG))
     assert np.abs(theirs).max() > 1, "too small to tell"
     np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
@@ -60,7 +60,7 @@ def test_isolated_documents_have_the_logits_that_they_have_alone(kernel):
     attend = None
     if kernel != "default":
         mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
-        attend = attention.make(kernel, heads=4, mesh=mesh, isolated=True)
+        attend = attention.make_kernel(kernel, heads=4, mesh=mesh, isolated=True)
     alone = dataclasses.replace(run.network, attention=None)
     isolated = dataclasses.replace(alone, attention=attend, cls_id=INFO.special_ids["cls"])
     everywhere = np.tile(np.arange(128, dtype=np.int32), (8, 1))
@@ -79,10 +79,10 @@ def test_isolated_documents_have_the_logits_that_they_have_alone(kernel):
 
 def test_positions_begin_anew_with_each_document():
     ids = np.array([[7, 0, 8, 9, 0, 7, 1, 1], [0, 7, 7, 7, 7, 7, 7, 2]])
-    segments, places = roberta.places_of(ids, (ids != 1).astype(np.int32), 1, cls_id=0)
+    segments, places = roberta.segment_and_position_ids(ids, (ids != 1).astype(np.int32), 1, cls_id=0)
     assert segments.tolist() == [[1, 2, 2, 2, 3, 3, 0, 0], [2] * 8]
     assert places.tolist() == [[2, 2, 3, 4, 2, 3, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
-    segments, places = roberta.places_of(ids, (ids != 1).astype(np.int32), 1)
+    segments, places = roberta.segment_and_position_ids(ids, (ids != 1).astype(np.int32), 1)
     assert segments.tolist() == [[1, 1, 1, 1, 1, 1, 0, 0], [1] * 8]
     assert places.tolist() == [[2, 3, 4, 5, 6, 7, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
 

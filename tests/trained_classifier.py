@@ -19,11 +19,8 @@ def make(folder: pathlib.Path, *, labels: tuple[str, ...] = labelled_texts.LABEL
     columns = "('first', 'second')" if pair else "('text',)"
     overrides = (*labelled_texts.SETTINGS, "model.positions=32", "model.init_stddev=0.3", f"classify.text={columns}")
     config = configs.load("configs/base.py", [*overrides, "model.layers=2", "model.hidden_size=64"])
-    sizes = config.model.to_dict()
-    for key in ("init", "dtype", "attention", "remat", "remat_feed_forward"):
-        del sizes[key]
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")}
-    body = roberta.make_config(vocab_size=len(tok), special_ids=special_ids, **sizes)
+    body = roberta.make_config(config.model, len(tok), special_ids)
     model_config = classifier.make_config(body, labels)
     params = jax.tree.map(np.asarray, jax.device_get(classifier.init_params(model_config, jax.random.key(0))))
     return Pretrained(model_config, params, str(folder / "tokenizer"), 5, configs.flatten(config), str(folder))

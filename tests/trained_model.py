@@ -18,7 +18,7 @@ from jax.sharding import AxisType
 from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.data.dataset_info import DatasetInfo
-from mlm.model.factory import roberta_config
+from mlm.model import roberta
 from mlm.pretrained import checkpoint_files, load
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import checkpoint, sharding
@@ -50,7 +50,7 @@ def facts_of(tok, records: int = 0) -> DatasetInfo:
 
 
 def save_checkpoint(workdir: Workdir, config, info: DatasetInfo, state, step: int) -> None:
-    own = roberta_config(config.model.to_dict(), info.vocab_size, info.special_ids).to_dict()
+    own = roberta.make_config(config.model, info.vocab_size, info.special_ids).to_dict()
     meta = {
         "format": checkpoint_files.FORMAT,
         "config": configs.flatten(config),

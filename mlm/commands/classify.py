@@ -103,7 +103,7 @@ def _model(
     from transformers import RobertaConfig
 
     from mlm.data import tokenizer
-    from mlm.model import factory
+    from mlm.model import roberta
     from mlm.pretrained import checkpoint_files, load, warm_start
 
     if config.model.init != "stock":
@@ -120,7 +120,7 @@ def _model(
         body = source().config
     else:
         special_ids, _ = tokenizer.special_ids(str(workdir.tokenizer))
-        body = factory.roberta_config(config.model.to_dict(), examples.vocab_size, special_ids)
+        body = roberta.make_config(config.model, examples.vocab_size, special_ids)
     body.hidden_dropout_prob = config.model.hidden_dropout
     body.attention_probs_dropout_prob = config.model.attention_dropout
     body.initializer_range = config.model.init_stddev

@@ -30,20 +30,20 @@ _NT = (((1,), (1,)), ((), ()))  # x @ y.T
 _NN = (((1,), (0,)), ((), ()))  # x @ y
 
 
-def refusal(*, kind: str, length: int, heads: int, head_size: int) -> str | None:
-    """Returns why the kernels can't do rows of `length` tokens with `heads` on a device of `kind`; None if they can.
+def unsupported(kind: str, length: int, heads: int, head_size: int) -> str | None:
+    """Returns what the kernels do not support of a model on a device of `kind`; None if they support it.
 
-    What is not refused fits into a core's memory in bfloat16, with documents and dropout and any number of rows.
+    What they support fits into a core's memory in bfloat16, isolated and with dropout, whatever the number of rows.
     """
     hidden = heads * head_size
     if length > LONGEST or length % LANES:
-        return f"rows of {length} tokens: it does multiples of {LANES} up to {LONGEST}"
+        return f"rows of {length} tokens, only multiples of {LANES} up to {LONGEST}"
     if LANES % head_size and head_size != 2 * LANES:
-        return f"heads of {head_size}: it does sizes that divide {LANES}, and {2 * LANES}"
+        return f"heads of {head_size}, only sizes that divide {LANES}, and {2 * LANES}"
     if hidden > LANES and hidden % LANES:
-        return f"{heads} heads of {head_size} on a device: above {LANES} together, it does multiples of {LANES}"
+        return f"{heads} heads of {head_size} on a device, only a total of up to {LANES} or multiples of it"
     if kind in ROUNDING and (together := _width(hidden, heads) // head_size) > 2:
-        return f"{together} heads of {head_size} at a time on a {kind}: its core has room for 2"
+        return f"{together} heads of {head_size} at a time on a {kind}, whose cores have room for 2"
     return None
 
 

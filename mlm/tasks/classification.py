@@ -21,7 +21,8 @@ from mlm import config as configs
 from mlm.data import examples as data
 from mlm.data.examples import Examples
 from mlm.errors import InputError
-from mlm.model import classifier, factory, flops
+from mlm.model import classifier, flops
+from mlm.model.attention import make_attention
 from mlm.model.loss import RowSums
 from mlm.model.roberta import Network, Params
 from mlm.tasks import class_scores
@@ -173,7 +174,7 @@ def make_network(config: ConfigDict, model_config: RobertaConfig, examples: Exam
     lengths = sorted({length for split in examples.splits for length in examples.lengths(split)})
     model = config.model
     kernels = {
-        length: factory.make_attention(model.attention, model_config, length=length, mesh=mesh, dtype=model.dtype)
+        length: make_attention(model.attention, model_config, length=length, mesh=mesh, dtype=model.dtype)
         for length in lengths
     }
 

@@ -24,7 +24,7 @@ from mlm.data import batches, skip_batches, tokenizer
 from mlm.data.dataset_info import DatasetInfo
 from mlm.data.manifest import Manifest
 from mlm.model import factory
-from mlm.model.attention import Attention
+from mlm.model.attention import Attention, make_attention
 from mlm.model.loss import RowSums, masked_cross_entropy
 from mlm.model.masking import Masked, rate_schedule
 from mlm.model.roberta import Params
@@ -134,7 +134,7 @@ class Pretraining:
     def make_attention(self, config: Any, length: int) -> Attention:
         """Returns the attention for rows of `length` tokens of a model of this transformers config."""
         model, isolated = self.config.model, self.config.data.isolate_documents
-        return factory.make_attention(
+        return make_attention(
             model.attention, config, length=length, mesh=self.mesh, dtype=model.dtype, isolated=isolated
         )
 
