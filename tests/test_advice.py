@@ -1,9 +1,8 @@
-"""What a run was told stands in its report."""
+"""Advice and loss spikes are in the report."""
 
 import json
 
 from mlm.monitor import adviser
-from mlm.report import advice
 from tests.test_report import make_workdir, page_of
 
 ADVICE = {"step": 1200, "kind": "advice", "what": "stuck", "text": "the loss is stuck: <6.02> nats."}
@@ -23,7 +22,6 @@ def test_advice_and_spikes_have_a_row_each(tmp_path):
     assert ["1,201 to 1,250", "A spike of the loss", words] in page.rows
 
 
-def test_a_run_that_was_told_nothing_has_no_such_section(tmp_path):
+def test_a_run_without_advice_has_no_such_section(tmp_path):
     page = page_of(make_workdir(tmp_path / "run"))
     assert "Advice" not in page.text
-    assert advice.rows([], []) == []

@@ -129,7 +129,7 @@ def test_what_can_not_be_compared_is_refused(runs, tmp_path):
         compare.write([runs[0], runs[1], runs[0]])
     with pytest.raises(InputError, match=r"empty/metrics.jsonl: holds no line"):
         compare.write([runs[0], Workdir(str(tmp_path / "empty"))])
-    with pytest.raises(InputError, match="9 runs, 8 can be told apart"):
+    with pytest.raises(InputError, match="9 runs, at most 8 can be shown"):
         compare.write([Workdir(str(tmp_path / str(n))) for n in range(9)])
     assert not (runs[0].root / "compare.html").exists()
 

@@ -2,7 +2,7 @@
 
 import json
 
-from mlm.report import confusion, report
+from mlm.report import report
 from tests.test_report import Cells, make_workdir, page_of
 
 FEW = {"split": "test", "step": 7, "scores": {"rows": 6}, "labels": ["a", "<b>"], "confusion": [[2, 1], [3, 0]]}
@@ -19,7 +19,7 @@ def page_with(content: dict, folder) -> Cells:
 
 
 def test_a_small_table_and_the_worst_pairs_of_a_large_one(tmp_path):
-    assert confusion.pairs(FEW, 5) == [("<b>", "a", 3, 3), ("a", "<b>", 1, 3)]
+    assert report.confused_pairs(FEW, 5) == [("<b>", "a", 3, 3), ("a", "<b>", 1, 3)]
     page = page_with(FEW, tmp_path / "few")
     assert page.row("true, and predicted:") == ["a", "<b>"] and page.row("<b>") == ["3", "0"]
     assert "Best checkpoint, after 7 updates, on the 6 test rows." in page.text

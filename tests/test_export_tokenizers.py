@@ -52,7 +52,7 @@ def random_model(folder: str, positions: int = 40) -> load.Pretrained:
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("pad", "cls", "sep")}
     config = roberta.make_config(sizes, len(tok), special_ids)
     params = jax.device_get(jax.jit(lambda key: roberta.init_params(config, key))(jax.random.key(0)))
-    return load.Pretrained(config, params, folder, None, None, "random")
+    return load.Pretrained(config, params, folder, None, {}, "random")
 
 
 def test_every_tokenizer_is_proven(tmp_path):

@@ -17,10 +17,11 @@ from markdown_it import MarkdownIt
 from mlm import config as configs
 from mlm.commands.export import write_export
 from mlm.data import tokenizer
-from mlm.export import card_history, model_card
+from mlm.export import model_card
 from mlm.model import flops
 from mlm.pretrained.load import Pretrained
 from mlm.report import goodput
+from mlm.report.summary import RunSummary
 from mlm.text import printable
 from mlm.workdir import Workdir
 from tests.fixtures_data import manifest_of
@@ -36,13 +37,14 @@ MANIFEST = manifest_of(
 
 
 @pytest.fixture
-def history() -> card_history.History:
-    return card_history.History(TRAIN, EVALS, goodput.sessions(TIMING), MANIFEST, "ab" * 32, 1000)
+def history(model) -> RunSummary:
+    return RunSummary("run", model.run_config, TRAIN, EVALS, goodput.sessions(TIMING), MANIFEST)
 
 
 def with_keys(model: Pretrained, **keys) -> Pretrained:
     config = model.run_config | {key.replace("__", "."): value for key, value in keys.items()}
-    return dataclasses.replace(model, step=40, run_config=config)
+    meta = {"config": config, "data_fingerprint": "ab" * 32, "dataset": {"records": 1000}}
+    return dataclasses.replace(model, step=40, meta=meta)
 
 
 def card_of(model: Pretrained, folder: pathlib.Path, **settings) -> str:
@@ -119,7 +121,7 @@ def test_recipe_tokenizer_hardware_and_compute(model, history, tmp_path):
         hidden=64, layers=2, intermediate=64, length=32, vocab_size=1000, predicted_share=0.2
     )
     assert row(card, "useful FLOPs") == [f"{40 * 32 * 32 * per_token:.3g}"]
-    assert "Hardware" not in card_of(trained, tmp_path, history=dataclasses.replace(history, found=[]))
+    assert "Hardware" not in card_of(trained, tmp_path, history=dataclasses.replace(history, sessions=[]))
 
 
 def test_losses_have_a_table_and_a_picture(model, history, tmp_path):

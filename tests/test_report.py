@@ -130,7 +130,7 @@ def test_every_evaluation_and_start_has_its_row(tmp_path):
 
 def test_plots_show_the_points_of_the_logs():
     found = goodput.sessions(TIMING)
-    figures = plots.draw(train=TRAIN, evals=EVALS, found=found, unigram_entropy=6.0)
+    figures = plots.draw(TRAIN, EVALS, found, 6.0)
     lines = {title: figure.axes[0].get_lines() for title, figure in figures.items()}
     points = {title: [(list(line.get_xdata()), list(line.get_ydata())) for line in of] for title, of in lines.items()}
     steps = [10, 20, 30, 40]

@@ -23,7 +23,8 @@ def make(folder: pathlib.Path, *, labels: tuple[str, ...] = labelled_texts.LABEL
     body = roberta.make_config(config.model, len(tok), special_ids)
     model_config = classifier.make_config(body, labels)
     params = jax.tree.map(np.asarray, jax.device_get(classifier.init_params(model_config, jax.random.key(0))))
-    return Pretrained(model_config, params, str(folder / "tokenizer"), 5, configs.flatten(config), str(folder))
+    meta = {"config": configs.flatten(config)}
+    return Pretrained(model_config, params, str(folder / "tokenizer"), 5, meta, str(folder))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from mlm import cluster
+from mlm import cluster, logs
 from mlm import config as configs
 from mlm.commands import common
 from mlm.commands.export import write_export
@@ -147,13 +147,13 @@ def _describe(config: ConfigDict, examples: Examples, body: RobertaConfig) -> No
 
 def _summarize(workdir: Workdir, best: Pretrained, scores: dict[str, Any]) -> None:
     """Prints the scores of the best checkpoint, what it confuses most often, and the paths."""
-    from mlm.report import confusion
+    from mlm.report import report
 
-    content = confusion.read(workdir)
+    content = logs.read_object(workdir.classification)
     print(f"\nbest checkpoint, after {best.step:,} updates, on the {scores['rows']:,} {content['split']} rows")
     shown = {"loss": ".4f", "accuracy": ".2%", "f1": ".2%", "mse": ".4f", "pearson": ".4f", "spearman": ".4f"}
     print("  " + ", ".join(f"{name} {scores[name]:{spec}}" for name, spec in shown.items() if name in scores))
-    for true, other, count, rows in confusion.pairs(content, CONFUSED):
+    for true, other, count, rows in report.confused_pairs(content, CONFUSED):
         print(printable(f"  {count} of {rows} {true} taken for {other}"))
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")
 

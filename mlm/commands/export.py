@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from mlm import cluster, logs
+from mlm import cluster
 from mlm import config as configs
 from mlm.commands import common
 from mlm.errors import InputError
@@ -54,8 +54,9 @@ def write_export(workdir: Workdir, *, torch_python: str) -> Pretrained:
 
     Every process reads the checkpoint, the first one writes, and the others wait until it is done.
     """
-    from mlm.export import card_history, export, export_classifier
+    from mlm.export import export, export_classifier
     from mlm.pretrained import load
+    from mlm.report import summary
 
     name = workdir.root.name
     if task_type.is_classifier(workdir, ""):
@@ -65,14 +66,15 @@ def write_export(workdir: Workdir, *, torch_python: str) -> Pretrained:
     else:
         model = load.from_workdir(workdir, head=load.LM_HEAD)
         if cluster.is_primary():
-            scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == model.step]
+            history = summary.gather(workdir, model.run_config, until=model.step)
+            scores = [line for line in history.evals if line["step"] == model.step]
             export.export(
                 model,
                 workdir.export,
                 scores=scores[-1] if scores else None,
                 name=name,
                 torch_python=torch_python,
-                history=card_history.gather(workdir, model),
+                history=history,
             )
     cluster.barrier("exported")
     return model

@@ -1,7 +1,7 @@
 """Proves an export in PyTorch: `PYTHON mlm/export/verify_export.py FOLDER`, by any Python with torch and transformers.
 
-Compares with the proof that lies in the folder: the tokenizer's ids, the logits, the fillings of
-pipeline("fill-mask"). Prints a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.
+Compares with the proof that lies in the folder: the tokenizer's ids, the logits, and what transformers' pipeline
+answers. Prints a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from pathlib import Path
 LOGITS = 1e-4  # largest absolute difference, float32
 SCORES = 2 * LOGITS  # largest relative difference of a softmax over such logits; fillings closer than this are a tie
 
-SAFE = {"trust_remote_code": False, "use_safetensors": True}  # neither code of the folder nor a pickle
-
 
 def verify(folder: str) -> bool:
     """Prints a line for each check; returns whether all hold.
@@ -27,56 +25,61 @@ def verify(folder: str) -> bool:
     import torch
     import transformers
     from safetensors.torch import load_file
-    from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
     proof = json.loads((Path(folder) / "proof.json").read_text(encoding="utf-8"))
-    logits = load_file(Path(folder) / "proof.safetensors")
-    if proof.get("task") == "text-classification":
-        return _verify_classifier(folder, proof, logits["logits"])
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {len(proof['rows'])} texts")
-    tok = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    model, loading = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True, **SAFE)
-    model = model.float().eval()
-
-    strange = sorted(str(key) for keys in loading.values() for key in keys)
-    good = _check(not strange, f"weights: every parameter of {type(model).__name__} is there", f"not so: {strange}")
-    good &= _same_ids(tok, proof["rows"])
-    good &= _same_logits(model, tok, proof["rows"], logits)
-    settings = {"device": "cpu", "top_k": proof["top_k"], "trust_remote_code": False}
-    filler = pipeline("fill-mask", model=model, tokenizer=tok, **settings)
-    return good & _same_fillings(filler, proof["rows"])
-
-
-def _verify_classifier(folder: str, proof: dict, logits) -> bool:
-    """The same of a classifier: ids, logits [rows, classes], and the scores of pipeline("text-classification")."""
-    import torch
-    import transformers
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    rows = proof["rows"]
+    tensors = load_file(Path(folder) / "proof.safetensors")
+    rows, classifier = proof["rows"], proof.get("task") == "text-classification"
+    logits = tensors["logits"] if classifier else [tensors[f"logits.{number}"] for number in range(len(rows))]
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {len(rows)} texts")
-    tok = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+    tok = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tok.padding_side = tok.truncation_side = "right"
-    cut = {"truncation": "longest_first", "max_length": proof["longest"]}
-    model, loading = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True, **SAFE)
+    auto = transformers.AutoModelForSequenceClassification if classifier else transformers.AutoModelForMaskedLM
+    safe = {"trust_remote_code": False, "use_safetensors": True}  # neither code of the folder nor a pickle
+    model, loading = auto.from_pretrained(folder, output_loading_info=True, **safe)
     model = model.float().eval()
     strange = sorted(str(key) for keys in loading.values() for key in keys)
     good = _check(not strange, f"weights: every parameter of {type(model).__name__} is there", f"not so: {strange}")
-    different = [row["texts"] for row in rows if list(tok(*row["texts"], **cut)["input_ids"]) != row["ids"]]
-    good &= _check(not different, f"token ids: of {len(rows)} rows are equal", f"not in {different[:1]}")
 
-    found = []
-    for some in (rows[:-1], rows[-1:]):
-        columns = [list(column) for column in zip(*(row["texts"] for row in some))]  # noqa: B905
+    cut = {"truncation": "longest_first", "max_length": proof["longest"]} if classifier else {}
+    different = [row for row in rows if list(tok(*_texts(row), **cut)["input_ids"]) != row["ids"]]
+    total = sum(len(row["ids"]) for row in rows)
+    good &= _check(
+        not different,
+        f"token ids: {total} in {len(rows)} texts are equal",
+        f"not in {list(map(_texts, different[:1]))}",
+    )
+    good &= _same_logits(model, tok, rows, logits, cut)
+    if classifier:
+        return good & (model.config.problem_type == "regression" or _same_probabilities(model, tok, rows, cut))
+    return good & _same_fillings(model, tok, rows, proof["top_k"])
+
+
+def _texts(row: dict) -> list[str]:
+    return row["texts"] if "texts" in row else [row["text"]]
+
+
+def _same_logits(model, tok, rows: list[dict], logits, cut: dict) -> bool:
+    """Compares all texts but the last as one padded batch, and the last, the longest, alone."""
+    import torch
+
+    worst = scale = 0.0
+    for first, some in ((0, rows[:-1]), (len(rows) - 1, rows[-1:])):
+        if not some:
+            continue
+        columns = [list(column) for column in zip(*map(_texts, some))]  # noqa: B905
         with torch.inference_mode():
-            found.append(model(**tok(*columns, padding=True, return_tensors="pt", **cut)).logits)
-    found = torch.cat(found)
-    if found.shape != logits.shape:
-        return _check(False, "", f"logits: {tuple(found.shape)} where {tuple(logits.shape)} are expected")
-    worst = (found - logits).abs().max().item()
-    words = f"logits: largest absolute difference {worst:.1e} (largest {logits.abs().max():.1f}, allowed {LOGITS:.0e})"
-    good &= _check(worst < LOGITS, words, "too large")
-    return good & (model.config.problem_type == "regression" or _same_probabilities(model, tok, rows, cut))
+            found = model(**tok(*columns, padding=True, return_tensors="pt", **cut)).logits
+        for index, row in enumerate(some):
+            own, wanted = found[index], logits[first + index]
+            own = own[row["positions"]] if "positions" in row else own
+            if own.shape != wanted.shape:
+                return _check(False, "", f"logits: {tuple(own.shape)} where {tuple(wanted.shape)} are expected")
+            difference = (own - wanted).abs().max().item()
+            worst = difference if math.isnan(difference) else max(worst, difference)
+            scale = max(scale, wanted.abs().max().item())
+    text = f"logits: largest absolute difference {worst:.1e} (largest logit {scale:.1f}, allowed {LOGITS:.0e})"
+    return _check(worst < LOGITS, text, "too large")
 
 
 def _same_probabilities(model, tok, rows: list[dict], cut: dict) -> bool:
@@ -86,46 +89,21 @@ def _same_probabilities(model, tok, rows: list[dict], cut: dict) -> bool:
     classify = pipeline("text-classification", model=model, tokenizer=tok, **settings)
     worst = 0.0
     for row in rows:
-        scores = classify(dict(zip(("text", "text_pair"), row["texts"])), **cut)  # noqa: B905
-        there = {each["label"]: each["score"] for each in scores}
-        if there.keys() != row["scores"].keys():
-            return _check(False, "", f"pipeline: its labels are {sorted(there)[:5]}")
-        worst = max(worst, *(abs(there[label] - share) for label, share in row["scores"].items()))
-    words = f"probabilities: of pipeline('text-classification') are equal to {worst:.1e}"
-    return _check(worst < SCORES, words, "too large a difference")
+        answers = classify(dict(zip(("text", "text_pair"), row["texts"])), **cut)  # noqa: B905
+        found = {answer["label"]: answer["score"] for answer in answers}
+        if found.keys() != row["scores"].keys():
+            return _check(False, "", f"pipeline: its labels are {sorted(found)[:5]}")
+        worst = max(worst, *(abs(found[label] - score) for label, score in row["scores"].items()))
+    text = f"probabilities: of pipeline('text-classification') are equal to {worst:.1e}"
+    return _check(worst < SCORES, text, "too large a difference")
 
 
-def _same_ids(tok, rows: list[dict]) -> bool:
-    different = [row["text"] for row in rows if list(tok(row["text"])["input_ids"]) != row["ids"]]
-    total = sum(len(row["ids"]) for row in rows)
-    return _check(not different, f"token ids: {total} in {len(rows)} texts are equal", f"not in {different[:1]}")
-
-
-def _same_logits(model, tok, rows: list[dict], logits: dict) -> bool:
-    """Compares all texts but the last as one padded batch, and the last, the longest, alone."""
-    import torch
-
-    tok.padding_side = "right"
-    worst = scale = 0.0
-    for first, texts in ((0, rows[:-1]), (len(rows) - 1, rows[-1:])):
-        if not texts:
-            continue
-        batch = tok([row["text"] for row in texts], padding=True, return_tensors="pt")
-        with torch.inference_mode():
-            found = model(**batch).logits
-        for index, row in enumerate(texts):
-            wanted = logits[f"logits.{first + index}"]
-            if found.shape[-1] != wanted.shape[-1]:
-                return _check(False, "", f"logits: {found.shape[-1]} entries where {wanted.shape[-1]} are expected")
-            difference = (found[index, row["positions"]] - wanted).abs().max().item()
-            worst = difference if math.isnan(difference) else max(worst, difference)
-            scale = max(scale, wanted.abs().max().item())
-    words = f"logits: largest absolute difference {worst:.1e} (largest logit {scale:.1f}, allowed {LOGITS:.0e})"
-    return _check(worst < LOGITS, words, "too large")
-
-
-def _same_fillings(filler, rows: list[dict]) -> bool:
+def _same_fillings(model, tok, rows: list[dict], top_k: int) -> bool:
     """Compares token, its text and the score of every filling of every mask, rank by rank; ties may change places."""
+    from transformers import pipeline
+
+    settings = {"device": "cpu", "top_k": top_k, "trust_remote_code": False}
+    filler = pipeline("fill-mask", model=model, tokenizer=tok, **settings)
     worst, count = 0.0, 0
     for row in rows:
         found = filler(row["text"])
@@ -139,10 +117,8 @@ def _same_fillings(filler, rows: list[dict]) -> bool:
                 twin = by_token.get(there["token"], {**there, "score": wanted[-1]["score"]})
                 difference = max(_relative(there, here), _relative(there, twin))
                 if not (difference < SCORES and there["token_str"] == twin["token_str"]):
-                    words = (
-                        f"{there['token_str']!r} {there['score']:.6f}, not {here['token_str']!r} {here['score']:.6f}"
-                    )
-                    return _check(False, "", f"fillings: {words} in {row['text']!r}")
+                    one, other = (f"{each['token_str']!r} {each['score']:.6f}" for each in (there, here))
+                    return _check(False, "", f"fillings: {one}, not {other} in {row['text']!r}")
                 worst, count = max(worst, difference), count + 1
     return _check(True, f"fillings: {count} of pipeline('fill-mask') are equal, scores to {worst:.1e} relative", "")
 
@@ -151,8 +127,8 @@ def _relative(one: dict, other: dict) -> float:
     return abs(one["score"] - other["score"]) / max(one["score"], other["score"], 1e-30)
 
 
-def _check(good: bool, words: str, otherwise: str) -> bool:
-    print(f"ok    {words}" if good else f"WRONG {words}{': ' if words else ''}{otherwise}")
+def _check(good: bool, text: str, otherwise: str) -> bool:
+    print(f"ok    {text}" if good else f"WRONG {text}{': ' if text else ''}{otherwise}")
     return good
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,16 +32,21 @@ class Pretrained:
       params: numpy float32, of that size.
       tokenizer: folder of the tokenizer, which may be missing where only parameters are wanted.
       step: of the checkpoint; None for a folder.
-      run_config: the config of the run, flattened; None for a folder.
-      source: where it was read from, for a person.
+      meta: the checkpoint's metadata (`checkpoint_files.read_meta`); empty for a folder.
+      source: where it was read from, for messages.
     """
 
     config: RobertaConfig
     params: Params
     tokenizer: str
     step: int | None
-    run_config: dict | None
+    meta: dict[str, Any]
     source: str
+
+    @property
+    def run_config(self) -> dict[str, Any] | None:
+        """The config of the run, flattened; None for a folder."""
+        return self.meta.get("config")
 
     @property
     def network(self) -> roberta.Network:
@@ -98,7 +104,7 @@ def load(name: str, *, head: str | None, flag: str = "--model=", workdir: Workdi
     params = folders.read_weights(folder, where)
     if head and isinstance(body := params["roberta"], dict):
         body.pop("pooler", None)
-    found = Pretrained(config, params, str(folder), None, None, name)
+    found = Pretrained(config, params, str(folder), None, {}, name)
     _check_params(found, head, where)
     return found
 
@@ -130,7 +136,7 @@ def from_workdir(workdir: Workdir, *, head: str | None, where: str = "") -> Pret
     part = "ema" if meta["config"]["optimizer.ema_decay"] > 0 else "params"
     params = jax.device_get(checkpoint_files.restore_params(workdir.checkpoints, step, shapes, part))
     source = str(workdir.checkpoints / str(step))
-    found = Pretrained(config, params, str(workdir.tokenizer), step, meta["config"], source)
+    found = Pretrained(config, params, str(workdir.tokenizer), step, meta, source)
     return found.with_vocabulary(dataset["vocab_size"])
 
 

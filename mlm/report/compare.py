@@ -13,11 +13,9 @@ from matplotlib.figure import Figure
 
 from mlm.errors import InputError
 from mlm.paths import write_text
-from mlm.report import pages, plots, report
-from mlm.report.report import Line, RunSummary
+from mlm.report import plots, report
+from mlm.report.summary import RunSummary
 from mlm.workdir import Workdir
-
-Place = Callable[[Line], float | None]  # from a line of metrics.jsonl to its x; None if it isn't known
 
 PAGE = "compare.html"
 ABSENT = "no such key"  # in a config that other code wrote
@@ -35,9 +33,19 @@ def write(workdirs: list[Workdir]) -> str:
     if twice is not None:
         raise InputError(f"--compare={twice}: is there twice; name each run once.")
     if len(workdirs) > len(plots.COLORS):
-        raise InputError(f"--compare: {len(workdirs)} runs, {len(plots.COLORS)} can be told apart; name fewer.")
+        raise InputError(f"--compare: {len(workdirs)} runs, at most {len(plots.COLORS)} can be shown; name fewer.")
+    runs = dict(zip(names(roots), map(report.gather, workdirs), strict=True))
     page = workdirs[0].root / PAGE
-    write_text(page, render(dict(zip(names(roots), map(report.gather, workdirs), strict=True))))
+    write_text(
+        page,
+        report.render_page(
+            "compare.html.j2",
+            draw(runs),
+            runs=list(runs),
+            scores=final_scores(list(runs.values())),
+            keys=differences([run.config for run in runs.values()]),
+        ),
+    )
     return str(page)
 
 
@@ -51,91 +59,54 @@ def names(roots: list[str]) -> list[str]:
     return found
 
 
-def render(runs: dict[str, RunSummary]) -> str:
-    """Returns the page of runs, by name."""
-    keys = differences({name: run.config for name, run in runs.items()})
-    return pages.render(
-        "compare.html.j2",
-        figures=draw(runs),
-        name=", ".join(runs),
-        lead=f"{len(runs)} runs, {len(keys)} config keys that differ. Faint: training. With marks: evaluation.",
-        runs=list(runs),
-        scores=final_scores(runs),
-        keys=keys,
-    )
-
-
 def draw(runs: dict[str, RunSummary]) -> dict[str, Figure]:
     """Returns title -> figure: the losses of all runs over updates, over tokens, and over wall-clock."""
-    axes: dict[str, tuple[str, dict[str, Place]]] = {
-        "Loss over updates": ("updates", dict.fromkeys(runs, lambda line: line["step"])),
-        "Loss over tokens": ("tokens", {name: _tokens(run) for name, run in runs.items()}),
-        "Loss over wall-clock": ("hours since the first start", {name: _hours(run) for name, run in runs.items()}),
+    axes: dict[str, tuple[str, Callable[[RunSummary], plots.Position]]] = {
+        "Loss over updates": ("updates", lambda run: lambda line: line["step"]),
+        "Loss over tokens": ("tokens", _tokens),
+        "Loss over wall-clock": ("hours since the first start", _hours),
     }
     figures = {}
-    for title, (unit, places) in axes.items():
+    for title, (unit, position) in axes.items():
         curves = {
-            name: (_points(run.train, places[name]), _points(run.evals, places[name])) for name, run in runs.items()
+            name: [plots.points(lines, "loss", position=position(run)) for lines in (run.train, run.evals)]
+            for name, run in runs.items()
         }
         figures[title] = plots.draw_together(curves, unit)
     return figures
 
 
-def final_scores(runs: dict[str, RunSummary]) -> list[tuple[str, ...]]:
+def final_scores(runs: list[RunSummary]) -> report.Rows:
     """Returns (name, value in each run, ...) of the last evaluation, the best loss, the last of training, the time."""
-    lasts = [run.evals[-1] if run.evals else {} for run in runs.values()]
-    rows = [
-        (report.SCORE_NAMES.get(key, key), *(_value(last, key, spec) for last in lasts))
-        for key, spec in report.SCORES.items()
-        if any(key in last for last in lasts)
+    finite = [[line["loss"] for line in run.evals if line["loss"] is not None] for run in runs]
+    tokens = [_tokens(run)({"step": run.step}) for run in runs]
+    return [
+        *report.score_rows([run.evals[-1] if run.evals else {} for run in runs]),
+        ("best evaluation loss, nats", *(f"{min(losses):.4f}" if losses else "" for losses in finite)),
+        ("training loss, nats", *(report.number(r.train[-1]["loss"], ".4f") if r.train else "" for r in runs)),
+        ("tokens read", *("" if count is None else f"{count:,.0f}" for count in tokens)),
+        ("wall-clock", *(report.duration(run.use.total) if run.use.total else "" for run in runs)),
+        ("of it in kept steps", *(report.duration(run.use.training) if run.use.total else "" for run in runs)),
     ]
-    finite = [[line["loss"] for line in run.evals if line["loss"] is not None] for run in runs.values()]
-    rows.append(("best evaluation loss, nats", *(f"{min(losses):.4f}" if losses else "" for losses in finite)))
-    trains = [run.train[-1] if run.train else {} for run in runs.values()]
-    rows.append(("training loss, nats", *(_value(line, "loss", ".4f") for line in trains)))
-    tokens = [_tokens(run)(_last_line(run)) for run in runs.values()]
-    rows.append(("tokens read", *("" if count is None else f"{count:,.0f}" for count in tokens)))
-    times = [run.use for run in runs.values()]
-    rows.append(("wall-clock", *(pages.duration(use.total) if use.total else "" for use in times)))
-    rows.append(("of it in kept steps", *(pages.duration(use.training) if use.total else "" for use in times)))
-    return rows
 
 
-def differences(found: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
+def differences(configs: list[dict[str, Any]]) -> report.Rows:
     """Returns (key, value in each config, ...) for each key that is not the same in all of some flattened configs."""
     rows = []
-    for key in sorted({key for config in found.values() for key in config}):
-        values = [json.dumps(config[key]) if key in config else ABSENT for config in found.values()]
+    for key in sorted(set().union(*configs)):
+        values = [json.dumps(config[key]) if key in config else ABSENT for config in configs]
         if len(set(values)) > 1:
             rows.append((key, *values))
     return rows
 
 
-def _tokens(run: RunSummary) -> Place:
+def _tokens(run: RunSummary) -> plots.Position:
     """The x of a line is the tokens read by then."""
-    keys = ("data.global_batch", "shards.length")
-    if not all(key in run.config for key in keys):
-        return lambda line: None
-    tokens = run.config[keys[0]] * run.config[keys[1]]
-    return lambda line: line["step"] * tokens
+    return lambda line: run.tokens_per_step and line["step"] * run.tokens_per_step
 
 
-def _hours(run: RunSummary) -> Place:
-    """The x of a line is the hours from the first start to when it was written; of one that came again, the last."""
-    lines = [line for session in run.found for line in session.lines]
+def _hours(run: RunSummary) -> plots.Position:
+    """The x of a line is the hours from the first start to when it was written, or written again after a restart."""
+    lines = [line for session in run.sessions for line in session.lines]
     when = {(line["kind"], line["step"]): (line["time"] - lines[0]["time"]) / 3600 for line in lines}
     return lambda line: when.get((line["kind"], line["step"]))
-
-
-def _points(lines: list[Line], place: Place) -> plots.Points:
-    found = [(place(line), line["loss"]) for line in lines if line["loss"] is not None]
-    found = [(x, y) for x, y in found if x is not None]
-    return [x for x, _ in found], [y for _, y in found]
-
-
-def _last_line(run: RunSummary) -> Line:
-    return max(run.train + run.evals, key=lambda line: line["step"])
-
-
-def _value(line: Line, key: str, spec: str) -> str:
-    return pages.number(line[key], spec) if key in line else ""

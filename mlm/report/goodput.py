@@ -13,12 +13,22 @@ class Session:
     """One start of the run.
 
     Attributes:
-      lines: of timing.jsonl, the first is of kind "start".
-      kept: the last step that no later start went back behind; what was made after it was made again.
+      lines: of timing.jsonl; the first is of kind "start".
+      kept: the last step that no later start went back behind; steps after it were made again.
     """
 
     lines: list[Line]
     kept: float
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the last line."""
+        return self.lines[-1]["time"] - self.lines[0]["time"]
+
+    @property
+    def devices(self) -> str:
+        """Their number and kind, such as "8 x TPU v4"."""
+        return f"{self.lines[0].get('devices', '?')} x {self.lines[0].get('device', 'unknown device')}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +57,7 @@ class TimeUse:
 
     @property
     def goodput(self) -> float:
-        """Share of the wall-clock in which steps were made that were kept."""
+        """Share of the wall-clock spent on steps that were kept."""
         return self.training / self.total if self.total else 0.0
 
 
@@ -71,34 +81,27 @@ def sessions(timing: list[Line]) -> list[Session]:
 def use_of_time(found: list[Session]) -> TimeUse:
     """Returns what the time of the sessions went into.
 
-    The steps between two lines of the log took the time between them, less that of the evaluation or checkpoint that
-    the second line tells of; where only the first of them were kept, they took their share of it.
+    The steps between two lines of the log took the time between them, less the evaluation or checkpoint that the
+    second line reports. If only the first of these steps were kept, the time is divided in proportion.
     """
     use = dict.fromkeys((field.name for field in dataclasses.fields(TimeUse)), 0.0)
-    last: float | None = None
-    for session in found:
+    for index, session in enumerate(found):
         before = session.lines[0]
-        if last is not None:
-            use["down"] += max(before["time"] - last, 0.0)
+        if index:
+            use["down"] += max(before["time"] - found[index - 1].lines[-1]["time"], 0.0)
         for line in session.lines[1:]:
             seconds = max(line["time"] - before["time"], 0.0)
             if line["kind"] == "first_step":
                 use["start"] += seconds
             else:
+                kept = 1.0
+                if line["step"] > session.kept:
+                    kept = max(session.kept - before["step"], 0) / max(line["step"] - before["step"], 1)
                 pause = {"eval": "evaluation", "checkpoint": "checkpoints"}.get(line["kind"])
                 paused = min(line["seconds"], seconds) if pause else 0.0
-                share = _kept_share(before["step"], line["step"], session.kept)
-                use["training"] += share * (seconds - paused)
-                use["redone"] += (1 - share) * (seconds - paused)
+                use["training"] += kept * (seconds - paused)
+                use["redone"] += (1 - kept) * (seconds - paused)
                 if pause:
                     use[pause if line["step"] <= session.kept else "redone"] += paused
             before = line
-        last = before["time"]
     return TimeUse(**use)
-
-
-def _kept_share(first: int, last: int, kept: float) -> float:
-    """Returns the share of the steps `first` + 1 to `last` that were kept."""
-    if last <= kept:
-        return 1.0
-    return max(kept - first, 0) / max(last - first, 1)

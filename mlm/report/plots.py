@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -15,13 +14,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
-from mlm.report.goodput import Session
+from mlm.report.goodput import Line, Session
 
-Line = dict[str, Any]
 Points = tuple[list[float], list[float]]
+Position = Callable[[Line], float | None]  # from a line of metrics.jsonl to its x; None if that is unknown
 
 TRAIN, EVAL, FAINT, MARK = "#3b6ea8", "#c2561d", "#a7b2c0", "#6b7280"
 COLORS = ("#3b6ea8", "#c2561d", "#4c8c4a", "#8a5ba8", "#b08d2c", "#2f8f8f", "#b0476b", "#6b7280")  # of runs
+FEW = 40  # points, that get a mark each
 POINTS = 2_000  # of a curve; more can't be told apart at this size
 STYLE = {
     "axes.edgecolor": "#9aa3ad",
@@ -44,44 +44,44 @@ STYLE = {
 
 
 def draw(
-    *, train: list[Line], evals: list[Line], found: list[Session], unigram_entropy: float | None
+    train: list[Line], evals: list[Line], sessions: list[Session], unigram_entropy: float | None
 ) -> dict[str, Figure]:
     """Returns title -> figure.
 
     Args:
       train, evals: lines of metrics.jsonl of these kinds.
-      found: the starts of the run, for the throughput; empty for none.
+      sessions: the starts of the run, for the throughput; empty for none.
       unigram_entropy: of the evaluation split, in nats; None if unknown.
     """
     figures = {}
-    numbers = any("mse" in line for line in evals)  # are predicted, not tokens or classes
-    with _figure(figures, "Loss", "squared error" if numbers else "nats per prediction") as axes:
-        _curve(axes, _points(train, "loss"), TRAIN, "training")
-        _curve(axes, _points(evals, "loss"), EVAL, "evaluation", marked=True)
+    regression = any("mse" in line for line in evals)
+    with _figure(figures, "Loss", "squared error" if regression else "nats per prediction") as axes:
+        _curve(axes, points(train, "loss"), TRAIN, "training")
+        _curve(axes, points(evals, "loss"), EVAL, "evaluation", marked=True)
         if unigram_entropy is not None:
             axes.axhline(unigram_entropy, color=MARK, linewidth=1, linestyle=(0, (5, 3)), label="unigram entropy")
-    if not numbers:
+    if not regression:
         with _figure(figures, "Accuracy", "% of the predictions") as axes:
-            _curve(axes, _points(train, "accuracy", 100), TRAIN, "training")
-            _curve(axes, _points(evals, "accuracy", 100), EVAL, "evaluation", marked=True)
+            _curve(axes, points(train, "accuracy", 100), TRAIN, "training")
+            _curve(axes, points(evals, "accuracy", 100), EVAL, "evaluation", marked=True)
     with _figure(figures, "Learning rate", "per update") as axes:
-        _curve(axes, _points(train, "learning_rate"), TRAIN)
+        _curve(axes, points(train, "learning_rate"), TRAIN)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     with _figure(figures, "Gradient norm", "global, before clipping") as axes:
-        points = _points(train, "grad_norm")
-        _curve(axes, points, TRAIN)
-        if points[1] and max(points[1]) > 20 * min(points[1]) > 0:
+        norms = points(train, "grad_norm")
+        _curve(axes, norms, TRAIN)
+        if norms[1] and max(norms[1]) > 20 * min(norms[1]) > 0:
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
-    if any(line["kind"] == "train" for session in found for line in session.lines):
+    if any(line["kind"] == "train" for session in sessions for line in session.lines):
         with _figure(figures, "Throughput", "tokens/s") as axes:
-            _throughput(axes, found)
+            _throughput(axes, sessions)
     return figures
 
 
-def draw_together(runs: dict[str, tuple[Points, Points]], unit: str) -> Figure:
+def draw_together(runs: dict[str, Sequence[Points]], unit: str) -> Figure:
     """Returns the losses of several runs in one figure.
 
     Args:
@@ -89,17 +89,20 @@ def draw_together(runs: dict[str, tuple[Points, Points]], unit: str) -> Figure:
       unit: of the x-axis.
     """
     figures: dict[str, Figure] = {}
-    with _figure(figures, unit, "loss, nats per prediction") as axes:
+    with _figure(figures, "", "loss, nats per prediction", unit) as axes:
         for color, (name, (train, evals)) in zip(COLORS, runs.items(), strict=False):
             if train[0]:
                 axes.plot(*thinned(train), color=color, linewidth=1, alpha=0.5)
-            marker = "o" if len(evals[0]) < 40 else ""
+            marker = "o" if len(evals[0]) < FEW else ""
             axes.plot(*thinned(evals), color=color, marker=marker, markersize=4, label=name.replace("$", r"\$"))
-    axes = figures[unit].axes[0]
-    axes.set_xlabel(unit)
-    if unit.startswith("hours"):
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))  # not "500m"
-    return figures[unit]
+    return figures[""]
+
+
+def points(lines: list[Line], key: str, scale: float = 1, position: Position = lambda line: line["step"]) -> Points:
+    """Returns (x, values) of the lines that hold a finite number under the key, and whose x is known."""
+    finite = [line for line in lines if line.get(key) is not None and math.isfinite(line[key])]
+    there = [(x, line[key] * scale) for line in finite if (x := position(line)) is not None]
+    return [x for x, _ in there], [y for _, y in there]
 
 
 def to_svg(figure: Figure) -> str:
@@ -129,14 +132,15 @@ def thinned(points: Points, most: int = POINTS) -> Points:
 
 
 @contextmanager
-def _figure(figures: dict[str, Figure], title: str, unit: str) -> Iterator[Axes]:
+def _figure(figures: dict[str, Figure], title: str, y_unit: str, x_unit: str = "updates") -> Iterator[Axes]:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.7, 2.9), layout="constrained")
         axes = figure.add_subplot()
         yield axes
-        axes.set_xlabel("updates")
-        axes.set_ylabel(unit)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.set_xlabel(x_unit)
+        axes.set_ylabel(y_unit)
+        hours = x_unit.startswith("hours")  # not "500m"
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}") if hours else EngFormatter(sep=""))
         axes.set_xlim(left=0)
         axes.locator_params(axis="x", nbins=6)
         if axes.get_legend_handles_labels()[1]:
@@ -144,32 +148,20 @@ def _figure(figures: dict[str, Figure], title: str, unit: str) -> Iterator[Axes]
         figures[title] = figure
 
 
-def _points(lines: list[Line], key: str, scale: float = 1) -> Points:
-    """Returns (steps, values) of the lines that hold a finite number under the key."""
-    there = [(line["step"], line[key] * scale) for line in lines if _finite(line.get(key))]
-    return [x for x, _ in there], [y for _, y in there]
+def _curve(axes: Axes, curve: Points, color: str, label: str = "", *, marked: bool = False) -> None:
+    if curve[0]:
+        marker = "o" if (marked and len(curve[0]) < FEW) or len(curve[0]) == 1 else ""
+        axes.plot(*thinned(curve), color=color, marker=marker, markersize=4, label=label or None)
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _curve(axes: Axes, points: Points, color: str, label: str = "", *, marked: bool = False) -> None:
-    if not points[0]:
-        return
-    few = len(points[0]) < 40
-    marker = "o" if (marked and few) or len(points[0]) == 1 else ""
-    axes.plot(*thinned(points), color=color, marker=marker, markersize=4, label=label or None)
-
-
-def _throughput(axes: Axes, found: list[Session]) -> None:
-    for session in found:
+def _throughput(axes: Axes, sessions: list[Session]) -> None:
+    for session in sessions:
         lines = [line for line in session.lines if line["kind"] == "train"]
         kept = [line for line in lines if line["step"] <= session.kept]
         label = "" if axes.get_legend_handles_labels()[1] else "steps made again later"
-        _curve(axes, _points(lines[len(kept) :], "tokens_per_second"), FAINT, label)
-        _curve(axes, _points(kept, "tokens_per_second"), TRAIN)
-    for number, session in enumerate(found[1:]):
+        _curve(axes, points(lines[len(kept) :], "tokens_per_second"), FAINT, label)
+        _curve(axes, points(kept, "tokens_per_second"), TRAIN)
+    for number, session in enumerate(sessions[1:]):
         step = session.lines[0]["step"]
         axes.axvline(step, color=EVAL, linewidth=1, linestyle=(0, (2, 2)), label="" if number else "restart")
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))

@@ -1,0 +1,78 @@
+"""What the logs of a run say, for the report, the comparison and the model card. Nothing here imports jax."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+from typing import Any
+
+from mlm import logs
+from mlm.data.manifest import Manifest, read_manifest
+from mlm.report.goodput import Line, Session, TimeUse, sessions, use_of_time
+from mlm.training import recipe
+from mlm.workdir import Workdir
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+    """The course of a run.
+
+    Attributes:
+      name: of its folder.
+      config: flattened; empty if there is none.
+      train, evals: lines of metrics.jsonl.
+      sessions: the starts of the run.
+      manifest: of its shards; None where they are gone.
+    """
+
+    name: str
+    config: dict[str, Any]
+    train: list[Line]
+    evals: list[Line]
+    sessions: list[Session]
+    manifest: Manifest | None
+
+    @property
+    def step(self) -> int:
+        """The last one that was logged."""
+        return max(line["step"] for line in self.train + self.evals)
+
+    @functools.cached_property
+    def use(self) -> TimeUse:
+        """What its time went into."""
+        return use_of_time(self.sessions)
+
+    @property
+    def unigram_entropy(self) -> float | None:
+        """Of the validation split, in nats; None if unknown."""
+        return self.manifest and self.manifest.splits["validation"].unigram_entropy
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """None without a config."""
+        known = {"data.global_batch", "shards.length"} <= self.config.keys()
+        return recipe.tokens_per_step(self.config) if known else None
+
+    @property
+    def devices(self) -> str:
+        """Of all starts, each kind once."""
+        return ", then ".join(dict.fromkeys(session.devices for session in self.sessions))
+
+    def median(self, key: str) -> float | None:
+        """Returns the median of a key of timing.jsonl over the training steps that were kept; None if unknown."""
+        kept = (line for session in self.sessions for line in session.lines if line["step"] <= session.kept)
+        values = [line[key] for line in kept if line["kind"] == "train" and key in line]
+        return statistics.median(values) if values else None
+
+
+def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("inf")) -> RunSummary:
+    """Reads the logs of a run up to a step, and the manifest of its shards where it is still there.
+
+    Raises:
+      DamageError: a log or the manifest is damaged.
+    """
+    lines = [line for line in logs.read(workdir.metrics) if line["step"] <= until]
+    train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
+    manifest = read_manifest(config.get("shards.dir") or str(workdir.shards))
+    return RunSummary(workdir.root.name, config, train, evals, sessions(logs.read(workdir.timing)), manifest)
