@@ -31,7 +31,7 @@ def test_all_alike_go_and_meet_and_leave(tmp_path):
     found = several.ready()
     assert len(set(found.values())) == 1
     assert set(found) == {0, 1, 2}
-    assert found[0] == f"127.0.0.1:{several.jax_port}"
+    assert found[0] == ("127.0.0.1", several.jax_port)
     passed: list[int] = []
 
     def meet(process: int) -> None:
@@ -223,7 +223,7 @@ def test_the_coordinator_leaves_when_all_have_been_notified(tmp_path):
 def test_long_and_infinite_values_fit_into_a_message(tmp_path):
     several = Several(tmp_path, 2)
     long = {f"config.{n}": ["part"] * 10_000 for n in range(100)} | {"config.inf": float("inf")}
-    assert several.ready({0: long, 1: long}) == dict.fromkeys((0, 1), f"127.0.0.1:{several.jax_port}")
+    assert several.ready({0: long, 1: long}) == dict.fromkeys((0, 1), ("127.0.0.1", several.jax_port))
 
 
 def test_long_values_that_differ_at_the_end(tmp_path):
@@ -237,7 +237,7 @@ def test_over_ipv6(tmp_path):
     several.where = ("::1", several.where[1])
     for process in (0, 1):
         several.add(process)
-    assert several.ready() == dict.fromkeys((0, 1), f"[::1]:{several.jax_port}")
+    assert several.ready() == dict.fromkeys((0, 1), ("::1", several.jax_port))
 
 
 def test_a_barrier_without_a_connection(tmp_path):

@@ -160,4 +160,4 @@ def test_a_name_that_does_not_resolve_yet(tmp_path, monkeypatch):
         several.add(0, start_timeout=0.6)
     threading.Timer(0.7, known.set).start()
     several.add(0)
-    assert several.ready() == dict.fromkeys((0, 1), f"train-0.train:{several.jax_port}")
+    assert several.ready() == dict.fromkeys((0, 1), ("train-0.train", several.jax_port))

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from mlm.cluster import coordinator, messages
+from mlm.errors import StopError
 from tests import strangers
 from tests.clients import FINGERPRINT, Several
 
@@ -141,7 +142,7 @@ def test_300_megabytes_of_a_process_end_its_connection(tmp_path):
     with member(several, 1) as connection:
         assert strangers.flood(connection) < 300
     assert megabytes_of_this_process() < before + 20
-    assert "it sent something that is no message of a run" in several.until_ended(0)[0].what
+    assert "it sent something that is not a message of a run" in several.until_ended(0)[0].what
 
 
 def test_500_idle_connections(tmp_path, monkeypatch):
@@ -207,7 +208,7 @@ def test_what_a_process_may_not_say_ends_its_connection(tmp_path, message):
         connection.sendall((message if isinstance(message, str) else json.dumps(message)).encode() + b"\n")
         end = several.until_ended(0)[0]
     assert (end.process, end.kind, end.code, end.host) == (1, "gone", 1, "w")
-    assert end.what == "is gone: it sent something that is no message of a run, and its connection was closed"
+    assert end.what == "is gone: it sent something that is not a message of a run, and its connection was closed"
 
 
 def test_ready_twice(tmp_path):
@@ -257,21 +258,21 @@ def test_jax_port_that_is_held_is_waited_for(tmp_path, capfd):
     with socket.create_server(("127.0.0.1", several.jax_port)) as held:
         threading.Timer(1.0, held.close).start()
         begin = time.monotonic()
-        assert set(several.ready().values()) == {f"127.0.0.1:{several.jax_port}"}
+        assert set(several.ready().values()) == {("127.0.0.1", several.jax_port)}
         assert time.monotonic() - begin > 0.9
     err = capfd.readouterr().err
-    assert re.search(rf"^mlm: port {several.jax_port} of 127.0.0.1 is held by .* \(process \d+\); end that", err)
+    assert re.search(rf"^mlm: port {several.jax_port} of 127.0.0.1 is held by .* \(process \d+\); stop that", err)
     assert err.count("\n") == 1
 
 
 def test_jax_port_that_stays_held(tmp_path):
     several = Several(tmp_path, 2)
     with socket.create_server(("127.0.0.1", several.jax_port)):
-        several.ready(start_timeout=1.0, heartbeat=5.0)
-        for end in several.until_ended(0, 1):
-            assert (end.process, end.code, end.kind) == (0, 1, "exception")
-            assert f"port {several.jax_port} of 127.0.0.1 is held by" in end.what
-            assert "set another port (config.pod.jax_port)" in end.what
+        error = several.ready(start_timeout=1.0, heartbeat=5.0)[0]
+        assert isinstance(error, StopError)
+        assert error.code == 1
+        assert f"port {several.jax_port} of 127.0.0.1 is held by" in str(error)
+        assert "set another port (config.pod.jax_port)" in str(error)
 
 
 def test_port_of_an_earlier_attempt(tmp_path):

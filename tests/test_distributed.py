@@ -13,12 +13,14 @@ from mlm.errors import InputError
 from tests.fixtures import tiny_config
 
 
-def facts(*overrides: str, **data: str) -> dict:
-    return fingerprints.facts(tiny_config(*overrides), "train", "runs/x", {"shards": "s", "tokenizer": "t"} | data)
+def fingerprint(*overrides: str, **data: str) -> dict:
+    return fingerprints.host_fingerprint(
+        tiny_config(*overrides), "train", "runs/x", {"shards": "s", "tokenizer": "t"} | data
+    )
 
 
-def test_facts_name_all_that_decides_a_run():
-    found = facts()
+def test_fingerprint_names_all_that_decides_a_run():
+    found = fingerprint()
     assert found["config.model.layers"] == 1
     assert found["shards"] == "s"
     assert len(found["code mlm/training/step.py"]) == 16
@@ -33,40 +35,42 @@ def test_time_outs_may_change_in_the_middle_of_a_run():
 
 
 def test_alike():
-    assert fingerprints.difference({0: facts(), 1: facts(), 2: facts()}) is None
+    assert fingerprints.difference({0: fingerprint(), 1: fingerprint(), 2: fingerprint()}) is None
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_a_difference_is_of_the_one_that_is_alone(odd):
-    all_facts = {process: facts() for process in range(3)}
-    all_facts[odd] = facts("train.seed=5", shards="other")
-    process, words = fingerprints.difference(all_facts)
+    found = {process: fingerprint() for process in range(3)}
+    found[odd] = fingerprint("train.seed=5", shards="other")
+    process, words = fingerprints.difference(found)
     assert process == odd
     assert words.startswith("differs from 2 others in config.train.seed (5, not 0); shards ('other', not 's');")
 
 
 def test_several_that_differ():
-    all_facts = {process: facts() for process in range(5)}
-    all_facts[1], all_facts[3] = facts(tokenizer="u"), facts("train.seed=5", tokenizer="u")
-    process, words = fingerprints.difference(all_facts)
+    found = {process: fingerprint() for process in range(5)}
+    found[1], found[3] = fingerprint(tokenizer="u"), fingerprint("train.seed=5", tokenizer="u")
+    process, words = fingerprints.difference(found)
     assert process == 3
     assert "so do hosts 1" in words
 
 
 def test_many_differences_are_counted():
-    other = dict.fromkeys(facts(), 0)
-    words = fingerprints.difference({0: facts(), 1: other})[1]
+    other = dict.fromkeys(fingerprint(), 0)
+    words = fingerprints.difference({0: fingerprint(), 1: other})[1]
     assert words.count(" not ") == fingerprints.SHOWN
-    assert re.search(r"; \d\d+ more; give every host the same", words)
+    assert re.search(r"; \d\d+ more; make all hosts alike", words)
 
 
 def test_the_code_is_read_from_the_files(tmp_path, monkeypatch):
     (tmp_path / "mlm").mkdir()
     (tmp_path / "mlm" / "x.py").write_text("a")
+    (tmp_path / "mlm" / "x.md.j2").write_text("a template")
+    (tmp_path / "mlm" / "README.md").write_text("not code")
     monkeypatch.setattr(fingerprints, "ROOT", tmp_path)
     before = fingerprints.code()
     (tmp_path / "mlm" / "x.py").write_text("b")
-    assert before.keys() == fingerprints.code().keys() == {"code mlm/x.py"}
+    assert before.keys() == fingerprints.code().keys() == {"code mlm/x.py", "code mlm/x.md.j2"}
     assert before != fingerprints.code()
 
 
@@ -102,11 +106,11 @@ def test_another_order_than_jax_has_is_refused(monkeypatch):
     watching.cluster = Cluster("flags", "10.0.0.2", 2, 1)
     monkeypatch.setattr(watch, "current", watching)
     with pytest.raises(InputError, match=r"this is process 1 of 2, .* but its devices are those of process 0 of 1; st"):
-        distributed.initialize(tiny_config(), None, None, saves=False)
+        distributed.initialize(tiny_config(), None, saves=False)
 
 
 def test_a_tpu_that_waits_for_other_hosts_is_said(monkeypatch, capfd):
-    monkeypatch.setattr(distributed, "NOTICE", 0.05)
+    monkeypatch.setattr(distributed, "SLOW_START", 0.05)
     monkeypatch.setattr(distributed.detect, "tpu_is_attached", lambda: True)
     monkeypatch.setattr(distributed.jax, "devices", lambda: time.sleep(0.5))
     distributed._start_devices()

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import pathlib
 import re
 import socket
 import subprocess
@@ -35,8 +36,8 @@ from tests.processes import ROOT
     ],
 )
 def test_address(text, where):
-    assert ports.address(text, 8474) == where
-    assert ports.address(ports.joined(where), 1) == where
+    assert ports.parse_address(text, 8474) == where
+    assert ports.parse_address(ports.format_address(where), 1) == where
 
 
 NO_HOST = [
@@ -60,7 +61,7 @@ NO_PORT = ["1.2.3.4:0", "1.2.3.4:99999", "1.2.3.4:x", "1.2.3.4:" + "9" * 5000, "
 @pytest.mark.parametrize("text", [*NO_HOST, *NO_PORT])
 def test_bad_address(text):
     with pytest.raises(InputError, match=r"^--coordinator=.*: must be HOST or HOST:PORT") as raised:
-        ports.address(text, 8474)
+        ports.parse_address(text, 8474)
     assert str(raised.value).isprintable()
 
 
@@ -127,9 +128,11 @@ def test_a_port_is_waited_for_and_its_holder_named_once(capfd):
         ports.listen(("127.0.0.1", port), 10).close()
         assert time.monotonic() - begin > 0.5
     expected = (
-        rf"mlm: port {port} of 127.0.0.1 is held by python\S* \(process {child.pid}\); end that, or set another port"
+        rf"mlm: port {port} of 127.0.0.1 is held by python\S* \(process {child.pid}\); stop that process, or set "
     )
-    assert re.fullmatch(expected + r" \(config.pod.port\); waiting for up to 10 s.\n", capfd.readouterr().err)
+    assert re.fullmatch(
+        expected + r"another port \(config.pod.port\); waiting for up to 10 s.\n", capfd.readouterr().err
+    )
 
 
 def test_a_port_that_stays_held():
@@ -149,7 +152,7 @@ def test_connections_that_have_just_been_closed_are_no_obstacle():
     server.accept()[0].close()
     client.close()
     server.close()
-    rows = [row.split() for row in ports.Path("/proc/net/tcp").read_text().splitlines()]
+    rows = [row.split() for row in pathlib.Path("/proc/net/tcp").read_text().splitlines()]
     assert any(row[3] == "06" and row[1].endswith(f":{where[1]:04X}") for row in rows), "none is in TIME_WAIT"
     ports.listen(where, 0).close()
 
@@ -157,7 +160,7 @@ def test_connections_that_have_just_been_closed_are_no_obstacle():
 def test_an_address_of_another_machine():
     begin = time.monotonic()
     with pytest.raises(
-        InputError, match=r"coordinator 192.0.2.1: not an address of host 0 \(.*\); name one of its own"
+        InputError, match=r"coordinator 192.0.2.1: not an address of host 0 \(.*\); give an address of host 0"
     ):
         ports.listen(("192.0.2.1", 8474), 60)
     assert time.monotonic() - begin < 1

@@ -44,7 +44,7 @@ def cause_of(folder: pathlib.Path) -> dict:
 
 
 def test_progress_and_a_good_end(tmp_path):
-    code, _ = run(tmp_path, "w.at('input', 7)\nw.at('save', 7)\nsys.exit(w.end(0))")
+    code, _ = run(tmp_path, "w.progress('input', 7)\nw.progress('save', 7)\nsys.exit(w.end(0))")
     assert code == 0
     progress = json.loads((tmp_path / "progress.json").read_text())
     assert (progress["step"], progress["phase"], progress["process"]) == (7, "done", 0)
@@ -65,11 +65,11 @@ def test_a_hang_before_the_first_step_with_a_workdir_in_a_bucket(tmp_path):
 
 
 def test_tokenizer_and_shards_may_take_as_long_as_they_need(tmp_path):
-    assert run(tmp_path, f"{BARE}w.at(watch.UNTIMED)\ntime.sleep(4)", host_dir="")[0] == 0
+    assert run(tmp_path, f"{BARE}w.progress(watch.UNTIMED)\ntime.sleep(4)", host_dir="")[0] == 0
 
 
 def test_progress_is_written_while_it_works(tmp_path):
-    process = start(tmp_path, "w.at('step', 3)\ntime.sleep(30)", host_dir=str(tmp_path))
+    process = start(tmp_path, "w.progress('step', 3)\ntime.sleep(30)", host_dir=str(tmp_path))
     deadline = time.monotonic() + 20
     while not (tmp_path / "progress.json").exists() or '"step": 3' not in (tmp_path / "progress.json").read_text():
         assert time.monotonic() < deadline
@@ -88,7 +88,8 @@ def test_progress_is_written_while_it_works(tmp_path):
     ],
 )
 def test_an_exception(tmp_path, raised, code, kind, what, traceback):
-    body = f"w.at('input', 4)\ntry:\n    raise {raised}\nexcept BaseException as e:\n    sys.exit(w.failed(e, {code}))"
+    body = "w.progress('input', 4)\ntry:\n"
+    body += f"    raise {raised}\nexcept BaseException as e:\n    sys.exit(w.failed(e, {code}))"
     assert run(tmp_path, body)[0] == code
     cause = cause_of(tmp_path)
     assert [cause[key] for key in ("kind", "code", "what", "step", "phase")] == [kind, code, what, 4, "input"]
@@ -96,7 +97,7 @@ def test_an_exception(tmp_path, raised, code, kind, what, traceback):
 
 
 def test_the_one_that_was_asked_says_so(tmp_path):
-    body = "w.asked('SIGTERM')\ntime.sleep(1)\nsys.exit(w.failed(PreemptedError('saved'), 75))"
+    body = "w.signaled('SIGTERM')\ntime.sleep(1)\nsys.exit(w.failed(PreemptedError('saved'), 75))"
     assert run(tmp_path, body)[0] == 75
     cause = cause_of(tmp_path)
     assert (cause["kind"], cause["what"]) == ("signal", "SIGTERM: saved")
@@ -113,8 +114,8 @@ def test_a_hang_leaves_all_stacks(tmp_path):
     body = """
 def waits_for_input():
     time.sleep(60)
-w.arm(hang=1.0, heartbeat=0)
-w.at('input', 9)
+w.set_limits(hang=1.0, heartbeat=0)
+w.progress('input', 9)
 waits_for_input()
 """
     begin = time.monotonic()
@@ -128,10 +129,10 @@ waits_for_input()
 
 def test_progress_is_no_hang_and_slow_phases_have_more_time(tmp_path):
     body = """
-w.arm(hang=1.0, heartbeat=0)
-for _ in w.beats(range(4)):
+w.set_limits(hang=1.0, heartbeat=0)
+for _ in watch.with_progress(range(4)):
     time.sleep(0.6)
-w.at('compile', 1)
+w.progress('compile', 1)
 time.sleep(2.5)
 sys.exit(w.end(0))
 """
@@ -142,7 +143,7 @@ sys.exit(w.end(0))
 def test_no_thread_of_python_runs(tmp_path):
     """A library that keeps Python's lock: C notices, and writes the stacks."""
     begin = time.monotonic()
-    code, _ = run(tmp_path, "w.arm(hang=0, heartbeat=1.5)\ntime.sleep(1)\nctypes.PyDLL(None).sleep(30)")
+    code, _ = run(tmp_path, "w.set_limits(hang=0, heartbeat=1.5)\ntime.sleep(1)\nctypes.PyDLL(None).sleep(30)")
     assert time.monotonic() - begin < 15
     assert code == 1
     assert 'File "<string>", line' in (tmp_path / "stacks.txt").read_text()
@@ -155,7 +156,7 @@ def test_a_fatal_signal_leaves_stacks(tmp_path):
 
 
 def test_a_single_process_leaves_nothing(tmp_path):
-    body = "w.arm(hang=0.5, heartbeat=0)\ntime.sleep(2)\nw.failed(DamageError('x'), 4)"
+    body = "w.set_limits(hang=0.5, heartbeat=0)\ntime.sleep(2)\nw.failed(DamageError('x'), 4)"
     assert run(tmp_path, body, host_dir="")[0] == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -170,11 +171,11 @@ def test_several_processes_use_the_workdir(tmp_path):
     assert not absent.exists()
 
 
-def test_at_costs_nothing_to_speak_of():
+def test_progress_costs_nothing_to_speak_of():
     one = watch.Watch("test", None)
     begin = time.perf_counter()
     for step in range(100_000):
-        one.at("step", step)
+        one.progress("step", step)
     assert time.perf_counter() - begin < 1.0
 
 

@@ -1,8 +1,8 @@
-"""Each process's connection to the coordinator: who is there, who has failed and why. Without jax.
+"""Each process's connection to the coordinator, by which it learns at once that another one has failed, and why.
 
-Process 0 holds the coordinator (coordinator.py); every process, 0 too, is connected to it and sends a sign of life
-every second. So each learns at once, in words, that another one has failed, is gone, or has fallen silent; jax would
-only abort. The coordinator also compares what all must have in common, and says where jax's own service will be.
+Process 0 holds the coordinator (coordinator.py); every process, 0 too, is connected to it and pings it every second.
+(Where a process fails, jax by itself would only abort the others.) The coordinator also compares what all processes
+must have in common before it lets them start. Without jax.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from mlm.cluster.messages import Connection, Termination, one_line, prove
 from mlm.errors import StopError
 from mlm.paths import UPath
 
-NOTIFY = 30.0  # seconds for which one that has failed before the others came waits to notify them
+NOTIFY_TIMEOUT = 30.0  # seconds for which a process that has failed waits for the others, to notify them
 RETRY = 0.1  # seconds between two tries to connect
-NOTE = 10.0  # seconds after which what keeps it from connecting is reported
-LONG = 200  # characters of a config value that are sent as they are
+REPORT_AFTER = 10.0  # seconds until the reason why it can't connect is printed
+MAX_VALUE = 200  # characters of a config value that are sent unabridged
 
 
 class Client:
@@ -37,10 +37,10 @@ class Client:
 
     def __init__(
         self,
-        where: tuple[str, int],
+        address: tuple[str, int],
         processes: int,
         process: int,
-        on_end: Callable[[Termination], None],
+        on_termination: Callable[[Termination], None],
         *,
         token: UPath | Path,
         jax_port: int,
@@ -50,140 +50,137 @@ class Client:
         """Starts to connect, and keeps trying; process 0 first waits for its port.
 
         Args:
-          where: host and port of the coordinator.
-          processes, process: how many, and which of them this is.
-          on_end: called in a thread when the run ends, unless it is by `notify` or after `close`.
+          address: of the coordinator.
+          on_termination: called in a thread when the run ends, unless by `notify` or after `close`.
           token: file that process 0 writes and the others read.
           jax_port: of jax's own service, on the coordinator's host.
-          start_timeout: seconds for which process 0 waits for its port.
-          host: name of this one; default: the machine's.
+          host: this machine's name, for messages.
 
         Raises:
           InputError, StopError: process 0 can't listen there, or can't write the token.
         """
-        self._where, self._on_end, self._token_file = where, on_end, token
-        self._process, self._processes = process, processes
-        self._host = one_line(host or socket.gethostname(), messages.NAME)
-        self._token: bytes | None = None
-        own = {"token": token, "jax_port": jax_port, "start_timeout": start_timeout}
-        self._coordinator = Coordinator(where, processes, **own) if process == 0 else None
+        self._address, self._jax_address = address, (address[0], jax_port)
+        self._process, self._processes, self._on_termination = process, processes, on_termination
+        self._host = one_line(host or socket.gethostname(), messages.MAX_NAME)
+        self._token_file, self._token = token, b""
+        self._start_timeout, self._heartbeat = start_timeout, messages.HEARTBEAT
+        self._coordinator: Coordinator | None = None
+        if process == 0:
+            self._coordinator = Coordinator(address, processes, token=token, start_timeout=start_timeout)
         self._connection: Connection | None = None
         self._changed = threading.Condition()
-        self._received: set[str] = set()  # names of messages
-        self._go = ""
+        self._received: set[str] = set()  # "connected", and the names of messages
         self._barriers = 0  # passed
-        self._closed = False  # the end of the run is no news to this process
+        self._closed = False  # this process knows already that the run ends
         self._left = False
-        self._heartbeat = messages.HEARTBEAT
-        self._start_timeout = start_timeout
         self._problem = ""  # why it is not connected
         threading.Thread(target=self._run, daemon=True, name="client").start()
 
-    def ready(self, fingerprint: dict[str, Any], *, start_timeout: float, heartbeat: float) -> str:
-        """Waits until all are ready and alike; returns "host:port" for jax's service.
+    def ready(self, fingerprint: dict[str, Any], *, start_timeout: float, heartbeat: float) -> tuple[str, int]:
+        """Waits until all processes are ready and alike; returns the address of jax's own service.
 
         Args:
           fingerprint: what all must have in common.
-          start_timeout: seconds to wait for the others.
+          start_timeout: seconds to wait for the others, and in process 0 for jax's port.
           heartbeat: seconds of silence after which a process counts as dead, from now on.
 
         Raises:
-          StopError: there is no connection to process 0.
+          StopError: there is no connection to process 0, or jax's port was not released.
         """
+        if self._coordinator is not None:
+            ports.listen(self._jax_address, start_timeout, key="config.pod.jax_port").close()
         begin = time.monotonic()
         self._heartbeat = heartbeat
-        self._connected(start_timeout)
+        self._wait_until_connected(start_timeout)
         self._connection.set_timeout(heartbeat)
-        brief = {key: _brief(value) for key, value in fingerprint.items()}
-        self._connection.send(ready=brief, start_timeout=start_timeout, heartbeat=heartbeat)
-        left = start_timeout + begin - time.monotonic()
-        if not self._wait("go", left + coordinator.LINGER):  # the coordinator, which knows who is missing, comes first
+        abridged = {key: _abridged(value) for key, value in fingerprint.items()}
+        self._connection.send(ready=abridged, start_timeout=start_timeout, heartbeat=heartbeat)
+        remaining = start_timeout + begin - time.monotonic()
+        if not self._wait("go", remaining + coordinator.LINGER):  # first the coordinator, which knows who is missing
             raise StopError(f"host 0 was not ready within {start_timeout:g} s (config.pod.start_timeout).")
-        return self._go
+        return self._jax_address
 
     def barrier(self, name: str) -> None:
-        """Waits until all have come here, as long as they live; all come to the same ones in the same order.
+        """Waits until all have come here, as long as they live; all come to the same barriers in the same order.
 
         Raises:
           StopError: there is no connection to process 0.
         """
-        self._connected(self._start_timeout)
+        self._wait_until_connected(self._start_timeout)
         self._barriers += 1
-        name = one_line(f"{self._barriers} {name}", messages.NAME)
+        name = one_line(f"{self._barriers} {name}", messages.MAX_NAME)
         self._connection.send(barrier=name)
         self._wait(f"barrier {name}", None)
 
     def notify(self, termination: Termination) -> None:
-        """Notifies the others that this process ends the run; waits until they know, at most `NOTIFY` seconds."""
+        """Notifies the others that this process ends the run; waits until they know, at most `NOTIFY_TIMEOUT`."""
         self._closed = True
-        if self._wait("connected", NOTIFY) and "end" not in self._received:
+        if self._wait("connected", NOTIFY_TIMEOUT) and "end" not in self._received:
             short = dataclasses.replace(termination, what=one_line(termination.what))
             self._connection.send(failed=dataclasses.asdict(short))
             self._wait("end", coordinator.COLLECT + coordinator.LINGER)
-        self.leave(NOTIFY)
+        self.leave()
 
     def close(self) -> None:
-        """Leaves the run in good order."""
+        """Leaves a run that goes on or is done."""
         self._closed = True
         if self._connection is not None:
             self._connection.send(bye=True)
         self.leave(coordinator.LINGER)
 
-    def leave(self, limit: float = NOTIFY) -> None:
-        """Closes the connection; process 0 waits until the others have been notified and have left.
-
-        Args:
-          limit: seconds, for those who have not come yet.
-        """
+    def leave(self, timeout: float = NOTIFY_TIMEOUT) -> None:
+        """Closes the connection; process 0 waits until the others have left, and `timeout` for those still to come."""
         self._left = True
         if self._connection is not None:
             self._connection.close()
         if self._coordinator is not None:
-            self._coordinator.finish(limit)
+            self._coordinator.finish(timeout)
 
-    def _connected(self, limit: float) -> None:
-        if not self._wait("connected", limit):
-            problem = self._problem or f"host 0 has not answered at {ports.joined(self._where)}"
-            raise StopError(f"{problem} (tried for {limit:g} s, config.pod.start_timeout).")
+    def _wait_until_connected(self, timeout: float) -> None:
+        if not self._wait("connected", timeout):
+            problem = self._problem or f"host 0 has not answered at {ports.format_address(self._address)}"
+            raise StopError(f"{problem} (tried for {timeout:g} s, config.pod.start_timeout).")
 
-    def _wait(self, name: str, limit: float | None) -> bool:
+    def _wait(self, name: str, timeout: float | None) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: name in self._received, limit)
+            return self._changed.wait_for(lambda: name in self._received, timeout)
 
-    def _note(self, name: str) -> None:
+    def _mark(self, name: str) -> None:
         with self._changed:
             self._received.add(name)
             self._changed.notify_all()
 
     def _connect(self) -> Connection | None:
-        """Returns a connection, None if this process has left before there was one."""
-        since, noted = time.monotonic(), ""
+        """Tries to connect until it succeeds; returns None if this process has left meanwhile."""
+        since, reported = time.monotonic(), ""
         while not self._left:
             connection, problem = self._try()
             if connection is not None:
                 return connection
             if problem != self._problem:
                 self._problem, since = problem, time.monotonic()
-            if problem != noted and time.monotonic() - since > NOTE:
-                noted = problem
+            if problem != reported and time.monotonic() - since > REPORT_AFTER:
+                reported = problem
                 print(f"mlm: {problem}; trying again.", file=sys.stderr, flush=True)
             time.sleep(RETRY)
         return None
 
     def _try(self) -> tuple[Connection | None, str]:
         """Returns a connection on which both sides have proved that they belong to the run, or None and why not."""
-        place = ports.joined(self._where)
+        address = ports.format_address(self._address)
         try:
-            connection = Connection(socket.create_connection(self._where, timeout=messages.HANDSHAKE))
+            connection = Connection(socket.create_connection(self._address, timeout=messages.HANDSHAKE))
         except socket.gaierror:
-            return None, f"the coordinator's name {self._where[0]} does not resolve; check the name and the DNS"
+            return None, f"the coordinator's name {self._address[0]} does not resolve; check the name and the DNS"
         except OSError:
-            return None, f"host 0 has not answered at {place}; see whether it runs there, and why not"
+            return None, f"host 0 has not answered at {address}; see whether it runs there, and why not"
         connection.set_timeout(messages.HANDSHAKE)
         try:
             problem = self._handshake(connection)
         except (OSError, ValueError):
-            problem = f"what listens at {place} does not answer as host 0 would; check the address, and what runs there"
+            problem = (
+                f"what listens at {address} does not answer as host 0 would; check the address and what runs there"
+            )
         if problem:
             connection.release()
             return None, problem
@@ -191,42 +188,47 @@ class Client:
         return connection, ""
 
     def _handshake(self, connection: Connection) -> str:
-        """Returns why not, "" if both sides have proved who they are; raises OSError or ValueError."""
-        place, own = ports.joined(self._where), secrets.token_hex(32)
-        greeting = connection.receive() or {}
-        said = (messages.hexadecimal(greeting.get("challenge")), own, self._process, self._processes, self._host)
-        if self._token is None:
+        """Returns what is wrong, "" if both sides have proved that they belong to the run.
+
+        Raises:
+          OSError, ValueError: the other side is not a coordinator.
+        """
+        own = secrets.token_hex(32)
+        challenge = messages.hexadecimal((connection.receive() or {}).get("challenge"))
+        signed = (challenge, own, self._process, self._processes, self._host)
+        if not self._token:
             try:
                 self._token = bytes.fromhex(messages.hexadecimal(self._token_file.read_text(encoding="utf-8")))
             except FileNotFoundError:
                 return f"{self._token_file} is not there, but host 0 is: is --workdir a folder that all hosts share?"
             except Exception as error:  # a bucket's client raises its own
-                words = getattr(error, "strerror", None) or error
-                return f"{self._token_file} can't be read ({one_line(str(words))}); check who may read it"
+                reason = one_line(str(getattr(error, "strerror", None) or error))
+                return f"{self._token_file} can't be read ({reason}); check its permissions"
         hello = {"hello": self._process, "processes": self._processes, "host": self._host, "challenge": own}
-        connection.send(**hello, proof=prove(self._token, "process", *said))
+        connection.send(**hello, proof=prove(self._token, "process", *signed))
         match connection.receive():
             case {"welcome": proof} if hmac.compare_digest(
-                messages.hexadecimal(proof), prove(self._token, "coordinator", *said)
+                messages.hexadecimal(proof), prove(self._token, "coordinator", *signed)
             ):
                 return ""
             case {"refused": "taken", "host": other}:
-                other = one_line(other, messages.NAME)
+                other = one_line(other, messages.MAX_NAME)
                 return f"process {self._process} is already connected, from {other}; stop one of the two"
             case {"refused": "token"} | {"welcome": _}:
-                self._token = None  # of an earlier attempt: read again
+                self._token = b""  # of an earlier attempt: read again
                 return (
-                    f"the token in {self._token_file} is not that of what listens at {place}: is --workdir a folder "
-                    "that all hosts share, and does another run use the port?"
+                    f"the token in {self._token_file} is not that of what listens at "
+                    f"{ports.format_address(self._address)}: is --workdir a folder that all hosts share, and does "
+                    "another run use the port?"
                 )
-        raise ValueError("no answer to a hello")
+        raise ValueError("not an answer to a hello")
 
     def _run(self) -> None:
         self._connection = connection = self._connect()
         if connection is None:
             return
         threading.Thread(target=_ping, args=(connection,), daemon=True, name="ping").start()
-        self._note("connected")
+        self._mark("connected")
         kind, what = "gone", "is gone: its connection broke without warning"
         try:
             for message in connection:
@@ -234,33 +236,32 @@ class Client:
                     case {"ping": True}:
                         pass
                     case {"end": fields}:
-                        self._ended(Termination.read(fields))
+                        self._terminated(Termination.read(fields))
                         return
-                    case {"go": str(place)}:
-                        self._go = ports.joined(ports.address(one_line(place), 0))
-                        self._note("go")
+                    case {"go": True}:
+                        self._mark("go")
                     case {"barrier": name}:
-                        self._note(f"barrier {one_line(name, messages.NAME)}")
+                        self._mark(f"barrier {one_line(name, messages.MAX_NAME)}")
                     case _:
-                        raise ValueError("no message of a coordinator")
+                        raise ValueError("not a message of a coordinator")
         except TimeoutError:
-            kind, what = "silent", messages.silence(self._heartbeat)
-        except (OSError, ValueError, StopError):
+            kind, what = "silent", messages.SILENT.format(self._heartbeat)
+        except (OSError, ValueError):
             pass
-        self._ended(Termination(0, self._where[0], kind, 1, what))
+        self._terminated(Termination(0, self._address[0], kind, 1, what))
 
-    def _ended(self, termination: Termination) -> None:
-        self._note("end")
+    def _terminated(self, termination: Termination) -> None:
+        self._mark("end")
         if not self._closed:
-            self._on_end(termination)
+            self._on_termination(termination)
 
 
-def _brief(value: Any) -> Any:
-    """Returns a value that fits into a message and is equal on two hosts where the value is."""
+def _abridged(value: Any) -> Any:
+    """Returns a value that fits into a message, and is equal on two hosts where the value is."""
     text = json.dumps(value, default=str)
-    if len(text) <= LONG and "NaN" not in text and "Infinity" not in text:
+    if len(text) <= MAX_VALUE and "NaN" not in text and "Infinity" not in text:
         return json.loads(text)
-    return f"{text[:LONG]}, SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{text[:MAX_VALUE]}, SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _ping(connection: Connection) -> None:

@@ -1,14 +1,14 @@
-"""What the processes of a run send each other: JSON objects, one a line, and proof that the sender belongs to the run.
+"""The messages that the processes of a run send each other: JSON objects, one a line.
 
-The coordinator greets: {"challenge": hex}. A process answers
+Both sides first prove that they belong to the run. The coordinator greets: {"challenge": hex}. A process answers
     {"hello": process, "processes", "host", "challenge": hex, "proof": hex}
-and is told {"welcome": proof}, or {"refused": "token"} or {"refused": "taken", "host"}. Then a process sends
+and receives {"welcome": proof}, or {"refused": "token"} or {"refused": "taken", "host"}. Then a process sends
     {"ready": fingerprint, "start_timeout", "heartbeat"}     its config and data are good; see fingerprints.py
     {"barrier": name}, {"failed": Termination}, {"bye": true}, {"ping": true}
-and the coordinator {"go": "host:port", for jax}, {"barrier": name}, {"end": Termination}, {"ping": true}.
+and the coordinator {"go": true}, {"barrier": name}, {"end": Termination}, {"ping": true}.
 
 A proof is an HMAC-SHA256 of both challenges, keyed by the token of this attempt, which lies in the workdir. Whatever
-comes over a socket is checked here before anything else sees it: what is not as above raises ValueError.
+comes over a socket is checked here first; anything else than the above raises ValueError.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 LIMIT = 1 << 16  # bytes of a message
-PING = 1.0  # seconds between two signs of life
-HEARTBEAT = 60.0  # of a connection until that of the config is known
-HANDSHAKE = 5.0  # seconds in which the other side must have proved who it is
-MOST_PROCESSES = 1 << 20
-LONGEST_WAIT = 86_400.0  # seconds, of any timeout
-TEXT, NAME, PLACE = 2000, 200, 40  # characters of a sentence, a host or a barrier, a phase
+PING = 1.0  # seconds between two pings
+HEARTBEAT = 60.0  # seconds of silence that end a connection, until config.pod.heartbeat is known
+HANDSHAKE = 5.0  # seconds in which the other side must have proved that it belongs to the run
+MAX_PROCESSES = 1 << 20
+MAX_TIMEOUT = 86_400.0  # seconds
+MAX_TEXT, MAX_NAME, MAX_PHASE = 2000, 200, 40  # characters of a sentence, of a host or a barrier, of a phase
 OWN_KINDS = ("exception", "signal", "hang")  # of termination, that a process reports of itself
+SILENT = "has given no sign of life for {:g} s: it is stopped, or cut off"
 PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
 
 
-def one_line(text: Any, limit: int = TEXT) -> str:
+def one_line(text: Any, limit: int = MAX_TEXT) -> str:
     """Returns text from the network in one line without control, format or bidirectional characters, cut to `limit`."""
     if not isinstance(text, str):
         raise ValueError("not a text")
@@ -45,7 +46,7 @@ def one_line(text: Any, limit: int = TEXT) -> str:
 
 
 def integer(value: Any, low: int, high: int) -> int:
-    """Returns an integer within [low, high]; true and false are none."""
+    """Returns an integer within [low, high]; true and false are not integers."""
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"not an integer from {low} to {high}")
     return value
@@ -53,7 +54,7 @@ def integer(value: Any, low: int, high: int) -> int:
 
 def seconds(value: Any) -> float:
     """Returns a positive, finite number of seconds."""
-    if type(value) not in (int, float) or not 0 < value <= LONGEST_WAIT:
+    if type(value) not in (int, float) or not 0 < value <= MAX_TIMEOUT:
         raise ValueError("not a number of seconds")
     return float(value)
 
@@ -66,7 +67,7 @@ def hexadecimal(value: Any) -> str:
 
 
 def prove(token: bytes, role: str, *parts: str | int) -> str:
-    """Returns the proof that whoever has said `parts` knows the token; the two roles have different ones."""
+    """Returns the proof that the sender of `parts` knows the token; it differs between the two roles."""
     return hmac.new(token, json.dumps([role, *parts]).encode(), hashlib.sha256).hexdigest()
 
 
@@ -82,10 +83,10 @@ class Hello:
 
     @classmethod
     def read(cls, message: dict[str, Any]) -> Self:
-        """Checks a hello of anybody; raises ValueError."""
-        processes = integer(message.get("processes"), 1, MOST_PROCESSES)
+        """Checks the hello of a stranger; raises ValueError."""
+        processes = integer(message.get("processes"), 1, MAX_PROCESSES)
         process = integer(message.get("hello"), 0, processes - 1)
-        host = one_line(message.get("host"), NAME)
+        host = one_line(message.get("host"), MAX_NAME)
         return cls(process, processes, host, hexadecimal(message.get("challenge")), hexadecimal(message.get("proof")))
 
 
@@ -97,7 +98,7 @@ class Termination:
       process, host: the one that ends it.
       kind: "exception", "signal", "hang", "gone" (its connection broke) or "silent" (stopped, or cut off).
       code: exit code of all processes, never 0.
-      what: a sentence; for "gone" and "silent", the predicate of one that begins with the host.
+      what: a sentence; for "gone" and "silent", the predicate of a sentence that begins with the host.
       step, phase: where it was.
     """
 
@@ -117,38 +118,37 @@ class Termination:
 
     @classmethod
     def read(cls, fields: Any, kinds: tuple[str, ...] = (*OWN_KINDS, "gone", "silent")) -> Self:
-        """Checks the fields of one that came over a connection; raises ValueError."""
+        """Checks the fields of a termination that came over a connection; raises ValueError."""
         names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(fields, dict) or fields.keys() != names or fields["kind"] not in kinds:
             raise ValueError("not a termination")
         return cls(
-            integer(fields["process"], 0, MOST_PROCESSES),
-            one_line(fields["host"], NAME),
+            integer(fields["process"], 0, MAX_PROCESSES),
+            one_line(fields["host"], MAX_NAME),
             fields["kind"],
             integer(fields["code"], 1, 255),
             one_line(fields["what"]),
             None if fields["step"] is None else integer(fields["step"], 0, 1 << 62),
-            one_line(fields["phase"], PLACE),
+            one_line(fields["phase"], MAX_PHASE),
         )
 
 
 class Connection:
-    """One connection; any thread may send, one receives."""
+    """A connection: any thread may send, one receives."""
 
-    def __init__(self, connection: socket.socket):
-        """Takes the socket over."""
-        self._socket = connection
-        self._lock = threading.RLock()  # a signal's handler sends too
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, connected: socket.socket):
+        self._socket = connected
+        self._lock = threading.RLock()  # a signal handler sends too
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.set_timeout(HEARTBEAT)
-        self._file = connection.makefile("rb")
+        self._file = connected.makefile("rb")
 
-    def set_timeout(self, limit: float) -> None:
+    def set_timeout(self, timeout: float) -> None:
         """Sets the seconds of silence after which receiving raises TimeoutError."""
-        self._socket.settimeout(limit)
+        self._socket.settimeout(timeout)
 
     def send(self, **message: Any) -> None:
-        """Sends a message; if the other side is gone it does nothing: the receiving thread will notice."""
+        """Sends a message; does nothing if the other side is gone, which the receiving thread will notice."""
         data = json.dumps(message, allow_nan=False).encode() + b"\n"
         if len(data) > LIMIT:
             raise ValueError(f"a message of {len(data)} bytes; at most {LIMIT} are allowed")
@@ -156,11 +156,11 @@ class Connection:
             self._socket.sendall(data)
 
     def receive(self) -> dict[str, Any] | None:
-        """Returns the next message, None at the end of the connection.
+        """Returns the next message, None at the end of the connection; reads at most `LIMIT` bytes.
 
         Raises:
           OSError: the connection broke.
-          ValueError: what came is no message, or longer than `LIMIT`; the rest of it is not read.
+          ValueError: not a message.
         """
         line = self._file.readline(LIMIT)
         if not line:
@@ -176,17 +176,15 @@ class Connection:
         return message
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yields messages to the end of the connection; raises as `receive`."""
-        while (message := self.receive()) is not None:
-            yield message
+        return iter(self.receive, None)
 
     def close(self) -> None:
-        """Closes it, for both sides and for the thread that receives."""
+        """Closes it, for both sides and for the receiving thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Closes it and frees what it holds; of the thread that receives, when it no longer does."""
+        """Closes it and frees its file descriptors; for the receiving thread, when it has stopped receiving."""
         self.close()
         for each in (self._file, self._socket):
             with contextlib.suppress(OSError):
@@ -198,8 +196,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError("not a finite number")
     return value
-
-
-def silence(limit: float) -> str:
-    """Returns what is said of a process that has not been heard of for so many seconds."""
-    return f"has given no sign of life for {limit:g} s: it is stopped, or cut off"

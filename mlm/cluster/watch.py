@@ -1,12 +1,11 @@
-"""Where this process is, why it ended, and whether it hangs: in files that outlive it. Without jax.
+"""Where this process is, whether it hangs, and why it ended: in files that outlive it. Without jax.
 
-    progress.json   where it was last: step, phase, time
-    cause.json      why it ended other than with 0: the first reason alone, never replaced
-    stacks.txt      the stacks of all threads, on a hang or a fatal signal
+    progress.json   the last step, phase and time
+    cause.json      why it ended with another code than 0: the first reason, never replaced
+    stacks.txt      the stacks of all threads, after a hang or a fatal signal
 
-They lie in $MLM_HOST_DIR, or in {workdir}/hosts/{process} if the run has several processes and a workdir that is no
-bucket; without such a folder the stacks go to stderr. A single process is watched for hangs where it has a TPU, or that
-variable.
+They lie in $MLM_HOST_DIR, or in {workdir}/hosts/{process} if the run has several processes and a local workdir; without
+such a folder the stacks go to stderr. A single process is watched only if it has a TPU, or $MLM_HOST_DIR is set.
 """
 
 from __future__ import annotations
@@ -27,59 +26,48 @@ from typing import Any, NoReturn, TypeVar
 
 from ml_collections import ConfigDict
 
-from mlm.cluster import detect, ports
+from mlm.cluster import detect, messages, ports
 from mlm.cluster.client import Client
 from mlm.cluster.detect import Cluster
 from mlm.cluster.messages import Termination
 from mlm.errors import InputError, PreemptedError, StopError
-from mlm.paths import UPath
+from mlm.paths import UPath, is_remote
 
-TICK = 0.5  # seconds
-UNTIMED = "data"  # the phase of tokenizer and shards, whose hosts have config.shards.patience with one another
-ONCE_A_RUN = ("start", "compile", "save")  # phases that have no beat of their own: they may take
-PATIENCE = 4  # times as long as config.pod.hang, that is
-HEAR = 2.0  # seconds in which a crash waits to hear whether it is only the consequence of another host's end
+INTERVAL = 0.5  # seconds between two looks of the thread
+UNTIMED = "data"  # the phase of tokenizer and shards; config.shards.patience limits their waiting for other hosts
+SLOW_PHASES = ("start", "compile", "save")  # they report no progress of their own, and so may take
+SLOW_FACTOR = 4  # times as long as config.pod.hang
+CAUSE_WAIT = 2.0  # seconds that a crash waits for the news that another process failed first
 Item = TypeVar("Item")
 
 
 class Watch:
-    """What one process notes of itself. `at` is cheap: a thread does the rest."""
+    """The progress and the end of this process. A thread writes the files and notices a hang."""
 
-    def __init__(self, name: str, folder: Path | None):
-        """Starts to watch.
-
-        Args:
-          name: of the command.
-          folder: for the files above, made when its parent is there; None for nowhere.
-        """
-        self.name, self.cluster = name, Cluster()
-        self.peers: Client | None = None
+    def __init__(self, command: str, folder: Path | None):
+        """Starts to watch; `folder` is for the files above, and is made when its parent is there."""
+        self.command, self.cluster = command, Cluster()
+        self.client: Client | None = None
         self._folder, self._host = folder, socket.gethostname()
-        self._place: tuple[str, int | None, float, float] = ("start", None, time.monotonic(), time.time())
+        self._position: tuple[str, int | None, float, float] = ("start", None, time.monotonic(), time.time())
         self._hang = self._heartbeat = 0.0
-        self._asked: tuple[str, float] | None = None  # to end: the signal's name, and when
-        self._lock, self._files = threading.RLock(), threading.RLock()
-        self._ended = False  # the first reason is known
-        self._over = False  # all is done
+        self._signal: tuple[str, float] | None = None  # that asked this process to end, and when
+        self._lock = threading.RLock()  # of the files and of the first reason
+        self._ended = self._done = False  # the first reason is known; all is done
         self._stacks: Any = None
         self._thread: threading.Thread | None = None
         if folder is not None:
             self._start()
 
-    @property
-    def process(self) -> int:
-        """Which process of the run this is."""
-        return self.cluster.process_id
-
     def join(self, cluster: Cluster, workdir: str, pod: ConfigDict) -> None:
-        """Takes the place in the run that was found, and starts to connect to the other processes.
+        """Takes the place in the run that was detected, and starts to connect to the other processes.
 
         Raises:
-          InputError: a port that can't be used, or as `Client`.
+          InputError, StopError: a port that can't be used, or as `Client`.
         """
         self.cluster, self._hang = cluster, pod.hang
         several = cluster.processes > 1
-        if self._folder is None and several and workdir and "://" not in workdir:
+        if self._folder is None and several and workdir and not is_remote(workdir):
             self._folder = Path(workdir) / "hosts" / str(cluster.process_id)
         if several or detect.tpu_is_attached():
             self._start()
@@ -87,11 +75,11 @@ class Watch:
             for name in ("port", "jax_port"):
                 if pod[name] in detect.libtpu_ports():
                     raise InputError(f"config.pod.{name} = {pod[name]}: libtpu uses this port; choose another one.")
-            self.peers = Client(
-                ports.address(cluster.coordinator, pod.port),
+            self.client = Client(
+                ports.parse_address(cluster.coordinator, pod.port),
                 cluster.processes,
                 cluster.process_id,
-                self._peer_ended,
+                self._run_ended,
                 token=UPath(workdir) / "hosts" / "token",
                 jax_port=pod.jax_port,
                 start_timeout=pod.start_timeout,
@@ -102,145 +90,145 @@ class Watch:
             self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
             self._thread.start()
 
-    def arm(self, *, hang: float, heartbeat: float) -> None:
-        """Sets the seconds without progress after which the process ends itself, and those without any sign of life."""
+    def set_limits(self, *, hang: float, heartbeat: float) -> None:
+        """Sets the seconds without progress, and without any Python thread running, after which the process ends."""
         self._hang, self._heartbeat = hang, heartbeat
-        self.at("start")
+        self.progress("start")
 
-    def at(self, phase: str, step: int | None = None) -> None:
+    def progress(self, phase: str, step: int | None = None) -> None:
         """Notes that the process has come to a phase of a step (see `messages.PHASES`)."""
-        self._place = (phase, step, time.monotonic(), time.time())
+        self._position = (phase, step, time.monotonic(), time.time())
 
-    def beats(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yields the items; each one is progress in the phase that it comes in."""
-        for item in items:
-            self.at(*self._place[:2])
-            yield item
-
-    def wait_for_all(self, name: str) -> None:
-        """Waits until every process has come here, however long it takes; nothing in a single one."""
-        if self.peers is not None:
+    def barrier(self, name: str) -> None:
+        """Waits until every process has come here, however long it takes."""
+        if self.client is not None:
             hang, self._hang = self._hang, 0.0
-            self.peers.barrier(name)
-            self.at(*self._place[:2])
+            self.client.barrier(name)
+            self.progress(*self._position[:2])
             self._hang = hang
 
-    def asked(self, signal_name: str) -> None:
-        """Notes that this process, not another one, was asked to end."""
-        self._asked = self._asked or (signal_name, time.time())
+    def signaled(self, name: str) -> None:
+        """Notes that a signal asked this process, not another one, to end."""
+        self._signal = self._signal or (name, time.time())
 
     def end(self, code: int) -> int:
         """Leaves the run in good order; returns the code."""
         if code == 0:
-            self.at("done", self._place[1])
-            self.wait_for_all("done")
-        self._over = True
+            self.progress("done", self._position[1])
+            self.barrier("done")
+        self._done = True
         self._write_progress()
-        if self.peers is not None:
+        if self.client is not None:
             if "jax" in sys.modules:  # it waits for the other processes, and they are still watched
                 sys.modules["jax"].distributed.shutdown()
-            self.peers.close()
-        self._close_stacks()
+            self.client.close()
+        if self._thread is not None:
+            self._thread.join(2 * INTERVAL)
+        if self._stacks is not None and not self._stacks.tell():
+            with contextlib.suppress(OSError):
+                (self._folder / "stacks.txt").unlink()
         return code
 
     def failed(self, error: BaseException, code: int) -> int:
-        """Writes down why the process ends, and tells the others; returns the exit code.
+        """Records why the process ends, and notifies the others; returns the exit code.
 
         One of several processes does not return: jax's own exit waits for the others.
         """
-        if self.peers is not None and not isinstance(error, StopError | KeyboardInterrupt):
-            time.sleep(HEAR)  # a collective breaks when another host dies: then `_peer_ended` ends this process
-        what, kind, when = str(error) or type(error).__name__, "exception", time.time()
-        if isinstance(error, PreemptedError | KeyboardInterrupt):
-            name, when = self._asked or ("", when)
-            kind = "signal" if name or isinstance(error, KeyboardInterrupt) else "peer"
-            what = f"{name or 'Ctrl-C'}: {what}" if kind == "signal" else what
-        foreseen = isinstance(error, StopError | KeyboardInterrupt)
-        text = "" if foreseen else "".join(traceback.format_exception(error))
-        self._note(kind, code, what if foreseen else f"{type(error).__name__}: {what.splitlines()[0]}", text, when)
+        expected = isinstance(error, StopError | KeyboardInterrupt)
+        if self.client is not None and not expected:
+            time.sleep(CAUSE_WAIT)  # a collective breaks when another process dies: then `_run_ended` ends this one
+        kind, what, when, stack = "exception", str(error) or type(error).__name__, time.time(), ""
+        if not expected:
+            what, stack = f"{type(error).__name__}: {what.splitlines()[0]}", "".join(traceback.format_exception(error))
+        elif isinstance(error, PreemptedError) and self._signal is None:
+            kind = "peer"
+        elif isinstance(error, PreemptedError | KeyboardInterrupt):
+            name, when = self._signal or ("Ctrl-C", when)
+            kind, what = "signal", f"{name}: {what}"
+        self._record(kind, code, what, stack=stack, when=when)
         if isinstance(error, PreemptedError):
             return self.end(code)  # all have agreed on it
-        self._tell(kind, code, what)
+        self._notify(kind, code, what)
         return code
 
     def stopped(self, signal_name: str) -> NoReturn:
-        """Ends at once, for a signal that came where there is nothing to save."""
-        self.asked(signal_name)
+        """Ends at once, after a signal that came before there was anything to save."""
         what = f"{signal_name}: stopped before there was anything to save"
-        self._note("signal", PreemptedError.code, what)
-        self._tell("signal", PreemptedError.code, what)
+        self._record("signal", PreemptedError.code, what)
+        self._notify("signal", PreemptedError.code, what)
         _exit(PreemptedError.code)
 
-    def _tell(self, kind: str, code: int, what: str) -> None:
-        if self.peers is not None:
-            phase, step, *_ = self._place
-            self.peers.notify(Termination(self.process, self._host, kind, code, what, step, phase))
+    def _notify(self, kind: str, code: int, what: str) -> None:
+        if self.client is not None:
+            phase, step, *_ = self._position
+            self.client.notify(Termination(self.cluster.process_id, self._host, kind, code, what, step, phase))
             _exit(code)
 
-    def _peer_ended(self, end: Termination) -> None:
-        """Ends this process since the run has ended; called in a thread, whatever the main one is at."""
-        own = end.process == self.process and end.kind in ("exception", "signal", "hang")
-        what = end.what if own else end.sentence
-        if self._note(end.kind if own else "peer", end.code, what, of=None if own else end):
-            print(f"mlm {self.name}: {what}", file=sys.stderr, flush=True)
-            self.peers.leave()
-            _exit(end.code)
+    def _run_ended(self, termination: Termination) -> None:
+        """Ends this process because the run has ended; called in a thread, whatever the main one is doing."""
+        own = termination.process == self.cluster.process_id and termination.kind in messages.OWN_KINDS
+        kind, what = (termination.kind, termination.what) if own else ("peer", termination.sentence)
+        if self._record(kind, termination.code, what, of=None if own else termination):
+            print(f"mlm {self.command}: {what}", file=sys.stderr, flush=True)
+            self.client.leave()
+            _exit(termination.code)
 
     def _run(self) -> None:
         written = None
-        while not (self._ended or self._over):
-            if self._place != written:
-                written = self._place
+        while not (self._ended or self._done):
+            if self._position != written:
+                written = self._position
                 self._write_progress()
-            phase, _, begin, _ = self._place
-            limit = self._hang * (PATIENCE if phase in ONCE_A_RUN else 1)
+            phase, _, begin, _ = self._position
+            limit = self._hang * (SLOW_FACTOR if phase in SLOW_PHASES else 1)
             if limit and phase != UNTIMED and time.monotonic() - begin > limit:
                 self._hung(phase, limit)
-            if self._heartbeat:  # where no Python thread runs, not even this one, C ends the process
+            if self._heartbeat:  # if no Python thread runs, not even this one, C ends the process
                 faulthandler.dump_traceback_later(self._heartbeat, exit=True, file=self._stacks or sys.stderr)
-            time.sleep(TICK)
-        faulthandler.cancel_dump_traceback_later()  # the end of Python may take longer
+            time.sleep(INTERVAL)
+        faulthandler.cancel_dump_traceback_later()  # Python's own exit may take longer
 
     def _hung(self, phase: str, limit: float) -> None:
-        what = f"no progress for {limit:g} s (config.pod.hang{f' times {PATIENCE}' * (phase in ONCE_A_RUN)})"
+        what = f"no progress for {limit:g} s (config.pod.hang{f' times {SLOW_FACTOR}' * (phase in SLOW_PHASES)})"
         file = self._stacks if self._open_stacks() else sys.stderr
         faulthandler.dump_traceback(file, all_threads=True)
-        if self._note("hang", 1, what):
+        if self._record("hang", 1, what):
             where = f"stacks.txt in {self._folder}" if self._stacks else "the stacks above"
-            print(f"mlm {self.name}: {what}, in {phase}; see {where}", file=sys.stderr, flush=True)
-            self._tell("hang", 1, what)
+            print(f"mlm {self.command}: {what}, in {phase}; see {where}", file=sys.stderr, flush=True)
+            self._notify("hang", 1, what)
             _exit(1)
 
-    def _note(
-        self, kind: str, code: int, what: str, text: str = "", when: float | None = None, of: Termination | None = None
+    def _record(
+        self, kind: str, code: int, what: str, *, stack: str = "", when: float = 0.0, of: Termination | None = None
     ) -> bool:
-        """Writes cause.json; returns whether this is the first reason. `of`: the end of another process, if it is."""
+        """Writes cause.json, unless another reason came first; returns whether it did. `of`: the other process's."""
         with self._lock:
             if self._ended:
                 return False
             self._ended = True
-        phase, step, *_ = self._place
-        self._write_progress()
-        who = {"host": self._host, "process": self.process, "step": step, "phase": phase}
-        why = {"kind": kind, "time": when or time.time(), "code": code, "what": what, "traceback": text}
-        self._write("cause.json", why | who | ({} if of is None else {"of": dataclasses.asdict(of)}))
+            self._write_progress()
+            phase, step, *_ = self._position
+            cause = {"kind": kind, "time": when or time.time(), "code": code, "what": what, "traceback": stack}
+            cause |= {"host": self._host, "process": self.cluster.process_id, "step": step, "phase": phase}
+            self._write("cause.json", cause | ({} if of is None else {"of": dataclasses.asdict(of)}))
         return True
 
     def _write_progress(self) -> None:
-        with self._files:  # an older place must not replace a newer one
-            phase, step, _, when = self._place
-            place = {"step": step, "phase": phase, "time": when}
-            self._write("progress.json", place | {"process": self.process, "host": self._host, "pid": os.getpid()})
+        with self._lock:  # an older position must not replace a newer one
+            phase, step, _, when = self._position
+            position = {"step": step, "phase": phase, "time": when}
+            process = {"process": self.cluster.process_id, "host": self._host, "pid": os.getpid()}
+            self._write("progress.json", position | process)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        with self._files, contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError):
             if self._open_stacks():
                 temporary = self._folder / f".{name}"
                 temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
                 temporary.replace(self._folder / name)
 
     def _open_stacks(self) -> bool:
-        """Makes the folder as soon as that can be, without what an earlier run left; returns whether it is there."""
+        """Makes the folder as soon as possible, and removes what an earlier run left; returns whether it is there."""
         if self._stacks is None and self._folder is not None:
             with contextlib.suppress(OSError):
                 self._folder.parent.mkdir(exist_ok=True)
@@ -250,13 +238,6 @@ class Watch:
                 self._stacks = (self._folder / "stacks.txt").open("w")
                 faulthandler.enable(self._stacks, all_threads=True)
         return self._stacks is not None
-
-    def _close_stacks(self) -> None:
-        if self._thread is not None:
-            self._thread.join(2 * TICK)
-        if self._stacks is not None and not self._stacks.tell():
-            with contextlib.suppress(OSError):
-                (self._folder / "stacks.txt").unlink()
 
 
 def _exit(code: int) -> NoReturn:
@@ -269,29 +250,31 @@ def _exit(code: int) -> NoReturn:
 current = Watch("", None)
 
 
-def begin(name: str) -> Watch:
-    """Starts the watch of this process."""
+def begin(command: str) -> Watch:
+    """Starts to watch this process."""
     global current
     folder = os.environ.get("MLM_HOST_DIR")
-    current = Watch(name, Path(folder) if folder else None)
+    current = Watch(command, Path(folder) if folder else None)
     return current
 
 
 def progress(phase: str, step: int | None = None) -> None:
-    """Notes where this process is; see `Watch.at`."""
-    current.at(phase, step)
+    """Notes that this process has come to a phase of a step."""
+    current.progress(phase, step)
 
 
 def is_primary() -> bool:
-    """Returns whether this is the process that writes what is written once."""
-    return current.process == 0
+    """Returns whether this is process 0, which writes what is written once."""
+    return current.cluster.process_id == 0
 
 
 def barrier(name: str) -> None:
-    """Waits until every process has come here; see `Watch.wait_for_all`."""
-    current.wait_for_all(name)
+    """Waits until every process has come here, however long it takes; does nothing in a single process."""
+    current.barrier(name)
 
 
-def beats(items: Iterable[Item]) -> Iterator[Item]:
-    """Yields the items; see `Watch.beats`."""
-    return current.beats(items)
+def with_progress(items: Iterable[Item]) -> Iterator[Item]:
+    """Yields the items; each one counts as progress in the current phase."""
+    for item in items:
+        current.progress(*current._position[:2])
+        yield item

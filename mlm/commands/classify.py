@@ -48,7 +48,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
     with common.locked(workdir):
         examples = open_examples(config, workdir, Hosts(args.processes, args.process_id))
-        distributed.initialize(config, workdir, examples, saves=True)
+        distributed.initialize(config, workdir, examples.fingerprint, examples.tokenizer_fingerprint, saves=True)
         common.keep_compiled(workdir)
         config, body, start = _model(config, workdir, examples)
         task = classification.Classification(config, examples, body, start)

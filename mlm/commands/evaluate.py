@@ -30,9 +30,10 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     common.join(args, overrides, task=task, meet=True, create=False)
     config = common.read_config(args, overrides, task=task)
     manifest = None if classifies else common.open_data(config, workdir)  # before jax is imported
+    fingerprints = () if classifies else (manifest.fingerprint, manifest.tokenizer_fingerprint)
     from mlm.cluster import distributed
 
-    distributed.initialize(config, workdir, manifest, saves=False)
+    distributed.initialize(config, workdir, *fingerprints, saves=False)
     if classifies:
         from mlm.inference import evaluate_classifier
 

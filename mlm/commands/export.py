@@ -41,7 +41,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             from mlm.cluster import distributed
 
             config = configs.load_saved(workdir.config, overrides, task=task)
-            distributed.initialize(config, workdir, None, saves=False)
+            distributed.initialize(config, workdir, saves=False)
         write_export(workdir, torch_python=args.torch)
     if args.process_id == 0:
         print(workdir.export)

@@ -23,7 +23,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.tasks.pretraining import Pretraining
     from mlm.training import loop
 
-    distributed.initialize(config, workdir, manifest, saves=True)
+    distributed.initialize(config, workdir, manifest.fingerprint, manifest.tokenizer_fingerprint, saves=True)
     with common.locked(workdir):
         common.keep_compiled(workdir)
         loop.run_task(config, workdir, (args.pretraining or Pretraining).open(config, workdir, manifest))

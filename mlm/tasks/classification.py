@@ -221,7 +221,7 @@ def evaluate(
     """
     rows = config.evaluate.batch
     batches = data.eval_batches(examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
-    found = evaluation.of_rows(eval_step, params, cluster.beats(batches), mesh=mesh, rows=rows)
+    found = evaluation.of_rows(eval_step, params, cluster.with_progress(batches), mesh=mesh, rows=rows)
     order, own = data.eval_order(examples, split), examples.splits[split]
     loss_N, predicted_N = (np.empty(len(order), np.float32) for _ in range(2))
     for column_N, values in zip((loss_N, predicted_N), found, strict=True):

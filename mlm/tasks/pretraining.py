@@ -269,7 +269,9 @@ def score_split(
     return evaluation.score(
         eval_step,
         params,
-        cluster.beats(batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))),
+        cluster.with_progress(
+            batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
+        ),
         mesh=mesh,
         rows=rows,
         tokens_per_byte=own.tokens / own.text_bytes if own.text_bytes else None,
