@@ -3,7 +3,6 @@
 import itertools
 import pathlib
 import sysconfig
-from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,11 +15,11 @@ LENGTH = 32
 COUNTS = {"train": 6, "validation": 2}
 
 
-def documents(sources: tuple[str, ...], *, counts: Counter | None = None, **settings) -> Iterator[corpus.Document]:
-    """`corpus.documents` with the defaults of configs/base.py."""
+def documents(sources: tuple[str, ...], **settings) -> corpus.Corpus:
+    """With the defaults of configs/base.py."""
     defaults = {"field": "text", "streaming": False, "validation_fraction": 0.1, "max_documents": 0}
     settings = {"weights": (1.0,) * len(sources), **defaults, **settings}
-    return corpus.documents(sources=sources, counts=counts, **settings)
+    return corpus.Corpus(sources, **settings)
 
 
 def train_tokenizer(texts: list[str], folder: pathlib.Path, kind: str = "unigram", **settings) -> str:

@@ -141,7 +141,7 @@ def test_sample_is_the_beginning_of_the_corpus(texts, tmp_path):
     documents = list(inputs.sample(config, 0.05))
     sizes = [len(document.text) for document in documents]
     assert sum(sizes[:-1]) < 50_000 <= sum(sizes)
-    train = [document.text for document in corpus.documents(**config.corpus.to_dict()) if document.split == "train"]
+    train = [document.text for document in corpus.Corpus(**config.corpus.to_dict()) if document.split == "train"]
     assert [document.text for document in documents] == train[: len(documents)]
     assert {document.split for document in documents} == {"train", "validation"}
 

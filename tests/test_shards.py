@@ -102,16 +102,14 @@ def test_words_that_look_like_special_tokens_stay_text(texts, tokenizer_folder, 
 
 def test_duplicates_and_documents_are_counted(texts, tokenizer_folder, tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:300] + texts[:40]))
-    tally = Counter()
     made = shards.write(
-        documents((f"jsonl:{tmp_path}/a.jsonl",), counts=tally),
+        documents((f"jsonl:{tmp_path}/a.jsonl",)),
         tokenizer_folder=tokenizer_folder,
         folder=str(tmp_path / "shards"),
         length=LENGTH,
         counts=COUNTS,
         workers=1,
         source="a",
-        tally=tally,
     )
     splits = made.splits.values()
     assert sum(split.documents for split in splits) == 300

@@ -137,7 +137,7 @@ def test_a_command_that_was_started_twice_is_refused(arguments, workdir):
 
 def write(texts: list[str], folder: pathlib.Path, tokenizer_folder: str, place: Hosts, **settings):
     stream = (corpus.Document(text, "train" if n % 10 else "validation") for n, text in enumerate(texts))
-    fixed = {"length": LENGTH, "counts": COUNTS, "source": "texts", "workers": 1, "patience": 60.0}
+    fixed = {"length": LENGTH, "counts": COUNTS, "source": "texts", "workers": 1}
     return shards.write(
         stream, tokenizer_folder=tokenizer_folder, folder=str(folder), hosts=place, **(fixed | settings)
     )
@@ -146,8 +146,8 @@ def write(texts: list[str], folder: pathlib.Path, tokenizer_folder: str, place: 
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_DOCUMENTS", 25)
-    monkeypatch.setattr(hosts, "SAY_EVERY", 0.2)
-    monkeypatch.setattr(hosts, "DIFFERS_AFTER", 0.5)
+    monkeypatch.setattr(hosts, "REPORT_EVERY", 0.2)
+    monkeypatch.setattr(hosts, "RESTART_TIME", 0.5)
 
 
 def run_hosts(count: int, texts: list[str], folder: pathlib.Path, tokenizer_folder: str, **settings) -> list:
@@ -156,7 +156,7 @@ def run_hosts(count: int, texts: list[str], folder: pathlib.Path, tokenizer_fold
 
     def host(index: int) -> None:
         try:
-            ends[index] = write(texts, folder, tokenizer_folder, Hosts(count, index), **settings)
+            ends[index] = write(texts, folder, tokenizer_folder, Hosts(count, index, timeout=60.0), **settings)
         except Exception as error:
             ends[index] = error
 
@@ -181,7 +181,7 @@ def test_several_hosts_write_what_one_writes(small, texts, tokenizer_folder, tmp
 
 def test_a_host_that_does_not_come_is_named(small, texts, tokenizer_folder, tmp_path, capfd):
     with pytest.raises(PreemptedError) as error:
-        write(texts[:400], tmp_path / "shards", tokenizer_folder, Hosts(3, 1), patience=2.0)
+        write(texts[:400], tmp_path / "shards", tokenizer_folder, Hosts(3, 1, timeout=2.0))
     for words in ("blocks of host 0", "blocks of host 2", "no sign of host 0, 2", "config.shards.patience"):
         assert words in str(error.value)
     assert "host 1," not in str(error.value)

@@ -81,7 +81,7 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
 def sample(config: ConfigDict, megabytes: float) -> Iterator[Document]:
     """Yields the first training documents of the corpus, some of them as validation documents."""
     left = megabytes * 1e6
-    documents = corpus.documents(**config.corpus.to_dict())
+    documents = corpus.Corpus(**config.corpus.to_dict())
     texts = (document.text for document in documents if document.split == "train")
     for number, text in enumerate(texts):
         yield Document(text, "train" if number % VALIDATION else "validation")

@@ -47,7 +47,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.training import loop
 
     with common.locked(workdir):
-        examples = open_examples(config, workdir, Hosts(args.processes, args.process_id))
+        examples = open_examples(config, workdir, Hosts(args.processes, args.process_id, config.shards.patience))
         distributed.initialize(config, workdir, examples.fingerprint, examples.tokenizer_fingerprint, saves=True)
         common.keep_compiled(workdir)
         config, body, start = _model(config, workdir, examples)

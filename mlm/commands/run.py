@@ -36,7 +36,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
     begin = time.monotonic()
     with common.locked(workdir):
-        hosts = Hosts(args.processes, args.process_id)
+        hosts = Hosts(args.processes, args.process_id, config.shards.patience)
         cluster.progress(watch.UNTIMED)
         make_tokenizer(config, workdir, hosts)
         make_shards(config, workdir, hosts)

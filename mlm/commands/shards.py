@@ -7,7 +7,6 @@ import json
 import resource
 import sys
 import time
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
@@ -34,7 +33,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides, meet=False)
     from mlm.data.hosts import Hosts
 
-    hosts = Hosts(args.processes, args.process_id)
+    hosts = Hosts(args.processes, args.process_id, config.shards.patience)
     cluster.progress(watch.UNTIMED)
     with workdir.locked(part=str(args.process_id) if args.processes > 1 else ""):
         make_tokenizer(config, workdir, hosts)
@@ -49,24 +48,21 @@ def make_shards(config: ConfigDict, workdir: Workdir, hosts: Hosts | None = None
     from mlm.data import corpus, shards
     from mlm.data.manifest import NAME, holds_foreign_shards
 
-    folder, hosts = workdir.shards_of(config), hosts or shards.ALONE
+    folder, hosts = workdir.shards_of(config), hosts or shards.ONE_HOST
     if config.shards.dir and holds_foreign_shards(folder):
         _say(f"shards: {folder}, without a manifest, used as they are")
         return
     there = (UPath(folder) / NAME).is_file()
     begin = time.monotonic()
-    counts: Counter = Counter()
     manifest = shards.write(
-        corpus.documents(**config.corpus.to_dict(), counts=counts),
+        corpus.Corpus(**config.corpus.to_dict()),
         tokenizer_folder=str(workdir.tokenizer),
         folder=folder,
         length=config.shards.length,
         counts={"train": config.shards.count, "validation": config.shards.validation_count},
         workers=config.shards.workers,
         source=json.dumps(config.corpus.to_dict()),
-        tally=counts,
         hosts=hosts,
-        patience=config.shards.patience,
     )
     seconds = time.monotonic() - begin
     tokens = sum(split.tokens for split in manifest.splits.values())

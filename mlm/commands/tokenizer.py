@@ -41,10 +41,9 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, hosts: Hosts | None = N
 
     Raises:
       InputError: one of other settings is there, or the config asks for what can't be.
-      PreemptedError: the first host has not made it in config.shards.patience seconds.
+      PreemptedError: the first host has not made it in time.
     """
     from mlm.data import corpus, tokenizer
-    from mlm.data.hosts import wait
     from mlm.data.manifest import holds_foreign_shards
 
     path, recipe = config.tokenizer.path, workdir.tokenizer / RECIPE
@@ -52,9 +51,9 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, hosts: Hosts | None = N
     if path:
         settings = {"path": path}
     if hosts is not None and hosts.index:
-        wait(
-            lambda: (0 if recipe.is_file() else 1, lambda: f"the tokenizer of host 0 in {workdir.tokenizer}"),
-            patience=config.shards.patience,
+        hosts.wait(
+            lambda: [] if recipe.is_file() else [0],
+            lambda missing: f"the tokenizer of host 0 in {workdir.tokenizer}",
         )
     if children(workdir.tokenizer) and not is_begun(workdir.tokenizer, last=RECIPE):
         if logs.read_object(recipe) != json.loads(json.dumps(settings)):
@@ -72,7 +71,7 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, hosts: Hosts | None = N
         else:
             keys = config.tokenizer.to_dict()
             del keys["path"]
-            documents = corpus.documents(**config.corpus.to_dict())
+            documents = corpus.Corpus(**config.corpus.to_dict())
             texts = (document.text for document in documents if document.split == "train")
             tokenizer.train(texts, **keys, length=config.model.positions, folder=str(new))
         (new / RECIPE).write_text(json.dumps(settings))

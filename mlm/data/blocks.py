@@ -1,7 +1,7 @@
 """Map: documents -> blocks of tokens, each in a file whose name says what it holds.
 
-The file appears under that name when it is whole: so the folder alone tells what is done, to every host and after a
-kill. The name has a hash of the block's texts, so that a block of another corpus is never taken for this one.
+A file appears under that name when it is complete, so a listing of the folder shows what is done, to every host and
+after a kill. The name has a hash of the block's texts, so that a block of another corpus is never mistaken for it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tqdm import tqdm
 from mlm.data import tokenizer
 from mlm.data.corpus import Document
 from mlm.data.hosts import Hosts
+from mlm.data.manifest_rules import SPLITS
 from mlm.errors import DamageError
 from mlm.paths import UPath, put_file, sizes
 
-SPLITS = ("train", "validation")
 BLOCK_BYTES = 4_000_000  # of text, and at most so many documents:
 BLOCK_DOCUMENTS = 4096
 BATCH_DOCUMENTS = 256  # tokenized in one call
 
 
 class Key(NamedTuple):
-    """Which block: its number, its split, and a hash of its texts."""
+    """Identifies a block: its number, its split, and a hash of its texts."""
 
     number: int
     split: str
@@ -41,7 +41,7 @@ class Key(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block that is written: which, and what its file holds."""
+    """A block that is written."""
 
     key: Key
     tokens: int  # special ones included
@@ -60,13 +60,13 @@ def dtype_of(vocab_size: int) -> np.dtype:
 
 
 def written(folder: UPath, dtype: np.dtype) -> dict[Key, Block]:
-    """Returns the blocks that lie whole in a folder."""
+    """Returns the complete blocks in a folder."""
     found = {}
     for name, size in sizes(folder).items():
         number, split, digest, tokens, text_bytes = name.split("-")
-        block = Block(Key(int(number), split, digest), int(tokens), int(text_bytes))
-        if size == block.tokens * dtype.itemsize:
-            found[block.key] = block
+        if size == int(tokens) * dtype.itemsize:
+            key = Key(int(number), split, digest)
+            found[key] = Block(key, int(tokens), int(text_bytes))
     return found
 
 
@@ -89,44 +89,35 @@ def write(
     *,
     scratch: Path,
     hosts: Hosts,
-    most: int,
+    max_pending: int,
     dtype: np.dtype,
 ) -> list[Key]:
-    """Writes this host's blocks, but for those that are there; returns the keys of all hosts' blocks, in order.
+    """Writes this host's blocks, except for those that are there; returns the keys of all hosts' blocks, in order.
 
     Args:
-      pool: of workers started by `start`.
+      pool: of workers initialized by `start_worker`.
       documents: of the corpus; read to the end on every host.
       folder: of the blocks, shared by the hosts.
-      scratch: local folder for files that are not whole.
-      hosts: block b is made by host b mod their number.
-      most: blocks of text in memory.
+      scratch: local folder for incomplete files.
+      hosts: host b mod n makes block b.
+      max_pending: blocks of text in memory.
       dtype: of the tokens.
     """
     there = written(folder, dtype)
-    numbers = {key.number for key in there}
-    keys: list[Key | None] = []
+    keys: list[Key] = []
     pending: deque[concurrent.futures.Future] = deque()
     with tqdm(unit=" tokens", unit_scale=True, desc="tokenize", disable=not sys.stderr.isatty()) as bar:
-
-        def finish() -> None:
-            block = pending.popleft().result()
-            keys[block.key.number] = block.key
-            bar.update(block.tokens)
-
         for number, (split, texts) in enumerate(_cut(documents)):
-            keys.append(None)
-            own = hosts.owns(number)
-            if not own or number in numbers:  # a worker hashes the others
-                keys[number] = key = Key(number, split, _digest(split, texts)[0])
-                if not own or key in there:
-                    bar.update(there[key].tokens if key in there else 0)
-                    continue
-            pending.append(pool.submit(_tokenize, number, split, texts, str(folder), scratch, dtype))
-            if len(pending) > most:
-                finish()
-        while pending:
-            finish()
+            key = Key(number, split, _digest(split, texts))
+            keys.append(key)
+            if key in there:
+                bar.update(there[key].tokens)
+            elif hosts.owns(number):
+                pending.append(pool.submit(_tokenize, key, texts, str(folder), scratch, dtype))
+            if len(pending) > max_pending:
+                bar.update(pending.popleft().result())
+        for task in pending:
+            bar.update(task.result())
     return keys
 
 
@@ -149,20 +140,17 @@ def _cut(documents: Iterable[Document]) -> Iterator[tuple[str, list[str]]]:
     yield from ((split, rest) for split, rest in texts.items() if rest)
 
 
-def _digest(split: str, texts: list[str]) -> tuple[str, int]:
-    """Returns a hash of a block's texts, and their bytes."""
-    digest, total = hashlib.blake2b(split.encode(), digest_size=16), 0
+def _digest(split: str, texts: list[str]) -> str:
+    digest = hashlib.blake2b(split.encode(), digest_size=16)
     for text in texts:
         data = text.encode()
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-        total += len(data)
-    return digest.hexdigest(), total
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
 
 
-def start(folder: str) -> None:
-    """Prepares a worker process: one thread each, the processes are the parallelism."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def start_worker(folder: str) -> None:
+    """Initializes a worker process of a tokenizer; it uses one thread, since the processes are the parallelism."""
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     global _tokenizer
     _tokenizer = tokenizer.load_fast(folder)
@@ -171,19 +159,18 @@ def start(folder: str) -> None:
     _tokenizer.encode_special_tokens = True
 
 
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
+def _exit_with_parent() -> None:
     multiprocessing.parent_process().join()
-    os._exit(1)
+    os._exit(1)  # otherwise a worker whose parent was killed would wait for work forever
 
 
-def _tokenize(number: int, split: str, texts: list[str], folder: str, scratch: Path, dtype: np.dtype) -> Block:
+def _tokenize(key: Key, texts: list[str], folder: str, scratch: Path, dtype: np.dtype) -> int:
+    """Writes a block; returns its tokens."""
     ids: list[int] = []
     for first in range(0, len(texts), BATCH_DOCUMENTS):
         for encoding in _tokenizer.encode_batch_fast(texts[first : first + BATCH_DOCUMENTS]):
             ids += encoding.ids
-    digest, text_bytes = _digest(split, texts)
-    block = Block(Key(number, split, digest), len(ids), text_bytes)
+    block = Block(key, len(ids), sum(len(text.encode()) for text in texts))
     np.array(ids, dtype).tofile(scratch / block.name)
     put_file(scratch / block.name, UPath(folder) / block.name)
-    return block
+    return block.tokens

@@ -1,17 +1,18 @@
 """Text sources -> documents: streamed, without duplicates, with a validation split that never changes.
 
     docstrings            of the packages that requirements.txt pins: about 50 MB of English on every machine
-    text:GLOB             a line is a document (.gz too), as in run_mlm's --line_by_line and in WikiText
-    jsonl:GLOB#FIELD      a field of a line is a document (.gz too)
-    hf:NAME[:CONFIG]      a data set of the Hugging Face hub, or a local folder of one
+    text:GLOB             a document per line (.gz too), as with run_mlm's --line_by_line and in WikiText
+    jsonl:GLOB#FIELD      a field of each line (.gz too)
+    hf:NAME[:CONFIG]      a data set of the Hugging Face Hub, or a local folder of one
     tfds:NAME             a data set of TensorFlow Datasets
 
-GLOBs are local or gs://. To add a source: a generator of `Document`s here, and its name in `READERS`.
+GLOBs are local or gs://. To add a source: a reader like `_text` here, and its name in `READERS`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import hashlib
 import itertools
@@ -27,132 +28,139 @@ import numpy as np
 from mlm.data import docstrings
 from mlm.errors import InputError
 
-CHUNK = 4096  # documents that are looked up among the seen ones at once, unless they have
+CHUNK = 4096  # documents looked up together among those seen before, unless they have
 CHUNK_CHARACTERS = 2**24  # together
-SPREAD = 2**25  # characters between two copies of a document, where the corpus is that long
+SPREAD = 2**25  # characters between two copies of a document, if the corpus is that long
+
+Splits = Iterator[tuple[str, Iterator[str]]]  # (split, its texts); "" for texts that are split by their hash
 
 
 class Document(NamedTuple):
-    """A text and the split it belongs to: "train" or "validation", or "" where its hash decides."""
+    """A text and its split: "train" or "validation", or "" if its hash decides."""
 
     text: str
     split: str
 
 
-def documents(
-    *,
-    sources: tuple[str, ...],
-    weights: tuple[float, ...],
-    field: str,
-    streaming: bool,
-    validation_fraction: float,
-    max_documents: int,
-    counts: Counter | None = None,
-) -> Iterator[Document]:
-    """Yields the documents of all sources, in turn one from each, in an order that is always the same.
+@dataclasses.dataclass
+class Corpus:
+    """The documents of all sources, alternating between them, in an order that is always the same.
 
     A text that came before is dropped. Whether a document is validation depends on its text alone, unless the source
     says so itself. Training documents come as often as the weight of their source says: 2.5 times is twice, and once
-    more for the half of them that their hash picks; the copies lie far apart. Validation documents come once.
+    more for the half of them that their hash picks; the copies are far apart. Validation documents come once.
 
-    Args:
-      sources, weights, field, streaming, validation_fraction, max_documents: keys of configs/base.py.
-      counts: "documents" and "duplicates" of each split are added to it.
-
-    Raises:
-      InputError: a source that can't be read, or that has no text.
+    Attributes:
+      sources, weights, field, streaming, validation_fraction, max_documents: keys of config.corpus.
+      counts: "{split} documents" and "{split} duplicates", added to as documents are read.
     """
-    settings = {"field": field, "streaming": streaming, "max_documents": max_documents}
-    streams = [
-        zip(read(source, **settings), itertools.repeat(weight)) for source, weight in zip(sources, weights, strict=True)
-    ]
-    counts = Counter() if counts is None else counts
-    return _spread(_weighted(_in_turn(streams), validation_fraction, counts))
+
+    sources: tuple[str, ...]
+    weights: tuple[float, ...]
+    field: str
+    streaming: bool
+    validation_fraction: float
+    max_documents: int
+    counts: Counter = dataclasses.field(default_factory=Counter)
+
+    def __iter__(self) -> Iterator[Document]:
+        """Reads the sources; raises InputError for one that can't be read or has no text."""
+        streams = deque(zip(map(self._read, self.sources), self.weights, strict=True))
+        return _spread(self._deduplicated(_alternating(streams)))
+
+    def _read(self, source: str) -> Iterator[Document]:
+        """Yields the documents of one source, at most `max_documents` of each of its splits (0: all)."""
+        kind, _, rest = source.partition(":")
+        found = False
+        try:
+            for split, texts in READERS[kind](rest, field=self.field, streaming=self.streaming):
+                for text in itertools.islice(filter(str.strip, texts), self.max_documents or None):
+                    found = True
+                    yield Document(text, split)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"config.corpus.sources: {source} can't be read: {reason}") from error
+        if not found:
+            raise InputError(f"config.corpus.sources: {source} has no text in it.")
+
+    def _deduplicated(self, stream: Iterator[tuple[Document, float]]) -> Iterator[tuple[Document, int]]:
+        """Yields (document with its split, number of copies) for (document, weight), without duplicates."""
+        seen = Seen()
+        for chunk in _chunks(stream):
+            hashes = np.array([text_hash(document.text) for document, _ in chunk], np.uint64)
+            for (document, weight), number, new in zip(chunk, hashes.tolist(), seen.add(hashes).tolist(), strict=True):
+                by_hash = "validation" if number < self.validation_fraction * 2**64 else "train"
+                split = document.split or by_hash
+                if not new:
+                    self.counts[f"{split} duplicates"] += 1
+                    continue
+                copies = 1 if split == "validation" else int(weight) + (number % 2**32 < (weight % 1) * 2**32)
+                self.counts[f"{split} documents"] += copies
+                if copies:
+                    yield Document(document.text, split), copies
 
 
-def _weighted(
-    stream: Iterator[tuple[Document, float]], validation_fraction: float, counts: Counter
-) -> Iterator[tuple[Document, int]]:
-    """Yields (document with its split, how often it shall come) for (document, weight), without duplicates."""
-    seen = Seen()
-    for chunk in _chunks(stream):
-        hashes = np.array([text_hash(document.text) for document, _ in chunk], np.uint64)
-        for (document, weight), number, new in zip(chunk, hashes.tolist(), seen.add(hashes).tolist(), strict=True):
-            split = document.split or ("validation" if number < validation_fraction * 2**64 else "train")
-            if not new:
-                counts[f"{split} duplicates"] += 1
-                continue
-            copies = 1 if split == "validation" else int(weight) + (number % 2**32 < (weight % 1) * 2**32)
-            counts[f"{split} documents"] += copies
-            if copies:
-                yield Document(document.text, split), copies
+def _alternating(streams: deque[tuple[Iterator[Document], float]]) -> Iterator[tuple[Document, float]]:
+    """Yields (document, weight) from each stream in turn."""
+    while streams:
+        stream, weight = streams.popleft()
+        for document in itertools.islice(stream, 1):
+            yield document, weight
+            streams.append((stream, weight))
+
+
+def _chunks(stream: Iterable[tuple[Document, float]]) -> Iterator[list[tuple[Document, float]]]:
+    """Cuts the stream into lists of few documents and few characters: a document may be a book."""
+    chunk, size = [], 0
+    for pair in stream:
+        chunk.append(pair)
+        size += len(pair[0].text)
+        if len(chunk) == CHUNK or size >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def _spread(stream: Iterator[tuple[Document, int]]) -> Iterator[Document]:
-    """Yields each document as often as it shall come: at once, and again when SPREAD characters of text came between.
+    """Yields each document as often as it has copies: at once, and again after SPREAD characters of other text.
 
     Side by side, in one row of tokens, each copy would give away what is masked in the other.
     """
     waiting: deque[tuple[Document, int]] = deque()
     size = 0
-
-    def again() -> Document:
-        nonlocal size
-        document, copies = waiting.popleft()
-        if copies > 1:
-            waiting.append((document, copies - 1))
-        else:
-            size -= len(document.text)
-        return document
-
-    for document, copies in stream:
-        yield document
+    for document, copies in itertools.chain(stream, [(None, 0)]):
+        if document is not None:
+            yield document
         if copies > 1:
             waiting.append((document, copies - 1))
             size += len(document.text)
-        while size > SPREAD:
-            yield again()
-    while waiting:
-        yield again()
+        while size > (0 if document is None else SPREAD):
+            again, left = waiting.popleft()
+            yield again
+            if left > 1:
+                waiting.append((again, left - 1))
+            else:
+                size -= len(again.text)
 
 
-def read(source: str, *, field: str, streaming: bool, max_documents: int) -> Iterator[Document]:
-    """Yields the non-empty documents of one source, at most `max_documents` of each of its splits (0: all).
-
-    Raises:
-      InputError: it can't be read, or it has no text.
-    """
-    kind, _, rest = source.partition(":")
-    found = False
-    try:
-        for split, texts in READERS[kind](rest, field=field, streaming=streaming):
-            for text in itertools.islice(filter(str.strip, texts), max_documents or None):
-                found = True
-                yield Document(text, split)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        words = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"config.corpus.sources: {source} can't be read: {words}") from error
-    if not found:
-        raise InputError(f"config.corpus.sources: {source} has no text in it.")
+# Readers: what a document is, each source decides for itself.
 
 
-# Readers yield (split or "", texts) for each of a source's splits; what a document is, each decides for itself.
-
-
-def _docstrings(rest: str, *, field: str, streaming: bool) -> Iterator[tuple[str, Iterator[str]]]:
+def _docstrings(rest: str, *, field: str, streaming: bool) -> Splits:
     yield "", docstrings.read()
 
 
-def _text(pattern: str, *, field: str, streaming: bool) -> Iterator[tuple[str, Iterator[str]]]:
+def _text(pattern: str, *, field: str, streaming: bool) -> Splits:
     yield "", (line.strip() for _, line in _lines(pattern))
 
 
-def _jsonl(pattern: str, *, field: str, streaming: bool) -> Iterator[tuple[str, Iterator[str]]]:
+def _jsonl(pattern: str, *, field: str, streaming: bool) -> Splits:
     pattern, _, name = pattern.partition("#")
     yield "", (_field(line, name or field, where) for where, line in _lines(pattern) if line.strip())
 
 
-def _hf(name: str, *, field: str, streaming: bool) -> Iterator[tuple[str, Iterator[str]]]:
+def _hf(name: str, *, field: str, streaming: bool) -> Splits:
     import datasets
 
     name, _, config = name.partition(":")
@@ -164,7 +172,7 @@ def _hf(name: str, *, field: str, streaming: bool) -> Iterator[tuple[str, Iterat
         raise ValueError(str(error.__cause__ or error)) from error
 
 
-def _tfds(name: str, *, field: str, streaming: bool) -> Iterator[tuple[str, Iterator[str]]]:
+def _tfds(name: str, *, field: str, streaming: bool) -> Splits:
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")  # they are jax's
@@ -177,19 +185,13 @@ def _tfds(name: str, *, field: str, streaming: bool) -> Iterator[tuple[str, Iter
         yield own, (_string(row[field], field) for row in tfds.as_numpy(rows))
 
 
-def _string(value: str | bytes | None, field: str) -> str:
-    """Returns the text of a data set's field; nothing is an empty text."""
-    if isinstance(value, bytes):
-        return value.decode()
-    if not isinstance(value, str | None):
-        raise ValueError(f"the field {field!r} is not a string")
-    return value or ""
+READERS = {"docstrings": _docstrings, "text": _text, "jsonl": _jsonl, "hf": _hf, "tfds": _tfds}
 
 
 def _own_splits(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields (split, what it is to us), the validation split first, so that it keeps a text that train has too.
+    """Yields (split of the source, ours), validation first, so that it keeps a text that train has too.
 
-    The test split is left alone; the others are training text, or, without a validation split, left to the hash.
+    The test split is not read; without a validation split, the texts of the others are split by their hash.
     """
     if "validation" in names:
         yield "validation", "validation"
@@ -197,7 +199,28 @@ def _own_splits(names: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield name, "train" if "validation" in names else ""
 
 
-READERS = {"docstrings": _docstrings, "text": _text, "jsonl": _jsonl, "hf": _hf, "tfds": _tfds}
+def _string(value: str | bytes | None, field: str) -> str:
+    """Returns the text of a data set's field; a missing one is empty."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if not isinstance(value, str | None):
+        raise ValueError(f"the field {field!r} is not a string")
+    return value or ""
+
+
+def _field(line: str, name: str, where: str) -> str:
+    try:
+        text = json.loads(line)[name]
+        text.encode()
+        return text
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: the field {name!r} is no valid Unicode (half of a surrogate pair)") from error
+    except ValueError as error:
+        raise ValueError(f"{where}: is not JSON") from error
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{where}: has no field {name!r}") from error
+    except AttributeError as error:
+        raise ValueError(f"{where}: the field {name!r} is not a string") from error
 
 
 def _lines(pattern: str) -> Iterator[tuple[str, str]]:
@@ -219,23 +242,8 @@ def _lines(pattern: str) -> Iterator[tuple[str, str]]:
                 raise ValueError(f"{name}, after line {number}: {error}") from error
 
 
-def _field(line: str, name: str, where: str) -> str:
-    try:
-        text = json.loads(line)[name]
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{where}: the field {name!r} is no valid Unicode (half of a surrogate pair)") from error
-    except ValueError as error:
-        raise ValueError(f"{where}: is not JSON") from error
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{where}: has no field {name!r}") from error
-    except AttributeError as error:
-        raise ValueError(f"{where}: the field {name!r} is not a string") from error
-    return text
-
-
 def text_hash(text: str) -> int:
-    """Returns 64 bits of BLAKE2b of the text: what makes two documents the same, and decides a document's split."""
+    """Returns 64 bits of BLAKE2b of a text: they identify duplicates, and decide a document's split."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -253,8 +261,8 @@ class Seen:
         values, first = np.unique(hashes_N, return_index=True)
         known = np.zeros(len(values), bool)
         for level in self._levels:
-            where = np.minimum(np.searchsorted(level, values), len(level) - 1)
-            known |= level[where] == values
+            index = np.minimum(np.searchsorted(level, values), len(level) - 1)
+            known |= level[index] == values
         new_N = np.zeros(len(hashes_N), bool)
         new_N[first[~known]] = True
         level = values[~known]
@@ -263,25 +271,3 @@ class Seen:
         if len(level):
             self._levels.append(level)
         return new_N
-
-
-def _in_turn(streams: list[Iterator]) -> Iterator:
-    while streams:
-        for stream in list(streams):
-            try:
-                yield next(stream)
-            except StopIteration:
-                streams.remove(stream)
-
-
-def _chunks(stream: Iterable[tuple[Document, float]]) -> Iterator[list[tuple[Document, float]]]:
-    """Cuts the stream into lists that are small in documents and in characters: a document may be a book."""
-    chunk, size = [], 0
-    for pair in stream:
-        chunk.append(pair)
-        size += len(pair[0].text)
-        if len(chunk) == CHUNK or size >= CHUNK_CHARACTERS:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk

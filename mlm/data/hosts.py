@@ -1,12 +1,13 @@
-"""Several hosts that share nothing but a folder: which of them this process is, and how one waits for the others."""
+"""Several hosts that share only a folder: which one this process is, and waiting for the others."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import platform
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -14,101 +15,92 @@ from mlm import logs
 from mlm.errors import InputError, PreemptedError
 from mlm.paths import UPath, make_folder, write_text
 
-SAY_EVERY = 10.0  # seconds between two lines about what is missing
-DIFFERS_AFTER = 60.0  # seconds that another host has to be started anew, after the corpus was changed on all of them
-PAUSES = (0.05, 5.0)  # seconds between two looks: the first, and the longest
+REPORT_EVERY = 10.0  # seconds between two lines about what is missing
+RESTART_TIME = 60.0  # seconds to restart another host after the corpus was changed on all of them
+PAUSES = (0.05, 5.0)  # seconds between two polls: the first, and the longest
 
 
-Words = Callable[[], str]  # says what is missing, for a person
+def available_cores() -> int:
+    """Returns the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Hosts(NamedTuple):
-    """Of `count` hosts this process is number `index`; each has its share of whatever is numbered."""
+    """This process is host `index` of `count`; what is numbered is divided among them."""
 
     count: int = 1
     index: int = 0
-
-    def owns(self, number: int) -> bool:
-        """Returns whether this host makes the thing of that number."""
-        return self.owner(number) == self.index
+    timeout: float = math.inf  # seconds without progress of the other hosts after which this one gives up
 
     def owner(self, number: int) -> int:
-        """Returns the host that makes the thing of that number."""
+        """Returns the host that makes the item of that number."""
         return number % self.count
 
-    def share(self, numbers: Iterable[int], what: str) -> str:
-        """Returns in words how many of the missing things each host has to make."""
-        counts = Counter(map(self.owner, numbers))
-        return ", ".join(f"{count} {what} of host {host}" for host, count in sorted(counts.items()))
+    def owns(self, number: int) -> bool:
+        """Returns whether this host makes the item of that number."""
+        return self.owner(number) == self.index
+
+    def wait(self, missing: Callable[[], list[int]], describe: Callable[[list[int]], str]) -> None:
+        """Polls until nothing is missing; `describe` says in words what is.
+
+        Raises:
+          PreemptedError: no progress within the timeout; what this process has made is kept.
+        """
+        changed = reported = time.monotonic()
+        last, pause = None, PAUSES[0]
+        while left := missing():
+            now = time.monotonic()
+            if left != last:
+                last, changed, pause = left, now, PAUSES[0]
+            if now - changed >= self.timeout:
+                raise PreemptedError(
+                    f"no progress for {self.timeout:.0f} s (config.shards.patience), still missing: {describe(left)}; "
+                    "check those hosts, and start the same command on all of them: what is written is kept."
+                )
+            if now - reported >= REPORT_EVERY:
+                reported = now
+                print(f"shards: waiting for {describe(left)}", file=sys.stderr, flush=True)
+            time.sleep(pause)
+            pause = min(1.5 * pause, PAUSES[1])
 
 
-def wait(look: Callable[[], tuple[int, Words]], *, patience: float) -> None:
-    """Looks again and again until nothing is missing.
-
-    Args:
-      look: returns how much is missing, and a function that says what, for a person.
-      patience: seconds without a change after which there is no hope.
-
-    Raises:
-      PreemptedError: nothing came for `patience` seconds; what this process has made is kept.
-    """
-    since = said = time.monotonic()
-    least, pause = None, PAUSES[0]
-    while True:
-        left, words = look()
-        if not left:
-            return
-        now = time.monotonic()
-        if left != least:
-            least, since, pause = left, now, PAUSES[0]
-        if now - since >= patience:
-            raise PreemptedError(
-                f"nothing has come for {patience:.0f} s (config.shards.patience), and this is missing: {words()}; see "
-                "to those hosts, and start the same command on all of them: what is written is kept."
-            )
-        if now - said >= SAY_EVERY:
-            said = now
-            print(f"shards: waiting for {words()}", file=sys.stderr, flush=True)
-        time.sleep(pause)
-        pause = min(1.5 * pause, PAUSES[1])
-
-
-class Notes:
-    """What each host says of itself in a shared folder: that it is there, and the hash of the corpus it has read."""
+class HostFiles:
+    """A file of each host in a shared folder: that it has started, and the hash of the corpus that it has read."""
 
     def __init__(self, folder: UPath, hosts: Hosts):
-        """Says that this host is there."""
+        """Writes that this host has started."""
         self._folder, self._hosts = folder, hosts
         self._differs: dict[int, float] = {}
-        self._stream: str | None = None
         make_folder(folder)
-        self.say(None)
+        self.write(None)
 
-    def say(self, stream: str | None) -> None:
-        """Says which corpus this host has read; None while it reads."""
-        self._stream = stream
-        write_text(self._file(self._hosts.index), json.dumps({"host": platform.node(), "stream": stream}))
+    def write(self, corpus: str | None) -> None:
+        """Writes the hash of the corpus that this host has read, None while it reads."""
+        self._corpus = corpus
+        write_text(self._file(self._hosts.index), json.dumps({"host": platform.node(), "stream": corpus}))
 
     def _file(self, index: int) -> UPath:
         return self._folder / f"{index}-of-{self._hosts.count}.json"
 
-    def check(self, others: Iterable[int]) -> list[int]:
-        """Returns which of the hosts have not come yet.
+    def not_started(self, others: Iterable[int]) -> list[int]:
+        """Returns which of some other hosts have not started yet.
 
         Raises:
-          InputError: one has read another corpus than this one, and has not been started anew in DIFFERS_AFTER seconds.
+          InputError: one has read another corpus, and was not restarted within RESTART_TIME.
         """
         absent = []
-        for index in sorted(set(others) - {self._hosts.index}):
-            note = logs.read_object(self._file(index))
-            if not {"host", "stream"} <= note.keys():
+        for index in sorted(set(others)):
+            content = logs.read_object(self._file(index))
+            if not {"host", "stream"} <= content.keys():
                 absent.append(index)
-                continue
-            if note["stream"] in (None, self._stream):
+            elif content["stream"] in (None, self._corpus):
                 self._differs.pop(index, None)
-            elif time.monotonic() - self._differs.setdefault(index, time.monotonic()) >= DIFFERS_AFTER:
+            elif time.monotonic() - self._differs.setdefault(index, time.monotonic()) >= RESTART_TIME:
                 raise InputError(
-                    f"config.corpus: host {index} ({note['host']}) reads other documents than host {self._hosts.index} "
-                    f"({platform.node()}); give all hosts the same sources and packages, and start them again."
+                    f"config.corpus: host {index} ({content['host']}) reads other documents than host "
+                    f"{self._hosts.index} ({platform.node()}); give all hosts the same sources and packages, and "
+                    "restart them."
                 )
         return absent

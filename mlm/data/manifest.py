@@ -1,4 +1,4 @@
-"""What a folder of shards holds: manifest.json, or what can be told of a folder that transformers' example wrote."""
+"""What a folder of shards holds: manifest.json, or what the files of transformers' TF-TPU example show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "manifest.json"
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file: its path below the folder, its records and bytes, its SHA-256 (None where nobody noted it)."""
+    """One file: its path below the folder, its records and bytes, its SHA-256 (None if unknown)."""
 
     file: str
     records: int
@@ -29,24 +29,15 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The shards of a split, in order, and counts. None stands for what isn't known of shards without a manifest.
+    """The shards of a split and its counts; None for what shards without a manifest don't show."""
 
-    Attributes:
-      shards: in order; record ids count through them.
-      documents, duplicates: written, and dropped.
-      tokens: ordinary ones, without special tokens.
-      dropped_tokens: of the last, partial row.
-      text_bytes: UTF-8 bytes of the documents.
-      unigram_entropy: of the ordinary tokens, in nats.
-    """
-
-    shards: tuple[Shard, ...]
+    shards: tuple[Shard, ...]  # in order; record ids count through them
     documents: int | None = None
-    duplicates: int | None = None
-    tokens: int | None = None
-    dropped_tokens: int | None = None
-    text_bytes: int | None = None
-    unigram_entropy: float | None = None
+    duplicates: int | None = None  # dropped
+    tokens: int | None = None  # ordinary ones, without special tokens
+    dropped_tokens: int | None = None  # of the last, partial row
+    text_bytes: int | None = None  # UTF-8 bytes of the documents
+    unigram_entropy: float | None = None  # of the ordinary tokens, in nats
 
     @property
     def records(self) -> int:
@@ -56,38 +47,25 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """All that is known of a folder of shards.
+    """All that is known of a folder of shards."""
 
-    Attributes:
-      folder: where it lies, local or gs://.
-      length: tokens in a row.
-      vocab_size: entries of the tokenizer.
-      special_ids: {"cls", "pad", "sep", "unk", "mask"} -> id.
-      all_special_ids: every id that is a special token.
-      tokenizer_fingerprint: of the tokenizer that made the ids.
-      full_rows: every token of every row is real, so that attention_mask need not be read.
-      inputs: fingerprint of what the shards were made from; "" if unknown.
-      source: the corpus, for a person.
-      splits: by name.
-    """
-
-    folder: str
-    length: int
+    folder: str  # local or gs://
+    length: int  # tokens in a row
     vocab_size: int
-    special_ids: dict[str, int]
+    special_ids: dict[str, int]  # "cls", "pad", "sep", "unk" and "mask"
     all_special_ids: tuple[int, ...]
     tokenizer_fingerprint: str
-    full_rows: bool
-    inputs: str
-    source: str
+    full_rows: bool  # every token is real, so attention_mask need not be read
+    inputs: str  # fingerprint of what the shards were made from; "" if unknown
+    source: str  # the corpus, for a person
     splits: dict[str, Split]
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of what decides the batches: the files' contents, in order, wherever they lie."""
-        facts = [self.length, self.vocab_size, self.special_ids, self.all_special_ids]
+        """SHA-256 of what decides the batches: the files' contents in order, whatever folder holds them."""
+        header = [self.length, self.vocab_size, self.special_ids, self.all_special_ids]
         files = {name: [dataclasses.astuple(s) for s in split.shards] for name, split in self.splits.items()}
-        return hashlib.sha256(json.dumps([facts, files], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([header, files], sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
         """Returns the text of manifest.json."""
@@ -97,25 +75,25 @@ class Manifest:
 
 
 def load_manifest(folder: str, *, tokenizer_folder: str | None = None) -> Manifest:
-    """Reads a folder's manifest.json, or, without one, infers it from the files' names as transformers' example does.
+    """Reads a folder's manifest.json; without one, infers it from file names as transformers' TF-TPU example does.
 
     Args:
       folder: of the shards.
-      tokenizer_folder: of their tokenizer; only needed where there is no manifest.
+      tokenizer_folder: only needed where there is no manifest.
 
     Raises:
       InputError: there are no shards, or no tokenizer where one is needed.
-      DamageError: of `read_manifest`; or, without one, a number is missing or there twice, or a file is empty.
+      DamageError: the manifest is not valid; or, without one, a shard is missing, duplicate or empty.
     """
     return read_manifest(folder) or _infer(UPath(folder), tokenizer_folder)
 
 
 def read_manifest(folder: str) -> Manifest | None:
-    """Reads a folder's manifest.json; None if there is none. Every command reads it here.
+    """Reads and checks a folder's manifest.json; None if there is none.
 
     Raises:
       InputError: it is of another format.
-      DamageError: it is no JSON, or a field is not what it must be (see manifest_rules.py).
+      DamageError: it is not valid.
     """
     file = UPath(folder) / NAME
     content = logs.read_object(file)
@@ -127,69 +105,62 @@ def read_manifest(folder: str) -> Manifest | None:
     try:
         if type(version) is not int:
             raise ValueError(f"format is missing, or is not the number {FORMAT}")
-        manifest_rules.check(content, tuple(tokenizer.ROLES))
+        manifest_rules.check(content)
     except ValueError as error:
         raise DamageError(f"{file}: {error}; put a good copy in its place, or write the shards again.") from None
     splits = {}
     for name, split in content.pop("splits").items():
-        shards = tuple(Shard(**shard) for shard in split.pop("shards"))
-        splits[name] = Split(shards=shards, **split)
+        splits[name] = Split(tuple(Shard(**shard) for shard in split.pop("shards")), **split)
     content["all_special_ids"] = tuple(content["all_special_ids"])
     return Manifest(folder=folder, splits=splits, **content)
 
 
 def work_folder(folder: str) -> UPath:
-    """Returns the folder that is there while the shards of `folder` are being made: beside it, ".tmp" at its end."""
+    """Returns the folder, named {folder}.tmp, that exists while the shards are being made."""
     root = UPath(folder)
     if not root.name:
-        raise InputError(f"{folder}: shards need a folder of their own; name one in it.")
+        raise InputError(f"{folder}: shards need a folder of their own; name one inside it.")
     return root.with_name(root.name + ".tmp")
 
 
 def holds_foreign_shards(folder: str) -> bool:
     """Returns whether a folder has training shards and no manifest, as transformers' TF-TPU example leaves them."""
     found = any(SHARD_NAME.fullmatch(path.name) for path in children(UPath(folder) / "train"))
-    return found and not (UPath(folder) / NAME).is_file() and not _is_half_written(folder)
+    return found and not (UPath(folder) / NAME).is_file() and not _is_incomplete(folder)
 
 
-def _is_half_written(folder: str) -> bool:
-    """Returns whether our own shards are coming into a bucket's folder: the manifest is put there last."""
+def _is_incomplete(folder: str) -> bool:
+    """Returns whether our own shards are being written to a bucket: its manifest comes last."""
     return is_remote(folder) and work_folder(folder).is_dir()
 
 
 def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
-    if _is_half_written(str(root)):
+    if _is_incomplete(str(root)):
         raise InputError(f"{root}: its shards are not complete; start the command `shards` again, on all hosts.")
     splits = {}
-    for folder in [root / "train", root / "validation"]:
-        found = sorted(
-            (int(match[1]), path, int(match[2]))
-            for path in children(folder)
-            if (match := SHARD_NAME.fullmatch(path.name))
-        )
-        for place, (number, path, records) in enumerate(found):
-            if number != place:
-                raise DamageError(f"{folder}: shard {min(number, place)} is missing, or there twice.")
-            if not records or not path.stat().st_size:
-                raise DamageError(f"{path}: is empty; move it away and number the others anew.")
-        shards = (Shard(f"{folder.name}/{p.name}", records, p.stat().st_size, None) for _, p, records in found)
-        splits[folder.name] = Split(tuple(shards))
+    for split in manifest_rules.SPLITS:
+        names = ((SHARD_NAME.fullmatch(path.name), path) for path in children(root / split))
+        found = sorted((int(match[1]), path, int(match[2])) for match, path in names if match)
+        shards = []
+        for index, (number, path, records) in enumerate(found):
+            if number != index:
+                raise DamageError(f"{root / split}: shard {min(number, index)} is missing or duplicate.")
+            size = path.stat().st_size
+            if not records or not size:
+                raise DamageError(f"{path}: is empty; move it away and renumber the others.")
+            shards.append(Shard(f"{split}/{path.name}", records, size, None))
+        splits[split] = Split(tuple(shards))
     if not splits["train"].shards:
         raise InputError(f"{root}: holds no shards (train/dataset-*-*.tfrecord); write them first, or set shards.dir.")
     if tokenizer_folder is None:
         raise InputError(f"{root}: has no {NAME}, so its tokenizer is needed: set tokenizer.path.")
-    fast = tokenizer.load_fast(tokenizer_folder)
-    named, every = tokenizer.special_ids(tokenizer_folder)
     first = root / splits["train"].shards[0].file
     with first.open("rb") as file:
         length = tfrecord.first_length(file.read(1 << 20), str(first))
     return Manifest(
         folder=str(root),
         length=length,
-        vocab_size=fast.get_vocab_size(),
-        special_ids=named,
-        all_special_ids=every,
-        tokenizer_fingerprint=tokenizer.fingerprint(tokenizer_folder),
+        **tokenizer.manifest_fields(tokenizer_folder),
         full_rows=False,
         inputs="",
         source="unknown",
@@ -198,11 +169,11 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
 
 
 def verify(manifest: Manifest, *, deep: bool) -> None:
-    """Checks that the folder holds the shards of the manifest and nothing else that looks like one.
+    """Checks that the folder holds the shards of the manifest and no others.
 
     Args:
       manifest: of the folder.
-      deep: read every file, and compare its SHA-256; otherwise sizes alone.
+      deep: compare the SHA-256 of every file, too; otherwise sizes alone.
 
     Raises:
       DamageError: a shard is missing, extra, of another size, or not what was written.
@@ -210,11 +181,9 @@ def verify(manifest: Manifest, *, deep: bool) -> None:
     root = UPath(manifest.folder)
     for name, split in manifest.splits.items():
         listed = {shard.file for shard in split.shards}
-        folder = root / name
-        there = {f"{name}/{path.name}" for path in children(folder)}
-        extra = sorted(file for file in there - listed if file.endswith(".tfrecord"))
-        if extra:
-            raise DamageError(f"{root / extra[0]}: is not in {NAME}; move it away.")
+        for path in children(root / name):
+            if path.name.endswith(".tfrecord") and f"{name}/{path.name}" not in listed:
+                raise DamageError(f"{path}: is not in {NAME}; move it away.")
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for damage in pool.map(lambda shard: _damage(root, shard, deep), shards):

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -22,9 +22,9 @@ from mlm.text import is_text, printable
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 ROLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
-LONGEST_DOCUMENT = 100_000  # characters of a document that the training reads: a book must not be the whole sample
+MASK = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False}  # it takes the space before it
+LONGEST_DOCUMENT = 100_000  # characters of a document used for training: a book must not fill the whole sample
 
 
 def train(
@@ -37,48 +37,50 @@ def train(
     length: int,
     folder: str,
 ) -> None:
-    """Trains a tokenizer on the first texts and writes its folder.
+    """Trains a tokenizer on the first texts and writes it to a new local folder; its model reads `length` tokens.
 
-    Args:
-      texts: documents, already in an order that mixes the sources; read until the sample is full.
-      kind: "unigram" (Kudo, 2018; words start with the mark of SentencePiece, line breaks are kept), "bpe" (byte-level,
-        as GPT-2 and RoBERTa; every text round-trips) or "wordpiece" (BERT's; white space is not kept). Unigram brings
-        back NFC text of the sample's characters, but for a space at its very start. Only "bpe" comes out the same
-        each time: the other two trainers of the tokenizers library break ties by the order of a hash table.
-      vocab_size: entries, special tokens included.
-      sample_megabytes: size of the sample in 10^6 bytes of UTF-8.
-      lowercase: fold case, and NFKC.
-      length: tokens that the model reads, for transformers' truncation.
-      folder: to be made; local. The caller renames it when all is well.
+    Unigram (Kudo, 2018) keeps line breaks, and round-trips NFC text of the sample's characters except for a space at
+    its start. Byte-level BPE round-trips every text. WordPiece drops white space. Only BPE training is deterministic:
+    the other two trainers of the tokenizers library break ties by the order of a hash table.
 
     Raises:
       InputError: the sample has too little text for the vocabulary, or more characters than it has entries.
     """
     tokenizer, trainer = _untrained(kind, vocab_size, lowercase)
-    few = InputError(f"config.tokenizer.vocab_size = {vocab_size}: the text has more characters than that; raise it.")
+    setting = f"config.tokenizer.vocab_size = {vocab_size}"
+    too_small = InputError(f"{setting}: the text has more distinct characters than that; raise it.")
     try:
         tokenizer.train_from_iterator(_sample(texts, sample_megabytes), trainer)
     except Exception as error:  # tokenizers raises plain Exception
-        raise few if "not large enough" in str(error) else error  # noqa: B904
+        raise too_small if "not large enough" in str(error) else error  # noqa: B904
     size = tokenizer.get_vocab_size()
     if size > vocab_size:
-        raise few
+        raise too_small
     if size < vocab_size:
         raise InputError(
-            f"config.tokenizer.vocab_size = {vocab_size}: the text is enough for {size} entries only; lower it, or "
-            "raise tokenizer.sample_megabytes."
+            f"{setting}: the text yields only {size} entries; lower it, or raise tokenizer.sample_megabytes."
         )
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": length,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        **{f"{role}_token": token for role, token in ROLES.items()},
+        "mask_token": {"__type": "AddedToken", "content": "<mask>", **MASK, "special": True},
+    }
     root = Path(folder)
     root.mkdir(parents=True)
     tokenizer.save(str(root / "tokenizer.json"))
-    (root / "tokenizer_config.json").write_text(json.dumps(_transformers_config(length), indent=1))
+    (root / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 
 def _untrained(kind: str, vocab_size: int, lowercase: bool) -> tuple[Tokenizer, trainers.Trainer]:
-    special = [AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True) for token in SPECIAL]
+    special = [AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True) for token in ROLES.values()]
     common = {"vocab_size": vocab_size, "special_tokens": special, "show_progress": False}
     if kind == "unigram":
         tokenizer = Tokenizer(models.Unigram())
@@ -119,64 +121,25 @@ def _sample(texts: Iterable[str], megabytes: float) -> Iterator[str]:
             return
 
 
-def _transformers_config(length: int) -> dict:
-    mask = {"__type": "AddedToken", "content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False}
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": length,
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        **{f"{role}_token": token for role, token in ROLES.items()},
-        "mask_token": mask | {"single_word": False, "special": True},
-    }
-
-
 def load(path: str) -> PreTrainedTokenizerFast:
-    """Returns the fast tokenizer of a folder or of a name on the hub.
+    """Returns the fast tokenizer of a folder or of a name on the Hugging Face Hub.
 
     Raises:
-      InputError: it can't be loaded, or it has no mask, pad, cls, sep or unk token.
+      InputError: it can't be loaded, or has no mask, pad, cls, sep or unk token.
     """
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(local_folder(path), trust_remote_code=False)
-    except Exception as error:  # whatever comes up in transformers, tokenizers or on the way to the hub
-        words = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"{path}: no tokenizer can be loaded from there ({printable(words[0])}).") from error
+    except Exception as error:  # whatever transformers, tokenizers or the Hub's client raises
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path}: no tokenizer can be loaded from there ({printable(reason)}).") from error
     if not tokenizer.is_fast:
         raise InputError(f"{path}: has no fast tokenizer (tokenizer.json); convert it with transformers first.")
     for role in ROLES:
         if getattr(tokenizer, f"{role}_token") is None:
             raise InputError(f"{path}: the tokenizer has no {role} token; a masked language model needs one.")
     return tokenizer
-
-
-def special_ids(folder: str) -> tuple[dict[str, int], tuple[int, ...]]:
-    """Returns {"cls", "pad", "sep", "unk", "mask"} -> id, and all ids of special tokens, without transformers.
-
-    Raises:
-      InputError: a file of the folder is missing, or a token is.
-    """
-    tokenizer = load_fast(folder)
-    named = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        try:
-            named |= logs.read_object(UPath(local_folder(folder)) / file)
-        except DamageError:
-            raise InputError(f"{folder}/{file}: is not a JSON object; take a good copy of the tokenizer.") from None
-    ids = {}
-    for role in ROLES:
-        token = named.get(f"{role}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        number = tokenizer.token_to_id(token) if is_text(token) else None
-        if number is None:
-            raise InputError(f"{folder}: the tokenizer has no {role} token; a masked language model needs one.")
-        ids[role] = number
-    added = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    return ids, tuple(sorted(added | set(ids.values())))
 
 
 def load_fast(folder: str) -> Tokenizer:
@@ -194,26 +157,61 @@ def load_fast(folder: str) -> Tokenizer:
         raise InputError(f"{file}: can't be read ({str(error).splitlines()[0]}).") from error
 
 
-def word_starts(folder: str, *, key: str) -> np.ndarray:
-    """Returns which entries of the vocabulary start a word, bool [V].
+def fingerprint(folder: str) -> str:
+    """Returns the SHA-256 of what decides the ids: two copies of a tokenizer have the same."""
+    content = json.loads(load_fast(folder).to_str())
+    content = {key: value for key, value in content.items() if key not in ("truncation", "padding")}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    Of a byte-level or Metaspace tokenizer those that begin with white space, so that a word is what stands between
-    white space; of WordPiece those without its prefix. Added tokens are words by themselves where they stand.
+
+def special_ids(folder: str) -> tuple[dict[str, int], tuple[int, ...]]:
+    """Returns {"cls", "pad", "sep", "unk", "mask"} -> id, and the ids of all special tokens, without transformers.
+
+    Raises:
+      InputError: a file of the folder can't be read, or one of these tokens is missing.
+    """
+    tokenizer = load_fast(folder)
+    named, ids = {}, {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        try:
+            named |= logs.read_object(UPath(local_folder(folder)) / file)
+        except DamageError:
+            raise InputError(f"{folder}/{file}: is not a JSON object; put a good copy in its place.") from None
+    for role in ROLES:
+        token = named.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        ids[role] = tokenizer.token_to_id(token) if is_text(token) else None
+        if ids[role] is None:
+            raise InputError(f"{folder}: the tokenizer has no {role} token; a masked language model needs one.")
+    added = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    return ids, tuple(sorted(added | set(ids.values())))
+
+
+def manifest_fields(folder: str) -> dict[str, Any]:
+    """Returns the fields of a manifest that describe the tokenizer."""
+    ids, all_ids = special_ids(folder)
+    return {
+        "vocab_size": load_fast(folder).get_vocab_size(),
+        "special_ids": ids,
+        "all_special_ids": all_ids,
+        "tokenizer_fingerprint": fingerprint(folder),
+    }
+
+
+def word_starts(folder: str, *, key: str) -> np.ndarray:
+    """Returns which entries of the vocabulary start a word, bool [V]; added tokens do.
 
     Args:
       folder: of the tokenizer, local or gs://.
-      key: config key and value that ask for it, for the refusal.
-
-    Raises:
-      InputError: it can't be told, or there is no readable tokenizer.json.
+      key: config key and value that need it, for the message.
     """
     fast = load_fast(folder)
     text_of = surface(fast)
     if text_of is None:
         model = json.loads(fast.to_str())["model"]["type"]
         raise InputError(
-            f"{key}: which tokens of {folder} start a word can't be told from its vocabulary ({model} without "
-            "Metaspace, byte level or a prefix of inner pieces); set masking.kind to token, or take another tokenizer."
+            f"{key}: the vocabulary of {folder} does not show which tokens start a word ({model} without Metaspace, "
+            "byte level or a prefix of inner pieces); set masking.kind to token, or use another tokenizer."
         )
     vocabulary = fast.get_vocab()
     starts_V = np.zeros(max(vocabulary.values()) + 1, bool)
@@ -224,16 +222,16 @@ def word_starts(folder: str, *, key: str) -> np.ndarray:
 
 
 def surface(fast: Tokenizer) -> Callable[[str], str] | None:
-    """Returns the function from a piece of the vocabulary to its text, a space before it where it starts a word.
+    """Returns the function from a vocabulary entry to its text, with a space before it if it starts a word.
 
-    None where it can't be told from the model, the pre-tokenizer and the decoder.
+    None if the model, the pre-tokenizer and the decoder don't determine it.
     """
     content = json.loads(fast.to_str())
     model, parts = content["model"], _parts(content["pre_tokenizer"]) + _parts(content["decoder"])
     prefix = model.get("continuing_subword_prefix")
     if prefix and model["type"] in ("WordPiece", "BPE"):
         return lambda piece: piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
-    if model.get("end_of_word_suffix"):  # a piece then says that the next one starts a word
+    if model.get("end_of_word_suffix"):  # such a piece says that the next one starts a word
         return None
     if any(part["type"] == "ByteLevel" for part in parts):
         decoder = decoders.ByteLevel()
@@ -246,16 +244,8 @@ def surface(fast: Tokenizer) -> Callable[[str], str] | None:
 
 
 def _parts(component: dict | None) -> list[dict]:
-    """Returns the pre-tokenizers or decoders that a component of tokenizer.json is made of."""
+    """Returns the innermost pre-tokenizers or decoders of a component of tokenizer.json."""
     if component is None:
         return []
     inner = component.get("pretokenizers") or component.get("decoders")
     return [part for each in inner for part in _parts(each)] if inner else [component]
-
-
-def fingerprint(folder: str) -> str:
-    """Returns the SHA-256 of what decides the ids: two copies of a tokenizer have the same."""
-    content = json.loads(load_fast(folder).to_str())
-    for key in ("truncation", "padding"):
-        content.pop(key, None)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,14 +1,14 @@
-"""Where shards are made before they are in their place: {folder}.tmp, which all hosts share.
+"""Where shards are made before they are in place: {folder}.tmp, which all hosts share.
 
-    blocks-{corpus and tokenizer}/   a file a block, see blocks.py
-    {inputs}/hosts/                  which hosts are there
-    {inputs}/notes/                  which shards are whole, see rows.py
-    {inputs}/scratch/                what each host has begun; for a bucket, in a temporary folder of the host
-    {inputs}/shards/                 the shards, renamed to {folder} at the end. In a bucket they are put in their place
-                                     as they come, and the manifest last
+    blocks-{corpus and tokenizer}/   a file per block, see blocks.py
+    {inputs}/hosts/                  which hosts have started
+    {inputs}/notes/                  which shards are complete, see rows.py
+    {inputs}/scratch/                incomplete files of each host; for a bucket, in a temporary folder of the host
+    {inputs}/shards/                 the shards, renamed to {folder} at the end. In a bucket they are put in place one
+                                     by one, and the manifest last
 
-What lies there is taken up when the same command is started again, on any number of hosts. What other settings made
-lies in folders of other names, and is removed when the shards are complete.
+The same command resumes from what is there, on any number of hosts. Other settings have folders of other names, which
+are removed when the shards are complete.
 """
 
 from __future__ import annotations
@@ -32,53 +32,51 @@ FETCHES = 8  # blocks fetched from a bucket at once
 
 
 class Work:
-    """The folders of one writing of shards.
+    """The folders for making the shards of one folder.
 
     Attributes:
-      folder: of the finished shards, as it was named.
+      folder: of the finished shards, as the config names it.
       inputs: fingerprint of all that the shards are made from.
       blocks, hosts, notes, shards: shared folders.
       scratch: this host's own, local folder.
     """
 
     def __init__(self, folder: str, texts: list[Any], settings: list[Any], hosts: Hosts):
-        """Names the folders and makes none.
+        """Names the folders without making any.
 
         Args:
           folder: of the finished shards.
           texts: JSON, what decides the tokens.
           settings: JSON, what else decides the shards.
-          hosts: which of the hosts this is.
+          hosts: which host this is.
         """
-        self.folder = folder
-        self.inputs = _hash([*texts, *settings])
+        self.folder, self.inputs = folder, _hash([*texts, *settings])
         self._target, self._root = UPath(folder), work_folder(folder)
         own = self._root / self.inputs[:16]
         self.blocks = self._root / f"blocks-{_hash(texts)[:16]}"
         self.hosts, self.notes = own / "hosts", own / "notes"
-        self.shards = self._target if is_remote(folder) else own / "shards"
-        name = f"{hosts.index}-of-{hosts.count}"
+        host = f"{hosts.index}-of-{hosts.count}"
+        self.shards, self.scratch = own / "shards", Path(str(own / "scratch" / host))
         if is_remote(folder):
-            name = f"mlm-shards-{_hash([folder, self.inputs])[:16]}-{name}"
-            self.scratch = Path(tempfile.gettempdir(), name)
-        else:
-            self.scratch = Path(str(own / "scratch" / name))
+            name = f"mlm-shards-{_hash([folder, self.inputs])[:16]}-{host}"
+            self.shards, self.scratch = self._target, Path(tempfile.gettempdir(), name)
 
     def is_done(self) -> bool:
-        """Returns whether the shards are in their place; while others may yet write them, see `is_published`.
+        """Returns whether the shards are in place; while other hosts may still write them, see `is_published`.
 
         Raises:
           InputError: something else is there.
         """
-        if self._target.is_file() or children(self._target):
-            if self.is_published():
-                return True
-            if not is_remote(self.folder) or not children(self.hosts):
-                raise InputError(
-                    f"{self.folder}: holds shards of another corpus, tokenizer or setting; use another --workdir or "
-                    "shards.dir, or set the config back."
-                )
-        return False
+        if not (self._target.is_file() or children(self._target)):
+            return False
+        if self.is_published():
+            return True
+        if is_remote(self.folder) and children(self.hosts):
+            return False  # begun, and not finished
+        raise InputError(
+            f"{self.folder}: holds shards of another corpus, tokenizer or setting; use another --workdir or "
+            "shards.dir, or restore the config."
+        )
 
     def is_published(self) -> bool:
         """Returns whether the manifest of these shards is there."""
@@ -86,16 +84,16 @@ class Work:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Makes the folders, and takes away what this host has begun and not finished.
+        """Makes the folders, and removes incomplete files of this host.
 
         Raises:
-          InputError: they can't be made, or something can't be written.
+          InputError: something can't be written.
         """
         try:
             remove(UPath(self.scratch))
             self.scratch.mkdir(parents=True)
-            for folder in (self.blocks, self.notes):
-                make_folder(folder)
+            make_folder(self.blocks)
+            make_folder(self.notes)
             yield
         except OSError as error:
             raise InputError(
@@ -119,7 +117,7 @@ class Work:
             return list(pool.map(fetch, blocks))
 
     def publish(self, manifest: Manifest) -> None:
-        """Puts the finished shards in their place, the manifest last, and removes the rest."""
+        """Puts the finished shards in place, the manifest last, and removes the rest."""
         write_text(self.shards / NAME, manifest.to_json() + "\n")
         if not is_remote(self.folder):
             self.shards.rename(self.folder)
