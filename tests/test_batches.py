@@ -102,9 +102,9 @@ def test_the_batches_are_pinned(manifest):
     assert big > 500
     first = next(train(manifest))["record_id"]
     lane = batches.Lane(0, tuple(s.records for s in manifest.splits["train"].shards), 0, LANES)
-    visit = lane.visit(0)
+    visit = next(lane.visits(0))
     start = sum(s.records for s in manifest.splits["train"].shards[: visit.shard])
-    np.testing.assert_array_equal(first[: BATCH // LANES], start + lane.record_order(visit)[: BATCH // LANES])
+    np.testing.assert_array_equal(first[: BATCH // LANES], start + visit.rows[: BATCH // LANES])
 
 
 def test_seeking_reads_one_shard_a_lane(manifest, tmp_path):
@@ -113,8 +113,7 @@ def test_seeking_reads_one_shard_a_lane(manifest, tmp_path):
     per_lane = BATCH // LANES
     step = 1000 * sum(records) // BATCH
     lanes = [batches.Lane(0, records, lane, LANES) for lane in range(LANES)]
-    seeks = [lane.seek(step * per_lane) for lane in lanes]
-    needed = {lane.visit(first).shard for lane, (first, _) in zip(lanes, seeks, strict=True)}
+    needed = {next(lane.visits(step * per_lane)).shard for lane in lanes}
     expected = next(train(manifest, start=step))
     shutil.copytree(manifest.folder, tmp_path / "few")
     few = load_manifest(str(tmp_path / "few"))

@@ -134,11 +134,6 @@ def test_evaluation_meets_each_row_once(examples, batch):
     assert all(len(each["label"]) == batch for each in found)
 
 
-def test_fewer_rows_than_lanes(tokenizer_folder):
-    with pytest.raises(InputError, match=r"data\.lanes = 4: .* has only 3 rows"):
-        take(make(tokenizer_folder, count=3), 1)
-
-
 def test_the_fingerprint_is_of_rows_and_labels(examples, tokenizer_folder):
     assert make(tokenizer_folder).fingerprint == examples.fingerprint
     assert make(tokenizer_folder, length=16).fingerprint != examples.fingerprint

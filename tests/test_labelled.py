@@ -133,9 +133,9 @@ BAD_JSONL = {
     "not an object": ("[1]\n", "line 1: is not a JSON object"),
     "no column": ('{"text": "a", "label": 1}\n\n{"text": "a"}\n', "line 3: has no 'label'; its columns are text"),
     "null": ('{"text": null, "label": 1}\n', "line 1: has no 'text'"),
-    "number": ('{"text": 7, "label": 1}\n', "line 1: its 'text' is 7, which is no text"),
+    "number": ('{"text": 7, "label": 1}\n', "line 1: its 'text' is 7, which is not a string"),
     "float label": ('{"text": "a", "label": 1.5}\n', "line 1: its 'label' is 1.5; a label is"),
-    "surrogate": ('{"text": "\\ud800", "label": 1}\n', "line 1: its 'text' is no valid Unicode"),
+    "surrogate": ('{"text": "\\ud800", "label": 1}\n', "line 1: its 'text' is not valid Unicode"),
 }
 
 

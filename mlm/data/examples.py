@@ -1,8 +1,7 @@
-"""Labelled texts as token ids in memory: their labels, their order, and batches padded to few lengths.
+"""Labelled texts as token ids in memory: their labels, their order, and batches padded to a few lengths.
 
-The order is that of `order.py`: a pure function of the data, the seed, the batch size and the lanes. Lane l of n owns
-the rows l, l + n, ...; every row comes once in each epoch of its lane. A batch is padded to the longest row of the
-whole global batch, rounded up: every host knows all lengths, so all have the same shape.
+The order is that of `order.py`, except that lane l of n owns the rows l, l + n, .... A batch is padded to the longest
+row of the whole global batch, rounded up: every host knows all lengths, so all have the same shape.
 
 Dimensions: N rows of a split, B rows of a batch, L tokens in a row.
 """
@@ -19,10 +18,10 @@ import numpy as np
 
 from mlm.data import labelled, tokenizer
 from mlm.data.labelled import Table
-from mlm.data.order import Lane, Visit
+from mlm.data.order import Lane
 from mlm.errors import InputError
 
-AT_ONCE = 4096  # texts that are tokenized together
+CHUNK = 4096  # texts that are tokenized together
 SPLITS = ("train", "validation", "test")
 
 
@@ -32,10 +31,10 @@ class Split:
 
     Attributes:
       source: as in the config.
-      tokens: int32, of all rows, one after the other.
+      tokens: int32, all rows, one after the other.
       starts: int64 [N + 1], where each row begins.
-      labels_N: int32 numbers of classes, or float32 targets.
-      truncated: rows of which tokens were cut off.
+      labels_N: int32 class indices, or float32 targets.
+      truncated: number of truncated rows.
     """
 
     source: str
@@ -68,13 +67,10 @@ class Examples:
 
     Attributes:
       splits: "train", "validation" and, if there is one, "test".
-      labels: names of the classes, by their number; none for regression.
-      length: of the longest row that there can be.
-      multiple: rows are padded up to one of this, or to `length`.
-      pad_id: of the tokenizer.
-      vocab_size: its entries.
-      tokenizer_fingerprint: of the tokenizer.
-      fingerprint: of all token ids and labels.
+      labels: names of the classes by index; empty for regression.
+      length: tokens in a row at most.
+      multiple: rows are padded to a multiple of this, or to `length`.
+      fingerprint: SHA-256 of all token ids and labels.
     """
 
     splits: dict[str, Split]
@@ -87,11 +83,11 @@ class Examples:
     fingerprint: str
 
     def padded(self, longest: int) -> int:
-        """Returns the length to which rows are padded of which the longest has `longest` tokens."""
+        """Returns the padded length of rows whose longest has `longest` tokens."""
         return min(-(-longest // self.multiple) * self.multiple, self.length)
 
     def lengths(self, split: str = "train") -> list[int]:
-        """Returns every length that a batch of a split can have: how often a step is compiled at most."""
+        """Returns every length that a batch of a split can have; a step compiles once for each."""
         lengths = self.splits[split].lengths
         return sorted({self.padded(length) for length in range(int(lengths.min()), int(lengths.max()) + 1)})
 
@@ -99,15 +95,15 @@ class Examples:
 def read_tables(
     sources: dict[str, str], *, text: tuple[str, ...], label: str, kind: str, names: tuple[str, ...] | None = None
 ) -> tuple[dict[str, Table], tuple[str, ...]]:
-    """Returns {split: its rows}, every label checked, and the names of the classes, none for regression.
+    """Returns {split: its rows}, with every label checked, and the names of the classes, empty for regression.
 
     Args:
-      sources: of each split.
-      text, label, kind: keys of the config.
-      names: of the classes by their number; None for those of the training split.
+      sources: {split: source}.
+      text, label, kind: keys of config.classify.
+      names: of the classes by index; None for the labels of the training split.
 
     Raises:
-      InputError: of `labelled.read`; a label that is not among the names, or training rows of one label.
+      InputError: see `labelled.read`; a label that is not among the names, or training rows of a single label.
     """
     tables = {
         split: labelled.read(source, split=split, text=text, label=label, kind=kind)
@@ -129,11 +125,7 @@ def read_tables(
 
 
 def class_names(table: Table) -> tuple[str, ...]:
-    """Returns the labels of a table: sorted, as numbers where all of them are whole numbers.
-
-    Raises:
-      InputError: there is only one.
-    """
+    """Returns the distinct labels of a table, sorted as numbers where all are whole numbers; InputError if only one."""
     names = set(table.labels)
     if len(names) < 2:
         raise InputError(f"{table.source}: all of its rows have the label {table.labels[0]!r}; two labels are needed.")
@@ -144,45 +136,47 @@ def class_names(table: Table) -> tuple[str, ...]:
 def tokenize(
     tables: dict[str, Table], names: tuple[str, ...], *, tokenizer_folder: str, length: int, multiple: int
 ) -> Examples:
-    """Returns the examples of some tables.
+    """Returns the examples of the tables and class names of `read_tables`.
 
-    Args:
-      tables, names: of `read_tables`.
-      tokenizer_folder: of the model.
-      length, multiple: keys of the config; longer rows are truncated, the longer of two texts first.
+    Rows of more than `length` tokens are truncated, the longer of two texts first.
 
     Raises:
       InputError: no tokenizer, or a text that holds its padding token.
     """
     tok = tokenizer.load(tokenizer_folder)
     tok.truncation_side = tok.padding_side = "right"
-    numbers = {name: number for number, name in enumerate(names)}
+    indices = {name: index for index, name in enumerate(names)}
     splits = {}
     for split, table in tables.items():
         rows, truncated = [], 0
-        for first in range(0, len(table.texts), AT_ONCE):
-            columns = [list(column) for column in zip(*table.texts[first : first + AT_ONCE], strict=True)]
-            found = tok(*columns, truncation="longest_first", max_length=length)
-            truncated += sum(bool(encoding.overflowing) for encoding in found.encodings)
-            rows += [np.asarray(ids, np.int32) for ids in found["input_ids"]]
+        for first in range(0, len(table.texts), CHUNK):
+            columns = [list(column) for column in zip(*table.texts[first : first + CHUNK], strict=True)]
+            encoded = tok(*columns, truncation="longest_first", max_length=length)
+            truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
+            rows += [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
         for row, ids in enumerate(rows):
             if tok.pad_token_id in ids:
-                raise InputError(f"{table.where(row)}: holds the padding token {tok.pad_token}, which no text can.")
-        labels = [numbers[value] for value in table.labels] if names else table.labels
+                raise InputError(
+                    f"{table.where(row)}: holds the padding token {tok.pad_token}, which no text may; remove it."
+                )
+        tokens, starts = np.concatenate(rows), np.cumsum([0, *map(len, rows)])
+        labels = [indices[label] for label in table.labels] if names else table.labels
         labels_N = np.asarray(labels, np.int32 if names else np.float32)
-        starts = np.concatenate([[0], np.cumsum([len(ids) for ids in rows])]).astype(np.int64)
-        splits[split] = Split(table.source, np.concatenate(rows), starts, labels_N, truncated)
-    mark = tokenizer.fingerprint(tokenizer_folder)
-    rest = (names, length, multiple, tok.pad_token_id, len(tok))
-    return Examples(splits, *rest, mark, _fingerprint(splits, names))
-
-
-def _fingerprint(splits: dict[str, Split], names: tuple[str, ...]) -> str:
+        splits[split] = Split(table.source, tokens, starts, labels_N, truncated)
     digest = hashlib.sha256(json.dumps([names, sorted(splits)]).encode())
-    for _, split in sorted(splits.items()):
-        for array in (split.tokens, split.starts, split.labels_N):
+    for _, own in sorted(splits.items()):
+        for array in (own.tokens, own.starts, own.labels_N):
             digest.update(array.tobytes())
-    return digest.hexdigest()
+    return Examples(
+        splits=splits,
+        labels=names,
+        length=length,
+        multiple=multiple,
+        pad_id=tok.pad_token_id,
+        vocab_size=len(tok),
+        tokenizer_fingerprint=tokenizer.fingerprint(tokenizer_folder),
+        fingerprint=digest.hexdigest(),
+    )
 
 
 def train_batches(
@@ -191,53 +185,28 @@ def train_batches(
     """Yields this host's rows of the global batches `start_step`, `start_step` + 1, ..., without end.
 
     Args:
-      examples: whose training split is read.
-      seed: of the order.
-      global_batch: rows of a batch over all hosts.
-      lanes: virtual hosts; lane l supplies the l-th block of rows.
-      start_step: batches consumed before.
       rows: [start, stop) of the global batch.
 
-    Returns:
-      Of batches as in `Split.batch`, and "epoch": uint32 [rows], the lane's.
-
-    Raises:
-      InputError: fewer rows than lanes.
+    Yields:
+      Batches as of `Split.batch`, and "epoch": uint32 [rows], the lane's.
     """
     split, per_lane = examples.splits["train"], global_batch // lanes
     count = len(split.labels_N)
-    if count < lanes:
-        raise InputError(f"config.data.lanes = {lanes}: {split.source} has only {count} rows; lower it.")
     sizes = tuple(len(range(lane, count, lanes)) for lane in range(lanes))
-    streams = [_Stream(Lane(seed, sizes, lane, lanes)) for lane in range(lanes)]
-    for step in itertools.count(start_step):
-        positions = np.arange(step * per_lane, (step + 1) * per_lane)
-        found = [stream.rows(positions) for stream in streams]
-        rows_B, epochs_B = (np.concatenate(column) for column in zip(*found, strict=True))
+    streams = [_read(Lane(seed, sizes, lane, lanes), start_step * per_lane) for lane in range(lanes)]
+    while True:
+        pairs = [pair for stream in streams for pair in itertools.islice(stream, per_lane)]
+        rows_B, epochs_B = np.array(pairs).T
         length = examples.padded(int(split.lengths[rows_B].max()))
         batch = split.batch(rows_B[slice(*rows)], length, examples.pad_id)
         yield batch | {"epoch": epochs_B[slice(*rows)].astype(np.uint32)}
 
 
-class _Stream:
-    """The rows of one lane by their position; the order of its last epoch is kept."""
-
-    def __init__(self, lane: Lane):
-        self._lane, self._epoch = lane, -1
-        self._order = np.zeros(0, np.int64)
-
-    def rows(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (rows of the split, epochs of the lane)."""
-        epochs, places = np.divmod(positions, self._lane.size)
-        found = np.empty(len(positions), np.int64)
-        for epoch in np.unique(epochs):
-            if epoch != self._epoch:
-                visit = Visit(self._lane.lane, int(epoch), 0)
-                self._order = self._lane.record_order(visit) * self._lane.lanes + self._lane.lane
-                self._epoch = epoch
-            here = epochs == epoch
-            found[here] = self._order[places[here]]
-        return found, epochs
+def _read(lane: Lane, start: int) -> Iterator[tuple[int, int]]:
+    """Yields (row of the split, epoch) of the lane's rows from `start` on, without end."""
+    for _, epoch, rows in lane.visits(start):
+        for row in (rows * lane.lanes + lane.lane).tolist():
+            yield row, epoch
 
 
 def eval_batches(
@@ -246,8 +215,6 @@ def eval_batches(
     """Yields this host's rows of batches that hold every row of a split once, in the order of `eval_order`.
 
     Args:
-      examples: whose rows are read.
-      split: of the examples.
       batch: rows over all hosts; the last batch is filled up with copies of its first row.
       rows: [start, stop) of each batch.
     """
@@ -260,5 +227,5 @@ def eval_batches(
 
 
 def eval_order(examples: Examples, split: str) -> np.ndarray:
-    """Returns the rows of a split, short ones first, so that little is padded."""
+    """Returns the rows of a split, shortest first, so that there is little padding."""
     return np.argsort(examples.splits[split].lengths, kind="stable")

@@ -1,12 +1,12 @@
-"""Labelled texts: one or two columns of text and one with the label, of CSV, JSON lines, or a data set of a library.
+"""Labelled texts: one or two columns of text and a column of labels, from a file or a library's data set.
 
-    csv:FILE                  with a header; .tsv: columns parted by tabs, without quotes, as GLUE's
+    csv:FILE                  with a header; .tsv: separated by tabs, without quotes, as in GLUE
     jsonl:FILE                an object a line
     hf:NAME[:CONFIG][#SPLIT]  a data set of the Hugging Face hub, or a local folder of one
     tfds:NAME[#SPLIT]         a data set of TensorFlow Datasets
 
-FILEs are local or gs://. SPLIT is as its library writes it, "train[:90%]" too; without one it is the one of the role
-("train", "validation", "test"). To add a source: a generator of (place, row) here, and its name in `READERS`.
+FILEs are local or gs://. SPLIT is written as in its library, for example "train[:90%]"; the default is the split to be
+read ("train", "validation", "test"). To add a source: a function here that returns rows, and its name in `READERS`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import csv
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from mlm.data import batches
 from mlm.errors import InputError
 from mlm.paths import UPath
 
-Names = list[str] | None  # what the whole numbers of a label column stand for, where a library says so
+Names = list[str] | None  # of the classes by index, where a library has them
+Rows = Iterator[tuple[str, dict[str, Any]]]  # (place, row)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +32,9 @@ class Table:
 
     Attributes:
       source: as in the config.
-      texts: one or two of each row.
+      texts: one or two a row.
       labels: strings, or numbers to be predicted.
-      places: of each row, for a person: "line 7".
+      places: where each row is in the source: "line 7".
     """
 
     source: str
@@ -41,7 +43,7 @@ class Table:
     places: list[str]
 
     def where(self, row: int) -> str:
-        """Returns the file and the line of a row."""
+        """Returns the source and the place of a row, for messages."""
         return f"{self.source}, {self.places[row]}"
 
 
@@ -50,13 +52,11 @@ def read(source: str, *, split: str, text: tuple[str, ...], label: str, kind: st
 
     Args:
       source: see the top of this file.
-      split: its role, and the split of a library's data set where the source names none.
-      text: names of one or two columns.
-      label: name of the column of labels.
-      kind: "classes" (strings or whole numbers, which become strings) or "regression" (numbers).
+      split: "train", "validation" or "test".
+      text, label, kind: keys of config.classify. Classes are strings or whole numbers, which become strings.
 
     Raises:
-      InputError: it can't be read, it has no rows, or a row lacks a text or a label that is one.
+      InputError: it can't be read, it has no rows, or a row has no valid text or label.
     """
     reader, _, rest = source.partition(":")
     texts, labels, places = [], [], []
@@ -69,8 +69,8 @@ def read(source: str, *, split: str, text: tuple[str, ...], label: str, kind: st
             labels.append(_number(value, where, label) if kind == "regression" else _class(value, names, where, label))
             places.append(place)
     except (OSError, ValueError, KeyError, ImportError, csv.Error) as error:
-        words = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"config.classify.{split}: {source} can't be read: {words[:300]}.") from error
+        message = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"config.classify.{split}: {source} can't be read: {message[:300]}.") from error
     if not texts:
         raise InputError(f"config.classify.{split}: {source} has no rows.")
     return Table(source, texts, labels, places)
@@ -85,13 +85,13 @@ def _value(row: dict[str, Any], column: str, where: str) -> Any:
 def _text(row: dict[str, Any], column: str, where: str) -> str:
     text = _value(row, column, where)
     if not isinstance(text, str):
-        raise InputError(f"{where}: its {column!r} is {text!r}, which is no text.")
+        raise InputError(f"{where}: its {column!r} is {text!r}, which is not a string.")
     if not text.strip():
-        raise InputError(f"{where}: its {column!r} is empty; take the row out, or fill it in.")
+        raise InputError(f"{where}: its {column!r} is empty; fill it in, or remove the row.")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError(f"{where}: its {column!r} is no valid Unicode (half of a surrogate pair).") from None
+        raise InputError(f"{where}: its {column!r} is not valid Unicode (half of a surrogate pair).") from None
     return text
 
 
@@ -121,35 +121,25 @@ def _number(value: Any, where: str, column: str) -> float:
     return number
 
 
-# Readers take (what follows the colon, the role of the split, the columns that are needed), and return what whole
-# numbers in the label column stand for, and (place, row) of each row.
+# Readers take (the source after its colon, the split, the columns, the label's last) and return (Names, Rows).
 
 
-def _csv(file: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Iterator[tuple[str, dict]]]:
-    return None, _csv_rows(file, columns)
-
-
-def _csv_rows(file: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict]]:
+def _csv(file: str, columns: tuple[str, ...]) -> Rows:
     tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if file.endswith(".tsv") else {"strict": True}
-    with UPath(file).open("r", encoding="utf-8-sig", newline="") as lines:  # spreadsheets put a mark at the beginning
-        reader = csv.DictReader(lines, **tabs)
-        _check_columns(columns, reader.fieldnames or [])
-        width, before = len(reader.fieldnames), reader.line_num
-        for row in reader:
-            place = f"line {before + 1}"  # a quoted text may go over several
-            before = reader.line_num
-            if None in row or None in row.values():
-                cells = sum(value is not None for key, value in row.items() if key is not None)
-                cells += len(row.get(None, ()))
-                raise InputError(f"csv:{file}, {place}: has {cells} columns where the header has {width}.")
-            yield place, row
+    with UPath(file).open("r", encoding="utf-8-sig", newline="") as lines:  # spreadsheets write a byte order mark
+        reader = csv.reader(lines, **tabs)
+        head = next(reader, [])
+        _check_columns(columns, head)
+        end = reader.line_num
+        for cells in reader:
+            place, end = f"line {end + 1}", reader.line_num  # a quoted text may span several lines
+            if cells and len(cells) != len(head):
+                raise InputError(f"csv:{file}, {place}: has {len(cells)} columns where the header has {len(head)}.")
+            if cells:
+                yield place, dict(zip(head, cells, strict=True))
 
 
-def _jsonl(file: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Iterator[tuple[str, dict]]]:
-    return None, _jsonl_rows(file)
-
-
-def _jsonl_rows(file: str) -> Iterator[tuple[str, dict]]:
+def _jsonl(file: str) -> Rows:
     with UPath(file).open("r", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -163,7 +153,7 @@ def _jsonl_rows(file: str) -> Iterator[tuple[str, dict]]:
             yield f"line {number}", row
 
 
-def _hf(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Iterator[tuple[str, dict]]]:
+def _hf(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Rows]:
     import datasets
 
     name, _, own = name.partition("#")
@@ -177,10 +167,8 @@ def _hf(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Iterato
     return names, _numbered(loaded.select_columns(list(dict.fromkeys(columns))))
 
 
-def _tfds(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Iterator[tuple[str, dict]]]:
-    import tensorflow as tf
-
-    tf.config.set_visible_devices([], "GPU")  # they are jax's
+def _tfds(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Rows]:
+    batches.import_tensorflow()
     import tensorflow_datasets as tfds
 
     name, _, own = name.partition("#")
@@ -192,9 +180,9 @@ def _tfds(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Itera
     return names, _numbered({key: _plain(row[key]) for key in columns} for row in rows)
 
 
-READERS: dict[str, Callable[..., tuple[Names, Iterator[tuple[str, dict]]]]] = {
-    "csv": _csv,
-    "jsonl": _jsonl,
+READERS = {
+    "csv": lambda file, split, columns: (None, _csv(file, columns)),
+    "jsonl": lambda file, split, columns: (None, _jsonl(file)),
     "hf": _hf,
     "tfds": _tfds,
 }
@@ -206,9 +194,9 @@ def _check_columns(wanted: Iterable[str], there: list[str]) -> None:
             raise ValueError(f"there is no column {column!r} (config.classify.text, .label) among {', '.join(there)}")
 
 
-def _numbered(rows: Iterable[dict]) -> Iterator[tuple[str, dict]]:
+def _numbered(rows: Iterable[dict]) -> Rows:
     return ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value  # numpy's numbers
+    return value.item() if hasattr(value, "item") else value  # numpy scalars
