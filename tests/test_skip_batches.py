@@ -27,7 +27,7 @@ RANGES = [[], [(1, 1)], [(1, 4)], [(3, 5)], [(3, 5), (6, 6), (9, 12)], [(2, 2), 
 @pytest.mark.parametrize("ranges", RANGES)
 def test_against_the_list_of_batches(ranges):
     kept = [batch for batch in range(1, 200) if not any(first <= batch <= last for first, last in ranges)]
-    assert [skip_batches.batch_of(update, ranges) for update in range(1, 50)] == kept[:49]
+    assert [skip_batches.batch_of(step, ranges) for step in range(1, 50)] == kept[:49]
     assert skip_batches.batch_of(0, ranges) == 0 or ranges[0][0] == 1
     opened = []
 
@@ -64,7 +64,7 @@ def batches_of(manifest, mesh, start: int, *ranges: str):
 
 
 def test_a_run_reads_the_order_without_the_ranges(manifest):
-    """From any update on, so over a resume; a range at the beginning, two that touch, and one over an epoch's end."""
+    """From any step on, so over a resume; a range at the beginning, two that touch, and one over an epoch's end."""
     mesh = sharding.make_mesh(data=-1, fsdp=1, tensor=1)
     everything = list(itertools.islice(train(manifest, global_batch=24, rows=(0, 24)), 80))
     skipped = {1, 2, 6, 7, 8, 9, *range(30, 61)}
@@ -125,7 +125,7 @@ def test_a_range_is_added_on_resume_and_stays(manifest, plain, tmp_path, capsys)
     sentence = refused(command(workdir, manifest, "6:7"), capsys)
     assert "6:7: the checkpoint" in sentence and "checkpoints/12 has read the batches up to 12" in sentence
     assert re.search(
-        r"remove the newer checkpoints by hand \(8, 12 in \S+\), then the run goes on from update 4\.", sentence
+        r"remove the newer checkpoints by hand \(8, 12 in \S+\), then the run resumes from step 4\.", sentence
     )
     assert "starts from the beginning" in refused(command(workdir, manifest, "4:4"), capsys)
     assert losses(workdir) == losses(plain), "nothing was touched"
@@ -145,13 +145,13 @@ def test_a_range_is_added_on_resume_and_stays(manifest, plain, tmp_path, capsys)
 
     sentence = refused(command(workdir, manifest), capsys)
     assert "was made without the batches 6:7" in sentence and "give --skip-batches 6:7 as well" in sentence
-    assert "up to 14" in refused(command(workdir, manifest, "6:7", "14:15"), capsys), "update 12 has read batch 14"
+    assert "up to 14" in refused(command(workdir, manifest, "6:7", "14:15"), capsys), "step 12 has read batch 14"
 
 
 def test_the_checkpoints_that_a_new_range_leaves():
     check = {"step": 12, "steps": [4, 8, 12], "where": "w"}
-    skip_batches.check_resume(["3:4"], ["3:4", "15:20"], **check)  # update 12 has read batch 14
-    with pytest.raises(InputError, match=r"\(12 in w\), then the run goes on from update 8"):
+    skip_batches.check_resume(["3:4"], ["3:4", "15:20"], **check)  # step 12 has read batch 14
+    with pytest.raises(InputError, match=r"\(12 in w\), then the run resumes from step 8"):
         skip_batches.check_resume(["3:4"], ["3:4", "14:20"], **check)
     with pytest.raises(InputError, match=r"w/12 was made without the batches 3:4"):
         skip_batches.check_resume(["3:4", "6:6"], ["6:6"], **check)

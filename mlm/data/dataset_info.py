@@ -1,4 +1,4 @@
-"""What a model and its training step need to know of the data: sizes and ids, no rows."""
+"""What a model and its training step need to know about the data: sizes and ids, no rows."""
 
 from __future__ import annotations
 
@@ -11,25 +11,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-    """Saved with every checkpoint.
-
-    Attributes:
-      vocab_size: entries of the tokenizer.
-      special_ids: {"pad", "mask", "cls", "sep", "unk"} -> id.
-      all_special_ids: every id that is a special token.
-      length: tokens in a row.
-      records: rows of the training split.
-    """
+    """Saved with every checkpoint; `special_ids` maps "pad", "mask", "cls", "sep" and "unk" to ids."""
 
     vocab_size: int
     special_ids: dict[str, int]
     all_special_ids: tuple[int, ...]
-    length: int
-    records: int
+    length: int  # tokens in a row
+    records: int  # rows of the training split
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> DatasetInfo:
-        """Returns that of written shards."""
+        """Returns the info of written shards."""
         return cls(
             vocab_size=manifest.vocab_size,
             special_ids=dict(manifest.special_ids),
@@ -40,6 +32,6 @@ class DatasetInfo:
 
     @classmethod
     def synthetic(cls, *, vocab_size: int, length: int, records: int) -> DatasetInfo:
-        """Returns that of data that doesn't exist yet: enough for the step, its speed and its memory."""
+        """Returns the info of data that doesn't exist yet, for a step's speed and memory."""
         special = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
         return cls(vocab_size, special, tuple(special.values()), length, records)

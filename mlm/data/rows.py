@@ -1,7 +1,6 @@
-"""Reduce: the blocks of a split, in order, are a stream of tokens; its rows are dealt out to the shards like cards.
+"""Reduce: the blocks of a split, in order, are a stream of tokens, whose row r goes to shard r mod n.
 
-Row r of the stream goes to shard r mod n. A shard that is whole has a note, an empty file whose name says what is in
-the shard, and from which stream.
+Each complete shard has a note, an empty file whose name says what is in the shard and which stream it came from.
 
 Dimensions: N rows, L tokens in a row.
 """
@@ -21,11 +20,11 @@ from mlm.data.manifest import Shard
 from mlm.errors import InputError
 from mlm.paths import UPath, put_file, sizes
 
-OPEN_FILES = 256  # shards that one worker writes at once
+OPEN_FILES = 256  # shards that one worker writes at a time
 
 
 class Places(NamedTuple):
-    """Where the shards go: their folder, that of the notes, and a local one for what is not whole."""
+    """Folders of the shards and of the notes, and a local one for incomplete shards."""
 
     shards: str
     notes: str
@@ -33,7 +32,7 @@ class Places(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """The tokens of a split: the local files of its blocks in order, their type, and a hash of what makes the rows."""
+    """The tokens of a split: the local files of its blocks in order, and a digest of everything the rows depend on."""
 
     split: str
     files: list[str]
@@ -42,26 +41,23 @@ class Stream(NamedTuple):
 
 
 def plan(split: str, tokens: int, *, length: int, count: int) -> list[str]:
-    """Returns the names of a split's shards, in order; a small validation split gets fewer than `count`.
-
-    Raises:
-      InputError: the tokens make too few rows.
-    """
+    """Returns the names of a split's shards, in order; a small validation split gets fewer than `count`."""
     rows = tokens // length
     if split == "train" and rows < count:
         raise InputError(
-            f"config.shards.count = {count}: the corpus makes only {rows} rows of {length} tokens; lower it."
+            f"config.shards.count = {count}: the corpus has only {rows} rows of {length} tokens; lower it."
         )
     if rows == 0:
         raise InputError(
-            f"the {split} split makes no row of {length} tokens: raise corpus.validation_fraction, or give more text."
+            f"the {split} split is shorter than a row of {length} tokens: raise corpus.validation_fraction, or give "
+            "more text."
         )
     count = min(count, rows)
     return [f"{split}/dataset-{shard}-{(rows - shard - 1) // count + 1}.tfrecord" for shard in range(count)]
 
 
 def noted(notes: UPath, shards: UPath, digest: str) -> dict[str, Shard]:
-    """Returns {name: shard} of the shards that lie whole in their folder, made from the streams of that hash."""
+    """Returns {name: shard} of the complete shards that were made from the streams with this digest."""
     found = {}
     there = {f"{split}/{name}": size for split in blocks.SPLITS for name, size in sizes(shards / split).items()}
     for note in sizes(notes):
@@ -82,7 +78,7 @@ def submit(
     length: int,
     workers: int,
 ) -> list[concurrent.futures.Future]:
-    """Starts to write the shards of the numbers `own`; `names` are all that the split has."""
+    """Starts writing the shards with the indices `own`; `names` are those of all shards of the split."""
     group = min(-(-len(own) // workers), OPEN_FILES) or 1
     return [
         pool.submit(_write, stream, length, names, own[start : start + group], places)
@@ -92,7 +88,7 @@ def submit(
 
 def _write(stream: Stream, length: int, names: list[str], own: list[int], places: Places) -> None:
     """Writes the shards `own` in one pass over the blocks."""
-    records, hashes_ = [0] * len(own), [hashlib.sha256() for _ in own]
+    records, digests = [0] * len(own), [hashlib.sha256() for _ in own]
     files = [places.scratch / names[shard].replace("/", "-") for shard in own]
     with contextlib.ExitStack() as stack:
         outputs = [stack.enter_context(file.open("wb")) for file in files]
@@ -105,10 +101,10 @@ def _write(stream: Stream, length: int, names: list[str], own: list[int], places
                 encoded = tfrecord.encode(ids_NxL[(shard - row) % len(names) :: len(names)])
                 data = b"".join(encoded)
                 output.write(data)
-                hashes_[index].update(data)
+                digests[index].update(data)
                 records[index] += len(encoded)
             row += rows
-    for shard, file, count, sha256 in zip(own, files, records, hashes_, strict=True):
+    for shard, file, count, sha256 in zip(own, files, records, digests, strict=True):
         size = file.stat().st_size
         put_file(file, UPath(places.shards) / names[shard])
         note = f"{stream.split}-{shard}-{count}-{size}-{sha256.hexdigest()}-{stream.digest}"
@@ -116,7 +112,7 @@ def _write(stream: Stream, length: int, names: list[str], own: list[int], places
 
 
 def count_ids(stream: Stream, vocab_size: int) -> np.ndarray:
-    """Returns how often each id comes in a stream: int64 [V]."""
+    """Returns how often each id occurs in a stream: int64 [V]."""
     counts_V = np.zeros(vocab_size, np.int64)
     for file in stream.files:
         counts_V += np.bincount(blocks.read(file, stream.dtype), minlength=vocab_size)

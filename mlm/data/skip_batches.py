@@ -1,8 +1,8 @@
-"""Batches that a run leaves out: which batch an update reads. Standard library only.
+"""Batches that a run skips: which batch each step reads.
 
-Batches are numbered from 1 as the order deals them (mlm/data/order.py), and both ends of a range "A:B" are left out;
-update u reads the u-th batch of the rest. PaLM left out the batches around a spike of its loss, and the spike did not
-come again (Chowdhery et al., 2022, 5.1).
+Batches are numbered from 1 in the order of mlm/data/order.py, and both ends of a range "A:B" are skipped; step s reads
+the s-th of the remaining batches. PaLM skipped the batches around a loss spike, and the spike did not recur (Chowdhery
+et al., 2022, 5.1).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mlm.errors import InputError
 Batch = TypeVar("Batch")
 
 
-def batch_of(update: int, ranges: list[Range]) -> int:
-    """Returns the number of the batch that an update reads; 0 for update 0, before the first."""
-    batch = update
+def batch_of(step: int, ranges: list[Range]) -> int:
+    """Returns the number of the batch that a step reads; 0 for step 0, before the first."""
+    batch = step
     for first, last in ranges:
         if first > batch:
             break
@@ -27,18 +27,8 @@ def batch_of(update: int, ranges: list[Range]) -> int:
     return batch
 
 
-def segments(ranges: list[Range], done: int) -> list[tuple[int, int | None]]:
-    """Returns what is read after `done` updates: (batches before, how many on end; None for all)."""
-    found, batch = [], batch_of(done, ranges)
-    for first, last in ranges:
-        if last > batch:
-            found.append((batch, first - 1 - batch))
-            batch = last
-    return [(before, count) for before, count in found if count > 0] + [(batch, None)]
-
-
 def spans(ranges: list[Range], first: int, last: int) -> list[Range]:
-    """Returns the ranges of batches that the updates `first` to `last` read."""
+    """Returns the ranges of batches that the steps `first` to `last` read."""
     found, begin, end = [], batch_of(first, ranges), batch_of(last, ranges)
     for a, b in ranges:
         if begin <= a <= end:
@@ -48,27 +38,28 @@ def spans(ranges: list[Range], first: int, last: int) -> list[Range]:
 
 
 def follow(open_at: Callable[[int], Iterator[Batch]], ranges: list[Range], done: int) -> Iterator[Batch]:
-    """Returns the batches that the updates after `done` read.
+    """Returns the batches of the steps after `done`; `open_at(n)` returns all batches after the n-th."""
+    before = batch_of(done + 1, ranges) - 1
+    return _follow(open_at(before), open_at, [each for each in ranges if each[0] > before], before)
 
-    Args:
-      open_at: returns all batches after as many; to open costs the same wherever it is.
-      ranges: to leave out.
-      done: updates made.
-    """
-    (before, count), *rest = segments(ranges, done)
-    streams = itertools.chain([open_at(before)], (open_at(before) for before, _ in rest))
-    counts = [count, *(count for _, count in rest)]
-    return itertools.chain.from_iterable(map(itertools.islice, streams, counts))
+
+def _follow(
+    stream: Iterator[Batch], open_at: Callable[[int], Iterator[Batch]], ranges: list[Range], before: int
+) -> Iterator[Batch]:
+    for first, last in ranges:
+        yield from itertools.islice(stream, first - 1 - before)
+        stream, before = open_at(last), last
+    yield from stream
 
 
 def check_resume(saved: Iterable[str], new: Iterable[str], *, step: int, steps: list[int], where: str) -> None:
-    """Raises InputError if a run can't go on with the ranges `new` from a checkpoint that was made with `saved`.
+    """Raises InputError if a checkpoint made with the ranges `saved` can't continue with the ranges `new`.
 
     Args:
       saved, new: values of data.skip_batches.
       step: of the checkpoint.
       steps: of all checkpoints.
-      where: their folder.
+      where: folder of the checkpoints.
     """
     old, ranges = parse_ranges(saved), parse_ranges(new)
     flags = " ".join(f"--skip-batches {a}:{b}" for a, b in old)
@@ -76,14 +67,14 @@ def check_resume(saved: Iterable[str], new: Iterable[str], *, step: int, steps: 
         if (a, b) not in ranges:
             raise InputError(
                 f"{where}/{step} was made without the batches {a}:{b}, which data.skip_batches no longer names; a run "
-                f"can't take them back: give {flags} as well, or use another --workdir."
+                f"can't read them afterwards: give {flags} as well, or use another --workdir."
             )
     read = batch_of(step, old)
     for a, b in ranges:
         if (a, b) not in old and a <= read:
             late = [str(each) for each in steps if batch_of(each, old) >= a]
             good = [each for each in steps if batch_of(each, old) < a]
-            start = f"goes on from update {max(good)}" if good else "starts from the beginning"
+            start = f"resumes from step {max(good)}" if good else "starts from the beginning"
             raise InputError(
                 f"config.data.skip_batches = {a}:{b}: the checkpoint {where}/{step} has read the batches up to {read}; "
                 f"remove the newer checkpoints by hand ({', '.join(late)} in {where}), then the run {start}."

@@ -40,7 +40,7 @@ def look(
     from mlm.model import factory
 
     rows = config.data.global_batch
-    before = skip_batches.segments(parse_ranges(config.data.skip_batches), 0)[0][0]
+    before = skip_batches.batch_of(1, parse_ranges(config.data.skip_batches)) - 1
     order = {"seed": config.data.seed, "global_batch": rows, "lanes": config.data.lanes}
     stream = batches.train_batches(manifest, split="train", start_step=before, rows=(0, rows), **order)
     batch = next(stream)
