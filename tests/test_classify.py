@@ -13,7 +13,7 @@ from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier
 from mlm.paths import UPath
-from mlm.pretrained import checkpoint_files, load, task_type
+from mlm.pretrained import checkpoint_files, load, locate
 from mlm.tasks import classification
 from mlm.workdir import Workdir
 from tests import labelled_texts
@@ -45,7 +45,7 @@ def finished(trained_workdir, tmp_path_factory) -> tuple[Workdir, pathlib.Path]:
 
 def test_it_starts_from_a_run_with_its_sizes_and_tokenizer(finished, trained_workdir):
     workdir, _ = finished
-    assert task_type.is_classifier(workdir, "") and not task_type.is_classifier(trained_workdir, "")
+    assert locate.is_classifier(workdir) and not locate.is_classifier(trained_workdir)
     config = json.loads(workdir.config.read_text())
     assert (config["model"]["layers"], config["model"]["hidden_size"], config["model"]["positions"]) == (2, 64, 32)
     folders = (workdir.tokenizer, trained_workdir.tokenizer)

@@ -15,7 +15,7 @@ from mlm.errors import DamageError, InputError
 from mlm.export import export, export_classifier
 from mlm.model import classifier
 from mlm.paths import UPath
-from mlm.pretrained import load, task_type
+from mlm.pretrained import load, locate
 from mlm.workdir import Workdir
 from tests.torch_environments import run_torch
 from tests.trained_classifier import make
@@ -60,7 +60,7 @@ def test_pytorch_gives_the_same(workdirs, tmp_path, generation):
 
 def test_the_folder_is_read_back(workdirs, trained_classifier):
     folder = str(workdirs["classes"].export)
-    assert task_type.is_classifier(None, folder)
+    assert locate.is_classifier(folder)
     again = load.load(folder, head=load.CLASSIFIER)
     assert classifier.class_names(again.config) == ("animal", "money", "weather")
     assert jax.tree.all(jax.tree.map(np.array_equal, again.params, trained_classifier.params))

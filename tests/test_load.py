@@ -280,5 +280,5 @@ def test_a_name_that_is_nowhere_is_told_in_a_sentence(name):
     for flag, head in READERS.items():
         with pytest.raises(InputError) as error:
             load.load(name, head=head, flag=flag)
-        assert str(error.value).startswith(f"{flag}{name}: is no folder here, and can't be had from the hub")
+        assert str(error.value).startswith(f"{flag}{name}: is not a folder here, and the Hub does not give it")
         assert "\n" not in str(error.value)

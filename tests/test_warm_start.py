@@ -22,7 +22,7 @@ from tests.fixtures import tiny_config
 from tests.trained_model import LENGTH, facts_of, train_tokenizer
 
 SAME_MODEL = ("model.positions=32", "model.layers=2", "model.hidden_size=64")
-WORDS, BIAS = warm_start.WORDS
+WORDS, BIAS = warm_start.VOCABULARY
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import argparse
 
 from mlm import config as configs
 from mlm.commands import common
-from mlm.pretrained import task_type
+from mlm.pretrained import locate
 from mlm.workdir import Workdir
 
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     """Scores a model, and prints the scores."""
     workdir = Workdir(args.workdir, create=False)
-    classifies = task_type.is_classifier(workdir, args.model)
+    classifies = locate.is_classifier(args.model or workdir)
     task = configs.CLASSIFICATION if classifies else configs.PRETRAINING
     common.join(args, overrides, task=task, meet=True, create=False)
     config = common.read_config(args, overrides, task=task)

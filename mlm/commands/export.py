@@ -9,7 +9,7 @@ from mlm import cluster
 from mlm import config as configs
 from mlm.commands import common
 from mlm.errors import InputError
-from mlm.pretrained import task_type
+from mlm.pretrained import locate
 from mlm.workdir import Workdir
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     """Writes, proves and pushes the export."""
     workdir = Workdir(args.workdir, create=False)
-    task = configs.CLASSIFICATION if task_type.is_classifier(workdir, "") else configs.PRETRAINING
+    task = configs.CLASSIFICATION if locate.is_classifier(workdir) else configs.PRETRAINING
     common.join(args, overrides, task=task, meet=True, create=False)
     if args.public and not args.push:
         raise InputError("--public: goes with --push=USER/NAME.")
@@ -59,7 +59,7 @@ def write_export(workdir: Workdir, *, torch_python: str) -> Pretrained:
     from mlm.report import summary
 
     name = workdir.root.name
-    if task_type.is_classifier(workdir, ""):
+    if locate.is_classifier(workdir):
         model = load.from_workdir(workdir, head=load.CLASSIFIER)
         if cluster.is_primary():
             export_classifier.export(model, workdir, name=name, torch_python=torch_python)

@@ -7,7 +7,7 @@ import sys
 
 from mlm.cluster import detect
 from mlm.commands import common
-from mlm.pretrained import task_type
+from mlm.pretrained import locate
 from mlm.workdir import Workdir
 
 
@@ -25,10 +25,10 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     detect.refuse_part_of_a_slice()
     workdir = None if args.model else Workdir(args.workdir, create=False)
     streams = {"stdin": sys.stdin, "stdout": sys.stdout}
-    classifies = task_type.is_classifier(workdir, args.model)
+    classifies = locate.is_classifier(args.model or workdir)
     from mlm.pretrained import load
 
-    model = load.load(args.model, head=load.CLASSIFIER if classifies else load.LM_HEAD, workdir=workdir)
+    model = load.load(args.model or workdir, head=load.CLASSIFIER if classifies else load.LM_HEAD)
     if classifies:
         from mlm.inference import classify_texts
 

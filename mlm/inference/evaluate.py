@@ -51,7 +51,7 @@ def run(
         raise InputError(f"--pseudo={pseudo}: must be a number of rows, from 0 up.")
     mesh = sharding.make_mesh(**config.mesh.to_dict())
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
-    loaded = load.load(model, head=load.LM_HEAD, workdir=workdir)
+    loaded = load.load(model or workdir, head=load.LM_HEAD)
     _check_fit(loaded, workdir, manifest)
     info = DatasetInfo.from_manifest(manifest)
     padded = loaded.padded(config.model.vocab_multiple)

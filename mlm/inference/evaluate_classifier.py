@@ -31,7 +31,7 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict
         raise InputError(
             f"--split={split}: config.classify only names rows for {', '.join(s for s in SPLITS if own[s])}."
         )
-    loaded = load.load(model, head=load.CLASSIFIER, workdir=workdir)
+    loaded = load.load(model or workdir, head=load.CLASSIFIER)
     names = classifier.class_names(loaded.config)
     if bool(names) != (own.kind == "classes"):
         raise InputError(

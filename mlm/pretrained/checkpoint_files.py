@@ -9,6 +9,7 @@ orbax checks no payload on restore, and takes any folder with a number for a nam
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -30,8 +31,8 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
 
     Args:
       folder: of the checkpoints.
-      best: the one with the lowest score instead, of several the newest; one that was not evaluated comes last.
       on_damage: "stop", or "fallback" to the newest good step; damaged ones are set aside.
+      best: the step with the lowest score instead, the newest of several; one that was not evaluated comes last.
 
     Raises:
       DamageError: a file of the newest step is not what was written, and `on_damage` is "stop".
@@ -53,7 +54,7 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
 
 
 def _score(folder: UPath, step: int) -> float:
-    """Returns the score that `save` was given, infinite if none."""
+    """Returns the score that a step was saved with, infinite if none."""
     file = folder / str(step) / "metrics" / "metrics"
     try:
         score = json.loads(file.read_text())["loss"] if file.is_file() else None
@@ -74,11 +75,8 @@ def complete_steps(folder: UPath) -> list[int]:
 
 def set_aside(folder: UPath, step: int, why: str) -> None:
     """Renames a step's folder to "{why}.{step}", where orbax does not see it."""
-    target = folder / f"{why}.{step}"
-    number = 1
-    while target.exists():
-        number += 1
-        target = folder / f"{why}.{step}.{number}"
+    names = itertools.chain([f"{why}.{step}"], (f"{why}.{step}.{number}" for number in itertools.count(2)))
+    target = next(folder / name for name in names if not (folder / name).exists())
     until = " until a later one is complete" if why == "incomplete" else ""
     logger.warning("%s is %s; it is kept as %s%s.", folder / str(step), why, target.name, until)
     move(folder / str(step), target, first=HASHES)
@@ -109,7 +107,7 @@ def find_damage(folder: UPath, step: int) -> str | None:
     return None
 
 
-def read_meta(folder: UPath, step: int) -> dict:
+def read_meta(folder: UPath, step: int) -> dict[str, Any]:
     """Returns the metadata of a step: config, fingerprints, what is known of its data and its model.
 
     Raises:
@@ -117,8 +115,8 @@ def read_meta(folder: UPath, step: int) -> dict:
     """
     found = json.loads((folder / str(step) / "meta" / "metadata").read_text())
     if found.get("format") != FORMAT:
-        words = f"its format is {found.get('format')!r}, this code reads {FORMAT}; use the code that wrote it."
-        raise InputError(f"{folder / str(step)}: {words}")
+        text = f"its format is {found.get('format')!r}, this code reads {FORMAT}; use the code that wrote it."
+        raise InputError(f"{folder / str(step)}: {text}")
     return found
 
 

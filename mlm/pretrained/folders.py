@@ -19,31 +19,14 @@ from mlm.paths import UPath, inside
 from mlm.pretrained.locate import INDEX, MSGPACK, SAFETENSORS
 from mlm.text import printable
 
-UNREADABLE = (  # what libraries raise at a file of parameters that is not one
-    safetensors.SafetensorError,
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    RecursionError,
-)
-SIZES = {  # of config.json, and the least that each can be
-    "vocab_size": 1,
-    "hidden_size": 1,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "intermediate_size": 1,
-    "max_position_embeddings": 2,
-    "type_vocab_size": 1,
-    "pad_token_id": 0,
-}
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+SIZES += ("max_position_embeddings", "type_vocab_size", "pad_token_id")
+LEAST = {"max_position_embeddings": 2, "pad_token_id": 0}  # of a size; 1 for the others
 RATES = ("layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
 
 def read_config(folder: UPath, where: str) -> RobertaConfig:
-    """Returns the config of a folder: of config.json alone, every value that the model is built from checked.
+    """Returns the config of a folder, from config.json alone; every value that the model is built from is checked.
 
     Args:
       folder: on this machine.
@@ -55,10 +38,11 @@ def read_config(folder: UPath, where: str) -> RobertaConfig:
     try:
         content = logs.read_object(folder / "config.json")
     except DamageError:
-        raise InputError(f"{where}: its config.json can't be read (it is no JSON object); take a good copy.") from None
-    kind = content.get("model_type")
-    if kind != "roberta":
-        raise InputError(f"{where}: is a {printable(str(kind))[:80]}, by its config.json; a RoBERTa is needed.")
+        raise InputError(f"{where}: its config.json can't be read (not a JSON object); take a good copy.") from None
+    architecture = content.get("model_type")
+    if architecture != "roberta":
+        name = printable(str(architecture))[:80]
+        raise InputError(f"{where}: is a {name}, by its config.json; a RoBERTa is needed.")
     try:
         config = RobertaConfig.from_dict(content)
     except Exception as error:  # whatever transformers raises at values of another type
@@ -72,7 +56,8 @@ def _check_values(config: RobertaConfig, where: str) -> None:
     for key in (*SIZES, *RATES, "hidden_act"):
         value: Any = getattr(config, key)
         if key in SIZES:
-            good, allowed = type(value) is int and SIZES[key] <= value < 2**31, f"a whole number from {SIZES[key]} up"
+            least = LEAST.get(key, 1)
+            good, allowed = type(value) is int and least <= value < 2**31, f"a whole number from {least} up"
         elif key in RATES:
             good, allowed = type(value) in (int, float) and 0 <= value < 1, "a number from 0 up, and below 1"
         else:
@@ -84,37 +69,33 @@ def _check_values(config: RobertaConfig, where: str) -> None:
 
 
 def read_weights(folder: UPath, where: str) -> Params:
-    """Returns all parameters of a folder, float32, by Flax's names.
-
-    They are those of safetensors in one file or several, or of flax_model.msgpack; of a model without a head too, whose
-    names are shorter.
+    """Returns all parameters of a folder, float32, by Flax's names; a model without a head has shorter ones on disk.
 
     Raises:
-      InputError: there are none, or they can't be read.
+      InputError: there are neither safetensors, in one file or several, nor flax_model.msgpack, or they can't be read.
     """
+    if not any((folder / file).is_file() for file in (INDEX, SAFETENSORS, MSGPACK)):
+        text = f"has neither {SAFETENSORS} nor {MSGPACK}; load it in PyTorch and save it with save_pretrained."
+        raise InputError(f"{where}: {text}")
     try:
-        if (folder / INDEX).is_file():
-            names = sorted(set(logs.read_object(folder / INDEX)["weight_map"].values()))
-            files = [inside(folder, file, links=True) for file in names]
-        else:
-            files = [folder / SAFETENSORS] if (folder / SAFETENSORS).is_file() else []
-        if files:
-            parts = [safetensors.flax.load_file(str(file)) for file in files]  # numpy's loader knows no bfloat16
-            tensors = {key: value for part in parts for key, value in part.items()}
-            if "lm_head.decoder.bias" in tensors:  # tied to the other
-                tensors.setdefault("lm_head.bias", tensors["lm_head.decoder.bias"])
-            params = weights.from_torch(tensors)
-        elif (folder / MSGPACK).is_file():
-            params = flax.serialization.msgpack_restore((folder / MSGPACK).read_bytes())
-        else:
-            raise InputError(
-                f"{where}: has neither {SAFETENSORS} nor {MSGPACK}; load it in PyTorch and save it with "
-                "save_pretrained."
-            )
-        params = {path: np.asarray(value, np.float32) for path, value in flatten_dict(params).items()}
-        if not all(isinstance(part, str) for path in params for part in path):
-            raise ValueError("a parameter whose name is no text")
-        params = unflatten_dict(params)
-    except UNREADABLE as error:
+        flat = flatten_dict(_read(folder))
+        params = unflatten_dict({path: np.asarray(value, np.float32) for path, value in flat.items()})
+        if not all(isinstance(part, str) for path in flat for part in path):
+            raise ValueError("a parameter has a name that is not text")
+    except Exception as error:  # whatever the libraries raise at a file that is not what its name says
         raise InputError(f"{where}: its weights can't be read ({printable(str(error))[:300]}).") from None
     return params if "roberta" in params else {"roberta": params}
+
+
+def _read(folder: UPath) -> Params:
+    files = [folder / SAFETENSORS]
+    if (folder / INDEX).is_file():
+        names = sorted(set(logs.read_object(folder / INDEX)["weight_map"].values()))
+        files = [inside(folder, file, links=True) for file in names]
+    elif not files[0].is_file():
+        return flax.serialization.msgpack_restore((folder / MSGPACK).read_bytes())
+    parts = [safetensors.flax.load_file(str(file)) for file in files]  # numpy's loader knows no bfloat16
+    tensors = {key: value for part in parts for key, value in part.items()}
+    if "lm_head.decoder.bias" in tensors:  # tied to the other
+        tensors.setdefault("lm_head.bias", tensors["lm_head.decoder.bias"])
+    return weights.from_torch(tensors)

@@ -1,4 +1,4 @@
-"""The one loader of models: from a run's checkpoint, or from a RoBERTa folder on disk, in a bucket or on the hub."""
+"""The one loader of models: from a run's checkpoint, or from a RoBERTa folder on disk, in a bucket or on the Hub."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import RobertaConfig
 from mlm.errors import InputError
 from mlm.model import classifier, roberta, weights
 from mlm.model.roberta import Params
-from mlm.pretrained import checkpoint_files, folders, locate, task_type
+from mlm.pretrained import checkpoint_files, folders, locate
 from mlm.workdir import Workdir
 
 LM_HEAD, CLASSIFIER = "lm_head", "classifier"  # as Flax's tree names them
@@ -56,11 +56,11 @@ class Pretrained:
     @property
     def leaves(self) -> dict[str, np.ndarray]:
         """The parameters by name: {"roberta/embeddings/...": float32}."""
-        return named(self.params)
+        return dict(sorted(flatten_dict(self.params, sep="/").items()))
 
     @property
     def body(self) -> Params:
-        """The parameters that every head can stand on."""
+        """The encoder's parameters, which every head shares."""
         return {name: own for name, own in self.params["roberta"].items() if name != "pooler"}
 
     def with_vocabulary(self, size: int) -> Pretrained:
@@ -74,55 +74,50 @@ class Pretrained:
         return self.with_vocabulary(-(-self.config.vocab_size // multiple) * multiple)
 
 
-def load(name: str, *, head: str | None, flag: str = "--model=", workdir: Workdir | None = None) -> Pretrained:
-    """Returns the model that a person named.
+def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> Pretrained:
+    """Returns the model of a run, or the one that a person named.
 
     Args:
-      name: a workdir, a folder with config.json and weights (safetensors in one file or several, or
-        flax_model.msgpack), local or in a bucket, or a name on the hub, from its cache where it is there; "" for
-        `workdir`.
-      head: LM_HEAD or CLASSIFIER: the model has this head, and no parameter beside those of its config; None for a
-        model with any head or none, with all parameters that are there.
+      model: a workdir, a folder with config.json and weights (safetensors in one file or several, or
+        flax_model.msgpack), local or in a bucket, or a name on the Hub, from its cache if it is there.
+      head: LM_HEAD or CLASSIFIER: the model has this head, and no parameters but those of its config; None for a
+        model with any head or none, with all its parameters.
       flag: what the name was given with, for an error.
-      workdir: of a command without a name.
 
     Raises:
-      InputError: there is no such model, it can't be read, it is no RoBERTa, or it lacks that head.
+      InputError: there is no such model, it can't be read, it is not a RoBERTa, or it lacks that head.
       DamageError: the checkpoint is not what was written.
     """
-    if not name:
-        return from_workdir(workdir, head=head)
-    if locate.is_workdir(name):
-        found = from_workdir(Workdir(name, create=False), head=head, where=f"{flag}{name}")
-        return dataclasses.replace(found, source=name)
-    folder, where = locate.local_copy(name, flag), f"{flag}{name}"
+    if isinstance(model, Workdir):
+        return from_workdir(model, head=head)
+    where = f"{flag}{model}"
+    if locate.is_workdir(model):
+        found = from_workdir(Workdir(model, create=False), head=head, where=where)
+        return dataclasses.replace(found, source=model)
+    folder = locate.local_copy(model, flag)
     config = folders.read_config(folder, where)
     if head == CLASSIFIER and config.problem_type == "multi_label_classification":
         raise InputError(f"{where}: is a multi-label one; a RoBERTa of one label a row, or of regression, is needed.")
     if head != CLASSIFIER and not config.tie_word_embeddings:
         raise InputError(f"{where}: its embeddings are not tied; a RoBERTa with tied ones is needed.")
     params = folders.read_weights(folder, where)
-    if head and isinstance(body := params["roberta"], dict):
-        body.pop("pooler", None)
-    found = Pretrained(config, params, str(folder), None, {}, name)
+    if head and isinstance(params["roberta"], dict):
+        params["roberta"].pop("pooler", None)
+    found = Pretrained(config, params, str(folder), None, {}, model)
     _check_params(found, head, where)
     return found
 
 
 def from_workdir(workdir: Workdir, *, head: str | None, where: str = "") -> Pretrained:
-    """Returns the model of a run's newest checkpoint, of a classifier's best: averaged, if the run keeps an average.
+    """Returns the model of a run's newest checkpoint, a classifier's best: averaged, if the run keeps an average.
 
     Args:
       workdir: of the run.
       head: as in `load`.
       where: what to call the run in an error.
-
-    Raises:
-      InputError: there is no checkpoint, or its model lacks that head.
-      DamageError: it is not what was written.
     """
-    where, best = where or str(workdir.checkpoints), task_type.is_classifier(workdir, "")
-    step = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=best)
+    where = where or str(workdir.checkpoints)
+    step = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=locate.is_classifier(workdir))
     if step is None:
         raise InputError(f"{where}: there is no complete checkpoint; train first.")
     meta = checkpoint_files.read_meta(workdir.checkpoints, step)
@@ -140,11 +135,6 @@ def from_workdir(workdir: Workdir, *, head: str | None, where: str = "") -> Pret
     return found.with_vocabulary(dataset["vocab_size"])
 
 
-def named(params: Params) -> dict[str, np.ndarray]:
-    """Returns {"roberta/embeddings/...": leaf}, sorted as jax sorts a tree."""
-    return {"/".join(path): leaf for path, leaf in sorted(flatten_dict(params).items())}
-
-
 def _shapes(config: RobertaConfig, head: str) -> Params:
     return jax.eval_shape(lambda: INIT[head](config, jax.random.key(0)))
 
@@ -153,15 +143,17 @@ def _check_params(found: Pretrained, head: str | None, where: str) -> None:
     """Raises InputError for the first parameter of the body and of `head` that is not as the config has it."""
     if head and head not in found.params:
         raise InputError(f"{where}: has no {HEAD_NAMES[head]}; name a model with one.")
-    faulty = f"{where}: its weights are not those of its config.json"
     layers = {name.split("/")[3] for name in found.leaves if name.startswith("roberta/encoder/layer/")}
+    difference = ""
     if len(layers) != found.config.num_hidden_layers:  # before the shapes of as many are made
-        wanted = found.config.num_hidden_layers
-        raise InputError(f"{faulty}: {len(layers)} layers where config.json asks for {wanted}; take a good copy.")
-    shapes = _shapes(found.config, head or LM_HEAD)
-    trees = (shapes, found.params) if head else ({"roberta": shapes["roberta"]}, {"roberta": found.body})
-    wanted, own = ({name: leaf.shape for name, leaf in named(tree).items()} for tree in trees)
-    for name in sorted(wanted.keys() | own.keys()):
-        if wanted.get(name) != own.get(name):
-            difference = f"{name} is {own.get(name)} where config.json asks for {wanted.get(name)}"
-            raise InputError(f"{faulty}: {difference}; take a good copy.")
+        difference = f"{len(layers)} layers where config.json asks for {found.config.num_hidden_layers}"
+    else:
+        shapes = _shapes(found.config, head or LM_HEAD)
+        trees = (shapes, found.params) if head else ({"roberta": shapes["roberta"]}, {"roberta": found.body})
+        wanted, own = ({name: leaf.shape for name, leaf in flatten_dict(tree, sep="/").items()} for tree in trees)
+        for name in sorted(wanted.keys() | own.keys()):
+            if wanted.get(name) != own.get(name):
+                difference = f"{name} is {own.get(name)} where config.json asks for {wanted.get(name)}"
+                break
+    if difference:
+        raise InputError(f"{where}: its weights are not those of its config.json: {difference}; take a good copy.")

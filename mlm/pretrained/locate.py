@@ -1,14 +1,16 @@
-"""Where a model lies that a person named: in a workdir, a folder, a bucket or on the hub. Imports no jax."""
+"""Where the model that a person named is: a workdir, a folder, a bucket or the Hub; and what it is. Without jax."""
 
 from __future__ import annotations
 
+import json
 import re
 
 from mlm.errors import InputError
 from mlm.paths import UPath, local_folder
+from mlm.workdir import Workdir
 
 INDEX, SAFETENSORS, MSGPACK = "model.safetensors.index.json", "model.safetensors", "flax_model.msgpack"
-DOWNLOADED = ["config.json", "*token*.json", "vocab.*", "merges.txt", "*.bpe.model"]  # from the hub, beside the weights
+DOWNLOADED = ["config.json", "*token*.json", "vocab.*", "merges.txt", "*.bpe.model"]  # from the Hub, beside the weights
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")
 
 
@@ -22,11 +24,28 @@ def has_tokenizer(folder: str) -> bool:
     return any((UPath(folder) / file).is_file() for file in TOKENIZERS)
 
 
+def is_classifier(model: str | Workdir) -> bool:
+    """Returns whether a model, named as for `load.load`, is a classifier; False for one that can't be read.
+
+    Raises:
+      InputError: there is no such model.
+    """
+    try:
+        if isinstance(model, Workdir) or is_workdir(model):
+            root = model.root if isinstance(model, Workdir) else UPath(model)
+            metas = sorted(root.glob("checkpoints/*/meta/metadata"))
+            return bool(metas) and "labels" in json.loads(metas[0].read_text())["dataset"]
+        config = json.loads((local_copy(model, "--model=") / "config.json").read_text())
+        return any("SequenceClassification" in name for name in config.get("architectures") or ())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+
+
 def local_copy(name: str, flag: str) -> UPath:
-    """Returns the folder of a model on this machine: itself, a copy of one in a bucket, or the hub's cache.
+    """Returns the folder of a model on this machine: itself, a copy of one in a bucket, or the Hub's cache.
 
     Args:
-      name: a folder, or a repository on the hub.
+      name: a folder, or a repository on the Hub.
       flag: what the name was given with, such as "--model=", for an error.
 
     Raises:
@@ -39,7 +58,7 @@ def local_copy(name: str, flag: str) -> UPath:
 
 
 def _download(name: str, flag: str) -> str:
-    """Returns the folder of a repository of the hub, in transformers' cache."""
+    """Returns the folder of a repository of the Hub, in transformers' cache."""
     import huggingface_hub
 
     try:
@@ -50,9 +69,9 @@ def _download(name: str, flag: str) -> str:
             if any((UPath(folder) / file).is_file() for file in files):
                 break
         return folder
-    except Exception as error:  # of the hub, of its cache, of the network
+    except Exception as error:  # of the Hub, of its cache, of the network
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InputError(
-            f"{flag}{name}: is no folder here, and can't be had from the hub ({reason}); name a folder, or a model "
-            "that is in the hub's cache."
+            f"{flag}{name}: is not a folder here, and the Hub does not give it ({reason}); name a folder, or a model "
+            "that is in the Hub's cache."
         ) from error
