@@ -1,4 +1,4 @@
-"""The yardstick computes what it stands for: the same loss and gradient as our step, where the masks are the same."""
+"""The baseline computes what it stands for: the same loss and gradient as our step, where the masks are the same."""
 
 import dataclasses
 import functools
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from mlm.bench import baseline
-from mlm.training import optimizer, sharding
+from mlm.training import sharding
 from tests.fixtures import INFO, random_batch, tiny_run
 from tests.test_step import assert_close
 
 
 def test_same_loss_and_gradient_on_the_same_masks():
-    info = dataclasses.replace(INFO, vocab_size=512)  # no padding, to which the stock loss gives its share
+    info = dataclasses.replace(INFO, vocab_size=512)  # no padding, to which the baseline's loss gives its share
     run, batch = tiny_run("model.layers=2", info=info), random_batch(16, info=info)
     model, params = run, jax.device_get(run.init().params)
     columns = (jnp.asarray(batch[key]) for key in ("input_ids", "attention_mask", "record_id", "epoch"))
@@ -26,8 +26,10 @@ def test_same_loss_and_gradient_on_the_same_masks():
     ):
         row[positions[weights > 0]] = ids[weights > 0]
     attention = jnp.asarray(batch["attention_mask"])
-    stock_loss = functools.partial(baseline.loss, baseline.make_module(model.network.config, "float32"))
-    value, grads = jax.jit(jax.value_and_grad(lambda p: stock_loss(p, masked.ids_BxL, attention, labels, None)))(params)
+    baseline_loss = functools.partial(baseline.loss, baseline.make_module(model.network.config, "float32"))
+    value, grads = jax.jit(jax.value_and_grad(lambda p: baseline_loss(p, masked.ids_BxL, attention, labels, None)))(
+        params
+    )
     gradient = model.make_gradient(info.length)
     ours, sums = jax.jit(gradient)(params, batch, 0)
     assert float(sums.loss_B / sums.weight_B) == pytest.approx(float(value), rel=1e-5)
@@ -51,13 +53,11 @@ def test_masks_have_the_rates_and_spare_special_tokens():
 
 
 def test_step_learns():
-    run, batch = tiny_run(), random_batch(16)
-    schedule = optimizer.make_schedule(
-        name="constant", peak=1e-2, steps=30, warmup_steps=0, decay_fraction=0.1, final_fraction=0
+    run, batch = (
+        tiny_run("optimizer.learning_rate=0.01", "optimizer.weight_decay=0.01", "schedule.name=constant"),
+        random_batch(16),
     )
-    start, update = baseline.make_step(
-        module=baseline.make_module(run.network.config, "float32"), schedule=schedule, weight_decay=0.01, mesh=run.mesh
-    )
+    start, update = baseline.make_step(run)
     state, losses = start(run.init().params), []
     read, labels = baseline.mask_on_host(
         run.masking, batch["input_ids"], batch["attention_mask"], np.random.default_rng(0)

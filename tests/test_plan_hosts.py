@@ -1,4 +1,4 @@
-"""plan: what it tells of hosts and slices; tests/test_sharding_hosts.py has the hosts of all topologies."""
+"""plan: what it says of hosts and slices; tests/test_sharding_hosts.py has the hosts of all topologies."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_rows_and_lanes_in_words(count, rows, lanes, words):
     assert tables.hosts({"count": count, "rows_per_host": rows, "lanes_per_host": lanes, "fed": True}) == words
 
 
-def test_hosts_that_can_not_be_fed_are_told(capfd):
+def test_hosts_that_can_not_be_fed_are_reported(capfd):
     """Two hosts of 8 rows, three lanes: the step is compiled all the same."""
     row = planned("data.lanes=3", "data.global_batch=24", "evaluate.batch=24", name="v5p:2x2x2", as_json=False)["plan"]
     assert row["fits"] and row["hosts"].pop("error") in (out := capfd.readouterr().out)

@@ -1,7 +1,6 @@
-"""The yardstick of `bench`: the training step of transformers' run_mlm_flax.py, on the same model and data.
+"""The baseline of `bench` and `plan`: the training step of transformers' run_mlm_flax.py, rewritten.
 
-What that script does, written anew: masks drawn by numpy on the host, logits of every position, a one-hot loss, AdamW;
-parameters copied to every device and the batch split over them.
+Masks are drawn by numpy on the host; logits of every position, a one-hot loss, AdamW; parameters are replicated.
 
 Dimensions: B rows, L tokens in a row, V entries of the vocabulary.
 """
@@ -14,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from transformers import RobertaConfig
 from transformers.models.roberta.modeling_flax_roberta import FlaxRobertaForMaskedLMModule
 
 from mlm.model.masking import TokenMasking
 from mlm.model.roberta import Params, position_ids
+from mlm.tasks.pretraining import Pretraining
 from mlm.training.optimizer import decayed
 from mlm.training.sharding import BATCH
 
@@ -30,23 +30,23 @@ State = tuple[Params, optax.OptState]
 
 
 def make_module(config: RobertaConfig, dtype: str) -> FlaxRobertaForMaskedLMModule:
-    """Returns transformers' module; `dtype` is that of the computation, parameters are float32."""
+    """Returns transformers' module, which computes in `dtype` on float32 parameters."""
     return FlaxRobertaForMaskedLMModule(config, dtype=jnp.dtype(dtype))
 
 
 def mask_on_host(
     masking: TokenMasking, ids_BxL: np.ndarray, attention_BxL: np.ndarray, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (ids_BxL that the model reads, labels_BxL): each token drawn by itself, with the rates of `masking`."""
+    """Returns (masked ids_BxL, labels_BxL): each token is drawn independently, at the rates of `masking`."""
     ordinary_BxL = (attention_BxL > 0) & ~np.isin(ids_BxL, masking.special_ids)
     chosen_BxL = ordinary_BxL & (random.random(ids_BxL.shape) < masking.rate)
     kind_BxL = random.random(ids_BxL.shape)
-    read_BxL = np.where(chosen_BxL & (kind_BxL < masking.mask_share), masking.mask_id, ids_BxL)
+    masked_BxL = np.where(chosen_BxL & (kind_BxL < masking.mask_share), masking.mask_id, ids_BxL)
     replaced_BxL = (
         chosen_BxL & (kind_BxL >= masking.mask_share) & (kind_BxL < masking.mask_share + masking.random_share)
     )
-    read_BxL = np.where(replaced_BxL, random.integers(masking.vocab_size, size=ids_BxL.shape), read_BxL)
-    return read_BxL.astype(np.int32), np.where(chosen_BxL, ids_BxL, IGNORED).astype(np.int32)
+    masked_BxL = np.where(replaced_BxL, random.integers(masking.vocab_size, size=ids_BxL.shape), masked_BxL)
+    return masked_BxL.astype(np.int32), np.where(chosen_BxL, ids_BxL, IGNORED).astype(np.int32)
 
 
 def loss(
@@ -73,11 +73,10 @@ def loss(
     return jnp.sum(optax.softmax_cross_entropy(logits_BxLxV, one_hot_BxLxV) * weight_BxL) / jnp.sum(weight_BxL)
 
 
-def make_step(
-    *, module: FlaxRobertaForMaskedLMModule, schedule: optax.Schedule, weight_decay: float, mesh: Mesh
-) -> tuple[Callable[[Params], State], Callable[..., tuple[State, jax.Array]]]:
+def make_step(task: Pretraining) -> tuple[Callable[[Params], State], Callable[..., tuple[State, jax.Array]]]:
     """Returns (params -> state, the jitted `(state, ids_BxL, attention_BxL, labels_BxL, key) -> (state, loss)`)."""
-    tx = optax.adamw(schedule, weight_decay=weight_decay, mask=decayed)
+    module = make_module(task.network.config, task.config.model.dtype)
+    tx = optax.adamw(task.schedule, weight_decay=task.config.optimizer.weight_decay, mask=decayed)
 
     def step(
         state: State, ids_BxL: jax.Array, attention_BxL: jax.Array, labels_BxL: jax.Array, key: jax.Array
@@ -87,11 +86,7 @@ def make_step(
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), value
 
-    copied, split = NamedSharding(mesh, P()), NamedSharding(mesh, BATCH)
-    jitted = jax.jit(
-        step,
-        in_shardings=(copied, split, split, split, copied),
-        out_shardings=(copied, copied),
-        donate_argnums=0,
-    )
-    return lambda params: jax.device_put((params, tx.init(params)), copied), jitted
+    replicated, split = NamedSharding(task.mesh, P()), NamedSharding(task.mesh, BATCH)
+    in_shardings = (replicated, split, split, split, replicated)
+    jitted = jax.jit(step, in_shardings=in_shardings, out_shardings=replicated, donate_argnums=0)
+    return lambda params: jax.device_put((params, tx.init(params)), replicated), jitted

@@ -96,12 +96,7 @@ def _stock_step(
     config: ConfigDict, task: Pretraining, host: dict[str, np.ndarray], mesh: jax.sharding.Mesh
 ) -> tuple[jax.stages.Compiled, Step]:
     """As `our_step`, with the masks drawn on the host."""
-    start, step = baseline.make_step(
-        module=baseline.make_module(task.network.config, config.model.dtype),
-        schedule=task.schedule,
-        weight_decay=config.optimizer.weight_decay,
-        mesh=mesh,
-    )
+    start, step = baseline.make_step(task)
     state, key, random = start(task.init().params), jax.random.key(0), np.random.default_rng(0)
 
     def batch() -> tuple[jax.Array, ...]:

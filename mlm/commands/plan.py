@@ -1,4 +1,4 @@
-"""`plan`: compile the training step for a TPU that isn't there: does it fit, and how long does it take?"""
+"""`plan`: compile the training step for a TPU that is not attached: does it fit, and how long does it take?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
     parser.add_argument("--topology", default="", metavar="NAME", help="such as v5e:2x4; an unknown one lists them all")
     parser.add_argument("--slices", type=int, default=1, metavar="N", help="of that topology, connected by the network")
-    parser.add_argument("--compare", choices=["stock"], help="the step of run_mlm_flax.py too")
+    parser.add_argument("--compare", choices=["stock"], help="with the baseline, the step of run_mlm_flax.py")
     parser.add_argument(
         "--sweep", nargs="+", default=[], metavar="KEY=V,V", help="topology, per_chip_batch, mesh, any key"
     )

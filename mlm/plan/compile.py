@@ -1,4 +1,4 @@
-"""From a config to the program that a TPU would run: the step of `train`, or the stock one of mlm/bench/baseline.py."""
+"""Compiles the step of `train`, or the baseline of mlm/bench/baseline.py, for a TPU that is not attached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,23 +26,18 @@ from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 
-PATIENCE = 15.0  # seconds between two lines of progress; on a terminal one line counts them
+PROGRESS = 15.0  # seconds between two lines of progress, where stderr is not a terminal
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled step; bytes are of a device.
+    """A compiled step; sizes in bytes per device.
 
     Attributes:
-      text: as `hlo.parse` reads it; "" if the program doesn't fit.
-      arguments: the state and the batch.
-      temporaries: what the step needs beside them.
-      outputs: what it returns that does not take the place of an argument.
-      needs: all of it; if it doesn't fit, the state and the temporaries of which the compiler says that they are too
-        many (the state alone, if that is too large already), or None if it names no number.
-      fits: the compiler found room for it.
-      seconds: that the compiler took.
+      text: for `hlo.parse`; "" if the program does not fit.
+      outputs: without those that reuse an argument's memory.
+      needs: all of it; if it does not fit, state and temporaries as far as known, None if the compiler names no size.
     """
 
     text: str
@@ -56,49 +50,58 @@ class Program:
 
 
 def make_mesh(config: ConfigDict, topology: Topology) -> Mesh:
-    """Returns the config's mesh over the devices of a topology; raises InputError as `sharding.make_mesh`."""
+    """Returns the config's mesh over the devices of a topology."""
     return sharding.make_mesh(**config.mesh.to_dict(), devices=topology.devices)
 
 
 def compile_step(config: ConfigDict, info: DatasetInfo, topology: Topology, *, kind: str = "mlm") -> Program:
-    """Compiles one training step for a topology, and says on stderr how long it has taken.
+    """Compiles one training step for a topology, with progress on stderr.
 
     Args:
-      config: of the run, its mesh over the topology's devices.
-      info: of its data.
-      topology: no device of it need be there.
-      kind: "mlm"; "short", that of the first updates where they read rows of data.short_length; or "stock", which
-        copies the parameters to every device and does not accumulate.
+      kind: "mlm"; "short" for the first steps, on rows of data.short_length; or "baseline", which replicates the
+        parameters and does not accumulate.
 
     Raises:
-      InputError: a batch or a parameter that the mesh can't split, rows longer than the model's positions, or a kernel
-        for which a core is too small.
+      InputError: as `Pretraining`, or a core is too small for the attention kernel.
     """
-    mesh = make_mesh(config, topology)
-    task = Pretraining.without_data(config, mesh, info)
-    rows = config.data.global_batch // (mesh.shape["data"] * mesh.shape["fsdp"])
-    state = state_bytes(task)
-    if kind != "stock" and state > topology.capacity:  # nothing to compile
+    task = Pretraining.without_data(config, make_mesh(config, topology), info)
+    state, begin = state_bytes(task), time.monotonic()
+    if kind != "baseline" and state > topology.capacity:  # nothing to compile
         return Program("", state, 0, 0, state, False, 0.0)
-    words = f"{kind} step, {config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
-    with _telling(f"compiling the {words}, for {topology.name}") as elapsed, no_cache():
+    rows = config.data.global_batch // (task.mesh.shape["data"] * task.mesh.shape["fsdp"])
+    model = f"{config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
+    with _progress(f"compiling the {kind} step, {model}, for {topology.name}"), no_cache():
         try:
-            if kind == "stock":
-                lowered = _lower_stock(config, task, mesh, info)
-            else:
-                lowered = _lower(config, task.short_step if kind == "short" else task.train_step, task, mesh, info)
-            compiled, text = _compile(lowered, topology)
+            compiled, text = _compile(_lower(task, kind), topology)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             refuse_kernel(str(error), topology.family.kind)
             temporaries = temporary_bytes(str(error))
             needs = None if temporaries is None else state + temporaries
-            return Program("", state, 0, 0, needs, False, elapsed())
-        memory = compiled.memory_analysis()
-        outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
-        sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes, outputs)
-        return Program(text, *sizes, sum(sizes) + memory.generated_code_size_in_bytes, True, elapsed())
+            return Program("", state, 0, 0, needs, False, time.monotonic() - begin)
+    memory = compiled.memory_analysis()
+    outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes, outputs)
+    return Program(text, *sizes, sum(sizes) + memory.generated_code_size_in_bytes, True, time.monotonic() - begin)
+
+
+def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
+    """Traces a step on abstract arguments."""
+
+    def abstract(dtype: jnp.dtype, *shape: int, spec: P = sharding.BATCH) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(task.mesh, spec))
+
+    rows = task.config.data.global_batch
+    ids, column = abstract(jnp.int32, rows, task.info.length), abstract(jnp.uint32, rows)
+    if kind != "baseline":
+        step = task.short_step if kind == "short" else task.train_step
+        return step.lower(task.shapes, {"input_ids": ids, "attention_mask": ids, "record_id": column, "epoch": column})
+    init, step = baseline.make_step(task)
+    state = jax.eval_shape(init, task.shapes.params)
+    state = jax.tree.map(lambda leaf: abstract(leaf.dtype, *leaf.shape, spec=P()), state)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return step.lower(state, ids, ids, ids, abstract(key.dtype, spec=P()))
 
 
 def _compile(lowered: jax.stages.Lowered, topology: Topology) -> tuple[jax.stages.Compiled, str]:
@@ -108,26 +111,18 @@ def _compile(lowered: jax.stages.Lowered, topology: Topology) -> tuple[jax.stage
         return compiled, compiled.as_text()
     with tempfile.TemporaryDirectory() as folder:
         compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        files = [file for file in Path(folder).glob("*.after_codegen.txt") if ".jit_step." in file.name]
+        files = Path(folder).glob("*.jit_step.*after_codegen.txt")
         return compiled, max(files, key=lambda file: file.stat().st_size).read_text()
 
 
 def temporary_bytes(message: str) -> float | None:
-    """Returns the temporaries that a refusal of the compiler names, bytes of a device; None if it names none."""
+    """Returns the bytes of temporaries on a device in the compiler's refusal, or None."""
     found = re.search(r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)", message)
-    return float(found.group(1)) * UNITS[found.group(2)] if found else None
+    return float(found[1]) * UNITS[found[2]] if found else None
 
 
 def refuse_kernel(message: str, kind: str) -> None:
-    """Raises where a smaller batch or another mesh would not help: a kernel needs more of a core's memory than it has.
-
-    Args:
-      message: of the compiler, which refused a program for want of memory.
-      kind: of the device, for the sentence.
-
-    Raises:
-      InputError: the message is of that memory.
-    """
+    """Raises InputError if the compiler's refusal is about a core's own memory: no smaller batch would help."""
     if "memory space vmem" not in message:
         return
     sizes = re.search(r"Used (\S+) of (\S+) vmem|size (\S+) and limit ([\d.]+[KMG]?)", message)
@@ -139,47 +134,14 @@ def refuse_kernel(message: str, kind: str) -> None:
 
 
 def state_bytes(task: Pretraining) -> int:
-    """Returns the bytes that the training state takes on a device."""
+    """Returns the bytes of the training state on a device."""
     leaves = jax.tree.leaves(task.shapes)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def _lower(
-    config: ConfigDict, step: jax.stages.Wrapped, task: Pretraining, mesh: Mesh, info: DatasetInfo
-) -> jax.stages.Lowered:
-    """Returns a step of ours, not compiled yet, on arguments that are only shapes."""
-    rows = config.data.global_batch
-    batch = {
-        "input_ids": _placed((rows, info.length), jnp.int32, mesh, sharding.BATCH),
-        "attention_mask": _placed((rows, info.length), jnp.int32, mesh, sharding.BATCH),
-        "record_id": _placed((rows,), jnp.uint32, mesh, sharding.BATCH),
-        "epoch": _placed((rows,), jnp.uint32, mesh, sharding.BATCH),
-    }
-    return step.lower(task.shapes, batch)
-
-
-def _lower_stock(config: ConfigDict, task: Pretraining, mesh: Mesh, info: DatasetInfo) -> jax.stages.Lowered:
-    """Returns the stock step, not compiled yet."""
-    start, step = baseline.make_step(
-        module=baseline.make_module(task.network.config, config.model.dtype),
-        schedule=task.schedule,
-        weight_decay=config.optimizer.weight_decay,
-        mesh=mesh,
-    )
-    state = jax.eval_shape(start, task.shapes.params)
-    placed = jax.tree.map(lambda leaf: _placed(leaf.shape, leaf.dtype, mesh, P()), state)
-    ids = _placed((config.data.global_batch, info.length), jnp.int32, mesh, sharding.BATCH)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return step.lower(placed, ids, ids, ids, _placed((), key.dtype, mesh, P()))
-
-
-def _placed(shape: tuple[int, ...], dtype: Any, mesh: Mesh, spec: P) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
-
-
 @contextlib.contextmanager
 def no_cache() -> Iterator[None]:
-    """Keeps such programs out of jax's cache on disk: it writes them, and can't read them where there is no TPU."""
+    """Keeps programs out of jax's cache on disk, which can write them but not read them back without a TPU."""
     key = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, key)
     jax.config.update(key, float("inf"))
@@ -190,25 +152,23 @@ def no_cache() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _telling(words: str) -> Iterator[Any]:
-    """Says `words` and the seconds since on stderr, every few seconds, on one line if that is a terminal."""
-    begin, done, terminal = time.monotonic(), threading.Event(), sys.stderr.isatty()
+def _progress(message: str) -> Iterator[None]:
+    """Repeats a message with the elapsed seconds on stderr, on one line if that is a terminal."""
+    begin, done = time.monotonic(), threading.Event()
+    end, interval = ("\r", 1.0) if sys.stderr.isatty() else ("\n", PROGRESS)
 
-    def elapsed() -> float:
-        return time.monotonic() - begin
+    def report(end: str) -> None:
+        print(f"{message}: {time.monotonic() - begin:.0f} s", end=end, file=sys.stderr, flush=True)
 
-    def line(end: str) -> None:
-        print(f"{words}: {elapsed():.0f} s", end=end, file=sys.stderr, flush=True)
+    def repeat() -> None:
+        while not done.wait(interval):
+            report(end)
 
-    def tell() -> None:
-        while not done.wait(1.0 if terminal else PATIENCE):
-            line("\r" if terminal else "\n")
-
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
-        yield elapsed
+        yield
     finally:
         done.set()
         thread.join()
-        line("\n")
+        report("\n")

@@ -1,18 +1,18 @@
-"""What a compiled program costs: cycles by who says so, collectives, and the operations that caused them.
+"""The cost of a compiled program in cycles: by source, by collective, and by the operation that it came from.
 
-The instructions of the program run one after another; loops as often as they turn, of a conditional the dearest branch.
-Of each instruction the cost is, in this order:
+Instructions run one after another; a loop as often as its trip count says, a conditional as its costliest branch. The
+cost of an instruction is the first of these that applies:
 
-1. the compiler's own estimate, where it has one;
-2. of a Pallas kernel the cycles in kernels.py, or the FLOPs of its `cost_estimate` at the peak, or its bytes at the
-   memory's bandwidth, whichever is longest. A kernel without any of them costs nothing here, and is named;
-3. a collective, which the compiler does not cost: its bytes at the bandwidth of a ring through the slice (all-reduce
-   2(n-1)/n of them, all-gather, reduce-scatter and all-to-all (n-1)/n, a permutation all);
-4. anything else (random bits, sorts, gathers, copies): the bytes it reads and writes at the memory's bandwidth, a
-   gathered operand not more often than the result is long.
+1. the compiler's own estimate;
+2. a Pallas kernel: the cycles in kernels.py, or the FLOPs or bytes of its `cost_estimate` at the device's peak and
+   memory bandwidth, whichever is longest. A kernel with none of them costs nothing here and is reported;
+3. a collective, for which the compiler has no estimate: its bytes at the bandwidth of a ring through the slice
+   (links.py);
+4. anything else (random bits, sorts, gathers, copies): the bytes that it reads and writes at the memory bandwidth; of
+   a gathered operand no more than the size of the result.
 
-What runs beside the computation, copies between memories and collectives with a start and a done, waits in a queue of
-its own, one for the memory and one for the links, and costs what is left of it when its done is reached.
+Asynchronous copies and collectives wait in a queue each, one for the memory and one for the links, and cost what is
+left of them when their `-done` is reached.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ FREE_TARGETS = re.compile(
     r"ConcatBitcast|AllocateBuffer|X64\w+|Assume\w+|\w*Bitpacked|AsyncCollective\w+|Sharding|SPMD\w+"
 )
 WRAPPERS = ("", "while", "body", "closed_call", "cond", "checkpoint", "rematted_computation", "shard_map")
-NOISE = re.compile(r"<locals>|->|^FlaxRoberta")  # in a path: functions, formulas, the name of the whole model
+NOISE = re.compile(r"<locals>|->|^FlaxRoberta")  # in a path: functions, einsum formulas, the name of the whole model
+SOURCES = ("compiler", "kernels", "bytes", "collectives", "waits")
 Group = tuple[str, str, str]  # forward, backward, recompute or update; path of modules; file:line
 
 
 @dataclasses.dataclass
 class Collective:
-    """All collectives of a kind: how many, their bytes on a device, cycles in all and those that nothing hides."""
+    """All collectives of a kind; `exposed` cycles are those that no computation hides."""
 
     count: int = 0
     bytes: float = 0.0
@@ -48,38 +49,32 @@ class Collective:
 
 
 @dataclasses.dataclass
-class Account:
-    """Cycles of a device.
+class Cost:
+    """The cost of a program on one device.
 
     Attributes:
-      compiler: by the compiler's estimate.
-      kernels, rule, links: by a kernel's declared cost; by bytes; in collectives that nothing hides.
-      waits: for copies between memories.
-      uncosted: {what: count} of kernels without a cost, calls of unknown things and loops of unknown length.
-      instructions: [those that the compiler costs, those costed here].
-      groups: {group: [cycles, count]}, everything above but the waits.
+      cycles: by where the figure comes from; "collectives" and "waits" (for copies between memories) only as exposed.
+      uncosted: {what: count} of kernels without a cost, unknown calls and loops of unknown length.
+      instructions: how many the compiler has an estimate for ("compiler"), and how many only the "rules" above.
+      groups: {group: [cycles, count]} of everything but the waits.
       collectives: by kind.
     """
 
-    compiler: float = 0.0
-    kernels: float = 0.0
-    rule: float = 0.0
-    links: float = 0.0
-    waits: float = 0.0
+    cycles: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(SOURCES, 0.0))
     uncosted: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
-    instructions: list[int] = dataclasses.field(default_factory=lambda: [0, 0])
+    instructions: dict[str, int] = dataclasses.field(default_factory=lambda: {"compiler": 0, "rules": 0})
     groups: dict[Group, list[float]] = dataclasses.field(default_factory=dict)
     collectives: dict[str, Collective] = dataclasses.field(default_factory=dict)
 
     @property
-    def cycles(self) -> float:
-        """All of them."""
-        return self.compiler + self.kernels + self.rule + self.links + self.waits
+    def total(self) -> float:
+        """All cycles."""
+        return sum(self.cycles.values())
 
 
 @dataclasses.dataclass
 class _Clock:
-    """The cycle that it is, and when each queue, and each thing in one, will be done."""
+    """The current cycle, and the cycles at which each queue and each asynchronous operation will be done."""
 
     now: float = 0.0
     queues: dict[str, float] = dataclasses.field(default_factory=lambda: {"links": 0.0, "memory": 0.0})
@@ -90,40 +85,39 @@ class _Clock:
         self.done[name] = self.queues[queue]
 
     def wait(self, name: str) -> float:
-        """Returns the cycles until the thing is done; it is now that many later."""
+        """Advances to the end of an operation; returns the cycles until then."""
         left = max(0.0, self.done.pop(name, 0.0) - self.now)
         self.now += left
         return left
 
     def repeat(self, before: _Clock, times: int) -> None:
-        """Lets all that happened since the copy `before` was made happen `times` times instead of once."""
+        """Repeats what happened since the copy `before` was made, so that it happened `times` times."""
         more = (self.now - before.now) * (times - 1)
         self.now += more
         self.queues = {name: when + more * (when > before.queues[name]) for name, when in self.queues.items()}
         self.done = {name: when + more * (name not in before.done) for name, when in self.done.items()}
 
 
-def account(module: Module, topology: Topology) -> Account:
-    """Returns what a step of the program costs a device of the topology."""
-    walk = _Walk(module, topology)
-    walk.run(module.entry, 1)
-    return walk.account
+def estimate(module: Module, topology: Topology) -> Cost:
+    """Returns the cost of one step of the program on a device of the topology."""
+    simulation = _Simulation(module, topology)
+    simulation.run(module.entry, 1)
+    return simulation.cost
 
 
-class _Walk:
-    """Goes through a program in the order in which it runs."""
+class _Simulation:
+    """Goes through a program in execution order; what runs `times` times passes once on the clock."""
 
     def __init__(self, module: Module, topology: Topology):
         self.module, self.topology = module, topology
-        self.account, self.clock = Account(), _Clock()
-        self.kinds: dict[str, str] = {}  # of the collectives that have begun, by name
+        self.cost, self.clock = Cost(), _Clock()
+        self.started: dict[str, str] = {}  # {name: kind} of asynchronous collectives
 
     def run(self, computation: str, times: int) -> None:
-        """Runs a computation once on the clock, and `times` times in the account."""
         for instruction in self.module.computations.get(computation, ()):
-            self.one(instruction, times)
+            self.step(instruction, times)
 
-    def one(self, this: Instruction, times: int) -> None:
+    def step(self, this: Instruction, times: int) -> None:
         opcode = this.opcode
         if opcode in FREE or (opcode == "custom-call" and FREE_TARGETS.fullmatch(this.target)):
             return
@@ -135,7 +129,7 @@ class _Walk:
             self.run(this.called("to_apply"), times)
         elif opcode.endswith("-done"):
             self.finish(this, times)
-        elif (inner := links.held(self.module, this)) is not None:
+        elif (inner := links.find_collective(self.module, this)) is not None:
             self.communicate(this, inner, times)
         elif opcode.endswith("-start"):
             self.clock.start("memory", this.name, self.copied(this) / self.topology.hbm_bytes_per_cycle)
@@ -143,33 +137,32 @@ class _Walk:
             self.compute(this, times)
 
     def compute(self, this: Instruction, times: int) -> None:
-        """Counts an instruction that computes."""
         if this.cycles:
             self.spend("compiler", this, this.cycles, times)
         elif this.target == "tpu_custom_call":
-            declared = {key: float(this.attribute(rf'"{key}":"(\d+)"') or 0) for key in ("flops", "bytes_accessed")}
+            flops, size = (float(this.attribute(rf'"{key}":"(\d+)"') or 0) for key in ("flops", "bytes_accessed"))
             cycles = max(
                 kernels.attention_cycles(this, self.topology.devices[0].device_kind),
-                declared["flops"] / self.topology.family.flops_per_cycle,
-                declared["bytes_accessed"] / self.topology.hbm_bytes_per_cycle,
+                flops / self.topology.family.flops_per_cycle,
+                size / self.topology.hbm_bytes_per_cycle,
             )
             if cycles:
                 self.spend("kernels", this, cycles, times)
             else:
-                self.account.uncosted[f"kernel {this.op_name}"] += times
+                self.cost.uncosted[f"kernel {this.op_name}"] += times
         elif this.opcode == "custom-call":
-            self.account.uncosted[f"call of {this.target}"] += times
+            self.cost.uncosted[f"call of {this.target}"] += times
         else:
-            self.spend("rule", this, self.moved(this) / self.topology.hbm_bytes_per_cycle, times)
+            self.spend("bytes", this, self.moved(this) / self.topology.hbm_bytes_per_cycle, times)
 
-    def spend(self, field: str, this: Instruction, cycles: float, times: int, *, clock: bool = True) -> None:
-        if clock:
+    def spend(self, source: str, this: Instruction, cycles: float, times: int) -> None:
+        if source != "collectives":  # whose wait has advanced the clock already
             self.clock.now += cycles
-        setattr(self.account, field, getattr(self.account, field) + cycles * times)
-        self.account.instructions[field != "compiler"] += times
-        line = self.account.groups.setdefault(group(this.op_name, self.module.source(this)), [0.0, 0])
-        line[0] += cycles * times
-        line[1] += times
+        self.cost.cycles[source] += cycles * times
+        self.cost.instructions["compiler" if source == "compiler" else "rules"] += times
+        total = self.cost.groups.setdefault(group(this.op_name, self.module.source(this)), [0.0, 0])
+        total[0] += cycles * times
+        total[1] += times
 
     def moved(self, this: Instruction) -> float:
         """Returns the bytes that an instruction reads and writes."""
@@ -177,26 +170,26 @@ class _Walk:
         body = self.module.computations.get(this.called("calls"), [this])
         gathers = any(one.opcode in ("gather", "scatter", "dynamic-slice", "dynamic-update-slice") for one in body)
         read = [hlo.size(self.module.by_name[name].shape) for name in this.operands if name in self.module.by_name]
-        return result + sum(min(one, result) if gathers else one for one in read)
+        return result + sum(min(size, result) if gathers else size for size in read)
 
     def copied(self, this: Instruction) -> float:
-        """Returns the bytes of what a start brings about: a copy, a slice, or what a SparseCore computes."""
+        """Returns the bytes that an asynchronous copy, slice or SparseCore computation writes."""
         body = self.module.computations.get(this.called("calls"))
         if body:
             return hlo.size(body[-1].shape)
         return hlo.size(hlo.elements(this.shape)[0 if this.opcode == "copy-start" else 1])
 
     def loop(self, this: Instruction, times: int) -> None:
-        trips = self.trips(this)
+        trips = self.trip_count(this)
         if trips is None:
-            self.account.uncosted["loop of unknown length, counted once"] += times
+            self.cost.uncosted["loop of unknown length, counted once"] += times
             trips = 1
         before = copy.deepcopy(self.clock)
         self.run(this.called("body"), times * trips)
         self.clock.repeat(before, trips)
 
-    def trips(self, this: Instruction) -> int | None:
-        """Returns how often a loop turns, as the compiler notes it or its counter and bound say; None if unknown."""
+    def trip_count(self, this: Instruction) -> int | None:
+        """Returns a loop's trip count as the compiler notes it, or as counter and bound imply; None if unknown."""
         if noted := this.attribute(r'known_trip_count":\{"n":"(\d+)"'):
             return int(noted)
         body = self.module.computations.get(this.called("condition"), [])
@@ -212,7 +205,7 @@ class _Walk:
         return max(0, limit - (begin or 0))
 
     def constant(self, name: str) -> int | None:
-        """Returns the whole number that an instruction is, through copies of it; None if it is none."""
+        """Returns the integer constant that an instruction is, or is a copy of; else None."""
         this = self.module.by_name.get(name)
         while this is not None and this.opcode in ("copy", "bitcast", "convert") and this.operands:
             this = self.module.by_name.get(this.operands[0])
@@ -220,62 +213,58 @@ class _Walk:
         return int(this.inside) if is_number else None
 
     def branch(self, this: Instruction, times: int) -> None:
-        branches = re.findall(r"%[\w.\-]+", this.attribute(r"branch_computations=\{([^}]*)\}")) or [
-            this.called("true_computation"),
-            this.called("false_computation"),
-        ]
-        before, ends = (self.account, self.clock), []
-        for name in branches:
-            self.account, self.clock = copy.deepcopy(before)
+        branches = re.findall(r"%[\w.\-]+", this.attribute(r"branch_computations=\{([^}]*)\}"))
+        before, ends = (self.cost, self.clock), []
+        for name in branches or [this.called("true_computation"), this.called("false_computation")]:
+            self.cost, self.clock = copy.deepcopy(before)
             self.run(name, times)
-            ends.append((self.account, self.clock))
-        self.account, self.clock = max(ends, key=lambda end: end[1].now)
+            ends.append((self.cost, self.clock))
+        self.cost, self.clock = max(ends, key=lambda end: end[1].now)
 
     def communicate(self, this: Instruction, inner: Instruction, times: int) -> None:
-        """Counts a collective that stands alone, begins beside the computation, or is fused with some of it."""
+        """Counts a collective: synchronous, asynchronous, or fused with the computation that hides it."""
         key = inner.attribute(r"channel_id=(\d+)") or inner.name
         targets = {one.target for one in self.module.computations.get(this.called("calls"), ())}
         if "AsyncCollectiveDone" in targets:
             self.finish(this, times, key)
         elif "AsyncCollectiveStart" in targets or this.opcode.endswith("-start"):
-            name = this.name if this.opcode.endswith("-start") else key
-            self.begin(inner, name, times)
-            self.account.collectives[links.kind(inner)].overlapping += times
+            self.begin(inner, this.name if this.opcode.endswith("-start") else key, times)
+            self.cost.collectives[links.kind(inner)].overlapping += times
         else:
-            if key not in self.clock.done:  # or this is the computation beside which it runs
+            if key not in self.clock.done:  # else this is the computation that hides it
                 self.begin(inner, this.name, times)
                 self.finish(this, times, this.name)
             if this.opcode == "fusion" and this.cycles:
                 self.spend("compiler", this, this.cycles, times)
 
     def begin(self, inner: Instruction, name: str, times: int) -> None:
-        bytes_, cycles = links.traffic(inner, self.topology)
-        row = self.account.collectives.setdefault(links.kind(inner), Collective())
-        row.count += times
-        row.bytes += bytes_ * times
-        row.cycles += cycles * times
+        size, cycles = links.traffic(inner, self.topology)
+        total = self.cost.collectives.setdefault(links.kind(inner), Collective())
+        total.count += times
+        total.bytes += size * times
+        total.cycles += cycles * times
         self.clock.start("links", name, cycles)
-        self.kinds[name] = links.kind(inner)
+        self.started[name] = links.kind(inner)
 
     def finish(self, this: Instruction, times: int, name: str = "") -> None:
-        """Waits for what `name`, or else the instruction's operand, has begun."""
+        """Waits for the operation `name`, by default the instruction's operand."""
         if not name:
             name = this.operands[0]
             while self.module.by_name[name].opcode == "async-update":
                 name = self.module.by_name[name].operands[0]
-        kind, left = self.kinds.get(name), self.clock.wait(name)
+        kind, left = self.started.get(name), self.clock.wait(name)
         if kind is None:
-            self.account.waits += left * times
+            self.cost.cycles["waits"] += left * times
         else:
-            self.account.collectives[kind].exposed += left * times
-            self.spend("links", this, left, times, clock=False)
+            self.cost.collectives[kind].exposed += left * times
+            self.spend("collectives", this, left, times)
 
 
 def group(op_name: str, source: str) -> Group:
-    """Returns what an operation is counted under: its part of the step, its module with layers as one, its source.
+    """Returns the group of an operation: its part of the step, its module with all layers as one, its source.
 
     "jit(step)/transpose(jvp(roberta))/encoder/layer/3/output/dense/dot_general" is ("backward",
-    "roberta/encoder/layer/*/output/dense", source); without a module, the operation itself stands for it.
+    "roberta/encoder/layer/*/output/dense", source); outside a module the operation is named instead.
     """
     phase = "update"
     if "rematted_computation" in op_name:
@@ -284,7 +273,7 @@ def group(op_name: str, source: str) -> Group:
         phase = "backward"
     elif "jvp(" in op_name:
         phase = "forward"
-    once = re.sub(r"transpose\((jvp\([^()]*\))\)/(?=\1)", "", op_name)  # what is recomputed has its path twice
+    once = re.sub(r"transpose\((jvp\([^()]*\))\)/(?=\1)", "", op_name)  # rematerialized operations repeat their path
     bare = re.sub(r"\b(?:transpose|jvp|vmap|checkpoint|remat)\(", "", re.sub(r"\bjit\([^()]*\)", "", once))
     parts = [part.replace(")", "") for part in bare.split("/")]
     kept = ["*" if part.isdigit() else part for part in parts if part not in WRAPPERS and not NOISE.search(part)]

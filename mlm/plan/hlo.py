@@ -1,8 +1,4 @@
-"""The text of a compiled program, read back: its computations, instruction by instruction, and where each came from.
-
-The text is what `compiled.as_text()` gives for a TPU: scheduled, so that the instructions of a computation stand in
-the order in which they run. Nothing here knows what an instruction costs.
-"""
+"""Parses the text of a program compiled for a TPU, whose computations list their instructions in execution order."""
 
 from __future__ import annotations
 
@@ -14,21 +10,12 @@ import re
 _COMPUTATION = re.compile(r"(?:ENTRY )?(%[\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?(%[\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)", re.DOTALL)
 _ARRAY = re.compile(r"(pred|[a-z]+\d+\w*)\[([\d,<=]*)\]")
-OURS = ("mlm/", "transformers/")  # lines of these say more than those of the libraries under them
-_ROW = re.compile(r"(\d+) (.*)")
+OURS = ("mlm/", "transformers/")  # a line here says more than one in the libraries below
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction.
-
-    Attributes:
-      name: "%fusion.7".
-      shape: of its result, as text.
-      opcode: "fusion".
-      inside: what stands between its parentheses.
-      rest: its attributes, metadata and the compiler's notes.
-    """
+    """One instruction: `name = shape opcode(inside), rest`, where the rest is attributes, metadata and notes."""
 
     name: str
     shape: str
@@ -48,7 +35,7 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """The path of modules and functions that made it; "" if unknown."""
+        """The path of modules and functions that it was traced in, or ""."""
         return self.attribute(r'op_name="([^"]*)"')
 
     @property
@@ -57,9 +44,9 @@ class Instruction:
         return self.attribute(r'custom_call_target="([^"]*)"')
 
     def attribute(self, pattern: str) -> str:
-        """Returns the first group of `pattern` in the attributes, or "" if it isn't there."""
+        """Returns the first group of `pattern` in the attributes, or ""."""
         found = re.search(pattern, self.rest)
-        return found.group(1) if found else ""
+        return found[1] if found else ""
 
     def called(self, key: str) -> str:
         """Returns the computation named by the attribute `key`, or ""."""
@@ -71,10 +58,9 @@ class Module:
     """A program.
 
     Attributes:
-      entry: name of the computation that runs first.
-      computations: by name.
-      by_name: every instruction; their names are unique in a program.
-      sources: {stack_frame_id: "file:line"} of the innermost line of Python in `OURS`, or else in anything.
+      entry: the computation that runs first.
+      by_name: every instruction.
+      sources: {stack_frame_id: "file:line"}, the innermost in `OURS` if there is one.
     """
 
     entry: str
@@ -88,31 +74,27 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Reads a program.
-
-    Raises:
-      ValueError: it has no entry computation.
-    """
+    """Reads a program; raises ValueError if it has no entry computation."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", None
-    for line in _whole_lines(text):
+    for line in _join_lines(text):
         if not line.startswith(" "):
             header = _COMPUTATION.match(line)
-            current = computations.setdefault(header.group(1), []) if header else None
+            current = computations.setdefault(header[1], []) if header else None
             if header and line.startswith("ENTRY"):
-                entry = header.group(1)
+                entry = header[1]
         elif current is not None and (found := _INSTRUCTION.match(line)):
             name, shape, opcode, tail = found.groups()
             inside, _, rest = tail.partition(")")
             current.append(Instruction(name, shape, opcode, inside, rest))
     if not entry:
         raise ValueError("the compiled text has no ENTRY computation")
-    by_name = {one.name: one for body in computations.values() for one in body}
+    by_name = {instruction.name: instruction for body in computations.values() for instruction in body}
     return Module(entry, computations, by_name, _sources(text))
 
 
-def _whole_lines(text: str) -> list[str]:
-    """Returns the lines, with those that go on from an instruction (a kernel's metadata) joined to it."""
+def _join_lines(text: str) -> list[str]:
+    """Returns the lines; an instruction over several of them (a kernel's metadata) as one."""
     lines: list[str] = []
     for line in text.splitlines():
         inside = lines and lines[-1].startswith("  ")
@@ -124,40 +106,33 @@ def _whole_lines(text: str) -> list[str]:
 
 
 def _sources(text: str) -> dict[int, str]:
-    """Reads the four tables that stand before the computations."""
+    """Reads the tables above the computations."""
 
     def table(title: str) -> dict[int, str]:
         block = re.search(rf"^{title}\n((?:\d+ .*\n)*)", text, re.MULTILINE)
-        rows = (_ROW.match(line) for line in block.group(1).splitlines()) if block else ()
-        return {int(row.group(1)): row.group(2) for row in rows if row}
+        return {int(key): row for key, row in re.findall(r"(\d+) (.*)", block[1])} if block else {}
 
     def number(row: str, key: str) -> int:
         found = re.search(rf"\b{key}=(\d+)", row)
-        return int(found.group(1)) if found else 0
+        return int(found[1]) if found else 0
 
-    files, places, frames = table("FileNames"), table("FileLocations"), table("StackFrames")
-    lines = {}
-    for key, place in places.items():
-        file = _short(files.get(number(place, "file_name_id"), "").strip('"'))
-        lines[key] = f"{file}:{number(place, 'line')}" if file else ""
+    files, locations, frames = table("FileNames"), table("FileLocations"), table("StackFrames")
+
+    def line_of(frame: int) -> str:
+        location = locations.get(number(frames[frame], "file_location_id"), "")
+        file = files.get(number(location, "file_name_id"), "").strip('"').rpartition("site-packages/")[2]
+        file = re.sub(r"^.*/(?=(?:mlm|tests|configs)/)", "", file)
+        return f"{file}:{number(location, 'line')}" if file else ""
 
     def source(frame: int) -> str:
-        innermost = lines.get(number(frames[frame], "file_location_id"), "")
+        innermost = line_of(frame)
         while frame in frames:
-            line = lines.get(number(frames[frame], "file_location_id"), "")
-            if line.startswith(OURS):
+            if (line := line_of(frame)).startswith(OURS):
                 return line
             frame = number(frames[frame], "parent_frame_id") - 1  # the text counts them from 2
         return innermost
 
     return {frame: source(frame) for frame in frames}
-
-
-def _short(path: str) -> str:
-    """Returns the path within the packages or the project."""
-    if "site-packages/" in path:
-        return path.rpartition("site-packages/")[2]
-    return re.sub(r"^.*/(?=(?:mlm|tests|configs)/)", "", path)
 
 
 def elements(shape: str) -> list[str]:
@@ -166,21 +141,18 @@ def elements(shape: str) -> list[str]:
         return [shape]
     found, depth, start = [], 0, 1
     for index, letter in enumerate(shape):
-        if letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
+        depth += (letter in "([{") - (letter in ")]}")
         if (letter == "," and depth == 1) or depth == 0:
             found.append(shape[start:index].strip())
             start = index + 1
-    return [one for one in found if one]
+    return [element for element in found if element]
 
 
 def size(shape: str) -> int:
     """Returns the bytes of a shape, all arrays of a tuple together, without the padding of their tiles."""
     total = 0.0
-    for kind, dimensions in _ARRAY.findall(shape):
+    for dtype, dimensions in _ARRAY.findall(shape):
         count = math.prod(int(d.lstrip("<=")) for d in dimensions.split(",") if d)
-        bits = 8 if kind == "pred" else int(re.search(r"\d+", kind).group())
+        bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])
         total += count * bits / 8
     return math.ceil(total)

@@ -1,7 +1,7 @@
-"""The command `plan`: the step that `train` would run, compiled for a TPU that isn't there; what it takes and costs.
+"""The command `plan`: memory, estimated time and price of the training step on a TPU that is not attached.
 
-Whether it fits is the compiler's word. How long it takes is an estimate from the compiler's cycles (cost_model.py
-says how), and an optimistic one: `CALIBRATION` is printed with it.
+The compiler says whether the step fits. The time is estimated from its cycles (cost_model.py), and optimistic:
+`CALIBRATION` is printed with it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from mlm import config as configs
 from mlm.data.dataset_info import DatasetInfo
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
-from mlm.plan import fit, hlo, tables, topology
+from mlm.plan import cost_model, fit, hlo, tables, topology
 from mlm.plan.compile import Program, compile_step, make_mesh
-from mlm.plan.cost_model import account
+from mlm.plan.topology import Topology
 from mlm.tasks import pretraining
 from mlm.text import show
 from mlm.training import recipe, sharding
 
-OPERATIONS = 20  # that are shown
+OPERATIONS = 20  # shown
 CALIBRATION = {
     "what": "3 epochs of WikiText-103, large model, length 512, global batch 128, v3-8, bfloat16: 106.4 minutes "
     "published (Hugging Face on PyTorch / XLA TPUs, 2021)",
@@ -36,17 +36,12 @@ CALIBRATION = {
     "estimated_seconds": 0.71,
     "ratio": 1.7,
 }
+SWEEP = {"topology": ".+", "per_chip_batch": r"[1-9]\d*", "mesh": r"(-1|[1-9]\d*)(x(-1|[1-9]\d*)){2}"}  # axes' values
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is asked of every program.
-
-    Attributes:
-      info: of the data.
-      known_records: the number of rows is the data's own; without it a run given in epochs has no length.
-      price: dollars for an hour of a chip; None if unknown.
-    """
+    """The data and the price of a chip-hour in dollars; without known records a run in epochs has no length."""
 
     info: DatasetInfo
     known_records: bool
@@ -54,23 +49,13 @@ class Job:
 
 
 def make_job(config: ConfigDict, manifest: Manifest | None, *, records: int | None, price: float | None) -> Job:
-    """Returns the job of a config and, where they are made already, its shards.
-
-    Args:
-      config: of the run.
-      manifest: of the shards; without one the config says what there is to know.
-      records: rows of the training split, instead of the manifest's.
-      price: dollars for an hour of a chip.
-
-    Raises:
-      InputError: a number of records or a price that can't be.
-    """
+    """Returns the job of a config, and of its shards if they exist; `records` replaces their number of rows."""
     for flag, value in (("--records", records), ("--price", price)):
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{flag}={value}: must be a number above 0.")
     if manifest is None:
-        rows, vocab_size = config.data.global_batch, config.tokenizer.vocab_size
-        info = DatasetInfo.synthetic(vocab_size=vocab_size, length=config.shards.length, records=records or rows)
+        rows, vocab_size = records or config.data.global_batch, config.tokenizer.vocab_size
+        info = DatasetInfo.synthetic(vocab_size=vocab_size, length=config.shards.length, records=rows)
     else:
         info = DatasetInfo.from_manifest(manifest)
         info = dataclasses.replace(info, records=records or info.records)
@@ -91,17 +76,10 @@ def run(
     """Prints the plan, as tables or as one line of JSON, and returns it.
 
     Args:
-      config: of the run.
-      job: what to tell of each program.
       name: of the topology; "" if the sweep names some.
-      slices: of that topology.
-      compare: the stock step too.
+      compare: with the baseline.
       sweep: ["key=value,value", ...], see `cells`.
-      search: look for what would fit where the config doesn't.
-      as_json: a line for programs.
-
-    Raises:
-      InputError: no such topology, or a batch or a parameter that its devices can't split.
+      search: look for what would fit if the config does not.
     """
     topology.check_slices(slices)
     if sweep:
@@ -109,7 +87,7 @@ def run(
         show(*([json.dumps(found)] if as_json else tables.sweep(found)))
         return found
     if not name:
-        raise InputError("--topology: name the TPU, as in --topology=v5e:2x4; a name that doesn't exist lists all.")
+        raise InputError("--topology: name the TPU, as in --topology=v5e:2x4; an unknown name lists them all.")
     place = topology.find(name, slices)
     program, row = measure(config, job, place)
     found = {"plan": row}
@@ -118,35 +96,25 @@ def run(
         row["largest"] = fit.largest_batch(config, job.info, place, program)
         row["remedies"] = fit.remedies(config, job.info, place)
     if compare:
-        stock = measure(config, job, place, kind="stock")[1]
-        found["stock"] = stock
-        if row["fits"] and stock["fits"]:
+        found["baseline"] = other = measure(config, job, place, kind="baseline")[1]
+        if row["fits"] and other["fits"]:
             found["ratio"] = {
-                "cycles": row["cycles"]["all"] / stock["cycles"]["all"],
-                "temporaries": row["bytes_per_chip"]["temporaries"] / stock["bytes_per_chip"]["temporaries"],
+                "cycles": row["cycles"]["all"] / other["cycles"]["all"],
+                "temporaries": row["bytes_per_chip"]["temporaries"] / other["bytes_per_chip"]["temporaries"],
             }
     found["calibration"] = CALIBRATION
     show(*([json.dumps(found)] if as_json else tables.plan(found)))
     return found
 
 
-def measure(
-    config: ConfigDict, job: Job, place: topology.Topology, *, kind: str = "mlm"
-) -> tuple[Program, dict[str, Any]]:
-    """Compiles a step and returns it with what there is to tell of it; bytes are of a chip, estimates only if it fits.
+def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm") -> tuple[Program, dict[str, Any]]:
+    """Compiles a step (`kind` as in `compile_step`) and returns it with its figures, estimates only if it fits.
 
-    Where the first updates read shorter rows, their step is compiled too, told under "short", and the hours are those
-    of both.
-
-    Args:
-      config, job: of the run.
-      place: what to compile for.
-      kind: "mlm", "short" or "stock", as `compile_step` takes it.
+    If the first steps read shorter rows, their step is compiled too, under "short", and the hours are of both.
     """
     program, cores = compile_step(config, job.info, place, kind=kind), place.family.cores
-    mesh = make_mesh(config, place)
-    short = config.data.short_length
-    accumulate = 1 if kind == "stock" else config.train.accumulate
+    mesh, short = make_mesh(config, place), config.data.short_length
+    accumulate = 1 if kind == "baseline" else config.train.accumulate
     row = {
         "step": kind,
         "topology": place.name,
@@ -172,64 +140,47 @@ def measure(
     if program.fits:
         row |= estimate(program, config, job, place, length=row["length"])
     if kind == "mlm" and short and program.fits:
-        row["short"] = measure(config, job, place, kind="short")[1]
-        row |= _of_both(row, config.data.short_share)
+        row["short"] = first = measure(config, job, place, kind="short")[1]
+        share, speed = config.data.short_share, first["milliseconds"] / row["milliseconds"] if first["fits"] else None
+        for key in ("hours", "dollars"):
+            known = speed is not None and row[key] is not None
+            row[key] = row[key] * (share * speed + 1 - share) if known else None
     return program, row
 
 
-def _of_both(row: dict[str, Any], share: float) -> dict[str, Any]:
-    """Returns the hours and the price of a run whose first `share` of updates takes the step of short rows."""
-    whole = {key: row[key] for key in ("hours", "dollars")}
-    if not row["short"]["fits"]:
-        return dict.fromkeys(whole)
-    of_long = share * row["short"]["milliseconds"] / row["milliseconds"] + 1 - share
-    return {key: None if value is None else value * of_long for key, value in whole.items()}
-
-
-def estimate(
-    program: Program, config: ConfigDict, job: Job, place: topology.Topology, *, length: int
-) -> dict[str, Any]:
+def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *, length: int) -> dict[str, Any]:
     """Returns the time of a step on rows of `length` tokens, what follows from it, and where it goes."""
-    cost = account(hlo.parse(program.text), place)
-    seconds = cost.cycles / place.hertz
+    cost = cost_model.estimate(hlo.parse(program.text), place)
+    seconds = cost.total / place.hertz
     rate = config.data.global_batch * job.info.length / seconds
-    hours, run = None, configs.flatten(config)
+    hours, flat = None, configs.flatten(config)
     if config.train.steps or job.known_records:
-        hours = recipe.total_steps(run, job.info.records) * seconds / 3600
-    useful = recipe.flops_per_token(run, job.info.vocab_size, length=length)
-    names = ("phase", "module", "source")
-    dearest = sorted(cost.groups.items(), key=lambda item: -item[1][0])[:OPERATIONS]
+        hours = recipe.total_steps(flat, job.info.records) * seconds / 3600
+    useful = recipe.flops_per_token(flat, job.info.vocab_size, length=length)
+    largest = sorted(cost.groups.items(), key=lambda item: -item[1][0])
     return {
         "milliseconds": 1e3 * seconds,
         "tokens_per_second": rate,
         "mfu": rate * useful / (place.peak_flops * len(place.devices)),
         "hours": hours,
         "dollars": None if hours is None or job.price is None else hours * job.price * place.chips,
-        "cycles": {
-            "all": cost.cycles,
-            "compiler": cost.compiler,
-            "kernels": cost.kernels,
-            "bytes": cost.rule,
-            "collectives": cost.links,
-            "waits": cost.waits,
-        },
-        "instructions": {"compiler": cost.instructions[0], "rules": cost.instructions[1]},
+        "cycles": {"all": cost.total, **cost.cycles},
+        "instructions": cost.instructions,
         "uncosted": dict(cost.uncosted),
-        "collectives": {kind: _collective(one, place.hertz) for kind, one in cost.collectives.items()},
+        "collectives": {
+            kind: {
+                "count": one.count,
+                "overlapping": one.overlapping,
+                "bytes": one.bytes,
+                "milliseconds": 1e3 * one.cycles / place.hertz,
+                "exposed_milliseconds": 1e3 * one.exposed / place.hertz,
+            }
+            for kind, one in cost.collectives.items()
+        },
         "operations": [
-            dict(zip(names, key, strict=True)) | {"share": cycles / cost.cycles, "count": count}
-            for key, (cycles, count) in dearest
+            {"phase": phase, "module": module, "source": source, "share": cycles / cost.total, "count": count}
+            for (phase, module, source), (cycles, count) in largest[:OPERATIONS]
         ],
-    }
-
-
-def _collective(one: Any, hertz: float) -> dict[str, float]:
-    return {
-        "count": one.count,
-        "overlapping": one.overlapping,
-        "bytes": one.bytes,
-        "milliseconds": 1e3 * one.cycles / hertz,
-        "exposed_milliseconds": 1e3 * one.exposed / hertz,
     }
 
 
@@ -240,23 +191,17 @@ def cells(sweep: list[str], name: str) -> list[dict[str, str]]:
       sweep: "topology=v5e:2x4,v6e:2x4", "per_chip_batch=16,32" (rows that a chip holds at once), "mesh=8x1x1,1x8x1"
         (data x fsdp x tensor), or any key of the config: "model.remat=true,false".
       name: the topology, if the sweep names none.
-
-    Raises:
-      InputError: something else, or no topology.
     """
     axes: dict[str, list[str]] = {}
     for text in sweep:
         key, _, values = text.partition("=")
-        known = key in ("topology", "per_chip_batch", "mesh") or re.fullmatch(r"\w+\.\w+", key)
-        if not known or not all(values.split(",")):
-            raise InputError(
-                f"--sweep {text}: write topology=NAME,NAME or per_chip_batch=16,32 or mesh=8x1x1,1x8x1 "
-                "(data x fsdp x tensor) or GROUP.KEY=VALUE,VALUE."
-            )
-        wrong = [value for value in values.split(",") if not re.fullmatch(SHAPES.get(key, ".*"), value)]
-        if wrong:
-            raise InputError(f"--sweep {text}: {wrong[0]} is no {key}; write it as in {EXAMPLES[key]}.")
+        pattern = ".+" if re.fullmatch(r"\w+\.\w+", key) else SWEEP.get(key, "(?!)")
         axes[key] = values.split(",")
+        if bad := [value for value in axes[key] if not re.fullmatch(pattern, value)]:
+            raise InputError(
+                f"--sweep {text}: {key}={bad[0]} is not a valid axis; write topology=NAME,NAME or per_chip_batch=16,32 "
+                "or mesh=8x1x1,1x8x1 (data x fsdp x tensor) or GROUP.KEY=VALUE,VALUE."
+            )
     if "topology" not in axes:
         if not name:
             raise InputError("--sweep: give --topology=NAME, or topology=NAME,NAME among the axes.")
@@ -264,12 +209,8 @@ def cells(sweep: list[str], name: str) -> list[dict[str, str]]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-SHAPES = {"per_chip_batch": r"[1-9]\d*", "mesh": r"(-1|[1-9]\d*)(x(-1|[1-9]\d*)){2}"}
-EXAMPLES = {"per_chip_batch": "per_chip_batch=16,32", "mesh": "mesh=8x1x1,1x8x1"}
-
-
 def _cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -> dict[str, Any]:
-    """Returns {"cell", "plan" or "error"} of one combination: a bad one is told, and does not stop the others."""
+    """Returns {"cell", "plan" or "error"} of one combination."""
     try:
         place = topology.find(cell["topology"], slices)
         values = configs.parse(config, [f"{key}={value}" for key, value in cell.items() if "." in key])

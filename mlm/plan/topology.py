@@ -1,13 +1,13 @@
-"""The TPUs that a program can be compiled for where there is none: their names, their devices, what a chip can do.
+"""The TPUs that libtpu can compile for by name, attached or not: their devices and what a chip can do.
 
-libtpu compiles for a topology by its name. It counts TensorCores as devices on v2, v3 and TPU7x, whose chips have two
-each, and chips on the others. Figures are the vendor's, but for two of them:
+A device is a TensorCore on v2, v3 and TPU7x, whose chips have two, and a chip on the others. Figures are the vendor's,
+but for two:
 
-- `hbm_gib` is what the compiler says is available to a program on a device when it refuses one.
-- The compiler counts time in cycles. A device's peak over the FLOPs that its matrix units do in a cycle
-  is the clock: v2 0.70, v3 0.94, v4 1.05, v5e 1.50, v5p and v6e 1.75, TPU7x 2.20 GHz. A bfloat16 product of two
-  matrices of 8,192 (v5e, v5p, v6e, TPU7x: of 32,768) comes out, in the compiler's cycles at that clock, at 98%, 97%,
-  93%, 95%, 96%, 82% and 88% of the peak, in the order of the table.
+- `hbm_gib` is what the compiler says is available on a device when it refuses a program.
+- The compiler counts time in cycles. The clock is a device's peak over the FLOPs that its matrix units do in a cycle:
+  v2 0.70, v3 0.94, v4 1.05, v5e 1.50, v5p and v6e 1.75, TPU7x 2.20 GHz. At that clock the compiler's cycles for a
+  bfloat16 product of two matrices of 8,192 (v5e, v5p, v6e, TPU7x: of 32,768) are 98%, 97%, 93%, 95%, 96%, 82% and 88%
+  of the peak, in the order of the table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from mlm.errors import InputError
 from mlm.model import flops
 
-# libtpu asks the cloud's metadata server what machine this is, and warns that it is none, unless it is told.
+# Without these libtpu asks the cloud's metadata server what machine this is, and warns.
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -39,15 +39,15 @@ class Family:
 
     Attributes:
       kind: its name, for people and for `flops.peak_flops`; jax calls some of them otherwise.
-      cores: devices of a chip, as jax counts devices.
+      cores: devices of a chip.
       pod: chips along each axis of the largest slice.
       wrap: chips along an axis from which on it is closed to a ring.
       flops_per_cycle: of a device's matrix units, in bfloat16.
       hbm_gib: memory of a device that a program may use.
       hbm_gbs: memory bandwidth of a chip, 10^9 bytes/s.
       link_gbs: one link to a neighbouring chip, one way, 10^9 bytes/s.
-      readable: jax can give the text of a program. Where chips have SparseCores it can't always: their async-update has
-        operands that it doesn't expect. The compiler then writes the text itself.
+      readable: jax can always give the text of a program; not where chips have SparseCores, for whose async-update it
+        expects other operands: there the compiler writes the text itself.
     """
 
     kind: str
@@ -70,21 +70,13 @@ FAMILIES = {
     "v6e": Family("TPU v6e", 1, (16, 16), 16, 524_288, 31.24, 1638, 100, readable=False),
     "tpu7x": Family("TPU7x", 2, (16, 16, 36), 4, 524_288, 94.74, 7380, 100, readable=False),
 }
-ON_A_HOST = {"v5e": (2, 4), "v6e": (2, 4)}  # slices that are rented as a single host, where libtpu's default is two
-MOST_SLICES = 256  # a larger number is a slip, for which libtpu would make millions of devices
+ONE_HOST = {"v5e": (2, 4), "v6e": (2, 4)}  # slices that are rented as a single host, where libtpu's default is two
+MAX_SLICES = 256  # a larger number is a typo, for which libtpu would make millions of devices
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A slice of a pod, and what a device in it does in a cycle.
-
-    Attributes:
-      name: "v5e:2x4".
-      family: of its chips.
-      shape: chips of a slice along each axis.
-      devices: of all slices, as jax counts them; none is there.
-      slices: of this shape, with a network between them.
-    """
+    """One or several slices of a pod, with a network between them; `shape` is the chips of one along each axis."""
 
     name: str
     family: Family
@@ -119,18 +111,16 @@ class Topology:
 
     @property
     def link_bytes_per_cycle(self) -> float:
-        """What a ring through all chips of a slice carries: a link along each axis, two where it is closed to a ring.
+        """Bandwidth of a ring through all chips of a slice: a link along each axis, two where it is closed to a ring.
 
-        The devices of one chip lie next to one another in such a ring, so the figure is the chip's. Within a single
-        chip it is the memory's.
+        Within a single chip it is the memory's.
         """
-        closed = [size >= self.family.wrap for size in self.shape]
-        links = sum(0 if size == 1 else 2 if ring else 1 for size, ring in zip(self.shape, closed, strict=True))
+        links = sum(1 + (size >= self.family.wrap) for size in self.shape if size > 1)
         return links * self.family.link_gbs * 1e9 / self.hertz if links else self.hbm_bytes_per_cycle
 
 
 def names(family: str) -> list[str]:
-    """Returns the usual slices of a family, from one host to the full pod; other shapes of whole hosts answer too."""
+    """Returns the usual slices of a family, from one host to the full pod; other shapes of whole hosts exist too."""
     pod = FAMILIES[family].pod
     shape = [1, 1] if len(pod) == 2 else [2, 2, 1]
     found = [tuple(shape)]
@@ -146,11 +136,7 @@ def names(family: str) -> list[str]:
 
 
 def find(name: str, slices: int = 1) -> Topology:
-    """Returns the topology of a name such as "v5e:2x4", or of several slices of that name.
-
-    Raises:
-      InputError: no such family, no such slice of it or number of slices, or libtpu is not installed.
-    """
+    """Returns `slices` slices of a name such as "v5e:2x4"; raises InputError if there is none, or no libtpu."""
     check_slices(slices)
     family, _, sizes = name.partition(":")
     if family not in FAMILIES:
@@ -168,39 +154,34 @@ def find(name: str, slices: int = 1) -> Topology:
 
 
 def check_slices(slices: int) -> None:
-    """Raises InputError for a number of slices that can't be."""
-    if not 1 <= slices <= MOST_SLICES:
-        raise InputError(f"--slices={slices}: must be a whole number from 1 to {MOST_SLICES}.")
+    """Raises InputError for an impossible number of slices."""
+    if not 1 <= slices <= MAX_SLICES:
+        raise InputError(f"--slices={slices}: must be a whole number from 1 to {MAX_SLICES}.")
 
 
 def prepare() -> None:
-    """Sets the environment in which libtpu compiles for a TPU that isn't there; call it before jax is imported.
-
-    Raises:
-      InputError: libtpu is not installed.
-    """
+    """Sets the environment in which libtpu compiles for a TPU that is not attached; call it before importing jax."""
     if importlib.util.find_spec("libtpu") is None:
         pins = Path(__file__).parents[2] / "requirements.txt"
         pin = re.search(r"^libtpu==[\w.]+", pins.read_text() if pins.is_file() else "", re.MULTILINE)
-        package = pin.group() if pin else "libtpu"
         raise InputError(
-            f"the TPU's compiler, libtpu, is not installed: `{sys.executable} -m pip install {package}` installs it "
-            "(on Linux, x86-64)."
+            f"the TPU's compiler, libtpu, is not installed: `{sys.executable} -m pip install "
+            f"{pin[0] if pin else 'libtpu'}` installs it (on Linux, x86-64)."
         )
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     if "jax" not in sys.modules:
-        os.environ["JAX_PLATFORMS"] = "cpu"  # a TPU or GPU that is there is left alone
+        os.environ["JAX_PLATFORMS"] = "cpu"  # leaves an attached TPU or GPU alone
 
 
 def _devices(name: str, family: str, shape: tuple[int, ...], slices: int) -> list[Any] | None:
-    """Returns the devices of a topology, or None if libtpu knows none of that name."""
+    """Returns the devices of a topology, or None if libtpu does not know its name."""
     prepare()
     import jax
     from jax.experimental import topologies
 
-    options: dict[str, Any] = {"chip_config_name": "megacore"} if family == "v4" else {}  # or it takes two cores apart
-    if tuple(sorted(shape)) == ON_A_HOST.get(family):
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if family == "v4" else {}  # else its cores are devices
+    if tuple(sorted(shape)) == ONE_HOST.get(family):
         options["chips_per_host_bounds"] = [*shape, 1]
     if slices > 1:
         options["num_slices"] = slices
