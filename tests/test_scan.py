@@ -58,9 +58,9 @@ def splits() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def found(splits, tokenizer_folder, tmp_path_factory) -> scan.Found:
+def found(splits, tokenizer_folder, tmp_path_factory) -> scan.Repeats:
     manifest = write(tmp_path_factory.mktemp("scan"), tokenizer_folder, splits)
-    return scan.look(manifest, SPECIAL, most=10_000)
+    return scan.find_repeats(manifest, max_rows=10_000)
 
 
 def test_repeated_documents_are_those_counted_one_by_one(found, splits):
@@ -105,6 +105,6 @@ def test_a_sample_of_the_shards_keeps_the_records_numbers(splits, tokenizer_fold
     np.testing.assert_array_equal(np.concatenate([b["input_ids"] for b in batches]), splits["train"][records])
     for record in (0, 129, 130, 1299):
         np.testing.assert_array_equal(scan.row(manifest, "train", record), splits["train"][record])
-    look = scan.look(manifest, SPECIAL, most=400)
-    assert look.share == share
-    assert look.documents == len(whole_documents(splits["train"][records]))
+    part = scan.find_repeats(manifest, max_rows=400)
+    assert part.share == share
+    assert part.documents == len(whole_documents(splits["train"][records]))

@@ -1,8 +1,8 @@
-"""A look through the rows of shards for what comes twice: documents, and stretches of 13 tokens.
+"""Searches the rows of shards for repeated documents, and for stretches of 13 tokens that both splits have.
 
-A document is what lies between cls and sep in one row. A stretch of 13 tokens that is in both splits is what GPT-3's
-authors took for an overlap (Brown et al., 2020, appendix C). Tokens are hashed with sums that wrap at 2^64, so that a
-document of the training split takes 32 bytes of memory, a token of a validation row as many, and the text none.
+A document is what lies between cls and sep in one row; 13 tokens are an overlap as in GPT-3's study of contamination
+(Brown et al., 2020, appendix C). Only hashes are kept, sums that wrap at 2^64: 32 bytes per training document, and as
+many per token of a validation row.
 
 Dimensions: B rows, L tokens in a row.
 """
@@ -15,80 +15,98 @@ from collections.abc import Iterator
 import numpy as np
 
 from mlm.data import batches
-from mlm.data.manifest import Manifest
+from mlm.data.manifest import Manifest, Split
 
 STRETCH = 13  # tokens
-LEAST_STRETCHES = 8  # in a row that is judged: fewer are a line of boilerplate
-SHORTEST = 8  # tokens of a document that is judged: shorter ones are often the same and mean nothing
+LEAST_STRETCHES = 8  # in a row that is compared: fewer are a line of boilerplate
+SHORTEST = 8  # tokens of a document that is compared: shorter ones are often the same and mean nothing
 BATCH = 500  # rows read at once
 STEP = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it can be divided by
 INVERSE = np.uint64(pow(int(STEP), -1, 2**64))
-BITS = 22  # of the table that tells most strange hashes in one look
+BITS = 22  # of the table that rules out most hashes in one lookup
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeats:
+    """What `find_repeats` found."""
+
+    share: float  # of the training rows that were read
+    documents: int  # whole documents in them
+    repeated: int  # of these, copies of an earlier one
+    example: tuple[int, int, tuple[int, int]] | None  # two records with the same document, its place in the first
+    rows: int  # validation rows that were compared
+    overlapping: int  # of these, rows of which at least half is in training
+    pair: tuple[int, int] | None  # (validation record, training record) of the worst of these
+    largest: tuple[int, str, int]  # (id, split, record) of the largest token id
+
+
+def find_repeats(manifest: Manifest, *, max_rows: int, max_validation: int = 5_000) -> Repeats:
+    """Reads about `max_rows` rows of the training split and `max_validation` of the validation split.
+
+    Raises:
+      DamageError: as `batches.eval_batches`.
+    """
+    length = manifest.length
+    hasher, largest = _Hasher(manifest), (-1, "validation", 0)
+    stretches, hashes, places = [], [], []
+    for batch in rows(manifest, "validation", max_validation)[0]:
+        stretches.append(hasher.stretches(batch, hasher.prefix_sums(batch["input_ids"])))
+        largest = max(largest, _largest(batch, "validation"))
+    overlap = _Overlap(*map(np.concatenate, zip(*stretches, strict=True)))
+    stream, share = rows(manifest, "train", max_rows)
+    for batch in stream:
+        sums = hasher.prefix_sums(batch["input_ids"])
+        overlap.add(*hasher.stretches(batch, sums))
+        starts, stops = _documents(batch["input_ids"], manifest.special_ids["cls"], manifest.special_ids["sep"])
+        hashes.append(hasher.hashes(sums, starts, stops))
+        records = batch["record_id"][starts // length]
+        places.append(np.stack([records, starts % length, (stops - 1) % length + 1], 1))
+        largest = max(largest, _largest(batch, "train"))
+    hashes, places = np.concatenate(hashes), np.concatenate(places)
+    unique, counts = np.unique(hashes, return_counts=True)
+    example = None
+    if len(unique) < len(hashes):
+        one, other = np.flatnonzero(hashes == unique[np.argmax(counts)])[:2]
+        record, start, stop = places[one].tolist()
+        example = record, int(places[other][0]), (start, stop)
+    return Repeats(share, len(hashes), len(hashes) - len(unique), example, *overlap.summary(), largest)
 
 
 def rows(manifest: Manifest, split: str, most: int) -> tuple[Iterator[batches.Batch], float]:
-    """Returns (batches of about `most` rows, the share that they are): all of every n-th shard, which are fair samples.
-
-    Their record ids are those of the whole split.
-    """
-    shards = manifest.splits[split].shards
-    every = max(1, -(-manifest.splits[split].records // most))
-    taken = range(0, len(shards), every)
-    share = sum(shards[i].records for i in taken) / manifest.splits[split].records
-    return _read(manifest, split, list(taken)), share
+    """Returns (batches of about `most` rows with their record ids, their share of the split): every n-th shard."""
+    records = [shard.records for shard in manifest.splits[split].shards]
+    taken = range(0, len(records), max(1, -(-sum(records) // most)))
+    return _read(manifest, split, taken), sum(records[index] for index in taken) / sum(records)
 
 
 def row(manifest: Manifest, split: str, record: int) -> np.ndarray:
     """Returns the ids [L] of one record; reads its shard."""
-    starts = np.cumsum([0, *(shard.records for shard in manifest.splits[split].shards)])
-    shard = int(np.searchsorted(starts, record, side="right")) - 1
-    for batch in _read(manifest, split, [shard]):
+    stops = np.cumsum([shard.records for shard in manifest.splits[split].shards])
+    for batch in _read(manifest, split, [int(np.searchsorted(stops, record, side="right"))]):
         found = batch["input_ids"][batch["record_id"] == record]
         if len(found):
             return found[0]
     raise IndexError(record)
 
 
-def _read(manifest: Manifest, split: str, taken: list[int]) -> Iterator[batches.Batch]:
-    """Yields the rows of some shards in order, with their record ids in the whole split."""
+def _read(manifest: Manifest, split: str, taken: range | list[int]) -> Iterator[batches.Batch]:
     shards = manifest.splits[split].shards
     starts = np.cumsum([0, *(shard.records for shard in shards)])
-    part = dataclasses.replace(manifest.splits[split], shards=tuple(shards[index] for index in taken))
-    firsts = np.cumsum([0, *(shard.records for shard in part.shards)])
-    alone = dataclasses.replace(manifest, splits={split: part})
-    for batch in batches.eval_batches(alone, split=split, batch=BATCH, rows=(0, BATCH)):
+    ids = np.concatenate([np.arange(starts[index], starts[index + 1]) for index in taken])
+    part = dataclasses.replace(manifest, splits={split: Split(tuple(shards[index] for index in taken))})
+    for batch in batches.eval_batches(part, split=split, batch=BATCH, rows=(0, BATCH)):
         valid = batch["valid"] > 0
         batch = {key: column[valid] for key, column in batch.items()}
-        place = np.searchsorted(firsts, batch["record_id"], side="right") - 1
-        yield batch | {"record_id": starts[np.asarray(taken)[place]] + batch["record_id"] - firsts[place]}
+        yield batch | {"record_id": ids[batch["record_id"]]}
 
 
-class Hasher:
-    """Hashes of stretches of tokens in a batch of rows, the same wherever they stand."""
-
-    def __init__(self, vocab_size: int, length: int):
-        """Makes a random number for each token, and the powers for a batch of rows of `length`."""
-        self._numbers_V = np.random.default_rng(0).integers(1, 2**63, vocab_size, np.uint64)
-        ones = np.ones(BATCH * length, np.uint64)
-        with np.errstate(over="ignore"):
-            self._powers = np.cumprod(np.concatenate([ones[:1], ones * STEP]))
-            self._inverse = np.cumprod(np.concatenate([ones[:1], ones * INVERSE]))
-
-    def sums(self, ids_BxL: np.ndarray) -> np.ndarray:
-        """Returns the sums up to each token of the rows put end to end: uint64 [B L + 1]."""
-        flat = ids_BxL.ravel()
-        with np.errstate(over="ignore"):
-            terms = self._numbers_V[flat] * self._powers[: len(flat)]
-            return np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)])
-
-    def hashes(self, sums: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Returns the hash of each stretch of tokens."""
-        with np.errstate(over="ignore"):
-            return (sums[stops] - sums[starts]) * self._inverse[starts]
+def _largest(batch: batches.Batch, split: str) -> tuple[int, str, int]:
+    row_, column = np.unravel_index(np.argmax(batch["input_ids"]), batch["input_ids"].shape)
+    return int(batch["input_ids"][row_, column]), split, int(batch["record_id"][row_])
 
 
-def documents(ids_BxL: np.ndarray, cls: int, sep: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (starts, stops) of the tokens of each whole document, in the rows put end to end."""
+def _documents(ids_BxL: np.ndarray, cls: int, sep: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (starts, stops) of the tokens of each whole document, in the concatenated rows."""
     flat, length = ids_BxL.ravel(), ids_BxL.shape[1]
     marks = np.flatnonzero((flat == cls) | (flat == sep))
     first, last = marks[:-1], marks[1:]
@@ -97,113 +115,63 @@ def documents(ids_BxL: np.ndarray, cls: int, sep: int) -> tuple[np.ndarray, np.n
     return first[whole] + 1, last[whole]
 
 
-def stretches(ordinary_BxL: np.ndarray) -> np.ndarray:
-    """Returns the starts of all stretches without a special token, in the rows put end to end."""
-    rows_, length = ordinary_BxL.shape
-    counts = np.concatenate([np.zeros((rows_, 1), np.int64), np.cumsum(ordinary_BxL, 1)], 1)
-    row_, place = np.nonzero(counts[:, STRETCH:] - counts[:, :-STRETCH] == STRETCH)
-    return row_ * length + place
+class _Hasher:
+    """Hashes of stretches of tokens, the same at any position: sums of random numbers times powers of STEP."""
+
+    def __init__(self, manifest: Manifest):
+        size, count = manifest.vocab_size, BATCH * manifest.length
+        self._numbers_V = np.random.default_rng(0).integers(1, 2**63, size, np.uint64)
+        self._special_V = np.isin(np.arange(size), manifest.all_special_ids)
+        one = np.ones(1, np.uint64)
+        self._powers, self._inverses = (np.cumprod(np.append(one, np.full(count, x))) for x in (STEP, INVERSE))
+
+    def prefix_sums(self, ids_BxL: np.ndarray) -> np.ndarray:
+        """Returns the sums up to each token of the concatenated rows: uint64 [B L + 1]."""
+        terms = self._numbers_V[ids_BxL.ravel()] * self._powers[: ids_BxL.size]
+        return np.append(np.zeros(1, np.uint64), np.cumsum(terms))
+
+    def hashes(self, sums: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """Returns the hash of each stretch of tokens."""
+        return (sums[stops] - sums[starts]) * self._inverses[starts]
+
+    def stretches(self, batch: batches.Batch, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the hashes of all STRETCHes without special tokens, and the record of each."""
+        ordinary_BxL = (batch["attention_mask"] > 0) & ~self._special_V[batch["input_ids"]]
+        counts = np.pad(np.cumsum(ordinary_BxL, 1), ((0, 0), (1, 0)))
+        row_, column = np.nonzero(counts[:, STRETCH:] - counts[:, :-STRETCH] == STRETCH)
+        starts = row_ * ordinary_BxL.shape[1] + column
+        return self.hashes(sums, starts, starts + STRETCH), batch["record_id"][row_]
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What a look through the rows has found.
+class _Overlap:
+    """Which stretches of the validation rows are in training, too."""
 
-    Attributes:
-      share: of the training rows that were looked at.
-      documents, repeated: whole documents in them, and those of them that had come before.
-      example: records of the training split that hold the same document, and where it lies in the first; None if none.
-      rows, overlapping: validation rows that were judged, and those of them of which at least half is in training.
-      pair: (validation record, training record) of the worst of these; None if none.
-      largest: (id, split, record) of the largest token id.
-    """
-
-    share: float
-    documents: int
-    repeated: int
-    example: tuple[int, int, tuple[int, int]] | None
-    rows: int
-    overlapping: int
-    pair: tuple[int, int] | None
-    largest: tuple[int, str, int]
-
-
-class _Validation:
-    """The stretches of the validation rows, and which of them training has."""
-
-    def __init__(self, manifest: Manifest, hasher: Hasher, special_V: np.ndarray, most: int):
-        hashes, owners = [], []
-        self.largest = (-1, "validation", 0)
-        for batch in rows(manifest, "validation", most)[0]:
-            ids_BxL = batch["input_ids"]
-            starts = stretches((batch["attention_mask"] > 0) & ~special_V[ids_BxL])
-            hashes.append(hasher.hashes(hasher.sums(ids_BxL), starts, starts + STRETCH))
-            owners.append(batch["record_id"][starts // ids_BxL.shape[1]])
-            self.largest = max(self.largest, _largest(batch, "validation"))
-        self._hashes, self._owner = np.concatenate(hashes), np.concatenate(owners)
-        self._sorted = np.unique(self._hashes)
-        self._where = np.full(len(self._sorted), -1)  # a training record that has the stretch
+    def __init__(self, hashes: np.ndarray, records: np.ndarray):
+        self._hashes, self._records = hashes, records
+        self._sorted = np.unique(hashes)
+        self._training = np.full(len(self._sorted), -1)  # a training record that has the stretch
         self._table = np.zeros(1 << BITS, bool)
         self._table[self._sorted >> np.uint64(64 - BITS)] = True
 
-    def meet(self, hashes: np.ndarray, records: np.ndarray) -> None:
-        """Notes the stretches of training rows."""
+    def add(self, hashes: np.ndarray, records: np.ndarray) -> None:
+        """Compares the stretches of training rows."""
         near = self._table[hashes >> np.uint64(64 - BITS)]
-        if near.any() and len(self._sorted):
+        if near.any():
             hashes, records = hashes[near], records[near]
-            place = np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)
-            same = self._sorted[place] == hashes
-            self._where[place[same]] = records[same]
+            index = np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)
+            same = self._sorted[index] == hashes
+            self._training[index[same]] = records[same]
 
-    def judge(self) -> tuple[int, int, tuple[int, int] | None]:
-        """Returns (rows judged, rows that overlap, the worst pair)."""
-        where = self._where[np.searchsorted(self._sorted, self._hashes)] if len(self._hashes) else self._hashes
-        owners, index = np.unique(self._owner, return_inverse=True)
-        count, met = np.bincount(index), np.bincount(index, weights=where >= 0)
-        judged = count >= LEAST_STRETCHES
-        shares = np.where(judged, met / np.maximum(count, 1), 0)
-        if not judged.any() or shares.max() < 0.5:
-            return int(judged.sum()), 0, None
-        worst = int(np.argmax(shares))
-        records = where[(index == worst) & (where >= 0)]
-        pair = int(owners[worst]), int(np.bincount(records).argmax())
-        return int(judged.sum()), int((shares >= 0.5).sum()), pair
-
-
-def look(manifest: Manifest, special_ids: tuple[int, ...], most: int, most_validation: int = 5_000) -> Found:
-    """Reads about `most` rows of the training split and about `most_validation` of the validation split.
-
-    Raises:
-      DamageError: as `batches.eval_batches`.
-    """
-    length, size = manifest.length, manifest.vocab_size
-    special_V = np.zeros(size, bool)
-    special_V[[each for each in special_ids if each < size]] = True
-    hasher = Hasher(size, length)
-    validation = _Validation(manifest, hasher, special_V, most_validation)
-    largest, hashes, places = validation.largest, [], []
-    stream, share = rows(manifest, "train", most)
-    for batch in stream:
-        ids_BxL, records = batch["input_ids"], batch["record_id"]
-        sums = hasher.sums(ids_BxL)
-        starts = stretches((batch["attention_mask"] > 0) & ~special_V[ids_BxL])
-        validation.meet(hasher.hashes(sums, starts, starts + STRETCH), records[starts // length])
-        starts, stops = documents(ids_BxL, manifest.special_ids["cls"], manifest.special_ids["sep"])
-        hashes.append(hasher.hashes(sums, starts, stops))
-        places.append(np.stack([records[starts // length], starts % length, (stops - 1) % length + 1], 1))
-        largest = max(largest, _largest(batch, "train"))
-    hashes, places = np.concatenate(hashes), np.concatenate(places)
-    unique, counts = np.unique(hashes, return_counts=True)
-    example = None
-    if len(unique) < len(hashes):
-        most_often = int(np.argmax(counts))
-        one, other = np.flatnonzero(hashes == unique[most_often])[:2]
-        record, start, stop = places[one].tolist()
-        example = record, int(places[other][0]), (start, stop)
-    judged = validation.judge()
-    return Found(share, len(hashes), len(hashes) - len(unique), example, *judged, largest)
-
-
-def _largest(batch: batches.Batch, split: str) -> tuple[int, str, int]:
-    place = int(np.argmax(batch["input_ids"]))
-    return int(batch["input_ids"].flat[place]), split, int(batch["record_id"][place // batch["input_ids"].shape[1]])
+    def summary(self) -> tuple[int, int, tuple[int, int] | None]:
+        """Returns (rows compared, rows that overlap, the worst pair)."""
+        training = self._training[np.searchsorted(self._sorted, self._hashes)]
+        records, index = np.unique(self._records, return_inverse=True)
+        count, found = np.bincount(index), np.bincount(index, weights=training >= 0)
+        compared = count >= LEAST_STRETCHES
+        shares = np.where(compared, found / np.maximum(count, 1), 0)
+        if shares.max(initial=0) < 0.5:
+            return int(compared.sum()), 0, None
+        worst = np.argmax(shares)
+        matches = training[(index == worst) & (training >= 0)]
+        pair = int(records[worst]), int(np.bincount(matches).argmax())
+        return int(compared.sum()), int((shares >= 0.5).sum()), pair

@@ -184,31 +184,31 @@ def ids(case: Case) -> list[Finding]:
         mend = "raise corpus.validation_fraction, and write the shards again"
         return [Finding("wrong", "overlap", "the validation split has no rows", where, mend)]
     size = manifest.vocab_size if case.folder is None else tokenizer.load_fast(case.folder).get_vocab_size()
-    look = scan.look(manifest, manifest.all_special_ids, case.rows)
-    found, (largest, split, record) = [], look.largest
+    repeats = scan.find_repeats(manifest, max_rows=case.rows)
+    found, (largest, split, record) = [], repeats.largest
     level, mend = ("wrong", "use the tokenizer of the shards, or write them again") if largest >= size else ("fine", "")
     what = f"the largest id is {largest} ({split} record {record}), the tokenizer and the model have {size} entries"
-    found.append(Finding(level, "ids", f"{what}; {look.share:.0%} of the training rows looked at", where, mend))
+    found.append(Finding(level, "ids", f"{what}; {repeats.share:.0%} of the training rows looked at", where, mend))
 
-    share = look.repeated / max(look.documents, 1)
-    what = f"{look.repeated:,} of {look.documents:,} whole documents ({share:.1%}) had come before"
-    what += f", in {look.share:.0%} of the training rows"
+    share = repeats.repeated / max(repeats.documents, 1)
+    what = f"{repeats.repeated:,} of {repeats.documents:,} whole documents ({share:.1%}) had come before"
+    what += f", in {repeats.share:.0%} of the training rows"
     level, mend = "fine", ""
     if share > REPEATED:
         level, mend = "doubtful", "see corpus.weights and the source: equal lines are learned by heart"
-    if look.example is not None and level != "fine":
-        one, other, (start, stop) = look.example
+    if repeats.example is not None and level != "fine":
+        one, other, (start, stop) = repeats.example
         text = _decoded(case, scan.row(manifest, "train", one)[start:stop])
         what += f"; the commonest is in the records {one} and {other}: {text}"
     found.append(Finding(level, "duplicates", what, where, mend))
 
-    share = look.overlapping / max(look.rows, 1)
-    what = f"of {look.overlapping:,} of {look.rows:,} validation rows ({share:.1%}) at least half is in training"
-    what += f", by stretches of {scan.STRETCH} tokens in {look.share:.0%} of the training rows"
+    share = repeats.overlapping / max(repeats.rows, 1)
+    what = f"of {repeats.overlapping:,} of {repeats.rows:,} validation rows ({share:.1%}) at least half is in training"
+    what += f", by stretches of {scan.STRETCH} tokens in {repeats.share:.0%} of the training rows"
     level = "fine" if share <= OVERLAP[0] else "wrong" if share >= OVERLAP[1] else "doubtful"
     mend = "" if level == "fine" else "drop what comes twice from the corpus, and write the shards again"
-    if look.pair is not None and level != "fine":
-        mine, other = look.pair
+    if repeats.pair is not None and level != "fine":
+        mine, other = repeats.pair
         text = _decoded(case, scan.row(manifest, "validation", mine))
         what += f"; validation record {mine}, training record {other}: {text}"
     found.append(Finding(level, "overlap", what, where, mend))
