@@ -152,16 +152,14 @@ class Client:
 
     def _connect(self) -> Connection | None:
         """Tries to connect until it succeeds; returns None if this process has left meanwhile."""
-        since, reported = time.monotonic(), ""
+        begin, reported = time.monotonic(), set()
         while not self._left:
-            connection, problem = self._try()
+            connection, self._problem = self._try()
             if connection is not None:
                 return connection
-            if problem != self._problem:
-                self._problem, since = problem, time.monotonic()
-            if problem != reported and time.monotonic() - since > REPORT_AFTER:
-                reported = problem
-                print(f"mlm: {problem}; trying again.", file=sys.stderr, flush=True)
+            if self._problem not in reported and time.monotonic() - begin > REPORT_AFTER:
+                reported.add(self._problem)
+                print(f"mlm: {self._problem}; trying again.", file=sys.stderr, flush=True)
             time.sleep(RETRY)
         return None
 
@@ -229,30 +227,26 @@ class Client:
             return
         threading.Thread(target=_ping, args=(connection,), daemon=True, name="ping").start()
         self._mark("connected")
-        kind, what = "gone", "is gone: its connection broke without warning"
-        try:
-            for message in connection:
-                match message:
-                    case {"ping": True}:
-                        pass
-                    case {"end": fields}:
-                        self._terminated(Termination.read(fields))
-                        return
-                    case {"go": True}:
-                        self._mark("go")
-                    case {"barrier": name}:
-                        self._mark(f"barrier {one_line(name, messages.MAX_NAME)}")
-                    case _:
-                        raise ValueError("not a message of a coordinator")
-        except TimeoutError:
-            kind, what = "silent", messages.SILENT.format(self._heartbeat)
-        except (OSError, ValueError):
-            pass
+        kind, what = connection.receive_all(self._handle)
         self._terminated(Termination(0, self._address[0], kind, 1, what))
 
+    def _handle(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"ping": True}:
+                pass
+            case {"end": fields}:
+                self._terminated(Termination.read(fields))
+            case {"go": True}:
+                self._mark("go")
+            case {"barrier": name}:
+                self._mark(f"barrier {one_line(name, messages.MAX_NAME)}")
+            case _:
+                raise ValueError("not a message of a coordinator")
+
     def _terminated(self, termination: Termination) -> None:
+        closed, self._closed = self._closed, True
         self._mark("end")
-        if not self._closed:
+        if not closed:
             self._on_termination(termination)
 
 

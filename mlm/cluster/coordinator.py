@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm.cluster import fingerprints, messages, ports
-from mlm.cluster.messages import PHASES, Connection, Hello, Termination, one_line, prove
+from mlm.cluster.messages import PHASES, Connection, Termination, one_line, prove
 from mlm.errors import InputError
 from mlm.paths import UPath, is_remote, make_folder
 
@@ -33,6 +33,7 @@ class _Member:
     connection: Connection
     host: str
     fingerprint: dict[str, Any] | None = None
+    bye: bool = False  # it leaves in good order
     left: bool = False  # its connection is closed
 
 
@@ -58,7 +59,7 @@ class Coordinator:
         self._barriers: dict[str, set[int]] = {}  # the processes that have reached each
         self._deadline: float | None = None  # of the start; 0 when it has passed
         self._started = False
-        self._start_timeout = self._heartbeat = messages.HEARTBEAT
+        self._start_timeout = 0.0
         self._hung: list[Termination] = []
         self._termination: Termination | None = None
         self._finished = False
@@ -98,84 +99,72 @@ class Coordinator:
         with self._changed:
             self._strangers.pop(connection, None)
         if admitted is not None:
-            self._receive_all(*admitted)
+            process, member = admitted
+            kind, what = connection.receive_all(lambda message: self._handle(process, member, message))
+            with self._changed:
+                member.left = True
+                self._changed.notify_all()
+                if not member.bye:
+                    self._terminate(Termination(process, member.host, kind, 1, what))
         connection.release()
 
     def _admit(self, connection: Connection) -> tuple[int, _Member] | None:
         """Admits a process that knows the token and whose number is free; raises OSError or ValueError."""
         challenge = secrets.token_hex(32)
         connection.send(challenge=challenge)
-        hello = Hello.read(connection.receive() or {})
-        signed = (challenge, hello.challenge, hello.process, hello.processes, hello.host)
+        process, processes, host, other_challenge, proof = messages.read_hello(connection.receive() or {})
+        signed = (challenge, other_challenge, process, processes, host)
         with self._changed:
             if connection not in self._strangers:
                 return None  # too many, or too late
-            if not hmac.compare_digest(hello.proof, prove(self._token, "process", *signed)):
+            if not hmac.compare_digest(proof, prove(self._token, "process", *signed)):
                 connection.send(refused="token")
                 return None
-            if hello.process in self._members:  # of an earlier attempt, it may leave soon
-                connection.send(refused="taken", host=self._members[hello.process].host)
+            if process in self._members:  # of an earlier attempt, it may leave soon
+                connection.send(refused="taken", host=self._members[process].host)
                 return None
             connection.send(welcome=prove(self._token, "coordinator", *signed))
-            if hello.processes == self._processes:
-                member = self._members[hello.process] = _Member(connection, hello.host)
+            if processes == self._processes:
+                member = self._members[process] = _Member(connection, host)
                 self._changed.notify_all()
                 if self._termination is not None:
                     connection.send(end=dataclasses.asdict(self._termination))
-                return hello.process, member
-            what = f"was started with --processes={hello.processes}, host 0 with {self._processes}"
-            termination = Termination(hello.process, hello.host, "exception", 2, what)
+                return process, member
+            what = f"was started with --processes={processes}, host 0 with {self._processes}"
+            termination = Termination(process, host, "exception", 2, what)
             connection.send(end=dataclasses.asdict(termination))
             if not self._started:
                 self._terminate(termination)
         connection.set_timeout(LINGER)
-        for _ in connection:  # closing it with something unread would lose what was sent
-            pass
+        connection.receive_all(lambda message: None)  # closing it with something unread would lose what was sent
         return None
 
-    def _receive_all(self, process: int, member: _Member) -> None:
-        what, kind, bye = "is gone: its connection broke without warning", "gone", False
-        try:
-            for message in member.connection:
-                bye = bye or "bye" in message
-                with self._changed:
-                    self._receive(process, member, message)
-        except TimeoutError:
-            what, kind = messages.SILENT.format(self._heartbeat), "silent"
-        except ValueError:
-            what = "is gone: it sent something that is not a message of a run, and its connection was closed"
-        except OSError:
-            pass
-        with self._changed:
-            member.left = True
-            self._changed.notify_all()
-            if not bye:
-                self._terminate(Termination(process, member.host, kind, 1, what))
-
-    def _receive(self, process: int, member: _Member, message: dict[str, Any]) -> None:
+    def _handle(self, process: int, member: _Member, message: dict[str, Any]) -> None:
         """Handles a message of a process; raises ValueError if it isn't one."""
-        match message:
-            case {"ping": True} | {"bye": True}:
-                pass
-            case {"failed": dict(fields)} if fields.get("process") == process:
-                self._failed(Termination.read(fields | {"host": member.host}, messages.OWN_KINDS))
-            case {"barrier": name}:
-                name = one_line(name, messages.MAX_NAME)
-                reached = self._barriers.setdefault(name, set())
-                reached.add(process)
-                if len(reached) == self._processes:
-                    del self._barriers[name]
-                    self._send_all(barrier=name)
-            case {"ready": dict(found), "start_timeout": start, "heartbeat": heartbeat} if not member.fingerprint:
-                start, heartbeat = messages.seconds(start), messages.seconds(heartbeat)
-                member.fingerprint = {one_line(key): value for key, value in found.items()}
-                member.connection.set_timeout(heartbeat)
-                if process == 0:
-                    self._start_timeout, self._heartbeat = start, heartbeat
-                    self._deadline = time.monotonic() + start
-                self._start()
-            case _:
-                raise ValueError("not a message of a process")
+        with self._changed:
+            match message:
+                case {"ping": True}:
+                    pass
+                case {"bye": True}:
+                    member.bye = True
+                case {"failed": dict(fields)} if fields.get("process") == process:
+                    self._failed(Termination.read(fields | {"host": member.host}, messages.OWN_KINDS))
+                case {"barrier": name}:
+                    name = one_line(name, messages.MAX_NAME)
+                    reached = self._barriers.setdefault(name, set())
+                    reached.add(process)
+                    if len(reached) == self._processes:
+                        del self._barriers[name]
+                        self._send_all(barrier=name)
+                case {"ready": dict(found), "start_timeout": start, "heartbeat": heartbeat} if not member.fingerprint:
+                    start, heartbeat = messages.seconds(start), messages.seconds(heartbeat)
+                    member.fingerprint = {one_line(key): value for key, value in found.items()}
+                    member.connection.set_timeout(heartbeat)
+                    if process == 0:
+                        self._start_timeout, self._deadline = start, time.monotonic() + start
+                    self._start()
+                case _:
+                    raise ValueError("not a message of a process")
 
     def _start(self) -> None:
         """Once all are ready, compares them and starts the run."""
@@ -234,17 +223,15 @@ class Coordinator:
 
 
 def _write_token(path: UPath | Path, token: bytes) -> None:
-    """Writes the file whole; on a disk only its owner can read it. Raises InputError."""
+    """Writes the file; on a disk only its owner can read it. Raises InputError."""
     try:
         make_folder(path.parent)
         if is_remote(path):
             path.write_text(token.hex(), encoding="utf-8")
             return
-        temporary = Path(f"{path}.tmp")
-        temporary.unlink(missing_ok=True)
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(token.hex())
-        temporary.replace(path)
+        path.unlink(missing_ok=True)
+        with open(path, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(token.hex())  # a process that reads it too early tries again
     except Exception as error:  # a bucket's client raises its own
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: host 0 can't write it ({reason}); choose another --workdir.") from None

@@ -1,13 +1,13 @@
 """Which process this is, of how many, and where process 0 is: asked of the platform, once. Standard library only.
 
-The first of these that answers holds; a flag replaces what it found:
+The first of these that answers counts; flags override it:
 
 1. `TPU_PROCESS_ADDRESSES` or `TPU_WORKER_HOSTNAMES`, with `TPU_WORKER_ID`: GKE sets them in a TPU container.
-2. Slurm, inside a job step: a batch script's own shell is not a task of one.
-3. Open MPI's mpirun. Version 4 says where it runs itself; version 5 does not, so it needs `--coordinator`.
-4. The metadata server of a TPU VM, asked only where a TPU is on the PCI bus or `GCE_METADATA_IP` names the server.
+2. Slurm, inside a job step (the shell of a batch script is outside).
+3. Open MPI's mpirun. Version 4 says where it runs; version 5 does not, so it needs `--coordinator`.
+4. The metadata server of a TPU VM, asked only if a TPU is on the PCI bus or `GCE_METADATA_IP` names the server.
 
-Of several TPU slices (multislice), `MEGASCALE_*`, from the environment or the VM's `tpu-env`, says which one this is.
+With several TPU slices (multislice), `MEGASCALE_*`, from the environment or the VM's `tpu-env`, says which one this is.
 The variables and metadata keys are those that jax's own detection reads (jax/_src/clusters).
 """
 
@@ -26,31 +26,22 @@ from pathlib import Path
 from mlm.errors import InputError
 
 GOOGLE_PCI = "0x1ae0"
-TPU_PCI = frozenset(
-    {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
-)  # jax/_src/hardware_utils.py
+TPU_PCI = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}  # jax/_src/hardware_utils.py
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 LIBTPU_PORT = 8471  # between the hosts of a slice
-METADATA_TIMEOUT, METADATA_TRIES = 2.0, 3  # seconds, and how often
+METADATA_TIMEOUT, METADATA_TRIES = 2.0, 3  # seconds of each try
 METADATA_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """One process among those of a run.
+    """One process among those of a run."""
 
-    Attributes:
-      source: who said so, for a person; "" for a process on its own.
-      coordinator: HOST or HOST:PORT of process 0.
-      processes, process_id: how many there are, and which this is.
-      local_processes, local_id: the same on this machine, where the platform says it.
-    """
-
-    source: str = ""
-    coordinator: str = ""
+    source: str = ""  # which platform said so; "" for a single process
+    coordinator: str = ""  # HOST or HOST:PORT of process 0
     processes: int = 1
     process_id: int = 0
-    local_processes: int = 1
+    local_processes: int = 1  # on this machine, as far as the platform says it
     local_id: int = 0
 
     @property
@@ -67,23 +58,22 @@ def detect(
 
     Args:
       coordinator, processes, process_id: the flags of these names; "" or None where they are not given.
-      meets: its processes connect to one another, so that several need a coordinator.
+      meets: the processes connect to one another, so several need a coordinator.
 
     Raises:
-      InputError: the platform or the flags contradict themselves, or leave out what nothing else says.
+      InputError: the platform or the flags contradict themselves, or something is missing.
     """
-    if processes == 1 and not process_id:
-        refuse_part_of_a_slice()
-        return Cluster()
-    given = {"coordinator": coordinator, "processes": processes, "process_id": process_id}
-    given = {name: value for name, value in given.items() if value not in ("", None)}
-    found = _platform(os.environ) if len(given) < 3 else None
-    if found is None and given:
-        missing = [f"--{name.replace('_', '-')}" for name in ("processes", "process_id") if name not in given]
-        if missing:
+    flags = {"coordinator": coordinator, "processes": processes, "process_id": process_id}
+    flags = {name: value for name, value in flags.items() if value not in ("", None)}
+    alone = processes == 1 and not process_id
+    found = None if alone or len(flags) == 3 else _platform(os.environ)
+    source = found.source if found else ""
+    if not alone and not found:
+        missing = [f"--{name.replace('_', '-')}" for name in ("processes", "process_id") if name not in flags]
+        if flags and missing:
             raise InputError(f"{' and '.join(missing)}: nothing else says which process this is; give them too.")
-    source = [found.source] if found else []
-    found = dataclasses.replace(found or Cluster(), **given, source=" and ".join(source + ["flags"] * bool(given)))
+    names = " and ".join([source] * bool(source) + ["flags"] * bool(flags))
+    found = dataclasses.replace(found or Cluster(), **flags, source=names)
     if not 0 <= found.process_id < found.processes:
         raise InputError(
             f"--process-id={found.process_id}: must be from 0 to {found.processes - 1} (--processes={found.processes}, "
@@ -93,24 +83,19 @@ def detect(
         refuse_part_of_a_slice()
         return Cluster()
     if meets and not found.coordinator:
-        why = f"{source[0]} does not say where that is" if source else "several processes need it to meet"
+        why = f"{source} does not say where that is" if source else "several processes need it to meet"
         raise InputError(f"--coordinator=HOST: give the address of process 0; {why}.")
     return found
 
 
 def refuse_part_of_a_slice() -> None:
-    """Refuses a process on its own on one host of a larger slice: there, the TPU waits for the other hosts.
-
-    Raises:
-      InputError: the slice is said to have several hosts.
-    """
+    """Refuses a single process on one host of a larger slice: its TPU would wait for the others. Raises InputError."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if (platforms and "tpu" not in platforms) or not tpu_is_attached():
         return
     name = next((n for n in ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS") if os.environ.get(n)), "")
     bounds = os.environ[name] if name else _tpu_env().get("HOST_BOUNDS", "")
-    numbers = [part for part in bounds.split(",") if part.strip().isdecimal()]
-    hosts = math.prod(map(int, numbers))
+    hosts = math.prod(int(part) for part in bounds.split(",") if part.strip().isdecimal())
     if hosts > 1:
         raise InputError(
             f"this is one of the {hosts} hosts of a TPU slice ({name or 'HOST_BOUNDS'} = {bounds}), and only one "
@@ -122,23 +107,23 @@ def refuse_part_of_a_slice() -> None:
 
 def tpu_is_attached() -> bool:
     """Returns whether a TPU is on this machine's PCI bus."""
-    for vendor in PCI_DEVICES.glob("*/vendor"):
-        if vendor.read_text().strip() == GOOGLE_PCI and vendor.with_name("device").read_text().strip() in TPU_PCI:
-            return True
-    return False
+    return any(
+        vendor.read_text().strip() == GOOGLE_PCI and vendor.with_name("device").read_text().strip() in TPU_PCI
+        for vendor in PCI_DEVICES.glob("*/vendor")
+    )
 
 
 def libtpu_ports(environment: Mapping[str, str] = os.environ) -> set[int]:
-    """Returns the ports that libtpu's own processes talk on."""
+    """Returns the ports on which libtpu's own processes talk."""
     named = [environment.get("TPU_PROCESS_PORT", "")]
     named += [address.rpartition(":")[2] for address in environment.get("TPU_PROCESS_ADDRESSES", "").split(",")]
     return {LIBTPU_PORT} | {int(port) for port in named if port.isdecimal()}
 
 
 def gpus_of(cluster: Cluster, environment: Mapping[str, str] = os.environ) -> list[int] | None:
-    """Returns the GPUs that are this process's, of those that it can see; None for all of them.
+    """Returns this process's share of the GPUs that it can see; None for all of them.
 
-    A single process on a machine owns them all; several share them evenly, unless each sees its own already.
+    Several processes on a machine share them evenly, unless each sees only its own.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     count = len(visible.split(",")) if visible else len(list(Path("/dev").glob("nvidia[0-9]*")))
@@ -150,13 +135,10 @@ def gpus_of(cluster: Cluster, environment: Mapping[str, str] = os.environ) -> li
 
 def _platform(environment: Mapping[str, str]) -> Cluster | None:
     """Returns what the first platform that answers says; None for a single process."""
-    # libtpu writes such a text into the variables of a process, for its children too, where it finds no TPU.
+    # Where libtpu finds no TPU, it writes such a text into the variables of its process and so of the children.
     environment = {name: value for name, value in environment.items() if not value.startswith("WARNING: ")}
-    for look in (_gke, _slurm, _open_mpi, _tpu_vm):
-        found = look(environment)
-        if found is not None:
-            return found if found.processes > 1 else None
-    return None
+    found = next(filter(None, (ask(environment) for ask in (_gke, _slurm, _open_mpi, _tpu_vm))), None)
+    return found if found and found.processes > 1 else None
 
 
 def _gke(environment: Mapping[str, str]) -> Cluster | None:
@@ -166,25 +148,26 @@ def _gke(environment: Mapping[str, str]) -> Cluster | None:
     hosts = [address.rpartition(":")[0] or address for address in environment[name].split(",")]
     if len(hosts) > 1 and "TPU_WORKER_ID" not in environment:
         raise InputError(f"${name} names {len(hosts)} hosts, and $TPU_WORKER_ID does not say which this is; set it.")
-    worker = _number("$TPU_WORKER_ID", environment.get("TPU_WORKER_ID", "0"))
-    return _of_slices(f"${name}", hosts, worker, environment)
+    return _of_slices(f"${name}", hosts, _number(environment, "TPU_WORKER_ID", "0"), environment)
 
 
 def _slurm(environment: Mapping[str, str]) -> Cluster | None:
     # Under mpirun in a Slurm job the variables are those of the daemon that mpirun has started.
     if not environment.get("SLURM_STEP_NODELIST") or "OMPI_COMM_WORLD_RANK" in environment:
         return None
-    count, rank, local = (
-        _number(f"${name}", environment.get(name, ""))
-        for name in ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID")
-    )
     per_node: list[int] = []
     for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):  # such as 2(x3),1
         tasks, repeat = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part).groups()
         per_node += [int(tasks)] * int(repeat or 1)
-    node = _number("$SLURM_NODEID", environment.get("SLURM_NODEID", "0"))
-    tasks = per_node[node] if node < len(per_node) else 1
-    return Cluster("Slurm", first_node(environment["SLURM_STEP_NODELIST"]), count, rank, tasks, local)
+    node = _number(environment, "SLURM_NODEID", "0")
+    return Cluster(
+        "Slurm",
+        first_node(environment["SLURM_STEP_NODELIST"]),
+        _number(environment, "SLURM_STEP_NUM_TASKS"),
+        _number(environment, "SLURM_PROCID"),
+        per_node[node] if node < len(per_node) else 1,
+        _number(environment, "SLURM_LOCALID"),
+    )
 
 
 def first_node(nodes: str) -> str:
@@ -197,14 +180,12 @@ def _open_mpi(environment: Mapping[str, str]) -> Cluster | None:
     if "OMPI_COMM_WORLD_RANK" not in environment:
         return None
     names = ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")
-    size, rank, local_size, local_rank = (
-        _number(f"$OMPI_COMM_WORLD_{name}", environment.get(f"OMPI_COMM_WORLD_{name}", "")) for name in names
-    )
+    numbers = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in names)
     # Such as 1531576320.0;tcp://10.96.0.1,10.148.0.1:34911;tcp6://[fe80::b9b]:43370. Version 5 sets none.
-    uri = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", environment.get("OMPI_MCA_orte_hnp_uri", ""))
-    address = next((part for part in uri.groups() if part), "") if uri else ""
-    address = f"[{address}]" if ":" in address else address
-    return Cluster("Open MPI", address, size, rank, local_size, local_rank)
+    uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
+    found = re.search(r"tcp://([^,:;]+)", uri) or re.search(r"tcp6://\[([^,\]]+)", uri)
+    address = found[1] if found else ""
+    return Cluster("Open MPI", f"[{address}]" if ":" in address else address, *numbers)
 
 
 def _tpu_vm(environment: Mapping[str, str]) -> Cluster | None:
@@ -217,33 +198,33 @@ def _tpu_vm(environment: Mapping[str, str]) -> Cluster | None:
     for endpoint in endpoints.strip().split(","):  # "id:port:address", or on newer VMs the address alone
         parts = endpoint.split(":")
         if len(parts) not in (1, 3) or not parts[-1]:
-            raise InputError(f"the metadata server's worker-network-endpoints holds {endpoint!r}, which is no address.")
+            raise InputError(f"the metadata server's worker-network-endpoints holds {endpoint!r}: not an address.")
         hosts.append(parts[-1])
-    named = {**_tpu_env(), **environment}
-    return _of_slices("the TPU VM's metadata", hosts, _number("agent-worker-number", worker), named)
+    number = _number({"agent-worker-number": worker}, "agent-worker-number")
+    return _of_slices("the TPU VM's metadata", hosts, number, {**_tpu_env(), **environment})
 
 
-def _of_slices(source: str, hosts: list[str], worker: int, named: Mapping[str, str]) -> Cluster:
-    """Returns the process of a worker of one slice; with MEGASCALE_NUM_SLICES, of one of several."""
+def _of_slices(source: str, hosts: list[str], worker: int, variables: Mapping[str, str]) -> Cluster:
+    """Returns the process of a worker of a slice, which may be one of several slices."""
     if not 0 <= worker < len(hosts):
         raise InputError(f"{source} names {len(hosts)} hosts, and this one is number {worker}: they contradict.")
-    slices = _number("MEGASCALE_NUM_SLICES", named.get("MEGASCALE_NUM_SLICES") or "1")
-    coordinator = hosts[0]
-    if slices > 1:
-        number = _number("MEGASCALE_SLICE_ID", named.get("MEGASCALE_SLICE_ID", ""))
-        address = named.get("MEGASCALE_COORDINATOR_ADDRESS", "")
-        if not address or not number < slices:
-            raise InputError(
-                f"MEGASCALE_NUM_SLICES = {slices}, MEGASCALE_SLICE_ID = {number}, MEGASCALE_COORDINATOR_ADDRESS = "
-                f"{address!r}: they do not say which slice this is, and where the first one is."
-            )
-        coordinator, worker = address.partition(":")[0], number * len(hosts) + worker
-        source = f"{source}, {slices} slices"
-    return Cluster(source, coordinator, slices * len(hosts), worker)
+    slices = _number(variables, "MEGASCALE_NUM_SLICES") if variables.get("MEGASCALE_NUM_SLICES") else 1
+    if slices == 1:
+        return Cluster(source, hosts[0], len(hosts), worker)
+    number, address = _number(variables, "MEGASCALE_SLICE_ID"), variables.get("MEGASCALE_COORDINATOR_ADDRESS", "")
+    if not address or not number < slices:
+        raise InputError(
+            f"MEGASCALE_NUM_SLICES = {slices}, MEGASCALE_SLICE_ID = {number}, MEGASCALE_COORDINATOR_ADDRESS = "
+            f"{address!r}: they do not say which slice this is, and where the first one is."
+        )
+    source = f"{source}, {slices} slices"
+    return Cluster(source, address.partition(":")[0], slices * len(hosts), number * len(hosts) + worker)
 
 
-def _number(name: str, text: str) -> int:
+def _number(variables: Mapping[str, str], name: str, default: str = "") -> int:
+    text = variables.get(name, default)
     if not text.strip().isdecimal():
+        name = f"${name}" if name.isupper() else name
         raise InputError(f"{name} is {text!r}: it must be a whole number; it says which process of the run this is.")
     return int(text)
 
@@ -255,7 +236,7 @@ def _tpu_env() -> dict[str, str]:
 
 
 def _metadata(key: str) -> str | None:
-    """Returns an attribute of this VM; None where there is no such attribute, or no metadata server."""
+    """Returns an attribute of this VM; None if there is no such attribute, or no metadata server."""
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
@@ -263,9 +244,8 @@ def _metadata(key: str) -> str | None:
     for attempt in range(METADATA_TRIES):
         try:
             with direct.open(request, timeout=METADATA_TIMEOUT) as answer:
-                if answer.headers.get("Metadata-Flavor") != "Google":
-                    return None
-                return answer.read(METADATA_BYTES).decode()
+                google = answer.headers.get("Metadata-Flavor") == "Google"
+                return answer.read(METADATA_BYTES).decode() if google else None
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None

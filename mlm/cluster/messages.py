@@ -22,7 +22,7 @@ import math
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, Self
 
 LIMIT = 1 << 16  # bytes of a message
@@ -33,7 +33,6 @@ MAX_PROCESSES = 1 << 20
 MAX_TIMEOUT = 86_400.0  # seconds
 MAX_TEXT, MAX_NAME, MAX_PHASE = 2000, 200, 40  # characters of a sentence, of a host or a barrier, of a phase
 OWN_KINDS = ("exception", "signal", "hang")  # of termination, that a process reports of itself
-SILENT = "has given no sign of life for {:g} s: it is stopped, or cut off"
 PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
 
 
@@ -71,42 +70,23 @@ def prove(token: bytes, role: str, *parts: str | int) -> str:
     return hmac.new(token, json.dumps([role, *parts]).encode(), hashlib.sha256).hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
-class Hello:
-    """How a process introduces itself."""
-
-    process: int
-    processes: int
-    host: str
-    challenge: str
-    proof: str
-
-    @classmethod
-    def read(cls, message: dict[str, Any]) -> Self:
-        """Checks the hello of a stranger; raises ValueError."""
-        processes = integer(message.get("processes"), 1, MAX_PROCESSES)
-        process = integer(message.get("hello"), 0, processes - 1)
-        host = one_line(message.get("host"), MAX_NAME)
-        return cls(process, processes, host, hexadecimal(message.get("challenge")), hexadecimal(message.get("proof")))
+def read_hello(message: dict[str, Any]) -> tuple[int, int, str, str, str]:
+    """Returns (process, processes, host, challenge, proof) of a stranger's hello; raises ValueError."""
+    processes = integer(message.get("processes"), 1, MAX_PROCESSES)
+    process = integer(message.get("hello"), 0, processes - 1)
+    host, challenge, proof = (message.get(name) for name in ("host", "challenge", "proof"))
+    return process, processes, one_line(host, MAX_NAME), hexadecimal(challenge), hexadecimal(proof)
 
 
 @dataclasses.dataclass(frozen=True)
 class Termination:
-    """Why a run ends.
-
-    Attributes:
-      process, host: the one that ends it.
-      kind: "exception", "signal", "hang", "gone" (its connection broke) or "silent" (stopped, or cut off).
-      code: exit code of all processes, never 0.
-      what: a sentence; for "gone" and "silent", the predicate of a sentence that begins with the host.
-      step, phase: where it was.
-    """
+    """Why a run ends: which process ends it, where it was, and the exit code of all processes, never 0."""
 
     process: int
     host: str
-    kind: str
+    kind: str  # one of OWN_KINDS, "gone" (its connection broke) or "silent" (stopped, or cut off)
     code: int
-    what: str
+    what: str  # a sentence; for "gone" and "silent", the predicate of a sentence that begins with the host
     step: int | None = None
     phase: str = "start"
 
@@ -175,8 +155,19 @@ class Connection:
             raise ValueError("not an object")
         return message
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.receive, None)
+    def receive_all(self, handle: Callable[[dict[str, Any]], None]) -> tuple[str, str]:
+        """Handles messages until the connection ends; returns `kind` and `what` of a termination that says why."""
+        try:
+            while (message := self.receive()) is not None:
+                handle(message)
+        except TimeoutError:
+            limit = self._socket.gettimeout()
+            return "silent", f"has given no sign of life for {limit:g} s: it is stopped, or cut off"
+        except ValueError:
+            return "gone", "is gone: it sent something that is not a message of a run, and its connection was closed"
+        except OSError:
+            pass
+        return "gone", "is gone: its connection broke without warning"
 
     def close(self) -> None:
         """Closes it, for both sides and for the receiving thread."""
@@ -184,7 +175,7 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Closes it and frees its file descriptors; for the receiving thread, when it has stopped receiving."""
+        """Closes it and frees its file descriptors; only for the receiving thread."""
         self.close()
         for each in (self._file, self._socket):
             with contextlib.suppress(OSError):
