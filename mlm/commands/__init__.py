@@ -1,1 +1,1 @@
-"""One file a command: its flags and what it does."""
+"""One file per command: `add_arguments` declares its flags, `main` runs it (called by mlm/__main__.py)."""

@@ -1,4 +1,4 @@
-"""`bench`: time step, shards and batches, and the same of the stock programs, in one run."""
+"""`bench`: time step, shards and batches beside the standard scripts, in one run."""
 
 from __future__ import annotations
 
@@ -8,28 +8,23 @@ from mlm.cluster import detect
 from mlm.commands import common
 from mlm.workdir import Workdir
 
+PARTS = """what to measure: the step, its matrix products one by one, writing shards (with the tokenizer of the
+workdir), reading batches and the training loop (both with the shards of the workdir); default: step"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the command."""
     common.add_config_flags(parser)
-    parser.add_argument(
-        "--parts",
-        nargs="+",
-        default=["step"],
-        choices=["step", "products", "shards", "batches", "loop"],
-        help="what to measure; products: the matrix products of the step, each alone; shards uses the tokenizer of "
-        "the workdir, batches and loop its shards",
-    )
-    parser.add_argument(
-        "--torch", default="", metavar="PYTHON", help="an interpreter with PyTorch, whose step to measure too"
-    )
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each comparison, about")
-    parser.add_argument("--megabytes", type=float, default=20.0, help="of text that the part shards writes")
-    parser.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
+    parts = ["step", "products", "shards", "batches", "loop"]
+    parser.add_argument("--parts", nargs="+", default=["step"], choices=parts, help=PARTS)
+    parser.add_argument("--torch", default="", metavar="PYTHON", help="Python with PyTorch, to time its step too")
+    seconds = "approximate time of each comparison; default: 20"
+    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help=seconds)
+    megabytes = "text to write as shards; default: 20"
+    parser.add_argument("--megabytes", type=float, default=20.0, metavar="MB", help=megabytes)
+    common.add_json_flag(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    """Prints the measurements."""
     detect.refuse_part_of_a_slice()
     config, manifest, folder = common.read_config(args, overrides), None, ""
     if set(args.parts) - {"step", "products"}:
@@ -43,13 +38,5 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             tokenizer.load_fast(folder)  # refuses a missing one before anything is measured
     from mlm.bench import bench
 
-    bench.run(
-        config,
-        args.parts,
-        manifest,
-        seconds=args.seconds,
-        as_json=args.json,
-        tokenizer_folder=folder,
-        megabytes=args.megabytes,
-        torch_python=args.torch,
-    )
+    flags = {"seconds": args.seconds, "as_json": args.json, "megabytes": args.megabytes, "torch_python": args.torch}
+    bench.run(config, args.parts, manifest, tokenizer_folder=folder, **flags)

@@ -11,18 +11,18 @@ from mlm.workdir import Workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the command."""
     common.add_config_flags(parser)
-    parser.add_argument("--hosts", type=int, default=0, metavar="N", help="that the run will have")
-    parser.add_argument("--devices", type=int, default=0, metavar="N", help="over all hosts; default: this machine's")
-    parser.add_argument("--topology", default="", metavar="NAME", help="of a TPU: memory and time of a step, as plan")
-    parser.add_argument("--slices", type=int, default=1, metavar="N", help="of that topology")
-    parser.add_argument("--rows", type=int, default=200_000, metavar="N", help="rows to search for duplicates")
-    parser.add_argument("--json", action="store_true", help="one line of JSON instead of text")
+    parser.add_argument("--hosts", type=int, default=0, metavar="N", help="hosts of the planned run")
+    parser.add_argument("--devices", type=int, default=0, metavar="N", help="devices of all hosts; default: those here")
+    topology = "TPU, such as v5e:2x4, to estimate memory and step time for, as `plan` does"
+    parser.add_argument("--topology", default="", metavar="NAME", help=topology)
+    parser.add_argument("--slices", type=int, default=1, metavar="N", help="number of slices of that topology")
+    rows = "training rows to search for duplicates; default: 200,000"
+    parser.add_argument("--rows", type=int, default=200_000, metavar="N", help=rows)
+    common.add_json_flag(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    """Prints what it finds."""
     detect.refuse_part_of_a_slice()
     config, workdir = common.read_config(args, overrides), Workdir(args.workdir, create=False)
     from mlm.plan import topology

@@ -11,30 +11,27 @@ from mlm.workdir import Workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the command."""
     common.add_config_flags(parser, required=False)
     common.add_model_flag(parser)
-    parser.add_argument("--split", default="validation")
-    parser.add_argument(
-        "--masks", nargs="+", default=[], choices=["token", "word", "span"], help="kinds beside the run's own"
-    )
-    parser.add_argument("--pseudo", type=int, default=0, metavar="N", help="pseudo-perplexity too, of N rows")
+    parser.add_argument("--split", default="validation", help="split to score; default: validation")
+    kinds = ["token", "word", "span"]
+    parser.add_argument("--masks", nargs="+", default=[], choices=kinds, help="masks to score besides the run's own")
+    parser.add_argument("--pseudo", type=int, default=0, metavar="N", help="also the pseudo-perplexity of N rows")
     common.add_host_flags(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    """Scores a model, and prints the scores."""
     workdir = Workdir(args.workdir, create=False)
-    classifies = locate.is_classifier(args.model or workdir)
-    task = configs.CLASSIFICATION if classifies else configs.PRETRAINING
-    common.join(args, overrides, task=task, meet=True, create=False)
+    is_classifier = locate.is_classifier(args.model or workdir)
+    task = configs.CLASSIFICATION if is_classifier else configs.PRETRAINING
+    common.join(args, overrides, task=task)
     config = common.read_config(args, overrides, task=task)
-    manifest = None if classifies else common.open_data(config, workdir)  # before jax is imported
-    fingerprints = () if classifies else (manifest.fingerprint, manifest.tokenizer_fingerprint)
+    manifest = None if is_classifier else common.open_data(config, workdir)  # before jax is imported
     from mlm.cluster import distributed
 
+    fingerprints = () if is_classifier else (manifest.fingerprint, manifest.tokenizer_fingerprint)
     distributed.initialize(config, workdir, *fingerprints, saves=False)
-    if classifies:
+    if is_classifier:
         from mlm.inference import evaluate_classifier
 
         evaluate_classifier.run(config, workdir, model=args.model, split=args.split)

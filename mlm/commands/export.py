@@ -1,4 +1,4 @@
-"""`export`: write a transformers folder of the newest checkpoint, or a classifier's best one, prove it, push it."""
+"""`export`: write a checkpoint as a transformers folder, check it, push it to the Hub."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the command."""
     common.add_config_flags(parser, required=False)
-    parser.add_argument("--torch", default="", metavar="PYTHON", help="an interpreter with PyTorch to prove it in")
-    parser.add_argument("--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub, privately")
-    parser.add_argument("--public", action="store_true", help="with --push: visible to everybody")
+    parser.add_argument("--torch", default="", metavar="PYTHON", help="Python with PyTorch to verify the export in")
+    parser.add_argument("--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub, as private")
+    parser.add_argument("--public", action="store_true", help="with --push: create a public repository")
     common.add_host_flags(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    """Writes, proves and pushes the export."""
     workdir = Workdir(args.workdir, create=False)
     task = configs.CLASSIFICATION if locate.is_classifier(workdir) else configs.PRETRAINING
-    common.join(args, overrides, task=task, meet=True, create=False)
+    common.join(args, overrides, task=task)
     if args.public and not args.push:
         raise InputError("--public: goes with --push=USER/NAME.")
     if args.push:
@@ -50,9 +48,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def write_export(workdir: Workdir, *, torch_python: str) -> Pretrained:
-    """Writes a checkpoint as a transformers folder; returns its model.
+    """Exports the newest checkpoint, or a classifier's best one, and returns its model.
 
-    Every process reads the checkpoint, the first one writes, and the others wait until it is done.
+    Every process reads the checkpoint, process 0 writes, and the others wait for it.
     """
     from mlm.export import export, export_classifier
     from mlm.pretrained import load
@@ -68,13 +66,7 @@ def write_export(workdir: Workdir, *, torch_python: str) -> Pretrained:
         if cluster.is_primary():
             history = summary.gather(workdir, model.run_config, until=model.step)
             scores = [line for line in history.evals if line["step"] == model.step]
-            export.export(
-                model,
-                workdir.export,
-                scores=scores[-1] if scores else None,
-                name=name,
-                torch_python=torch_python,
-                history=history,
-            )
+            shown = {"scores": scores[-1] if scores else None, "name": name, "history": history}
+            export.export(model, workdir.export, torch_python=torch_python, **shown)
     cluster.barrier("exported")
     return model

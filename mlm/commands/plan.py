@@ -9,22 +9,19 @@ from mlm.workdir import Workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the command."""
     common.add_config_flags(parser)
-    parser.add_argument("--topology", default="", metavar="NAME", help="such as v5e:2x4; an unknown one lists them all")
-    parser.add_argument("--slices", type=int, default=1, metavar="N", help="of that topology, connected by the network")
-    parser.add_argument("--compare", choices=["stock"], help="with the baseline, the step of run_mlm_flax.py")
-    parser.add_argument(
-        "--sweep", nargs="+", default=[], metavar="KEY=V,V", help="topology, per_chip_batch, mesh, any key"
-    )
-    parser.add_argument("--price", type=float, metavar="DOLLARS", help="of a chip for an hour")
-    parser.add_argument("--records", type=int, metavar="N", help="rows of the training split; default: of the workdir")
-    parser.add_argument("--no-search", action="store_true", help="if it doesn't fit, don't look for what would")
-    parser.add_argument("--json", action="store_true", help="one line of JSON instead of tables")
+    parser.add_argument("--topology", default="", metavar="NAME", help="such as v5e:2x4; an unknown one lists all")
+    parser.add_argument("--slices", type=int, default=1, metavar="N", help="number of slices of that topology")
+    parser.add_argument("--compare", choices=["stock"], help="also plan the baseline, the step of run_mlm_flax.py")
+    keys = "plan every combination; KEY is topology, per_chip_batch, mesh or any config key"
+    parser.add_argument("--sweep", nargs="+", default=[], metavar="KEY=V,V", help=keys)
+    parser.add_argument("--price", type=float, metavar="DOLLARS", help="price of a chip-hour")
+    parser.add_argument("--records", type=int, metavar="N", help="training rows; default: those of the workdir")
+    parser.add_argument("--no-search", action="store_true", help="if it does not fit, don't search for what would")
+    common.add_json_flag(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    """Prints the plan."""
     config, manifest = common.read_config(args, overrides), None
     from mlm.plan import topology
 
@@ -34,13 +31,5 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.plan import plan
 
     job = plan.make_job(config, manifest, records=args.records, price=args.price)
-    plan.run(
-        config,
-        job,
-        name=args.topology,
-        slices=args.slices,
-        compare=bool(args.compare),
-        sweep=args.sweep,
-        search=not args.no_search,
-        as_json=args.json,
-    )
+    flags = {"name": args.topology, "slices": args.slices, "compare": bool(args.compare), "sweep": args.sweep}
+    plan.run(config, job, **flags, search=not args.no_search, as_json=args.json)

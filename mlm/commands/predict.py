@@ -1,4 +1,4 @@
-"""`predict`: fill masks in texts, or classify them; texts are arguments or lines from a pipe."""
+"""`predict`: fill the masks of texts, or classify texts, given as arguments or through a pipe."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from mlm.workdir import Workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the command."""
     common.add_config_flags(parser, required=False)
-    parser.add_argument("texts", nargs="*")
+    parser.add_argument(
+        "texts", nargs="*", help="default: the lines of standard input, each answered by a line of JSON"
+    )
     common.add_model_flag(parser)
-    parser.add_argument("--top-k", type=int, default=5)
-    parser.add_argument("--targets", nargs="+", default=[], metavar="WORD", help="fill with one of these alone")
+    parser.add_argument("--top-k", type=int, default=5, metavar="K", help="answers per mask or text; default: 5")
+    parser.add_argument("--targets", nargs="+", default=[], metavar="WORD", help="fill masks with these words only")
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    """Prints the answers."""
     detect.refuse_part_of_a_slice()
     workdir = None if args.model else Workdir(args.workdir, create=False)
-    streams = {"stdin": sys.stdin, "stdout": sys.stdout}
-    classifies = locate.is_classifier(args.model or workdir)
+    is_classifier = locate.is_classifier(args.model or workdir)
     from mlm.pretrained import load
 
-    model = load.load(args.model or workdir, head=load.CLASSIFIER if classifies else load.LM_HEAD)
-    if classifies:
+    model = load.load(args.model or workdir, head=load.CLASSIFIER if is_classifier else load.LM_HEAD)
+    shared = {"texts": args.texts, "top_k": args.top_k, "stdin": sys.stdin, "stdout": sys.stdout}
+    if is_classifier:
         from mlm.inference import classify_texts
 
-        classify_texts.run(model, texts=args.texts, top_k=args.top_k, **streams)
+        classify_texts.run(model, **shared)
     else:
         from mlm.inference import fill_mask
 
-        fill_mask.run(model, texts=args.texts, top_k=args.top_k, targets=args.targets, **streams)
+        fill_mask.run(model, targets=args.targets, **shared)

@@ -9,13 +9,12 @@ from mlm.workdir import Workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the command."""
     common.add_config_flags(parser, required=False)
-    parser.add_argument("--compare", nargs="+", default=[], metavar="DIR", help="other runs, on one page with this one")
+    others = "other runs to compare this one with, on one page"
+    parser.add_argument("--compare", nargs="+", default=[], metavar="DIR", help=others)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    """Writes the page, and prints where."""
     workdir = Workdir(args.workdir, create=False)
     if args.compare:
         from mlm.report import compare

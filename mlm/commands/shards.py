@@ -7,7 +7,6 @@ import json
 import resource
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
@@ -15,23 +14,18 @@ from mlm import cluster
 from mlm.cluster import watch
 from mlm.commands import common
 from mlm.commands.tokenizer import make_tokenizer
+from mlm.data.hosts import Hosts
 from mlm.paths import UPath
 from mlm.workdir import Workdir
 
-if TYPE_CHECKING:
-    from mlm.data.hosts import Hosts
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the command."""
     common.add_config_flags(parser)
     common.add_host_flags(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    """Makes the tokenizer and the shards."""
-    config, workdir = common.open_run(args, overrides, meet=False)
-    from mlm.data.hosts import Hosts
+    config, workdir = common.open_run(args, overrides, connect=False)
 
     hosts = Hosts(args.processes, args.process_id, config.shards.patience)
     cluster.progress(watch.UNTIMED)
@@ -41,18 +35,18 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def make_shards(config: ConfigDict, workdir: Workdir, hosts: Hosts | None = None) -> None:
-    """Writes the shards of the corpus, unless they are there; each host writes its part.
+    """Writes the shards of the corpus, unless they exist; each host writes its part.
 
-    Shards without a manifest in shards.dir, as transformers' TF-TPU example writes them, are used as they are.
+    Shards in shards.dir without a manifest, as transformers' TF-TPU example writes them, are used as they are.
     """
     from mlm.data import corpus, shards
     from mlm.data.manifest import NAME, holds_foreign_shards
 
     folder, hosts = workdir.shards_of(config), hosts or shards.ONE_HOST
     if config.shards.dir and holds_foreign_shards(folder):
-        _say(f"shards: {folder}, without a manifest, used as they are")
+        common.say(f"shards: {folder}, without a manifest, used as they are")
         return
-    there = (UPath(folder) / NAME).is_file()
+    complete = (UPath(folder) / NAME).is_file()
     begin = time.monotonic()
     manifest = shards.write(
         corpus.Corpus(**config.corpus.to_dict()),
@@ -66,19 +60,13 @@ def make_shards(config: ConfigDict, workdir: Workdir, hosts: Hosts | None = None
     )
     seconds = time.monotonic() - begin
     tokens = sum(split.tokens for split in manifest.splits.values())
-    if there:
-        _say(f"shards: {folder}, {tokens:,} tokens, there and unchanged")
+    if complete:
+        common.say(f"shards: {folder}, {tokens:,} tokens, there and unchanged")
         return
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
-    own, worker = (
-        resource.getrusage(who).ru_maxrss * unit / 1e6 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    peaks = (resource.getrusage(who).ru_maxrss * unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own, worker = (f"{peak / 1e6:.0f} MB" for peak in peaks)
+    common.say(
+        f"shards: {folder}, {tokens:,} tokens{f' by {hosts.count} hosts' if hosts.count > 1 else ''}, {seconds:.1f} s, "
+        f"{tokens / seconds:,.0f} tokens/s; peak memory {own}, and {worker} in the largest of the workers"
     )
-    share = "" if hosts.count == 1 else f" by {hosts.count} hosts"
-    _say(
-        f"shards: {folder}, {tokens:,} tokens{share}, {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s; peak memory "
-        f"{own:.0f} MB, and {worker:.0f} MB in the largest of the workers"
-    )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

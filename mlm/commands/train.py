@@ -1,29 +1,37 @@
-"""`train`: pretrain on shards that are there; evaluate, checkpoint, resume."""
+"""`train`: pretrain on existing shards; evaluate, checkpoint, resume."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+from ml_collections import ConfigDict
 
 from mlm import cluster
 from mlm.cluster import watch
 from mlm.commands import common
+from mlm.workdir import Workdir
 
+if TYPE_CHECKING:
+    from mlm.data.manifest import Manifest
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the command."""
-    common.add_training_flags(parser)
+add_arguments = common.add_training_flags
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    """Trains."""
     config, workdir = common.open_run(args, overrides)
     cluster.progress(watch.UNTIMED)
     manifest = common.open_data(config, workdir)  # before jax is imported
+    with common.locked(workdir):
+        pretrain(args, config, workdir, manifest)
+
+
+def pretrain(args: argparse.Namespace, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> None:
+    """Trains to the last step, from the newest checkpoint if there is one."""
     from mlm.cluster import distributed
     from mlm.tasks.pretraining import Pretraining
     from mlm.training import loop
 
     distributed.initialize(config, workdir, manifest.fingerprint, manifest.tokenizer_fingerprint, saves=True)
-    with common.locked(workdir):
-        common.keep_compiled(workdir)
-        loop.run_task(config, workdir, (args.pretraining or Pretraining).open(config, workdir, manifest))
+    common.keep_compiled(workdir)
+    loop.run_task(config, workdir, (args.pretraining or Pretraining).open(config, workdir, manifest))
