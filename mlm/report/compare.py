@@ -6,7 +6,7 @@ Nothing here imports jax.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -35,18 +35,11 @@ def write(workdirs: list[Workdir]) -> str:
     if len(workdirs) > len(plots.COLORS):
         raise InputError(f"--compare: {len(workdirs)} runs, at most {len(plots.COLORS)} can be shown; name fewer.")
     runs = dict(zip(names(roots), map(report.gather, workdirs), strict=True))
-    page = workdirs[0].root / PAGE
-    write_text(
-        page,
-        report.render_page(
-            "compare.html.j2",
-            draw(runs),
-            runs=list(runs),
-            scores=final_scores(list(runs.values())),
-            keys=differences([run.config for run in runs.values()]),
-        ),
-    )
-    return str(page)
+    scores, keys = final_scores(list(runs.values())), differences([run.config for run in runs.values()])
+    page = report.render_page("compare.html.j2", draw(runs), runs=list(runs), scores=scores, keys=keys)
+    path = workdirs[0].root / PAGE
+    write_text(path, page)
+    return str(path)
 
 
 def names(roots: list[str]) -> list[str]:
@@ -61,15 +54,14 @@ def names(roots: list[str]) -> list[str]:
 
 def draw(runs: dict[str, RunSummary]) -> dict[str, Figure]:
     """Returns title -> figure: the losses of all runs over updates, over tokens, and over wall-clock."""
-    axes: dict[str, tuple[str, Callable[[RunSummary], plots.Position]]] = {
-        "Loss over updates": ("updates", lambda run: lambda line: line["step"]),
-        "Loss over tokens": ("tokens", _tokens),
-        "Loss over wall-clock": ("hours since the first start", _hours),
-    }
     figures = {}
-    for title, (unit, position) in axes.items():
+    for title, unit, position in (
+        ("Loss over updates", "updates", lambda run, line: line["step"]),
+        ("Loss over tokens", "tokens", lambda run, line: run.tokens(line["step"])),
+        ("Loss over wall-clock", "hours since the first start", lambda run, line: run.hours(line)),
+    ):
         curves = {
-            name: [plots.points(lines, "loss", position=position(run)) for lines in (run.train, run.evals)]
+            name: [plots.points(lines, "loss", position=partial(position, run)) for lines in (run.train, run.evals)]
             for name, run in runs.items()
         }
         figures[title] = plots.draw_together(curves, unit)
@@ -79,7 +71,7 @@ def draw(runs: dict[str, RunSummary]) -> dict[str, Figure]:
 def final_scores(runs: list[RunSummary]) -> report.Rows:
     """Returns (name, value in each run, ...) of the last evaluation, the best loss, the last of training, the time."""
     finite = [[line["loss"] for line in run.evals if line["loss"] is not None] for run in runs]
-    tokens = [_tokens(run)({"step": run.step}) for run in runs]
+    tokens = [run.tokens(run.step) for run in runs]
     return [
         *report.score_rows([run.evals[-1] if run.evals else {} for run in runs]),
         ("best evaluation loss, nats", *(f"{min(losses):.4f}" if losses else "" for losses in finite)),
@@ -98,15 +90,3 @@ def differences(configs: list[dict[str, Any]]) -> report.Rows:
         if len(set(values)) > 1:
             rows.append((key, *values))
     return rows
-
-
-def _tokens(run: RunSummary) -> plots.Position:
-    """The x of a line is the tokens read by then."""
-    return lambda line: run.tokens_per_step and line["step"] * run.tokens_per_step
-
-
-def _hours(run: RunSummary) -> plots.Position:
-    """The x of a line is the hours from the first start to when it was written, or written again after a restart."""
-    lines = [line for session in run.sessions for line in session.lines]
-    when = {(line["kind"], line["step"]): (line["time"] - lines[0]["time"]) / 3600 for line in lines}
-    return lambda line: when.get((line["kind"], line["step"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 Line = dict[str, Any]  # of timing.jsonl: step, kind, time (seconds since 1970), and for most kinds seconds
@@ -63,12 +64,8 @@ class TimeUse:
 
 def sessions(timing: list[Line]) -> list[Session]:
     """Returns the starts of a run, in order, without starts at its end that have made nothing."""
-    groups: list[list[Line]] = []
-    for line in timing:
-        if line["kind"] == "start":
-            groups.append([line])
-        elif groups:
-            groups[-1].append(line)
+    starts = [index for index, line in enumerate(timing) if line["kind"] == "start"]
+    groups = [timing[start:end] for start, end in itertools.pairwise([*starts, None])]
     while groups and len(groups[-1]) == 1:
         groups.pop()
     found, kept = [], float("inf")
@@ -81,8 +78,8 @@ def sessions(timing: list[Line]) -> list[Session]:
 def use_of_time(found: list[Session]) -> TimeUse:
     """Returns what the time of the sessions went into.
 
-    The steps between two lines of the log took the time between them, less the evaluation or checkpoint that the
-    second line reports. If only the first of these steps were kept, the time is divided in proportion.
+    Steps between two lines of the log took the time between them, less the evaluation or checkpoint that the second
+    line reports. If only the first of these steps were kept, the time is divided in proportion.
     """
     use = dict.fromkeys((field.name for field in dataclasses.fields(TimeUse)), 0.0)
     for index, session in enumerate(found):

@@ -17,30 +17,12 @@ from matplotlib.ticker import EngFormatter, StrMethodFormatter
 from mlm.report.goodput import Line, Session
 
 Points = tuple[list[float], list[float]]
-Position = Callable[[Line], float | None]  # from a line of metrics.jsonl to its x; None if that is unknown
 
 TRAIN, EVAL, FAINT, MARK = "#3b6ea8", "#c2561d", "#a7b2c0", "#6b7280"
 COLORS = ("#3b6ea8", "#c2561d", "#4c8c4a", "#8a5ba8", "#b08d2c", "#2f8f8f", "#b0476b", "#6b7280")  # of runs
 FEW = 40  # points, that get a mark each
 POINTS = 2_000  # of a curve; more can't be told apart at this size
-STYLE = {
-    "axes.edgecolor": "#9aa3ad",
-    "axes.formatter.limits": (-3, 5),
-    "axes.grid": True,
-    "axes.labelcolor": "#374151",
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.size": 9.5,
-    "grid.color": "#e7eaee",
-    "grid.linewidth": 0.8,
-    "legend.frameon": False,
-    "lines.linewidth": 1.5,
-    "lines.solid_capstyle": "round",
-    "svg.fonttype": "path",  # the same picture in every browser
-    "svg.hashsalt": "mlm",  # and the same bytes in every report
-    "xtick.color": "#4b5563",
-    "ytick.color": "#4b5563",
-}
+STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("plots.mplstyle"), use_default_template=False)
 
 
 def draw(
@@ -49,8 +31,8 @@ def draw(
     """Returns title -> figure.
 
     Args:
-      train, evals: lines of metrics.jsonl of these kinds.
-      sessions: the starts of the run, for the throughput; empty for none.
+      train, evals: lines of metrics.jsonl.
+      sessions: the starts of the run, for the throughput; empty to leave it out.
       unigram_entropy: of the evaluation split, in nats; None if unknown.
     """
     figures = {}
@@ -82,12 +64,7 @@ def draw(
 
 
 def draw_together(runs: dict[str, Sequence[Points]], unit: str) -> Figure:
-    """Returns the losses of several runs in one figure.
-
-    Args:
-      runs: name -> the points (x, loss) of training, drawn faintly, and of evaluation.
-      unit: of the x-axis.
-    """
+    """Returns the losses of several runs: name -> (points of training, drawn faintly, points of evaluation)."""
     figures: dict[str, Figure] = {}
     with _figure(figures, "", "loss, nats per prediction", unit) as axes:
         for color, (name, (train, evals)) in zip(COLORS, runs.items(), strict=False):
@@ -98,11 +75,13 @@ def draw_together(runs: dict[str, Sequence[Points]], unit: str) -> Figure:
     return figures[""]
 
 
-def points(lines: list[Line], key: str, scale: float = 1, position: Position = lambda line: line["step"]) -> Points:
-    """Returns (x, values) of the lines that hold a finite number under the key, and whose x is known."""
+def points(
+    lines: list[Line], key: str, scale: float = 1, position: Callable[[Line], float | None] = lambda line: line["step"]
+) -> Points:
+    """Returns (x, values) of the lines that hold a finite number under the key, and whose position is known."""
     finite = [line for line in lines if line.get(key) is not None and math.isfinite(line[key])]
-    there = [(x, line[key] * scale) for line in finite if (x := position(line)) is not None]
-    return [x for x, _ in there], [y for _, y in there]
+    known = [(x, line[key] * scale) for line in finite if (x := position(line)) is not None]
+    return [x for x, _ in known], [y for _, y in known]
 
 
 def to_svg(figure: Figure) -> str:

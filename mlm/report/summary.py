@@ -48,11 +48,19 @@ class RunSummary:
         """Of the validation split, in nats; None if unknown."""
         return self.manifest and self.manifest.splits["validation"].unigram_entropy
 
-    @property
-    def tokens_per_step(self) -> int | None:
-        """None without a config."""
+    def tokens(self, step: int) -> int | None:
+        """Returns the tokens read up to a step; None without a config."""
         known = {"data.global_batch", "shards.length"} <= self.config.keys()
-        return recipe.tokens_per_step(self.config) if known else None
+        return step * recipe.tokens_per_step(self.config) if known else None
+
+    def hours(self, line: Line) -> float | None:
+        """Returns the hours from the first start to when a line of metrics.jsonl was written, the last time."""
+        return self._hours.get((line["kind"], line["step"]))
+
+    @functools.cached_property
+    def _hours(self) -> dict[tuple[str, int], float]:
+        lines = [line for session in self.sessions for line in session.lines]
+        return {(line["kind"], line["step"]): (line["time"] - lines[0]["time"]) / 3600 for line in lines}
 
     @property
     def devices(self) -> str:
