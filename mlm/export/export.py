@@ -79,15 +79,12 @@ def export(
     Args:
       model: with the language-model head.
       folder: absent, or an earlier export. On gs:// its files are replaced one by one, the proof last.
-      scores: of the evaluation, for the model card; None if there are none.
-      name: of the model, for the card.
+      scores, name, history: for the model card, see `model_card.write`.
       torch_python: a Python interpreter with torch and transformers that loads the folder and repeats the proof; ""
         for none.
-      history: of the run, for the model card; None if there is none.
 
     Raises:
-      InputError: `folder` is not an export; the tokenizer does not fit the model; `torch_python` can't be run or lacks
-        a package.
+      InputError: `folder` is not an export; the tokenizer or `torch_python` does not fit.
       DamageError: what was written does not give the same ids, logits or fillings.
     """
     tok = fitting_tokenizer(model)
@@ -212,10 +209,10 @@ def _proof_texts(model: Pretrained, tok: PreTrainedTokenizerFast) -> list[str]:
     """Returns the TEXTS that fit into the model's positions, and, at the end, one that fills them to the last."""
     longest = fill_mask.longest_row(model)
     texts = [text.replace("<mask>", tok.mask_token) for text in TEXTS]
-    words = FILLER.split() * longest
-    while len(ids := tok(" ".join([*words, tok.mask_token]))["input_ids"]) > longest and words:
-        words = words[: len(words) * longest // (len(ids) + 1)]  # fewer, however few they are
-    long = " ".join([*words, *[tok.mask_token] * (longest - len(ids) + 1)])
+    filler = FILLER.split() * longest
+    while len(ids := tok(" ".join([*filler, tok.mask_token]))["input_ids"]) > longest and filler:
+        filler = filler[: len(filler) * longest // (len(ids) + 1)]  # always fewer
+    long = " ".join([*filler, *[tok.mask_token] * (longest - len(ids) + 1)])
     return [text for text in (*texts, long) if len(tok(text)["input_ids"]) <= longest]
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from mlm import logs
 from mlm.data import tokenizer
 from mlm.export import export as exports
@@ -25,15 +27,14 @@ TASK = "text-classification"  # transformers' name
 
 
 def export(model: Pretrained, workdir: Workdir, *, name: str, torch_python: str = "") -> None:
-    """Writes a run's classifier into the workdir's export; an earlier export is replaced.
-
-    Raises:
-      InputError, DamageError: as `exports.export`.
-    """
+    """Writes a run's classifier into the workdir's export as `exports.export` does; an earlier export is replaced."""
     tok = exports.fitting_tokenizer(model)
     predictor, longest = TextClassifier(model, tok), longest_row(model)
     texts = _proof_texts(longest, pair=len(predictor.columns) == 2)
     ids = [tok(*each, truncation="longest_first", max_length=longest)["input_ids"] for each in texts]
+
+    def logits_of(again: Pretrained) -> list[np.ndarray]:
+        return list(TextClassifier(again, tokenizer.load(again.tokenizer)).logits(ids))
 
     def prove(new: Path) -> None:
         (new / "README.md").write_text(_card(model, workdir, name), encoding="utf-8")
@@ -44,13 +45,7 @@ def export(model: Pretrained, workdir: Workdir, *, name: str, torch_python: str 
             for each, own, scores in zip(texts, ids, found, strict=True)
         ]
         exports.save_proof(new, {"task": TASK, "longest": longest, "rows": rows}, {"logits": logits_NxC})
-        exports.check_files(
-            new,
-            load.CLASSIFIER,
-            lambda again: list(TextClassifier(again, tokenizer.load(again.tokenizer)).logits(ids)),
-            list(logits_NxC),
-            ids[-1],
-        )
+        exports.check_files(new, load.CLASSIFIER, logits_of, list(logits_NxC), ids[-1])
 
     exports.write_folder(model, workdir.export, prove, torch_python)
 

@@ -42,17 +42,18 @@ def write(
 
     Args:
       folder: local.
-      mask_token: of the model's tokenizer.
       scores: of the evaluation; None leaves the section out.
-      name: of the model.
-      history: of its run, up to the model's step; None for a model from elsewhere.
+      history: of the model's run up to its step; None for a model from elsewhere.
     """
     run, fast = model.run_config, tokenizer.load_fast(model.tokenizer)
     name = printable(" ".join(name.split()))
     values: dict[str, Any] = {}
     if history is not None:
+        if history.train or history.evals:
+            curve = plots.draw(history.train, history.evals, [], history.unigram_entropy)["Loss"]
+            plots.save_png(curve, folder / CURVE)
         values = {
-            "curve": CURVE if _draw(history, folder) else "",
+            "curve": CURVE if history.train or history.evals else "",
             "losses": _losses(history),
             "device_hours": sum(s.lines[0].get("devices", 1) * s.seconds for s in history.sessions) / 3600,
             "useful_flops": _useful_flops(model),
@@ -110,27 +111,15 @@ def _metadata(run: dict[str, Any] | None, mask_token: str, scores: dict[str, Any
             for metric in ("loss", "perplexity", "accuracy")
             if scores.get(metric) is not None
         ]
-    card = ModelCardData(
+    return ModelCardData(
         library_name="transformers",
         pipeline_tag="fill-mask",
         mask_token=mask_token,
         tags=["roberta", "fill-mask", "jax"],
         datasets=names or None,
-        model_name=name,
+        model_name=name if results else None,
         eval_results=results or None,
-    )
-    if not results:
-        card.model_name = None
-    return card.to_yaml()
-
-
-def _draw(history: RunSummary, folder: Path) -> bool:
-    """Writes the curve of the losses into a local folder; returns whether there is one."""
-    if not history.train and not history.evals:
-        return False
-    figures = plots.draw(history.train, history.evals, [], history.unigram_entropy)
-    plots.save_png(figures["Loss"], folder / CURVE)
-    return True
+    ).to_yaml()
 
 
 def _losses(history: RunSummary) -> list[tuple[str, float, str]]:

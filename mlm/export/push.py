@@ -21,11 +21,7 @@ from mlm.paths import UPath, local_folder
 
 
 def check(name: str) -> str:
-    """Returns the user's token, for `push`; before anything that takes time.
-
-    Raises:
-      InputError: the name is none of a repository, or there is no token.
-    """
+    """Returns the user's token, for `push`; raises InputError if there is none, or if the name is wrong."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -39,15 +35,15 @@ def check(name: str) -> str:
 
 
 def push(folder: UPath, name: str, *, public: bool) -> str:
-    """Uploads all files of an export; returns the address of the repository, which is made if it isn't there.
+    """Uploads all files of an export, and returns the address of the repository, which is created if missing.
 
     Args:
       folder: of the export, local or gs://.
       name: of the repository, "user/model".
-      public: make the repository public when all is there; otherwise it must be private.
+      public: make the repository public when everything has arrived; otherwise it must be private.
 
     Raises:
-      InputError: of `check`; the Hub can't be reached, or refuses; the repository is public and `public` is off.
+      InputError: the Hub can't be reached, or refuses; the repository is public and `public` is off.
     """
     token = check(name)
     api = HfApi(token=token)
@@ -56,10 +52,9 @@ def push(folder: UPath, name: str, *, public: bool) -> str:
     except OfflineModeIsEnabled:
         raise InputError("--push: HF_HUB_OFFLINE is set; unset it to reach the Hub.") from None
     except (HfHubHTTPError, RequestException, RuntimeError, ValueError) as error:
-        words = _sentence(error).replace(token, "(the token)")
-        raise InputError(
-            f"--push={name}: {api.endpoint} {words}; start the same command again: what has arrived is not sent again."
-        ) from None
+        reason = _reason(error).replace(token, "(the token)")
+        hint = "start the same command again: what has arrived is not sent again."
+        raise InputError(f"--push={name}: {api.endpoint} {reason}; {hint}") from None
 
 
 def _push(api: HfApi, folder: Path, name: str, public: bool) -> str:
@@ -79,15 +74,15 @@ def _push(api: HfApi, folder: Path, name: str, public: bool) -> str:
     return str(url)
 
 
-def _sentence(error: BaseException) -> str:
-    """Returns what went wrong, on one line: the Hub's own words where it gave any."""
+def _reason(error: BaseException) -> str:
+    """Returns what went wrong, on one line: in the Hub's own words if it gave any."""
     while error.__cause__ is not None and not isinstance(error, HfHubHTTPError):
         error = error.__cause__  # huggingface_hub wraps what broke an upload
     if isinstance(error, HfHubHTTPError):
         code = error.response.status_code
-        said = error.server_message or error.response.reason or ""
+        message = error.server_message or error.response.reason or ""
         hint = {401: ": the token is not valid there", 403: ": the token may not write there"}.get(code, "")
-        return f"refused with {code}{hint} ({' '.join(said.split())[:200]})"
+        return f"refused with {code}{hint} ({' '.join(message.split())[:200]})"
     if isinstance(error, RequestException) and not isinstance(error, ValueError):
         return f"can't be reached ({type(error).__name__})"
-    return f"gave no sense ({' '.join(str(error).split())[:200]})"
+    return f"can't be used ({' '.join(str(error).split())[:200]})"

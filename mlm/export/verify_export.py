@@ -17,11 +17,7 @@ SCORES = 2 * LOGITS  # largest relative difference of a softmax over such logits
 
 
 def verify(folder: str) -> bool:
-    """Prints a line for each check; returns whether all hold.
-
-    Args:
-      folder: an export, with proof.json and proof.safetensors.
-    """
+    """Prints a line for each check of an export; returns whether all hold."""
     import torch
     import transformers
     from safetensors.torch import load_file
@@ -50,9 +46,12 @@ def verify(folder: str) -> bool:
         f"not in {list(map(_texts, different[:1]))}",
     )
     good &= _same_logits(model, tok, rows, logits, cut)
+    task, top_k = ("text-classification", None) if classifier else ("fill-mask", proof["top_k"])
+    settings = {"device": "cpu", "top_k": top_k, "trust_remote_code": False}
+    answer = transformers.pipeline(task, model=model, tokenizer=tok, **settings)
     if classifier:
-        return good & (model.config.problem_type == "regression" or _same_probabilities(model, tok, rows, cut))
-    return good & _same_fillings(model, tok, rows, proof["top_k"])
+        return good & (model.config.problem_type == "regression" or _same_probabilities(answer, rows, cut))
+    return good & _same_fillings(answer, rows)
 
 
 def _texts(row: dict) -> list[str]:
@@ -82,11 +81,7 @@ def _same_logits(model, tok, rows: list[dict], logits, cut: dict) -> bool:
     return _check(worst < LOGITS, text, "too large")
 
 
-def _same_probabilities(model, tok, rows: list[dict], cut: dict) -> bool:
-    from transformers import pipeline
-
-    settings = {"device": "cpu", "top_k": None, "trust_remote_code": False}
-    classify = pipeline("text-classification", model=model, tokenizer=tok, **settings)
+def _same_probabilities(classify, rows: list[dict], cut: dict) -> bool:
     worst = 0.0
     for row in rows:
         answers = classify(dict(zip(("text", "text_pair"), row["texts"])), **cut)  # noqa: B905
@@ -98,15 +93,11 @@ def _same_probabilities(model, tok, rows: list[dict], cut: dict) -> bool:
     return _check(worst < SCORES, text, "too large a difference")
 
 
-def _same_fillings(model, tok, rows: list[dict], top_k: int) -> bool:
+def _same_fillings(fill, rows: list[dict]) -> bool:
     """Compares token, its text and the score of every filling of every mask, rank by rank; ties may change places."""
-    from transformers import pipeline
-
-    settings = {"device": "cpu", "top_k": top_k, "trust_remote_code": False}
-    filler = pipeline("fill-mask", model=model, tokenizer=tok, **settings)
     worst, count = 0.0, 0
     for row in rows:
-        found = filler(row["text"])
+        found = fill(row["text"])
         found = found if isinstance(found[0], list) else [found]
         if [len(mask) for mask in found] != [len(mask) for mask in row["fillings"]]:
             return _check(False, "", f"fillings: another number of them in {row['text']!r}")
