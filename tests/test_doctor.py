@@ -44,12 +44,12 @@ def look(workdir, shards: str, capsys, *overrides: str, flags: tuple[str, ...] =
     assert __main__.main(arguments) == code
     out, err = capsys.readouterr()
     content = json.loads(out)
-    assert ("that the run can't be right" in err) == (code == 2), err
+    assert ("the run can't be right" in err) == (code == 2), err
     levels = [finding["level"] for finding in content["findings"]]
-    assert content["wrong"] == levels.count("wrong") and (code == 2) == ("wrong" in levels)
+    assert content["errors"] == levels.count("error") and (code == 2) == ("error" in levels)
     for finding in content["findings"]:
-        assert finding["level"] in ("wrong", "doubtful", "fine") and finding["what"] and finding["where"]
-        assert bool(finding["mend"]) == (finding["level"] != "fine"), "what is not fine can be mended"
+        assert finding["level"] in ("error", "warning", "ok") and finding["what"] and finding["where"]
+        assert bool(finding["fix"]) == (finding["level"] != "ok"), "what is not ok can be fixed"
     found = {finding["check"]: finding for finding in reversed(content["findings"])}
     return found | {"batch": content["batch"]}
 
@@ -61,8 +61,8 @@ def case_of(manifest: Manifest, workdir: pathlib.Path, *overrides: str, hosts: i
     return Case(config, Workdir(str(workdir)), manifest, folder, hosts, devices, rows=10_000, topology="")
 
 
-def named(findings: list, check: str) -> Finding:
-    (found,) = (finding for finding in findings if isinstance(finding, Finding) and finding.check == check)
+def named(findings: list[Finding], check: str) -> Finding:
+    (found,) = (finding for finding in findings if finding.check == check)
     return found
 
 
@@ -71,7 +71,7 @@ def test_healthy_shards_and_nothing_left_in_the_workdir(healthy, workdir, capsys
     found = look(workdir, healthy.folder, capsys)
     batch = found.pop("batch")
     assert sorted(found) == sorted(ALL)
-    assert {finding["check"]: finding["what"] for finding in found.values() if finding["level"] != "fine"} == {}
+    assert {finding["check"]: finding["what"] for finding in found.values() if finding["level"] != "ok"} == {}
     assert snapshot(workdir) | snapshot(pathlib.Path(healthy.folder)) == before
     assert "the tokenizer and the model have 600 entries" in found["ids"]["what"]
     assert "100% of the training rows" in found["duplicates"]["what"]
@@ -86,7 +86,7 @@ def test_for_a_person(healthy, workdir, capsys):
     overrides = ("tokenizer.vocab_size=600", "data.lanes=2")
     assert __main__.main(["doctor", *train_arguments(workdir, healthy.folder, *overrides)[1:]]) == 0
     out = capsys.readouterr().out
-    assert [line.split()[:2] for line in out.splitlines()[: len(ALL)]] == [["fine", name] for name in ALL]
+    assert [line.split()[:2] for line in out.splitlines()[: len(ALL)]] == [["ok", name] for name in ALL]
     assert "[token] is masked" in out and "\033" not in out, "colors are for terminals"
     assert out.count("[") > 10
 
@@ -96,11 +96,11 @@ def test_the_batch_is_the_first_that_the_run_reads(healthy, workdir, tokenizer_f
     from mlm.data import batches
 
     case = case_of(healthy, workdir, "data.skip_batches=1:3")
-    _, *shown = checks.masks(case)
+    checks.masks(case)
     order = {"seed": 0, "global_batch": 16, "lanes": 2, "start_step": 3, "rows": (0, 16)}
     ids = next(batches.train_batches(healthy, split="train", **order))["input_ids"]
     tok = tokenizer.load_fast(tokenizer_folder)
-    for row, ids_L in zip(shown, ids, strict=False):
+    for row, ids_L in zip(case.batch, ids, strict=False):
         assert "".join(piece for piece, _, _ in row) == tok.decode(ids_L.tolist(), skip_special_tokens=False)
 
 
@@ -131,38 +131,37 @@ def test_ids_that_the_tokenizer_lacks_though_the_manifest_has_them(workdir, heal
         entry["shards"] = [{"file": f"{split}/{p.name}"} | each for p, each in zip(paths, sizes, strict=True)]
     (tmp_path / "shards" / "manifest.json").write_text(json.dumps(content))
     case = case_of(load_manifest(str(tmp_path / "shards")), workdir)
-    assert "it has 600 entries, the manifest says 700" in checks.vocabulary(case)[0].what
-    found = checks.ids(case)
-    assert named(found, "ids").level == "wrong"
+    assert "its vocab_size is 600, in the manifest of the shards 700" in checks.tokenizer(case)[0].what
+    found = checks.run(checks.ids, case)
+    assert named(found, "ids").level == "error"
     assert "the largest id is 655 (validation record 19)" in named(found, "ids").what, "row 13: the fourth of shard 1"
-    assert named(found, "overlap").level == "wrong", "both splits hold the same rows"
+    assert named(found, "overlap").level == "error", "both splits hold the same rows"
 
 
 def test_rows_that_are_longer_than_the_positions(healthy, workdir, capsys):
     settings = ("shards.length=16", "model.positions=16")
     found = look(workdir, healthy.folder, capsys, *settings, code=2)
-    assert found["length"]["what"] == "the rows hold 32 tokens, config.shards.length = 16"
-    words = [finding.what for finding in checks.length(case_of(healthy, workdir, *settings))]
-    assert words[1:] == ["the rows hold 32 tokens, config.model.positions = 16"]
+    assert found["length"]["what"] == "the rows hold 32 tokens, config.shards.length = 16, 16 positions"
+    assert "shards.length to 32 and model.positions to 32 or more" in found["length"]["fix"]
 
 
 def test_another_tokenizer(healthy, texts, tmp_path):
     train_tokenizer(texts[:300], tmp_path / "run" / "tokenizer", vocab_size=500)
     case = case_of(healthy, tmp_path / "run")
-    first, *others = checks.vocabulary(case)
-    assert first.level == "wrong" and "another tokenizer (its fingerprint differs)" in first.what
-    assert "it has 500 entries, the manifest says 600" in others[0].what
-    found = named(checks.ids(case), "ids")
-    assert found.level == "wrong" and "500 entries" in found.what
+    first, *_, last = checks.tokenizer(case)
+    assert first.level == "error" and "its vocab_size is 500, in the manifest of the shards 600" in first.what
+    assert last.level == "error" and "its tokenizer_fingerprint is" in last.what
+    found = named(checks.run(checks.ids, case), "ids")
+    assert found.level == "error" and "500 entries" in found.what
 
 
-def test_no_tokenizer_and_another_size_are_doubtful(healthy, workdir, tmp_path):
-    (found,) = checks.vocabulary(case_of(healthy, workdir, "tokenizer.vocab_size=700"))
-    assert found.level == "doubtful" and "set tokenizer.vocab_size to 600" in found.mend
+def test_no_tokenizer_and_another_size_are_warnings(healthy, workdir, tmp_path):
+    (found,) = checks.tokenizer(case_of(healthy, workdir, "tokenizer.vocab_size=700"))
+    assert found.level == "warning" and "set tokenizer.vocab_size to 600" in found.fix
     case = case_of(healthy, tmp_path / "empty")
-    (found,) = checks.vocabulary(case)
-    assert found.level == "doubtful" and "there is no tokenizer" in found.what
-    assert [each.level for each in checks.masks(case)] == ["fine"], "and no rows are shown"
+    (found,) = checks.tokenizer(case)
+    assert found.level == "warning" and "there is no tokenizer" in found.what
+    assert [each.level for each in checks.masks(case)] == ["ok"], "and no rows are shown"
 
 
 def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path, capsys):
@@ -179,23 +178,23 @@ def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path, capsys
         ((), 12, 1, "mesh", "16 rows can't be split over 12 devices"),
         (("evaluate.batch=20",), 8, 1, "mesh", "config.evaluate.batch: 20 rows"),
         (("mesh.fsdp=3",), 8, 1, "mesh", "does not fit 8 devices"),
-        ((), 8, 3, "mesh", "--devices=8: can't be shared by --hosts=3"),
+        ((), 8, 3, "mesh", "--devices=8: must be a multiple of --hosts=3"),
         (("data.lanes=8",), 8, 1, "lanes", "data.lanes = 8, the training split has 6 shards"),
         (("data.lanes=4", "data.global_batch=24", "evaluate.batch=24"), 6, 3, "mesh", "a multiple or a divisor of 3"),
     ],
 )
 def test_devices_hosts_and_lanes_that_do_not_fit(healthy, workdir, overrides, devices, hosts, check, words):
     case = case_of(healthy, workdir, *overrides, devices=devices, hosts=hosts)
-    found = getattr(checks, check)(case)
-    assert any(each.level == "wrong" and each.check == check and words in each.what for each in found), found
-    assert all(each.mend for each in found)
+    found = checks.run(getattr(checks, check), case)
+    assert any(each.level == "error" and each.check == check and words in each.what for each in found), found
+    assert all(each.fix for each in found)
 
 
 @pytest.mark.parametrize(("lanes", "words"), [(2, "4 rows each, 2 hosts share a lane"), (8, "4 rows and 2 lanes each")])
 def test_hosts_that_are_not_there_are_fed(lanes, words, healthy, workdir):
     (found,) = checks.mesh(case_of(healthy, workdir, f"data.lanes={lanes}", devices=8, hosts=4))
     assert (found.level, found.what) == (
-        "fine",
+        "ok",
         f"data 8 x fsdp 1 x tensor 1, 2 rows a device at once; hosts 4: {words}",
     )
 
@@ -205,15 +204,15 @@ def test_hosts_of_a_topology_are_those_that_it_has(slices, hosts, healthy, workd
     """v5p:2x2x2 has two hosts a slice, whatever --hosts and --devices say."""
     case = dataclasses.replace(case_of(healthy, workdir, hosts=3, devices=7), topology="v5p:2x2x2", slices=slices)
     (found,) = checks.mesh(case)
-    assert found.level == "fine" and f"hosts {hosts}: {16 // hosts} rows" in found.what
+    assert found.level == "ok" and f"hosts {hosts}: {16 // hosts} rows" in found.what
     (found,) = checks.mesh(dataclasses.replace(case, slices=3))
-    assert found.level == "wrong" and "24 devices" in found.what
+    assert found.level == "error" and "24 devices" in found.what
 
 
-def test_uneven_lanes_and_a_huge_batch_are_doubtful(healthy, workdir):
+def test_uneven_lanes_and_a_huge_batch_are_warnings(healthy, workdir):
     first, second = checks.lanes(case_of(healthy, workdir, "data.lanes=4", "data.global_batch=6400"))
-    assert first.level == "doubtful" and "their epochs drift apart" in first.what
-    assert second.level == "doubtful" and "an update reads rows twice" in second.mend
+    assert first.level == "warning" and "their epochs drift apart" in first.what
+    assert second.level == "warning" and "a step reads rows twice" in second.fix
 
 
 def test_documents_that_come_twice(texts, tokenizer_folder, workdir, tmp_path):
@@ -224,7 +223,7 @@ def test_documents_that_come_twice(texts, tokenizer_folder, workdir, tmp_path):
     settings = {"counts": {"train": 2, "validation": 1}, "length": 64}  # so that most of them lie in one row
     made = write_shards(twice, tmp_path / "shards", tokenizer_folder, **settings)
     found = named(checks.ids(case_of(made, workdir)), "duplicates")
-    assert found.level == "doubtful"
+    assert found.level == "warning"
     example = found.what.rpartition(": ")[2].strip("'\"")
     assert any(example[:20] in " ".join(text.split()) for text in short), example
     assert int(found.what.split()[0]) > 5
@@ -234,7 +233,7 @@ def test_validation_that_training_has_seen(texts, tokenizer_folder, workdir, tmp
     """Of the validation documents all, or two of twenty, are in training too, on rows that are cut elsewhere."""
     words, rng = sorted({word for text in texts for word in text.split()}), np.random.default_rng(1)
     long = [" ".join(rng.choice(words, 40)) for _ in range(200)]
-    for shared, level in ((20, "wrong"), (2, "doubtful")):
+    for shared, level in ((20, "error"), (2, "warning")):
         mixed = [long[n + 1] if n % 10 == 0 and n < 10 * shared else long[n] for n in range(200)]  # every tenth
         made = write_shards(mixed, tmp_path / str(shared), tokenizer_folder)
         found = named(checks.ids(case_of(made, workdir)), "overlap")
@@ -247,8 +246,8 @@ def test_masks_that_predict_special_tokens(healthy, workdir, tmp_path):
     special = tuple(each for each in healthy.all_special_ids if each != healthy.special_ids["sep"])
     case = case_of(dataclasses.replace(healthy, all_special_ids=special), workdir, "data.global_batch=128")
     found = checks.masks(case)[0]
-    assert found.level == "wrong" and "special tokens are predicted" in found.what
-    assert checks.vocabulary(case)[0].level == "wrong"
+    assert found.level == "error" and "special tokens are predicted" in found.what
+    assert checks.tokenizer(case)[0].level == "error"
 
 
 def test_mask_rates_that_are_not_the_config_s():
@@ -263,10 +262,10 @@ def test_mask_rates_that_are_not_the_config_s():
         return np.where(chosen, drawn, "")
 
     judge = lambda *shares: first_batch.judge(config, batch, ids, kinds(*shares), (0, 1, 2, 3, 4))  # noqa: E731
-    assert {judge(0.2, 0.8, 0.1)[0] for _ in range(50)} == {"fine"}
+    assert {judge(0.2, 0.8, 0.1)[0] for _ in range(50)} == {"ok"}
     for shares in ((0.17, 0.8, 0.1), (0.2, 0.9, 0.05), (0.2, 0.7, 0.1), (0.2, 0.8, 0.2)):
-        assert judge(*shares)[0] == "doubtful", shares
-    assert judge(0, 0.8, 0.1)[:2] == ("wrong", "nothing is predicted")
+        assert judge(*shares)[0] == "warning", shares
+    assert judge(0, 0.8, 0.1)[:2] == ("error", "nothing is predicted")
 
 
 def test_no_shards(workdir, capsys):
@@ -277,18 +276,18 @@ def test_no_shards(workdir, capsys):
 def test_memory_and_time_of_a_topology(healthy, workdir, capsys):
     """From `plan`'s own functions; the devices are those of the topology."""
     found = look(workdir, healthy.folder, capsys, flags=("--topology=v3:2x2",))
-    assert found["step"]["level"] == "fine" and "GB a chip" in found["step"]["what"]
+    assert found["step"]["level"] == "ok" and "GB a chip" in found["step"]["what"]
     assert "data 8 x fsdp 1" in found["mesh"]["what"]
 
 
 @pytest.mark.parametrize("fits", [{"fits": False}, {"fits": True, "short": {"fits": False}}])
-def test_a_step_that_does_not_fit_is_wrong(fits, healthy, workdir, monkeypatch):
+def test_a_step_that_does_not_fit_is_an_error(fits, healthy, workdir, monkeypatch):
     """Of the rows, or of the short ones that come first."""
     row = fits | {"bytes_per_chip": {"capacity": 16.91e9}}
     monkeypatch.setattr("mlm.plan.plan.measure", lambda *arguments: (None, row))
     monkeypatch.setattr("mlm.plan.topology.find", lambda name, slices: name)
-    (found,) = checks.step(dataclasses.replace(case_of(healthy, workdir), topology="v5e:2x4"))
-    assert (found.level, found.check) == ("wrong", "step") and "16.91 GB" in found.what and "mlm plan" in found.mend
+    (found,) = checks.run(checks.step, dataclasses.replace(case_of(healthy, workdir), topology="v5e:2x4"))
+    assert (found.level, found.check) == ("error", "step") and "16.91 GB" in found.what and "mlm plan" in found.fix
 
 
 def test_a_flag_that_can_not_be(healthy, workdir, capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 
 from mlm.cluster import detect
 from mlm.commands import common
@@ -27,7 +26,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.read_config(args, overrides), Workdir(args.workdir, create=False)
     from mlm.plan import topology
 
-    if args.topology and importlib.util.find_spec("libtpu") is not None:
+    if args.topology:
         topology.prepare()  # before jax is imported
     from mlm.doctor import doctor
 

@@ -1,1 +1,1 @@
-"""`doctor`: what can be wrong with a run, looked for before anything is paid for."""
+"""`doctor`: checks the data and the settings of a run before it starts."""

@@ -1,53 +1,46 @@
-"""The checks of `doctor`: each looks at one thing and returns what it found."""
+"""The checks of `doctor`: each is a function from a case to its findings."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlm.data import tokenizer
 from mlm.data.manifest import Manifest, verify
+from mlm.data.tokenizer import load_fast, manifest_fields, special_ids
 from mlm.doctor import first_batch
-from mlm.errors import InputError
+from mlm.errors import DamageError, InputError
 from mlm.workdir import Workdir
 
-UNEVEN = 1.1  # records of the largest lane over those of the smallest: from there on epochs drift apart visibly
-REPEATED = 0.01  # share of the documents: boilerplate repeats below that in every corpus
-OVERLAP = (0.01, 0.5)  # share of the validation rows: doubtful, and wrong: then the score is one of memory
+UNEVEN = 1.1  # rows of the largest lane over those of the smallest: above it, their epochs drift apart
+REPEATED = 0.01  # of the documents: in every corpus some boilerplate repeats
+OVERLAP = (0.01, 0.5)  # of the validation rows: a warning above the first; from the second on, the score is of memory
 EXAMPLE = 160  # characters of an example
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a check has to say.
+    """What a check found; `run` fills in what is empty of the last two."""
 
-    Attributes:
-      level: wrong, doubtful or fine.
-      check: its name.
-      what, where, mend: for a person; how to mend it is empty where all is fine.
-    """
-
-    level: str
-    check: str
+    level: str  # "error" (the run can't be right), "warning" (somebody should look) or "ok"
     what: str
-    where: str
-    mend: str = ""
+    fix: str = ""  # empty if ok
+    where: str = ""  # the shards' folder, unless it is a flag, a topology or another folder
+    check: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Case:
-    """What is looked at.
+    """What is checked.
 
     Attributes:
-      config, workdir, manifest: of the run.
       folder: of the tokenizer in the workdir; None if there is none.
-      hosts, devices: that the run will have, devices over all hosts; 0 for this machine's. A topology has its own.
-      rows: of the training split to look at.
+      hosts, devices: of the run, devices over all hosts; 0 for this machine's. A topology has its own.
+      rows: of the training split to read.
       topology, slices: of the TPU to compile for; "" for none.
+      batch: rows of the first batch to show, see `first_batch.pieces`; added by the check of the masks.
     """
 
     config: ConfigDict
@@ -59,183 +52,171 @@ class Case:
     rows: int
     topology: str
     slices: int = 1
+    batch: list[list[first_batch.Piece]] = dataclasses.field(default_factory=list)
+
+
+def run(check: Callable[[Case], list[Finding]], case: Case) -> list[Finding]:
+    """Returns the findings of a check, complete; an InputError or DamageError is a finding, too."""
+    try:
+        found = check(case)
+    except (InputError, DamageError) as error:
+        found = [Finding("error", str(error), "see the message")]
+    name, folder = check.__name__, case.manifest.folder
+    return [dataclasses.replace(f, check=f.check or name, where=f.where or folder) for f in found]
 
 
 def files(case: Case) -> list[Finding]:
     """The shards are those of the manifest."""
-    manifest = case.manifest
-    verify(manifest, deep=True)
-    splits = manifest.splits.items()
-    words = ", ".join(f"{len(split.shards)} {name} shards with {split.records:,} rows" for name, split in splits)
-    known = all(shard.sha256 for _, split in splits for shard in split.shards)
-    return [
-        Finding("fine", "files", f"{words}, {'as they were written' if known else 'without hashes'}", manifest.folder)
-    ]
+    verify(case.manifest, deep=True)
+    splits = case.manifest.splits.items()
+    counts = ", ".join(f"{len(split.shards)} {name} shards with {split.records:,} rows" for name, split in splits)
+    hashed = all(shard.sha256 for _, split in splits for shard in split.shards)
+    return [Finding("ok", f"{counts}, {'as they were written' if hashed else 'without hashes'}")]
 
 
 def length(case: Case) -> list[Finding]:
-    """Rows, config and positions are of one length."""
-    tokens, config, where = case.manifest.length, case.config, case.manifest.folder
-    found = []
-    if tokens != config.shards.length:
-        what = f"the rows hold {tokens} tokens, config.shards.length = {config.shards.length}"
-        found.append(
-            Finding("wrong", "length", what, where, f"set shards.length to {tokens}, or write the shards again")
-        )
-    if tokens > config.model.positions:
-        what = f"the rows hold {tokens} tokens, config.model.positions = {config.model.positions}"
-        found.append(Finding("wrong", "length", what, where, f"set model.positions to {tokens} or more"))
-    what = f"rows of {tokens} tokens, {config.model.positions} positions"
-    return found or [Finding("fine", "length", what, where)]
+    """The rows have the config's length, which fits the positions."""
+    tokens, positions = case.manifest.length, case.config.model.positions
+    if tokens == case.config.shards.length:
+        return [Finding("ok", f"rows of {tokens} tokens, {positions} positions")]
+    what = f"the rows hold {tokens} tokens, config.shards.length = {case.config.shards.length}, {positions} positions"
+    fix = f"set shards.length to {tokens}" + (f" and model.positions to {tokens} or more" * (tokens > positions))
+    return [Finding("error", what, f"{fix}, or write the shards again")]
 
 
-def vocabulary(case: Case) -> list[Finding]:
+def tokenizer(case: Case) -> list[Finding]:
     """The tokenizer in the workdir is the one of the shards."""
-    manifest, where, name = case.manifest, str(case.workdir.tokenizer), "tokenizer"
+    where, found = str(case.workdir.tokenizer), []
     if case.folder is None:
-        what = "there is no tokenizer, so that nothing can be decoded or compared"
-        return [Finding("doubtful", name, what, where, "put that of the shards there: python -m mlm tokenizer")]
-    size = tokenizer.load_fast(case.folder).get_vocab_size()
-    mend = "use shards and tokenizer that belong together, or write the shards again"
-    found = []
-    if manifest.tokenizer_fingerprint not in (None, tokenizer.fingerprint(case.folder)):
-        what = f"the shards in {manifest.folder} were made with another tokenizer (its fingerprint differs)"
-        found.append(Finding("wrong", name, what, where, mend))
-    named, every = tokenizer.special_ids(case.folder)
-    if (named, every) != (manifest.special_ids, manifest.all_special_ids):
-        what = f"its special ids are {named} and {every}, in the manifest {manifest.special_ids} and "
-        found.append(Finding("wrong", name, what + str(manifest.all_special_ids), where, mend))
-    if size != manifest.vocab_size:
-        what = f"it has {size} entries, the manifest says {manifest.vocab_size}"
-        found.append(Finding("wrong", name, what, where, mend))
-    asked = case.config.tokenizer.vocab_size
-    if not case.config.tokenizer.path and asked != manifest.vocab_size:
-        what = (
-            f"config.tokenizer.vocab_size = {asked}, the tokenizer of the shards has {manifest.vocab_size}, which holds"
-        )
-        found.append(Finding("doubtful", name, what, where, f"set tokenizer.vocab_size to {manifest.vocab_size}"))
-    return found or [Finding("fine", name, f"{size:,} entries, the shards' own", where)]
+        what = "there is no tokenizer, so nothing can be decoded or compared"
+        return [Finding("warning", what, "put the shards' tokenizer there: python -m mlm tokenizer", where)]
+    for key, value in manifest_fields(case.folder).items():
+        other = getattr(case.manifest, key)
+        if value != other:
+            what = f"its {key} is {value}, in the manifest of the shards {other}"
+            found.append(Finding("error", what, "use the shards' own tokenizer, or write the shards again", where))
+    size, config = case.manifest.vocab_size, case.config.tokenizer
+    if not config.path and config.vocab_size != size:
+        what = f"config.tokenizer.vocab_size = {config.vocab_size} has no effect: the shards' tokenizer has {size}"
+        found.append(Finding("warning", what, f"set tokenizer.vocab_size to {size}", where))
+    return found or [Finding("ok", f"{size:,} entries, the shards' own", where=where)]
 
 
 def mesh(case: Case) -> list[Finding]:
-    """The batches can be split over the devices, and every host reads whole lanes, or an even share of one."""
+    """The batches can be split over the devices, and every host reads whole lanes, or an even part of one."""
     from mlm.plan import tables
     from mlm.tasks import pretraining
 
-    where, name = case.topology or "--hosts, --devices", "mesh"
+    where = case.topology or "--hosts, --devices"
     try:
         (data, fsdp, tensor), processes_SxT = _devices(case)
+        found = pretraining.host_input(case.config, processes_SxT)
+        if not found["fed"]:
+            raise InputError(found["error"])
     except InputError as error:
-        return [Finding("wrong", name, str(error), where, "as it says")]
-    found = pretraining.host_input(case.config, processes_SxT)
-    if not found["fed"]:
-        return [Finding("wrong", name, found["error"], f"{found['count']} hosts", "as it says")]
+        return [Finding("error", str(error), "see the message", where)]
     rows = case.config.data.global_batch // case.config.train.accumulate // len(processes_SxT)
     what = f"data {data} x fsdp {fsdp} x tensor {tensor}, {rows} rows a device at once; {tables.hosts(found)}"
-    return [Finding("fine", name, what, where)]
+    return [Finding("ok", what, where=where)]
 
 
 def _devices(case: Case) -> tuple[tuple[int, ...], np.ndarray]:
     """Returns the axes of the mesh and the host of each of its devices, as `sharding.processes_of` does."""
     import jax
 
+    from mlm.plan import topology
     from mlm.training import sharding
 
-    if case.topology and importlib.util.find_spec("libtpu") is not None:
-        from mlm.plan import compile as compiling
-        from mlm.plan import topology
-
-        there = compiling.make_mesh(case.config, topology.find(case.topology, case.slices))
-        return tuple(there.shape.values()), sharding.processes_of(there)
+    axes = case.config.mesh.to_dict()
+    if case.topology:
+        planned = sharding.make_mesh(**axes, devices=topology.find(case.topology, case.slices).devices)
+        return tuple(planned.shape.values()), sharding.processes_of(planned)
     hosts = case.hosts or jax.process_count()
     devices = case.devices or jax.local_device_count() * hosts
     if devices % hosts:
-        raise InputError(f"--devices={devices}: can't be shared by --hosts={hosts}; make it a multiple of them.")
-    shape = sharding.mesh_shape(**case.config.mesh.to_dict(), count=devices)
+        raise InputError(f"--devices={devices}: must be a multiple of --hosts={hosts}.")
+    shape = sharding.mesh_shape(**axes, count=devices)
     return shape, (np.arange(devices) // (devices // hosts)).reshape(-1, shape[2])
 
 
 def lanes(case: Case) -> list[Finding]:
     """The shards feed the lanes."""
-    config, where, name = case.config, case.manifest.folder, "lanes"
-    lanes, found = config.data.lanes, []
+    batch, count, found = case.config.data.global_batch, case.config.data.lanes, []
     shards = [shard.records for shard in case.manifest.splits["train"].shards]
-    filled = sum(records > 0 for records in shards)
-    sizes = [sum(shards[lane::lanes]) for lane in range(lanes)]
+    sizes = [sum(shards[lane::count]) for lane in range(count)]
     if min(sizes) == 0:
-        what = f"config.data.lanes = {lanes}, the training split has {filled} shards with records"
-        return [Finding("wrong", name, what, where, f"set data.lanes to {filled} or less, or write more shards")]
+        filled = sum(records > 0 for records in shards)
+        what = f"config.data.lanes = {count}, the training split has {filled} shards with records"
+        return [Finding("error", what, f"set data.lanes to {filled} or less, or write more shards")]
     if max(sizes) > UNEVEN * min(sizes):
         what = f"the lanes hold from {min(sizes):,} to {max(sizes):,} rows: their epochs drift apart"
-        found.append(Finding("doubtful", name, what, where, f"write a multiple of {lanes} shards (shards.count)"))
-    if config.data.global_batch > sum(sizes):
-        what = f"config.data.global_batch = {config.data.global_batch}: the split has {sum(sizes):,} rows"
-        found.append(Finding("doubtful", name, what, where, "an update reads rows twice: lower it, or give more text"))
-    what = f"{lanes} lanes of {min(sizes):,} to {max(sizes):,} rows from {len(shards)} shards"
-    return found or [Finding("fine", name, what, where)]
+        found.append(Finding("warning", what, f"write a multiple of {count} shards (shards.count)"))
+    if batch > sum(sizes):
+        what = f"config.data.global_batch = {batch} is more than the {sum(sizes):,} rows of the training split"
+        found.append(Finding("warning", what, "a step reads rows twice: lower it, or give more text"))
+    what = f"{count} lanes of {min(sizes):,} to {max(sizes):,} rows from {len(shards)} shards"
+    return found or [Finding("ok", what)]
 
 
 def ids(case: Case) -> list[Finding]:
-    """Ids, duplicates, overlap: one look through the rows."""
+    """Ids, duplicates and overlap, in one scan of the rows."""
     from mlm.data import scan
 
-    manifest, where = case.manifest, case.manifest.folder
+    manifest = case.manifest
     if not manifest.splits["validation"].records:
-        mend = "raise corpus.validation_fraction, and write the shards again"
-        return [Finding("wrong", "overlap", "the validation split has no rows", where, mend)]
-    size = manifest.vocab_size if case.folder is None else tokenizer.load_fast(case.folder).get_vocab_size()
+        fix = "raise corpus.validation_fraction, and write the shards again"
+        return [Finding("error", "the validation split has no rows", fix, check="overlap")]
+    size = manifest.vocab_size if case.folder is None else load_fast(case.folder).get_vocab_size()
     repeats = scan.find_repeats(manifest, max_rows=case.rows)
-    found, (largest, split, record) = [], repeats.largest
-    level, mend = ("wrong", "use the tokenizer of the shards, or write them again") if largest >= size else ("fine", "")
+    part, (largest, split, record) = f"{repeats.share:.0%} of the training rows", repeats.largest
     what = f"the largest id is {largest} ({split} record {record}), the tokenizer and the model have {size} entries"
-    found.append(Finding(level, "ids", f"{what}; {repeats.share:.0%} of the training rows looked at", where, mend))
+    fix = "use the tokenizer of the shards, or write them again" if largest >= size else ""
+    found = [Finding("error" if fix else "ok", f"{what}; checked {part}", fix)]
 
     share = repeats.repeated / max(repeats.documents, 1)
-    what = f"{repeats.repeated:,} of {repeats.documents:,} whole documents ({share:.1%}) had come before"
-    what += f", in {repeats.share:.0%} of the training rows"
-    level, mend = "fine", ""
-    if share > REPEATED:
-        level, mend = "doubtful", "see corpus.weights and the source: equal lines are learned by heart"
-    if repeats.example is not None and level != "fine":
+    level = "warning" if share > REPEATED else "ok"
+    what = f"{repeats.repeated:,} of {repeats.documents:,} whole documents ({share:.1%}) are repeated, in {part}"
+    if repeats.example is not None and level != "ok":
         one, other, (start, stop) = repeats.example
-        text = _decoded(case, scan.row(manifest, "train", one)[start:stop])
-        what += f"; the commonest is in the records {one} and {other}: {text}"
-    found.append(Finding(level, "duplicates", what, where, mend))
+        text = _decode(case, scan.row(manifest, "train", one)[start:stop])
+        what += f"; the most frequent is in the records {one} and {other}: {text}"
+    fix = "see corpus.weights and the source: a model memorizes repeated lines" if level != "ok" else ""
+    found.append(Finding(level, what, fix, check="duplicates"))
 
     share = repeats.overlapping / max(repeats.rows, 1)
-    what = f"of {repeats.overlapping:,} of {repeats.rows:,} validation rows ({share:.1%}) at least half is in training"
-    what += f", by stretches of {scan.STRETCH} tokens in {repeats.share:.0%} of the training rows"
-    level = "fine" if share <= OVERLAP[0] else "wrong" if share >= OVERLAP[1] else "doubtful"
-    mend = "" if level == "fine" else "drop what comes twice from the corpus, and write the shards again"
-    if repeats.pair is not None and level != "fine":
-        mine, other = repeats.pair
-        text = _decoded(case, scan.row(manifest, "validation", mine))
-        what += f"; validation record {mine}, training record {other}: {text}"
-    found.append(Finding(level, "overlap", what, where, mend))
-    return found
+    level = "ok" if share <= OVERLAP[0] else "error" if share >= OVERLAP[1] else "warning"
+    what = f"{repeats.overlapping:,} of {repeats.rows:,} validation rows ({share:.1%}) are at least half in training"
+    what += f", by stretches of {scan.STRETCH} tokens in {part}"
+    if repeats.pair is not None and level != "ok":
+        own, other = repeats.pair
+        text = _decode(case, scan.row(manifest, "validation", own))
+        what += f"; validation record {own}, training record {other}: {text}"
+    fix = "remove repeated text from the corpus, and write the shards again" if level != "ok" else ""
+    return [*found, Finding(level, what, fix, check="overlap")]
 
 
-def _decoded(case: Case, ids: Any) -> str:
-    if case.folder is None:
-        return str(ids.tolist())[:EXAMPLE]
-    text = " ".join(tokenizer.load_fast(case.folder).decode(ids.tolist(), skip_special_tokens=False).split())
-    return repr(text if len(text) <= EXAMPLE else text[: EXAMPLE - 3] + "...")
+def _decode(case: Case, ids: np.ndarray) -> str:
+    """Returns the beginning of the text, or the ids if there is no tokenizer."""
+    fast = case.folder and load_fast(case.folder)
+    text = fast.decode(ids.tolist(), skip_special_tokens=False) if fast else str(ids.tolist())
+    return repr(" ".join(text.split())[:EXAMPLE])
 
 
-def masks(case: Case) -> list:
-    """The masks of the first batch are those that the config asks for; the batch follows, for a person."""
-    special = case.manifest.all_special_ids if case.folder is None else tokenizer.special_ids(case.folder)[1]
-    level, what, mend, batch = first_batch.look(case.config, case.manifest, special, case.folder)
-    return [Finding(level, "masks", what, "the first batch", mend), *batch]
+def masks(case: Case) -> list[Finding]:
+    """The masks of the first batch are those that the config asks for."""
+    special = case.manifest.all_special_ids if case.folder is None else special_ids(case.folder)[1]
+    batch, read_BxL, kinds_BxL = first_batch.draw(case.config, case.manifest, case.folder)
+    if case.folder is not None:
+        columns = (batch["input_ids"], read_BxL, kinds_BxL)
+        rows = list(zip(*columns, strict=True))[: first_batch.SHOWN]
+        case.batch += [list(first_batch.pieces(load_fast(case.folder), *row)) for row in rows]
+    return [Finding(*first_batch.judge(case.config, batch, read_BxL, kinds_BxL, special), where="the first batch")]
 
 
 def step(case: Case) -> list[Finding]:
-    """The step fits into the TPU's memory, as `plan` has it."""
+    """The step fits into the TPU's memory, as computed by `plan`."""
     if not case.topology:
         return []
-    if importlib.util.find_spec("libtpu") is None:
-        what = "libtpu is not installed, so that memory and time of a step are not known"
-        return [Finding("doubtful", "step", what, case.topology, "pip install libtpu (on Linux, x86-64)")]
     from mlm.plan import plan, topology
 
     job = plan.make_job(case.config, case.manifest, records=None, price=None)
@@ -243,11 +224,10 @@ def step(case: Case) -> list[Finding]:
     size = row["bytes_per_chip"]
     if not row["fits"] or not row.get("short", row)["fits"]:
         what = f"the step does not fit into the {size['capacity'] / 1e9:.2f} GB of a chip"
-        return [Finding("wrong", "step", what, case.topology, "python -m mlm plan looks for what would fit")]
+        return [Finding("error", what, "python -m mlm plan searches for settings that fit", case.topology)]
     hours = "" if row["hours"] is None else f", {row['hours']:.1f} hours in all"
     what = f"{size['needs'] / 1e9:.2f} of {size['capacity'] / 1e9:.2f} GB a chip, {row['milliseconds']:.1f} ms a step"
-    what += hours
-    return [Finding("fine", "step", f"{what} (optimistic: see python -m mlm plan)", case.topology)]
+    return [Finding("ok", f"{what}{hours} (optimistic: see python -m mlm plan)", where=case.topology)]
 
 
-ALL = (files, length, vocabulary, mesh, lanes, ids, masks, step)
+ALL = (files, length, tokenizer, mesh, lanes, ids, masks, step)

@@ -1,17 +1,17 @@
-"""The masks of a run's first batch, as the step will draw them: their rates, and some rows for a person to read.
+"""The masks of a run's first batch, as the step will draw them: their rates, and some rows to read.
 
-Dimensions: B rows, L tokens in a row, K predictions in a row.
+Dimensions: B rows, L tokens in a row, K predictions in a row, N predictions in the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 from rich.console import RenderableType
 from rich.text import Text
+from tokenizers import Tokenizer
 
 from mlm.config_rules import parse_ranges
 from mlm.data import skip_batches, tokenizer
@@ -19,19 +19,17 @@ from mlm.data.manifest import Manifest
 from mlm.text import printable
 
 SHOWN = 3  # rows
-SIGMAS = 5.0  # of a share that is drawn: more is no chance
+SIGMAS = 5.0  # of a sampled rate: a larger deviation is not chance
 COLORS = {"mask": "red", "random": "magenta", "kept": "cyan"}
+Piece = tuple[str, str, str]  # text, kind ("" where nothing is predicted), what the model reads there
 
 
-def look(
-    config: ConfigDict, manifest: Manifest, special: tuple[int, ...], folder: str | None
-) -> tuple[str, str, str, list[list[Any]]]:
-    """Returns (level, what, how to mend it, rows of the batch as `pieces`).
+def draw(
+    config: ConfigDict, manifest: Manifest, folder: str | None
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Returns (the first batch, ids [B, L] that the model reads, kinds [B, L]); `folder` is the tokenizer's.
 
-    Args:
-      config, manifest: of the run.
-      special: ids that must neither be predicted nor be drawn as a replacement, but for the mask itself.
-      folder: of the tokenizer; None to show no rows.
+    A kind is "mask", "random" or "kept" where a token is predicted, "" elsewhere.
     """
     import jax
 
@@ -42,92 +40,79 @@ def look(
     rows = config.data.global_batch
     before = skip_batches.batch_of(1, parse_ranges(config.data.skip_batches)) - 1
     order = {"seed": config.data.seed, "global_batch": rows, "lanes": config.data.lanes}
-    stream = batches.train_batches(manifest, split="train", start_step=before, rows=(0, rows), **order)
-    batch = next(stream)
+    batch = next(batches.train_batches(manifest, split="train", start_step=before, rows=(0, rows), **order))
     starts_V = None
     if config.masking.kind != "token":
         starts_V = tokenizer.word_starts(folder or "the workdir", key=f"config.masking.kind = {config.masking.kind}")
     masking = factory.make_masking(config.masking.to_dict(), DatasetInfo.from_manifest(manifest), starts_V)
     columns = (batch[key] for key in ("input_ids", "attention_mask", "record_id", "epoch"))
     masked = jax.device_get(jax.jit(masking)(jax.random.key(config.masking.seed), *columns))
-    kinds_BxL = kinds_of(batch["input_ids"], masked, manifest.special_ids["mask"])
-    level, what, mend = judge(config, batch, masked.ids_BxL, kinds_BxL, special)
-    shown = []
-    if folder is not None:
-        tok = tokenizer.load_fast(folder)
-        for ids_L, read_L, kinds_L in list(zip(batch["input_ids"], masked.ids_BxL, kinds_BxL, strict=True))[:SHOWN]:
-            shown.append(list(pieces(tok, ids_L, read_L, kinds_L)))
-    return level, what, mend, shown
-
-
-def kinds_of(ids_BxL: np.ndarray, masked: Any, mask_id: int) -> np.ndarray:
-    """Returns "mask", "random" or "kept" where a token is predicted, "" elsewhere."""
-    kinds_BxL = np.full(ids_BxL.shape, "", "U6")
-    row_N, slot_N = np.nonzero(masked.weights_BxK > 0)
-    place = row_N, masked.positions_BxK[row_N, slot_N]
-    read_N, original_N = masked.ids_BxL[place], ids_BxL[place]
-    kinds_BxL[place] = np.select([read_N == mask_id, read_N == original_N], ["mask", "kept"], "random")
-    return kinds_BxL
+    row_N, prediction_N = np.nonzero(masked.weights_BxK > 0)
+    place = row_N, masked.positions_BxK[row_N, prediction_N]
+    read_N, original_N = masked.ids_BxL[place], batch["input_ids"][place]
+    kinds_BxL = np.full(masked.ids_BxL.shape, "", "U6")
+    is_mask_N = read_N == manifest.special_ids["mask"]
+    kinds_BxL[place] = np.select([is_mask_N, read_N == original_N], ["mask", "kept"], "random")
+    return batch, masked.ids_BxL, kinds_BxL
 
 
 def judge(
-    config: ConfigDict,
-    batch: dict[str, np.ndarray],
-    read_BxL: np.ndarray,
-    kinds_BxL: np.ndarray,
-    special: tuple[int, ...],
+    config: ConfigDict, batch: dict[str, np.ndarray], read_BxL: np.ndarray, kinds_BxL: np.ndarray, special: tuple
 ) -> tuple[str, str, str]:
-    """Returns (level, what, how to mend it) of the masks of a batch."""
-    ids_BxL = batch["input_ids"]
-    ordinary_BxL = (batch["attention_mask"] > 0) & ~np.isin(ids_BxL, special)
+    """Returns (level, what, fix) for the masks of a batch.
+
+    Args:
+      read_BxL, kinds_BxL: see `draw`.
+      special: ids that must neither be predicted nor drawn as a random replacement.
+    """
+    ordinary_BxL = (batch["attention_mask"] > 0) & ~np.isin(batch["input_ids"], special)
     predicted_BxL = kinds_BxL != ""
     count, ordinary = int(predicted_BxL.sum()), int(ordinary_BxL.sum())
     forbidden = int((predicted_BxL & ~ordinary_BxL).sum())
     drawn = int(np.isin(read_BxL[kinds_BxL == "random"], special).sum())
     if forbidden or drawn:
         what = f"{forbidden} special tokens are predicted, and {drawn} drawn as a replacement"
-        return "wrong", what, "the manifest's special ids are not the tokenizer's: write the shards again"
+        return "error", what, "the manifest's special ids are not the tokenizer's: write the shards again"
     if not count:
-        return "wrong", "nothing is predicted", "see masking.rate, and whether the rows hold text"
-    share, wanted = count / ordinary, config.masking.rate
-    per_row = predicted_BxL.sum(1)
-    kept = 1 - config.masking.mask_share - config.masking.random_share
-    shares = {"mask": config.masking.mask_share, "random": config.masking.random_share, "kept": max(kept, 0.0)}
-    found = {kind: float((kinds_BxL == kind).sum()) / count for kind in shares}
-    odd = [k for k, p in shares.items() if abs(found[k] - p) > SIGMAS * (p * (1 - p) / count) ** 0.5 + 1 / count]
+        return "error", "nothing is predicted", "check masking.rate, and whether the rows hold text"
+    rate, per_row, masking = count / ordinary, predicted_BxL.sum(1), config.masking
+    probs = {"mask": masking.mask_share, "random": masking.random_share}
+    probs["kept"] = max(1 - sum(probs.values()), 0.0)
+    found = {kind: float((kinds_BxL == kind).sum()) / count for kind in probs}
+    odd = [k for k, p in probs.items() if abs(found[k] - p) > SIGMAS * (p * (1 - p) / count) ** 0.5 + 1 / count]
     # A row's number of predictions is rounded at random: a deviation of half a token a row at most.
-    off = abs(share - wanted) > (SIGMAS * 0.5 * len(ids_BxL) ** 0.5 + 1) / ordinary
-    words = ", ".join(f"{found[kind]:.1%} {kind} ({p:g})" for kind, p in shares.items())
-    what = f"{share:.2%} of the ordinary tokens are predicted (masking.rate = {wanted:g}), {per_row.min()} to "
-    what += f"{per_row.max()} in a row; of them {words}; special tokens never"
+    off = abs(rate - masking.rate) > (SIGMAS * 0.5 * len(kinds_BxL) ** 0.5 + 1) / ordinary
+    kinds = ", ".join(f"{found[kind]:.1%} {kind} ({p:g})" for kind, p in probs.items())
+    what = f"{rate:.2%} of the ordinary tokens are predicted (masking.rate = {masking.rate:g}), {per_row.min()} to "
+    what += f"{per_row.max()} in a row; of them {kinds}; special tokens never"
     if off or odd:
-        return "doubtful", what, "the masks are not what config.masking says: see mlm/model/masking.py"
-    return "fine", what, ""
+        return "warning", what, "the masks are not what config.masking says: see mlm/model/masking.py"
+    return "ok", what, ""
 
 
-def pieces(tok: Any, ids_L: np.ndarray, read_L: np.ndarray, kinds_L: np.ndarray) -> Iterator[tuple[str, str, str]]:
-    """Yields (text, kind, what the model reads there) of a row; the kind is "" where nothing is predicted."""
+def pieces(tok: Tokenizer, ids_L: np.ndarray, read_L: np.ndarray, kinds_L: np.ndarray) -> Iterator[Piece]:
+    """Yields the pieces of a row; each predicted token is one, and so is the text between two of them."""
     ids = ids_L.tolist()
 
-    def text(stop: int) -> str:
-        return tok.decode(ids[:stop], skip_special_tokens=False)
+    def text(start: int, stop: int) -> str:
+        before, both = (tok.decode(ids[:end], skip_special_tokens=False) for end in (start, stop))
+        return both[len(before) :]
 
     begin = 0
     for place in [*np.flatnonzero(kinds_L != "").tolist(), len(ids)]:
         if place > begin:
-            yield text(place)[len(text(begin)) :], "", ""
+            yield text(begin, place), "", ""
         if place < len(ids):
             read = tok.decode([int(read_L[place])], skip_special_tokens=False)
-            yield text(place + 1)[len(text(place)) :], str(kinds_L[place]), read.strip()
+            yield text(place, place + 1), str(kinds_L[place]), read.strip()
         begin = place + 1
 
 
-def shown(batch: list[list[tuple[str, str, str]]]) -> Iterator[RenderableType]:
-    """Yields lines for a person: [token] is masked, [token>other] replaced, [token=] kept."""
+def shown(batch: list[list[Piece]]) -> Iterator[RenderableType]:
+    """Yields lines: [token] is masked, [token>other] replaced, [token=] kept."""
     if batch:
         yield ""
         yield "rows of the first batch: [token] is masked, [token>other] replaced by another, [token=] kept"
-    ends = {"mask": "", "kept": "="}
     for row in batch:
         line = Text("  ")
         for text, kind, read in row:
@@ -135,7 +120,8 @@ def shown(batch: list[list[tuple[str, str, str]]]) -> Iterator[RenderableType]:
             if not kind:
                 line.append(printable(text))
                 continue
+            end = {"mask": "", "kept": "="}.get(kind, f">{read}")
             line.append(text[: len(text) - len(text.lstrip(" "))])
-            line.append(printable(f"[{text.strip(' ')}{ends.get(kind, '>' + read)}]"), COLORS[kind])
+            line.append(printable(f"[{text.strip(' ')}{end}]"), COLORS[kind])
         yield ""
         yield line
