@@ -1,8 +1,7 @@
-"""Each process's connection to the coordinator, by which it learns at once that another one has failed, and why.
+"""Each process's connection to the coordinator in process 0 (coordinator.py). Without jax.
 
-Process 0 holds the coordinator (coordinator.py); every process, 0 too, is connected to it and pings it every second.
-(Where a process fails, jax by itself would only abort the others.) The coordinator also compares what all processes
-must have in common before it lets them start. Without jax.
+Through it a process learns at once that another one has failed, and why; jax by itself would only abort. The
+coordinator also compares what all processes must have in common before it lets them start.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Client:
         start_timeout: float,
         host: str | None = None,
     ):
-        """Starts to connect, and keeps trying; process 0 first waits for its port.
+        """Starts to connect, and keeps trying; process 0 first starts the coordinator, and raises as that does.
 
         Args:
           address: of the coordinator.
@@ -55,15 +54,13 @@ class Client:
           token: file that process 0 writes and the others read.
           jax_port: of jax's own service, on the coordinator's host.
           host: this machine's name, for messages.
-
-        Raises:
-          InputError, StopError: process 0 can't listen there, or can't write the token.
         """
         self._address, self._jax_address = address, (address[0], jax_port)
+        self._place = ports.format_address(address)
         self._process, self._processes, self._on_termination = process, processes, on_termination
         self._host = one_line(host or socket.gethostname(), messages.MAX_NAME)
         self._token_file, self._token = token, b""
-        self._start_timeout, self._heartbeat = start_timeout, messages.HEARTBEAT
+        self._start_timeout = start_timeout
         self._coordinator: Coordinator | None = None
         if process == 0:
             self._coordinator = Coordinator(address, processes, token=token, start_timeout=start_timeout)
@@ -80,17 +77,15 @@ class Client:
         """Waits until all processes are ready and alike; returns the address of jax's own service.
 
         Args:
-          fingerprint: what all must have in common.
           start_timeout: seconds to wait for the others, and in process 0 for jax's port.
           heartbeat: seconds of silence after which a process counts as dead, from now on.
 
         Raises:
-          StopError: there is no connection to process 0, or jax's port was not released.
+          StopError: there is no connection to process 0, or jax's port is in use.
         """
         if self._coordinator is not None:
             ports.listen(self._jax_address, start_timeout, key="config.pod.jax_port").close()
         begin = time.monotonic()
-        self._heartbeat = heartbeat
         self._wait_until_connected(start_timeout)
         self._connection.set_timeout(heartbeat)
         abridged = {key: _abridged(value) for key, value in fingerprint.items()}
@@ -101,11 +96,7 @@ class Client:
         return self._jax_address
 
     def barrier(self, name: str) -> None:
-        """Waits until all have come here, as long as they live; all come to the same barriers in the same order.
-
-        Raises:
-          StopError: there is no connection to process 0.
-        """
+        """Waits until all have come here; they come to all barriers in the same order. Raises StopError."""
         self._wait_until_connected(self._start_timeout)
         self._barriers += 1
         name = one_line(f"{self._barriers} {name}", messages.MAX_NAME)
@@ -138,7 +129,7 @@ class Client:
 
     def _wait_until_connected(self, timeout: float) -> None:
         if not self._wait("connected", timeout):
-            problem = self._problem or f"host 0 has not answered at {ports.format_address(self._address)}"
+            problem = self._problem or f"host 0 has not answered at {self._place}"
             raise StopError(f"{problem} (tried for {timeout:g} s, config.pod.start_timeout).")
 
     def _wait(self, name: str, timeout: float | None) -> bool:
@@ -165,32 +156,27 @@ class Client:
 
     def _try(self) -> tuple[Connection | None, str]:
         """Returns a connection on which both sides have proved that they belong to the run, or None and why not."""
-        address = ports.format_address(self._address)
         try:
             connection = Connection(socket.create_connection(self._address, timeout=messages.HANDSHAKE))
         except socket.gaierror:
             return None, f"the coordinator's name {self._address[0]} does not resolve; check the name and the DNS"
         except OSError:
-            return None, f"host 0 has not answered at {address}; see whether it runs there, and why not"
+            return None, f"host 0 has not answered at {self._place}; see whether it runs there, and why not"
         connection.set_timeout(messages.HANDSHAKE)
         try:
             problem = self._handshake(connection)
         except (OSError, ValueError):
             problem = (
-                f"what listens at {address} does not answer as host 0 would; check the address and what runs there"
+                f"what listens at {self._place} does not answer like host 0; check the address and what runs there"
             )
         if problem:
             connection.release()
             return None, problem
-        connection.set_timeout(self._heartbeat)
+        connection.set_timeout(messages.HEARTBEAT)
         return connection, ""
 
     def _handshake(self, connection: Connection) -> str:
-        """Returns what is wrong, "" if both sides have proved that they belong to the run.
-
-        Raises:
-          OSError, ValueError: the other side is not a coordinator.
-        """
+        """Returns what is wrong, or ""; raises OSError or ValueError if the other side is not a coordinator."""
         own = secrets.token_hex(32)
         challenge = messages.hexadecimal((connection.receive() or {}).get("challenge"))
         signed = (challenge, own, self._process, self._processes, self._host)
@@ -215,9 +201,8 @@ class Client:
             case {"refused": "token"} | {"welcome": _}:
                 self._token = b""  # of an earlier attempt: read again
                 return (
-                    f"the token in {self._token_file} is not that of what listens at "
-                    f"{ports.format_address(self._address)}: is --workdir a folder that all hosts share, and does "
-                    "another run use the port?"
+                    f"the token in {self._token_file} is not that of what listens at {self._place}: is --workdir a "
+                    "folder that all hosts share, and does another run use the port?"
                 )
         raise ValueError("not an answer to a hello")
 

@@ -30,6 +30,7 @@ RETRY = 0.1  # seconds, where no file descriptor or thread is left for a connect
 
 @dataclasses.dataclass
 class _Member:
+    process: int
     connection: Connection
     host: str
     fingerprint: dict[str, Any] | None = None
@@ -41,11 +42,7 @@ class Coordinator:
     """One thread for each connection, one that listens, one for pings and time limits."""
 
     def __init__(self, address: tuple[str, int], processes: int, *, token: UPath | Path, start_timeout: float):
-        """Listens and writes the token; waits up to `start_timeout` seconds for the port.
-
-        Raises:
-          InputError, StopError: it can't listen there (see `ports.listen`), or can't write the token.
-        """
+        """Listens, as `ports.listen`, and writes the token; raises InputError or StopError."""
         self._processes, self._token = processes, secrets.token_bytes(32)
         self._server = ports.listen(address, start_timeout)
         try:
@@ -93,22 +90,21 @@ class Coordinator:
         stranger.close()
 
     def _serve(self, connection: Connection) -> None:
-        admitted = None
+        member = None
         with contextlib.suppress(OSError, ValueError):  # not a process of the run
-            admitted = self._admit(connection)
+            member = self._admit(connection)
         with self._changed:
             self._strangers.pop(connection, None)
-        if admitted is not None:
-            process, member = admitted
-            kind, what = connection.receive_all(lambda message: self._handle(process, member, message))
+        if member is not None:
+            kind, what = connection.receive_all(lambda message: self._handle(member, message))
             with self._changed:
                 member.left = True
                 self._changed.notify_all()
                 if not member.bye:
-                    self._terminate(Termination(process, member.host, kind, 1, what))
+                    self._terminate(Termination(member.process, member.host, kind, 1, what))
         connection.release()
 
-    def _admit(self, connection: Connection) -> tuple[int, _Member] | None:
+    def _admit(self, connection: Connection) -> _Member | None:
         """Admits a process that knows the token and whose number is free; raises OSError or ValueError."""
         challenge = secrets.token_hex(32)
         connection.send(challenge=challenge)
@@ -125,11 +121,11 @@ class Coordinator:
                 return None
             connection.send(welcome=prove(self._token, "coordinator", *signed))
             if processes == self._processes:
-                member = self._members[process] = _Member(connection, host)
+                member = self._members[process] = _Member(process, connection, host)
                 self._changed.notify_all()
                 if self._termination is not None:
                     connection.send(end=dataclasses.asdict(self._termination))
-                return process, member
+                return member
             what = f"was started with --processes={processes}, host 0 with {self._processes}"
             termination = Termination(process, host, "exception", 2, what)
             connection.send(end=dataclasses.asdict(termination))
@@ -139,7 +135,7 @@ class Coordinator:
         connection.receive_all(lambda message: None)  # closing it with something unread would lose what was sent
         return None
 
-    def _handle(self, process: int, member: _Member, message: dict[str, Any]) -> None:
+    def _handle(self, member: _Member, message: dict[str, Any]) -> None:
         """Handles a message of a process; raises ValueError if it isn't one."""
         with self._changed:
             match message:
@@ -147,12 +143,12 @@ class Coordinator:
                     pass
                 case {"bye": True}:
                     member.bye = True
-                case {"failed": dict(fields)} if fields.get("process") == process:
+                case {"failed": dict(fields)} if fields.get("process") == member.process:
                     self._failed(Termination.read(fields | {"host": member.host}, messages.OWN_KINDS))
                 case {"barrier": name}:
                     name = one_line(name, messages.MAX_NAME)
                     reached = self._barriers.setdefault(name, set())
-                    reached.add(process)
+                    reached.add(member.process)
                     if len(reached) == self._processes:
                         del self._barriers[name]
                         self._send_all(barrier=name)
@@ -160,7 +156,7 @@ class Coordinator:
                     start, heartbeat = messages.seconds(start), messages.seconds(heartbeat)
                     member.fingerprint = {one_line(key): value for key, value in found.items()}
                     member.connection.set_timeout(heartbeat)
-                    if process == 0:
+                    if member.process == 0:
                         self._start_timeout, self._deadline = start, time.monotonic() + start
                     self._start()
                 case _:

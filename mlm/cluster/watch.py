@@ -45,7 +45,6 @@ class Watch:
     """The progress and the end of this process. A thread writes the files and notices a hang."""
 
     def __init__(self, command: str, folder: Path | None):
-        """Starts to watch; `folder` is for the files above, and is made when its parent is there."""
         self.command, self.cluster = command, Cluster()
         self.client: Client | None = None
         self._folder, self._host = folder, socket.gethostname()
@@ -56,21 +55,16 @@ class Watch:
         self._ended = self._done = False  # the first reason is known; all is done
         self._stacks: Any = None
         self._thread: threading.Thread | None = None
-        if folder is not None:
-            self._start()
 
     def join(self, cluster: Cluster, workdir: str, pod: ConfigDict) -> None:
-        """Takes the place in the run that was detected, and starts to connect to the other processes.
-
-        Raises:
-          InputError, StopError: a port that can't be used, or as `Client`.
-        """
+        """Starts to watch this process, and to connect to the others; raises InputError, or as `Client`."""
         self.cluster, self._hang = cluster, pod.hang
         several = cluster.processes > 1
         if self._folder is None and several and workdir and not is_remote(workdir):
             self._folder = Path(workdir) / "hosts" / str(cluster.process_id)
-        if several or detect.tpu_is_attached():
-            self._start()
+        if self._thread is None and (self._folder is not None or several or detect.tpu_is_attached()):
+            self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
+            self._thread.start()
         if several and cluster.coordinator:
             for name in ("port", "jax_port"):
                 if pod[name] in detect.libtpu_ports():
@@ -84,11 +78,6 @@ class Watch:
                 jax_port=pod.jax_port,
                 start_timeout=pod.start_timeout,
             )
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
-            self._thread.start()
 
     def set_limits(self, *, hang: float, heartbeat: float) -> None:
         """Sets the seconds without progress, and without any Python thread running, after which the process ends."""
@@ -145,7 +134,7 @@ class Watch:
         elif isinstance(error, PreemptedError | KeyboardInterrupt):
             name, when = self._signal or ("Ctrl-C", when)
             kind, what = "signal", f"{name}: {what}"
-        self._record(kind, code, what, stack=stack, when=when)
+        self._record(kind, code, what, traceback=stack, time=when)
         if isinstance(error, PreemptedError):
             return self.end(code)  # all have agreed on it
         self._notify(kind, code, what)
@@ -168,7 +157,8 @@ class Watch:
         """Ends this process because the run has ended; called in a thread, whatever the main one is doing."""
         own = termination.process == self.cluster.process_id and termination.kind in messages.OWN_KINDS
         kind, what = (termination.kind, termination.what) if own else ("peer", termination.sentence)
-        if self._record(kind, termination.code, what, of=None if own else termination):
+        of = {} if own else {"of": dataclasses.asdict(termination)}
+        if self._record(kind, termination.code, what, **of):
             print(f"mlm {self.command}: {what}", file=sys.stderr, flush=True)
             self.client.leave()
             _exit(termination.code)
@@ -198,27 +188,24 @@ class Watch:
             self._notify("hang", 1, what)
             _exit(1)
 
-    def _record(
-        self, kind: str, code: int, what: str, *, stack: str = "", when: float = 0.0, of: Termination | None = None
-    ) -> bool:
-        """Writes cause.json, unless another reason came first; returns whether it did. `of`: the other process's."""
+    def _record(self, kind: str, code: int, what: str, **more: Any) -> bool:
+        """Writes cause.json, unless another reason came first; returns whether it did."""
         with self._lock:
             if self._ended:
                 return False
             self._ended = True
             self._write_progress()
             phase, step, *_ = self._position
-            cause = {"kind": kind, "time": when or time.time(), "code": code, "what": what, "traceback": stack}
+            cause = {"kind": kind, "time": time.time(), "code": code, "what": what, "traceback": ""}
             cause |= {"host": self._host, "process": self.cluster.process_id, "step": step, "phase": phase}
-            self._write("cause.json", cause | ({} if of is None else {"of": dataclasses.asdict(of)}))
+            self._write("cause.json", cause | more)
         return True
 
     def _write_progress(self) -> None:
         with self._lock:  # an older position must not replace a newer one
             phase, step, _, when = self._position
-            position = {"step": step, "phase": phase, "time": when}
             process = {"process": self.cluster.process_id, "host": self._host, "pid": os.getpid()}
-            self._write("progress.json", position | process)
+            self._write("progress.json", {"step": step, "phase": phase, "time": when} | process)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         with self._lock, contextlib.suppress(OSError):
