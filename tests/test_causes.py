@@ -31,7 +31,7 @@ def ended(process, *, code=None, signal=None, at=0.0, step=7, phase="step", caus
     )
 
 
-def words(kind, at=0.0, *, code=1, step=7, phase="step", what="ValueError: it broke"):
+def reason(kind, at=0.0, *, code=1, step=7, phase="step", what="ValueError: it broke"):
     place = {"step": step, "phase": phase}
     return {"kind": kind, "time": NOON + at, **place, "code": code, "what": what}
 
@@ -67,17 +67,17 @@ def test_killed_coordinator_and_its_peers_exit_codes():
 
 
 @pytest.mark.parametrize("kind", ["exception", "signal"])
-def test_a_word_of_its_own_beats_what_followed(kind):
+def test_a_reason_of_its_own_beats_what_followed(kind):
     hosts = [
-        ended(0, code=1, cause=words("peer", at=-2, what="host 2 is gone")),
+        ended(0, code=1, cause=reason("peer", at=-2, what="host 2 is gone")),
         aborted(1, at=-1),
-        ended(2, code=1, at=9, cause=words(kind, at=3)),
+        ended(2, code=1, at=9, cause=reason(kind, at=3)),
     ]
     assert first_cause(hosts).process == 2
 
 
 def test_exception():
-    why = words("exception", code=4, what="shards/train/x: is damaged")
+    why = reason("exception", code=4, what="shards/train/x: is damaged")
     cause = first_cause([ended(0, code=4, cause=why), aborted(1)])
     assert (cause.kind, cause.code) == ("exception", 4)
     assert cause.sentence == (
@@ -87,8 +87,8 @@ def test_exception():
 
 def test_of_several_the_earliest():
     hosts = [
-        ended(0, code=1, cause=words("exception", at=0.2)),
-        ended(1, code=1, cause=words("exception", at=0.1)),
+        ended(0, code=1, cause=reason("exception", at=0.2)),
+        ended(1, code=1, cause=reason("exception", at=0.1)),
         ended(2, signal=KILL, at=0.15),
     ]
     assert first_cause(hosts).process == 1
@@ -98,9 +98,9 @@ def test_of_several_the_earliest():
 def test_hang_of_the_one_that_is_behind():
     """All stand still; the one whose step is the smallest keeps the others, and input comes before the step."""
     hosts = [
-        ended(0, code=1, cause=words("hang", at=0.0, step=9, phase="step")),
-        ended(1, code=1, cause=words("hang", at=0.3, step=9, phase="input")),
-        ended(2, code=1, cause=words("hang", at=0.1, step=10, phase="input")),
+        ended(0, code=1, cause=reason("hang", at=0.0, step=9, phase="step")),
+        ended(1, code=1, cause=reason("hang", at=0.3, step=9, phase="input")),
+        ended(2, code=1, cause=reason("hang", at=0.1, step=10, phase="input")),
     ]
     assert first_cause(hosts).process == 1
     hosts[1] = aborted(1)
@@ -110,14 +110,14 @@ def test_hang_of_the_one_that_is_behind():
 
 
 def test_hang_before_the_first_step():
-    hung = words("hang", step=None, phase="compile", what="no progress for 60 s")
+    hung = reason("hang", step=None, phase="compile", what="no progress for 60 s")
     cause = first_cause([ended(0, code=1, cause=hung), aborted(1)])
     assert "hung at 12:00:00, before its first step (compile): no progress for 60 s; 1 other" in cause.sentence
 
 
 def test_stopped():
     """It is still there, while the others have gone; or the launcher has killed it since."""
-    hosts = [running(0, {"time": NOON - 9}), aborted(1), ended(2, code=1, cause=words("peer"))]
+    hosts = [running(0, {"time": NOON - 9}), aborted(1), ended(2, code=1, cause=reason("peer"))]
     cause = first_cause(hosts)
     assert (cause.process, cause.kind, cause.others) == (0, "stopped", 2)
     assert "was stopped, as by SIGSTOP, at 11:59:51" in cause.sentence
@@ -131,14 +131,14 @@ def test_stopped_after_another_end_is_no_cause():
 
 
 def test_killed_by_the_launcher_is_a_consequence():
-    hosts = [ended(0, signal=KILL, at=-1, us=True), ended(1, code=1, cause=words("exception", at=5))]
+    hosts = [ended(0, signal=KILL, at=-1, us=True), ended(1, code=1, cause=reason("exception", at=5))]
     assert first_cause(hosts).process == 1
 
 
 def test_preempted():
     saved = "stopped after step 8 of 30, saved"
-    hosts = [ended(n, code=75, cause=words("peer", at=n, code=75, what=saved)) for n in range(4)]
-    hosts[2] = ended(2, code=75, cause=words("signal", at=9, code=75, what=f"SIGTERM: {saved}"))
+    hosts = [ended(n, code=75, cause=reason("peer", at=n, code=75, what=saved)) for n in range(4)]
+    hosts[2] = ended(2, code=75, cause=reason("signal", at=9, code=75, what=f"SIGTERM: {saved}"))
     cause = first_cause(hosts)
     assert (cause.process, cause.code, cause.kind) == (2, 75, "signal")
     assert "host 2 (w-2) was asked to end at 12:00:09" in cause.sentence
@@ -162,22 +162,22 @@ def test_lost_host():
 def test_exit_without_a_word():
     cause = first_cause([ended(0, code=1, step=None, phase=None), running(1)])
     assert (cause.kind, cause.code, cause.others) == ("exit", 1, 0)
-    assert re.search("ended with exit code 1 and left no word at 12:00:00$", cause.sentence)
+    assert re.search("ended with exit code 1 and gave no reason at 12:00:00$", cause.sentence)
 
 
 def test_from_a_status():
     end = {"code": 3, "signal": None, "ended": NOON}
-    one = HostReport(1, "here", "exited", end, None, words("exception", code=3))
-    answer = {"state": "exited", "attempt": 1, "exit": end, "progress": None, "cause": words("exception", code=3)}
+    one = HostReport(1, "here", "exited", end, None, reason("exception", code=3))
+    answer = {"state": "exited", "attempt": 1, "exit": end, "progress": None, "cause": reason("exception", code=3)}
     other = HostReport.from_status(1, {**answer, "stopped": None, "job": {}, "host": "here", "now": 0.0})
     assert first_cause([one]) == first_cause([other])
 
 
-def test_what_the_others_were_told_counts_where_the_first_left_no_word():
+def test_what_the_others_received_counts_where_the_first_gave_no_reason():
     """A process that stood still is aborted by jax when those that missed it have ended."""
     of = {"process": 1, "host": "w-1", "kind": "silent", "what": "has given no sign of life for 10 s", "step": 5}
-    told = ended(0, code=1, at=10, cause=words("peer", 10, what="host 1 has given no sign of life") | {"of": of})
-    cause = first_cause([told, aborted(1, at=11)])
+    notified = ended(0, code=1, at=10, cause=reason("peer", 10, what="host 1 has given no sign of life") | {"of": of})
+    cause = first_cause([notified, aborted(1, at=11)])
     assert (cause.process, cause.kind, cause.step, cause.code, cause.others) == (1, "silent", 5, 1, 1)
     killed = ended(1, signal=KILL, at=9)
-    assert first_cause([told, killed]).kind == "signal", "its own end says more"
+    assert first_cause([notified, killed]).kind == "signal", "its own end says more"

@@ -43,7 +43,7 @@ def supervisor(said):
     return Supervisor(cloud, job, LIMITS, every=10.0, show=said.append, clock=lambda: 0.0)
 
 
-def test_what_waiting_mends_is_waited_for_longer_and_longer(tmp_path, monkeypatch):
+def test_what_waiting_fixes_is_waited_for_longer_and_longer(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     one = supervisor(said := [])
     waits = []
@@ -225,10 +225,10 @@ def test_stock_outs_are_waited_for_and_crashes_are_not_without_end(supervised):
     assert '"--config.do=2 then 9"' in (supervised.pod.repository / "runs/pods/a/2/0.log").read_text()
 
 
-def test_what_no_restart_mends_is_not_tried_again(supervised):
+def test_what_no_restart_can_fix_is_not_tried_again(supervised):
     said = supervised("1 then 2", code=2)
     assert "ended with exit code 2" in said
-    assert "which no restart mends" in said
+    assert "which no restart can fix" in said
     assert supervised.starts() == ["1 0 from 0"]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
 OWN, LOST, CONSEQUENCE = range(3)  # how good a reason an end is for the end of the others: the best wins
-ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)  # how jax ends a process whose peer is gone
+ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)  # how jax ends a process when another one is gone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class HostReport:
     state: str  # "absent", "running", "exited" or "lost" (it is gone, and nobody saw how)
     exit: dict[str, Any] | None = None  # {"code": 0..255 or None, "signal": number or None, "ended": unix seconds}
     progress: dict[str, Any] | None = None  # {"step", "phase", "time", ...}: where it was last
-    cause: dict[str, Any] | None = None  # {"kind", "time", "step", "phase", "code", "what", ...}: its own account
+    cause: dict[str, Any] | None = None  # {"kind", "time", "step", "phase", "code", "what", ...}: the reason it gave
     stopped: dict[str, Any] | None = None  # {"time"}: since when it has not been scheduled
     ended_by_us: bool = False  # the launcher killed it, since others had ended
 
@@ -62,8 +62,8 @@ class Cause:
         elif self.phase is not None:
             where = f", before its first step{where}"
         after = {0: "", 1: "; 1 other ended after it"}.get(self.others, f"; {self.others} others ended after it")
-        what, colon, words = self.what.partition(": ")
-        return f"host {self.process}{name} {what}{clock}{where}{colon}{words}{after}"
+        what, colon, rest = self.what.partition(": ")
+        return f"host {self.process}{name} {what}{clock}{where}{colon}{rest}{after}"
 
 
 def first_cause(hosts: Iterable[HostReport]) -> Cause | None:
@@ -92,24 +92,24 @@ def _failed(host: HostReport) -> bool:
 
 def _end(host: HostReport) -> tuple[int, Cause | None]:
     """Returns (how good a reason it is, why this process ended, None if it did not, or as it should)."""
-    words, end, signal_ = host.cause or {}, host.exit or {}, _signal(host.exit or {})
-    at = words if "phase" in words else host.progress or {}
+    reason, end, signal_ = host.cause or {}, host.exit or {}, _signal(host.exit or {})
+    at = reason if "phase" in reason else host.progress or {}
     code = end.get("code") if signal_ is None else 128 + signal_
 
     def cause(kind: str, when: float | None, code: int, what: str) -> Cause:
         return Cause(host.process, host.host, kind, when, at.get("step"), at.get("phase"), code or 1, what)
 
-    if host.stopped and words.get("kind") in (None, "peer", "hang"):
+    if host.stopped and reason.get("kind") in (None, "peer", "hang"):
         return OWN, cause("stopped", host.stopped.get("time"), code or 0, "was stopped, as by SIGSTOP,")
-    if words.get("kind") == "peer" and (of := words.get("of")):  # it was told of another's: which may have left no word
-        place = of["process"], of["host"], str(of.get("kind")), words.get("time"), of.get("step"), of.get("phase")
-        return LOST, Cause(*place, words.get("code") or 1, of["what"])
-    if words:
-        kind = str(words.get("kind"))
-        own = words.get("code")
+    if reason.get("kind") == "peer" and (of := reason.get("of")):  # another's, which may have given no reason
+        place = of["process"], of["host"], str(of.get("kind")), reason.get("time"), of.get("step"), of.get("phase")
+        return LOST, Cause(*place, reason.get("code") or 1, of["what"])
+    if reason:
+        kind = str(reason.get("kind"))
+        own = reason.get("code")
         what = {"hang": "hung", "signal": "was asked to end", "peer": "ended with another"}.get(kind, "failed")
         rank = CONSEQUENCE if kind == "peer" else OWN
-        return rank, cause(kind, words.get("time"), code if own is None else own, f"{what}: {words.get('what')}")
+        return rank, cause(kind, reason.get("time"), code if own is None else own, f"{what}: {reason.get('what')}")
     if host.state == "lost":
         return LOST, cause("lost", (host.progress or {}).get("time"), 1, "was lost: it is gone, and nobody saw how")
     if signal_ is not None:
@@ -118,7 +118,7 @@ def _end(host: HostReport) -> tuple[int, Cause | None]:
         what = f"was killed by {name}"
         return (CONSEQUENCE if consequence else OWN), cause("signal", end.get("ended"), code, what)
     if code:
-        return OWN, cause("exit", end.get("ended"), code, f"ended with exit code {code} and left no word")
+        return OWN, cause("exit", end.get("ended"), code, f"ended with exit code {code} and gave no reason")
     return OWN, None
 
 

@@ -2,7 +2,7 @@
 
 A run is started again for as long as that is of use. Two budgets, apart: a pod that is taken away (or hosts that were
 asked to end, and saved) is nobody's fault and spends a preemption; a process that died by itself, or hung, spends a
-crash, and getting further than ever before gives the crashes back. What another start can't mend is not tried again.
+crash, and getting further than ever before gives the crashes back. What another start can't fix is not tried again.
 """
 
 from __future__ import annotations
@@ -231,4 +231,4 @@ def _ended(seen: Seen, status: RunStatus, memory: Memory, limits: Limits) -> Act
 
 def _final(status: RunStatus, memory: Memory) -> Action:
     memory.judged, cause = status.attempt, status.cause
-    return Action(GIVE_UP, f"{cause.sentence}: {FINAL[cause.code]}, which no restart mends", cause.code)
+    return Action(GIVE_UP, f"{cause.sentence}: {FINAL[cause.code]}, which no restart can fix", cause.code)

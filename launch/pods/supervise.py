@@ -146,7 +146,7 @@ class Supervisor:
         self.log(f"attempt {started.attempt} started on {len(self.hosts.all)} hosts")
 
     def _refuse(self, error: PodError) -> None:
-        """Says why an action failed, and waits longer; raises what no waiting mends."""
+        """Says why an action failed, and waits longer; raises what waiting can't fix."""
         waits = error.kind == "quota" and self.memory.deleted
         left = self.memory.deleted + RETURN - self.clock() if waits else 0
         if not (error.kind in PASSING or (error.kind in TRIED and self.tries + 1 < MOST_TRIES) or left > 0):
