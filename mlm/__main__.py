@@ -25,7 +25,7 @@ COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `
     "evaluate": "score a checkpoint or a model folder on a split",
     "predict": "fill <mask>, or classify: texts, or lines from a pipe",
     "export": "write a transformers folder and prove it",
-    "bench": "measure step, shards and batches beside the stock ones",
+    "bench": "measure step, shards and batches beside the baselines",
     "plan": "compile the step for a TPU that isn't there: does it fit?",
     "report": "curves and tables as one HTML page",
 }

@@ -1,5 +1,6 @@
-"""bench: its figures are of the run's own step and data, beside the stock ones, and table and JSON show them all."""
+"""bench: its figures are of the run's own step and data, beside the baselines, and table and JSON show them all."""
 
+import contextlib
 import json
 import pathlib
 import re
@@ -11,7 +12,6 @@ import pytest
 
 from mlm.bench import bench, inputs, interleaved, steps
 from mlm.data import corpus
-from mlm.data.dataset_info import DatasetInfo
 from mlm.errors import InputError
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
@@ -24,7 +24,7 @@ SMALL = "tokenizer.vocab_size=500"
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(interleaved, "TURN", 0.05)
+    monkeypatch.setattr(interleaved, "INTERVAL", 0.05)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -50,7 +50,7 @@ def test_step_and_input(manifest, capsys):
             assert rows[name]["tokens_per_second"] * rows[name]["milliseconds"] == pytest.approx(64 * 32 * 1e3)
     step = found["step"]
     assert step["mlm"]["mfu"] is None  # no peak is known of a CPU
-    assert step["stock"]["temporary_bytes"] > 1.5 * step["mlm"]["temporary_bytes"], (
+    assert step["baseline"]["temporary_bytes"] > 1.5 * step["mlm"]["temporary_bytes"], (
         "every position's logits and one-hots"
     )
     printed = capsys.readouterr()
@@ -66,10 +66,8 @@ def test_step_and_input(manifest, capsys):
 def test_memory_is_the_state_and_what_the_step_makes():
     """Parameters and the two moments of AdamW, on each device, beside the temporaries."""
     config = tiny_config(SMALL)
-    mesh = sharding.make_mesh(**config.mesh.to_dict())
-    info = DatasetInfo.synthetic(vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=1)
-    run = Pretraining(config, info, mesh=mesh)
-    program, _ = steps.our_step(run, steps.random_rows(config, info), mesh)
+    run = Pretraining.without_data(config)
+    program, _ = steps.our_step(run, steps.random_rows(run))
     found = steps._memory(program)
     state = 3 * sum(leaf.nbytes for _, leaf in sharding.named_leaves(run.init().params))
     assert state < found["memory_bytes"] - found["temporary_bytes"] < 1.2 * state + 1e5
@@ -78,9 +76,9 @@ def test_memory_is_the_state_and_what_the_step_makes():
 def test_known_peak(monkeypatch, capsys):
     monkeypatch.setattr(steps.flops, "peak_flops", lambda kind: 1e12)
     config = tiny_config(SMALL)
-    found = steps.compare_steps(config, sharding.make_mesh(data=8, fsdp=1, tensor=1), 0.1, "")
-    per_token = Pretraining.without_data(config, sharding.make_mesh(data=8, fsdp=1, tensor=1)).flops_per_token(1)
-    for name in ("mlm", "stock"):
+    found = steps.compare_steps(config, 0.1, "")
+    per_token = Pretraining.without_data(config).flops_per_token(1)
+    for name in ("mlm", "baseline"):
         expected = found[name]["tokens_per_second"] * per_token / 8e12
         assert found[name]["mfu"] == pytest.approx(expected)
     bench.show(*bench.tables({"step": found}))
@@ -88,7 +86,7 @@ def test_known_peak(monkeypatch, capsys):
     row = found["mlm"]
     assert heads == ["step", "tokens/s", "ms", "MFU", "memory"]
     assert ours[:4] == ["mlm", f"{row['tokens_per_second']:,.0f}", f"{row['milliseconds']:,.1f}", f"{row['mfu']:.1%}"]
-    assert theirs[-6:] == f"the first is {found['ratios']['stock']:.3g} times as fast".split()[-6:]
+    assert theirs[-6:] == f"the first is {found['ratios']['baseline']:.3g} times as fast".split()[-6:]
 
 
 def test_json_is_what_is_returned(capsys):
@@ -104,7 +102,7 @@ def test_step_needs_no_tensorflow(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment(1), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout)["step"]) == {"mlm", "stock", "ratios"}
+    assert set(json.loads(done.stdout)["step"]) == {"mlm", "baseline", "ratios"}
 
 
 def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch, capsys):
@@ -157,7 +155,7 @@ def test_torch(generation, capsys, monkeypatch):
     assert row["dtype"] == "float32", "bfloat16 is for CUDA"
     assert row["tokens_per_second"] * row["milliseconds"] == pytest.approx(16 * 32 * 1e3)
     assert 1e6 < row["memory_bytes"] < 1e9 and row["mfu"] is None and found["mlm"]["mfu"]
-    assert set(found["ratios"]) == {"stock", "torch"}
+    assert set(found["ratios"]) == {"baseline", "torch"}
     printed = capsys.readouterr()
     assert ["run_mlm.py (PyTorch)", f"{row['tokens_per_second']:,.0f}"] in cells_of(printed.out, 0, 1)
     assert f"{found['ratios']['torch']:.3g} times" in printed.out and f"PyTorch {row['torch']}" in printed.out
@@ -165,21 +163,19 @@ def test_torch(generation, capsys, monkeypatch):
 
 
 def test_torch_waits_without_work():
-    """It makes the updates that it is asked for, and uses no CPU in the turns of others."""
-    config = tiny_config(SMALL)
-    mesh = sharding.make_mesh(**config.mesh.to_dict())
-    run = Pretraining.without_data(config, mesh)
-    with steps.start_torch(torch_python(4), config, run) as partner:
+    """It makes the updates that it is asked for, and uses no CPU while others are timed."""
+    run = Pretraining.without_data(tiny_config(SMALL))
+    with contextlib.closing(steps.start_torch(torch_python(4), run)) as worker:
         for calls, updates in ((1, 1), (3, 4), (2, 6)):
-            partner.turn(calls)
-            assert partner.answer["updates"] == updates
+            worker.repeat(calls)
+            assert worker.answer["updates"] == updates
         time.sleep(0.2)
-        before = cpu_seconds(partner._process.pid)
+        before = cpu_seconds(worker._process.pid)
         time.sleep(1.0)
-        assert cpu_seconds(partner._process.pid) - before < 0.05
-        partner.turn(1)
-        assert cpu_seconds(partner._process.pid) > before, "the clock stands still: the test is empty"
-    assert partner._process.returncode == 0
+        assert cpu_seconds(worker._process.pid) - before < 0.05
+        worker.repeat(1)
+        assert cpu_seconds(worker._process.pid) > before, "the clock stands still: the test is empty"
+    assert worker._process.returncode == 0
 
 
 def test_interpreter_without_torch():

@@ -9,7 +9,6 @@ from jax import lax
 
 from mlm import __main__
 from mlm.bench import bench, interleaved, products, steps
-from mlm.data.dataset_info import DatasetInfo
 from mlm.errors import InputError
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
@@ -18,7 +17,7 @@ from tests.fixtures import TINY, tiny_config
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(interleaved, "TURN", 0.01)
+    monkeypatch.setattr(interleaved, "INTERVAL", 0.01)
 
 
 def test_loops_branches_and_platforms():
@@ -46,15 +45,13 @@ def test_sizes():
 def test_all_of_a_step(capsys):
     """As many as the compiler is given; as much work on eight devices as the useful FLOPs by hand, three passes."""
     config = tiny_config("tokenizer.vocab_size=500", "data.global_batch=64", "masking.rate=0.25")  # 8 of 32 tokens
-    mesh = sharding.make_mesh(**config.mesh.to_dict())
-    assert mesh.size == 8
     found = bench.run(config, ["products"], None, seconds=0.1, as_json=False)["products"]
-    info = DatasetInfo.synthetic(vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=64)
-    run = Pretraining(config, info, mesh=mesh)
-    batch = sharding.put_batch(steps.random_rows(config, info), mesh, 64)
+    run = Pretraining.without_data(config)
+    assert run.mesh.size == 8
+    batch = sharding.put_batch(steps.random_rows(run), run.mesh, 64)
     given = run.train_step.lower(run.shapes, batch).as_text().count("stablehlo.dot_general")
     assert sum(row["count"] for row in found["rows"]) == given > 20
-    useful = run.flops_per_token(1) * 64 * info.length / 1e9
+    useful = run.flops_per_token(1) * 64 * run.info.length / 1e9
     assert 8 * sum(row["gflop"] for row in found["rows"]) == pytest.approx(useful, rel=0.01)
     taken = [row["milliseconds"] for row in found["rows"]]
     assert min(taken) > 0 and taken == sorted(taken, reverse=True)

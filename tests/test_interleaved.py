@@ -1,5 +1,6 @@
-"""Turns: who comes when, what is reported of it, and what a partner that goes wrong is told in."""
+"""Interleaved timing: the order of the timings, what is reported of them, and of a worker that fails."""
 
+import contextlib
 import json
 import sys
 import time
@@ -20,43 +21,43 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc"])
-def test_each_takes_its_turn_in_every_round(monkeypatch, names):
-    monkeypatch.setattr(interleaved, "TURN", 0.01)
+def test_each_is_timed_in_every_round(monkeypatch, names):
+    monkeypatch.setattr(interleaved, "INTERVAL", 0.01)
     seen = []
 
-    def turn(name):
+    def candidate(name):
         def calls(count):
             seen.append(name)
             time.sleep(0.002 * count)
 
         return calls
 
-    rates = interleaved.alternate({name: turn(name) for name in names}, 0.0)
+    rates = interleaved.measure("step", {name: candidate(name) for name in names}, 0.0)
     assert [len(column) for column in rates.values()] == [interleaved.ROUNDS] * len(names)
     assert "".join(seen).endswith(names * interleaved.ROUNDS)
     assert all(0 < rate < 500 for column in rates.values() for rate in column), "a call takes 2 ms at least"
 
 
-def test_turns_are_as_long_as_asked(monkeypatch):
+def test_timings_are_as_long_as_asked(monkeypatch):
     """However long a call takes: neither a first one, which compiles, nor one that was prefetched misleads."""
-    monkeypatch.setattr(interleaved, "TURN", 0.1)
+    monkeypatch.setattr(interleaved, "INTERVAL", 0.1)
     made = []
 
-    def turn(count):
+    def repeat(count):
         for _ in range(count):
             made.append(1)
             time.sleep(0.3 if len(made) == 1 else 0.0 if len(made) < 5 else 0.01)
 
     begin = time.monotonic()
-    rates = interleaved.alternate({"one": turn}, 0.0, length=2.0)
+    rates = interleaved.measure("step", {"one": repeat}, 0.0, intervals=2.0)
     assert time.monotonic() - begin > 0.3 + 3 * 0.15
-    assert 10 <= (len(made) - 1) / 4 <= 25, "of 10 ms each, in three turns of 0.2 s and as much for the trials"
+    assert 10 <= (len(made) - 1) / 4 <= 25, "of 10 ms each, in three timings of 0.2 s and as much for the trials"
     assert all(rate < 100 for rate in rates["one"])
 
 
 def test_seconds_and_calls_are_kept():
     seen = []
-    rates = interleaved.alternate({"one": lambda calls: seen.append((calls, time.sleep(0.02))[0])}, 0.2, calls=1)
+    rates = interleaved.measure("step", {"one": lambda calls: seen.append((calls, time.sleep(0.02))[0])}, 0.2, calls=1)
     assert set(seen) == {1} and 6 <= len(seen) == len(rates["one"]) <= 11, "no trial: each of them counts"
 
 
@@ -69,13 +70,15 @@ def test_ratios_are_of_neighbours():
     assert found["three"] == {"tokens_per_second": 200.0, "milliseconds": 500.0}
 
 
-def test_partner_takes_turns_and_ends():
-    with interleaved.Partner([sys.executable, "-c", ECHO], {"seconds": 0.1}, name="--torch=x") as partner:
-        assert partner.ready == {"ready": True}
+def test_worker_answers_and_exits():
+    with contextlib.closing(
+        interleaved.Worker([sys.executable, "-c", ECHO], {"seconds": 0.1}, name="--torch=x")
+    ) as worker:
+        assert worker.ready == {"ready": True}
         begin = time.monotonic()
-        partner.turn(3)
-        assert partner.answer == {"calls": 3} and time.monotonic() - begin >= 0.1, "a turn is waited for"
-    assert partner._process.returncode == 0
+        worker.repeat(3)
+        assert worker.answer == {"calls": 3} and time.monotonic() - begin >= 0.1, "a timing is waited for"
+    assert worker._process.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -88,35 +91,35 @@ def test_partner_takes_turns_and_ends():
         ("1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_partner_that_fails(program, words):
+def test_worker_that_fails(program, words):
     with pytest.raises(InputError) as raised:
-        interleaved.Partner([sys.executable, "-c", program], {}, name="--torch=x")
+        interleaved.Worker([sys.executable, "-c", program], {}, name="--torch=x")
     sentence = str(raised.value)
     assert sentence.startswith("--torch=x: ") and words in sentence and "\n" not in sentence
 
 
-def test_partner_that_fails_later():
+def test_worker_that_fails_later():
     program = "print('{}', flush=True); input(); input(); raise MemoryError('no room')"
     with (
-        interleaved.Partner([sys.executable, "-c", program], {}, name="--torch=x") as partner,
+        contextlib.closing(interleaved.Worker([sys.executable, "-c", program], {}, name="--torch=x")) as worker,
         pytest.raises(InputError, match=r"--torch=x: .*MemoryError: no room"),
     ):
-        partner.turn(1)
+        worker.repeat(1)
 
 
-def test_partner_that_does_not_end_is_killed(monkeypatch):
-    monkeypatch.setattr(interleaved, "PATIENCE", 0.2)
+def test_worker_that_does_not_end_is_killed(monkeypatch):
+    monkeypatch.setattr(interleaved, "TIMEOUT", 0.2)
     program = "import time; print('{}', flush=True); time.sleep(60)"
     begin = time.monotonic()
-    with interleaved.Partner([sys.executable, "-c", program], {}, name="--torch=x") as partner:
+    with contextlib.closing(interleaved.Worker([sys.executable, "-c", program], {}, name="--torch=x")) as worker:
         pass
-    assert partner._process.returncode == -9 and time.monotonic() - begin < 10
+    assert worker._process.returncode == -9 and time.monotonic() - begin < 10
 
 
 @pytest.mark.parametrize("python", ["/nonexistent/python", "/tmp"])
-def test_partner_that_is_no_program(python):
+def test_worker_that_is_no_program(python):
     with pytest.raises(InputError, match=f"--torch={python}: can't be run .*; name a Python interpreter"):
-        interleaved.Partner([python], {}, name=f"--torch={python}")
+        interleaved.Worker([python], {}, name=f"--torch={python}")
 
 
 def test_progress_goes_to_stderr(capsys):

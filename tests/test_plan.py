@@ -199,7 +199,7 @@ def test_a_config_too_large_is_reported(capfd, monkeypatch):
 
 def _pretend(fits):
     def compile_step(config, info, place):
-        return compiling.Program("", 0, 0, 0, 1e9, fits(config), 0.0)
+        return compiling.Program("", 0, 0, 0, 1e9, fits(config))
 
     return compile_step
 
@@ -216,7 +216,7 @@ def test_the_largest_batch_is_found_in_few_trials(monkeypatch, limit, rows, tria
     monkeypatch.setattr(fit, "compile_step", _pretend(fits))
     place, config = topology.find("v5e:2x4"), tiny_config("data.global_batch=256")
     info = plan.make_job(config, None, records=None, price=None).info
-    refused = compiling.Program("", 10**9, 0, 0, 10**9 + 4 * (place.capacity - 10**9), False, 0.0)
+    refused = compiling.Program("", 10**9, 0, 0, 10**9 + 4 * (place.capacity - 10**9), False)
     found = fit.largest_batch(config, info, place, refused)
     assert found == (rows and {"rows_per_chip": rows, "global_batch": 8 * rows})
     assert seen[0] == 8 and len(seen) == trials and max(seen) <= 16
@@ -250,7 +250,7 @@ def test_length_of_a_run_in_epochs():
     unknown, known = (plan.make_job(config, None, records=records, price=None) for records in (None, 100))
     assert not unknown.known_records and known.known_records
     text = 'ENTRY %m (p: f32[]) -> f32[] {\n  ROOT %f = f32[] fusion(), backend_config={"estimated_cycles":"1000"}\n}'
-    program, place = compiling.Program(text, 1, 1, 1, 3, True, 0.0), topology.find("v5e:2x4")
+    program, place = compiling.Program(text, 1, 1, 1, 3, True), topology.find("v5e:2x4")
     assert plan.estimate(program, config, unknown, place, length=LENGTH)["hours"] is None
     hours = plan.estimate(program, config, known, place, length=LENGTH)["hours"]
     assert hours == pytest.approx(19 * 1000 / place.hertz / 3600), "300 rows in batches of 16: 19 updates"

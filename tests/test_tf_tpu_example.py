@@ -1,4 +1,4 @@
-"""The yardstick for data does what it stands for: its shards are ones that we read, and hold the same tokens."""
+"""The data baseline does what it stands for: its shards are ones that we read, and hold the same tokens."""
 
 import concurrent.futures
 import itertools

@@ -1,1 +1,1 @@
-"""`bench`: our step, shards and batches beside the stock ones, in turns."""
+"""`bench`: our step, shards and batches beside the baselines, by interleaved timing."""

@@ -1,13 +1,11 @@
-"""The command `bench`: our step, shards and batches beside the stock ones, in turns, in one run.
+"""The command `bench`: our step, shards and batches beside the baselines, interleaved, in one run.
 
-    step      an update, beside run_mlm_flax.py's (baseline.py) and, in another interpreter, that of run_mlm.py
-              (torch_step.py); on random rows: it needs neither shards nor TensorFlow
-    products  the matrix products of our update, each alone, beside the update
-    shards    from documents to files, beside transformers' TF-TPU example (mlm/bench/tf_tpu_example.py)
-    batches   from files to batches, beside the same
-    loop      the step with the batches of the run, beside one batch again and again
-
-On a shared machine only the ratios say something: medians over rounds in which each takes its turn.
+step      an update, beside run_mlm_flax.py's (baseline.py) and, in another interpreter, run_mlm.py's
+          (torch_step.py); on random rows: it needs neither shards nor TensorFlow
+products  the matrix products of our update, each alone, beside the update
+shards    from documents to files, beside transformers' TF-TPU example (tf_tpu_example.py)
+batches   from files to batches, beside the same
+loop      the step on the batches of the run, beside one batch reused
 """
 
 from __future__ import annotations
@@ -23,19 +21,18 @@ from mlm.bench import inputs, products, steps
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 from mlm.text import show, table
-from mlm.training import sharding
 
 NAMES = {
     "mlm": "mlm",
-    "stock": "run_mlm_flax.py",
+    "baseline": "run_mlm_flax.py",
     "torch": "run_mlm.py (PyTorch)",
     "tf_tpu_example": "TF-TPU example",
     "one_batch": "one batch reused",
     "real_batches": "batches of the run",
 }
-TORCH_WORDS = (
+TORCH_NOTES = (
     "PyTorch {torch}, transformers {transformers}, {device}, {dtype}.",
-    "Memory: as compiled; of PyTorch on CUDA its peak, on the CPU what its process grew by.",
+    "Memory: as compiled; PyTorch's is its peak on CUDA, and on the CPU what its process grew by.",
 )
 
 
@@ -50,47 +47,32 @@ def run(
     megabytes: float = 20.0,
     torch_python: str = "",
 ) -> dict[str, Any]:
-    """Prints the measurements, as a table or as one line of JSON, and returns them by part.
+    """Prints the measurements, as tables or as one line of JSON, and returns them by part.
 
     Args:
-      config: of the run.
-      parts: some of "step", "products", "shards", "batches", "loop".
-      manifest: of the shards, for "batches" and "loop".
-      seconds: of each part, beside what it takes to compile and the least number of rounds.
-      tokenizer_folder: for "shards"; local.
-      megabytes: 10^6 characters of the corpus that "shards" writes.
+      manifest: for "batches" and "loop".
+      seconds: of each part, besides compilation and the least number of rounds.
+      tokenizer_folder, megabytes: for "shards"; a local folder, and 10^6 characters of the corpus.
       torch_python: a Python interpreter with torch, transformers and accelerate, for "step"; "" for none.
-
-    Returns:
-      {part: what the function of that part returns}.
-
-    Raises:
-      InputError: `torch_python` can't be run, lacks a package, fails, or isn't asked for a step; TensorFlow is missing
-        where it is needed; the corpus has too little text for the shards; the mesh splits the parameters, whose
-        products can't be measured alone then.
     """
     if torch_python:
         if "step" not in parts:
             raise InputError("--torch: is for the part step; add it to --parts.")
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU's memory is not ours alone
-    mesh = sharding.make_mesh(**config.mesh.to_dict())
-    found: dict[str, Any] = {}
-    if "step" in parts:
-        found["step"] = steps.compare_steps(config, mesh, seconds, torch_python)
-    if "products" in parts:
-        found["products"] = products.compare_products(config, mesh, seconds)
-    if "shards" in parts:
-        found["shards"] = inputs.compare_shards(config, tokenizer_folder, megabytes, seconds)
-    if "batches" in parts:
-        found["batches"] = inputs.compare_batches(config, manifest, mesh, seconds)
-    if "loop" in parts:
-        found["loop"] = inputs.compare_loop(config, manifest, mesh, seconds)
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves PyTorch memory of the GPU
+    compare = {
+        "step": lambda: steps.compare_steps(config, seconds, torch_python),
+        "products": lambda: products.compare_products(config, seconds),
+        "shards": lambda: inputs.compare_shards(config, tokenizer_folder, megabytes, seconds),
+        "batches": lambda: inputs.compare_batches(config, manifest, seconds),
+        "loop": lambda: inputs.compare_loop(config, manifest, seconds),
+    }
+    found = {part: compare[part]() for part in compare if part in parts}
     show(*([json.dumps(found)] if as_json else tables(found)))
     return found
 
 
 def tables(found: dict[str, Any]) -> list[RenderableType]:
-    """Returns what `run` returns for `show`: a table for each part, whose first row the ratios speak of."""
+    """Returns a table for each part; its ratios are of the first row to the others."""
     parts: list[RenderableType] = []
     for part, rows in found.items():
         parts += [""] if parts else []
@@ -101,7 +83,7 @@ def tables(found: dict[str, Any]) -> list[RenderableType]:
         cells = [_cells(part, name, rows) for name in rows if name in NAMES]
         parts.append(table(part, ">tokens/s", ">ms", *heads, "", rows=cells))
         if "torch" in rows:
-            parts += [line.format(**rows["torch"]) for line in TORCH_WORDS]
+            parts += [line.format(**rows["torch"]) for line in TORCH_NOTES]
     return parts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import multiprocessing
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ import jax
 from ml_collections import ConfigDict
 
 from mlm.bench import interleaved, tf_tpu_example
-from mlm.bench.steps import waited
+from mlm.bench.steps import repeated
 from mlm.data import corpus, shards
 from mlm.data.corpus import Document
 from mlm.data.dataset_info import DatasetInfo
@@ -21,8 +22,8 @@ from mlm.data.manifest import Manifest
 from mlm.tasks.pretraining import Pretraining, train_batches
 from mlm.training import sharding
 
-BATCH_TURN = 3.0  # of turns of batches: so long that what was prefetched before them hardly counts
-VALIDATION = 50  # one document in so many, of those that shards are written of
+BATCH_INTERVALS = 3.0  # long timings, beside which the batches prefetched before them hardly count
+VALIDATION = 50  # one document in so many
 
 
 def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, seconds: float) -> dict[str, Any]:
@@ -30,18 +31,9 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
 
     The start of the workers counts; that of the example's process, which imports its packages, doesn't.
 
-    Args:
-      config: of the run.
-      tokenizer_folder: local.
-      megabytes: 10^6 characters of text.
-      seconds: to measure for; three times each at least.
-
     Returns:
-      As `interleaved.summary`, of the tokens of the text, special ones included, whatever part of them is written; each
-      with the "rows" that it wrote; and "tokens".
-
-    Raises:
-      InputError: TensorFlow or the tokenizer is missing, or there is too little text for the number of shards.
+      `interleaved.summary` in "tokens" of the text, special ones included, whether they end up in a row or not; each
+      with the "rows" that it wrote.
     """
     interleaved.say(f"shards: reading {megabytes:g} MB of the corpus")
     documents = list(sample(config, megabytes))
@@ -54,27 +46,27 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
         other.submit(tf_tpu_example.prepare, documents, f"{folder}/documents").result()
         settings = {"tokenizer_folder": tokenizer_folder, "length": config.shards.length}
         counts = {"train": config.shards.count, "validation": config.shards.validation_count}
-        written: dict[str, int] = {}
+        rows: dict[str, int] = {}
         tokens = 0
 
         def ours(calls: int) -> None:
             nonlocal tokens
             target, workers = f"{folder}/mlm", config.shards.workers
             made = shards.write(documents, folder=target, counts=counts, workers=workers, source="", **settings)
-            written["mlm"] = sum(split.records for split in made.splits.values())
+            rows["mlm"] = sum(split.records for split in made.splits.values())
             tokens = sum(split.records * made.length + split.dropped_tokens for split in made.splits.values())
             shutil.rmtree(target)
 
         def example(calls: int) -> None:
             target = f"{folder}/example"
-            task = other.submit(tf_tpu_example.write_shards, f"{folder}/documents", target, **settings)
-            written["tf_tpu_example"] = task.result()
+            written = other.submit(tf_tpu_example.write_shards, f"{folder}/documents", target, **settings)
+            rows["tf_tpu_example"] = written.result()
             shutil.rmtree(target)
 
         rates = interleaved.measure("shards", {"mlm": ours, "tf_tpu_example": example}, seconds, calls=1)
     found = interleaved.summary(rates, tokens)
-    for name, rows in written.items():
-        found[name]["rows"] = rows
+    for name, count in rows.items():
+        found[name]["rows"] = count
     return found | {"tokens": tokens}
 
 
@@ -90,52 +82,34 @@ def sample(config: ConfigDict, megabytes: float) -> Iterator[Document]:
             return
 
 
-def compare_batches(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.Mesh, seconds: float) -> dict[str, Any]:
-    """Measures the batches of the run and those that the TF-TPU example makes of the same shards, without its masks.
-
-    Returns:
-      As `interleaved.summary`.
-    """
+def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> dict[str, Any]:
+    """Measures the batches of the run and those that the TF-TPU example makes of the same shards, without its masks."""
     rows = config.data.global_batch
     files = [f"{manifest.folder}/{shard.file}" for shard in manifest.splits["train"].shards]
     streams = {
-        "mlm": train_batches(config, manifest, mesh, 0),
+        "mlm": train_batches(config, manifest, sharding.make_mesh(**config.mesh.to_dict()), 0),
         "tf_tpu_example": tf_tpu_example.batches(files, length=manifest.length, rows=rows),
     }
-
-    def drain(stream: Iterator) -> interleaved.Turn:
-        def turn(calls: int) -> None:
-            for _ in range(calls):
-                next(stream)
-
-        return turn
-
-    columns = {name: drain(stream) for name, stream in streams.items()}
-    return interleaved.summary(
-        interleaved.measure("batches", columns, seconds, length=BATCH_TURN), rows * manifest.length
-    )
+    candidates = {name: repeated(functools.partial(next, stream)) for name, stream in streams.items()}
+    rates = interleaved.measure("batches", candidates, seconds, intervals=BATCH_INTERVALS)
+    return interleaved.summary(rates, rows * manifest.length)
 
 
-def compare_loop(config: ConfigDict, manifest: Manifest, mesh: jax.sharding.Mesh, seconds: float) -> dict[str, Any]:
-    """Measures the step with the batches of the run and with one batch again and again.
-
-    Returns:
-      As `interleaved.summary` of "real_batches" and "one_batch".
-    """
+def compare_loop(config: ConfigDict, manifest: Manifest, seconds: float) -> dict[str, Any]:
+    """Measures the step on the batches of the run, "real_batches", and on "one_batch" reused."""
     interleaved.say("loop: compiling")
-    task = Pretraining.without_data(config, mesh, DatasetInfo.from_manifest(manifest))
-    rows = config.data.global_batch
-    stream = train_batches(config, manifest, mesh, 0)
-    same = sharding.put_batch(next(stream), mesh, rows)
-    state = task.init()
+    task = Pretraining.without_data(config, info=DatasetInfo.from_manifest(manifest))
+    stream = train_batches(config, manifest, task.mesh, 0)
+    put = functools.partial(sharding.put_batch, mesh=task.mesh, rows=config.data.global_batch)
+    same, state = put(next(stream)), task.init()
 
     def update(batch: dict[str, jax.Array]) -> jax.Array:
         nonlocal state
         state, metrics = task.train_step(state, batch)
         return metrics["loss"]
 
-    columns = {
-        "real_batches": waited(lambda: update(sharding.put_batch(next(stream), mesh, rows))),
-        "one_batch": waited(lambda: update(same)),
+    candidates = {
+        "real_batches": repeated(lambda: update(put(next(stream)))),
+        "one_batch": repeated(lambda: update(same)),
     }
-    return interleaved.summary(interleaved.measure("loop", columns, seconds), rows * manifest.length)
+    return interleaved.summary(interleaved.measure("loop", candidates, seconds), task.tokens_per_step)

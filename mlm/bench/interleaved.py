@@ -1,4 +1,4 @@
-"""Measurements in turns: on a shared machine only what ran side by side can be compared, and only as ratios."""
+"""Interleaved timing: on a shared machine only the ratios of what ran side by side say something."""
 
 from __future__ import annotations
 
@@ -14,66 +14,56 @@ from typing import Any
 
 from mlm.errors import InputError
 
-TURN = 1.0  # seconds that a turn takes, about
+INTERVAL = 1.0  # seconds of a timing, about
 ROUNDS = 3  # at least
-PATIENCE = 10.0  # seconds that a partner has to end by itself
+TIMEOUT = 10.0  # seconds in which a worker must exit by itself
 
-Turn = Callable[[int], None]
+Repeat = Callable[[int], None]  # makes so many calls and waits for the last
 Rates = dict[str, list[float]]
 
 
-def alternate(turns: dict[str, Turn], seconds: float, *, length: float = 1.0, calls: int = 0) -> Rates:
-    """Lets each function take its turn, round after round.
+def measure(
+    part: str, candidates: dict[str, Repeat], seconds: float, *, intervals: float = 1.0, calls: int = 0
+) -> Rates:
+    """Times the candidates one after the other, in rounds; returns each one's calls per second, round by round.
 
     Args:
-      turns: by name; each makes as many calls as it is told to, and returns when the last is done.
-      seconds: of all rounds together; there are ROUNDS at least.
-      length: of a turn, in TURNs.
-      calls: of a turn, where a first one need not be left out; 0 for as many as take `length`, by a trial.
-
-    Returns:
-      The calls per second of each turn, by name, in the order of the rounds.
+      part: of `bench`, for the message.
+      seconds: of all rounds together; there are `ROUNDS` at least.
+      intervals: length of a timing, in `INTERVAL`s.
+      calls: of a timing, without a warm-up; 0 for as many as take that long.
     """
-    counts = {name: calls or _calls(turn, length * TURN) for name, turn in turns.items()}
-    rates: Rates = {name: [] for name in turns}
+    say(f"{part}: measuring for about {seconds:g} s")
+    counts = {name: calls or _calibrate(repeat, intervals * INTERVAL) for name, repeat in candidates.items()}
+    rates: Rates = {name: [] for name in candidates}
     begin = time.monotonic()
     while min(map(len, rates.values())) < ROUNDS or time.monotonic() - begin < seconds:
-        for name, turn in turns.items():
+        for name, repeat in candidates.items():
             start = time.monotonic()
-            turn(counts[name])
+            repeat(counts[name])
             rates[name].append(counts[name] / (time.monotonic() - start))
     return rates
 
 
-def _calls(turn: Turn, seconds: float) -> int:
+def _calibrate(repeat: Repeat, seconds: float) -> int:
     """Returns how many calls take so many seconds, after one that may compile, and beyond what was prefetched."""
-    turn(1)
+    repeat(1)
     calls = 1
     while True:
         begin = time.monotonic()
-        turn(calls)
+        repeat(calls)
         taken = time.monotonic() - begin
         if taken >= seconds / 2:
             return max(1, round(calls * seconds / taken))
         calls *= 2
 
 
-def measure(part: str, turns: dict[str, Turn], seconds: float, **settings: float) -> Rates:
-    """As `alternate`, with words on what is being measured."""
-    say(f"{part}: measuring in turns, for about {seconds:g} s")
-    return alternate(turns, seconds, **settings)
-
-
 def summary(rates: Rates, tokens: int) -> dict[str, Any]:
-    """Returns the medians.
-
-    Args:
-      rates: of `alternate`.
-      tokens: of a call.
+    """Returns the medians of `measure`, of calls of so many tokens.
 
     Returns:
-      {name: {"tokens_per_second", "milliseconds" of a call}, "ratios": {other: how many times as fast as that the
-      first is, by the median of the ratios of each round}}.
+      {name: {"tokens_per_second", "milliseconds" of a call}, "ratios": {other: how many times as fast the first is, by
+      the median of the ratios of each round}}.
     """
     found: dict[str, Any] = {}
     for name, column in rates.items():
@@ -87,84 +77,62 @@ def summary(rates: Rates, tokens: int) -> dict[str, Any]:
     return found
 
 
-def say(words: str) -> None:
+def say(message: str) -> None:
     """Writes a line of progress to stderr."""
-    print(f"bench: {words}", file=sys.stderr, flush=True)
+    print(f"bench: {message}", file=sys.stderr, flush=True)
 
 
-class Partner:
-    """A process that takes turns when it is asked to, and otherwise waits for its input: no CPU is used then.
+class Worker:
+    """A process that is a candidate; between its timings it waits for its input and uses no CPU.
 
-    It reads its settings, a line of JSON, and writes one when it is ready; then it reads one, {"calls": N}, before each
-    turn, and writes one after it. It ends when its input does, as it does if this process dies.
+    Lines of JSON go to it: its settings, then {"calls": N} for each timing; it answers each when it is done, and exits
+    when its input ends.
 
     Attributes:
-      ready, answer: what it wrote first, and last.
+      ready, answer: its first answer, and its last.
     """
 
     def __init__(self, command: list[str], settings: dict[str, Any], *, name: str):
-        """Starts it and waits until it is ready.
-
-        Args:
-          command: to run.
-          settings: that it reads.
-          name: of it, in the sentences that say what went wrong.
-
-        Raises:
-          InputError: it can't be run, or ends before it is ready; its exit code 2 says why in its last line.
-        """
+        """Starts it and waits until it is ready; raises InputError if it can't be run or fails."""
         self._name = name
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (a pipe would fill up)
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (a pipe would fill up)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
-            )
+            self._process = subprocess.Popen(command, **pipes, text=True)
         except OSError as error:
             self._errors.close()
             raise InputError(f"{name}: can't be run ({error.strerror}); name a Python interpreter.") from None
         self.ready = self._ask(settings)
         self.answer: dict[str, Any] = {}
 
-    def turn(self, calls: int) -> None:
-        """Lets it make so many calls, and waits.
-
-        Raises:
-          InputError: it ended; the sentence holds the last line that it wrote to stderr.
-        """
+    def repeat(self, calls: int) -> None:
+        """Lets it make so many calls, and waits."""
         self.answer = self._ask({"calls": calls})
 
-    def _ask(self, words: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(words) + "\n")
+            self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         try:
             return dict(json.loads(self._process.stdout.readline()))
         except (ValueError, TypeError):
-            self._end()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        self.close()
-        if self._process.returncode == 2:
-            raise InputError(f"{self._name}: {lines[-1]}")
-        raise InputError(f"{self._name}: the step can't be measured there ({lines[-1]}).")
+            last = self.close()
+        if self._process.returncode == 2:  # `last` is a sentence for the user
+            raise InputError(f"{self._name}: {last}")
+        raise InputError(f"{self._name}: the step can't be measured there ({last}).")
 
-    def close(self) -> None:
-        """Ends it."""
-        self._end()
-        self._process.stdout.close()
-        self._errors.close()
-
-    def _end(self) -> None:
+    def close(self) -> str:
+        """Stops it; returns its last line on stderr."""
+        if self._errors.closed:
+            return ""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def __enter__(self) -> Partner:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._process.stdout.close()
+        with self._errors as errors:
+            errors.seek(0)
+            return ([line for line in errors.read().splitlines() if line.strip()] or ["it said nothing"])[-1]

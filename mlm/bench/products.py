@@ -1,7 +1,7 @@
 """The part "products" of `bench`: the matrix products of our update, each alone, beside the whole update.
 
-They are what the hardware has to do whatever the rest of the program looks like: what an update takes beyond them is
-all that faster code of ours could still save. Products inside a Pallas kernel are not among them.
+The hardware has to do them whatever the rest of the program looks like: what an update takes beyond them is all that
+faster code could still save. Products inside a Pallas kernel are not among them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,12 @@ from mlm.text import table
 from mlm.training import sharding
 
 SHOWN = 12  # lines of the table, at most
-TURN = 0.2  # of a product, in interleaved.TURNs: there are many
+INTERVALS = 0.2  # of a timing, short because there are many
 
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """A `lax.dot_general`.
-
-    Attributes:
-      left, right: shapes.
-      dtype: of both.
-      settings: dimension_numbers, precision and preferred_element_type, as `lax.dot_general` takes them.
-    """
+    """A `lax.dot_general`: the shapes and dtype of its operands, and its other arguments."""
 
     left: tuple[int, ...]
     right: tuple[int, ...]
@@ -55,7 +49,7 @@ class Product:
 
     @property
     def flops(self) -> int:
-        """Of one, a multiplication and an addition counted as two."""
+        """Of one, with a multiply-add as two."""
         return 2 * math.prod(self.sizes)
 
     def __str__(self) -> str:
@@ -63,48 +57,41 @@ class Product:
         return (f"{batch} x " if batch > 1 else "") + f"[{m}, {k}] @ [{k}, {n}]"
 
 
-def compare_products(config: ConfigDict, mesh: jax.sharding.Mesh, seconds: float) -> dict[str, Any]:
-    """Measures our update, and each of its products as often as it occurs.
-
-    Args:
-      config: of the run.
-      mesh: of all devices; a product is measured on one, in the size of its share.
-      seconds: to measure for.
+def compare_products(config: ConfigDict, seconds: float) -> dict[str, Any]:
+    """Measures our update, and each of its products on one device, in the size of that device's share.
 
     Returns:
       "milliseconds" of an update, "products_milliseconds" of all its products, and "rows", the costliest first, of
       {"product", "count" in an update, "gflop" and "milliseconds" of all of them}.
-
-    Raises:
-      InputError: the mesh splits the parameters, so that a share's products are known to the compiler alone.
     """
-    if mesh.size > mesh.shape["data"]:
+    task = Pretraining.without_data(config)
+    mesh = task.mesh
+    if mesh.size > mesh.shape["data"]:  # only the compiler knows the products of a share
         raise InputError("--parts products: config.mesh.fsdp and config.mesh.tensor must be 1 for it.")
-    task = Pretraining.without_data(config, mesh)
-    host = steps.random_rows(config, task.info)
+    host = steps.random_rows(task)
     interleaved.say("products: compiling ours")
-    _, step = steps.our_step(task, host, mesh)
+    _, step = steps.our_step(task, host)
     program = task.train_step.trace(task.shapes, sharding.put_batch(host, mesh, len(host["record_id"]))).jaxpr.jaxpr
     counts = collections.Counter(find(program, mesh.devices.flat[0].platform))
-    columns = {"mlm": steps.waited(step)} | {product: steps.waited(_alone(product)) for product in counts}
-    rates = interleaved.measure("products", columns, seconds, length=TURN)
-    spent = {name: row["milliseconds"] for name, row in interleaved.summary(rates, 1).items() if name != "ratios"}
+    candidates = {"mlm": steps.repeated(step)} | {product: steps.repeated(_alone(product)) for product in counts}
+    rates = interleaved.measure("products", candidates, seconds, intervals=INTERVALS)
+    found = interleaved.summary(rates, 1)
     rows = [
         {
             "product": str(product),
             "count": count,
             "gflop": count * product.flops / 1e9,
-            "milliseconds": count * spent[product],
+            "milliseconds": count * found[product]["milliseconds"],
         }
         for product, count in counts.items()
     ]
     rows.sort(key=lambda row: -row["milliseconds"])
     total = sum(row["milliseconds"] for row in rows)
-    return {"milliseconds": spent["mlm"], "products_milliseconds": total, "rows": rows}
+    return {"milliseconds": found["mlm"]["milliseconds"], "products_milliseconds": total, "rows": rows}
 
 
 def tables(found: dict[str, Any]) -> list[RenderableType]:
-    """Returns what `compare_products` returns for `show`."""
+    """Returns the table of `compare_products`."""
     rest = found["rows"][SHOWN:]
     shown = found["rows"][:SHOWN] + ([_sum(f"{len(rest)} others", rest)] if rest else []) + [_sum("all", found["rows"])]
     rows = []
@@ -124,10 +111,9 @@ def _sum(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def find(jaxpr: Jaxpr, platform: str) -> Iterator[Product]:
-    """Yields the products of a program, those of a loop's body as often as it runs.
+    """Yields the products of a program, those of a scan's body as often as it runs, of a while loop's body once.
 
-    Of the branches for several platforms it takes that of `platform`, of others the one with the most work. A loop
-    whose trips nobody knows before it runs counts once.
+    Of the branches of a conditional it takes that of `platform`, else the one with the most FLOPs.
     """
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
@@ -137,8 +123,7 @@ def find(jaxpr: Jaxpr, platform: str) -> Iterator[Product]:
             yield Product(left.shape, right.shape, left.dtype, tuple((key, params[key]) for key in keys))
         elif name == "cond":
             branches = [list(find(branch.jaxpr, platform)) for branch in params["branches"]]
-            platforms = params.get("branches_platforms")
-            if platforms:
+            if platforms := params.get("branches_platforms"):
                 fitting = (i for i, names in enumerate(platforms) if names is None or platform in names)
                 yield from branches[next(fitting)]
             else:
@@ -158,7 +143,7 @@ def _inner(params: dict[str, Any]) -> Iterator[Jaxpr]:
 
 
 def _alone(product: Product) -> steps.Step:
-    """Returns the product of made-up numbers, compiled for one device, and waited for each time."""
+    """Returns a call of the product on one device, which waits for the result."""
     function = jax.jit(functools.partial(lax.dot_general, **dict(product.settings)))
     numbers = np.random.default_rng(0).standard_normal(65_521)  # a prime: no two rows alike
     operands = [

@@ -1,39 +1,34 @@
-"""The yardstick in PyTorch: the training loop of transformers' run_mlm.py, a few updates whenever it is asked for them.
+"""The PyTorch baseline of `bench`: the training loop of transformers' run_mlm.py, a few updates at a time.
 
     PYTHON mlm/bench/torch_step.py
 
-Run by any Python with torch, transformers (4.57 or 5) and accelerate. What is measured is `Trainer.train()` itself,
-with its defaults: rows shuffled by its data loader, masked by DataCollatorForLanguageModeling on the host,
-RobertaForMaskedLM with logits of every position, gradients clipped, AdamW, eager, as many threads as PyTorch takes. A
-callback holds the loop between two turns. On CUDA where it is there, else on the CPU in float32.
+Any Python with torch, transformers (4.57 or 5) and accelerate runs it. It measures `Trainer.train()` with its defaults:
+rows shuffled by its data loader, masked by DataCollatorForLanguageModeling on the host, RobertaForMaskedLM with logits
+of every position, gradients clipped, AdamW, eager; on CUDA if there is any, else on the CPU in float32.
 
-Reads lines of JSON and answers each with one. First the settings: {"model": RobertaConfig's arguments, "special_ids":
-{"cls", "pad", "sep", "unk", "mask"} -> id, "rows" of an update, "length" of a row, "masking_rate", "learning_rate",
-"weight_decay", "bfloat16": autocast on CUDA}; the answer, {"torch", "transformers", "device", "dtype"}, comes when all
-is ready. Then {"calls": N}: it makes N updates; the answer is {"updates" so far, "peak_bytes"}: what PyTorch allocated
-at most on CUDA, or, on the CPU, what the process has grown by since its imports. Ends with its input; exit code 2 if a
-package is missing.
+It reads lines of JSON and answers each with one. First the settings: {"model": RobertaConfig's arguments,
+"special_ids": {"cls", "pad", "sep", "unk", "mask"} -> id, "rows" of an update, "length" of a row, "masking_rate",
+"learning_rate", "weight_decay", "bfloat16": autocast on CUDA}; the answer, {"torch", "transformers", "device",
+"dtype"}, comes when it is ready. Then {"calls": N} for N updates; the answer is {"updates" so far, "peak_bytes"}:
+PyTorch's peak allocation on CUDA, or what the process has grown by since its imports. It exits when its input ends;
+with 2 if a package is missing.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import TextIO
 
-BATCHES = 64  # in an epoch of the data loader
+EPOCH = 64  # batches of the data loader
 
 
 def train(settings: dict, answers: TextIO) -> None:
-    """Builds the Trainer and lets it train until the input ends.
-
-    Args:
-      settings: see above.
-      answers: where the lines of JSON go.
-    """
+    """Builds the Trainer and trains until the input ends; `answers` takes the lines of JSON."""
     import torch
     import transformers
 
@@ -41,8 +36,8 @@ def train(settings: dict, answers: TextIO) -> None:
     cuda = torch.cuda.is_available()
     bfloat16 = cuda and settings["bfloat16"]
 
-    class Turns(transformers.TrainerCallback):
-        """Holds the loop after the updates that were asked for."""
+    class Pauses(transformers.TrainerCallback):
+        """Holds the loop after the requested updates."""
 
         left = 0
 
@@ -77,38 +72,27 @@ def train(settings: dict, answers: TextIO) -> None:
             report_to="none",
             disable_tqdm=True,
         )
-        trainer = transformers.Trainer(
+        collator = transformers.DataCollatorForLanguageModeling(
+            tokenizer=_tokenizer(settings), mlm_probability=settings["masking_rate"]
+        )
+        transformers.Trainer(
             model=transformers.RobertaForMaskedLM(transformers.RobertaConfig(**settings["model"])),
             args=arguments,
-            train_dataset=Rows(settings),
-            data_collator=transformers.DataCollatorForLanguageModeling(
-                tokenizer=_tokenizer(settings), mlm_probability=settings["masking_rate"]
-            ),
-            callbacks=[Turns()],
-        )
-        trainer.train()
+            train_dataset=_random_rows(settings) * EPOCH,
+            data_collator=collator,
+            callbacks=[Pauses()],
+        ).train()
 
 
-class Rows:
-    """Random rows of ordinary tokens as run_mlm.py's data set gives them: lists, with special_tokens_mask."""
+def _random_rows(settings: dict) -> list[dict]:
+    """Returns a batch of random ordinary tokens as run_mlm.py's data set has it: lists, with special_tokens_mask."""
+    import torch
 
-    def __init__(self, settings: dict):
-        """Draws the rows of one batch, which come again and again."""
-        import torch
-
-        rows, length = settings["rows"], settings["length"]
-        first, size = max(settings["special_ids"].values()) + 1, settings["model"]["vocab_size"]
-        ids = torch.randint(first, size, (rows, length), generator=torch.Generator().manual_seed(0))
-        self._rows = [
-            {"input_ids": row, "attention_mask": [1] * length, "special_tokens_mask": [0] * length}
-            for row in ids.tolist()
-        ]
-
-    def __len__(self) -> int:
-        return BATCHES * len(self._rows)
-
-    def __getitem__(self, index: int) -> dict:
-        return self._rows[index % len(self._rows)]
+    rows, length = settings["rows"], settings["length"]
+    first, size = max(settings["special_ids"].values()) + 1, settings["model"]["vocab_size"]
+    ids = torch.randint(first, size, (rows, length), generator=torch.Generator().manual_seed(0))
+    columns = {"attention_mask": [1] * length, "special_tokens_mask": [0] * length}
+    return [{"input_ids": row, **columns} for row in ids.tolist()]
 
 
 def _tokenizer(settings: dict):
@@ -123,16 +107,14 @@ def _tokenizer(settings: dict):
 
 
 def _resident(field: str) -> int | None:
-    """Returns VmRSS or VmHWM, the memory held now or at most, in bytes; None where the system has no /proc."""
+    """Returns the process's memory in bytes, current (VmRSS) or peak (VmHWM); None where the system has no /proc."""
     status = Path("/proc/self/status")
-    if not status.is_file():
-        return None
-    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith(field))
+    return int(re.search(rf"{field}:\s+(\d+) kB", status.read_text())[1]) * 1024 if status.is_file() else None
 
 
 def main() -> int:
-    """Takes turns until the input ends; returns the exit code."""
-    # Whatever else is printed, by the Trainer for one, must not come between the answers.
+    """Answers until the input ends; returns the exit code."""
+    # Nothing else that is printed, by the Trainer for one, may come between the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
@@ -147,7 +129,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Python puts this folder first on the path, where our modules would stand in for installed ones of the same names.
+    # Python puts this folder first on the path, where our modules would shadow installed ones of the same names.
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
     # bench, which runs this, hides PyTorch from itself by these.
     os.environ.update(USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")

@@ -1,4 +1,4 @@
-"""`bench`: time step, shards and batches beside the standard scripts, in one run."""
+"""`bench`: time step, shards and batches beside the baselines, in one run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A step compiled for a TPU that is not there: its memory, its time, and what both are made of."""
+"""The step compiled for a TPU that is not attached: its memory, its time, and where the time goes."""

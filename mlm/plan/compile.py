@@ -46,7 +46,6 @@ class Program:
     outputs: int
     needs: float | None
     fits: bool
-    seconds: float
 
 
 def make_mesh(config: ConfigDict, topology: Topology) -> Mesh:
@@ -65,9 +64,9 @@ def compile_step(config: ConfigDict, info: DatasetInfo, topology: Topology, *, k
       InputError: as `Pretraining`, or a core is too small for the attention kernel.
     """
     task = Pretraining.without_data(config, make_mesh(config, topology), info)
-    state, begin = state_bytes(task), time.monotonic()
+    state = state_bytes(task)
     if kind != "baseline" and state > topology.capacity:  # nothing to compile
-        return Program("", state, 0, 0, state, False, 0.0)
+        return Program("", state, 0, 0, state, False)
     rows = config.data.global_batch // (task.mesh.shape["data"] * task.mesh.shape["fsdp"])
     model = f"{config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
     with _progress(f"compiling the {kind} step, {model}, for {topology.name}"), no_cache():
@@ -78,12 +77,11 @@ def compile_step(config: ConfigDict, info: DatasetInfo, topology: Topology, *, k
                 raise
             refuse_kernel(str(error), topology.family.kind)
             temporaries = temporary_bytes(str(error))
-            needs = None if temporaries is None else state + temporaries
-            return Program("", state, 0, 0, needs, False, time.monotonic() - begin)
+            return Program("", state, 0, 0, None if temporaries is None else state + temporaries, False)
     memory = compiled.memory_analysis()
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes, outputs)
-    return Program(text, *sizes, sum(sizes) + memory.generated_code_size_in_bytes, True, time.monotonic() - begin)
+    return Program(text, *sizes, sum(sizes) + memory.generated_code_size_in_bytes, True)
 
 
 def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
@@ -154,21 +152,20 @@ def no_cache() -> Iterator[None]:
 @contextlib.contextmanager
 def _progress(message: str) -> Iterator[None]:
     """Repeats a message with the elapsed seconds on stderr, on one line if that is a terminal."""
-    begin, done = time.monotonic(), threading.Event()
-    end, interval = ("\r", 1.0) if sys.stderr.isatty() else ("\n", PROGRESS)
+    begin, done, terminal = time.monotonic(), threading.Event(), sys.stderr.isatty()
 
-    def report(end: str) -> None:
-        print(f"{message}: {time.monotonic() - begin:.0f} s", end=end, file=sys.stderr, flush=True)
+    def report() -> None:
+        while True:
+            ended = done.wait(1.0 if terminal else PROGRESS)
+            end = "\r" if terminal and not ended else "\n"
+            print(f"{message}: {time.monotonic() - begin:.0f} s", end=end, file=sys.stderr, flush=True)
+            if ended:
+                return
 
-    def repeat() -> None:
-        while not done.wait(interval):
-            report(end)
-
-    thread = threading.Thread(target=repeat, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield
     finally:
         done.set()
         thread.join()
-        report("\n")

@@ -38,17 +38,6 @@ Group = tuple[str, str, str]  # forward, backward, recompute or update; path of 
 
 
 @dataclasses.dataclass
-class Collective:
-    """All collectives of a kind; `exposed` cycles are those that no computation hides."""
-
-    count: int = 0
-    bytes: float = 0.0
-    cycles: float = 0.0
-    exposed: float = 0.0
-    overlapping: int = 0
-
-
-@dataclasses.dataclass
 class Cost:
     """The cost of a program on one device.
 
@@ -57,14 +46,16 @@ class Cost:
       uncosted: {what: count} of kernels without a cost, unknown calls and loops of unknown length.
       instructions: how many the compiler has an estimate for ("compiler"), and how many only the "rules" above.
       groups: {group: [cycles, count]} of everything but the waits.
-      collectives: by kind.
+      collectives: {kind: {"count", "overlapping", "bytes", "cycles", "exposed" cycles, that no computation hides}}.
     """
 
     cycles: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(SOURCES, 0.0))
     uncosted: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
     instructions: dict[str, int] = dataclasses.field(default_factory=lambda: {"compiler": 0, "rules": 0})
     groups: dict[Group, list[float]] = dataclasses.field(default_factory=dict)
-    collectives: dict[str, Collective] = dataclasses.field(default_factory=dict)
+    collectives: dict[str, collections.Counter] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(collections.Counter)
+    )
 
     @property
     def total(self) -> float:
@@ -229,7 +220,7 @@ class _Simulation:
             self.finish(this, times, key)
         elif "AsyncCollectiveStart" in targets or this.opcode.endswith("-start"):
             self.begin(inner, this.name if this.opcode.endswith("-start") else key, times)
-            self.cost.collectives[links.kind(inner)].overlapping += times
+            self.cost.collectives[links.kind(inner)]["overlapping"] += times
         else:
             if key not in self.clock.done:  # else this is the computation that hides it
                 self.begin(inner, this.name, times)
@@ -239,10 +230,7 @@ class _Simulation:
 
     def begin(self, inner: Instruction, name: str, times: int) -> None:
         size, cycles = links.traffic(inner, self.topology)
-        total = self.cost.collectives.setdefault(links.kind(inner), Collective())
-        total.count += times
-        total.bytes += size * times
-        total.cycles += cycles * times
+        self.cost.collectives[links.kind(inner)].update(count=times, bytes=size * times, cycles=cycles * times)
         self.clock.start("links", name, cycles)
         self.started[name] = links.kind(inner)
 
@@ -256,7 +244,7 @@ class _Simulation:
         if kind is None:
             self.cost.cycles["waits"] += left * times
         else:
-            self.cost.collectives[kind].exposed += left * times
+            self.cost.collectives[kind]["exposed"] += left * times
             self.spend("collectives", this, left, times)
 
 

@@ -135,7 +135,6 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
             "needs": None if program.needs is None else program.needs * cores,
             "capacity": place.capacity * cores,
         },
-        "compile_seconds": program.seconds,
     }
     if program.fits:
         row |= estimate(program, config, job, place, length=row["length"])
@@ -168,13 +167,9 @@ def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *,
         "instructions": cost.instructions,
         "uncosted": dict(cost.uncosted),
         "collectives": {
-            kind: {
-                "count": one.count,
-                "overlapping": one.overlapping,
-                "bytes": one.bytes,
-                "milliseconds": 1e3 * one.cycles / place.hertz,
-                "exposed_milliseconds": 1e3 * one.exposed / place.hertz,
-            }
+            kind: {key: one[key] for key in ("count", "overlapping", "bytes")}
+            | {"milliseconds": 1e3 * one["cycles"] / place.hertz}
+            | {"exposed_milliseconds": 1e3 * one["exposed"] / place.hertz}
             for kind, one in cost.collectives.items()
         },
         "operations": [
