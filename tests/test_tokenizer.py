@@ -104,7 +104,7 @@ def test_words_that_cannot_be_told_are_refused(tmp_path):
         with pytest.raises(InputError) as error:
             tokenizer.word_starts(str(tmp_path / name), key="config.masking.kind = word")
         assert str(error.value).startswith(
-            f"config.masking.kind = word: the vocabulary of {tmp_path / name} does not show"
+            f"config.masking.kind = word: the vocabulary and decoder of {tmp_path / name}"
         )
         assert "set masking.kind to token" in str(error.value)
 

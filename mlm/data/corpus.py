@@ -25,7 +25,7 @@ from typing import NamedTuple
 import fsspec
 import numpy as np
 
-from mlm.data import docstrings
+from mlm.data import batches, docstrings
 from mlm.errors import InputError
 
 CHUNK = 4096  # documents looked up together among those seen before, unless they have
@@ -173,9 +173,7 @@ def _hf(name: str, *, field: str, streaming: bool) -> Splits:
 
 
 def _tfds(name: str, *, field: str, streaming: bool) -> Splits:
-    import tensorflow as tf
-
-    tf.config.set_visible_devices([], "GPU")  # they are jax's
+    batches.import_tensorflow()
     import tensorflow_datasets as tfds
 
     builder = tfds.builder(name)

@@ -47,19 +47,18 @@ def train(
       InputError: the sample has too little text for the vocabulary, or more characters than it has entries.
     """
     tokenizer, trainer = _untrained(kind, vocab_size, lowercase)
-    setting = f"config.tokenizer.vocab_size = {vocab_size}"
-    too_small = InputError(f"{setting}: the text has more distinct characters than that; raise it.")
     try:
         tokenizer.train_from_iterator(_sample(texts, sample_megabytes), trainer)
+        size = tokenizer.get_vocab_size()
     except Exception as error:  # tokenizers raises plain Exception
-        raise too_small if "not large enough" in str(error) else error  # noqa: B904
-    size = tokenizer.get_vocab_size()
-    if size > vocab_size:
-        raise too_small
-    if size < vocab_size:
-        raise InputError(
-            f"{setting}: the text yields only {size} entries; lower it, or raise tokenizer.sample_megabytes."
-        )
+        if "not large enough" not in str(error):
+            raise
+        size = vocab_size + 1
+    if size != vocab_size:
+        reason = f"yields only {size} entries; lower it, or raise tokenizer.sample_megabytes"
+        if size > vocab_size:
+            reason = "has more distinct characters than that; raise it"
+        raise InputError(f"config.tokenizer.vocab_size = {vocab_size}: the text {reason}.")
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
@@ -199,53 +198,27 @@ def manifest_fields(folder: str) -> dict[str, Any]:
 
 
 def word_starts(folder: str, *, key: str) -> np.ndarray:
-    """Returns which entries of the vocabulary start a word, bool [V]; added tokens do.
-
-    Args:
-      folder: of the tokenizer, local or gs://.
-      key: config key and value that need it, for the message.
-    """
+    """Returns which entries of the vocabulary start a word, bool [V]; `key` is the setting that asks for it."""
     fast = load_fast(folder)
-    text_of = surface(fast)
-    if text_of is None:
-        model = json.loads(fast.to_str())["model"]["type"]
-        raise InputError(
-            f"{key}: the vocabulary of {folder} does not show which tokens start a word ({model} without Metaspace, "
-            "byte level or a prefix of inner pieces); set masking.kind to token, or use another tokenizer."
-        )
-    vocabulary = fast.get_vocab()
+    text_of, vocabulary = surface(fast), fast.get_vocab()
     starts_V = np.zeros(max(vocabulary.values()) + 1, bool)
-    for piece, number in vocabulary.items():
-        starts_V[number] = text_of(piece)[:1].isspace()
+    if text_of is not None:
+        for piece, number in vocabulary.items():
+            starts_V[number] = text_of(piece)[:1].isspace()
+    if not starts_V.any():
+        raise InputError(
+            f"{key}: the vocabulary and decoder of {folder} ({type(fast.model).__name__}) do not show which tokens "
+            "start a word; set masking.kind to token, or use another tokenizer."
+        )
     starts_V[list(fast.get_added_tokens_decoder())] = True
     return starts_V
 
 
 def surface(fast: Tokenizer) -> Callable[[str], str] | None:
-    """Returns the function from a vocabulary entry to its text, with a space before it if it starts a word.
-
-    None if the model, the pre-tokenizer and the decoder don't determine it.
-    """
-    content = json.loads(fast.to_str())
-    model, parts = content["model"], _parts(content["pre_tokenizer"]) + _parts(content["decoder"])
-    prefix = model.get("continuing_subword_prefix")
-    if prefix and model["type"] in ("WordPiece", "BPE"):
-        return lambda piece: piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
-    if model.get("end_of_word_suffix"):  # such a piece says that the next one starts a word
+    """Returns the function from a vocabulary entry to its text, after a space if it starts a word; None if unknown."""
+    decoder = fast.decoder
+    if decoder is None or json.loads(fast.to_str())["model"].get("end_of_word_suffix"):
         return None
-    if any(part["type"] == "ByteLevel" for part in parts):
-        decoder = decoders.ByteLevel()
-        return lambda piece: decoder.decode([piece])
-    marks = {part["replacement"] for part in parts if part["type"] == "Metaspace"}
-    if len(marks) != 1:
-        return None
-    mark = marks.pop()
-    return lambda piece: piece.replace(mark, " ")
-
-
-def _parts(component: dict | None) -> list[dict]:
-    """Returns the innermost pre-tokenizers or decoders of a component of tokenizer.json."""
-    if component is None:
-        return []
-    inner = component.get("pretokenizers") or component.get("decoders")
-    return [part for each in inner for part in _parts(each)] if inner else [component]
+    if isinstance(decoder, decoders.WordPiece):
+        decoder = decoders.WordPiece(decoder.prefix, cleanup=False)
+    return lambda piece: decoder.decode(["a", piece])[1:]
