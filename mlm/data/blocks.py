@@ -55,7 +55,7 @@ class Block(NamedTuple):
 
 
 def dtype_of(vocab_size: int) -> np.dtype:
-    """Returns the type of the numbers in a block's file."""
+    """Returns the type of the tokens in a block's file."""
     return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
 
 
@@ -71,11 +71,7 @@ def written(folder: UPath, dtype: np.dtype) -> dict[Key, Block]:
 
 
 def read(file: str, dtype: np.dtype) -> np.ndarray:
-    """Returns the tokens of a block's file.
-
-    Raises:
-      DamageError: it has been cut.
-    """
+    """Returns the tokens of a block's file; raises DamageError if it was cut."""
     tokens = np.fromfile(file, dtype)
     if len(tokens) != int(Path(file).name.split("-")[3]):
         raise DamageError(f"{file}: is not what was written; remove it, and start the same command again.")
@@ -97,11 +93,9 @@ def write(
     Args:
       pool: of workers initialized by `start_worker`.
       documents: of the corpus; read to the end on every host.
-      folder: of the blocks, shared by the hosts.
-      scratch: local folder for incomplete files.
+      folder: of the blocks, shared by the hosts; `scratch` is local, for incomplete files.
       hosts: host b mod n makes block b.
       max_pending: blocks of text in memory.
-      dtype: of the tokens.
     """
     there = written(folder, dtype)
     keys: list[Key] = []

@@ -43,11 +43,7 @@ class Hosts(NamedTuple):
         return self.owner(number) == self.index
 
     def wait(self, missing: Callable[[], list[int]], describe: Callable[[list[int]], str]) -> None:
-        """Polls until nothing is missing; `describe` says in words what is.
-
-        Raises:
-          PreemptedError: no progress within the timeout; what this process has made is kept.
-        """
+        """Polls until nothing is missing; raises PreemptedError after `timeout` seconds without progress."""
         changed = reported = time.monotonic()
         last, pause = None, PAUSES[0]
         while left := missing():
@@ -85,11 +81,7 @@ class HostFiles:
         return self._folder / f"{index}-of-{self._hosts.count}.json"
 
     def not_started(self, others: Iterable[int]) -> list[int]:
-        """Returns which of some other hosts have not started yet.
-
-        Raises:
-          InputError: one has read another corpus, and was not restarted within RESTART_TIME.
-        """
+        """Returns which of some other hosts have not started yet; raises InputError if one reads another corpus."""
         absent = []
         for index in sorted(set(others)):
             content = logs.read_object(self._file(index))

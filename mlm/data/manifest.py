@@ -75,11 +75,7 @@ class Manifest:
 
 
 def load_manifest(folder: str, *, tokenizer_folder: str | None = None) -> Manifest:
-    """Reads a folder's manifest.json; without one, infers it from file names as transformers' TF-TPU example does.
-
-    Args:
-      folder: of the shards.
-      tokenizer_folder: only needed where there is no manifest.
+    """Reads a folder's manifest.json; without one, infers it from its shards' names and their tokenizer.
 
     Raises:
       InputError: there are no shards, or no tokenizer where one is needed.
@@ -89,12 +85,7 @@ def load_manifest(folder: str, *, tokenizer_folder: str | None = None) -> Manife
 
 
 def read_manifest(folder: str) -> Manifest | None:
-    """Reads and checks a folder's manifest.json; None if there is none.
-
-    Raises:
-      InputError: it is of another format.
-      DamageError: it is not valid.
-    """
+    """Reads and checks a folder's manifest.json; None if there is none."""
     file = UPath(folder) / NAME
     content = logs.read_object(file)
     if not content and not file.is_file():
@@ -169,14 +160,9 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
 
 
 def verify(manifest: Manifest, *, deep: bool) -> None:
-    """Checks that the folder holds the shards of the manifest and no others.
+    """Raises DamageError unless the folder holds the shards of the manifest and no others.
 
-    Args:
-      manifest: of the folder.
-      deep: compare the SHA-256 of every file, too; otherwise sizes alone.
-
-    Raises:
-      DamageError: a shard is missing, extra, of another size, or not what was written.
+    Sizes are compared, and with `deep` the SHA-256 of every file.
     """
     root = UPath(manifest.folder)
     for name, split in manifest.splits.items():

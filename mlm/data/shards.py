@@ -49,9 +49,8 @@ def write(
     TF-TPU example. What looks like a special token in a text stays text.
 
     Args:
-      documents: the same on all hosts; not read if the shards are there. A `Corpus` counts its duplicates, too.
-      tokenizer_folder: local or gs://.
-      folder: to be made, local or gs://; it appears, or its manifest does, when all is written.
+      documents: the same on all hosts; not read if the shards are there. The manifest has the counts of a `Corpus`.
+      tokenizer_folder, folder: local or gs://; `folder` appears, or its manifest does, when all is written.
       length: tokens in a row.
       counts: shards of each split; a small validation split gets fewer.
       source: describes the documents, and changes when they do.
@@ -59,8 +58,7 @@ def write(
       hosts: share the work.
 
     Raises:
-      InputError: the folder holds something else or can't be written, a split has too few rows, or another host reads
-        another corpus.
+      InputError: the folder can't be used, a split has too few rows, or another host reads another corpus.
       PreemptedError: no progress of another host within `hosts.timeout`.
     """
     tokenizer_folder = local_folder(tokenizer_folder)

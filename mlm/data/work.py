@@ -35,21 +35,14 @@ class Work:
     """The folders for making the shards of one folder.
 
     Attributes:
-      folder: of the finished shards, as the config names it.
+      folder: of the finished shards.
       inputs: fingerprint of all that the shards are made from.
       blocks, hosts, notes, shards: shared folders.
       scratch: this host's own, local folder.
     """
 
     def __init__(self, folder: str, texts: list[Any], settings: list[Any], hosts: Hosts):
-        """Names the folders without making any.
-
-        Args:
-          folder: of the finished shards.
-          texts: JSON, what decides the tokens.
-          settings: JSON, what else decides the shards.
-          hosts: which host this is.
-        """
+        """Names the folders, by what decides the tokens (`texts`) and what else decides the shards (`settings`)."""
         self.folder, self.inputs = folder, _hash([*texts, *settings])
         self._target, self._root = UPath(folder), work_folder(folder)
         own = self._root / self.inputs[:16]
@@ -84,11 +77,7 @@ class Work:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Makes the folders, and removes incomplete files of this host.
-
-        Raises:
-          InputError: something can't be written.
-        """
+        """Makes the folders, removes incomplete files of this host, and raises InputError for what can't be written."""
         try:
             remove(UPath(self.scratch))
             self.scratch.mkdir(parents=True)
