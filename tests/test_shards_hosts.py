@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from mlm.data import blocks, corpus, hosts, shards
@@ -250,7 +251,7 @@ def test_a_block_that_was_cut_is_found(small, texts, tokenizer_folder, tmp_path)
     whole = file.read_bytes()
     file.write_bytes(whole[:-2])
     with pytest.raises(DamageError, match=file.name):
-        blocks.read(str(file), blocks.dtype_of(600))
+        blocks.read(str(file), np.dtype(np.uint16))
     made = write(texts[:400], tmp_path / "shards", tokenizer_folder, Hosts())
     assert made == load_manifest(made.folder)
     assert made.fingerprint == write(texts[:400], tmp_path / "other", tokenizer_folder, Hosts()).fingerprint

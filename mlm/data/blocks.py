@@ -22,10 +22,10 @@ from tqdm import tqdm
 
 from mlm.data import tokenizer
 from mlm.data.corpus import Document
-from mlm.data.hosts import Hosts
 from mlm.data.manifest_rules import SPLITS
+from mlm.data.work import Work
 from mlm.errors import DamageError
-from mlm.paths import UPath, put_file, sizes
+from mlm.paths import put_file, sizes
 
 BLOCK_BYTES = 4_000_000  # of text, and at most so many documents:
 BLOCK_DOCUMENTS = 4096
@@ -54,17 +54,12 @@ class Block(NamedTuple):
         return f"{number:06d}-{split}-{digest}-{self.tokens}-{self.text_bytes}"
 
 
-def dtype_of(vocab_size: int) -> np.dtype:
-    """Returns the type of the tokens in a block's file."""
-    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
-
-
-def written(folder: UPath, dtype: np.dtype) -> dict[Key, Block]:
-    """Returns the complete blocks in a folder."""
+def written(work: Work) -> dict[Key, Block]:
+    """Returns the complete blocks of all hosts."""
     found = {}
-    for name, size in sizes(folder).items():
+    for name, size in sizes(work.blocks).items():
         number, split, digest, tokens, text_bytes = name.split("-")
-        if size == int(tokens) * dtype.itemsize:
+        if size == int(tokens) * work.dtype.itemsize:
             key = Key(int(number), split, digest)
             found[key] = Block(key, int(tokens), int(text_bytes))
     return found
@@ -79,25 +74,17 @@ def read(file: str, dtype: np.dtype) -> np.ndarray:
 
 
 def write(
-    pool: concurrent.futures.Executor,
-    documents: Iterable[Document],
-    folder: UPath,
-    *,
-    scratch: Path,
-    hosts: Hosts,
-    max_pending: int,
-    dtype: np.dtype,
+    pool: concurrent.futures.Executor, documents: Iterable[Document], work: Work, *, max_pending: int
 ) -> list[Key]:
     """Writes this host's blocks, except for those that are there; returns the keys of all hosts' blocks, in order.
 
     Args:
       pool: of workers initialized by `start_worker`.
       documents: of the corpus; read to the end on every host.
-      folder: of the blocks, shared by the hosts; `scratch` is local, for incomplete files.
-      hosts: host b mod n makes block b.
+      work: for folders and hosts.
       max_pending: blocks of text in memory.
     """
-    there = written(folder, dtype)
+    there = written(work)
     keys: list[Key] = []
     pending: deque[concurrent.futures.Future] = deque()
     with tqdm(unit=" tokens", unit_scale=True, desc="tokenize", disable=not sys.stderr.isatty()) as bar:
@@ -106,8 +93,8 @@ def write(
             keys.append(key)
             if key in there:
                 bar.update(there[key].tokens)
-            elif hosts.owns(number):
-                pending.append(pool.submit(_tokenize, key, texts, str(folder), scratch, dtype))
+            elif work.hosts.owns(number):
+                pending.append(pool.submit(_tokenize, key, texts, work))
             if len(pending) > max_pending:
                 bar.update(pending.popleft().result())
         for task in pending:
@@ -158,13 +145,13 @@ def _exit_with_parent() -> None:
     os._exit(1)  # otherwise a worker whose parent was killed would wait for work forever
 
 
-def _tokenize(key: Key, texts: list[str], folder: str, scratch: Path, dtype: np.dtype) -> int:
+def _tokenize(key: Key, texts: list[str], work: Work) -> int:
     """Writes a block; returns its tokens."""
     ids: list[int] = []
     for first in range(0, len(texts), BATCH_DOCUMENTS):
         for encoding in _tokenizer.encode_batch_fast(texts[first : first + BATCH_DOCUMENTS]):
             ids += encoding.ids
     block = Block(key, len(ids), sum(len(text.encode()) for text in texts))
-    np.array(ids, dtype).tofile(scratch / block.name)
-    put_file(scratch / block.name, UPath(folder) / block.name)
+    np.array(ids, work.dtype).tofile(work.scratch / block.name)
+    put_file(work.scratch / block.name, work.blocks / block.name)
     return block.tokens

@@ -66,19 +66,19 @@ class HostFiles:
     """A file of each host in a shared folder: that it has started, and the hash of the corpus that it has read."""
 
     def __init__(self, folder: UPath, hosts: Hosts):
-        """Writes that this host has started."""
-        self._folder, self._hosts = folder, hosts
+        """Names the folder without making it."""
+        self.folder, self._hosts = folder, hosts
+        self._corpus: str | None = None
         self._differs: dict[int, float] = {}
-        make_folder(folder)
-        self.write(None)
 
     def write(self, corpus: str | None) -> None:
         """Writes the hash of the corpus that this host has read, None while it reads."""
         self._corpus = corpus
+        make_folder(self.folder)
         write_text(self._file(self._hosts.index), json.dumps({"host": platform.node(), "stream": corpus}))
 
     def _file(self, index: int) -> UPath:
-        return self._folder / f"{index}-of-{self._hosts.count}.json"
+        return self.folder / f"{index}-of-{self._hosts.count}.json"
 
     def not_started(self, others: Iterable[int]) -> list[int]:
         """Returns which of some other hosts have not started yet; raises InputError if one reads another corpus."""

@@ -10,25 +10,18 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import hashlib
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from mlm.data import blocks, tfrecord
 from mlm.data.manifest import Shard
+from mlm.data.manifest_rules import SPLITS
+from mlm.data.work import Work
 from mlm.errors import InputError
-from mlm.paths import UPath, put_file, sizes
+from mlm.paths import put_file, sizes
 
 OPEN_FILES = 256  # shards that one worker writes at a time
-
-
-class Places(NamedTuple):
-    """Folders of the shards and of the notes, and a local one for incomplete shards."""
-
-    shards: str
-    notes: str
-    scratch: Path
 
 
 class Stream(NamedTuple):
@@ -36,7 +29,6 @@ class Stream(NamedTuple):
 
     split: str
     files: list[str]
-    dtype: np.dtype
     digest: str
 
 
@@ -56,11 +48,11 @@ def plan(split: str, tokens: int, *, length: int, count: int) -> list[str]:
     return [f"{split}/dataset-{shard}-{(rows - shard - 1) // count + 1}.tfrecord" for shard in range(count)]
 
 
-def noted(notes: UPath, shards: UPath, digest: str) -> dict[str, Shard]:
+def noted(work: Work, digest: str) -> dict[str, Shard]:
     """Returns {name: shard} of the complete shards that were made from the streams with this digest."""
     found = {}
-    there = {f"{split}/{name}": size for split in blocks.SPLITS for name, size in sizes(shards / split).items()}
-    for note in sizes(notes):
+    there = {f"{split}/{name}": size for split in SPLITS for name, size in sizes(work.shards / split).items()}
+    for note in sizes(work.notes):
         split, number, records, size, sha256, stream = note.split("-")
         name = f"{split}/dataset-{number}-{records}.tfrecord"
         if stream == digest and there.get(name) == int(size):
@@ -70,10 +62,10 @@ def noted(notes: UPath, shards: UPath, digest: str) -> dict[str, Shard]:
 
 def submit(
     pool: concurrent.futures.Executor,
+    work: Work,
     stream: Stream,
     names: list[str],
     own: list[int],
-    places: Places,
     *,
     length: int,
     workers: int,
@@ -81,20 +73,20 @@ def submit(
     """Starts writing the shards with the indices `own`; `names` are those of all shards of the split."""
     group = min(-(-len(own) // workers), OPEN_FILES) or 1
     return [
-        pool.submit(_write, stream, length, names, own[start : start + group], places)
+        pool.submit(_write, work, stream, length, names, own[start : start + group])
         for start in range(0, len(own), group)
     ]
 
 
-def _write(stream: Stream, length: int, names: list[str], own: list[int], places: Places) -> None:
+def _write(work: Work, stream: Stream, length: int, names: list[str], own: list[int]) -> None:
     """Writes the shards `own` in one pass over the blocks."""
     records, digests = [0] * len(own), [hashlib.sha256() for _ in own]
-    files = [places.scratch / names[shard].replace("/", "-") for shard in own]
+    files = [work.scratch / names[shard].replace("/", "-") for shard in own]
     with contextlib.ExitStack() as stack:
         outputs = [stack.enter_context(file.open("wb")) for file in files]
-        row, rest = 0, np.zeros(0, stream.dtype)
+        row, rest = 0, np.zeros(0, work.dtype)
         for file in stream.files:
-            tokens = np.concatenate([rest, blocks.read(file, stream.dtype)])
+            tokens = np.concatenate([rest, blocks.read(file, work.dtype)])
             rows = len(tokens) // length
             ids_NxL, rest = tokens[: rows * length].reshape(rows, length), tokens[rows * length :]
             for index, (shard, output) in enumerate(zip(own, outputs, strict=True)):
@@ -106,14 +98,14 @@ def _write(stream: Stream, length: int, names: list[str], own: list[int], places
             row += rows
     for shard, file, count, sha256 in zip(own, files, records, digests, strict=True):
         size = file.stat().st_size
-        put_file(file, UPath(places.shards) / names[shard])
+        put_file(file, work.shards / names[shard])
         note = f"{stream.split}-{shard}-{count}-{size}-{sha256.hexdigest()}-{stream.digest}"
-        (UPath(places.notes) / note).write_text("")
+        (work.notes / note).write_text("")
 
 
-def count_ids(stream: Stream, vocab_size: int) -> np.ndarray:
+def count_ids(work: Work, stream: Stream, vocab_size: int) -> np.ndarray:
     """Returns how often each id occurs in a stream: int64 [V]."""
     counts_V = np.zeros(vocab_size, np.int64)
     for file in stream.files:
-        counts_V += np.bincount(blocks.read(file, stream.dtype), minlength=vocab_size)
+        counts_V += np.bincount(blocks.read(file, work.dtype), minlength=vocab_size)
     return counts_V

@@ -18,38 +18,41 @@ import contextlib
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mlm.data.blocks import Block
-from mlm.data.hosts import Hosts
+import numpy as np
+
+from mlm.data.hosts import HostFiles, Hosts
 from mlm.data.manifest import NAME, Manifest, load_manifest, work_folder
-from mlm.errors import InputError
+from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, is_remote, make_folder, remove, write_text
 
 FETCHES = 8  # blocks fetched from a bucket at once
 
 
 class Work:
-    """The folders for making the shards of one folder.
+    """The folders for making the shards of one folder, and the hosts that share them.
 
     Attributes:
-      folder: of the finished shards.
       inputs: fingerprint of all that the shards are made from.
-      blocks, hosts, notes, shards: shared folders.
+      blocks, notes, shards: shared folders.
       scratch: this host's own, local folder.
+      dtype: of the tokens in a block's file.
     """
 
-    def __init__(self, folder: str, texts: list[Any], settings: list[Any], hosts: Hosts):
+    def __init__(self, folder: str, texts: list[Any], settings: list[Any], hosts: Hosts, vocab_size: int):
         """Names the folders, by what decides the tokens (`texts`) and what else decides the shards (`settings`)."""
-        self.folder, self.inputs = folder, _hash([*texts, *settings])
+        self.folder, self.inputs, self.hosts = folder, _hash([*texts, *settings]), hosts
+        self.dtype = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
         self._target, self._root = UPath(folder), work_folder(folder)
         own = self._root / self.inputs[:16]
         self.blocks = self._root / f"blocks-{_hash(texts)[:16]}"
-        self.hosts, self.notes = own / "hosts", own / "notes"
+        self._host_files = HostFiles(own / "hosts", hosts)
         host = f"{hosts.index}-of-{hosts.count}"
-        self.shards, self.scratch = own / "shards", Path(str(own / "scratch" / host))
+        self.notes, self.shards, self.scratch = own / "notes", own / "shards", Path(str(own / "scratch" / host))
         if is_remote(folder):
             name = f"mlm-shards-{_hash([folder, self.inputs])[:16]}-{host}"
             self.shards, self.scratch = self._target, Path(tempfile.gettempdir(), name)
@@ -64,7 +67,7 @@ class Work:
             return False
         if self.is_published():
             return True
-        if is_remote(self.folder) and children(self.hosts):
+        if is_remote(self.folder) and children(self._host_files.folder):
             return False  # begun, and not finished
         raise InputError(
             f"{self.folder}: holds shards of another corpus, tokenizer or setting; use another --workdir or "
@@ -83,6 +86,7 @@ class Work:
             self.scratch.mkdir(parents=True)
             make_folder(self.blocks)
             make_folder(self.notes)
+            self._host_files.write(None)
             yield
         except OSError as error:
             raise InputError(
@@ -92,18 +96,49 @@ class Work:
         finally:
             remove(UPath(self.scratch))
 
-    def local_blocks(self, blocks: list[Block]) -> list[str]:
-        """Returns local files of the blocks; those of a bucket are fetched."""
+    def local_blocks(self, names: list[str]) -> list[str]:
+        """Returns local files of the blocks of these names; those of a bucket are fetched."""
         if not is_remote(self.folder):
-            return [str(self.blocks / block.name) for block in blocks]
+            return [str(self.blocks / name) for name in names]
 
-        def fetch(block: Block) -> str:
-            file = self.scratch / block.name
-            self.blocks.fs.get_file((self.blocks / block.name).path, str(file))
-            return str(file)
+        def fetch(name: str) -> str:
+            self.blocks.fs.get_file((self.blocks / name).path, str(self.scratch / name))
+            return str(self.scratch / name)
 
         with concurrent.futures.ThreadPoolExecutor(FETCHES) as pool:
-            return list(pool.map(fetch, blocks))
+            return list(pool.map(fetch, names))
+
+    def has_read(self, corpus: str) -> None:
+        """Shows the other hosts a hash of the corpus that this one has read."""
+        self._host_files.write(corpus)
+
+    def wait(self, what: str, names: list, poll: Callable[[], dict]) -> list | None:
+        """Waits until every host has written its items; returns them by `names`, None if the manifest came first.
+
+        Raises:
+          PreemptedError: no progress of the other hosts.
+          InputError: one of them reads another corpus.
+          DamageError: items of this host are gone.
+        """
+        found = {}
+
+        def missing() -> list[int]:
+            found.update(poll())
+            numbers = [number for number, name in enumerate(names) if name not in found]
+            if numbers and self.hosts.count > 1 and self.is_published():
+                return []
+            if any(map(self.hosts.owns, numbers)):
+                raise DamageError(f"{self.folder}: {what} just written are not there; check the disk.")
+            return numbers
+
+        def describe(numbers: list[int]) -> str:
+            owners = Counter(map(self.hosts.owner, numbers))
+            absent = self._host_files.not_started(owners)
+            no_sign = f" (no sign of host {', '.join(map(str, absent))} in {self._host_files.folder})" if absent else ""
+            return ", ".join(f"{count} {what} of host {host}" for host, count in sorted(owners.items())) + no_sign
+
+        self.hosts.wait(missing, describe)
+        return [found[name] for name in names] if found.keys() >= set(names) else None
 
     def publish(self, manifest: Manifest) -> None:
         """Puts the finished shards in place, the manifest last, and removes the rest."""
