@@ -30,12 +30,8 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
     """Returns the newest complete step, verified; None if there is none.
 
     Args:
-      folder: of the checkpoints.
-      on_damage: "stop", or "fallback" to the newest good step; damaged ones are set aside.
+      on_damage: "stop" with a DamageError, or "fallback" to the newest good step; damaged ones are set aside.
       best: the step with the lowest score instead, the newest of several; one that was not evaluated comes last.
-
-    Raises:
-      DamageError: a file of the newest step is not what was written, and `on_damage` is "stop".
     """
     steps = complete_steps(folder)[::-1]
     for step in sorted(steps, key=lambda step: _score(folder, step)) if best else steps:
@@ -43,10 +39,8 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
         if damage is None:
             return step
         if on_damage != "fallback":
-            raise DamageError(
-                f"{folder / str(step)}: {damage}; restore that folder from a copy, or go on from the newest good "
-                "checkpoint with --config.checkpoint.on_damage=fallback."
-            )
+            fix = "restore that folder from a copy, or go on from the newest good checkpoint"
+            raise DamageError(f"{folder / str(step)}: {damage}; {fix} with --config.checkpoint.on_damage=fallback.")
         logger.warning("%s: %s; falling back to the checkpoint before it.", folder / str(step), damage)
         if cluster.is_primary():
             set_aside(folder, step, "damaged")
@@ -98,8 +92,8 @@ def find_damage(folder: UPath, step: int) -> str | None:
         for name, (size, digest) in hashes.items():
             if name not in files:
                 return f"the file {name} is missing"
-            if files[name].stat().st_size != size:
-                return f"the file {name} has {files[name].stat().st_size} bytes where {size} were written"
+            if (found := files[name].stat().st_size) != size:
+                return f"the file {name} has {found} bytes where {size} were written"
             if _sha256(files[name]) != digest:
                 return f"the file {name} is not what was written (its SHA-256 differs)"
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -108,11 +102,7 @@ def find_damage(folder: UPath, step: int) -> str | None:
 
 
 def read_meta(folder: UPath, step: int) -> dict[str, Any]:
-    """Returns the metadata of a step: config, fingerprints, what is known of its data and its model.
-
-    Raises:
-      InputError: this code can't read a checkpoint of that format.
-    """
+    """Returns the metadata of a step: config, fingerprints, what is known of its data and its model."""
     found = json.loads((folder / str(step) / "meta" / "metadata").read_text())
     if found.get("format") != FORMAT:
         text = f"its format is {found.get('format')!r}, this code reads {FORMAT}; use the code that wrote it."

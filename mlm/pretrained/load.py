@@ -1,26 +1,40 @@
-"""The one loader of models: from a run's checkpoint, or from a RoBERTa folder on disk, in a bucket or on the Hub."""
+"""The one loader of models: from a run's checkpoint, or from a RoBERTa folder on disk, in a bucket or on the Hub.
+
+A folder may be hostile: it is read as data alone, and every value that a model is built from is checked.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
+import flax.serialization
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict
+import safetensors.flax
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import SingleDeviceSharding
 from transformers import RobertaConfig
+from transformers.modeling_flax_utils import ACT2FN
 
-from mlm.errors import InputError
+from mlm import logs
+from mlm.errors import DamageError, InputError
 from mlm.model import classifier, roberta, weights
 from mlm.model.roberta import Params
-from mlm.pretrained import checkpoint_files, folders, locate
+from mlm.paths import UPath, inside
+from mlm.pretrained import checkpoint_files, locate
+from mlm.pretrained.locate import INDEX, MSGPACK, SAFETENSORS
+from mlm.text import printable
 from mlm.workdir import Workdir
 
 LM_HEAD, CLASSIFIER = "lm_head", "classifier"  # as Flax's tree names them
 INIT = {LM_HEAD: roberta.init_params, CLASSIFIER: classifier.init_params}
 HEAD_NAMES = {LM_HEAD: "language-model head", CLASSIFIER: "classification head"}
 INIT_FROM = "config.train.init_from = "
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+SIZES += ("max_position_embeddings", "type_vocab_size", "pad_token_id")
+LEAST = {"max_position_embeddings": 2, "pad_token_id": 0}  # of a size; 1 for the others
+RATES = ("layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +93,7 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
 
     Args:
       model: a workdir, a folder with config.json and weights (safetensors in one file or several, or
-        flax_model.msgpack), local or in a bucket, or a name on the Hub, from its cache if it is there.
+        flax_model.msgpack), local or in a bucket, or a name on the Hub.
       head: LM_HEAD or CLASSIFIER: the model has this head, and no parameters but those of its config; None for a
         model with any head or none, with all its parameters.
       flag: what the name was given with, for an error.
@@ -95,12 +109,12 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
         found = from_workdir(Workdir(model, create=False), head=head, where=where)
         return dataclasses.replace(found, source=model)
     folder = locate.local_copy(model, flag)
-    config = folders.read_config(folder, where)
+    config = read_config(folder, where)
     if head == CLASSIFIER and config.problem_type == "multi_label_classification":
         raise InputError(f"{where}: is a multi-label one; a RoBERTa of one label a row, or of regression, is needed.")
     if head != CLASSIFIER and not config.tie_word_embeddings:
         raise InputError(f"{where}: its embeddings are not tied; a RoBERTa with tied ones is needed.")
-    params = folders.read_weights(folder, where)
+    params = _read_weights(folder, where)
     if head and isinstance(params["roberta"], dict):
         params["roberta"].pop("pooler", None)
     found = Pretrained(config, params, str(folder), None, {}, model)
@@ -112,7 +126,6 @@ def from_workdir(workdir: Workdir, *, head: str | None, where: str = "") -> Pret
     """Returns the model of a run's newest checkpoint, a classifier's best: averaged, if the run keeps an average.
 
     Args:
-      workdir: of the run.
       head: as in `load`.
       where: what to call the run in an error.
     """
@@ -135,6 +148,61 @@ def from_workdir(workdir: Workdir, *, head: str | None, where: str = "") -> Pret
     return found.with_vocabulary(dataset["vocab_size"])
 
 
+def read_config(folder: UPath, where: str) -> RobertaConfig:
+    """Returns the config of a local folder, from config.json alone; errors call the folder `where`."""
+    try:
+        content = logs.read_object(folder / "config.json")
+        config = RobertaConfig.from_dict(content)
+    except Exception as error:  # whatever transformers raises at values of another type
+        reason = printable(f"{type(error).__name__}: {error}")[:200]
+        reason = "not a JSON object" if isinstance(error, DamageError) else reason
+        raise InputError(f"{where}: its config.json can't be read ({reason}); take a good copy.") from None
+    if content.get("model_type") != "roberta":
+        name = printable(str(content.get("model_type")))[:80]
+        raise InputError(f"{where}: is a {name}, by its config.json; a RoBERTa is needed.")
+    for key in (*SIZES, *RATES, "hidden_act"):
+        value: Any = getattr(config, key)
+        if key in SIZES:
+            least = LEAST.get(key, 1)
+            good, allowed = type(value) is int and least <= value < 2**31, f"a whole number from {least} up"
+        elif key in RATES:
+            good, allowed = type(value) in (int, float) and 0 <= value < 1, "a number from 0 up, and below 1"
+        else:
+            good, allowed = isinstance(value, str) and value in ACT2FN, "an activation that transformers knows"
+        if not good:
+            raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")
+    if config.hidden_size % config.num_attention_heads or config.pad_token_id >= config.vocab_size:
+        raise InputError(f"{where}: the heads or the padding id of its config.json don't fit it; take a good copy.")
+    return config
+
+
+def _read_weights(folder: UPath, where: str) -> Params:
+    """Returns all parameters of a local folder, float32, by Flax's names; a model without a head has shorter ones."""
+    if not any((folder / file).is_file() for file in (INDEX, SAFETENSORS, MSGPACK)):
+        hint = "load it in PyTorch and save it with save_pretrained."
+        raise InputError(f"{where}: has neither {SAFETENSORS} nor {MSGPACK}; {hint}")
+    files = [folder / SAFETENSORS] if (folder / SAFETENSORS).is_file() else []
+    try:
+        if (folder / INDEX).is_file():
+            names = set(logs.read_object(folder / INDEX)["weight_map"].values())
+            files = [inside(folder, file, links=True) for file in sorted(names)]
+        if files:
+            parts = [safetensors.flax.load_file(str(file)) for file in files]  # numpy's loader knows no bfloat16
+            tensors = {key: value for part in parts for key, value in part.items()}
+            if "lm_head.decoder.bias" in tensors:  # tied to the other
+                tensors.setdefault("lm_head.bias", tensors["lm_head.decoder.bias"])
+            params = weights.from_torch(tensors)
+        else:
+            params = flax.serialization.msgpack_restore((folder / MSGPACK).read_bytes())
+        flat = {path: np.asarray(value, np.float32) for path, value in flatten_dict(params).items()}
+        if not all(isinstance(part, str) for path in flat for part in path):
+            raise ValueError("a parameter has a name that is not text")
+        params = unflatten_dict(flat)
+    except Exception as error:  # whatever the libraries raise at a file that is not what its name says
+        raise InputError(f"{where}: its weights can't be read ({printable(str(error))[:300]}).") from None
+    return params if "roberta" in params else {"roberta": params}
+
+
 def _shapes(config: RobertaConfig, head: str) -> Params:
     return jax.eval_shape(lambda: INIT[head](config, jax.random.key(0)))
 
@@ -151,9 +219,8 @@ def _check_params(found: Pretrained, head: str | None, where: str) -> None:
         shapes = _shapes(found.config, head or LM_HEAD)
         trees = (shapes, found.params) if head else ({"roberta": shapes["roberta"]}, {"roberta": found.body})
         wanted, own = ({name: leaf.shape for name, leaf in flatten_dict(tree, sep="/").items()} for tree in trees)
-        for name in sorted(wanted.keys() | own.keys()):
-            if wanted.get(name) != own.get(name):
-                difference = f"{name} is {own.get(name)} where config.json asks for {wanted.get(name)}"
-                break
+        odd = sorted(name for name in wanted.keys() | own.keys() if wanted.get(name) != own.get(name))
+        if odd:
+            difference = f"{odd[0]} is {own.get(odd[0])} where config.json asks for {wanted.get(odd[0])}"
     if difference:
         raise InputError(f"{where}: its weights are not those of its config.json: {difference}; take a good copy.")

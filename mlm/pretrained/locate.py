@@ -11,7 +11,6 @@ from mlm.workdir import Workdir
 
 INDEX, SAFETENSORS, MSGPACK = "model.safetensors.index.json", "model.safetensors", "flax_model.msgpack"
 DOWNLOADED = ["config.json", "*token*.json", "vocab.*", "merges.txt", "*.bpe.model"]  # from the Hub, beside the weights
-TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")
 
 
 def is_workdir(name: str) -> bool:
@@ -19,17 +18,8 @@ def is_workdir(name: str) -> bool:
     return (UPath(name) / "checkpoints").is_dir()
 
 
-def has_tokenizer(folder: str) -> bool:
-    """Returns whether a folder holds the files of a tokenizer."""
-    return any((UPath(folder) / file).is_file() for file in TOKENIZERS)
-
-
 def is_classifier(model: str | Workdir) -> bool:
-    """Returns whether a model, named as for `load.load`, is a classifier; False for one that can't be read.
-
-    Raises:
-      InputError: there is no such model.
-    """
+    """Returns whether a model, named as for `load.load`, is a classifier; False for one that can't be read."""
     try:
         if isinstance(model, Workdir) or is_workdir(model):
             root = model.root if isinstance(model, Workdir) else UPath(model)
@@ -47,9 +37,6 @@ def local_copy(name: str, flag: str) -> UPath:
     Args:
       name: a folder, or a repository on the Hub.
       flag: what the name was given with, such as "--model=", for an error.
-
-    Raises:
-      InputError: it is neither, or has no config.json.
     """
     folder = UPath(name if UPath(name).is_dir() else _download(name, flag))
     if not (folder / "config.json").is_file():

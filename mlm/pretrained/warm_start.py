@@ -7,7 +7,7 @@ Dimensions: R rows of a table, V entries of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -20,12 +20,13 @@ from transformers import RobertaConfig
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model.roberta import Params
+from mlm.paths import UPath
 from mlm.pretrained.load import Pretrained
-from mlm.pretrained.locate import has_tokenizer
 
 VOCABULARY = ("roberta/embeddings/word_embeddings/embedding", "lm_head/bias")
 POSITIONS = "roberta/embeddings/position_embeddings/embedding"
 TYPES = "roberta/embeddings/token_type_embeddings/embedding"
+TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")  # one of them is there
 SAME = {  # keys of our config, and what transformers calls them: the parameters mean nothing in another model
     "model.hidden_size": "hidden_size",
     "model.layers": "num_hidden_layers",
@@ -65,11 +66,11 @@ def fit(
     """Returns what is taken, by name, and lines that say what happened to every parameter of both models.
 
     Args:
-      source: of the same architecture, its body whole.
+      source: of the same architecture.
       shapes: of our parameters, by name.
       pad_id: ours: positions are counted from the next id, in the source from its own.
       vocab_size: V, ours, without the padding of the table.
-      tokenizer_folder: of our tokenizer; None if it isn't there: rows are then matched by id.
+      tokenizer_folder: of our tokenizer; None to match rows by id.
     """
     leaves = source.leaves
     entries = len(leaves[VOCABULARY[0]])
@@ -95,21 +96,21 @@ def fit(
     fresh, left = [name for name in shapes if name not in taken], [name for name in leaves if name not in shapes]
     lines = [
         f"start from {source.source}",
-        f"  taken: {_grouped(whole, shapes)}",
+        f"  taken: {_grouped(whole)}",
         f"  {' and '.join(by_token)}: {_counts(len(pairs[0]), vocab_size, entries)} rows, matched by {how}",
         f"  {POSITIONS}: {_counts(min(lengths), lengths[1], lengths[0])} positions",
     ]
     if fresh:
-        lines.append(f"  fresh, for the source lacks them or has them in another shape: {_grouped(fresh, shapes)}")
+        lines.append(f"  fresh, for the source lacks them or has them in another shape: {_grouped(fresh)}")
     if left:
-        lines.append(f"  left over in the source: {_grouped(left, leaves)}")
+        lines.append(f"  left over in the source: {_grouped(left)}")
     return taken, lines
 
 
 def _match_tokens(source: Pretrained, folder: str | None, same: int) -> tuple[tuple[np.ndarray, np.ndarray], str]:
     """Returns ((rows of the source, our rows), how they were matched); the first `same` rows if it is by id."""
     by_id = (np.arange(same), np.arange(same)), "id"
-    if folder is None or not has_tokenizer(source.tokenizer):
+    if folder is None or not any((UPath(source.tokenizer) / file).is_file() for file in TOKENIZERS):
         return by_id
     theirs, ours = tokenizer.load(source.tokenizer), tokenizer.load(folder)
     if theirs.get_vocab() == ours.get_vocab():
@@ -140,16 +141,12 @@ def _counts(taken: int, ours: int, theirs: int) -> str:
     return f"{taken:,} taken of {theirs:,}{fresh}{left}"
 
 
-def _grouped(names: Iterable[str], among: Iterable[str]) -> str:
-    """Returns the names without their last part; layers of which all names are there are only counted."""
-    rest, layers = dict.fromkeys(names), {}
-    for name in among:
-        if name.startswith("roberta/encoder/layer/"):
-            layers.setdefault(name.split("/")[3], set()).add(name)
-    whole = [layer for layer in layers.values() if layer <= rest.keys()]
-    rest = [name for name in rest if not any(name in layer for layer in whole)]
-    count = [f"{len(whole)} layers"] if whole else []
-    return ", ".join(count + list(dict.fromkeys(n if n in VOCABULARY else n.rpartition("/")[0] for n in rest)))
+def _grouped(names: list[str]) -> str:
+    """Returns the names without their last part; layers, which are always whole, are only counted."""
+    layers = {name.split("/")[3] for name in names if name.startswith("roberta/encoder/layer/")}
+    rest = [name for name in names if not name.startswith("roberta/encoder/layer/")]
+    groups = dict.fromkeys(name if name in VOCABULARY else name.rpartition("/")[0] for name in rest)
+    return ", ".join([f"{len(layers)} layers"] * bool(layers) + list(groups))
 
 
 def start(params: Params, taken: dict[str, Taken]) -> Params:
