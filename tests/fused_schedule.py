@@ -27,17 +27,20 @@ place = NamedSharding(Mesh(np.array([device]), ("x",)), P())
 rows = BLOCKS * fused_attention.block_tokens(device.device_kind) // length
 x = jax.ShapeDtypeStruct((rows, length, HIDDEN), jnp.bfloat16, sharding=place)
 segments = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=place)
-keep = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=place)
+dropout_mask = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=place)
 
 
-def both(q, k, v, segments, keep, grad):
+def both(q, k, v, segments, dropout_mask, grad):
     out, pull = jax.vjp(
-        lambda q, k, v: fused_attention.attend(q, k, v, segments, keep, HEADS, False, device.device_kind), q, k, v
+        lambda q, k, v: fused_attention.attend(q, k, v, segments, dropout_mask, HEADS, False, device.device_kind),
+        q,
+        k,
+        v,
     )
     return out, pull(grad)
 
 
-jax.jit(both).lower(x, x, x, segments, keep, x).compile()
+jax.jit(both).lower(x, x, x, segments, dropout_mask, x).compile()
 cycles = []
 for name in ("forward", "backward"):
     (schedule,) = folder.glob(f"*fused_attention_{name}*schedule-analysis_final_bundles.txt")

@@ -42,15 +42,15 @@ def test_what_is_supported_fits_into_a_core(topology, length, heads, head_size):
     assert fused_attention.unsupported(kind, length, heads, head_size) is None
     place = NamedSharding(Mesh(np.array([device]), ("x",)), P())
     x = jax.ShapeDtypeStruct((8, length, heads * head_size), jnp.bfloat16, sharding=place)
-    keep = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=place)
+    dropout_mask = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=place)
     documents = jax.ShapeDtypeStruct((8, length), jnp.int32, sharding=place)
 
-    def both(q, k, v, documents, keep, grad):
+    def both(q, k, v, documents, dropout_mask, grad):
         out, pull = jax.vjp(
-            lambda q, k, v: fused_attention.attend(q, k, v, documents, keep, heads, True, kind), q, k, v
+            lambda q, k, v: fused_attention.attend(q, k, v, documents, dropout_mask, heads, True, kind), q, k, v
         )
         return out, pull(grad)
 
     with no_cache():
-        text = jax.jit(both).lower(x, x, x, documents, keep, x).compile().as_text()
+        text = jax.jit(both).lower(x, x, x, documents, dropout_mask, x).compile().as_text()
     assert text.count("fused_attention_forward") and text.count("fused_attention_backward")
