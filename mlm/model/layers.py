@@ -1,9 +1,9 @@
 """The parts of a transformer layer: transformers' parameters and numbers, with a cheaper backward pass.
 
-What costs more than it should in a plain derivative, by the TPU compiler's account and by the clock on CPUs, has a
-derivative of its own here: the sum over rows of a bias, the error function of GELU, random bits of dropout.
+Where automatic differentiation gives a slow program, by the TPU compiler's cycles and by the clock on CPUs, a part has
+a derivative of its own: the bias's sum over tokens, GELU's error function; dropout has cheaper random bits.
 
-Dimensions: B rows, L tokens in a row, H size of what a token carries.
+Dimensions: B rows, L tokens in a row, H size of a token's vector, O size of the output's, N = B x L.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ def dense(params: dict[str, jax.Array], x_BxLxH: jax.Array) -> jax.Array:
 def product(x_BxLxH: jax.Array, kernel_HxO: jax.Array) -> jax.Array:
     """Returns x @ kernel.
 
-    Its kernel's gradient is a product over all tokens, for which XLA writes the first factor anew, transposed, on CPUs;
-    so the narrower factor comes first.
+    For the kernel's gradient, XLA copies and transposes the first factor on CPUs, so the narrower factor comes first.
     """
     return x_BxLxH @ kernel_HxO
 
@@ -47,8 +46,8 @@ product.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _product_gradients)
 def add_bias(x_BxLxH: jax.Array, bias_H: jax.Array) -> jax.Array:
     """Returns x + bias in the type of x.
 
-    The bias's gradient, a sum over all tokens in float32, is on a TPU a product with ones: its matrix unit adds up
-    what its vector units take much longer for.
+    On a TPU, the bias's gradient, a float32 sum over all tokens, is a product with ones: its matrix unit is much faster
+    at it than its vector units.
     """
     return x_BxLxH + bias_H.astype(x_BxLxH.dtype)
 
@@ -63,7 +62,7 @@ def _sum(x_NxH: jax.Array) -> jax.Array:
 
 
 def _sum_by_product(x_NxH: jax.Array) -> jax.Array:
-    ones_8xN = jnp.ones((8, x_NxH.shape[0]), x_NxH.dtype)  # 8 rows: one would be turned into a sum again
+    ones_8xN = jnp.ones((8, x_NxH.shape[0]), x_NxH.dtype)  # 8 rows: the compiler would turn one into a sum again
     return jnp.matmul(ones_8xN, x_NxH, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)[0]
 
 
@@ -83,17 +82,17 @@ def layer_norm(params: dict[str, jax.Array], x_BxLxH: jax.Array, epsilon: float)
 def gelu(x: jax.Array) -> jax.Array:
     """Returns x times the normal distribution function (Hendrycks and Gimpel, 2016), exact, in float32 inside.
 
-    Its derivative is computed beside it and kept instead of x, so that the backward pass meets no error function:
-    the same memory, a third of the transcendentals.
+    The forward pass computes the derivative and saves it instead of x, so that the backward pass needs no error
+    function: the same memory, a third of the transcendentals.
     """
     return _gelu_and_derivative(x)[0]
 
 
 def _gelu_and_derivative(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     y = x.astype(jnp.float32)
-    below = 0.5 + 0.5 * lax.erf(y * np.float32(math.sqrt(0.5)))
+    cdf = 0.5 + 0.5 * lax.erf(y * np.float32(math.sqrt(0.5)))
     density = jnp.exp(-0.5 * y * y) * np.float32(1 / math.sqrt(2 * math.pi))
-    return (y * below).astype(x.dtype), (below + y * density).astype(x.dtype)
+    return (y * cdf).astype(x.dtype), (cdf + y * density).astype(x.dtype)
 
 
 gelu.defvjp(lambda x: lax.optimization_barrier(_gelu_and_derivative(x)), lambda derivative, grad: (grad * derivative,))
@@ -112,13 +111,10 @@ def dropout(
     rows_B: jax.Array | None = None,
     tokens_BxL: jax.Array | None = None,
 ) -> jax.Array:
-    """Sets a share `rate` of x to 0 and scales up the rest; returns x where the seed is None or the rate 0.
+    """Dropout with the bits of `random_bits`; returns x where the seed is None or the rate 0.
 
     Args:
-      x_BxLxH: of which every row gets bits of its own.
-      rate: in [0, 1).
-      seed: a uint32 scalar, another one for each place and each step.
-      rows_B, tokens_BxL: see `random_bits`.
+      seed: a uint32 scalar, a different one for each call and each step.
     """
     if seed is None or rate == 0:
         return x_BxLxH
@@ -132,17 +128,15 @@ def random_bits(
     rows_B: jax.Array | None = None,
     tokens_BxL: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns uint32 bits of a shape [B, L, H]: a function of the seed and of each element's place alone.
+    """Returns uint32 bits of a shape [B, L, H]: a function of only the seed and each element's indices.
 
-    A counter through an integer hash ("lowbias32" of Wellons' hash-prospector, whose bias is near the least possible
-    for two multiplications), once for the row and once within it. It needs no memory, fuses with what uses it, is the
+    A counter goes through an integer hash ("lowbias32" of Wellons' hash-prospector, with nearly the least bias possible
+    for two multiplications), once for the row and once within it. It needs no memory, fuses with its consumers, is the
     same on every kind and number of devices, and takes a few operations where jax's threefry takes twenty rounds.
 
     Args:
-      seed: a uint32 scalar.
-      shape: of the bits.
-      rows_B: which row each is, uint32; None for 0, 1, ...
-      tokens_BxL: which token of its row each is; None for 0, 1, ...
+      rows_B: index of each row, uint32; None for 0, 1, ...
+      tokens_BxL: index of each token in its row; None for 0, 1, ...
     """
     row, token, unit_H = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(3))
     if rows_B is not None:

@@ -1,4 +1,4 @@
-"""The masked-language-model loss as sums and weights: they add up over rows, microbatches, devices and hosts.
+"""The masked-language-model loss as sums and weights, which add up over rows, microbatches, devices and hosts.
 
 Dimensions: B rows, K predictions in a row, N = B x K, V entries of the (padded) vocabulary.
 """
@@ -37,10 +37,10 @@ def masked_cross_entropy(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def cross_entropy(logits_NxV: jax.Array, labels_N: jax.Array, vocab_size: int) -> tuple[jax.Array, jax.Array]:
-    """Returns (cross entropy in nats, 1 where the largest logit, the first of several, is the label's), float32 [N].
+    """Returns (cross entropy in nats, 1 where the first of the largest logits is the label's), float32 [N].
 
-    On a TPU two passes over the logits, and one for the derivative, the softmax less 1 at the label, in the type of
-    the logits: plainly written it is five, and a scatter.
+    On a TPU it takes two passes over the logits, and one for the derivative (softmax minus 1 at the label, in the
+    logits' type), where plain code takes five and a scatter.
     """
     return _forward(logits_NxV, labels_N, vocab_size)[0]
 
@@ -50,10 +50,8 @@ def _forward(logits_NxV: jax.Array, labels_N: jax.Array, vocab_size: int) -> tup
     label_logit_Nx1 = jnp.take_along_axis(logits_NxV, labels_N[:, None], axis=-1).astype(jnp.float32)
     largest_Nx1 = jnp.max(masked_NxV, axis=-1, keepdims=True)
     earlier_tie_NxV = (masked_NxV == label_logit_Nx1) & (_entries(logits_NxV) < labels_N[:, None])
-    shares_NxV = jnp.exp(masked_NxV - largest_Nx1)
-    total_N, tied_N = lax.platform_dependent(
-        shares_NxV, earlier_tie_NxV, tpu=_sum_and_any_at_once, default=_sum_and_any
-    )
+    exp_NxV = jnp.exp(masked_NxV - largest_Nx1)
+    total_N, tied_N = lax.platform_dependent(exp_NxV, earlier_tie_NxV, tpu=_sum_and_any_at_once, default=_sum_and_any)
     log_total_N = largest_Nx1[:, 0] + jnp.log(total_N)
     correct_N = (label_logit_Nx1 == largest_Nx1)[:, 0] & ~tied_N
     return (log_total_N - label_logit_Nx1[:, 0], correct_N.astype(jnp.float32)), (logits_NxV, labels_N, log_total_N)
@@ -64,7 +62,7 @@ def _sum_and_any(x_NxV: jax.Array, flag_NxV: jax.Array) -> tuple[jax.Array, jax.
 
 
 def _sum_and_any_at_once(x_NxV: jax.Array, flag_NxV: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same in one pass, which a TPU needs to be told, and which takes a CPU longer."""
+    """The same in one explicit pass: a TPU's compiler would make two, a CPU is slower with it."""
     zero = jnp.zeros((), jnp.float32)
     add = lambda x, y: (x[0] + y[0], x[1] + y[1])  # noqa: E731
     total_N, count_N = lax.reduce((x_NxV, flag_NxV.astype(jnp.float32)), (zero, zero), add, (1,))
@@ -73,9 +71,9 @@ def _sum_and_any_at_once(x_NxV: jax.Array, flag_NxV: jax.Array) -> tuple[jax.Arr
 
 def _backward(vocab_size: int, saved: tuple, grads: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
     logits_NxV, labels_N, log_total_N = saved
-    share_NxV = jnp.exp(mask_padding(logits_NxV.astype(jnp.float32), vocab_size) - log_total_N[:, None])
+    probs_NxV = jnp.exp(mask_padding(logits_NxV.astype(jnp.float32), vocab_size) - log_total_N[:, None])
     label_NxV = _entries(logits_NxV) == labels_N[:, None]
-    return ((share_NxV - label_NxV) * grads[0][:, None]).astype(logits_NxV.dtype), None
+    return ((probs_NxV - label_NxV) * grads[0][:, None]).astype(logits_NxV.dtype), None
 
 
 cross_entropy.defvjp(_forward, _backward)
