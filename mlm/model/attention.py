@@ -6,8 +6,7 @@
     cudnn   cuDNN's kernel for GPU: bfloat16, no dropout
     auto    on a TPU the first of fused, splash and xla that supports the model; xla elsewhere (no GPU was measured)
 
-To add one, write a function like `_xla`, add it to `KERNELS`, and say in `_unsupported` what it can't do. With dropout,
-one mask serves all rows and heads of a layer (flax's `broadcast_dropout`). On a CPU the Pallas kernels run interpreted.
+To add one, write a function like `_xla`, add it to `KERNELS`, and say in `_unsupported` what it does not support.
 
 Dimensions: B rows, L tokens, H hidden size = N heads x D head size.
 """
@@ -20,6 +19,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -29,8 +29,9 @@ from mlm.errors import InputError
 from mlm.model import fused_attention
 
 # (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL or None) -> context_BxLxH. Segments are int32: the document
-# of each token, 0 for padding. The dropout mask, keys x queries, is multiplied with the probabilities.
-Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
+# of each token, 0 for padding. The dropout mask, keys x queries, multiplies the probabilities of all rows and heads
+# (flax's `broadcast_dropout`).
+Attention = Callable[[Array, Array, Array, Array, Array | None], Array]
 
 
 def make_attention(
@@ -78,12 +79,9 @@ def _unsupported(name: str, config: RobertaConfig, length: int, mesh: Mesh, dtyp
 
 
 def make_kernel(name: str, *, heads: int, mesh: Mesh | None = None, isolated: bool = False) -> Attention:
-    """Returns the kernel `name`, its rows split over the mesh's data and fsdp axes, its heads over tensor.
+    """Returns the kernel `name`, split over the mesh: rows over data and fsdp, its `heads` in all over tensor.
 
-    Args:
-      heads: N, over all devices.
-      mesh: None to leave the splitting to the compiler, which works for xla only.
-      isolated: tokens attend to their own document only, otherwise to all that is not padding.
+    With `isolated`, tokens attend to their own document only, otherwise to all that is not padding.
     """
     kernel = functools.partial(KERNELS[name], isolated=isolated)
     if name not in ("fused", "splash"):  # the compiler splits it
@@ -94,7 +92,7 @@ def make_kernel(name: str, *, heads: int, mesh: Mesh | None = None, isolated: bo
     return functools.partial(_split, kernel, mesh)
 
 
-def _split(kernel: Attention, mesh: Mesh, *args: jax.Array | None) -> jax.Array:
+def _split(kernel: Attention, mesh: Mesh, *args: Array | None) -> Array:
     """Runs a kernel on each device's rows and heads, inside a caller's shard_map too."""
     outer = jax.sharding.get_abstract_mesh()
     axes = [axis for axis in mesh.axis_names if axis not in outer.manual_axes]  # that no caller has split
@@ -160,7 +158,7 @@ def _cudnn(
 KERNELS = {"xla": _xla, "fused": _fused, "splash": _splash, "cudnn": _cudnn}
 
 
-def _allowed(segments_BxL: jax.Array, isolated: bool) -> jax.Array:
+def _allowed(segments_BxL: Array, isolated: bool) -> Array:
     """Returns which keys each query attends to, bool, broadcastable to [B, 1, queries, keys]."""
     allowed = (segments_BxL > 0)[:, None, None, :]
     if isolated:

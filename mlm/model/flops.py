@@ -1,8 +1,8 @@
-"""Floating-point operations of the model, and the peaks of chips: for MFU, never for anything that is trained."""
+"""Useful FLOPs of the model and peak FLOP/s of devices, for MFU."""
 
 from __future__ import annotations
 
-# bfloat16 TFLOP/s of one device as jax counts devices, by jax's device_kind (vendors' figures, dense).
+# Dense bfloat16 TFLOP/s of one device as jax counts devices, by device_kind (vendors' figures).
 PEAK_TFLOPS = {
     "TPU v2": 23.0,  # a device is one of the chip's two TensorCores
     "TPU v3": 61.5,
@@ -25,9 +25,8 @@ def train_flops_per_token(
 ) -> float:
     """Returns the useful FLOPs of a training step (forward and backward) per token read.
 
-    Counts a multiply-add as two and the backward pass as twice the forward pass (Chowdhery et al., 2022, appendix B),
-    matrix products alone, attention over all of the row, and what comes after the last layer's attention, the tail, on
-    the predicted positions only; recomputation (remat) does not count.
+    Only matrix products count, a multiply-add as two, the backward pass as twice the forward pass, remat not at all
+    (Chowdhery et al., 2022, appendix B); the tail, which follows the last layer's attention, on predicted positions.
     """
     layer = 2 * (4 * hidden * hidden + 2 * hidden * intermediate) + 4 * length * hidden
     behind_attention = 2 * (hidden * hidden + 2 * hidden * intermediate) if layers else 0
@@ -36,6 +35,6 @@ def train_flops_per_token(
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Returns the peak of one device in FLOP/s, or None where it isn't known."""
+    """Returns the peak of one device in FLOP/s, None if it is unknown."""
     tflops = PEAK_TFLOPS.get(device_kind)
     return None if tflops is None else tflops * 1e12

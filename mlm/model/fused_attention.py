@@ -1,9 +1,8 @@
 """Attention of rows short enough for a TPU core's own memory, as one Pallas kernel forward and one backward.
 
 The scores of a row never leave the core: at length 512, XLA's attention moves them through main memory eight times.
-Heads stay side by side in the last axis, as the projections write them: a kernel works on 128 of its entries (two heads
-of 64) and needs no copy into another layout. Scores are transposed, keys x queries, so that the softmax reduces along
-the vector registers' short axis and every statistic of a query is a row.
+Heads stay side by side in the last axis, without a copy into another layout: a kernel works on 128 entries of it (two
+heads of 64). Scores are keys x queries, so that the softmax reduces along the vector registers' short axis.
 
 Dimensions: B rows, L tokens, H hidden size = heads x head size, W entries of H in a block, N heads in a block.
 """
@@ -15,7 +14,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -29,10 +28,7 @@ _NN = (((1,), (0,)), ((), ()))  # x @ y
 
 
 def unsupported(kind: str, length: int, heads: int, head_size: int) -> str | None:
-    """Returns what the kernels do not support of a model on a device of `kind`; None if they support it.
-
-    What they support fits into a core's memory in bfloat16, isolated and with dropout, whatever the number of rows.
-    """
+    """Returns what does not fit into a core's memory in bfloat16, isolated and with dropout; None if all does."""
     hidden = heads * head_size
     if length > LONGEST or length % LANES:
         return f"rows of {length} tokens, only multiples of {LANES} up to {LONGEST}"
@@ -52,21 +48,16 @@ def block_tokens(kind: str) -> int:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def attend(
-    q_BxLxH: jax.Array,
-    k_BxLxH: jax.Array,
-    v_BxLxH: jax.Array,
-    segments_BxL: jax.Array,
-    dropout_mask_LxL: jax.Array | None,
+    q_BxLxH: Array,
+    k_BxLxH: Array,
+    v_BxLxH: Array,
+    segments_BxL: Array,
+    dropout_mask_LxL: Array | None,
     heads: int,
     isolated: bool,
     kind: str,
-) -> jax.Array:
-    """Returns softmax(q k / sqrt(head size)) v, [B, L, H] (the arguments are those of `attention.Attention`).
-
-    Args:
-      isolated: tokens attend to their own document only.
-      kind: device_kind; on anything but a TPU the kernels are interpreted, for tests.
-    """
+) -> Array:
+    """An `attention.Attention` for a device of `kind`; on anything but a TPU the kernels are interpreted, for tests."""
     return _forward(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, kind)[0]
 
 
@@ -91,7 +82,7 @@ def _width(hidden: int, heads: int) -> int:
     return max(LANES, hidden // heads) if hidden % LANES == 0 else hidden
 
 
-def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, kind: str) -> list[jax.Array]:
+def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, kind: str) -> list[Array]:
     """Runs the backward kernel if it is given the forward kernel's outputs and their gradient, else the forward one."""
     q, k, v, segments_BxL, dropout_mask_LxL = inputs
     rows, length, hidden = q.shape
@@ -129,22 +120,21 @@ def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, kin
 
 
 def _settings(kind: str) -> dict:
-    """Returns how a kernel is compiled."""
     if not kind.startswith("TPU"):
         return {"interpret": True}
     return {"compiler_params": pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))}
 
 
-def _dot(x: jax.Array, y: jax.Array, dims: tuple, precision: lax.Precision | None = None) -> jax.Array:
+def _dot(x: Array, y: Array, dims: tuple, precision: lax.Precision | None = None) -> Array:
     return lax.dot_general(x, y, dims, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _lanes_of(head: int, head_size: int, width: int) -> jax.Array:
+def _lanes_of(head: int, head_size: int, width: int) -> Array:
     lane = lax.broadcasted_iota(jnp.int32, (1, width), 1)
     return (lane >= head * head_size) & (lane < (head + 1) * head_size)
 
 
-def _bias(key_ref, query_ref, row: int) -> jax.Array:
+def _bias(key_ref, query_ref, row: int) -> Array:
     """Returns what is added to the scores: 0 or MASK_VALUE, keys x queries, or keys x 1 if not isolated."""
     key_Lx1 = key_ref[row]
     allowed = key_Lx1 > 0

@@ -10,20 +10,18 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 
 class RowSums(NamedTuple):
     """Per row, float32: divide sums of them once, at the end."""
 
-    loss_B: jax.Array  # cross entropy in nats, summed over the row's predictions
-    weight_B: jax.Array  # number of predictions
-    correct_B: jax.Array  # predictions whose largest logit is the label's
+    loss_B: Array  # cross entropy in nats, summed over the row's predictions
+    weight_B: Array  # number of predictions
+    correct_B: Array  # predictions whose largest logit is the label's
 
 
-def masked_cross_entropy(
-    logits_BxKxV: jax.Array, labels_BxK: jax.Array, weights_BxK: jax.Array, vocab_size: int
-) -> RowSums:
+def masked_cross_entropy(logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Array, vocab_size: int) -> RowSums:
     """Cross entropy in float32 over the first `vocab_size` entries; the padding of the vocabulary has probability 0."""
     logits_NxV = logits_BxKxV.reshape(-1, logits_BxKxV.shape[-1])
     found = cross_entropy(logits_NxV, labels_BxK.reshape(-1), vocab_size)
@@ -36,16 +34,15 @@ def masked_cross_entropy(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def cross_entropy(logits_NxV: jax.Array, labels_N: jax.Array, vocab_size: int) -> tuple[jax.Array, jax.Array]:
+def cross_entropy(logits_NxV: Array, labels_N: Array, vocab_size: int) -> tuple[Array, Array]:
     """Returns (cross entropy in nats, 1 where the first of the largest logits is the label's), float32 [N].
 
-    On a TPU it takes two passes over the logits, and one for the derivative (softmax minus 1 at the label, in the
-    logits' type), where plain code takes five and a scatter.
+    On a TPU it takes two passes over the logits and one for the derivative, where plain code takes five and a scatter.
     """
     return _forward(logits_NxV, labels_N, vocab_size)[0]
 
 
-def _forward(logits_NxV: jax.Array, labels_N: jax.Array, vocab_size: int) -> tuple:
+def _forward(logits_NxV: Array, labels_N: Array, vocab_size: int) -> tuple:
     masked_NxV = mask_padding(logits_NxV.astype(jnp.float32), vocab_size)
     label_logit_Nx1 = jnp.take_along_axis(logits_NxV, labels_N[:, None], axis=-1).astype(jnp.float32)
     largest_Nx1 = jnp.max(masked_NxV, axis=-1, keepdims=True)
@@ -57,11 +54,11 @@ def _forward(logits_NxV: jax.Array, labels_N: jax.Array, vocab_size: int) -> tup
     return (log_total_N - label_logit_Nx1[:, 0], correct_N.astype(jnp.float32)), (logits_NxV, labels_N, log_total_N)
 
 
-def _sum_and_any(x_NxV: jax.Array, flag_NxV: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _sum_and_any(x_NxV: Array, flag_NxV: Array) -> tuple[Array, Array]:
     return jnp.sum(x_NxV, axis=1), jnp.any(flag_NxV, axis=1)
 
 
-def _sum_and_any_at_once(x_NxV: jax.Array, flag_NxV: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _sum_and_any_at_once(x_NxV: Array, flag_NxV: Array) -> tuple[Array, Array]:
     """The same in one explicit pass: a TPU's compiler would make two, a CPU is slower with it."""
     zero = jnp.zeros((), jnp.float32)
     add = lambda x, y: (x[0] + y[0], x[1] + y[1])  # noqa: E731
@@ -69,7 +66,7 @@ def _sum_and_any_at_once(x_NxV: jax.Array, flag_NxV: jax.Array) -> tuple[jax.Arr
     return total_N, count_N > 0
 
 
-def _backward(vocab_size: int, saved: tuple, grads: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+def _backward(vocab_size: int, saved: tuple, grads: tuple[Array, Array]) -> tuple[Array, None]:
     logits_NxV, labels_N, log_total_N = saved
     probs_NxV = jnp.exp(mask_padding(logits_NxV.astype(jnp.float32), vocab_size) - log_total_N[:, None])
     label_NxV = _entries(logits_NxV) == labels_N[:, None]
@@ -79,11 +76,11 @@ def _backward(vocab_size: int, saved: tuple, grads: tuple[jax.Array, jax.Array])
 cross_entropy.defvjp(_forward, _backward)
 
 
-def _entries(logits_NxV: jax.Array) -> jax.Array:
+def _entries(logits_NxV: Array) -> Array:
     return lax.broadcasted_iota(jnp.int32, logits_NxV.shape, 1)
 
 
-def mask_padding(logits: jax.Array, vocab_size: int) -> jax.Array:
+def mask_padding(logits: Array, vocab_size: int) -> Array:
     """Sets the logits of the entries that pad the vocabulary, the last axis, to minus infinity."""
     if logits.shape[-1] == vocab_size:
         return logits

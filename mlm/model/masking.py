@@ -1,13 +1,7 @@
 """Masks drawn on the device, a pure function of (seed, record, epoch), and of the step's rate where that changes.
 
-Which tokens are masked never depends on the batch size, the number of devices or hosts, or how often a run was
-restarted: each row has a key of its own, and threefry gives the same bits everywhere.
-
-    token   each token by itself (BERT, RoBERTa)
-    word    whole words (BERT's whole-word masking)
-    span    runs of whole words, of random lengths (SpanBERT)
-
-A word starts at a token that the tokenizer marks as a start, and ends before the next one or a special token.
+Which tokens are masked never depends on the batch size, the devices and hosts, or on restarts: each row has a key of
+its own, and threefry gives the same bits everywhere. A word ends before the next word or special token.
 
 Dimensions: B rows, L tokens in a row, K predictions in a row (static), V entries of the vocabulary, S span lengths.
 """
@@ -22,23 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 
 
 class Masked(NamedTuple):
     """A batch with masks drawn; predictions of weight 0 fill up rows that have fewer than K."""
 
-    ids_BxL: jax.Array  # int32: what the model reads
-    positions_BxK: jax.Array  # int32: where it predicts, distinct within a row
-    labels_BxK: jax.Array  # int32: the original tokens there
-    weights_BxK: jax.Array  # float32: 1 for a prediction, 0 for a filler
+    ids_BxL: Array  # int32: what the model reads
+    positions_BxK: Array  # int32: where it predicts, distinct within a row
+    labels_BxK: Array  # int32: the original tokens there
+    weights_BxK: Array  # float32: 1 for a prediction, 0 for a filler
 
 
 def rate_schedule(rate: float, end_rate: float, steps: int) -> optax.Schedule | None:
-    """Returns the linear schedule of the masking rate; None where it is constant.
-
-    A rate that falls (Ankner et al., 2024, Dynamic Masking Rate Schedules) or stays high (Wettig et al., 2023, Should
-    You Mask 15%) has been found better than a constant 0.15.
-    """
+    """Returns the linear schedule of the masking rate (Ankner et al., 2024), None where it is constant."""
     return optax.linear_schedule(rate, end_rate, max(steps - 1, 1)) if end_rate else None
 
 
@@ -47,14 +38,7 @@ class TokenMasking:
     """BERT's masking (Devlin et al., 2019, 3.1), drawn anew for each epoch as in RoBERTa (Liu et al., 2019, 4.1).
 
     A row with m ordinary tokens gets `rate * m` predictions, rounded up or down at random so that the mean is exact.
-    Special tokens are never predicted, and never drawn as a replacement.
-
-    Attributes:
-      rate: share of the ordinary tokens that are predicted.
-      mask_share: share of the predictions whose token is replaced by the mask token.
-      random_share: share whose token is replaced by a random ordinary token. The rest keep their token.
-      end_rate: of a schedule, for the static shape; 0 if every call uses `rate`.
-      static: every epoch has the masks of epoch 0, like BERT's data, which were masked once.
+    Special tokens are never predicted, and never drawn as a replacement. The attributes are the config's keys.
     """
 
     rate: float
@@ -72,29 +56,24 @@ class TokenMasking:
 
     def __call__(
         self,
-        key: jax.Array,
-        ids_BxL: jax.Array,
-        attention_BxL: jax.Array,
-        record_B: jax.Array,
-        epoch_B: jax.Array,
-        rate: jax.Array | None = None,
+        key: Array,
+        ids_BxL: Array,
+        attention_BxL: Array,
+        record_B: Array,
+        epoch_B: Array,
+        rate: Array | None = None,
     ) -> Masked:
-        """Draws the masks of a batch. A higher rate adds predictions to those of a lower one.
-
-        Args:
-          key: of the mask seed.
-          rate: of this step, at most the larger of `rate` and `end_rate`; None for `rate`.
-        """
+        """Draws the masks of a batch; a higher rate, up to `end_rate`, adds predictions to those of a lower one."""
         epoch_B = jnp.zeros_like(epoch_B) if self.static else epoch_B
         rate = self.rate if rate is None else rate
 
-        def mask_row(ids_L: jax.Array, attention_L: jax.Array, record: jax.Array, epoch: jax.Array) -> Masked:
+        def mask_row(ids_L: Array, attention_L: Array, record: Array, epoch: Array) -> Masked:
             row_key = jax.random.fold_in(jax.random.fold_in(key, record), epoch)
             return self._mask_row(row_key, ids_L, attention_L, rate)
 
         return jax.vmap(mask_row)(ids_BxL, attention_BxL, record_B, epoch_B)
 
-    def _mask_row(self, key: jax.Array, ids_L: jax.Array, attention_L: jax.Array, rate: float | jax.Array) -> Masked:
+    def _mask_row(self, key: Array, ids_L: Array, attention_L: Array, rate: float | Array) -> Masked:
         length = len(ids_L)
         count = self.max_predictions_per_row(length)
         bits = jax.random.bits(key, (length + 2 * count + 1,))
@@ -106,20 +85,18 @@ class TokenMasking:
         weights_K = (jnp.arange(count) < predictions).astype(jnp.float32)
         return self._masked(ids_L, positions_K, weights_K, kind_K, token_K)
 
-    def _ordinary(self, ids_L: jax.Array, attention_L: jax.Array) -> jax.Array:
+    def _ordinary(self, ids_L: Array, attention_L: Array) -> Array:
         special_V = np.isin(np.arange(self.vocab_size), self.special_ids)
         return (attention_L > 0) & ~jnp.asarray(special_V)[ids_L]
 
-    def _count(self, ordinary_L: jax.Array, rate: float | jax.Array, bits: jax.Array) -> jax.Array:
+    def _count(self, ordinary_L: Array, rate: float | Array, bits: Array) -> Array:
         """Returns rate * m, rounded at random; int32."""
         expected = rate * jnp.sum(ordinary_L) + _uniform(bits)
         most = jnp.minimum(self.max_predictions_per_row(len(ordinary_L)), jnp.sum(ordinary_L))
         return jnp.minimum(jnp.floor(expected).astype(jnp.int32), most)
 
-    def _masked(
-        self, ids_L: jax.Array, positions_K: jax.Array, weights_K: jax.Array, kind_K: jax.Array, token_K: jax.Array
-    ) -> Masked:
-        """Masks, replaces or keeps each predicted token, depending on the random bits `kind_K` and `token_K`."""
+    def _masked(self, ids_L: Array, positions_K: Array, weights_K: Array, kind_K: Array, token_K: Array) -> Masked:
+        """Masks, replaces or keeps each predicted token, as the random bits `kind_K` and `token_K` decide."""
         labels_K = ids_L[positions_K]
         kind_K = _uniform(kind_K)
         ordinary_ids = np.setdiff1d(np.arange(self.vocab_size), self.special_ids).astype(np.int32)
@@ -137,15 +114,11 @@ class WordMasking(TokenMasking):
     BERT takes words until the next would be too many, which favours short ones. Here the words lie in a random order
     on a circle of m tokens, and those that start inside a randomly placed window of rate * m tokens are predicted: each
     word, short or long, with probability `rate`, so that the mean number of predictions is exact.
-
-    Attributes:
-      starts: which entries start a word (see `tokenizer.word_starts`), a bool [V] as bytes, which are hashable; None
-        if no mask is ever drawn.
-      longest: tokens of a word; a longer one counts as several.
     """
 
+    # `tokenizer.word_starts`, bool [V], as bytes, which are hashable; None if no mask is ever drawn
     starts: bytes | None = dataclasses.field(default=None, repr=False)
-    longest: int = 10
+    longest: int = 10  # tokens of a word; a longer one counts as several
 
     def max_predictions_per_row(self, length: int) -> int:
         """Returns K for rows of `length` tokens: the last word may end after the window."""
@@ -162,7 +135,7 @@ class WordMasking(TokenMasking):
         inside_L = jnp.where(distance_L >= 0, distance_L < rate * total, distance_L < rate * total - total)
         return self._masked_at(ids_L, ordinary_L & inside_L, kind_L, token_L)
 
-    def _words(self, ids_L: jax.Array, ordinary_L: jax.Array) -> _Units:
+    def _words(self, ids_L: Array, ordinary_L: Array) -> _Units:
         if self.starts is None:
             raise ValueError("masks of whole words need to know which tokens start a word")
         starts_V = jnp.asarray(np.frombuffer(self.starts, bool))
@@ -170,7 +143,7 @@ class WordMasking(TokenMasking):
         within_L = jnp.arange(len(ids_L)) - _units(first_L, ordinary_L).start_L
         return _units(ordinary_L & (within_L % self.longest == 0), ordinary_L)
 
-    def _masked_at(self, ids_L: jax.Array, predicted_L: jax.Array, kind_L: jax.Array, token_L: jax.Array) -> Masked:
+    def _masked_at(self, ids_L: Array, predicted_L: Array, kind_L: Array, token_L: Array) -> Masked:
         count = self.max_predictions_per_row(len(ids_L))
         predicted_K, positions_K = jax.lax.top_k(predicted_L.astype(jnp.int32), count)
         weights_K = predicted_K.astype(jnp.float32)
@@ -185,13 +158,9 @@ class SpanMasking(WordMasking):
     to 1..longest. They lie in a random order on a circle, as words do in `WordMasking`; the window on it holds as many
     tokens as `TokenMasking` predicts, so that its first and last span may be cut. SpanBERT's code cuts only the last
     one; that would predict the first tokens of a row more often than others.
-
-    Attributes:
-      span_p: parameter of the geometric distribution.
-      longest: words of a span, and tokens of a word.
     """
 
-    span_p: float = 0.2
+    span_p: float = 0.2  # of the geometric distribution
 
     def max_predictions_per_row(self, length: int) -> int:
         """Returns K for rows of `length` tokens: that of `TokenMasking`."""
@@ -214,7 +183,7 @@ class SpanMasking(WordMasking):
         probs_S = (1 - self.span_p) ** np.arange(self.longest)
         return probs_S / probs_S.sum()
 
-    def _spans(self, words: _Units, ordinary_L: jax.Array, bits_L: jax.Array) -> _Units:
+    def _spans(self, words: _Units, ordinary_L: Array, bits_L: Array) -> _Units:
         """Cuts each run of words into spans: the i-th one starts at the sum of the lengths of those before it."""
         ends_S = np.cumsum(self.length_probs())[:-1].astype(np.float32)
         length_L = 1 + jnp.sum(_uniform(bits_L)[:, None] >= ends_S, axis=1)
@@ -231,12 +200,12 @@ class SpanMasking(WordMasking):
 class _Units(NamedTuple):
     """The word or span of each token; undefined for tokens outside of any."""
 
-    first_L: jax.Array  # bool: the token is the first of its unit
-    start_L: jax.Array  # int32: position of the unit's first token
-    size_L: jax.Array  # int32: tokens in the unit
+    first_L: Array  # bool: the token is the first of its unit
+    start_L: Array  # int32: position of the unit's first token
+    size_L: Array  # int32: tokens in the unit
 
 
-def _units(first_L: jax.Array, ordinary_L: jax.Array) -> _Units:
+def _units(first_L: Array, ordinary_L: Array) -> _Units:
     """Returns the units that start at `first_L` and end before the next one or the next token that isn't ordinary."""
     length = len(first_L)
     position_L = jnp.arange(length)
@@ -246,12 +215,12 @@ def _units(first_L: jax.Array, ordinary_L: jax.Array) -> _Units:
     return _Units(first_L, start_L, end_L - start_L)
 
 
-def _after_a_gap(ordinary_L: jax.Array) -> jax.Array:
+def _after_a_gap(ordinary_L: Array) -> Array:
     """Returns which ordinary tokens are the first of the row or follow one that isn't ordinary."""
     return ordinary_L & ~jnp.append(False, ordinary_L[:-1])
 
 
-def _tokens_before(units: _Units, score_L: jax.Array) -> jax.Array:
+def _tokens_before(units: _Units, score_L: Array) -> Array:
     """Returns for each token how many tokens come before its unit when the units are sorted by score."""
     position_L = jnp.arange(len(score_L))
     last = jnp.uint32(2**32 - 1)
@@ -261,6 +230,6 @@ def _tokens_before(units: _Units, score_L: jax.Array) -> jax.Array:
     return before_L[units.start_L]
 
 
-def _uniform(bits: jax.Array) -> jax.Array:
+def _uniform(bits: Array) -> Array:
     """Returns float32 in [0, 1) from uint32 bits: 24 of them, so that every value is exact."""
     return (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)

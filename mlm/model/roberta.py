@@ -1,10 +1,9 @@
 """transformers' FlaxRobertaForMaskedLM: its configuration, its parameter tree, its numbers.
 
-The forward pass is our own: the head reads the masked positions only, attention is one of several kernels, and
-positions come from the attention mask, so that no replacement token can shift them.
+The head reads the masked positions only, attention is one of several kernels, and positions come from the attention
+mask, so that no replacement token can shift them.
 
-Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, I inner size of the feed-forward block,
-V entries of the padded vocabulary.
+Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, I intermediate size, V padded vocabulary.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from transformers import FlaxRobertaForMaskedLM, RobertaConfig
 
 from mlm.model import layers
@@ -24,11 +24,7 @@ Params = dict[str, Any]
 
 
 def make_config(model: Mapping[str, Any], vocab_size: int, special_ids: Mapping[str, int]) -> RobertaConfig:
-    """Returns transformers' config of the config's group `model`.
-
-    RoBERTa counts positions from `pad id + 1`, so the table has `positions + pad id + 1` entries: 514 for 512 tokens
-    and pad id 1. The tokenizer's `vocab_size` is padded up to a multiple of `vocab_multiple`.
-    """
+    """Returns transformers' config of the config's group `model`, the tokenizer's vocabulary padded."""
     return RobertaConfig(
         architectures=["RobertaForMaskedLM"],
         vocab_size=-(-vocab_size // model["vocab_multiple"]) * model["vocab_multiple"],
@@ -36,7 +32,7 @@ def make_config(model: Mapping[str, Any], vocab_size: int, special_ids: Mapping[
         num_hidden_layers=model["layers"],
         num_attention_heads=model["heads"],
         intermediate_size=model["intermediate_size"],
-        max_position_embeddings=model["positions"] + special_ids["pad"] + 1,
+        max_position_embeddings=model["positions"] + special_ids["pad"] + 1,  # RoBERTa counts from pad id + 1
         type_vocab_size=1,
         hidden_act=model["activation"],
         hidden_dropout_prob=model["hidden_dropout"],
@@ -49,24 +45,23 @@ def make_config(model: Mapping[str, Any], vocab_size: int, special_ids: Mapping[
     )
 
 
-def init_params(config: RobertaConfig, key: jax.Array) -> Params:
+def init_params(config: RobertaConfig, key: Array) -> Params:
     """Returns float32 parameters as transformers initialises them."""
     return FlaxRobertaForMaskedLM(config, _do_init=False).init_weights(key, (1, 1))
 
 
-def position_ids(attention_BxL: jax.Array, pad_id: int) -> jax.Array:
+def position_ids(attention_BxL: Array, pad_id: int) -> Array:
     """Returns RoBERTa's positions: pad id + 1, + 2, ... on real tokens, pad id on padding."""
     attention_BxL = attention_BxL.astype(jnp.int32)
     return jnp.cumsum(attention_BxL, axis=-1) * attention_BxL + pad_id
 
 
 def segment_and_position_ids(
-    ids_BxL: jax.Array, attention_BxL: jax.Array, pad_id: int, cls_id: int | None = None
-) -> tuple[jax.Array, jax.Array]:
+    ids_BxL: Array, attention_BxL: Array, pad_id: int, cls_id: int | None = None
+) -> tuple[Array, Array]:
     """Returns (segments_BxL, positions_BxL): the document of each token from 1 up, 0 for padding, and its position.
 
-    Args:
-      cls_id: the token that starts a document, where positions start again; None for one document a row.
+    Positions start again with each document, at `cls_id`; None for one document a row.
     """
     segments_BxL, positions_BxL = attention_BxL.astype(jnp.int32), position_ids(attention_BxL, pad_id)
     if cls_id is None:
@@ -82,13 +77,11 @@ class Network:
     """The forward pass, equal to transformers' module on the same parameters.
 
     Attributes:
-      dtype: of the computation; parameters are float32.
-      remat: recompute each layer's activations in the backward pass.
       remat_feed_forward: how many layers, the first ones, recompute their feed-forward block only: it holds more than
         half of a layer's activations, and only its first product costs time.
       attention: None for the kernel that runs on any device.
       cls_id: the token that starts a document, if documents are isolated: each is read as if it were alone in its row
-        (`attention`, if given, must isolate them too). A text that is alone in its row is read the same either way.
+        (`attention`, if given, must isolate them too).
     """
 
     config: RobertaConfig
@@ -101,30 +94,29 @@ class Network:
     def masked_logits(
         self,
         params: Params,
-        ids_BxL: jax.Array,
-        attention_BxL: jax.Array,
-        positions_BxK: jax.Array,
-        dropout_key: jax.Array | None = None,
-        rows_B: jax.Array | None = None,
-    ) -> jax.Array:
+        ids_BxL: Array,
+        attention_BxL: Array,
+        positions_BxK: Array,
+        dropout_key: Array | None = None,
+        rows_B: Array | None = None,
+    ) -> Array:
         """Returns logits_BxKxV: those of the full head at `positions_BxK`, at K / L of its cost (see `encode`)."""
         return self.head(params, self.encode(params, ids_BxL, attention_BxL, dropout_key, positions_BxK, rows_B))
 
     def encode(
         self,
         params: Params,
-        ids_BxL: jax.Array,
-        attention_BxL: jax.Array,
-        dropout_key: jax.Array | None = None,
-        positions_BxK: jax.Array | None = None,
-        rows_B: jax.Array | None = None,
-    ) -> jax.Array:
+        ids_BxL: Array,
+        attention_BxL: Array,
+        dropout_key: Array | None = None,
+        positions_BxK: Array | None = None,
+        rows_B: Array | None = None,
+    ) -> Array:
         """Returns the last layer's output, [B, K, H] in the computation's type.
 
         Args:
           dropout_key: None for no dropout.
-          positions_BxK: int32, the tokens that are read, and the only ones that the last layer computes behind its
-            attention; None for all, [B, L, H].
+          positions_BxK: the tokens to return, which the last layer computes alone; None for all, [B, L, H].
           rows_B: uint32, index of each row in the global batch, which its dropout depends on; None for 0, 1, ...
         """
         config, last = self.config, self.config.num_hidden_layers - 1
@@ -148,7 +140,7 @@ class Network:
         return x_BxLxH
 
     @jax.named_scope("lm_head")
-    def head(self, params: Params, hidden_BxKxH: jax.Array) -> jax.Array:
+    def head(self, params: Params, hidden_BxKxH: Array) -> Array:
         """Returns the logits of the vocabulary, [B, K, V] in the computation's type."""
         head = params["lm_head"]
         hidden_NxH = hidden_BxKxH.reshape(-1, hidden_BxKxH.shape[-1])  # three axes cost the TPU a copy of the logits
@@ -160,13 +152,8 @@ class Network:
 
     @jax.named_scope("roberta/embeddings")
     def _embed(
-        self,
-        params: Params,
-        ids_BxL: jax.Array,
-        position_ids_BxL: jax.Array,
-        seed: jax.Array | None,
-        rows_B: jax.Array | None,
-    ) -> jax.Array:
+        self, params: Params, ids_BxL: Array, position_ids_BxL: Array, seed: Array | None, rows_B: Array | None
+    ) -> Array:
         x_BxLxH = (
             params["word_embeddings"]["embedding"][ids_BxL].astype(self.dtype)
             + params["position_embeddings"]["embedding"][position_ids_BxL].astype(self.dtype)
@@ -178,13 +165,13 @@ class Network:
     def _layer(
         self,
         params: Params,
-        x_BxLxH: jax.Array,
-        segments_BxL: jax.Array,
-        seeds: list[jax.Array | None],
-        rows_B: jax.Array | None,
-        positions_BxK: jax.Array | None,
+        x_BxLxH: Array,
+        segments_BxL: Array,
+        seeds: list[Array | None],
+        rows_B: Array | None,
+        positions_BxK: Array | None,
         remat_feed_forward: bool,
-    ) -> jax.Array:
+    ) -> Array:
         """Transformer layer; `seeds` are those of its three dropouts."""
         attention = params["attention"]
         with jax.named_scope("attention/self"):
@@ -207,13 +194,8 @@ class Network:
             return layers.layer_norm(params["output"]["LayerNorm"], sum_BxLxH, self.config.layer_norm_eps)
 
     def _feed_forward(
-        self,
-        params: Params,
-        sum_BxLxH: jax.Array,
-        seed: jax.Array | None,
-        rows_B: jax.Array | None,
-        positions_BxK: jax.Array | None,
-    ) -> jax.Array:
+        self, params: Params, sum_BxLxH: Array, seed: Array | None, rows_B: Array | None, positions_BxK: Array | None
+    ) -> Array:
         """Feed-forward block: residual sum before its layer norm in, residual sum before the next layer norm out."""
         with jax.named_scope("attention/output"):
             norm = params["attention"]["output"]["LayerNorm"]
@@ -225,10 +207,10 @@ class Network:
             projected_BxLxH = layers.dense(params["output"]["dense"], inner_BxLxI)
             return x_BxLxH + self._dropout(projected_BxLxH, seed, rows_B, positions_BxK)
 
-    def _dropout(self, x_BxLxH: jax.Array, seed: jax.Array | None, *rows_and_tokens: jax.Array | None) -> jax.Array:
+    def _dropout(self, x_BxLxH: Array, seed: Array | None, *rows_and_tokens: Array | None) -> Array:
         return layers.dropout(x_BxLxH, self.config.hidden_dropout_prob, seed, *rows_and_tokens)
 
-    def _attention_dropout_mask(self, length: int, seed: jax.Array | None) -> jax.Array | None:
+    def _attention_dropout_mask(self, length: int, seed: Array | None) -> Array | None:
         """Returns what the probabilities are multiplied by, keys x queries; None for no dropout."""
         rate = self.config.attention_probs_dropout_prob
         if seed is None or rate == 0:
