@@ -29,8 +29,7 @@ from mlm.errors import InputError
 from mlm.model import fused_attention
 
 # (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL or None) -> context_BxLxH. Segments are int32: the document
-# of each token, 0 for padding. The dropout mask, keys x queries, multiplies the probabilities of all rows and heads
-# (flax's `broadcast_dropout`).
+# of each token, 0 for padding. The probabilities of all rows and heads are multiplied by one mask, keys x queries.
 Attention = Callable[[Array, Array, Array, Array, Array | None], Array]
 
 
@@ -49,9 +48,7 @@ def choose(name: str, config: RobertaConfig, *, length: int, mesh: Mesh, dtype: 
         candidates = ("fused", "splash") if mesh.devices.flat[0].platform == "tpu" else ()
         return next((each for each in candidates if not unsupported(each)), "xla")
     if what := unsupported(name):
-        raise InputError(
-            f"config.model.attention = {name}: the kernel does not support {what}; choose another one, or auto."
-        )
+        raise InputError(f"config.model.attention = {name}: the kernel does not support {what}; use another, or auto.")
     return name
 
 
@@ -73,8 +70,7 @@ def _unsupported(name: str, config: RobertaConfig, length: int, mesh: Mesh, dtyp
     if dtype != "bfloat16" and (name == "cudnn" or (name == "fused" and device.platform == "tpu")):
         return f"{dtype}, only bfloat16"
     if name == "fused":
-        head_size = config.hidden_size // heads
-        return fused_attention.unsupported(device.device_kind, length, heads // tensor, head_size)
+        return fused_attention.unsupported(device.device_kind, length, heads // tensor, config.hidden_size // heads)
     return None
 
 
@@ -110,7 +106,7 @@ def _split(kernel: Attention, mesh: Mesh, *args: Array | None) -> Array:
     )(*args)
 
 
-def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads: int, isolated: bool):
+def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated):
     q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
     allowed = _allowed(segments_BxL, isolated)
     bias = jnp.where(allowed, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
@@ -121,11 +117,11 @@ def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads: in
     return jnp.einsum("bnqk,bknd->bqnd", probs_BxNxQxK, v).reshape(q_BxLxH.shape)
 
 
-def _fused(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads: int, isolated: bool, kind: str):
+def _fused(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, kind):
     return fused_attention.attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, kind)
 
 
-def _splash(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads: int, isolated: bool, kind: str):
+def _splash(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, kind):
     if dropout_mask_LxL is not None:
         raise ValueError("splash has no dropout")
     length = q_BxLxH.shape[1]
@@ -137,15 +133,12 @@ def _splash(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads:
     q, k, v = (jnp.moveaxis(x.reshape(*x.shape[:2], heads, -1), 1, 2) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
     # It attends within a document: all tokens become one, padding another one, whose context nothing reads.
     documents_BxL = segments_BxL if isolated else jnp.minimum(segments_BxL, 1)
-    context_BxNxLxD = jax.vmap(kernel)(
-        q / math.sqrt(q.shape[-1]), k, v, splash.SegmentIds(documents_BxL, documents_BxL)
-    )
+    segment_ids = splash.SegmentIds(q=documents_BxL, kv=documents_BxL)
+    context_BxNxLxD = jax.vmap(kernel)(q / math.sqrt(q.shape[-1]), k, v, segment_ids)
     return jnp.moveaxis(context_BxNxLxD, 2, 1).reshape(q_BxLxH.shape)
 
 
-def _cudnn(
-    q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads: int, isolated: bool, implementation="cudnn"
-):
+def _cudnn(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, implementation="cudnn"):
     if dropout_mask_LxL is not None:
         raise ValueError("cudnn has no dropout here")
     q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH, v_BxLxH))

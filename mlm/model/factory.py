@@ -19,10 +19,8 @@ MASKING = {"token": TokenMasking, "word": WordMasking, "span": SpanMasking}
 def make_network(model: Mapping[str, Any], info: DatasetInfo, *, isolated: bool = False) -> roberta.Network:
     """Returns the network of the config's group `model`, with the attention that runs on any device."""
     if info.length > model["positions"]:
-        raise InputError(
-            f"config.model.positions = {model['positions']}: the shards hold rows of {info.length} tokens; "
-            "make it at least that."
-        )
+        given = f"config.model.positions = {model['positions']}"
+        raise InputError(f"{given}: the shards have rows of {info.length} tokens; raise it to at least that.")
     config = roberta.make_config(model, info.vocab_size, info.special_ids)
     cls_id = info.special_ids["cls"] if isolated else None
     return roberta.Network(config, model["dtype"], model["remat"], model["remat_feed_forward"], cls_id=cls_id)
@@ -35,7 +33,7 @@ def make_masking(masking: Mapping[str, Any], info: DatasetInfo, word_starts_V: n
             f"config.masking.kind = {masking['kind']}: the tokenizer has {len(word_starts_V)} entries, the shards were "
             f"made with one of {info.vocab_size}; use a tokenizer and shards that belong together."
         )
-    available = {
+    settings = {
         **masking,
         "mask_id": info.special_ids["mask"],
         "special_ids": info.all_special_ids,
@@ -43,4 +41,4 @@ def make_masking(masking: Mapping[str, Any], info: DatasetInfo, word_starts_V: n
         "starts": None if word_starts_V is None else word_starts_V.tobytes(),
     }
     kind = MASKING[masking["kind"]]
-    return kind(**{field.name: available[field.name] for field in dataclasses.fields(kind)})
+    return kind(**{field.name: settings[field.name] for field in dataclasses.fields(kind)})

@@ -36,5 +36,4 @@ def train_flops_per_token(
 
 def peak_flops(device_kind: str) -> float | None:
     """Returns the peak of one device in FLOP/s, None if it is unknown."""
-    tflops = PEAK_TFLOPS.get(device_kind)
-    return None if tflops is None else tflops * 1e12
+    return PEAK_TFLOPS[device_kind] * 1e12 if device_kind in PEAK_TFLOPS else None

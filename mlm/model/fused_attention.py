@@ -63,14 +63,14 @@ def attend(
 
 def _forward(q, k, v, segments_BxL, dropout_mask_LxL, heads, isolated, kind):
     inputs = (q, k, v, segments_BxL, dropout_mask_LxL)
-    out, logsumexp = _call(inputs, (), heads, isolated, kind)
-    return out, (inputs, (out, logsumexp))
+    outputs = _call(inputs, (), heads, isolated, kind)
+    return outputs[0], (inputs, outputs)
 
 
 def _backward(heads, isolated, kind, saved, grad):
     inputs, outputs = saved
+    *_, dropout_mask_LxL = inputs
     grads = _call(inputs, (*outputs, grad), heads, isolated, kind)
-    dropout_mask_LxL = inputs[-1]
     return *grads, None, None if dropout_mask_LxL is None else jnp.zeros_like(dropout_mask_LxL)
 
 
@@ -98,25 +98,20 @@ def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, kin
     x_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     stats_shape = jax.ShapeDtypeStruct((rows, grid[1], *stats.block_shape[2:]), jnp.float32)
     backward = bool(backward_inputs)
-    return pl.pallas_call(
-        functools.partial(
-            _backward_kernel if backward else _forward_kernel, head_size=hidden // heads, operand=operand
-        ),
+    kernel = _backward_kernel if backward else _forward_kernel
+    call = pl.pallas_call(
+        functools.partial(kernel, head_size=hidden // heads, operand=operand),
         name=f"fused_attention_{'backward' if backward else 'forward'}",
         grid=grid,
         in_specs=[x, x, x, keys, queries, mask] + ([x, stats, x] if backward else []),
         out_specs=[x, x, x] if backward else [x, stats],
         out_shape=[x_shape, x_shape, x_shape] if backward else [x_shape, stats_shape],
         **_settings(kind),
-    )(
-        q,
-        k,
-        v,
-        segments_BxL[:, :, None],
-        segments_BxL[:, None, :] if isolated else None,
-        None if dropout_mask_LxL is None else dropout_mask_LxL.astype(operand),
-        *backward_inputs,
     )
+    segments = segments_BxL[:, :, None], segments_BxL[:, None, :] if isolated else None
+    if dropout_mask_LxL is not None:
+        dropout_mask_LxL = dropout_mask_LxL.astype(operand)
+    return call(q, k, v, *segments, dropout_mask_LxL, *backward_inputs)
 
 
 def _settings(kind: str) -> dict:

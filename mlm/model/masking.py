@@ -38,7 +38,7 @@ class TokenMasking:
     """BERT's masking (Devlin et al., 2019, 3.1), drawn anew for each epoch as in RoBERTa (Liu et al., 2019, 4.1).
 
     A row with m ordinary tokens gets `rate * m` predictions, rounded up or down at random so that the mean is exact.
-    Special tokens are never predicted, and never drawn as a replacement. The attributes are the config's keys.
+    Special tokens are never predicted, and never drawn as a replacement.
     """
 
     rate: float
@@ -136,8 +136,6 @@ class WordMasking(TokenMasking):
         return self._masked_at(ids_L, ordinary_L & inside_L, kind_L, token_L)
 
     def _words(self, ids_L: Array, ordinary_L: Array) -> _Units:
-        if self.starts is None:
-            raise ValueError("masks of whole words need to know which tokens start a word")
         starts_V = jnp.asarray(np.frombuffer(self.starts, bool))
         first_L = ordinary_L & (starts_V[ids_L] | _after_a_gap(ordinary_L))
         within_L = jnp.arange(len(ids_L)) - _units(first_L, ordinary_L).start_L
@@ -155,9 +153,9 @@ class SpanMasking(WordMasking):
     """Runs of whole words, masked, replaced or kept as a whole (SpanBERT; Joshi et al., 2020, 3.1).
 
     The text between special tokens is cut into spans whose lengths, in words, follow a geometric distribution truncated
-    to 1..longest. They lie in a random order on a circle, as words do in `WordMasking`; the window on it holds as many
-    tokens as `TokenMasking` predicts, so that its first and last span may be cut. SpanBERT's code cuts only the last
-    one; that would predict the first tokens of a row more often than others.
+    to 1..longest. They lie in a random order on a circle, as in `WordMasking`, on which the window holds as many tokens
+    as `TokenMasking` predicts and may cut its first and last span. (SpanBERT cuts only the last: here, that would
+    predict the first tokens of a row more often than others.)
     """
 
     span_p: float = 0.2  # of the geometric distribution
@@ -223,8 +221,7 @@ def _after_a_gap(ordinary_L: Array) -> Array:
 def _tokens_before(units: _Units, score_L: Array) -> Array:
     """Returns for each token how many tokens come before its unit when the units are sorted by score."""
     position_L = jnp.arange(len(score_L))
-    last = jnp.uint32(2**32 - 1)
-    keys_L = jnp.where(units.first_L, score_L >> 1, last)
+    keys_L = jnp.where(units.first_L, score_L >> 1, jnp.uint32(2**32 - 1))
     _, position_L, size_L = jax.lax.sort((keys_L, position_L, jnp.where(units.first_L, units.size_L, 0)), num_keys=1)
     _, before_L = jax.lax.sort((position_L, jnp.cumsum(size_L) - size_L), num_keys=1)
     return before_L[units.start_L]

@@ -32,13 +32,11 @@ def prime(params: Params, config: RobertaConfig, counts_V: Array, key: Array) ->
     params = jax.tree.map(lambda leaf: leaf, params)  # new dictionaries around the same arrays
     embeddings = params["roberta"]["embeddings"]
     stddev = EMBEDDING_SCALE * config.initializer_range
-    table_PxH = np.sqrt(2) * stddev * _sinusoids(config)
-    embeddings["position_embeddings"]["embedding"] = jnp.asarray(table_PxH, jnp.float32)
+    embeddings["position_embeddings"]["embedding"] = jnp.asarray(np.sqrt(2) * stddev * _sinusoids(config), jnp.float32)
     embeddings["word_embeddings"]["embedding"] *= EMBEDDING_SCALE
     embeddings["token_type_embeddings"]["embedding"] *= 0.0
     smoothed_V = counts_V.astype(jnp.float32) + 0.5
     params["lm_head"]["bias"] = jnp.log(smoothed_V / jnp.mean(smoothed_V))
-
     size = config.hidden_size
     sharpness = np.sqrt(2 * SHARPNESS / np.sqrt(size // config.num_attention_heads))
     for index, layer in params["roberta"]["encoder"]["layer"].items():
@@ -68,8 +66,7 @@ def _sinusoids(config: RobertaConfig) -> np.ndarray:
 
 def _shifts(config: RobertaConfig) -> np.ndarray:
     """Returns [H, H]: head h's block turns the sinusoid of a position into that of the position at h's offset."""
-    heads = config.num_attention_heads
-    width = config.hidden_size // heads
+    heads, width = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     kernel = np.zeros((config.hidden_size, config.hidden_size))
     for head in range(heads):
         offset = (head // 2 + 1) * (-1 if head % 2 == 0 else 1)

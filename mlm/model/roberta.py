@@ -74,22 +74,14 @@ def segment_and_position_ids(
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """The forward pass, equal to transformers' module on the same parameters.
-
-    Attributes:
-      remat_feed_forward: how many layers, the first ones, recompute their feed-forward block only: it holds more than
-        half of a layer's activations, and only its first product costs time.
-      attention: None for the kernel that runs on any device.
-      cls_id: the token that starts a document, if documents are isolated: each is read as if it were alone in its row
-        (`attention`, if given, must isolate them too).
-    """
+    """The forward pass, equal to transformers' module on the same parameters."""
 
     config: RobertaConfig
     dtype: str = "float32"
     remat: bool = False
-    remat_feed_forward: int = 0
-    attention: Attention | None = None
-    cls_id: int | None = None
+    remat_feed_forward: int = 0  # so many layers, the first ones, recompute only their feed-forward block
+    attention: Attention | None = None  # None for the kernel that runs on any device
+    cls_id: int | None = None  # starts a document that is read as if alone in its row; `attention` isolates it too
 
     def masked_logits(
         self,
@@ -120,22 +112,16 @@ class Network:
           rows_B: uint32, index of each row in the global batch, which its dropout depends on; None for 0, 1, ...
         """
         config, last = self.config, self.config.num_hidden_layers - 1
-        seeds = [None] * (3 * config.num_hidden_layers + 1)
-        if dropout_key is not None:
-            seeds = list(jax.random.bits(dropout_key, (len(seeds),)))
-        segments_BxL, position_ids_BxL = segment_and_position_ids(
-            ids_BxL, attention_BxL, config.pad_token_id, self.cls_id
-        )
-        x_BxLxH = self._embed(params["roberta"]["embeddings"], ids_BxL, position_ids_BxL, seeds[0], rows_B)
+        body, pad_id, dropouts = params["roberta"], config.pad_token_id, 3 * config.num_hidden_layers + 1
+        seeds = [None] * dropouts if dropout_key is None else list(jax.random.bits(dropout_key, (dropouts,)))
+        segments_BxL, position_ids_BxL = segment_and_position_ids(ids_BxL, attention_BxL, pad_id, self.cls_id)
+        x_BxLxH = self._embed(body["embeddings"], ids_BxL, position_ids_BxL, seeds[0], rows_B)
         layer = jax.checkpoint(self._layer, static_argnums=6) if self.remat else self._layer
         for index in range(config.num_hidden_layers):
+            layer_params, layer_seeds = body["encoder"]["layer"][str(index)], seeds[3 * index + 1 : 3 * index + 4]
             positions = positions_BxK if index == last else None
             remat_feed_forward = index < self.remat_feed_forward and not self.remat
             with jax.named_scope(f"roberta/encoder/layer/{index}"):
-                layer_params, layer_seeds = (
-                    params["roberta"]["encoder"]["layer"][str(index)],
-                    seeds[3 * index + 1 :][:3],
-                )
                 x_BxLxH = layer(layer_params, x_BxLxH, segments_BxL, layer_seeds, rows_B, positions, remat_feed_forward)
         return x_BxLxH
 
@@ -173,13 +159,11 @@ class Network:
         remat_feed_forward: bool,
     ) -> Array:
         """Transformer layer; `seeds` are those of its three dropouts."""
-        attention = params["attention"]
+        attention, isolated = params["attention"], self.cls_id is not None
         with jax.named_scope("attention/self"):
             q, k, v = (layers.dense(attention["self"][name], x_BxLxH) for name in ("query", "key", "value"))
             dropout_mask_LxL = self._attention_dropout_mask(x_BxLxH.shape[1], seeds[0])
-            attend = self.attention or make_kernel(
-                "xla", heads=self.config.num_attention_heads, isolated=self.cls_id is not None
-            )
+            attend = self.attention or make_kernel("xla", heads=self.config.num_attention_heads, isolated=isolated)
             context_BxLxH = attend(q, k, v, segments_BxL, dropout_mask_LxL)
         if positions_BxK is not None:
             context_BxLxH, x_BxLxH = (
