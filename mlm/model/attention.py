@@ -142,8 +142,7 @@ def _cudnn(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, 
     if dropout_mask_LxL is not None:
         raise ValueError("cudnn has no dropout here")
     q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
-    length = q.shape[1]
-    mask_Bx1xQxK = jnp.broadcast_to(_allowed(segments_BxL, isolated), (q.shape[0], 1, length, length))
+    mask_Bx1xQxK = jnp.broadcast_to(_allowed(segments_BxL, isolated), (len(q), 1, q.shape[1], q.shape[1]))
     context = jax.nn.dot_product_attention(q, k, v, mask=mask_Bx1xQxK, implementation=implementation)
     return context.reshape(q_BxLxH.shape)
 

@@ -136,6 +136,8 @@ class WordMasking(TokenMasking):
         return self._masked_at(ids_L, ordinary_L & inside_L, kind_L, token_L)
 
     def _words(self, ids_L: Array, ordinary_L: Array) -> _Units:
+        if self.starts is None:
+            raise ValueError("masks of whole words need to know which tokens start a word")
         starts_V = jnp.asarray(np.frombuffer(self.starts, bool))
         first_L = ordinary_L & (starts_V[ids_L] | _after_a_gap(ordinary_L))
         within_L = jnp.arange(len(ids_L)) - _units(first_L, ordinary_L).start_L

@@ -59,10 +59,7 @@ def position_ids(attention_BxL: Array, pad_id: int) -> Array:
 def segment_and_position_ids(
     ids_BxL: Array, attention_BxL: Array, pad_id: int, cls_id: int | None = None
 ) -> tuple[Array, Array]:
-    """Returns (segments_BxL, positions_BxL): the document of each token from 1 up, 0 for padding, and its position.
-
-    Positions start again with each document, at `cls_id`; None for one document a row.
-    """
+    """Returns segments_BxL (documents from 1 up, 0 for padding) and positions_BxL, which start again at `cls_id`."""
     segments_BxL, positions_BxL = attention_BxL.astype(jnp.int32), position_ids(attention_BxL, pad_id)
     if cls_id is None:
         return segments_BxL, positions_BxL
