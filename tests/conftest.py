@@ -11,7 +11,7 @@ CACHE = pathlib.Path(tempfile.gettempdir()) / "mlm-tests-xla"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)  # subprocesses of the tests inherit it
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["FSSPEC_GCS_TOKEN"] = "anon"  # for the emulator of Google Cloud Storage, which speaks no gRPC either
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
@@ -31,6 +31,12 @@ pytest_plugins = [
     "tests.trained_model",
     "tests.trained_classifier",
 ]
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """As many workers as cores, if there are 4 GB for each: a test may start two processes of its own."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(os.cpu_count() or 1, memory // (4 << 30)))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -26,12 +26,9 @@ install .venv-torch5 torch==2.13.0 accelerate==1.15.0 transformers==5.23.0 numpy
 
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-marker='not slow and not hosts'
-side_by_side=(-n 2 --dist loadfile) # most of them wait for processes of their own
+marker='not slow and not hosts' workers=auto
 case ${1:-} in
-  --slow | --hosts)
-    marker=${1#--} side_by_side=()
-    shift
-    ;;
+  --slow) marker=slow && shift ;;
+  --hosts) marker=hosts workers=0 && shift ;; # it needs the machine for itself
 esac
-exec .venv/bin/python -m pytest tests -m "$marker" ${side_by_side[@]+"${side_by_side[@]}"} "$@"
+exec .venv/bin/python -m pytest tests -m "$marker" -n "$workers" --dist loadfile --durations=10 "$@"

@@ -264,6 +264,7 @@ def test_two_runs_in_one_workdir(workdir, manifest, capsys):
         refuse(arguments_for(workdir, manifest), 2, str(workdir), "another process", capsys=capsys)
 
 
+@pytest.mark.slow
 def test_disk_full_while_saving(manifest, tmp_path):
     settings = ("train.steps=6", "checkpoint.every=3", "model.hidden_size=64")
     arguments = train_arguments(tmp_path, manifest.folder, *settings)

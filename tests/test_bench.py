@@ -105,6 +105,7 @@ def test_step_needs_no_tensorflow(tmp_path):
     assert set(json.loads(done.stdout)["step"]) == {"mlm", "baseline", "ratios"}
 
 
+@pytest.mark.slow
 def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch, capsys):
     """Of the first text of the corpus, by both; nothing is left behind."""
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -144,6 +145,7 @@ def test_sample_is_the_beginning_of_the_corpus(texts, tmp_path):
     assert {document.split for document in documents} == {"train", "validation"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", [4, 5])
 def test_torch(generation, capsys, monkeypatch):
     monkeypatch.setattr(steps.flops, "peak_flops", lambda kind: 1e12)  # of jax's devices, not of PyTorch's
@@ -162,6 +164,7 @@ def test_torch(generation, capsys, monkeypatch):
     assert "starting PyTorch" in printed.err
 
 
+@pytest.mark.slow
 def test_torch_waits_without_work():
     """It makes the updates that it is asked for, and uses no CPU while others are timed."""
     run = Pretraining.without_data(tiny_config(SMALL))

@@ -179,6 +179,7 @@ def test_each_epoch_is_evaluated_and_saved(straight):
     assert (straight / "report.html").is_file() and (straight / "export" / "proof.json").is_file()
 
 
+@pytest.mark.slow
 def test_killed_and_stopped_runs_end_with_the_same_bits(straight, tokenizer_folder, tmp_path):
     command = arguments(tmp_path / "run", tmp_path, tokenizer_folder)
     kill_when(start(command, program=DELAYED), lambda: logged_step(tmp_path / "run") >= 8)
@@ -205,6 +206,7 @@ def test_several_processes_give_the_same_scores(straight, tokenizer_folder, tmp_
             assert one["step"] == other["step"] and one["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_other_rows_are_refused_and_moved_ones_taken(straight, tokenizer_folder, tmp_path):
     workdir = copy(straight, tmp_path / "again")
     before = (workdir / "metrics.jsonl").read_text()

@@ -126,6 +126,7 @@ def test_predict_and_export_and_report(finished, capsys, monkeypatch):
     assert "F1, weighted" in page and "perplexity" not in page and "Tokens read" not in page
 
 
+@pytest.mark.slow
 def test_a_folder_to_start_from(trained_workdir, model, tmp_path, capsys):
     from mlm.export import export
 
@@ -141,6 +142,7 @@ def test_a_folder_to_start_from(trained_workdir, model, tmp_path, capsys):
         load.from_workdir(Workdir(str(tmp_path / "run"), create=False), head=load.LM_HEAD)
 
 
+@pytest.mark.slow
 def test_pairs_of_texts(tmp_path, tokenizer_folder, capsys):
     table = [{"first": row["text"], "second": "snow and rain", "label": row["label"]} for row in rows(40)]
     source = write_csv(tmp_path / "pairs.csv", table)

@@ -58,6 +58,7 @@ def assert_same(one: pathlib.Path, other: pathlib.Path) -> None:
     assert all(np.array_equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.slow
 def test_on_tpu_vms(with_flags, manifest, tmp_path):
     """Each asks its own metadata server; an answer in the old format and one in the new."""
     hosts = addresses(2)

@@ -104,6 +104,7 @@ def test_each_kind_of_mask_has_scores_of_its_own(setting, capsys):
     )
 
 
+@pytest.mark.slow
 def test_no_earlier_result_is_lost(setting, capsys):
     config, workdir, manifest = setting
     file = pathlib.Path(str(workdir.root)) / "evaluation.json"

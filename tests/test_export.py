@@ -97,7 +97,7 @@ def test_fillings_of_the_folder_are_those_of_the_checkpoint(exported, model):
     assert ours == theirs
 
 
-@pytest.mark.parametrize("generation", [4, 5])
+@pytest.mark.parametrize("generation", [pytest.param(4, marks=pytest.mark.slow), 5])
 def test_pytorch_gives_the_same_ids_logits_and_fillings(exported, generation, tmp_path):
     script = VERIFY
     if generation == 4:  # the modules beside the script must not be taken for installed ones of the same names

@@ -45,7 +45,7 @@ def damaged(workdir: Workdir, folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.parametrize("generation", [4, 5])
+@pytest.mark.parametrize("generation", [pytest.param(4, marks=pytest.mark.slow), 5])
 def test_pytorch_gives_the_same(workdirs, tmp_path, generation):
     """Ids, logits and the pipeline's probabilities, of one process; and a damage is seen."""
     folders = [workdir.export for workdir in workdirs.values()]

@@ -55,6 +55,7 @@ def random_model(folder: str, positions: int = 40) -> load.Pretrained:
     return load.Pretrained(config, params, folder, None, {}, "random")
 
 
+@pytest.mark.slow
 def test_every_tokenizer_is_proven(tmp_path):
     folders = []
     for kind in ("bpe", "wordpiece", "pad id 3"):

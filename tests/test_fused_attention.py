@@ -18,7 +18,14 @@ from mlm.plan.compile import no_cache
 from mlm.plan.topology import find
 
 
-@pytest.mark.parametrize(("topology", "length"), [("v3:2x2", 512), ("v5e:2x2", 512), ("v6e:2x2", 128)])
+@pytest.mark.parametrize(
+    ("topology", "length"),
+    [
+        pytest.param("v3:2x2", 512, marks=pytest.mark.slow),
+        pytest.param("v5e:2x2", 512, marks=pytest.mark.slow),
+        ("v6e:2x2", 128),
+    ],
+)
 def test_cycles_are_those_of_the_schedule(topology, length, tmp_path):
     dump = f"--xla_jf_dump_to={tmp_path} --xla_jf_dump_llo_text=true --xla_jf_dump_hlo_text=false"
     settings = {"LIBTPU_INIT_ARGS": dump, "JAX_ENABLE_COMPILATION_CACHE": "false", "PYTHONPATH": "."}
@@ -33,7 +40,12 @@ def test_cycles_are_those_of_the_schedule(topology, length, tmp_path):
 
 @pytest.mark.parametrize(
     ("topology", "length", "heads", "head_size"),
-    [("v3:2x2", 512, 2, 64), ("v3:2x2", 512, 1, 256), ("v5e:2x2", 512, 16, 8), ("v4:2x2x1", 512, 1, 256)],
+    [
+        ("v3:2x2", 512, 2, 64),
+        ("v3:2x2", 512, 1, 256),
+        pytest.param("v5e:2x2", 512, 16, 8, marks=pytest.mark.slow),
+        pytest.param("v4:2x2x1", 512, 1, 256, marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_supported_fits_into_a_core(topology, length, heads, head_size):
     """Those that need most of it, with dropout and documents: rows of 512; two heads on a v3, many on others."""

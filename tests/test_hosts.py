@@ -101,6 +101,7 @@ def stopped_and_moved(manifest, tokenizer_folder, tmp_path_factory) -> tuple[pat
     return workdir, found, saved
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_saves_all(stopped_and_moved):
     _, found, saved = stopped_and_moved
     assert [cause["kind"] for cause in found] == ["peer", "signal"]
@@ -111,10 +112,12 @@ def test_a_signal_to_one_saves_all(stopped_and_moved):
     assert 5 <= step < 12
 
 
+@pytest.mark.slow
 def test_the_other_number_of_processes_goes_on_with_the_same_batches(straight, stopped_and_moved):
     assert_same_losses(straight, stopped_and_moved[0])
 
 
+@pytest.mark.slow
 def test_evaluate_and_export_from_several_processes(straight, manifest, capfd):
     """The parameters lie split over both processes while they are scored, and each reads them whole to export."""
     data = [f"--config.shards.dir={manifest.folder}"]

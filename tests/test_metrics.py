@@ -62,6 +62,7 @@ def test_weights_and_biases_gets_what_the_log_gets(manifest, tmp_path, wandb):
         assert values[f"{line['kind']}/loss"] == line["loss"]
 
 
+@pytest.mark.slow
 def test_weights_and_biases_goes_on_with_the_same_run(manifest, tmp_path, wandb):
     """Started again from step 2, with another key that may change; another workdir is another run."""
     ids = []
@@ -91,6 +92,7 @@ def test_weights_and_biases_missing_is_told(manifest, tmp_path, monkeypatch):
 
 
 # In processes of their own: jax's profiler would look for a TPU where another test has loaded the TPU's compiler.
+@pytest.mark.slow
 def test_updates_are_profiled(manifest, tmp_path):
     settings = ("log.profile_start=2", "log.profile_steps=2", "train.steps=5")
     processes.run(processes.train_arguments(tmp_path / "run", str(manifest.folder), *settings))

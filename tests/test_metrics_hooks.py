@@ -130,6 +130,7 @@ def test_a_spike_is_written_down_with_its_batches_and_records(spiky):
     assert [row["epoch"] for row in spike["rows"]] == epochs.tolist()
 
 
+@pytest.mark.slow
 def test_skipped_on_resume_it_does_not_come_again(spiky, tmp_path, capsys):
     """As the sentence says: back to the checkpoint before it, and the range given."""
     workdir, manifest = spiky
@@ -150,6 +151,7 @@ def test_skipped_on_resume_it_does_not_come_again(spiky, tmp_path, capsys):
     assert skipped[80] < skipped[5]
 
 
+@pytest.mark.slow
 def test_a_spike_behind_a_skipped_range_has_its_own_batches(spiky, tmp_path):
     """With five batches left out before it and one within, the poison comes five updates earlier, in two pieces."""
     train(tmp_path, spiky[1], *SPIKY, "data.skip_batches=('21:25', '78:78')", "train.steps=80")

@@ -126,6 +126,7 @@ def test_tables_show_it(found):
     )
 
 
+@pytest.mark.slow
 def test_short_rows_of_the_first_updates_are_counted():
     """Three updates in four on rows of 8 tokens: as many tokens, less attention."""
     found = planned("data.short_length=8", "data.short_share=0.75", name="v5e:1x1", price=2.0)
@@ -145,6 +146,7 @@ def test_short_rows_of_the_first_updates_are_counted():
     assert "do not fit: the run's hours are unknown" in shown_by(plan.tables.plan, found)
 
 
+@pytest.mark.slow
 def test_sweep_over_topologies(capfd):
     """Three families in one table; a cell that can't be does not stop the others."""
     axes = ["topology=v5e:1x1,v4:2x2x1,tpu7x:1x1x1,v9:1x1", "per_chip_batch=8"]

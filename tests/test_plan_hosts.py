@@ -27,6 +27,7 @@ def test_hosts_that_can_not_be_fed_are_reported(capfd):
     assert "\n  hosts 2: NOT ALL CAN BE FED: config.data.lanes = 3: a lane has 8 of 24 rows, a host 12, and" in out
 
 
+@pytest.mark.slow
 def test_several_slices(capfd):
     """Eight chips, two of their hosts, a batch over both; the network between them is named."""
     one = planned(name="v5e:2x2", price=2.0, as_json=False)["plan"]

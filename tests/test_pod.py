@@ -32,13 +32,14 @@ def whole(manifest, tmp_path_factory) -> dict:
     return dump(tmp_path_factory.mktemp("pod") / "1x8", manifest, 1, 8, 0, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "devices", "fsdp"), [(2, 4, 1), (4, 2, 2)])
 def test_same_batches_and_masks(whole, manifest, tmp_path, processes, devices, fsdp):
     other = dump(tmp_path / "out", manifest, processes, devices, 0, 12, fsdp=fsdp)
     assert_equal(whole, other)
 
 
-@pytest.mark.parametrize(("processes", "devices", "fsdp"), [(2, 4, 1), (4, 2, 2)])
+@pytest.mark.parametrize(("processes", "devices", "fsdp"), [(2, 4, 1), pytest.param(4, 2, 2, marks=pytest.mark.slow)])
 def test_same_batches_and_masks_where_hosts_interleave(whole, manifest, tmp_path, processes, devices, fsdp):
     other = dump(tmp_path / "out", manifest, processes, devices, 0, 12, fsdp=fsdp, interleaved=True)
     blocks = whole["0 record_id"].reshape(processes, devices, 2)

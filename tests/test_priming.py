@@ -24,7 +24,10 @@ def primed(*overrides: str):
     return run, priming.prime(params, run.network.config, COUNTS, jax.random.key(1)), params
 
 
-@pytest.mark.parametrize(("width", "heads"), [(128, 4), (128, 2), (96, 1)])
+@pytest.mark.parametrize(
+    ("width", "heads"),
+    [(128, 4), pytest.param(128, 2, marks=pytest.mark.slow), pytest.param(96, 1, marks=pytest.mark.slow)],
+)
 def test_each_head_attends_to_its_offset(width, heads):
     run, params, _ = primed(f"model.hidden_size={width}", f"model.heads={heads}")
     ids = np.random.default_rng(1).integers(5, INFO.vocab_size, (64, 32)).astype(np.int32)

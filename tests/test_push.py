@@ -201,6 +201,7 @@ def test_offline_is_said(folder, monkeypatch):
         push.push(folder, "me/small", public=False)
 
 
+@pytest.mark.slow
 def test_export_pushes_what_it_wrote(hub, trained_workdir, tmp_path):
     """The whole command: no token is left in any file or line."""
     workdir = pathlib.Path(shutil.copytree(trained_workdir.root, tmp_path / "run"))

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import signal
+import subprocess
 
 import jax
 import numpy as np
@@ -52,6 +53,18 @@ def assert_same_run(one: pathlib.Path, other: pathlib.Path) -> None:
         assert np.array_equal(a[name], b[name]), f"{name} differs"
 
 
+def stop(process: subprocess.Popen, number: signal.Signals, workdir: pathlib.Path, moment: int) -> None:
+    """Sends the signal after that step: the run saves, at a step that no checkpoint was due at."""
+    while logged_step(workdir) < moment:
+        assert process.poll() is None, process.communicate()[1]
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "saved; start the same command to go on" in err
+    steps = checkpoint_files.complete_steps(workdir / "checkpoints")
+    assert steps[-1] >= moment and steps[-1] % 7
+
+
 def test_log_is_gapless(straight):
     lines = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [4, 8, 12, 16, 20, 24, 28, 30]
@@ -60,6 +73,15 @@ def test_log_is_gapless(straight):
     assert losses[-1] < losses[0] - 0.3
 
 
+def test_killed_and_stopped(straight, manifest, tmp_path):
+    arguments = train_arguments(tmp_path, manifest.folder, *SETTINGS)
+    kill_when(start(arguments, program=DELAYED), lambda: logged_step(tmp_path) >= 8)
+    stop(start(arguments, program=DELAYED), signal.SIGTERM, tmp_path, 16)
+    run(arguments)
+    assert_same_run(straight, tmp_path)
+
+
+@pytest.mark.slow
 def test_killed_at_several_moments(straight, manifest, tmp_path):
     arguments = train_arguments(tmp_path, manifest.folder, *SETTINGS)
     folder = tmp_path / "checkpoints"
@@ -76,23 +98,16 @@ def test_killed_at_several_moments(straight, manifest, tmp_path):
     assert_same_run(straight, tmp_path)
 
 
+@pytest.mark.slow
 def test_stopped_by_signals(straight, manifest, tmp_path):
     arguments = train_arguments(tmp_path, manifest.folder, *SETTINGS)
     for number, moment in ((signal.SIGTERM, 4), (signal.SIGINT, 16)):
-        process = start(arguments, program=DELAYED)
-        while logged_step(tmp_path) < moment:
-            assert process.poll() is None, process.communicate()[1]
-        process.send_signal(number)
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 75, err
-        assert "saved; start the same command to go on" in err
-        steps = checkpoint_files.complete_steps(tmp_path / "checkpoints")
-        assert steps[-1] >= moment
-        assert steps[-1] % 7, "the test means to stop at a step that no checkpoint was due at"
+        stop(start(arguments, program=DELAYED), number, tmp_path, moment)
     run(arguments)
     assert_same_run(straight, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "processes"), [(4, 1), (2, 2)])
 def test_other_devices_give_the_same_losses(straight, manifest, tmp_path, devices, processes):
     """From the same checkpoint at step 14, on more devices and on more processes."""
@@ -136,7 +151,7 @@ SCHEDULED = (
 )
 
 
-@pytest.mark.parametrize("step", [3, 6, 9])
+@pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.slow), 6, pytest.param(9, marks=pytest.mark.slow)])
 def test_resumed_before_at_and_after_the_switch_of_length(scheduled, manifest, tmp_path, step):
     workdir = copy(scheduled, tmp_path / "resumed")
     for later in checkpoint_files.complete_steps(workdir / "checkpoints"):
@@ -148,6 +163,7 @@ def test_resumed_before_at_and_after_the_switch_of_length(scheduled, manifest, t
     assert a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 def test_finished_run_does_nothing(straight, manifest, tmp_path):
     workdir = copy(straight, tmp_path / "again")
     before = (workdir / "metrics.jsonl").read_text()

@@ -80,7 +80,10 @@ def workdir(alone, tmp_path) -> pathlib.Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 3), (3, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [pytest.param(1, 1, marks=pytest.mark.slow), (2, 3), pytest.param(3, 2, marks=pytest.mark.slow)],
+)
 def test_killed_in_mid_run_it_does_only_what_is_missing(alone, arguments, workdir, before, after):
     tmp_path = workdir
     started = start_hosts(arguments(tmp_path), before)
@@ -101,6 +104,7 @@ def test_killed_in_mid_run_it_does_only_what_is_missing(alone, arguments, workdi
     assert len(seen) > len(kept), "it was killed too late"
 
 
+@pytest.mark.slow
 def test_killed_after_the_blocks_it_keeps_the_shards_that_are_whole(alone, arguments, workdir):
     tmp_path = workdir
 

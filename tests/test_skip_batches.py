@@ -120,6 +120,7 @@ def refused(arguments: list[str], capsys) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_range_is_added_on_resume_and_stays(manifest, plain, tmp_path, capsys):
     workdir = pathlib.Path(shutil.copytree(plain, tmp_path / "run"))
     sentence = refused(command(workdir, manifest, "6:7"), capsys)

@@ -191,6 +191,7 @@ def test_hosts_that_lack_the_code_are_named(ready_pod):
     assert "ready: 2 hosts" in ready_pod.tpu("preflight")
 
 
+@pytest.mark.slow
 def test_preflight_tries_the_ports(ready_pod):
     ready_pod.ready()
     assert "ready: 2 hosts" in ready_pod.tpu("preflight")

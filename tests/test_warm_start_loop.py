@@ -3,6 +3,7 @@
 import shutil
 
 import numpy as np
+import pytest
 
 from mlm.pretrained import load
 from mlm.training import sharding
@@ -13,6 +14,7 @@ from tests.test_warm_start import SAME_MODEL, source_leaves
 from tests.trained_model import LENGTH, docstrings
 
 
+@pytest.mark.slow
 def test_the_loop_starts_there_once(trained_workdir, model, tmp_path, capfd):
     """At a learning rate of nearly 0 the first evaluation is that of the source; a restart takes the checkpoint."""
     workdir = Workdir(str(tmp_path / "run"))
