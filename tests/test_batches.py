@@ -256,5 +256,5 @@ def _encode(row: np.ndarray) -> bytes:
 def test_rows_of_another_length_are_named(copied, texts, tokenizer_folder, tmp_path):  # noqa: F811
     others = write_shards(texts[:400], tmp_path / "others", tokenizer_folder, length=16)
     shutil.copy(pathlib.Path(others.folder, others.splits["train"].shards[1].file), shard_path(copied))
-    with pytest.raises(DamageError, match="record 1 holds no input_ids of 32 tokens"):
+    with pytest.raises(DamageError, match="record 1 has no input_ids of 32 tokens"):
         in_epochs(train(copied), 500)

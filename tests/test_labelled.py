@@ -74,7 +74,7 @@ def test_hf_names_of_classes(tmp_path):
     assert read(f"hf:{tmp_path}").labels == ["yes", "no"]
     table.append({"text": "d", "label": -1})  # as GLUE marks its test splits
     datasets.Dataset.from_list(table, features=features).to_parquet(tmp_path / "train.parquet")
-    assert "row 3: its 'label' is -1, which stands for no label" in refused(f"hf:{tmp_path}")
+    assert "row 3: its 'label' is -1, which is the index of no label" in refused(f"hf:{tmp_path}")
 
 
 def test_tfds_reads_a_prepared_set(tmp_path, monkeypatch):
@@ -131,8 +131,11 @@ def test_bad_csv(tmp_path, fault):
 BAD_JSONL = {
     "not json": ('{"text": "a", "label": 1}\n{"text": \n', "line 2: is not a JSON object"),
     "not an object": ("[1]\n", "line 1: is not a JSON object"),
-    "no column": ('{"text": "a", "label": 1}\n\n{"text": "a"}\n', "line 3: has no 'label'; its columns are text"),
-    "null": ('{"text": null, "label": 1}\n', "line 1: has no 'text'"),
+    "no column": (
+        '{"text": "a", "label": 1}\n\n{"text": "a"}\n',
+        "line 3: its 'label' is missing; the columns are text",
+    ),
+    "null": ('{"text": null, "label": 1}\n', "line 1: its 'text' is missing"),
     "number": ('{"text": 7, "label": 1}\n', "line 1: its 'text' is 7, which is not a string"),
     "float label": ('{"text": "a", "label": 1.5}\n', "line 1: its 'label' is 1.5; a label is"),
     "surrogate": ('{"text": "\\ud800", "label": 1}\n', "line 1: its 'text' is not valid Unicode"),

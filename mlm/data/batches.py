@@ -45,8 +45,8 @@ def train_batches(
       rows: [start, stop) of the global batch: whole lanes, or an even part of one.
 
     Returns:
-      Batches {"input_ids": int32 [rows, L], "attention_mask": int32 [rows, L], "record_id": uint32 [rows], "epoch":
-      uint32 [rows]}; the record id counts through the shards of the split, the epoch is the lane's.
+      Batches {"input_ids", "attention_mask": int32 [rows, L], "record_id", "epoch": uint32 [rows]}; record ids count
+      through the shards of the split, the epoch is the lane's.
 
     Raises:
       InputError: fewer shards than lanes, or rows that lanes don't fit (`order.lanes_of`).
@@ -149,8 +149,9 @@ class _Reader:
         serialized = whole.get_single_element()
         count = tf.constant(self.records, tf.int64)[shard]
         names = ["input_ids"] if self.manifest.full_rows else ["input_ids", "attention_mask"]
+        features = dict.fromkeys(names, tf.io.FixedLenFeature((self.manifest.length,), tf.int64))
         with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(serialized, tf.int64)[0], count)]):
-            parsed = tf.io.parse_example(serialized, dict.fromkeys(names, self._feature()))
+            parsed = tf.io.parse_example(serialized, features)
         largest = tf.reduce_max(tf.bitcast(parsed["input_ids"], tf.uint64))  # a negative id is larger than any other
         size = tf.constant(self.manifest.vocab_size, tf.uint64)
         with tf.control_dependencies([tf.debugging.assert_less(largest, size)]):
@@ -163,10 +164,6 @@ class _Reader:
             "record_id": tf.cast(starts[shard] + order, tf.uint32),
             "epoch": tf.cast(tf.fill(tf.shape(order), epoch), tf.uint32),
         }
-
-    def _feature(self):
-        tf = import_tensorflow()
-        return tf.io.FixedLenFeature((self.manifest.length,), tf.int64)
 
     def run(self, dataset) -> Iterator[Batch]:
         """Yields the batches of a tf.data pipeline as numpy arrays; an error in it is traced to its record."""
@@ -186,20 +183,21 @@ class _Reader:
         """Reads the visited shards record by record, the latest first; returns the first fault, or None."""
         tf = import_tensorflow()
         length, size = self.manifest.length, self.manifest.vocab_size
+        features = {"input_ids": tf.io.FixedLenFeature((length,), tf.int64)}
         for shard in dict.fromkeys(reversed(self._visited)):
             path, number = self._paths[shard], 0
             try:
                 for number, record in enumerate(tf.data.TFRecordDataset(path), 1):
-                    ids = tf.io.parse_single_example(record, {"input_ids": self._feature()})["input_ids"].numpy()
-                    strange = ids[(ids < 0) | (ids >= size)]
-                    if len(strange):
-                        return f"{path}: record {number} has the token id {strange[0]}, the vocabulary {size} entries."
+                    ids = tf.io.parse_single_example(record, features)["input_ids"].numpy()
+                    outside = ids[(ids < 0) | (ids >= size)]
+                    if len(outside):
+                        return f"{path}: record {number} has the token id {outside[0]}, the vocabulary {size} entries."
             except tf.errors.NotFoundError:
                 return f"{path}: is missing."
             except tf.errors.DataLossError:
                 return f"{path}: is damaged after record {number}; put a good copy in its place."
             except tf.errors.InvalidArgumentError:
-                return f"{path}: record {number} holds no input_ids of {length} tokens."
+                return f"{path}: record {number} has no input_ids of {length} tokens."
             if number != self.records[shard]:
-                return f"{path}: holds {number} records where {self.records[shard]} were written."
+                return f"{path}: has {number} records, but {self.records[shard]} were written."
         return None

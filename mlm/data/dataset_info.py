@@ -22,13 +22,8 @@ class DatasetInfo:
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> DatasetInfo:
         """Returns the info of written shards."""
-        return cls(
-            vocab_size=manifest.vocab_size,
-            special_ids=dict(manifest.special_ids),
-            all_special_ids=tuple(manifest.all_special_ids),
-            length=manifest.length,
-            records=manifest.splits["train"].records,
-        )
+        fields = ("vocab_size", "special_ids", "all_special_ids", "length")
+        return cls(**{key: getattr(manifest, key) for key in fields}, records=manifest.splits["train"].records)
 
     @classmethod
     def synthetic(cls, *, vocab_size: int, length: int, records: int) -> DatasetInfo:

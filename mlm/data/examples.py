@@ -27,21 +27,13 @@ SPLITS = ("train", "validation", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Token ids and labels of a split, in the order of its source.
+    """Token ids and labels of a split, in the order of its source."""
 
-    Attributes:
-      source: as in the config.
-      tokens: int32, all rows, one after the other.
-      starts: int64 [N + 1], where each row begins.
-      labels_N: int32 class indices, or float32 targets.
-      truncated: number of truncated rows.
-    """
-
-    source: str
-    tokens: np.ndarray
-    starts: np.ndarray
-    labels_N: np.ndarray
-    truncated: int
+    source: str  # as in the config
+    tokens: np.ndarray  # int32, all rows, one after the other
+    starts: np.ndarray  # int64 [N + 1], where each row begins
+    labels_N: np.ndarray  # int32 class indices, or float32 targets
+    truncated: int  # number of truncated rows
 
     @property
     def lengths(self) -> np.ndarray:
@@ -63,24 +55,16 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """All splits of a task.
-
-    Attributes:
-      splits: "train", "validation" and, if there is one, "test".
-      labels: names of the classes by index; empty for regression.
-      length: tokens in a row at most.
-      multiple: rows are padded to a multiple of this, or to `length`.
-      fingerprint: SHA-256 of all token ids and labels.
-    """
+    """All splits of a task: "train", "validation" and, if there is one, "test"."""
 
     splits: dict[str, Split]
-    labels: tuple[str, ...]
-    length: int
-    multiple: int
+    labels: tuple[str, ...]  # names of the classes by index; empty for regression
+    length: int  # tokens in a row at most
+    multiple: int  # rows are padded to a multiple of this, or to `length`
     pad_id: int
     vocab_size: int
     tokenizer_fingerprint: str
-    fingerprint: str
+    fingerprint: str  # SHA-256 of all token ids and labels
 
     def padded(self, longest: int) -> int:
         """Returns the padded length of rows whose longest has `longest` tokens."""
@@ -111,16 +95,15 @@ def read_tables(
     }
     if kind == "regression":
         return tables, ()
-    if names is None:
-        names = class_names(tables["train"])
+    names = names or class_names(tables["train"])
     known = set(names)
     for split, table in tables.items():
-        for row, value in enumerate(table.labels):
-            if value not in known:
-                raise InputError(
-                    f"{table.where(row)}: its label {value!r} is not one of the {len(known)} of the training split; "
-                    f"correct it, or take the row out of the {split} split."
-                )
+        row = next((row for row, label in enumerate(table.labels) if label not in known), None)
+        if row is not None:
+            raise InputError(
+                f"{table.where(row)}: its label {table.labels[row]!r} is not one of the {len(known)} of the training "
+                f"split; correct it, or remove the row from the {split} split."
+            )
     return tables, names
 
 
@@ -156,9 +139,7 @@ def tokenize(
             rows += [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
         for row, ids in enumerate(rows):
             if tok.pad_token_id in ids:
-                raise InputError(
-                    f"{table.where(row)}: holds the padding token {tok.pad_token}, which no text may; remove it."
-                )
+                raise InputError(f"{table.where(row)}: holds the padding token {tok.pad_token}; remove it.")
         tokens, starts = np.concatenate(rows), np.cumsum([0, *map(len, rows)])
         labels = [indices[label] for label in table.labels] if names else table.labels
         labels_N = np.asarray(labels, np.int32 if names else np.float32)

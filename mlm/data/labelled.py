@@ -21,26 +21,21 @@ from typing import Any
 from mlm.data import batches
 from mlm.errors import InputError
 from mlm.paths import UPath
+from mlm.text import is_text
 
+Row = dict[str, Any]
+Rows = Iterator[tuple[str, Row]]  # (place, row)
 Names = list[str] | None  # of the classes by index, where a library has them
-Rows = Iterator[tuple[str, dict[str, Any]]]  # (place, row)
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The rows of one split, in the order of the source.
+    """The rows of one split, in the order of the source."""
 
-    Attributes:
-      source: as in the config.
-      texts: one or two a row.
-      labels: strings, or numbers to be predicted.
-      places: where each row is in the source: "line 7".
-    """
-
-    source: str
-    texts: list[tuple[str, ...]]
+    source: str  # as in the config
+    texts: list[tuple[str, ...]]  # one or two a row
     labels: list[str] | list[float]
-    places: list[str]
+    places: list[str]  # of the rows in the source: "line 7"
 
     def where(self, row: int) -> str:
         """Returns the source and the place of a row, for messages."""
@@ -63,11 +58,9 @@ def read(source: str, *, split: str, text: tuple[str, ...], label: str, kind: st
     try:
         names, rows = READERS[reader](rest, split, (*text, label))
         for place, row in rows:
-            where = f"{source}, {place}"
-            texts.append(tuple(_text(row, column, where) for column in text))
-            value = _value(row, label, where)
-            labels.append(_number(value, where, label) if kind == "regression" else _class(value, names, where, label))
             places.append(place)
+            texts.append(tuple(_text(row, column, f"{source}, {place}: its {column!r}") for column in text))
+            labels.append(_label(row, label, f"{source}, {place}: its {label!r}", kind, names))
     except (OSError, ValueError, KeyError, ImportError, csv.Error) as error:
         message = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"config.classify.{split}: {source} can't be read: {message[:300]}.") from error
@@ -76,58 +69,50 @@ def read(source: str, *, split: str, text: tuple[str, ...], label: str, kind: st
     return Table(source, texts, labels, places)
 
 
-def _value(row: dict[str, Any], column: str, where: str) -> Any:
+def _value(row: Row, column: str, where: str) -> Any:
     if row.get(column) is None:
-        raise InputError(f"{where}: has no {column!r}; its columns are {', '.join(map(str, row))}.")
+        raise InputError(f"{where} is missing; the columns are {', '.join(map(str, row))}.")
     return row[column].decode() if isinstance(row[column], bytes) else row[column]
 
 
-def _text(row: dict[str, Any], column: str, where: str) -> str:
+def _text(row: Row, column: str, where: str) -> str:
     text = _value(row, column, where)
     if not isinstance(text, str):
-        raise InputError(f"{where}: its {column!r} is {text!r}, which is not a string.")
+        raise InputError(f"{where} is {text!r}, which is not a string.")
     if not text.strip():
-        raise InputError(f"{where}: its {column!r} is empty; fill it in, or remove the row.")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{where}: its {column!r} is not valid Unicode (half of a surrogate pair).") from None
+        raise InputError(f"{where} is empty; fill it in, or remove the row.")
+    if not is_text(text):
+        raise InputError(f"{where} is not valid Unicode (half of a surrogate pair).")
     return text
 
 
-def _class(value: Any, names: Names, where: str, column: str) -> str:
+def _label(row: Row, column: str, where: str, kind: str, names: Names) -> str | float:
+    value = _value(row, column, where)
+    if kind == "regression":
+        try:
+            if math.isfinite(float(value)):
+                return float(value)
+        except (TypeError, ValueError):
+            pass
+        raise InputError(f"{where} is {value!r}; config.classify.kind = regression needs a number.")
     if isinstance(value, bool):
         return json.dumps(value)
-    if isinstance(value, int):
-        if names is None:
-            return str(value)
-        if 0 <= value < len(names):
-            return names[value]
-        raise InputError(
-            f"{where}: its {column!r} is {value}, which stands for no label; take a split that has labels."
-        )
-    if isinstance(value, str) and value.strip():
-        return value
-    raise InputError(f"{where}: its {column!r} is {value!r}; a label is a string or a whole number.")
-
-
-def _number(value: Any, where: str, column: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise InputError(f"{where}: its {column!r} is {value!r}; config.classify.kind = regression needs a number.")
-    return number
+    if isinstance(value, int) and names is not None:
+        if not 0 <= value < len(names):
+            raise InputError(f"{where} is {value}, which is the index of no label; take a split that has labels.")
+        return names[value]
+    if isinstance(value, int) or (isinstance(value, str) and value.strip()):
+        return str(value)
+    raise InputError(f"{where} is {value!r}; a label is a string or a whole number.")
 
 
 # Readers take (the source after its colon, the split, the columns, the label's last) and return (Names, Rows).
 
 
 def _csv(file: str, columns: tuple[str, ...]) -> Rows:
-    tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if file.endswith(".tsv") else {"strict": True}
+    dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if file.endswith(".tsv") else {"strict": True}
     with UPath(file).open("r", encoding="utf-8-sig", newline="") as lines:  # spreadsheets write a byte order mark
-        reader = csv.reader(lines, **tabs)
+        reader = csv.reader(lines, **dialect)
         head = next(reader, [])
         _check_columns(columns, head)
         end = reader.line_num
@@ -162,9 +147,8 @@ def _hf(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Rows]:
         loaded = datasets.load_dataset(name, config or None, split=own or split, trust_remote_code=False)
     except datasets.exceptions.DatasetsError as error:
         raise ValueError(str(error.__cause__ or error)) from error
-    _check_columns(columns, loaded.column_names)
-    names = getattr(loaded.features[columns[-1]], "names", None)
-    return names, _numbered(loaded.select_columns(list(dict.fromkeys(columns))))
+    wanted = [column for column in loaded.column_names if column in columns]  # others may be images
+    return _of_library(loaded.features, columns, loaded.select_columns(wanted))
 
 
 def _tfds(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Rows]:
@@ -174,10 +158,24 @@ def _tfds(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Rows]
     name, _, own = name.partition("#")
     builder = tfds.builder(name)
     builder.download_and_prepare()
-    _check_columns(columns, list(builder.info.features))
     rows = tfds.as_numpy(builder.as_dataset(split=own or split, shuffle_files=False))
-    names = getattr(builder.info.features[columns[-1]], "names", None)
-    return names, _numbered({key: _plain(row[key]) for key in columns} for row in rows)
+    return _of_library(builder.info.features, columns, rows)
+
+
+def _of_library(features: Any, columns: tuple[str, ...], rows: Iterable[Row]) -> tuple[Names, Rows]:
+    _check_columns(columns, features)
+    numbered = ((f"row {number}", {key: _plain(row[key]) for key in columns}) for number, row in enumerate(rows, 1))
+    return getattr(features[columns[-1]], "names", None), numbered
+
+
+def _check_columns(wanted: Iterable[str], there: Iterable[str]) -> None:
+    for column in wanted:
+        if column not in there:
+            raise ValueError(f"there is no column {column!r} (config.classify.text, .label) among {', '.join(there)}")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value  # numpy scalars
 
 
 READERS = {
@@ -186,17 +184,3 @@ READERS = {
     "hf": _hf,
     "tfds": _tfds,
 }
-
-
-def _check_columns(wanted: Iterable[str], there: list[str]) -> None:
-    for column in wanted:
-        if column not in there:
-            raise ValueError(f"there is no column {column!r} (config.classify.text, .label) among {', '.join(there)}")
-
-
-def _numbered(rows: Iterable[dict]) -> Rows:
-    return ((f"row {number}", row) for number, row in enumerate(rows, 1))
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value  # numpy scalars

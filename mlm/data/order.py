@@ -29,16 +29,10 @@ class Visit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """The order of one lane.
-
-    Attributes:
-      seed: data.seed.
-      records: number of records of each shard of the split.
-      lane, lanes: which lane, of how many.
-    """
+    """The order of one lane."""
 
     seed: int
-    records: tuple[int, ...]
+    records: tuple[int, ...]  # in each shard of the split
     lane: int
     lanes: int
 
@@ -72,11 +66,7 @@ class Lane:
 
 
 def lanes_of(rows: tuple[int, int], *, global_batch: int, lanes: int) -> range:
-    """Returns the lanes that supply a host's rows [start, stop): whole lanes, or one that several hosts share evenly.
-
-    Raises:
-      InputError: the rows are neither whole lanes nor an even part of one.
-    """
+    """Returns the lanes that supply a host's rows [start, stop), which must be whole lanes or an even part of one."""
     start, held = rows[0], rows[1] - rows[0]
     per_lane, rest = divmod(global_batch, lanes)
     if rest:

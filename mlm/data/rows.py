@@ -16,7 +16,7 @@ import numpy as np
 
 from mlm.data import blocks, tfrecord
 from mlm.data.manifest import Shard
-from mlm.data.manifest_rules import SPLITS
+from mlm.data.manifest_rules import SHARD_NAME, SPLITS
 from mlm.data.work import Work
 from mlm.errors import InputError
 from mlm.paths import put_file, sizes
@@ -36,14 +36,10 @@ def plan(split: str, tokens: int, *, length: int, count: int) -> list[str]:
     """Returns the names of a split's shards, in order; a small validation split gets fewer than `count`."""
     rows = tokens // length
     if split == "train" and rows < count:
-        raise InputError(
-            f"config.shards.count = {count}: the corpus has only {rows} rows of {length} tokens; lower it."
-        )
+        raise InputError(f"config.shards.count = {count}: the corpus has {rows} rows of {length} tokens; lower it.")
     if rows == 0:
-        raise InputError(
-            f"the {split} split is shorter than a row of {length} tokens: raise corpus.validation_fraction, or give "
-            "more text."
-        )
+        need = "raise corpus.validation_fraction, or give more text"
+        raise InputError(f"the {split} split is shorter than a row of {length} tokens: {need}.")
     count = min(count, rows)
     return [f"{split}/dataset-{shard}-{(rows - shard - 1) // count + 1}.tfrecord" for shard in range(count)]
 
@@ -80,7 +76,7 @@ def submit(
 
 def _write(work: Work, stream: Stream, length: int, names: list[str], own: list[int]) -> None:
     """Writes the shards `own` in one pass over the blocks."""
-    records, digests = [0] * len(own), [hashlib.sha256() for _ in own]
+    digests = [hashlib.sha256() for _ in own]
     files = [work.scratch / names[shard].replace("/", "-") for shard in own]
     with contextlib.ExitStack() as stack:
         outputs = [stack.enter_context(file.open("wb")) for file in files]
@@ -89,17 +85,15 @@ def _write(work: Work, stream: Stream, length: int, names: list[str], own: list[
             tokens = np.concatenate([rest, blocks.read(file, work.dtype)])
             rows = len(tokens) // length
             ids_NxL, rest = tokens[: rows * length].reshape(rows, length), tokens[rows * length :]
-            for index, (shard, output) in enumerate(zip(own, outputs, strict=True)):
-                encoded = tfrecord.encode(ids_NxL[(shard - row) % len(names) :: len(names)])
-                data = b"".join(encoded)
+            for shard, output, digest in zip(own, outputs, digests, strict=True):
+                data = b"".join(tfrecord.encode(ids_NxL[(shard - row) % len(names) :: len(names)]))
                 output.write(data)
-                digests[index].update(data)
-                records[index] += len(encoded)
+                digest.update(data)
             row += rows
-    for shard, file, count, sha256 in zip(own, files, records, digests, strict=True):
-        size = file.stat().st_size
+    for shard, file, digest in zip(own, files, digests, strict=True):
+        size, records = file.stat().st_size, SHARD_NAME.search(names[shard])[2]
         put_file(file, work.shards / names[shard])
-        note = f"{stream.split}-{shard}-{count}-{size}-{sha256.hexdigest()}-{stream.digest}"
+        note = f"{stream.split}-{shard}-{records}-{size}-{digest.hexdigest()}-{stream.digest}"
         (work.notes / note).write_text("")
 
 

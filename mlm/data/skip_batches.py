@@ -29,37 +29,31 @@ def batch_of(step: int, ranges: list[Range]) -> int:
 
 def spans(ranges: list[Range], first: int, last: int) -> list[Range]:
     """Returns the ranges of batches that the steps `first` to `last` read."""
-    found, begin, end = [], batch_of(first, ranges), batch_of(last, ranges)
-    for a, b in ranges:
-        if begin <= a <= end:
-            found.append((begin, a - 1))
-            begin = b + 1
-    return [(a, b) for a, b in [*found, (begin, end)] if a <= b]
+    batches = dict.fromkeys(batch_of(step, ranges) for step in range(first, last + 1))
+    starts, ends = ([batch for batch in batches if batch + by not in batches] for by in (-1, 1))
+    return list(zip(starts, ends, strict=True))
 
 
 def follow(open_at: Callable[[int], Iterator[Batch]], ranges: list[Range], done: int) -> Iterator[Batch]:
     """Returns the batches of the steps after `done`; `open_at(n)` returns all batches after the n-th."""
-    before = batch_of(done + 1, ranges) - 1
-    return _follow(open_at(before), open_at, [each for each in ranges if each[0] > before], before)
 
+    def read(stream: Iterator[Batch], before: int) -> Iterator[Batch]:
+        for first, last in ranges:
+            if first > before:
+                yield from itertools.islice(stream, first - 1 - before)
+                stream, before = open_at(last), last
+        yield from stream
 
-def _follow(
-    stream: Iterator[Batch], open_at: Callable[[int], Iterator[Batch]], ranges: list[Range], before: int
-) -> Iterator[Batch]:
-    for first, last in ranges:
-        yield from itertools.islice(stream, first - 1 - before)
-        stream, before = open_at(last), last
-    yield from stream
+    start = batch_of(done + 1, ranges) - 1
+    return read(open_at(start), start)
 
 
 def check_resume(saved: Iterable[str], new: Iterable[str], *, step: int, steps: list[int], where: str) -> None:
-    """Raises InputError if a checkpoint made with the ranges `saved` can't continue with the ranges `new`.
+    """Raises InputError if a run with the ranges `new` can't continue from a checkpoint made with `saved`.
 
     Args:
       saved, new: values of data.skip_batches.
-      step: of the checkpoint.
-      steps: of all checkpoints.
-      where: folder of the checkpoints.
+      step, steps, where: of the checkpoint, of all checkpoints, and their folder.
     """
     old, ranges = parse_ranges(saved), parse_ranges(new)
     flags = " ".join(f"--skip-batches {a}:{b}" for a, b in old)
