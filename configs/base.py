@@ -1,7 +1,7 @@
-"""Every key, its unit and its default. The other configs in this folder are deltas to this one.
+"""Every key with its unit and its default. The other configs in this folder state only what they change.
 
-A key that is not here does not exist: `--config.group.key=value` with an unknown key is refused.
-0 (or an empty string) switches an optional thing off unless the comment says otherwise.
+`--config.group.key=value` sets a key; a key that is not here is an error. 0 or "" turns an option off, unless the
+comment says otherwise.
 """
 
 from ml_collections import ConfigDict
@@ -13,45 +13,45 @@ def get_config() -> ConfigDict:
 
     config.corpus = ConfigDict()
     config.corpus.sources = ("docstrings",)  # docstrings | text:GLOB | jsonl:GLOB#field | hf:NAME[:CONFIG] | tfds:NAME
-    config.corpus.weights = (1.0,)  # copies of each document, one number a source: 0.5 keeps half, 2 writes all twice
+    config.corpus.weights = (1.0,)  # copies of each document, one number per source: 0.5 keeps half, 2 writes all twice
     config.corpus.field = "text"  # the text field of hf: and tfds: sources
     config.corpus.streaming = False  # hf: sources: read over the network without a local copy
-    config.corpus.validation_fraction = 0.01  # share of documents, chosen by hash, where a source has no such split
-    config.corpus.max_documents = 0  # documents read from each split of each source; 0 = all
+    config.corpus.validation_fraction = 0.01  # share of documents, by hash, of sources without a validation split
+    config.corpus.max_documents = 0  # documents to read from each split of each source; 0 = all
 
     config.tokenizer = ConfigDict()
-    config.tokenizer.path = ""  # folder or hub name of a tokenizer to use; "" = train one into the workdir
+    config.tokenizer.path = ""  # folder or Hub name of an existing tokenizer; "" = train one into the workdir
     config.tokenizer.kind = "unigram"  # unigram | bpe (byte-level) | wordpiece
     config.tokenizer.vocab_size = 32_768  # entries, special tokens included
-    config.tokenizer.sample_megabytes = 64.0  # text that the training sees, in 10^6 bytes of UTF-8
+    config.tokenizer.sample_megabytes = 64.0  # text to train it on, in 10^6 bytes of UTF-8
     config.tokenizer.lowercase = False
 
     config.shards = ConfigDict()
     config.shards.dir = ""  # folder of the shards; "" = WORKDIR/shards
-    config.shards.length = 512  # tokens in a row (the chunk length)
+    config.shards.length = 512  # tokens per row
     config.shards.count = 64  # files of the training split; at least data.lanes
     config.shards.validation_count = 8  # files of the validation split
-    config.shards.workers = 0  # processes; 0 = one a core. Changes the speed, never the bytes
-    config.shards.patience = 1800.0  # seconds without a sign of the other hosts after which a host gives up
+    config.shards.workers = 0  # processes; 0 = one per core. Changes the speed, never the bytes
+    config.shards.patience = 1800.0  # seconds without progress of the other hosts after which a host gives up
 
     config.data = ConfigDict()
-    config.data.seed = 0  # of the order in which records come
-    config.data.global_batch = 256  # rows in an update, over all hosts, devices and accumulation steps
+    config.data.seed = 0  # of the order of records
+    config.data.global_batch = 256  # rows per step, over all hosts, devices and accumulation steps
     config.data.lanes = 8  # virtual hosts: a multiple or a divisor of the number of hosts; fixed for the life of a run
-    config.data.isolate_documents = False  # attention and positions begin anew with each document of a row
-    config.data.short_length = 0  # tokens of a row in the first updates: each row of shards.length is read as several
-    config.data.short_share = 0.9  # share of the updates that read rows of data.short_length, the first ones
-    config.data.skip_batches = ()  # batches left out, "A:B" of their numbers from 1; --skip-batches A:B adds one
+    config.data.isolate_documents = False  # attention and positions restart at each document of a row
+    config.data.short_length = 0  # tokens per row in the first steps: each row of shards.length is read as several
+    config.data.short_share = 0.9  # share of the steps that read rows of data.short_length, the first ones
+    config.data.skip_batches = ()  # batches to leave out, "A:B" counted from 1; --skip-batches A:B adds one
 
     config.masking = ConfigDict()
     config.masking.seed = 0
     config.masking.kind = "token"  # token | word (whole words) | span (runs of words), see mlm/model/masking.py
-    config.masking.rate = 0.15  # share of the ordinary tokens that are predicted
-    config.masking.end_rate = 0.0  # share at the last update, reached in a straight line; 0 = masking.rate to the end
+    config.masking.rate = 0.15  # share of the ordinary tokens to predict
+    config.masking.end_rate = 0.0  # share at the last step, reached linearly; 0 = masking.rate to the end
     config.masking.mask_share = 0.8  # of those, replaced by the mask token
     config.masking.random_share = 0.1  # of those, replaced by a random ordinary token; the rest is kept
-    config.masking.longest = 10  # word, span: tokens of a word, a longer one is several; span: words of a span
-    config.masking.span_p = 0.2  # span: of the geometric distribution of the lengths, in words
+    config.masking.longest = 10  # word: most tokens of a word, longer ones are split; span: most words of a span
+    config.masking.span_p = 0.2  # span: parameter of the geometric distribution of lengths, in words
     config.masking.static = False  # the same masks in every epoch, for comparison
 
     config.model = ConfigDict()
@@ -59,18 +59,18 @@ def get_config() -> ConfigDict:
     config.model.layers = 12
     config.model.heads = 12
     config.model.intermediate_size = 3072
-    config.model.positions = 512  # longest row; the position table has pad id + 1 entries more
+    config.model.positions = 512  # most tokens per row; the position table has pad id + 1 more entries
     config.model.activation = "gelu"  # gelu (exact) | gelu_new (tanh) | relu | silu
     config.model.hidden_dropout = 0.1
     config.model.attention_dropout = 0.1
     config.model.layer_norm_eps = 1e-5
     config.model.init = "stock"  # stock (transformers') | primed (for short runs, see mlm/model/priming.py)
     config.model.init_stddev = 0.02
-    config.model.vocab_multiple = 128  # the embedding table is padded up to a multiple of this
-    config.model.dtype = "bfloat16"  # of the computation: float32 | bfloat16. Parameters are float32
+    config.model.vocab_multiple = 128  # pad the embedding table to a multiple of this
+    config.model.dtype = "bfloat16"  # of activations: float32 | bfloat16. Parameters are float32
     config.model.attention = "auto"  # auto | xla | fused (TPU) | splash (TPU) | cudnn (GPU), see mlm/model/attention.py
     config.model.remat = False  # recompute each layer's activations in the backward pass
-    config.model.remat_feed_forward = 0  # layers of which only the feed-forward part's, more than half, are recomputed
+    config.model.remat_feed_forward = 0  # layers that recompute only the feed-forward activations, over half
 
     config.optimizer = ConfigDict()
     config.optimizer.name = "adamw"  # adamw | lamb | lion | adafactor | muon
@@ -78,62 +78,62 @@ def get_config() -> ConfigDict:
     config.optimizer.b1 = 0.9
     config.optimizer.b2 = 0.98
     config.optimizer.eps = 1e-6
-    config.optimizer.weight_decay = 0.01  # decoupled, on parameters of two dimensions or more
+    config.optimizer.weight_decay = 0.01  # decoupled, for parameters of two dimensions or more
     config.optimizer.clip_norm = 0.0  # of the global gradient norm; 0 = off
-    config.optimizer.ema_decay = 0.0  # per update, of the averaged parameters that are evaluated; 0 = off
+    config.optimizer.ema_decay = 0.0  # per step, of the averaged parameters that are evaluated; 0 = off
 
     config.schedule = ConfigDict()
     config.schedule.name = "linear"  # linear | cosine | inverse_sqrt | wsd (warmup-stable-decay) | constant
-    config.schedule.warmup_steps = 0  # updates; or:
-    config.schedule.warmup_fraction = 0.0  # share of all updates
-    config.schedule.decay_fraction = 0.1  # wsd: share of all updates in the final decay
+    config.schedule.warmup_steps = 0  # steps; or:
+    config.schedule.warmup_fraction = 0.0  # share of all steps
+    config.schedule.decay_fraction = 0.1  # wsd: share of all steps in the final decay
     config.schedule.final_fraction = 0.0  # learning rate at the end, as a share of the peak
 
     config.train = ConfigDict()
-    config.train.steps = 100_000  # updates; or, with steps = 0:
+    config.train.steps = 100_000  # steps; or, with steps = 0:
     config.train.epochs = 0.0  # passes over the training split
     config.train.seed = 0  # of the initial parameters and of dropout
-    config.train.init_from = ""  # workdir, export, RoBERTa folder or hub name to start from; "" = random parameters
-    config.train.accumulate = 1  # microbatches in an update
-    config.train.guard_limit = 10  # non-finite updates in a row after which the run stops with code 3
+    config.train.init_from = ""  # workdir, export, RoBERTa folder or Hub name to start from; "" = random parameters
+    config.train.accumulate = 1  # microbatches per step
+    config.train.guard_limit = 10  # consecutive nonfinite steps after which the run stops with code 3
 
-    config.classify = ConfigDict()  # the command `classify`; of the model it takes what its start does not say
+    config.classify = ConfigDict()  # the command `classify`; train.init_from decides the sizes of the model
     config.classify.train = ""  # csv:FILE (.tsv too) | jsonl:FILE | hf:NAME[:CONFIG][#SPLIT] | tfds:NAME[#SPLIT]
-    config.classify.validation = ""  # the same, of the rows that are evaluated on after each epoch
-    config.classify.test = ""  # the same, of the rows that the best checkpoint is evaluated on at the end; "" = none
-    config.classify.text = ("text",)  # names of one column of text, or of two for pairs
-    config.classify.label = "label"  # name of the column of labels
+    config.classify.validation = ""  # the same, rows to evaluate on after each epoch
+    config.classify.test = ""  # the same, rows to score the best checkpoint on at the end; "" = none
+    config.classify.text = ("text",)  # one column of text, or two for pairs
+    config.classify.label = "label"  # column of labels
     config.classify.kind = "classes"  # classes (strings or whole numbers) | regression (numbers)
     config.classify.length = 128  # tokens; longer rows are truncated
-    config.classify.multiple = 32  # tokens; a batch is padded up to a multiple of this, each of which is compiled
+    config.classify.multiple = 32  # tokens; batches are padded to a multiple of this, each compiled once
 
-    config.mesh = ConfigDict()  # devices along each axis; their product is the number of devices
+    config.mesh = ConfigDict()  # devices along each axis, and what it splits; their product is the number of devices
     config.mesh.data = -1  # batch; -1 = all devices that the other axes leave
-    config.mesh.fsdp = 1  # batch, and parameters split
-    config.mesh.tensor = 1  # matrices split
+    config.mesh.fsdp = 1  # batch and parameters
+    config.mesh.tensor = 1  # matrices
 
     config.evaluate = ConfigDict()
-    config.evaluate.every = 1_000  # updates; 0 = only at the end
+    config.evaluate.every = 1_000  # steps; 0 = only at the end
     config.evaluate.batch = 256  # rows, over all hosts; the scores do not depend on it
     config.evaluate.seed = 0  # of the evaluation masks
 
     config.checkpoint = ConfigDict()
-    config.checkpoint.every = 1_000  # updates; 0 = only at the end
-    config.checkpoint.keep = 3  # newest ones kept, beside the one with the best evaluation loss
+    config.checkpoint.every = 1_000  # steps; 0 = only at the end
+    config.checkpoint.keep = 3  # newest ones to keep, besides the one with the best evaluation loss
     config.checkpoint.on_damage = "stop"  # stop (code 4) | fallback (to the newest good one)
 
     config.log = ConfigDict()
-    config.log.every = 50  # updates between two lines of metrics.jsonl
+    config.log.every = 50  # steps between two lines of metrics.jsonl
     config.log.tensorboard = True
     config.log.wandb = ""  # project name; needs the wandb package
-    config.log.profile_start = 0  # first update of a trace for TensorBoard or Perfetto; 0 = none
-    config.log.profile_steps = 5  # updates in the trace
+    config.log.profile_start = 0  # first step of a trace for TensorBoard or Perfetto; 0 = none
+    config.log.profile_steps = 5  # steps in the trace
 
-    config.pod = ConfigDict()  # of several processes, or with $MLM_HOST_DIR; see mlm/cluster/
-    config.pod.port = 8474  # on process 0's host, where the processes meet; open it between the hosts, and the next one
+    config.pod = ConfigDict()  # several processes, or $MLM_HOST_DIR; see mlm/cluster/
+    config.pod.port = 8474  # where the processes connect, on process 0's host; open it and the next one between hosts
     config.pod.jax_port = 8476  # of jax's own service, there too; never one of libtpu's (8471, TPU_PROCESS_PORT)
-    config.pod.start_timeout = 600.0  # seconds that the first process waits for the others to be ready
+    config.pod.start_timeout = 600.0  # seconds that process 0 waits for the others to be ready
     config.pod.heartbeat = 60.0  # seconds without a sign of life after which a process counts as dead
-    config.pod.hang = 900.0  # seconds without progress after which a process ends itself with all stacks; 0 = never
+    config.pod.hang = 900.0  # seconds without progress after which a process exits with its stacks; 0 = never
 
     return config

@@ -1,16 +1,16 @@
-r"""BANKING77, 77 intents of customers of a bank, with the hyperparameters of the BERT-on-TPU fine-tuning post.
+r"""BANKING77, 77 intents of a bank's customers, with the hyperparameters of the BERT-on-TPU fine-tuning post.
 
 Command:   python -m mlm classify --config=configs/classify_banking77.py --workdir=runs/banking77 \
              --config.train.init_from=runs/quickstart
-           with train.csv and test.csv of github.com/PolyAI-LDN/task-specific-datasets (banking_data) in banking77/. A
-           workdir of `run` or `train`, or a transformers folder; its positions must be classify.length or more.
-Hardware:  one TPU v3-8 (4 chips, 8 cores), the post's, 32 rows a core; a small model on anything.
+           with train.csv and test.csv of github.com/PolyAI-LDN/task-specific-datasets (banking_data) in banking77/.
+           init_from is a workdir or a transformers folder whose model has at least classify.length positions.
+Hardware:  one TPU v3-8 (4 chips, 8 cores), as in the post, 32 rows per core; a small model runs on anything.
 Time:      not measured here. The post ("Getting started with Transformers and TPU using PyTorch", philschmid.de,
-           January 2023) takes 220 s with compilation, every row padded to 512 tokens: 481 rows a second.
+           January 2023) takes 220 s with compilation, every row padded to 512 tokens: 481 rows per second.
 Score:     not measured here for a base model. The post's bert-base-uncased has a weighted F1 of 0.285, 0.814 and 0.915
            after its three epochs.
-           A small model, on two CPU cores: accuracy on the 3,080 test rows after each of six epochs, 938 updates of 64
-           rows, from the quickstart's model (its evaluation loss: 3.660) and from random values of the same shape:
+           A small model on two CPU cores: accuracy on the 3,080 test rows after each of six epochs, 938 steps of 64
+           rows, from the quickstart's model (evaluation loss 3.660) and from random values of the same shape:
              start   22.5%  46.2%  60.9%  72.6%  75.7%  77.5%    weighted F1 0.769, loss 0.899 at the end
              random  14.3%  38.5%  56.3%  64.6%  69.1%  71.2%    weighted F1 0.700, loss 1.242
            The command above with --config.classify.length=64 --config.shards.length=64 --config.model.positions=64
@@ -19,13 +19,13 @@ Score:     not measured here for a base model. The post's bert-base-uncased has 
            --config.tokenizer.path=runs/quickstart/tokenizer --config.model.layers=2 --config.model.hidden_size=128
            --config.model.heads=4 --config.model.intermediate_size=512.
 
-From the post: learning rate 3e-4, linear with 100 updates of warmup (of the 120 that there are), 3 epochs, 32 rows on
-each of 8 cores, AdamW of transformers with its defaults (betas 0.9 and 0.999, epsilon 1e-6, no weight decay), float32,
-evaluation on the test rows after each epoch. Its dropout of 0.1 is that of bert-base-uncased's config. Ours is the
-length: no row has more than 128 tokens, so nothing is lost, and a batch is padded to its longest row.
+From the post: learning rate 3e-4, linear with 100 steps of warmup (of 120 in all), 3 epochs, 32 rows on each of 8
+cores, AdamW of transformers with its defaults (betas 0.9 and 0.999, epsilon 1e-6, no weight decay), float32, dropout
+0.1 (as in bert-base-uncased), evaluation on the test rows after each epoch. The length is ours: no row has more than
+128 tokens, so nothing is lost, and a batch is padded to its longest row.
 
-The best checkpoint is chosen on the rows that it is scored on, as anybody who reads the post's figures would: for an
-honest score, hold out some training rows for classify.validation, and set classify.test.
+As in the post, the best checkpoint is chosen on the rows that it is scored on: for an honest score, hold out some
+training rows for classify.validation, and set classify.test.
 """
 
 from ml_collections import ConfigDict

@@ -1,10 +1,10 @@
-"""A small model in minutes, on two CPU cores or on a GPU, from the docstrings of the installed packages.
+"""A small model in minutes, on two CPU cores or a GPU, from the docstrings of the installed packages.
 
 Command:  bash launch/local.sh
           (python -m mlm run --config=configs/quickstart.py --workdir=runs/quickstart)
 Hardware: two CPU cores, or one GPU.
-Expect:   measured on two cores: 4 min in all, 2 min 20 s of them training; evaluation loss 3.643 nats, 2.94
-          under the unigram entropy of the split.
+Expect:   measured on two cores: 4 min in all, 2 min 20 s of it training; evaluation loss 3.643 nats, 2.94
+          below the unigram entropy of the split.
 """
 
 from ml_collections import ConfigDict
@@ -16,14 +16,14 @@ def get_config() -> ConfigDict:
     """Returns the config."""
     config = base()
     config.corpus.validation_fraction = 0.005
-    config.tokenizer.kind = "bpe"  # at so few entries, pieces a third longer than Unigram's
+    config.tokenizer.kind = "bpe"  # with so few entries, its pieces are a third longer than Unigram's
     config.tokenizer.vocab_size = 4096
     config.tokenizer.sample_megabytes = 12.0
     config.shards.length = 64
     config.shards.count = 16
     config.shards.validation_count = 2
     config.data.global_batch = 32
-    config.masking.rate = 0.3  # a short run learns more from more predictions a row (Wettig et al., 2023)
+    config.masking.rate = 0.3  # a short run learns more from more predictions per row (Wettig et al., 2023)
     config.model.hidden_size = 128
     config.model.layers = 2
     config.model.heads = 4
@@ -31,9 +31,9 @@ def get_config() -> ConfigDict:
     config.model.positions = 64
     config.model.hidden_dropout = 0.0  # less than one epoch: nothing to overfit
     config.model.attention_dropout = 0.0
-    config.model.init = "primed"  # without it, five minutes end on the first plateau
+    config.model.init = "primed"  # without it, five minutes end on the first plateau of the loss
     config.model.dtype = "float32"  # bfloat16 is emulated on most CPUs
-    config.optimizer.name = "muon"  # a quarter slower a step than AdamW here, and well ahead of it for that
+    config.optimizer.name = "muon"  # steps take a quarter longer than AdamW's here, and learn much more
     config.optimizer.learning_rate = 5e-3
     config.optimizer.b1 = 0.95
     config.optimizer.clip_norm = 1.0

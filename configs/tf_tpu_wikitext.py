@@ -1,25 +1,24 @@
 """The recipe of transformers' TF-TPU example: RoBERTa-base at length 128 on WikiText-103, with a Unigram tokenizer.
 
 Command:   python -m mlm run --config=configs/tf_tpu_wikitext.py --workdir=gs://BUCKET/tf_tpu_wikitext
-Hardware:  one TPU v3-8 (4 chips, 8 cores of 16 GB), the example's; 256 rows a core, in two
-           microbatches.
-Time:      75 hours. By arithmetic, not measured here: 293,500 updates x 2,048 rows x 128 tokens = 7.7e10 tokens; x
+Hardware:  one TPU v3-8 (4 chips, 8 cores of 16 GB), as in the example; 256 rows per core, in two microbatches.
+Time:      75 hours. By arithmetic, not measured here: 293,500 steps x 2,048 rows x 128 tokens = 7.7e10 tokens; x
            514.5 MFLOP (491.9 body + 15% of the tail's 150.6) = 4.0e19 FLOP; / (492 TFLOP/s x 30%). The published run
-           (huggingface.co/tf-tpu/roberta-base-epochs-500-no-wd) has its epochs 0 to 346 dated 6 to 10 April 2023.
+           (huggingface.co/tf-tpu/roberta-base-epochs-500-no-wd) dates its epochs 0 to 346 from 6 to 10 April 2023.
 Score:     not measured here. The published run's card: validation loss 0.80 nats at epoch 400 of 500, accuracy 0.1206
-           of all positions, which is 80% of the 15% that were predicted. The losses of two tokenizers can't be
+           of all positions, which is 80% of the 15% that were predicted. Losses with different tokenizers can't be
            compared; bits per byte can.
 
 From examples/tensorflow/language-modeling-tpu of transformers 4: learning rate 1e-4, 5% warmup, linear decay to 0,
 weight decay 1e-3 on all but biases and norms, masks 15%, RoBERTa-base's config with dropout 0.1, bfloat16; Keras'
 AdamW with betas 0.9 and 0.999, epsilon 1e-8, no clipping; a vocabulary of 25,000 (the README's command).
 
-The batch is inferred: the card's schedule has 14,675 + 278,825 = 293,500 updates in 500 epochs, 587 an epoch. At 1.25
-to 1.5 tokens a word the 103 million words are 1.0 to 1.2 million rows of 128, so an update took 1,700 to 2,050 rows.
-The script's default, 8 rows a core, is a batch of 64: --config.data.global_batch=64.
+The batch is inferred: the card's schedule has 14,675 + 278,825 = 293,500 steps in 500 epochs, 587 per epoch. At 1.25 to
+1.5 tokens per word the 103 million words are 1.0 to 1.2 million rows of 128, so a step took 1,700 to 2,050 rows. The
+script's default, 8 rows per core, is a batch of 64: --config.data.global_batch=64.
 
-Shards that the example has written are read as they are: set shards.dir to their folder and tokenizer.path to their
-tokenizer, and use the commands tokenizer and train instead of run.
+To train on shards that the example wrote, set shards.dir to their folder and tokenizer.path to their tokenizer, and use
+the commands tokenizer and train instead of run.
 """
 
 from ml_collections import ConfigDict

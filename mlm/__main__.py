@@ -16,18 +16,18 @@ from mlm.cluster import watch
 from mlm.errors import InputError, PreemptedError, StopError
 
 COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `main(args, overrides)`
-    "run": "all stages, skipping what is done and unchanged",
+    "run": "run all stages, skipping those that are done and unchanged",
     "tokenizer": "train a tokenizer on the corpus",
-    "shards": "tokenize, chunk and write TFRecord shards",
+    "shards": "tokenize and chunk the corpus, write TFRecord shards",
     "doctor": "check the data and the settings of a run before it starts",
     "train": "train, evaluate, checkpoint, resume",
-    "classify": "fine-tune a model to classify texts, or to predict a number",
+    "classify": "fine-tune a model to classify texts or to predict a number",
     "evaluate": "score a checkpoint or a model folder on a split",
-    "predict": "fill <mask>, or classify: texts, or lines from a pipe",
-    "export": "write a transformers folder and prove it",
-    "bench": "measure step, shards and batches beside the baselines",
-    "plan": "compile the step for a TPU that isn't there: does it fit?",
-    "report": "curves and tables as one HTML page",
+    "predict": "fill <mask> in texts, or classify them",
+    "export": "write a transformers folder and verify it",
+    "bench": "time step, shards and batches beside the baselines",
+    "plan": "compile the step for a TPU that is not attached: does it fit?",
+    "report": "write curves and tables as one HTML page",
 }
 EXAMPLES = """examples:
   python -m mlm run --config=configs/quickstart.py --workdir=runs/quickstart
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
       pretraining: a subclass of `Pretraining` (mlm/tasks/pretraining.py) for `run` and `train`.
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    for name in ("absl", "asyncio", "concurrent.futures"):  # orbax logs what it raises as well, with its stacks
+    for name in ("absl", "asyncio", "concurrent.futures"):  # orbax also logs what it raises, with stacks
         logging.getLogger(name).setLevel(logging.CRITICAL)
     signal.signal(signal.SIGTERM, _stop)  # until the training loop takes it over
     argv, overrides = configs.split_overrides(sys.argv[1:] if argv is None else argv)
@@ -60,12 +60,12 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
         print(f"mlm {args.name}: {error}", file=sys.stderr, flush=True)
         return watching.failed(error, error.code)
     except KeyboardInterrupt as error:
-        print(f"mlm {args.name}: interrupted; start the same command to go on.", file=sys.stderr, flush=True)
+        print(f"mlm {args.name}: interrupted; run the same command to continue.", file=sys.stderr, flush=True)
         return watching.failed(error, PreemptedError.code)
-    except BrokenPipeError:  # whoever reads the output has had enough of it, as in `| head -1`
+    except BrokenPipeError:  # as in `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if "processes" in args:  # what a lost ssh connection does to a run is no success
-            return watching.failed(StopError("nobody reads the output any more; start the same command to go on."), 1)
+        if "processes" in args:  # a lost ssh connection is no success of a run
+            return watching.failed(StopError("nobody reads the output any more; run the same command to continue."), 1)
         return watching.end(0)
     except Exception as error:
         traceback.print_exc()
@@ -73,18 +73,18 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
 
 
 def _stop(number: int, frame: types.FrameType | None) -> None:
-    """Ends at once: before the first step there is nothing to save, and imports swallow exceptions."""
-    print("mlm: stopped before the first step; start the same command to go on.", file=sys.stderr, flush=True)
+    """Exits at once: before the first step there is nothing to save, and imports swallow exceptions."""
+    print("mlm: stopped before the first step; run the same command to continue.", file=sys.stderr, flush=True)
     watch.current.stopped(signal.Signals(number).name)
 
 
 def parser(command: str) -> argparse.ArgumentParser:
-    """Returns the parser of all commands, with the flags of one of them."""
+    """Returns the parser of all commands, with the flags of `command` only, whose module is imported."""
     root = argparse.ArgumentParser(
         prog="python -m mlm",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Pretrain RoBERTa-class masked language models. Set any key of a config: --config.group.key=value.",
+        description="Pretrain RoBERTa-class masked language models. --config.group.key=value sets a key of the config.",
     )
     table = root.add_subparsers(metavar="COMMAND", dest="name", required=True)
     for name, line in COMMANDS.items():

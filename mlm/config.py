@@ -1,6 +1,6 @@
-"""Load a config file, apply overrides, refuse what can't be right, fingerprint and compare configs.
+"""Load a config file, apply overrides, validate, fingerprint and compare configs.
 
-Nothing here imports jax, TensorFlow or transformers: a mistake is answered in a fraction of a second.
+Nothing here imports jax, TensorFlow or transformers, so that a mistake is reported at once.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
 
 BASE = Path(__file__).parents[1] / "configs" / "base.py"
-# May differ between the config of a checkpoint and the one that resumes it: none of these changes a number that the run
-# computes, or by rounding alone (mesh, remat). Tokenizer, shards and labelled rows are held to their fingerprints,
-# skipped batches to a rule of their own (mlm/data/skip_batches.py).
+# Keys that may change on resume: they change no number that the run computes, or by rounding alone (mesh, remat).
+# Tokenizer, shards and labelled rows are compared by fingerprint, skipped batches by mlm/data/skip_batches.py.
 MAY_CHANGE = re.compile(
     r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch)|checkpoint\..*|log\..*|model\.remat\w*|"
     r"train\.guard_limit|pod\..*|data\.skip_batches|classify\.(train|validation|test)"
 )
 PRETRAINING, CLASSIFICATION = "pretraining", "classification"
-NOT_READ = {  # keys that a task doesn't read: rules that tie them to others don't hold for it
+NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others don't apply
     PRETRAINING: re.compile(r"classify\..*"),
     CLASSIFICATION: re.compile(r"(corpus|shards|masking)\..*|data\.(short_length|skip_batches)"),
 }
+TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a tuple like (a, b)"}
 
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Returns (the other arguments, ["group.key=value", ...]); --config.group.key value is understood too."""
+    """Returns (the other arguments, ["group.key=value", ...]); --config.group.key value is accepted too."""
     others, overrides = [], []
     rest = iter(argv)
     for argument in rest:
@@ -50,33 +50,31 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def load(path: str, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
-    """Reads `get_config()` from a Python file, applies `group.key=value` overrides, validates and locks it.
+    """Runs `get_config()` of a Python file, applies "group.key=value" overrides, validates and locks the config.
 
     Args:
-      path: of the file.
-      overrides: values are read as the type of the default.
-      task: PRETRAINING or CLASSIFICATION, whose rules the config is held to.
+      task: PRETRAINING or CLASSIFICATION, whose rules apply.
 
     Raises:
-      InputError: no such file, no `get_config` in it, an unknown key, a value of the wrong type or out of range.
+      InputError: the file can't be read, or a key or a value is wrong.
     """
     if not Path(path).is_file():
         raise InputError(f"--config={path}: there is no such file.")
     try:
         config = runpy.run_path(path).get("get_config", lambda: None)()
     except Exception as error:
-        words = " ".join(str(error).split())  # some of them have several lines
-        raise InputError(f"--config={path}: {type(error).__name__} while reading it: {words}") from error
+        message = " ".join(str(error).split())  # on one line
+        raise InputError(f"--config={path}: {type(error).__name__} while reading it: {message}") from error
     if not isinstance(config, ConfigDict):
         raise InputError(f"--config={path}: the file defines no get_config() that returns a ConfigDict.")
     return _finish(config, parse(config, overrides), task)
 
 
 def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
-    """Reads the config.json of a workdir, applies overrides, validates and locks it, as `load`.
+    """Reads the config.json of a workdir, then does as `load`.
 
     Raises:
-      InputError: nothing was trained there, by another version of this code, or a value is wrong.
+      InputError: there is none, it is of another version of this code, or a value is wrong.
       DamageError: the file is not JSON.
     """
     if not path.is_file():
@@ -97,11 +95,7 @@ def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) ->
 
 
 def replace(config: ConfigDict, values: dict[str, Any], *, task: str = PRETRAINING) -> ConfigDict:
-    """Returns a copy with the values of some "group.key" replaced, validated and locked.
-
-    Raises:
-      InputError: as `load`.
-    """
+    """Returns a copy with the values of some "group.key" replaced, validated and locked."""
     return _finish(unflatten(flatten(config)), values, task)
 
 
@@ -109,17 +103,12 @@ def _finish(config: ConfigDict, values: dict[str, Any], task: str) -> ConfigDict
     for key, value in values.items():
         group, _, name = key.rpartition(".")
         config[group][name] = value
-    validate(config, task=task)
-    config.lock()
-    return config
+    _validate(config, task)
+    return config.lock()
 
 
 def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:
-    """Returns {"group.key": value} of some "group.key=value", each value read as the type of the config's.
-
-    Raises:
-      InputError: no such key, or a value of another type.
-    """
+    """Returns {"group.key": value} of "group.key=value" texts, each value read as the type of the config's."""
     flat, values = flatten(config), {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -134,7 +123,6 @@ def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:
 
 
 def _parse(key: str, text: str, default: Any) -> Any:
-    """Reads `text` as a value of the type of `default`; raises InputError if it is not one."""
     kind = type(default)
     if kind is str:
         return text
@@ -151,23 +139,22 @@ def _parse(key: str, text: str, default: Any) -> Any:
     except (ValueError, SyntaxError):
         if kind is tuple and (not default or isinstance(default[0], str)):
             return (text,)  # one source or range, unquoted
-    words = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a tuple like (a, b)"}
-    raise InputError(f"--config.{key}={text}: must be {words[kind]}.")
+    raise InputError(f"--config.{key}={text}: must be {TYPE_NAMES[kind]}.")
 
 
 def flatten(config: ConfigDict | dict) -> dict[str, Any]:
-    """Returns {"group.key": value}, sorted by key."""
+    """Returns {"group.key": value}, sorted by key if a ConfigDict is given."""
     flat = {}
     for group, keys in config.items():
         if isinstance(keys, ConfigDict | dict):
             flat.update({f"{group}.{key}": value for key, value in keys.items()})
         else:
-            flat[group] = keys  # of no group: validate refuses it
+            flat[group] = keys  # without a group: refused by `_validate`
     return flat
 
 
 def unflatten(flat: dict[str, Any]) -> ConfigDict:
-    """Returns the config of a flattened one; lists, all that JSON knows of tuples, become tuples."""
+    """Returns the config of a flattened one; lists become tuples, which JSON does not have."""
     groups: dict[str, dict[str, Any]] = {}
     for key, value in flat.items():
         group, _, name = key.rpartition(".")
@@ -175,21 +162,20 @@ def unflatten(flat: dict[str, Any]) -> ConfigDict:
     return ConfigDict(groups)
 
 
-def validate(config: ConfigDict, *, task: str = PRETRAINING) -> None:
-    """Raises InputError for the first value that can't be right, naming the key, the value and what is allowed."""
+def _validate(config: ConfigDict, task: str) -> None:
     flat = flatten(config)
     for key, value in flat.items():
         if key not in RULES:
             raise InputError(f"config.{key} is not a key of configs/base.py; mlm/config_rules.py has no rule for it.")
-        check, words = RULES[key]
+        check, allowed = RULES[key]
         if not check(value):
-            raise InputError(f"config.{key} = {value!r}: must be {words}.")
+            raise InputError(f"config.{key} = {value!r}: must be {allowed}.")
     missing = RULES.keys() - flat.keys()
     if missing:
         raise InputError(f"config.{min(missing)} is missing; start a config from configs/base.py.")
-    for key, bad, words in across(flat):
-        if bad and not NOT_READ[task].fullmatch(key):
-            raise InputError(f"config.{key} = {flat[key]!r}: {words}.")
+    for key, broken, allowed in across(config):
+        if broken and not NOT_READ[task].fullmatch(key):
+            raise InputError(f"config.{key} = {flat[key]!r}: {allowed}.")
 
 
 def fingerprint(config: ConfigDict) -> str:
@@ -203,7 +189,7 @@ def to_json(config: ConfigDict) -> str:
 
 
 def diff(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Returns one line "key: old -> new" for each key that differs and must not, between two flattened configs."""
+    """Returns a line "key: old -> new" for each change of two flattened configs that resume does not allow."""
     old, new = ({k: list(v) if isinstance(v, tuple) else v for k, v in flat.items()} for flat in (old, new))
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"

@@ -1,4 +1,4 @@
-"""What each key of a config may be: the rules that mlm/config.py holds a config to. Standard library only."""
+"""What each key of a config may be; mlm/config.py applies these rules."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# What each key may be: a predicate and the words that name it to a person. A key of the base config that is missing
-# here is refused by `validate`, so that no key goes unchecked.
-Rule = tuple[Callable[[Any], bool], str]
+from ml_collections import ConfigDict
+
+Check = Callable[[Any], bool]
+Rule = tuple[Check, str]  # the second says what is allowed
 Range = tuple[int, int]  # of batches, both ends included
 
 
 def parse_ranges(texts: Iterable[str]) -> list[Range]:
-    """Returns the ranges "A:B" as numbers, in order; raises ValueError if one is none."""
-    found = []
+    """Returns the ranges "A:B" as numbers, sorted; raises ValueError for anything else."""
+    ranges = []
     for text in texts:
         match = re.fullmatch(r"([1-9][0-9]*):([1-9][0-9]*)", text) if isinstance(text, str) else None
         if match is None or int(match[1]) > int(match[2]):
             raise ValueError(text)
-        found.append((int(match[1]), int(match[2])))
-    return sorted(found)
+        ranges.append((int(match[1]), int(match[2])))
+    return sorted(ranges)
 
 
 def is_ranges(value: object) -> bool:
-    """Returns whether a value of the config is a tuple of ranges."""
+    """Returns whether a config value is a tuple of ranges."""
     try:
         return type(value) is tuple and parse_ranges(value) is not None
     except ValueError:
@@ -34,7 +35,7 @@ def is_ranges(value: object) -> bool:
 
 
 def ranges_overlap(ranges: list[Range]) -> bool:
-    """Returns whether a batch is in two of the ranges."""
+    """Returns whether any batch is in two of the sorted ranges."""
     return any(last >= first for (_, last), (first, _) in itertools.pairwise(ranges))
 
 
@@ -54,206 +55,142 @@ def _number(low: float, high: float, *, open_low: bool = False, open_high: bool 
     return check, f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
 
 
-def _whole(low: int, high: float = math.inf, words: str = "") -> Rule:
-    return (lambda v: type(v) is int and low <= v < high), f"a whole number from {low} {words or 'up'}"
+def _whole(low: int, high: float = math.inf, end: str = "up") -> Rule:
+    return (lambda v: type(v) is int and low <= v < high), f"a whole number from {low} {end}"
+
+
+def _matching(pattern: str) -> Check:
+    return lambda v: type(v) is str and re.fullmatch(pattern, v) is not None
+
+
+def _tuple_of(check: Check, most: float = math.inf) -> Check:
+    return lambda v: type(v) is tuple and 0 < len(v) <= most and all(map(check, v))
 
 
 POSITIVE, COUNT, SEED = _whole(1), _whole(0), _whole(0, 2**32, "to 2^32 - 1")
 PORT = _whole(1024, 65_536, "to 65,535")
-SHARE, RATE = _number(0, 1), _number(0, 1, open_high=True)
+FRACTION, BELOW_ONE = _number(0, 1), _number(0, 1, open_high=True)
 ABOVE_ZERO: Rule = (lambda v: _finite(v) and v > 0), "a finite number above 0"
 FROM_ZERO: Rule = (lambda v: _finite(v) and v >= 0), "a finite number from 0 up"
 FLAG: Rule = (lambda v: type(v) is bool), "true or false"
 TEXT: Rule = (lambda v: type(v) is str), "a string"
 AXIS: Rule = (lambda v: type(v) is int and (v == -1 or v >= 1)), "a whole number from 1 up, or -1 for all that are left"
 SOURCES: Rule = (
-    (
-        lambda v: (
-            type(v) is tuple
-            and len(v) > 0
-            and all(re.fullmatch(r"docstrings|(text|jsonl|hf|tfds):.+", str(s)) for s in v)
-        )
-    ),
+    _tuple_of(_matching(r"docstrings|(text|jsonl|hf|tfds):.+")),
     "a tuple of docstrings, text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG] or tfds:NAME",
 )
 TABLE: Rule = (
-    (lambda v: type(v) is str and bool(re.fullmatch(r"|(csv|jsonl|hf|tfds):.+", v))),
+    _matching(r"|(csv|jsonl|hf|tfds):.+"),
     "csv:FILE, jsonl:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
 )
-WEIGHTS: Rule = (
-    (lambda v: type(v) is tuple and len(v) > 0 and all(_finite(w) and w > 0 for w in v)),
-    "a tuple of numbers above 0",
-)
+WEIGHTS: Rule = _tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0"
 
-RULES: dict[str, Rule] = {
+KEYS_OF: list[tuple[Rule, str]] = [  # rules that several keys share
+    (TEXT, "tokenizer.path shards.dir train.init_from log.wandb"),
+    (FLAG, "corpus.streaming tokenizer.lowercase data.isolate_documents masking.static model.remat log.tensorboard"),
+    (
+        POSITIVE,
+        "shards.count shards.validation_count data.global_batch data.lanes model.hidden_size model.layers "
+        "model.heads model.intermediate_size model.positions model.vocab_multiple train.accumulate "
+        "train.guard_limit classify.multiple evaluate.batch checkpoint.keep log.every log.profile_steps",
+    ),
+    (
+        COUNT,
+        "corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps "
+        "train.steps evaluate.every checkpoint.every log.profile_start",
+    ),
+    (SEED, "data.seed masking.seed train.seed evaluate.seed"),
+    (
+        FRACTION,
+        "masking.end_rate masking.mask_share masking.random_share schedule.warmup_fraction schedule.decay_fraction "
+        "schedule.final_fraction",
+    ),
+    (
+        BELOW_ONE,
+        "corpus.validation_fraction model.hidden_dropout model.attention_dropout optimizer.b1 optimizer.b2 "
+        "optimizer.ema_decay",
+    ),
+    (
+        ABOVE_ZERO,
+        "tokenizer.sample_megabytes shards.patience model.layer_norm_eps model.init_stddev optimizer.learning_rate "
+        "optimizer.eps",
+    ),
+    (FROM_ZERO, "optimizer.weight_decay optimizer.clip_norm train.epochs pod.hang"),
+    (PORT, "pod.port pod.jax_port"),
+    (AXIS, "mesh.data mesh.fsdp mesh.tensor"),
+    (TABLE, "classify.train classify.validation classify.test"),
+    (_whole(8), "shards.length classify.length"),
+    (_number(0, 1, open_low=True), "data.short_share masking.rate masking.span_p"),
+]
+RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF for key in keys.split()} | {
     "corpus.sources": SOURCES,
     "corpus.weights": WEIGHTS,
-    "corpus.field": ((lambda v: type(v) is str and v != ""), "the name of a field"),
-    "corpus.streaming": FLAG,
-    "corpus.validation_fraction": RATE,
-    "corpus.max_documents": COUNT,
-    "tokenizer.path": TEXT,
+    "corpus.field": (_matching(r"(?s).+"), "the name of a field"),
     "tokenizer.kind": _one_of("unigram", "bpe", "wordpiece"),
     "tokenizer.vocab_size": _whole(16, 2**31),
-    "tokenizer.sample_megabytes": ABOVE_ZERO,
-    "tokenizer.lowercase": FLAG,
-    "shards.dir": TEXT,
-    "shards.length": _whole(8),
-    "shards.count": POSITIVE,
-    "shards.validation_count": POSITIVE,
-    "shards.workers": COUNT,
-    "shards.patience": ABOVE_ZERO,
-    "data.seed": SEED,
-    "data.global_batch": POSITIVE,
-    "data.lanes": POSITIVE,
-    "data.isolate_documents": FLAG,
-    "data.short_length": COUNT,
-    "data.short_share": _number(0, 1, open_low=True),
     "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
-    "masking.seed": SEED,
     "masking.kind": _one_of("token", "word", "span"),
-    "masking.rate": _number(0, 1, open_low=True),
-    "masking.end_rate": SHARE,
-    "masking.mask_share": SHARE,
-    "masking.random_share": SHARE,
     "masking.longest": _whole(1, 1025, "to 1,024"),
-    "masking.span_p": _number(0, 1, open_low=True),
-    "masking.static": FLAG,
-    "model.hidden_size": POSITIVE,
-    "model.layers": POSITIVE,
-    "model.heads": POSITIVE,
-    "model.intermediate_size": POSITIVE,
-    "model.positions": POSITIVE,
     "model.activation": _one_of("gelu", "gelu_new", "relu", "silu"),
-    "model.hidden_dropout": RATE,
-    "model.attention_dropout": RATE,
-    "model.layer_norm_eps": ABOVE_ZERO,
     "model.init": _one_of("stock", "primed"),
-    "model.init_stddev": ABOVE_ZERO,
-    "model.vocab_multiple": POSITIVE,
     "model.dtype": _one_of("float32", "bfloat16"),
     "model.attention": _one_of("auto", "xla", "fused", "splash", "cudnn"),
-    "model.remat": FLAG,
-    "model.remat_feed_forward": COUNT,
     "optimizer.name": _one_of("adamw", "lamb", "lion", "adafactor", "muon"),
-    "optimizer.learning_rate": ABOVE_ZERO,
-    "optimizer.b1": RATE,
-    "optimizer.b2": RATE,
-    "optimizer.eps": ABOVE_ZERO,
-    "optimizer.weight_decay": FROM_ZERO,
-    "optimizer.clip_norm": FROM_ZERO,
-    "optimizer.ema_decay": RATE,
     "schedule.name": _one_of("linear", "cosine", "inverse_sqrt", "wsd", "constant"),
-    "schedule.warmup_steps": COUNT,
-    "schedule.warmup_fraction": SHARE,
-    "schedule.decay_fraction": SHARE,
-    "schedule.final_fraction": SHARE,
-    "train.steps": COUNT,
-    "train.epochs": FROM_ZERO,
-    "train.seed": SEED,
-    "train.init_from": TEXT,
-    "train.accumulate": POSITIVE,
-    "train.guard_limit": POSITIVE,
-    "classify.train": TABLE,
-    "classify.validation": TABLE,
-    "classify.test": TABLE,
-    "classify.text": (
-        (lambda v: type(v) is tuple and len(v) in (1, 2) and all(type(c) is str and c != "" for c in v)),
-        "a tuple of one or two names of columns",
-    ),
-    "classify.label": ((lambda v: type(v) is str and v != ""), "the name of a column"),
+    "classify.text": (_tuple_of(_matching(r"(?s).+"), most=2), "a tuple of one or two names of columns"),
+    "classify.label": (_matching(r"(?s).+"), "the name of a column"),
     "classify.kind": _one_of("classes", "regression"),
-    "classify.length": _whole(8),
-    "classify.multiple": POSITIVE,
-    "mesh.data": AXIS,
-    "mesh.fsdp": AXIS,
-    "mesh.tensor": AXIS,
-    "evaluate.every": COUNT,
-    "evaluate.batch": POSITIVE,
-    "evaluate.seed": SEED,
-    "checkpoint.every": COUNT,
-    "checkpoint.keep": POSITIVE,
     "checkpoint.on_damage": _one_of("stop", "fallback"),
-    "log.every": POSITIVE,
-    "log.tensorboard": FLAG,
-    "log.wandb": TEXT,
-    "log.profile_start": COUNT,
-    "log.profile_steps": POSITIVE,
-    "pod.port": PORT,
-    "pod.jax_port": PORT,
     "pod.start_timeout": _number(1, 86_400),
     "pod.heartbeat": _number(2, 3_600),
-    "pod.hang": FROM_ZERO,
 }
 
 
-def across(c: dict[str, Any]) -> list[tuple[str, bool, str]]:
-    """Returns the rules that tie one key to another: (key to name, is it broken, what is allowed)."""
-    lanes, batch, accumulate = c["data.lanes"], c["data.global_batch"], c["train.accumulate"]
-    warmup = c["schedule.warmup_fraction"] or c["schedule.warmup_steps"] / (c["train.steps"] or math.inf)
-    short, length = c["data.short_length"], c["shards.length"]
-    shares = c["masking.mask_share"] + c["masking.random_share"]
+def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
+    """Returns the rules that tie keys together: (the key to name, whether the rule is broken, what is allowed)."""
+    shards, data, masking, model = config.shards, config.data, config.masking, config.model
+    schedule, train, steps, length = config.schedule, config.train, config.train.steps, config.shards.length
+    lanes, rows, short = data.lanes, data.global_batch, data.short_length
+    axes = [config.mesh[name] for name in ("data", "fsdp", "tensor")]
+    warmup = schedule.warmup_fraction or schedule.warmup_steps / (steps or math.inf)
+    has_dropout, port = model.attention_dropout > 0, config.pod.port
     return [
-        ("corpus.weights", len(c["corpus.weights"]) != len(c["corpus.sources"]), "one number for each source"),
-        ("model.heads", c["model.hidden_size"] % c["model.heads"] != 0, "must divide model.hidden_size"),
+        ("corpus.weights", len(config.corpus.weights) != len(config.corpus.sources), "one number for each source"),
+        ("model.heads", model.hidden_size % model.heads > 0, "must divide model.hidden_size"),
         (
             "model.attention",
-            c["model.attention"] in ("splash", "cudnn") and c["model.attention_dropout"] > 0,
-            "has no dropout: set model.attention_dropout to 0, or take another kernel",
+            model.attention in ("splash", "cudnn") and has_dropout,
+            "has no dropout: set model.attention_dropout to 0, or choose another kernel",
         ),
-        (
-            "shards.length",
-            c["shards.length"] > c["model.positions"],
-            f"must be at most model.positions = {c['model.positions']}",
-        ),
-        ("shards.count", c["shards.count"] < lanes, f"must be at least data.lanes = {lanes}"),
-        ("data.global_batch", batch % lanes != 0, f"must be a multiple of data.lanes = {lanes}"),
+        ("shards.length", length > model.positions, f"must be at most model.positions = {model.positions}"),
+        ("shards.count", shards.count < lanes, f"must be at least data.lanes = {lanes}"),
+        ("data.global_batch", rows % lanes > 0, f"must be a multiple of data.lanes = {lanes}"),
         (
             "data.short_length",
             short > 0 and (short % 8 > 0 or length % short > 0 or short == length),
             f"must be a multiple of 8, below shards.length = {length}, and divide it",
         ),
+        ("data.skip_batches", ranges_overlap(parse_ranges(data.skip_batches)), "its ranges must not overlap"),
+        ("train.accumulate", rows % train.accumulate > 0, f"must divide data.global_batch = {rows}"),
         (
-            "data.skip_batches",
-            ranges_overlap(parse_ranges(c["data.skip_batches"])),
-            "its ranges must not overlap",
+            "masking.random_share",
+            masking.mask_share + masking.random_share > 1 + 1e-9,
+            "mask_share and random_share must not exceed 1 together",
         ),
-        ("train.accumulate", batch % accumulate != 0, f"must divide data.global_batch = {batch}"),
-        ("masking.random_share", shares > 1 + 1e-9, "mask_share and random_share must not exceed 1 together"),
-        (
-            "train.steps",
-            (c["train.steps"] > 0) == (c["train.epochs"] > 0),
-            "set exactly one of train.steps and train.epochs above 0",
-        ),
-        (
-            "model.init",
-            c["model.init"] != "stock" and c["train.init_from"] != "",
-            "must be stock with train.init_from",
-        ),
+        ("train.steps", (steps > 0) == (train.epochs > 0), "set exactly one of train.steps and train.epochs above 0"),
+        ("model.init", model.init != "stock" and train.init_from != "", "must be stock with train.init_from"),
         (
             "schedule.warmup_steps",
-            c["schedule.warmup_steps"] > 0 and c["schedule.warmup_fraction"] > 0,
+            schedule.warmup_steps > 0 and schedule.warmup_fraction > 0,
             "set at most one of warmup_steps and warmup_fraction",
         ),
-        (
-            "schedule.warmup_steps",
-            0 < c["train.steps"] < c["schedule.warmup_steps"],
-            f"must be at most train.steps = {c['train.steps']}",
-        ),
+        ("schedule.warmup_steps", 0 < steps < schedule.warmup_steps, f"must be at most train.steps = {steps}"),
         (
             "schedule.decay_fraction",
-            c["schedule.name"] == "wsd" and c["schedule.decay_fraction"] + warmup > 1 + 1e-9,
+            schedule.name == "wsd" and schedule.decay_fraction + warmup > 1 + 1e-9,
             "warmup and decay must fit into the run",
         ),
-        (
-            "classify.label",
-            c["classify.label"] in c["classify.text"],
-            "must be another column than classify.text",
-        ),
-        ("pod.jax_port", c["pod.jax_port"] == c["pod.port"], f"must be another port than pod.port = {c['pod.port']}"),
-        (
-            "mesh.data",
-            [c[f"mesh.{axis}"] for axis in ("data", "fsdp", "tensor")].count(-1) > 1,
-            "at most one axis of the mesh can be -1",
-        ),
+        ("classify.label", config.classify.label in config.classify.text, "must be another column than classify.text"),
+        ("pod.jax_port", config.pod.jax_port == port, f"must be another port than pod.port = {port}"),
+        ("mesh.data", axes.count(-1) > 1, "at most one axis of the mesh can be -1"),
     ]

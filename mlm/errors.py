@@ -1,8 +1,8 @@
-"""What a command can end with, other than success: each kind of end has one exit code (see README, "Exit codes")."""
+"""Expected ends of a command, each with its exit code (README, "Exit codes")."""
 
 
 class StopError(Exception):
-    """An end that was foreseen. The message is one sentence for a person: what, where, and what to do."""
+    """An expected end. The message is one sentence for a person: what is wrong, where, and what to do."""
 
     code = 1
 
@@ -14,7 +14,7 @@ class InputError(StopError):
 
 
 class NumericsError(StopError):
-    """The numerics guard stopped the run: too many non-finite updates in a row."""
+    """The nonfinite guard stopped the run."""
 
     code = 3
 
@@ -26,6 +26,6 @@ class DamageError(StopError):
 
 
 class PreemptedError(StopError):
-    """The run was asked to end, has saved its state, and goes on from there when started again."""
+    """The run was told to stop, saved its state, and continues when it is started again."""
 
     code = 75

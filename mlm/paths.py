@@ -1,8 +1,7 @@
 """One kind of path for local files and gs:// alike: `pathlib`'s interface, by universal_pathlib over fsspec.
 
-An object of a bucket appears whole or not at all, can't be appended to and can't be renamed, and a bucket has no
-folders; so what is written under a temporary name and renamed on a disk is put in one go there. All that differs
-between the two is here.
+An object in a bucket appears whole or not at all, can't be appended to or renamed, and there are no folders: what is
+written under a temporary name and renamed on a disk is uploaded in one piece there. All such differences are here.
 """
 
 from __future__ import annotations
@@ -20,31 +19,26 @@ from pathlib import Path
 import fsspec
 from upath import UPath
 
-__all__ = ["UPath", "children", "inside", "is_begun", "is_remote", "local_folder", "local_place", "make_folder"]
-__all__ += ["move", "put_file", "put_tree", "remove", "replacing", "sizes", "write_text"]
-
-# gcsfs keeps what it has listed: other hosts write into the same folders.
+# gcsfs keeps the listings of folders, but other hosts write to them too.
 fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
 
 
 def is_remote(path: UPath | Path | str) -> bool:
-    """Returns whether a path is of a bucket or the like, and not of a file system of this machine."""
+    """Returns whether a path is in a bucket or the like, not on a file system of this machine."""
     return "://" in str(path)
 
 
 def make_folder(folder: UPath) -> None:
-    """Makes a folder and those above it; a bucket needs none, and a bucket that is missing is never made."""
+    """Creates a folder and its parents; a bucket needs none, and a missing bucket is never created."""
     if not is_remote(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def inside(folder: UPath, name: str, *, links: bool = False) -> UPath:
-    """Returns `folder / name` for a name that a file or a listing gives, which may be hostile.
+    """Returns `folder / name` for a name from a file or a listing, which may be hostile.
 
     Args:
-      folder: local or gs://.
-      name: of a file below it, its parts separated by "/".
-      links: allow symbolic links that point elsewhere, as the cache of the Hugging Face Hub has them.
+      links: allow symbolic links that point elsewhere, as in the cache of the Hugging Face Hub.
 
     Raises:
       ValueError: the name is absolute, has a drive, a scheme or a control character, or leads out of the folder.
@@ -61,7 +55,7 @@ def inside(folder: UPath, name: str, *, links: bool = False) -> UPath:
 
 
 def children(folder: UPath) -> list[UPath]:
-    """Returns what lies in a folder, by name; nothing if there is no such folder."""
+    """Returns the entries of a folder, sorted by name; none if it does not exist."""
     try:
         return sorted(folder.iterdir(), key=lambda path: path.name)
     except (FileNotFoundError, NotADirectoryError):
@@ -69,19 +63,18 @@ def children(folder: UPath) -> list[UPath]:
 
 
 def sizes(folder: UPath) -> dict[str, int]:
-    """Returns {name: bytes} of the files in a folder, from one listing; nothing if there is no such folder."""
+    """Returns {name: bytes} of the files in a folder, from one listing; none if it does not exist."""
     try:
         if is_remote(folder):
             entries = folder.fs.ls(folder.path, detail=True)
             return {e["name"].rpartition("/")[2]: e["size"] for e in entries if e["type"] == "file"}
-        with os.scandir(folder) as entries:
-            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        return {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     except FileNotFoundError:
         return {}
 
 
 def write_text(path: UPath, text: str) -> None:
-    """Writes a file whole or not at all; one that is there is replaced."""
+    """Writes a file whole or not at all, replacing an existing one."""
     if is_remote(path):
         path.write_text(text, encoding="utf-8")
         return
@@ -91,7 +84,7 @@ def write_text(path: UPath, text: str) -> None:
 
 
 def put_file(file: Path, target: UPath) -> None:
-    """Moves a finished local file to its place, whole or not at all; on a disk both are on the same file system."""
+    """Moves a finished local file to its place, whole or not at all; on a disk, within one file system."""
     if is_remote(target):
         target.fs.put_file(str(file), target.path)
         file.unlink()
@@ -101,10 +94,9 @@ def put_file(file: Path, target: UPath) -> None:
 
 
 def move(folder: UPath, target: UPath, *, first: str) -> None:
-    """Renames a folder.
+    """Renames a folder; in a bucket, copies its files and then deletes them, `first` before the others.
 
-    In a bucket, its files are copied and then deleted, the file `first` before the others: a folder that is complete
-    with that file alone never looks so when the move was cut short.
+    So a folder that counts as complete with the file `first` never does when the move was interrupted.
     """
     if not is_remote(folder):
         folder.rename(target)
@@ -117,24 +109,20 @@ def move(folder: UPath, target: UPath, *, first: str) -> None:
 
 
 def remove(folder: UPath) -> None:
-    """Removes a folder with all that lies in it, if it is there."""
-    if is_remote(folder):
-        if folder.exists():
-            folder.fs.rm(folder.path, recursive=True)
-    else:
+    """Removes a folder and its contents, if it exists."""
+    if not is_remote(folder):
         shutil.rmtree(str(folder), ignore_errors=True)
+    elif folder.exists():
+        folder.fs.rm(folder.path, recursive=True)
 
 
 def local_folder(folder: str) -> str:
-    """Returns a folder on this machine with the files of `folder`: itself, or a copy that lives as long as the process.
-
-    For libraries that read local files alone, and folders that don't change. Folders within it are left out.
-    """
-    return _fetched(folder) if is_remote(folder) else folder
+    """Returns `folder`, or a local copy of its files for the life of the process, for libraries without gs://."""
+    return _download(folder) if is_remote(folder) else folder
 
 
 @functools.cache
-def _fetched(folder: str) -> str:
+def _download(folder: str) -> str:
     target = tempfile.mkdtemp(prefix="mlm-copy-")
     atexit.register(shutil.rmtree, target, ignore_errors=True)
     files = [path for path in children(UPath(folder)) if path.is_file()]
@@ -145,30 +133,29 @@ def _fetched(folder: str) -> str:
     return target
 
 
-def is_begun(folder: UPath, *, last: str) -> bool:
-    """Returns whether `replacing` was cut short in a bucket, and left a folder that may be replaced."""
-    return is_remote(folder) and (folder / f"{last}.begun").is_file()
-
-
-def local_place(folder: UPath) -> Path:
-    """Returns a local folder for a library that can't write to a bucket; `put_tree` brings its files to `folder`."""
+def staging_folder(folder: UPath) -> Path:
+    """Returns a local folder for a library that can't write to a bucket; `upload` moves its files to `folder`."""
     return Path(tempfile.mkdtemp(prefix="mlm-new-")) if is_remote(folder) else Path(str(folder))
 
 
-def put_tree(place: Path, folder: UPath) -> None:
-    """Moves all files of a `local_place` to their folder in a bucket; on a disk they are there."""
-    if not is_remote(folder):
-        return
-    for file in sorted(path for path in place.rglob("*") if path.is_file()):
-        put_file(file, folder / file.relative_to(place).as_posix())
-    shutil.rmtree(place)
+def upload(staging: Path, folder: UPath) -> None:
+    """Moves the files of a `staging_folder` to their folder in a bucket; on a disk they are there already."""
+    if is_remote(folder):
+        for file in sorted(path for path in staging.rglob("*") if path.is_file()):
+            put_file(file, folder / file.relative_to(staging).as_posix())
+        shutil.rmtree(staging)
+
+
+def is_begun(folder: UPath, *, last: str) -> bool:
+    """Returns whether `replacing` was interrupted in a bucket, so that the folder may be replaced."""
+    return is_remote(folder) and (folder / f"{last}.begun").is_file()
 
 
 @contextlib.contextmanager
 def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
-    """Yields the path of a local folder that is to be made, and becomes `folder`, unless something was raised.
+    """Yields the path of a local folder to create, which becomes `folder` unless an exception is raised.
 
-    In a bucket the files are put in their place, the file `last` at the end; `last` + ".begun" lies there until then.
+    In a bucket the files are uploaded, the file `last` at the end; `last` + ".begun" exists until then.
     """
     if not is_remote(folder):
         temporary = Path(str(folder.with_name(folder.name + ".tmp")))
@@ -176,8 +163,8 @@ def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
         yield temporary
         temporary.rename(str(folder))
         return
-    with tempfile.TemporaryDirectory(prefix="mlm-new-") as place:
-        new = Path(place, folder.name)
+    with tempfile.TemporaryDirectory(prefix="mlm-new-") as parent:
+        new = Path(parent, folder.name)
         yield new
         begun = folder / f"{last}.begun"
         begun.write_text("begun\n")

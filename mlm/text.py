@@ -1,4 +1,4 @@
-"""Text for people: what of other people's text a terminal or a page may get, lines and tables, templates of pages."""
+"""Text for people: hostile characters made visible, lines and tables on terminals and pipes, templates of pages."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from markupsafe import Markup
 
-if TYPE_CHECKING:  # neither is loaded before it is needed
+if TYPE_CHECKING:  # loaded when needed
     import jinja2
     from rich.console import RenderableType
     from rich.text import Text
 
-WIDE = 100_000  # columns, so that no line is broken or cut: a terminal wraps long ones itself
-
-# C0, DEL and C1, which move a terminal's cursor; marks that turn the direction of writing; halves of surrogate pairs.
+# C0, DEL and C1, which move a terminal's cursor; marks that change the direction of text; halves of surrogate pairs.
 _CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def is_text(value: Any) -> bool:
-    """Returns whether a value is a string that UTF-8 can hold: bytes that are not UTF-8 come as halves of pairs."""
+    """Returns whether a value is a string that UTF-8 can hold; invalid bytes are decoded as halves of pairs."""
     return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
@@ -33,48 +31,44 @@ def printable(text: str) -> str:
 
 
 def markdown(text: str) -> Markup:
-    """Returns Markdown that shows the text as it is, on one line: in a heading, a paragraph or a cell of a table.
-
-    What could be markup stands as a numeric entity, which both Markdown and HTML take for plain text.
-    """
+    """Returns Markdown that shows the text as it is, on one line; numeric entities replace what could be markup."""
     text = re.sub(r"(?<!\w)_|_(?!\w)|[][\\`*<>&|~$#!{}:@]", lambda match: f"&#{ord(match[0])};", printable(text))
     return Markup(" ".join(text.split()))
 
 
 def code(text: str) -> Markup:
-    """Returns Markdown that shows the text as code, on one line, in a paragraph or a cell of a table."""
+    """Returns Markdown that shows the text as code, on one line."""
     plain = set(text) <= set(string.ascii_letters + string.digits + " ./:=,+@()_-")
     return Markup(f"`{text}`" if plain and text.strip() == text != "" else f"<code>{markdown(text)}</code>")
 
 
 def table(*heads: str, rows: Iterable[Sequence[str | Text]], indent: int = 0) -> RenderableType:
-    """Returns a table for `show`; a head that begins with ">" stands over numbers. Empty heads are left out."""
+    """Returns a table for `show`; a head with ">" before it is of numbers. Without heads, there is no header line."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(heads), header_style="none")
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(heads), header_style="none")
     for head in heads:
         justify = "right" if head.startswith(">") else "left"
-        found.add_column(Text.assemble((printable(head.removeprefix(">")), "bold")), justify=justify)
+        grid.add_column(Text.assemble((printable(head.removeprefix(">")), "bold")), justify=justify)
     for row in rows:
-        found.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
-    return Padding.indent(found, indent)
+        grid.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
+    return Padding.indent(grid, indent)
 
 
 def show(*parts: RenderableType, out: TextIO | None = None) -> None:
-    """Writes lines, tables and colored text.
-
-    A terminal gets colors and no control characters; a pipe or a file UTF-8, lines as they are and no escape codes.
-    """
+    """Writes lines and tables: to a terminal in color and without control characters, to a pipe or file as UTF-8."""
     from rich.console import Console
 
     out = out or sys.stdout
     terminal = out.isatty()
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(encoding=out.encoding if terminal else "utf-8", errors="backslashreplace")
-    size = {"width": WIDE, "height": 25}  # with no height, TERM=dumb would have 80 columns
-    console = Console(file=out, **size, color_system="auto" if terminal else None, force_terminal=terminal)
+    # The width breaks and cuts no line, a terminal wraps long ones itself; without a height, TERM=dumb has 80 columns.
+    console = Console(
+        file=out, width=100_000, height=25, color_system="auto" if terminal else None, force_terminal=terminal
+    )
     for part in parts:
         if isinstance(part, str):
             out.write((printable(part) if terminal else part) + "\n")
@@ -86,7 +80,7 @@ def show(*parts: RenderableType, out: TextIO | None = None) -> None:
 
 
 def templates(package: str, **settings: Any) -> jinja2.Environment:
-    """Returns the templates beside a package's modules: values are escaped, and one that is not given is an error."""
+    """Returns the templates beside a package's modules: values are escaped, a missing one is an error."""
     import jinja2
 
     loader = jinja2.PackageLoader(package, "")

@@ -1,8 +1,8 @@
 """The folder of a run: where each thing lies, and the lock that lets one process at a time write there.
 
-In a bucket, the lock is an object that is created only if it isn't there, which the service decides. Its holder renews
-it every RENEW seconds; one that is not renewed for STALE seconds was left by a process that was killed, and is taken
-over. A holder that finds its lock gone ends at once: it was stopped for so long that another has taken its place.
+In a bucket, the lock is an object created on condition that it does not exist. Its holder renews it every RENEW
+seconds; one that is not renewed for STALE seconds was left by a killed process and is taken over. A holder that finds
+its lock gone exits at once: it was stopped for so long that another process has taken over.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Iterator
 
+import psutil
 from ml_collections import ConfigDict
 
 from mlm.errors import InputError
@@ -40,17 +41,13 @@ class Workdir:
     """
 
     def __init__(self, path: str, *, create: bool = True):
-        """Makes the folder, or, with `create` off, only looks for it.
-
-        Raises:
-          InputError: no folder was named, it can't be made or written, or it is not there.
-        """
+        """Creates the folder, or with `create` off requires it; raises InputError if it can't be used."""
         if not path:
             raise InputError("--workdir: name the folder of the run, as in --workdir=runs/first.")
         root = UPath(path)
         self.root = root if is_remote(path) else root.absolute()  # orbax wants absolute paths
         if create:
-            self._make(path)
+            self._create(path)
         elif not self.root.is_dir():
             raise InputError(f"--workdir={path}: there is no such folder.")
         self.tokenizer = self.root / "tokenizer"
@@ -66,10 +63,10 @@ class Workdir:
         self.classification = self.root / "classification.json"
 
     def shards_of(self, config: ConfigDict) -> str:
-        """Returns the folder of the shards: that of config.shards.dir, or the workdir's own."""
+        """Returns the folder of the shards: config.shards.dir, or the workdir's own."""
         return config.shards.dir or str(self.shards)
 
-    def _make(self, path: str) -> None:
+    def _create(self, path: str) -> None:
         try:
             make_folder(self.root)
             probe = self.root / f".writable.{uuid.uuid4().hex}"  # several hosts may do this at once
@@ -78,133 +75,111 @@ class Workdir:
         except Exception as error:  # a bucket's client raises its own
             if not isinstance(error, OSError) and not is_remote(path):
                 raise
-            words = getattr(error, "strerror", None) or error
-            raise InputError(f"--workdir={path}: can't be written ({words}); choose another folder.") from None
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"--workdir={path}: can't be written ({reason}); choose another folder.") from None
 
     def locked(self, *, part: str = "") -> contextlib.AbstractContextManager[None]:
-        """Holds the folder for this process, or one part of a job on several hosts (see `held`).
-
-        Raises:
-          InputError: another process holds it.
-        """
-        return held(self.root, part=part)
+        """Locks the folder for this process, or one part of a job on several hosts, see `lock`."""
+        return lock(self.root, part=part)
 
 
 @contextlib.contextmanager
-def held(folder: UPath, *, part: str = "") -> Iterator[None]:
-    """Holds a folder for this process; other parts of the same job may be held beside it.
+def lock(folder: UPath, *, part: str = "") -> Iterator[None]:
+    """Keeps other processes out of a folder; raises InputError if one has locked it.
 
     Args:
-      folder: local, or in a bucket of Google Cloud Storage; folders elsewhere are not locked.
-      part: which part of a job on several hosts this process is; "" for all of it.
-
-    Raises:
-      InputError: another process holds it.
+      folder: local or gs://; other remote folders are not locked.
+      part: of a job on several hosts, whose parts may be locked at the same time; "" for all of it.
     """
-    if str(folder).startswith("gs://"):
-        with _bucket_lock(folder / (f"{LOCK}.{part}" if part else LOCK)):
-            yield
-    elif is_remote(folder):
-        yield
-    else:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_file_lock(folder / LOCK, fcntl.LOCK_SH if part else fcntl.LOCK_EX))
+    path = folder / (f"{LOCK}.{part}" if part else LOCK)
+    with contextlib.ExitStack() as stack:
+        if str(folder).startswith("gs://"):
+            stack.enter_context(_BucketLock(path))
+        elif not is_remote(folder):
             if part:
-                stack.enter_context(_file_lock(folder / f"{LOCK}.{part}", fcntl.LOCK_EX))
-            yield
-
-
-@contextlib.contextmanager
-def _file_lock(path: UPath, kind: int) -> Iterator[None]:
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except OSError:
-            raise _refusal(path.parent, "") from None
+                _lock_file(stack, folder / LOCK, fcntl.LOCK_SH)
+            _lock_file(stack, path, fcntl.LOCK_EX)
         yield
 
 
-def _refusal(folder: UPath, who: str) -> InputError:
-    return InputError(f"--workdir={folder}: another process{who} is at work there; wait for it, or stop it.")
-
-
-@contextlib.contextmanager
-def _bucket_lock(path: UPath) -> Iterator[None]:
-    lock = _Object(path)
-    lock.take()
-    done = threading.Event()
-    renewing = threading.Thread(target=lock.renew_until, args=(done,), daemon=True, name="lock")
-    renewing.start()
+def _lock_file(stack: contextlib.ExitStack, path: UPath, kind: int) -> None:
+    file = stack.enter_context(path.open("a"))
     try:
-        yield
-    finally:
-        done.set()
-        renewing.join()
-        lock.give_back()
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError:
+        raise _in_use(path.parent) from None
 
 
-class _Object:
-    """A lock in a bucket: who created the object's generation holds it; each renewal changes its metadata."""
+def _in_use(folder: UPath, holder: str = "") -> InputError:
+    return InputError(f"--workdir={folder}: another process{holder} is using it; wait for it, or stop it.")
+
+
+class _BucketLock:
+    """A lock in a bucket: whoever created the object's generation holds it; each renewal changes its metadata."""
 
     def __init__(self, path: UPath):
         self._path, self._fs = path, path.fs
         self._bucket, _, self._key = path.path.partition("/")
         self._generation = ""
+        self._released = threading.Event()
+        self._renewing = threading.Thread(target=self._renew, daemon=True, name="lock")
 
-    def take(self) -> None:
+    def __enter__(self) -> None:
         """Creates the object; raises InputError if another process renews it."""
         content = json.dumps({"host": platform.node(), "process": os.getpid()}).encode()
-        seen, since = "", time.monotonic()
-        while True:
+        first, since = "", time.monotonic()
+        while not self._generation:
             try:
                 self._fs.pipe_file(self._path.path, content, mode="create")
                 self._generation = self._info()["generation"]
-                return
+                break
             except FileExistsError:
                 pass
             try:
                 info = self._info()
                 holder = json.loads(self._path.read_text())
             except FileNotFoundError:
-                continue  # given back between the two
+                continue  # released between the two
             state = f"{info['generation']} {info.get('metadata')}"
             who = printable(f" (on {holder['host']}, process {holder['process']})")
-            if seen and state != seen:
-                raise _refusal(self._path.parent, who)
-            if not seen:
-                seen = state
-                print(f"{self._path}: was left by another process{who}; is it still there?", file=sys.stderr)
-            gone = holder["host"] == platform.node() and not _alive(holder["process"])
-            if gone or time.monotonic() - since > STALE:
+            if first and state != first:
+                raise _in_use(self._path.parent, who)
+            if not first:
+                first = state
+                print(f"{self._path}: was left by another process{who}; waiting to see if it is alive", file=sys.stderr)
+            dead = holder["host"] == platform.node() and not psutil.pid_exists(holder["process"])
+            if dead or time.monotonic() - since > STALE:
                 self._delete(info["generation"])
-                seen, since = "", time.monotonic()
+                first, since = "", time.monotonic()
             else:
                 time.sleep(1)
+        self._renewing.start()
 
-    def renew_until(self, done: threading.Event) -> None:
-        """Renews the lock every RENEW seconds; ends the process if another one has it."""
+    def __exit__(self, *exception: object) -> None:
+        """Stops renewing, and deletes the object if it is still ours."""
+        self._released.set()
+        self._renewing.join()
+        with contextlib.suppress(Exception):  # it becomes stale by itself
+            self._delete(self._generation)
+
+    def _renew(self) -> None:
+        """Renews the lock every RENEW seconds; exits the process if another one has taken it."""
         count = 0
-        while not done.wait(RENEW):
+        while not self._released.wait(RENEW):
             count += 1
+            call = ("PATCH", "b/{}/o/{}", self._bucket, self._key)
             try:
                 body = {"metadata": {"renewed": str(count)}}
-                self._fs.call(
-                    "PATCH", "b/{}/o/{}", self._bucket, self._key, json=body, ifGenerationMatch=self._generation
-                )
+                self._fs.call(*call, json=body, ifGenerationMatch=self._generation)
                 lost = self._info()["generation"] != self._generation
             except FileNotFoundError:
                 lost = True
-            except Exception as error:  # the network: as long as nobody else takes it, it is ours
+            except Exception as error:  # the network: the lock is ours as long as nobody else takes it
                 lost = "412" in str(error) or getattr(error, "code", None) == 412
-            if lost and not done.is_set():
-                words = "this process lost its lock, as after a long stop, and ends; start it again if no other runs."
-                print(f"{self._path}: {words}", file=sys.stderr, flush=True)
+            if lost and not self._released.is_set():
+                message = "this process was stopped so long that it lost its lock; restart it if no other is running."
+                print(f"{self._path}: {message}", file=sys.stderr, flush=True)
                 os._exit(InputError.code)
-
-    def give_back(self) -> None:
-        """Deletes the object, if it is still ours."""
-        with contextlib.suppress(Exception):  # it goes stale by itself
-            self._delete(self._generation)
 
     def _delete(self, generation: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -212,13 +187,3 @@ class _Object:
 
     def _info(self) -> dict:
         return self._fs.info(self._path.path)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

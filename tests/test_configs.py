@@ -31,7 +31,7 @@ def test_every_config_is_valid_and_says_how_to_run_it(name):
         assert (ROOT / mentioned).is_file()
 
 
-def facts_of(name: str) -> tuple[float, float]:
+def mflop_per_token(name: str) -> tuple[float, float]:
     """Returns (MFLOP per token of the body, of the tail (mlm/model/flops.py) on every position)."""
     config = configs.load(f"configs/{name}", [])
     sizes = {
@@ -49,7 +49,7 @@ def facts_of(name: str) -> tuple[float, float]:
 def test_the_arithmetic_of_the_docstrings(name):
     text = importlib.import_module(f"configs.{name[:-3]}").__doc__.replace(",", "")
     text = " ".join(text.split())
-    body, head = facts_of(name)
+    body, head = mflop_per_token(name)
     assert f"{body + 0.15 * head:.1f} MFLOP" in text
     assert f"({body:.1f} body + 15% of the tail's {head:.1f})" in text
 

@@ -205,10 +205,10 @@ def test_one_process_at_a_time(bucket, monkeypatch):
     monkeypatch.setattr(workdirs, "RENEW", 0.3)
     monkeypatch.setattr(workdirs, "STALE", 3.0)
     folder = UPath(bucket)
-    with workdirs.held(folder):
-        with pytest.raises(InputError, match="another process"), workdirs.held(folder):
+    with workdirs.lock(folder):
+        with pytest.raises(InputError, match="another process"), workdirs.lock(folder):
             pass
-        with workdirs.held(folder, part="1"):
+        with workdirs.lock(folder, part="1"):
             pass
     assert children(folder) == []
     gone = subprocess.Popen([sys.executable, "-c", ""])
@@ -216,7 +216,7 @@ def test_one_process_at_a_time(bucket, monkeypatch):
     for host, least in (("another", 3.0), (workdirs.platform.node(), 0.0)):
         write_text(folder / ".lock", json.dumps({"host": host, "process": gone.pid}))
         begin = time.monotonic()
-        with workdirs.held(folder):
+        with workdirs.lock(folder):
             assert time.monotonic() - begin >= least
         assert children(folder) == []
 

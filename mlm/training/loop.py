@@ -16,7 +16,7 @@ from mlm.cluster import distributed
 from mlm.data import skip_batches
 from mlm.errors import InputError, NumericsError, PreemptedError
 from mlm.model import flops
-from mlm.paths import local_place, put_tree, write_text
+from mlm.paths import staging_folder, upload, write_text
 from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint, sharding
 from mlm.training.metrics import Log
@@ -153,7 +153,7 @@ class Loop:
     def _profile(self, step: int, state: TrainState) -> None:
         first = self.config.log.profile_start
         if first and step == first:
-            self.trace = local_place(self.workdir.root / "profile")
+            self.trace = staging_folder(self.workdir.root / "profile")
             jax.profiler.start_trace(str(self.trace))
         if self.trace and step == first + self.config.log.profile_steps:
             self._end_profile(state)
@@ -161,7 +161,7 @@ class Loop:
     def _end_profile(self, state: TrainState) -> None:
         jax.block_until_ready(state.step)
         jax.profiler.stop_trace()
-        put_tree(self.trace, self.workdir.root / "profile")
+        upload(self.trace, self.workdir.root / "profile")
         self.trace = None
 
     def _check_traces(self) -> None:
