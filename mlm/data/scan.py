@@ -82,11 +82,8 @@ def rows(manifest: Manifest, split: str, most: int) -> tuple[Iterator[batches.Ba
 def row(manifest: Manifest, split: str, record: int) -> np.ndarray:
     """Returns the ids [L] of one record; reads its shard."""
     stops = np.cumsum([shard.records for shard in manifest.splits[split].shards])
-    for batch in _read(manifest, split, [int(np.searchsorted(stops, record, side="right"))]):
-        found = batch["input_ids"][batch["record_id"] == record]
-        if len(found):
-            return found[0]
-    raise IndexError(record)
+    shard = _read(manifest, split, [int(np.searchsorted(stops, record, side="right"))])
+    return next(batch["input_ids"][batch["record_id"] == record][0] for batch in shard if record in batch["record_id"])
 
 
 def _read(manifest: Manifest, split: str, taken: range | list[int]) -> Iterator[batches.Batch]:

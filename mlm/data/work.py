@@ -13,7 +13,6 @@ are removed when the shards are complete.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -29,8 +28,6 @@ from mlm.data.hosts import HostFiles, Hosts
 from mlm.data.manifest import NAME, Manifest, load_manifest, work_folder
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, is_remote, make_folder, remove, write_text
-
-FETCHES = 8  # blocks fetched from a bucket at once
 
 
 class Work:
@@ -100,13 +97,9 @@ class Work:
         """Returns local files of the blocks of these names; those of a bucket are fetched."""
         if not is_remote(self.folder):
             return [str(self.blocks / name) for name in names]
-
-        def fetch(name: str) -> str:
-            self.blocks.fs.get_file((self.blocks / name).path, str(self.scratch / name))
-            return str(self.scratch / name)
-
-        with concurrent.futures.ThreadPoolExecutor(FETCHES) as pool:
-            return list(pool.map(fetch, names))
+        files = [str(self.scratch / name) for name in names]
+        self.blocks.fs.get([(self.blocks / name).path for name in names], files)
+        return files
 
     def has_read(self, corpus: str) -> None:
         """Shows the other hosts a hash of the corpus that this one has read."""
