@@ -32,26 +32,27 @@ BLOCK_DOCUMENTS = 4096
 BATCH_DOCUMENTS = 256  # tokenized in one call
 
 
-class Key(NamedTuple):
-    """Identifies a block: its number, its split, and a hash of its texts."""
-
-    number: int
-    split: str
-    digest: str
+Key = tuple[int, str, str]  # of a block: its number, its split, and a hash of its texts
 
 
 class Block(NamedTuple):
     """A block that is written."""
 
-    key: Key
+    number: int
+    split: str
+    digest: str
     tokens: int  # special ones included
     text_bytes: int
 
     @property
+    def key(self) -> Key:
+        """Identifies the block."""
+        return self[:3]
+
+    @property
     def name(self) -> str:
         """Of its file."""
-        number, split, digest = self.key
-        return f"{number:06d}-{split}-{digest}-{self.tokens}-{self.text_bytes}"
+        return f"{self.number:06d}-{self.split}-{self.digest}-{self.tokens}-{self.text_bytes}"
 
 
 def written(work: Work) -> dict[Key, Block]:
@@ -59,9 +60,9 @@ def written(work: Work) -> dict[Key, Block]:
     found = {}
     for name, size in sizes(work.blocks).items():
         number, split, digest, tokens, text_bytes = name.split("-")
-        if size == int(tokens) * work.dtype.itemsize:
-            key = Key(int(number), split, digest)
-            found[key] = Block(key, int(tokens), int(text_bytes))
+        block = Block(int(number), split, digest, int(tokens), int(text_bytes))
+        if size == block.tokens * work.dtype.itemsize:
+            found[block.key] = block
     return found
 
 
@@ -89,7 +90,7 @@ def write(
     pending: deque[concurrent.futures.Future] = deque()
     with tqdm(unit=" tokens", unit_scale=True, desc="tokenize", disable=not sys.stderr.isatty()) as bar:
         for number, (split, texts) in enumerate(_cut(documents)):
-            key = Key(number, split, _digest(split, texts))
+            key = (number, split, _digest(split, texts))
             keys.append(key)
             if key in there:
                 bar.update(there[key].tokens)
@@ -104,7 +105,7 @@ def write(
 
 def stream_digest(keys: Iterable[Key]) -> str:
     """Returns a hash of the blocks' keys in order: two corpora with the same one make the same shards."""
-    return hashlib.blake2b(repr([tuple(key) for key in keys]).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(repr(list(keys)).encode(), digest_size=16).hexdigest()
 
 
 def _cut(documents: Iterable[Document]) -> Iterator[tuple[str, list[str]]]:
@@ -151,7 +152,7 @@ def _tokenize(key: Key, texts: list[str], work: Work) -> int:
     for first in range(0, len(texts), BATCH_DOCUMENTS):
         for encoding in _tokenizer.encode_batch_fast(texts[first : first + BATCH_DOCUMENTS]):
             ids += encoding.ids
-    block = Block(key, len(ids), sum(len(text.encode()) for text in texts))
+    block = Block(*key, len(ids), sum(len(text.encode()) for text in texts))
     np.array(ids, work.dtype).tofile(work.scratch / block.name)
     put_file(work.scratch / block.name, work.blocks / block.name)
     return block.tokens

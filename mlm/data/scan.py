@@ -48,7 +48,7 @@ def find_repeats(manifest: Manifest, *, max_rows: int, max_validation: int = 5_0
     """
     length = manifest.length
     hasher, largest = _Hasher(manifest), (-1, "validation", 0)
-    stretches, hashes, places = [], [], []
+    stretches, hashes, spans = [], [], []
     for batch in rows(manifest, "validation", max_validation)[0]:
         stretches.append(hasher.stretches(batch, hasher.prefix_sums(batch["input_ids"])))
         largest = max(largest, _largest(batch, "validation"))
@@ -60,15 +60,15 @@ def find_repeats(manifest: Manifest, *, max_rows: int, max_validation: int = 5_0
         starts, stops = _documents(batch["input_ids"], manifest.special_ids["cls"], manifest.special_ids["sep"])
         hashes.append(hasher.hashes(sums, starts, stops))
         records = batch["record_id"][starts // length]
-        places.append(np.stack([records, starts % length, (stops - 1) % length + 1], 1))
+        spans.append(np.stack([records, starts % length, (stops - 1) % length + 1], 1))
         largest = max(largest, _largest(batch, "train"))
-    hashes, places = np.concatenate(hashes), np.concatenate(places)
+    hashes, spans = np.concatenate(hashes), np.concatenate(spans)
     unique, counts = np.unique(hashes, return_counts=True)
     example = None
     if len(unique) < len(hashes):
         one, other = np.flatnonzero(hashes == unique[np.argmax(counts)])[:2]
-        record, start, stop = places[one].tolist()
-        example = record, int(places[other][0]), (start, stop)
+        record, start, stop = spans[one].tolist()
+        example = record, int(spans[other][0]), (start, stop)
     return Repeats(share, len(hashes), len(hashes) - len(unique), example, *overlap.summary(), largest)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mlm.data import blocks, rows, tokenizer
-from mlm.data.corpus import Document
+from mlm.data.corpus import Corpus, Document
 from mlm.data.hosts import Hosts, available_cores
 from mlm.data.manifest import NAME, Manifest, Split, load_manifest
 from mlm.data.manifest_rules import SPLITS
@@ -93,12 +93,11 @@ def _write(
     written = work.wait("blocks", keys, lambda: blocks.written(work))
     if written is None:
         return None
-    own = {split: [block for block in written if block.key.split == split] for split in SPLITS}
+    own = {split: [block for block in written if block.split == split] for split in SPLITS}
     tokens = {split: sum(block.tokens for block in own[split]) for split in SPLITS}
     names = {split: rows.plan(split, tokens[split], length=length, count=counts[split]) for split in SPLITS}
-    streams = {
-        split: Stream(split, work.local_blocks([block.name for block in own[split]]), digest) for split in SPLITS
-    }
+    files = {split: work.local_blocks([block.name for block in own[split]]) for split in SPLITS}
+    streams = {split: Stream(split, files[split], digest) for split in SPLITS}
     every = [name for split in SPLITS for name in names[split]]
     there = rows.noted(work, digest)
     mine = {name for number, name in enumerate(every) if work.hosts.owns(number) and name not in there}
@@ -113,7 +112,7 @@ def _write(
         work.wait("manifest", [NAME], dict)
         return None
     found = dict(zip(every, shards, strict=True))
-    tally = getattr(documents, "counts", None)
+    tally = documents.counts if isinstance(documents, Corpus) else None
     return {
         split: Split(
             shards=tuple(found[name] for name in names[split]),
