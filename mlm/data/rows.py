@@ -36,7 +36,7 @@ def plan(split: str, tokens: int, *, length: int, count: int) -> list[str]:
     """Returns the names of a split's shards, in order; a small validation split gets fewer than `count`."""
     rows = tokens // length
     if split == "train" and rows < count:
-        raise InputError(f"config.shards.count = {count}: the corpus has {rows} rows of {length} tokens; lower it.")
+        raise InputError(f"config.shards.count = {count}: there are only {rows} rows of {length} tokens; lower it.")
     if rows == 0:
         need = "raise corpus.validation_fraction, or give more text"
         raise InputError(f"the {split} split is shorter than a row of {length} tokens: {need}.")
