@@ -49,11 +49,9 @@ class Client:
         """Starts to connect, and keeps trying; process 0 first starts the coordinator, and raises as that does.
 
         Args:
-          address: of the coordinator.
           on_termination: called in a thread when the run ends, unless by `notify` or after `close`.
           token: file that process 0 writes and the others read.
           jax_port: of jax's own service, on the coordinator's host.
-          host: this machine's name, for messages.
         """
         self._address, self._jax_address = address, (address[0], jax_port)
         self._place = ports.format_address(address)
@@ -76,9 +74,7 @@ class Client:
     def ready(self, fingerprint: dict[str, Any], *, start_timeout: float, heartbeat: float) -> tuple[str, int]:
         """Waits until all processes are ready and alike; returns the address of jax's own service.
 
-        Args:
-          start_timeout: seconds to wait for the others, and in process 0 for jax's port.
-          heartbeat: seconds of silence after which a process counts as dead, from now on.
+        From now on a process counts as dead after `heartbeat` seconds of silence.
 
         Raises:
           StopError: there is no connection to process 0, or jax's port is in use.

@@ -1,14 +1,7 @@
-"""Which process this is, of how many, and where process 0 is: asked of the platform, once. Standard library only.
+"""Which process this is, of how many, and where process 0 is: asked of the platform, once.
 
-The first of these that answers counts; flags override it:
-
-1. `TPU_PROCESS_ADDRESSES` or `TPU_WORKER_HOSTNAMES`, with `TPU_WORKER_ID`: GKE sets them in a TPU container.
-2. Slurm, inside a job step (the shell of a batch script is outside).
-3. Open MPI's mpirun. Version 4 says where it runs; version 5 does not, so it needs `--coordinator`.
-4. The metadata server of a TPU VM, asked only if a TPU is on the PCI bus or `GCE_METADATA_IP` names the server.
-
-With several TPU slices (multislice), `MEGASCALE_*`, from the environment or the VM's `tpu-env`, says which one this is.
-The variables and metadata keys are those that jax's own detection reads (jax/_src/clusters).
+What is asked, and in which order, stands in launch/README.md (*How a process finds the others*). The variables and
+metadata keys are those that jax's own detection reads (jax/_src/clusters).
 """
 
 from __future__ import annotations
@@ -17,9 +10,6 @@ import dataclasses
 import math
 import os
 import re
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,7 +19,7 @@ GOOGLE_PCI = "0x1ae0"
 TPU_PCI = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}  # jax/_src/hardware_utils.py
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 LIBTPU_PORT = 8471  # between the hosts of a slice
-METADATA_TIMEOUT, METADATA_TRIES = 2.0, 3  # seconds of each try
+METADATA_TIMEOUT = 2.0  # seconds of each try
 METADATA_BYTES = 1 << 20
 
 
@@ -54,10 +44,9 @@ class Cluster:
 def detect(
     *, coordinator: str = "", processes: int | None = None, process_id: int | None = None, meets: bool = True
 ) -> Cluster:
-    """Returns where this process is.
+    """Returns what the flags of these names and the platform say about this process.
 
     Args:
-      coordinator, processes, process_id: the flags of these names; "" or None where they are not given.
       meets: the processes connect to one another, so several need a coordinator.
 
     Raises:
@@ -121,10 +110,7 @@ def libtpu_ports(environment: Mapping[str, str] = os.environ) -> set[int]:
 
 
 def gpus_of(cluster: Cluster, environment: Mapping[str, str] = os.environ) -> list[int] | None:
-    """Returns this process's share of the GPUs that it can see; None for all of them.
-
-    Several processes on a machine share them evenly, unless each sees only its own.
-    """
+    """Returns this process's part of the GPUs that it can see, None for all: processes on a machine divide them."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     count = len(visible.split(",")) if visible else len(list(Path("/dev").glob("nvidia[0-9]*")))
     each = count // cluster.local_processes
@@ -237,19 +223,15 @@ def _tpu_env() -> dict[str, str]:
 
 def _metadata(key: str) -> str | None:
     """Returns an attribute of this VM; None if there is no such attribute, or no metadata server."""
+    import urllib3  # only where there is a TPU
+
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
-    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on the link itself
-    for attempt in range(METADATA_TRIES):
-        try:
-            with direct.open(request, timeout=METADATA_TIMEOUT) as answer:
-                google = answer.headers.get("Metadata-Flavor") == "Google"
-                return answer.read(METADATA_BYTES).decode() if google else None
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                return None
-        except (OSError, ValueError):
-            pass
-        time.sleep(0.5 * (attempt + 1 < METADATA_TRIES))
-    return None
+    retries = urllib3.Retry(2, backoff_factor=0.5, status_forcelist=range(500, 600))
+    request = {"headers": {"Metadata-Flavor": "Google"}, "timeout": METADATA_TIMEOUT, "retries": retries}
+    try:
+        with urllib3.request("GET", url, preload_content=False, **request) as answer:
+            google = answer.status == 200 and answer.headers.get("Metadata-Flavor") == "Google"
+            return answer.read(METADATA_BYTES).decode() if google else None
+    except (urllib3.exceptions.HTTPError, ValueError):
+        return None

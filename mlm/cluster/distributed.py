@@ -33,8 +33,7 @@ def initialize(
       saves: the command answers SIGTERM by saving; otherwise it ends at once.
 
     Raises:
-      StopError: the others did not come.
-      InputError: jax numbers the processes differently.
+      InputError, StopError: the others did not come, or jax numbers them differently.
     """
     pod, current = config.pod, watch.current
     cluster, client = current.cluster, current.client

@@ -21,11 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def host_fingerprint(config: ConfigDict, command: str, workdir: str, data: dict[str, str]) -> dict[str, Any]:
-    """Returns {readable name: value} of everything that decides what a process computes.
-
-    Args:
-      data: {name: fingerprint} of the shards or rows, and of the tokenizer.
-    """
+    """Returns {readable name: value} of everything that decides what a process computes; `data` of what it reads."""
     found: dict[str, Any] = {"command": command, "--workdir": workdir, "Python": platform.python_version()}
     found |= {f"config.{key}": value for key, value in configs.flatten(config).items()} | data
     found |= {name: _version(name) for name in PACKAGES}

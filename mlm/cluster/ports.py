@@ -42,13 +42,9 @@ def format_address(address: tuple[str, int]) -> str:
 def listen(address: tuple[str, int], timeout: float, *, key: str = "config.pod.port") -> socket.socket:
     """Listens at an address, on no other interface; waits while the port is in use or the name does not resolve.
 
-    Args:
-      timeout: config.pod.start_timeout.
-      key: of the config that sets the port.
-
     Raises:
       InputError: it is not an address of this machine, or listening there is not allowed.
-      StopError: the port was not released, or the name has not resolved, in time.
+      StopError: the port, which the config's `key` sets, was not released in time, or the name has not resolved.
     """
     begin, reported = time.monotonic(), set()
     while True:
@@ -69,8 +65,7 @@ def listen(address: tuple[str, int], timeout: float, *, key: str = "config.pod.p
 def interface(host: str) -> str:
     """Returns the address to listen at so that others reach this machine as `host`.
 
-    Debian's installer writes a machine's own name into its /etc/hosts as 127.0.1.1, which no other host would reach;
-    for such a name it is every interface.
+    Every interface for a name that is a loopback here: Debian's /etc/hosts has 127.0.1.1 for a machine's own name.
     """
     if _is_ip(host) or host == "localhost":
         return host

@@ -119,10 +119,7 @@ class Watch:
         return code
 
     def failed(self, error: BaseException, code: int) -> int:
-        """Records why the process ends, and notifies the others; returns the exit code.
-
-        One of several processes does not return: jax's own exit waits for the others.
-        """
+        """Records why the process ends, notifies the others, and exits if there are any; returns the exit code."""
         expected = isinstance(error, StopError | KeyboardInterrupt)
         if self.client is not None and not expected:
             time.sleep(CAUSE_WAIT)  # a collective breaks when another process dies: then `_run_ended` ends this one
@@ -151,7 +148,7 @@ class Watch:
         if self.client is not None:
             phase, step, *_ = self._position
             self.client.notify(Termination(self.cluster.process_id, self._host, kind, code, what, step, phase))
-            _exit(code)
+            _exit(code)  # at once: jax's own exit waits for the others
 
     def _run_ended(self, termination: Termination) -> None:
         """Ends this process because the run has ended; called in a thread, whatever the main one is doing."""
