@@ -20,7 +20,7 @@ def free_port() -> int:
 
 
 class Several:
-    """Some processes, all in one; `ends` is what each was told of the run's end."""
+    """Some processes, all in one; `ends` holds how each was notified of the run's end."""
 
     every: ClassVar[list[Client]] = []
 
@@ -79,7 +79,7 @@ class Several:
         deadline = time.monotonic() + seconds
         while not set(processes) <= self.ends.keys() and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert set(processes) <= self.ends.keys(), f"only {sorted(self.ends)} were told of the end"
+        assert set(processes) <= self.ends.keys(), f"only {sorted(self.ends)} were notified of the end"
         return [self.ends[process] for process in processes]
 
     def meet(self, name: str) -> None:

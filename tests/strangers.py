@@ -1,4 +1,4 @@
-"""What somebody sends who can reach the coordinator's port: without the token of the run, or with it. Sockets alone."""
+"""What a stranger may send to the coordinator's port, without the token of the run or with it."""
 
 import contextlib
 import hashlib
@@ -45,8 +45,8 @@ def connect(where: tuple[str, int]) -> tuple[socket.socket, str]:
 
 def hello(token: bytes, challenge: str, process: int, processes: int, host: str = "w") -> bytes:
     own = "5" * 64
-    said = json.dumps(["process", challenge, own, process, processes, host]).encode()
-    proof = hmac.new(token, said, hashlib.sha256).hexdigest()
+    signed = json.dumps(["process", challenge, own, process, processes, host]).encode()
+    proof = hmac.new(token, signed, hashlib.sha256).hexdigest()
     line = {"hello": process, "processes": processes, "host": host, "challenge": own, "proof": proof}
     return json.dumps(line).encode() + b"\n"
 

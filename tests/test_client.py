@@ -1,4 +1,4 @@
-"""Processes that speak to one another, played by threads of this one: who is there, alike, failed, gone or silent."""
+"""Processes of a run, played by threads: which are there, alike, failed, gone or silent."""
 
 import contextlib
 import os
@@ -117,7 +117,7 @@ def test_all_are_notified_of_a_failure_before_and_after_the_start(tmp_path):
     several.add(2)
     assert several.until_ended(2)[0] == failed
     notifier.join(3)
-    assert 1 not in several.ends, "who notifies is not notified"
+    assert 1 not in several.ends, "the one that notifies is not notified"
 
 
 def test_the_coordinator_fails_first(tmp_path):
@@ -165,7 +165,7 @@ def test_another_number_of_processes(tmp_path):
 
 
 def test_another_number_of_processes_in_the_middle_of_a_run(tmp_path):
-    """The run goes on; the one that differs is told why it can't come in."""
+    """The run goes on; the one that differs is notified why it can't join."""
     several = Several(tmp_path, 2)
     several.ready()
     ends: list[Termination] = []
@@ -179,8 +179,10 @@ def test_another_number_of_processes_in_the_middle_of_a_run(tmp_path):
     several.meet("more data")
 
 
-@pytest.mark.parametrize(("number", "words"), [(signal.SIGKILL, "is gone"), (signal.SIGSTOP, "no sign of life for 1")])
-def test_a_process_that_is_killed_or_stopped(tmp_path, number, words):
+@pytest.mark.parametrize(
+    ("number", "message"), [(signal.SIGKILL, "is gone"), (signal.SIGSTOP, "no sign of life for 1")]
+)
+def test_a_process_that_is_killed_or_stopped(tmp_path, number, message):
     several = Several(tmp_path, 2, present=[0])
     program = (
         "import pathlib, sys, time\nfrom mlm.cluster.client import Client\n"
@@ -198,14 +200,14 @@ def test_a_process_that_is_killed_or_stopped(tmp_path, number, words):
         end = several.until_ended(0)[0]
         assert time.monotonic() - begin < 3
         assert (end.process, end.code) == (1, 1)
-        assert words in end.what
+        assert message in end.what
     finally:
         child.kill()
         child.wait()
 
 
 def test_the_coordinator_leaves_when_all_have_been_notified(tmp_path):
-    """The others are told by nobody else; those who have been, or never will be, are not waited for."""
+    """Only it notifies the others; it does not wait for those that know already, or will never connect."""
     several = Several(tmp_path, 3)
     several.ready()
     failed = Termination(2, "c", "exception", 2, "config.x: must be")
@@ -241,7 +243,7 @@ def test_over_ipv6(tmp_path):
 
 
 def test_a_barrier_without_a_connection(tmp_path):
-    """As of a command whose process 0 never came: said, and not waited for without end."""
+    """Process 0 never came: an error, and no endless wait."""
     client_1 = Several(tmp_path, 2, present=[]).add(1, start_timeout=0.3)
     with pytest.raises(StopError, match=r"host 0 has not answered at .* \(tried for 0.3 s, config.pod.start_timeout\)"):
         client_1.barrier("done")

@@ -105,7 +105,7 @@ def test_a_hello_that_was_recorded(tmp_path):
 
 
 def test_a_right_hello_that_comes_late(tmp_path, monkeypatch):
-    """It is dropped before: nobody keeps a connection that has not proved who it is."""
+    """It is dropped before: no connection without a proof is kept."""
     monkeypatch.setattr(messages, "HANDSHAKE", 0.3)
     several = Several(tmp_path, 2, present=[0])
     stranger, challenge = strangers.connect(several.where)
@@ -201,7 +201,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED.values(), ids=REFUSED.keys())
 def test_what_a_process_may_not_say_ends_its_connection(tmp_path, message):
-    """That is the broken connection of a real process, which ends the run, in words of our own and with code 1."""
+    """That is the broken connection of a real process, which ends the run, with a message of our own and code 1."""
     several = Several(tmp_path, 2, present=[0])
     several.until_connected(0)
     with member(several, 1) as connection:

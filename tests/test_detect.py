@@ -1,4 +1,4 @@
-"""Which process of a run this is: each platform's own words, and jax's own detection on the same ones."""
+"""Which process of a run this is: each platform's own variables, and jax's own detection on the same ones."""
 
 import json
 import os
@@ -101,8 +101,8 @@ def test_a_single_process_of_a_platform_is_alone(platform, variables):
 
 def test_what_libtpu_leaves_in_the_environment(platform):
     """Where it finds no TPU it sets these for its process, and so for the children of that."""
-    words = "WARNING: could not determine TPU worker number, please set env var `TPU_WORKER_ID` manually"
-    platform({"TPU_WORKER_ID": words, "TPU_WORKER_HOSTNAMES": "localhost"})
+    text = "WARNING: could not determine TPU worker number, please set env var `TPU_WORKER_ID` manually"
+    platform({"TPU_WORKER_ID": text, "TPU_WORKER_HOSTNAMES": "localhost"})
     assert detect.detect() == Cluster()
     platform({"TPU_WORKER_HOSTNAMES": "WARNING: could not determine TPU worker hostnames or IP addresses, please"})
     assert detect.detect() == Cluster()
@@ -137,7 +137,7 @@ def test_open_mpi_5_needs_a_coordinator(platform):
 
 
 @pytest.mark.parametrize(
-    ("variables", "flags", "words"),
+    ("variables", "flags", "message"),
     [
         ({}, {"coordinator": "a"}, "--processes and --process-id: nothing else says which process this is"),
         ({}, {"processes": 2}, "--process-id: nothing else says"),
@@ -151,9 +151,9 @@ def test_open_mpi_5_needs_a_coordinator(platform):
         (SLURM | {"SLURM_PROCID": ""}, {}, "$SLURM_PROCID is ''"),
     ],
 )
-def test_what_contradicts_itself_is_refused(platform, variables, flags, words):
+def test_what_contradicts_itself_is_refused(platform, variables, flags, message):
     platform(variables)
-    assert words in refused(**flags)
+    assert message in refused(**flags)
 
 
 def test_shards_need_no_coordinator():
@@ -277,8 +277,8 @@ def test_jax_finds_the_same(platform, name, variables):
         platform(variables | ({"GCE_METADATA_IP": server.address} if "Tpu" in name else {}))
         found = detect.detect()
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_FORCE_TPU_INIT": "1"}
-        said = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", AS_JAX, name], env=environment, capture_output=True, text=True, timeout=120
         )
-    assert said.returncode == 0, said.stderr
-    assert json.loads(said.stdout) == [found.coordinator, found.processes, found.process_id]
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [found.coordinator, found.processes, found.process_id]

@@ -1,4 +1,4 @@
-"""The same line on every host, without a word about hosts: to the bits of the run that is told with flags."""
+"""The same line on every host, without a flag about hosts: to the bits of the run that is given flags."""
 
 import os
 import pathlib
@@ -16,15 +16,15 @@ SETTINGS = ("train.steps=6", "log.every=1", "checkpoint.every=0", "mesh.fsdp=2",
 
 
 def start_bare(arguments: list[str], hosts: list[dict[str, str]], devices: int) -> list[str]:
-    """Starts the same line once on each host, of which only the environment differs; returns what each said."""
+    """Starts the same line once on each host, of which only the environment differs; returns what each printed."""
     clean = {key: value for key, value in environment(devices).items() if not key.startswith(PLATFORM)}
     clean["JAX_PLATFORMS"] = "cpu"
     command = [sys.executable, "-m", "mlm", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     started = [subprocess.Popen(command, cwd=ROOT, env=clean | host, **pipes) for host in hosts]
-    said = [process.communicate(timeout=240)[0] for process in started]
-    assert [process.returncode for process in started] == [0] * len(hosts), "\n".join(said)
-    return said
+    printed = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * len(hosts), "\n".join(printed)
+    return printed
 
 
 def addresses(count: int) -> list[str]:
@@ -64,8 +64,8 @@ def test_on_tpu_vms(with_flags, manifest, tmp_path):
     hosts = addresses(2)
     with MetadataServer(tpu_vm(hosts, 0)) as first, MetadataServer(tpu_vm(hosts, 1, old=False)) as second:
         variables = [{"GCE_METADATA_IP": server.address} for server in (first, second)]
-        said = start_bare(train_arguments(tmp_path / "bare", manifest.folder, *SETTINGS), variables, devices=2)
-    for index, text in enumerate(said):
+        printed = start_bare(train_arguments(tmp_path / "bare", manifest.folder, *SETTINGS), variables, devices=2)
+    for index, text in enumerate(printed):
         assert f"mlm train: process {index} of 2, process 0 at {hosts[0]} (from the TPU VM's metadata)" in text
     assert_same(tmp_path / "bare", with_flags(2))
 

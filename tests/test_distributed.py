@@ -42,24 +42,24 @@ def test_alike():
 def test_a_difference_is_of_the_one_that_is_alone(odd):
     found = {process: fingerprint() for process in range(3)}
     found[odd] = fingerprint("train.seed=5", shards="other")
-    process, words = fingerprints.difference(found)
+    process, message = fingerprints.difference(found)
     assert process == odd
-    assert words.startswith("differs from 2 others in config.train.seed (5, not 0); shards ('other', not 's');")
+    assert message.startswith("differs from 2 others in config.train.seed (5, not 0); shards ('other', not 's');")
 
 
 def test_several_that_differ():
     found = {process: fingerprint() for process in range(5)}
     found[1], found[3] = fingerprint(tokenizer="u"), fingerprint("train.seed=5", tokenizer="u")
-    process, words = fingerprints.difference(found)
+    process, message = fingerprints.difference(found)
     assert process == 3
-    assert "so do hosts 1" in words
+    assert "so do hosts 1" in message
 
 
 def test_many_differences_are_counted():
     other = dict.fromkeys(fingerprint(), 0)
-    words = fingerprints.difference({0: fingerprint(), 1: other})[1]
-    assert words.count(" not ") == fingerprints.SHOWN
-    assert re.search(r"; \d\d+ more; make all hosts alike", words)
+    message = fingerprints.difference({0: fingerprint(), 1: other})[1]
+    assert message.count(" not ") == fingerprints.SHOWN
+    assert re.search(r"; \d\d+ more; make all hosts alike", message)
 
 
 def test_the_code_is_read_from_the_files(tmp_path, monkeypatch):
@@ -87,8 +87,8 @@ def test_handler_of_another_library():
     """Found as C knows it, and called; the default one is none."""
     import ctypes
 
-    heard = []
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(heard.append)
+    received = []
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(received.append)
     assert distributed._handler_in_c(signal.SIGUSR2) is None
     library = ctypes.CDLL(None)
     library.signal.restype = ctypes.c_void_p
@@ -97,7 +97,7 @@ def test_handler_of_another_library():
         distributed._handler_in_c(signal.SIGUSR2)(signal.SIGUSR2)
     finally:
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-    assert heard == [signal.SIGUSR2]
+    assert received == [signal.SIGUSR2]
 
 
 def test_another_order_than_jax_has_is_refused(monkeypatch):
@@ -114,5 +114,5 @@ def test_a_tpu_that_waits_for_other_hosts_is_said(monkeypatch, capfd):
     monkeypatch.setattr(distributed.detect, "tpu_is_attached", lambda: True)
     monkeypatch.setattr(distributed.jax, "devices", lambda: time.sleep(0.5))
     distributed._start_devices()
-    said = capfd.readouterr().err
-    assert "the devices have not started for 0.05 s; a TPU waits for every host of its slice" in said
+    printed = capfd.readouterr().err
+    assert "the devices have not started for 0.05 s; a TPU waits for every host of its slice" in printed

@@ -88,7 +88,7 @@ def test_what_is_no_termination(fields):
 
 
 def test_proofs():
-    """Of another token, another role, or anything else that was said, it is another one."""
+    """It differs for another token, another role, or anything else in the hello."""
     first = prove(b"a" * 32, "process", "c1", "c2", 1, 2, "host")
     others = [
         prove(b"b" * 32, "process", "c1", "c2", 1, 2, "host"),

@@ -112,7 +112,7 @@ def test_a_name_of_a_process_with_escape_sequences():
 
 
 def test_the_process_of_another_user():
-    """Whose files in /proc can't be read: a process that may not be dumped, seen by somebody who is not root."""
+    """Its files in /proc can't be read: a process that may not be dumped, seen by a user who is not root."""
     port = free_port()
     program = "import encodings.idna, os\nfrom mlm.cluster import ports\nos.setuid(os.getuid() or 65534)\n"
     program += f"print(ports.holder(('127.0.0.1', {port})))"
@@ -202,7 +202,7 @@ def test_a_name_that_still_has_the_address_of_an_earlier_pod(monkeypatch, capfd)
 
 
 def test_a_port_that_nobody_may_open(monkeypatch):
-    """As below 1024 for those who are not root."""
+    """As below 1024 for a user who is not root."""
 
     def refuse(*arguments, **keywords):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

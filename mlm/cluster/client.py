@@ -138,38 +138,31 @@ class Client:
             self._changed.notify_all()
 
     def _connect(self) -> Connection | None:
-        """Tries to connect until it succeeds; returns None if this process has left meanwhile."""
+        """Tries until both sides have proved that they belong to the run; returns None if this process has left."""
         begin, reported = time.monotonic(), set()
         while not self._left:
-            connection, self._problem = self._try()
-            if connection is not None:
+            connection = None
+            try:
+                connection = Connection(socket.create_connection(self._address, timeout=messages.HANDSHAKE))
+                connection.set_timeout(messages.HANDSHAKE)
+                problem = self._handshake(connection)
+            except socket.gaierror:
+                problem = f"the coordinator's name {self._address[0]} does not resolve; check the name and the DNS"
+            except (OSError, ValueError):
+                problem = f"host 0 has not answered at {self._place}; see whether it runs there, and why not"
+                if connection is not None:
+                    problem = f"{self._place} does not answer like host 0; check the address and what listens there"
+            if not problem:
+                connection.set_timeout(messages.HEARTBEAT)
                 return connection
-            if self._problem not in reported and time.monotonic() - begin > REPORT_AFTER:
-                reported.add(self._problem)
-                print(f"mlm: {self._problem}; trying again.", file=sys.stderr, flush=True)
+            if connection is not None:
+                connection.release()
+            self._problem = problem
+            if problem not in reported and time.monotonic() - begin > REPORT_AFTER:
+                reported.add(problem)
+                print(f"mlm: {problem}; trying again.", file=sys.stderr, flush=True)
             time.sleep(RETRY)
         return None
-
-    def _try(self) -> tuple[Connection | None, str]:
-        """Returns a connection on which both sides have proved that they belong to the run, or None and why not."""
-        try:
-            connection = Connection(socket.create_connection(self._address, timeout=messages.HANDSHAKE))
-        except socket.gaierror:
-            return None, f"the coordinator's name {self._address[0]} does not resolve; check the name and the DNS"
-        except OSError:
-            return None, f"host 0 has not answered at {self._place}; see whether it runs there, and why not"
-        connection.set_timeout(messages.HANDSHAKE)
-        try:
-            problem = self._handshake(connection)
-        except (OSError, ValueError):
-            problem = (
-                f"what listens at {self._place} does not answer like host 0; check the address and what runs there"
-            )
-        if problem:
-            connection.release()
-            return None, problem
-        connection.set_timeout(messages.HEARTBEAT)
-        return connection, ""
 
     def _handshake(self, connection: Connection) -> str:
         """Returns what is wrong, or ""; raises OSError or ValueError if the other side is not a coordinator."""
