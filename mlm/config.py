@@ -124,26 +124,21 @@ def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:
 
 def _parse(key: str, text: str, default: Any) -> Any:
     kind = type(default)
-    if kind is str:
-        return text
-    if kind is bool and text.lower() in ("true", "false", "1", "0"):
-        return text.lower() in ("true", "1")
     try:
-        if kind is int:
-            return int(text.replace("_", ""))
-        if kind is float:
-            return float(text)
+        if kind is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if kind is tuple:
             value = ast.literal_eval(text)
             return tuple(value) if isinstance(value, tuple | list) else (value,)
-    except (ValueError, SyntaxError):
+        return int(text.replace("_", "")) if kind is int else kind(text)
+    except (ValueError, SyntaxError, KeyError):
         if kind is tuple and (not default or isinstance(default[0], str)):
             return (text,)  # one source or range, unquoted
     raise InputError(f"--config.{key}={text}: must be {TYPE_NAMES[kind]}.")
 
 
 def flatten(config: ConfigDict | dict) -> dict[str, Any]:
-    """Returns {"group.key": value}, sorted by key if a ConfigDict is given."""
+    """Returns {"group.key": value}."""
     flat = {}
     for group, keys in config.items():
         if isinstance(keys, ConfigDict | dict):

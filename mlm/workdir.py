@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 from ml_collections import ConfigDict
@@ -119,7 +120,6 @@ class _BucketLock:
 
     def __init__(self, path: UPath):
         self._path, self._fs = path, path.fs
-        self._bucket, _, self._key = path.path.partition("/")
         self._generation = ""
         self._released = threading.Event()
         self._renewing = threading.Thread(target=self._renew, daemon=True, name="lock")
@@ -128,13 +128,11 @@ class _BucketLock:
         """Creates the object; raises InputError if another process renews it."""
         content = json.dumps({"host": platform.node(), "process": os.getpid()}).encode()
         first, since = "", time.monotonic()
-        while not self._generation:
-            try:
+        while True:
+            with contextlib.suppress(FileExistsError):
                 self._fs.pipe_file(self._path.path, content, mode="create")
                 self._generation = self._info()["generation"]
                 break
-            except FileExistsError:
-                pass
             try:
                 info = self._info()
                 holder = json.loads(self._path.read_text())
@@ -142,14 +140,15 @@ class _BucketLock:
                 continue  # released between the two
             state = f"{info['generation']} {info.get('metadata')}"
             who = printable(f" (on {holder['host']}, process {holder['process']})")
-            if first and state != first:
-                raise _in_use(self._path.parent, who)
             if not first:
                 first = state
-                print(f"{self._path}: was left by another process{who}; waiting to see if it is alive", file=sys.stderr)
+                print(f"{self._path}: is held by another process{who}; waiting to see if it is alive", file=sys.stderr)
+            if state != first:
+                raise _in_use(self._path.parent, who)
             dead = holder["host"] == platform.node() and not psutil.pid_exists(holder["process"])
             if dead or time.monotonic() - since > STALE:
-                self._delete(info["generation"])
+                with contextlib.suppress(FileNotFoundError):
+                    self._call("DELETE", info["generation"])
                 first, since = "", time.monotonic()
             else:
                 time.sleep(1)
@@ -160,17 +159,15 @@ class _BucketLock:
         self._released.set()
         self._renewing.join()
         with contextlib.suppress(Exception):  # it becomes stale by itself
-            self._delete(self._generation)
+            self._call("DELETE", self._generation)
 
     def _renew(self) -> None:
         """Renews the lock every RENEW seconds; exits the process if another one has taken it."""
         count = 0
         while not self._released.wait(RENEW):
             count += 1
-            call = ("PATCH", "b/{}/o/{}", self._bucket, self._key)
             try:
-                body = {"metadata": {"renewed": str(count)}}
-                self._fs.call(*call, json=body, ifGenerationMatch=self._generation)
+                self._call("PATCH", self._generation, json={"metadata": {"renewed": str(count)}})
                 lost = self._info()["generation"] != self._generation
             except FileNotFoundError:
                 lost = True
@@ -181,9 +178,9 @@ class _BucketLock:
                 print(f"{self._path}: {message}", file=sys.stderr, flush=True)
                 os._exit(InputError.code)
 
-    def _delete(self, generation: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.call("DELETE", "b/{}/o/{}", self._bucket, self._key, ifGenerationMatch=generation)
+    def _call(self, method: str, generation: str, **kwargs: Any) -> None:
+        bucket, _, key = self._path.path.partition("/")
+        self._fs.call(method, "b/{}/o/{}", bucket, key, ifGenerationMatch=generation, **kwargs)
 
     def _info(self) -> dict:
         return self._fs.info(self._path.path)

@@ -136,7 +136,7 @@ def test_a_hostile_manifest_ends_every_command_in_a_sentence(shards, tmp_path, c
     assert __main__.main(["doctor", *arguments[1:], "--json"]) == 2
     out, err = capsys.readouterr()
     (finding,) = json.loads(out)["findings"]
-    assert finding["level"] == "wrong" and words in finding["what"] and "manifest.json: " in finding["what"]
+    assert finding["level"] == "error" and words in finding["what"] and "manifest.json: " in finding["what"]
     assert "Traceback" not in err
 
 

@@ -70,7 +70,7 @@ def test_a_pair_is_parted_by_a_tab(tmp_path_factory):
     one, two, three, other = predicted(model, "\n".join([*same, "snow\train"]) + "\n")
     assert one == two == three and one["text_pair"] == "snow"
     assert one["probabilities"] != other["probabilities"]
-    with pytest.raises(InputError, match="line 1: holds 1 texts, the model reads two texts"):
+    with pytest.raises(InputError, match="line 1: the model reads two texts, separated by a tab, this has 1"):
         predicted(model, "rain\n")
 
 
@@ -102,7 +102,7 @@ def test_few_compilations(trained_classifier):
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [("", "line 2: is empty"), ("a\tb", "line 2: holds 2 texts, the model reads one"), ("<pad>", "padding token")],
+    [("", "line 2: is empty"), ("a\tb", "line 2: the model reads one text, this has 2"), ("<pad>", "padding token")],
 )
 def test_a_bad_line_is_named_and_what_came_before_is_written(trained_classifier, line, words):
     out = io.StringIO()

@@ -46,7 +46,7 @@ class TextClassifier:
         """Returns the ids of a text or a pair, truncated as in training; errors call it `name`."""
         if self.columns and len(texts) != len(self.columns):
             wanted = "one text" if len(self.columns) == 1 else "two texts, separated by a tab"
-            raise InputError(f"{name}: holds {len(texts)} texts, the model reads {wanted}.")
+            raise InputError(f"{name}: the model reads {wanted}, this has {len(texts)}.")
         for text in texts:
             check_utf8(text, name)
         if not all(text.strip() for text in texts):
