@@ -12,7 +12,7 @@ from mlm.inference import evaluate
 from mlm.model.masking import SpanMasking, TokenMasking, WordMasking, rate_schedule
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
-from mlm.training.step import as_views
+from mlm.training.step import split_rows
 from mlm.workdir import Workdir
 from tests.fixtures import INFO, pretrain, random_batch, tiny_config, tiny_run
 
@@ -94,16 +94,16 @@ def test_a_run_and_the_command_evaluate_read_and_mask_alike(manifest, tokenizer_
 # The schedule of lengths ---------------------------------------------------------------------------------------------
 
 
-def test_views_of_long_rows():
+def test_long_rows_are_split():
     batch = random_batch(16, seed=2)
-    views = jax.tree.map(np.asarray, as_views(jax.tree.map(jax.numpy.asarray, batch), 4))
-    assert views["input_ids"].shape == views["attention_mask"].shape == (64, 8)
-    assert np.array_equal(views["input_ids"].reshape(16, 32), batch["input_ids"])
-    assert np.array_equal(views["attention_mask"].reshape(16, 32), batch["attention_mask"])
-    assert views["record_id"].tolist() == [4 * int(record) + part for record in batch["record_id"] for part in range(4)]
-    assert views["record_id"].dtype == views["epoch"].dtype == np.uint32
-    assert len(set(views["record_id"].tolist())) == 64
-    assert as_views(batch, 1) is batch
+    rows = jax.tree.map(np.asarray, split_rows(jax.tree.map(jax.numpy.asarray, batch), 4))
+    assert rows["input_ids"].shape == rows["attention_mask"].shape == (64, 8)
+    assert np.array_equal(rows["input_ids"].reshape(16, 32), batch["input_ids"])
+    assert np.array_equal(rows["attention_mask"].reshape(16, 32), batch["attention_mask"])
+    assert rows["record_id"].tolist() == [4 * int(record) + part for record in batch["record_id"] for part in range(4)]
+    assert rows["record_id"].dtype == rows["epoch"].dtype == np.uint32
+    assert len(set(rows["record_id"].tolist())) == 64
+    assert split_rows(batch, 1) is batch
 
 
 def test_a_short_step_is_the_step_on_rows_of_that_length():

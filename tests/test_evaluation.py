@@ -47,5 +47,5 @@ def test_rows_come_back_in_the_order_of_the_batch(monkeypatch):
     batches = ({"record_id": (16 * number + np.arange(16))[rows]} for number in range(3))
     shards = NamedSharding(mesh, P())
     step = jax.jit(lambda params, batch: (batch["record_id"], -batch["record_id"]), out_shardings=shards)
-    one, other = evaluation.of_rows(step, None, batches, mesh=mesh, rows=16)
+    one, other = evaluation.per_row(step, None, batches, mesh=mesh, rows=16)
     assert one.tolist() == list(range(48)) and (other == -one).all()

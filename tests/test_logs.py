@@ -22,17 +22,7 @@ def as_text(lines: list[dict]) -> str:
 
 
 def open_log(workdir: UPath, start: int) -> Log:
-    return Log(
-        workdir,
-        start=start,
-        steps=100,
-        tokens_per_step=64,
-        flops_per_token=1.0,
-        peak_flops=None,
-        tensorboard=False,
-        wandb="",
-        config={},
-    )
+    return Log(workdir, {"log.tensorboard": False, "log.wandb": ""}, start=start, steps=100, tokens_per_step=64)
 
 
 def test_read_gives_the_lines_of_a_kind(tmp_path):
@@ -71,7 +61,8 @@ def test_a_new_start_drops_what_comes_again_and_what_was_torn(tmp_path):
     torn = '{"step": 30, "kind": "tra'
     write(workdir / "metrics.jsonl", as_text(LINES) + torn)
     write(workdir / "timing.jsonl", as_text(LINES) + torn)
-    open_log(workdir, start=20).close()
+    with open_log(workdir, start=20):
+        pass
     assert logs.read(workdir / "metrics.jsonl") == LINES[:4]
     timing = logs.read(workdir / "timing.jsonl")
     assert timing[:-1] == LINES, "what was done again was done all the same"

@@ -12,7 +12,7 @@ from mlm.data import tfrecord
 from mlm.data.manifest import Manifest, load_manifest
 from mlm.data.order import batch_rows
 from mlm.pretrained import checkpoint_files
-from mlm.tasks import pretraining
+from mlm.tasks.pretraining import Pretraining
 from mlm.workdir import Workdir
 from tests.fixtures import pretrain, tiny_config
 
@@ -162,9 +162,9 @@ def test_a_spike_behind_a_skipped_range_has_its_own_batches(spiky, tmp_path):
         assert row["record_id"] == records_of(row["batch"], row["batch"])[0][0].tolist()
 
 
-def test_the_log_is_the_same_without_listeners(spiky, tmp_path, monkeypatch):
+def test_the_log_is_the_same_without_hooks(spiky, tmp_path, monkeypatch):
     workdir, manifest = spiky
-    monkeypatch.setattr(pretraining.metrics_hooks, "attach", lambda *arguments: None)
-    train(tmp_path / "deaf", manifest, *SPIKY)
-    assert (tmp_path / "deaf" / "metrics.jsonl").read_bytes() == (workdir / "metrics.jsonl").read_bytes()
-    assert not (tmp_path / "deaf" / "spikes.jsonl").exists()
+    monkeypatch.setattr(Pretraining, "make_hooks", lambda *arguments: [])
+    train(tmp_path / "plain", manifest, *SPIKY)
+    assert (tmp_path / "plain" / "metrics.jsonl").read_bytes() == (workdir / "metrics.jsonl").read_bytes()
+    assert not (tmp_path / "plain" / "spikes.jsonl").exists()

@@ -16,9 +16,15 @@ RATE, DECAY, B1, B2, EPS = 1e-2, 0.1, 0.9, 0.98, 1e-6
 
 
 def schedule(name: str, *, warmup: int = 0, steps: int = 100, decay: float = 0.2, final: float = 0.0):
-    return optimizer.make_schedule(
-        name=name, peak=0.8, steps=steps, warmup_steps=warmup, decay_fraction=decay, final_fraction=final
-    )
+    run = {
+        "schedule.name": name,
+        "schedule.warmup_steps": warmup,
+        "schedule.warmup_fraction": 0.0,
+        "schedule.decay_fraction": decay,
+        "schedule.final_fraction": final,
+        "optimizer.learning_rate": 0.8,
+    }
+    return optimizer.make_schedule(run, steps)
 
 
 @pytest.mark.parametrize(
@@ -65,15 +71,9 @@ def test_unknown_names_raise():
 
 
 def make(name: str, *, decay: float = DECAY, clip: float = 0.0, rate: float = RATE) -> optax.GradientTransformation:
-    return optimizer.make_optimizer(
-        name=name,
-        schedule=optax.constant_schedule(rate),
-        b1=B1,
-        b2=B2,
-        eps=EPS,
-        weight_decay=decay,
-        clip_norm=clip,
-    )
+    settings = {"name": name, "b1": B1, "b2": B2, "eps": EPS, "weight_decay": decay, "clip_norm": clip}
+    run = {f"optimizer.{key}": value for key, value in settings.items()}
+    return optimizer.make_optimizer(run, optax.constant_schedule(rate))
 
 
 @pytest.fixture(scope="module")

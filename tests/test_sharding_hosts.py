@@ -13,7 +13,6 @@ from mlm import config as configs
 from mlm.data.order import lanes_of
 from mlm.errors import InputError
 from mlm.plan import topology
-from mlm.tasks import pretraining
 from mlm.training import sharding
 
 SINGLE = ["v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x4", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"]
@@ -48,6 +47,19 @@ def jax_mesh(devices: list, shape: tuple[int, int, int]) -> Mesh:
     return jax.make_mesh(shape, sharding.AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
+def host_input(config, mesh: Mesh) -> dict:
+    return sharding.host_input(sharding.processes_of(mesh), configs.flatten(config))
+
+
+def batch_keys(rows: int, *, accumulate: int, lanes: int) -> dict[str, int]:
+    return {
+        "data.global_batch": rows,
+        "train.accumulate": accumulate,
+        "evaluate.batch": 12,
+        "data.lanes": lanes,
+    }
+
+
 def assert_fed(mesh: Mesh, config) -> None:
     """The blocks that a host's devices hold are its rows of the batch, in their order: whole lanes or shares of one."""
     rows, lanes = config.data.global_batch, config.data.lanes
@@ -56,7 +68,7 @@ def assert_fed(mesh: Mesh, config) -> None:
     held: dict[int, set[tuple[int, int]]] = {}
     for device, (index,) in NamedSharding(mesh, sharding.BATCH).devices_indices_map((rows,)).items():
         held.setdefault(device.process_index, set()).add(index.indices(rows)[:2])
-    found = pretraining.host_input(config, sharding.processes_of(mesh))
+    found = host_input(config, mesh)
     assert found["fed"] and "error" not in found, found
     assert found["count"] == len(held)
     spans = set()
@@ -88,7 +100,7 @@ def test_more_devices_than_rows_are_refused_with_what_to_set(name, shipped):
     devices = devices_of(name)
     count = len(devices)
     mesh = mesh_of(devices, (count, 1, 1))
-    found = pretraining.host_input(configs.load(f"configs/{shipped}.py", []), sharding.processes_of(mesh))
+    found = host_input(configs.load(f"configs/{shipped}.py", []), mesh)
     assert not found["fed"] and found["lanes_per_host"] is None
     sentence = (
         rf"config\.\S+( / \S+)?: \d+ rows can't be split over {count} devices .*; make it a multiple of {count}\."
@@ -115,9 +127,9 @@ def test_hosts_lie_between_one_another():
 @pytest.mark.parametrize("processes", [[[0, 1], [0, 2], [1, 1]], [[1, 1], [0, 1]]])
 def test_rows_that_a_host_can_not_take_in_their_order_are_refused(processes):
     """Host 1 holds the first rows and the last, or all it holds in the wrong order."""
-    found = sharding.host_input(np.array(processes), global_batch=12, accumulate=1, eval_batch=12, lanes=1)
+    found = sharding.host_input(np.array(processes), batch_keys(12, accumulate=1, lanes=1))
     assert not found["fed"]
-    assert found["error"].startswith("config.mesh.tensor = 2 gives host 1 rows that do not follow on one another; make")
+    assert found["error"].startswith("config.mesh.tensor = 2 gives host 1 rows that are not consecutive; make")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +145,7 @@ def test_rows_that_a_host_can_not_take_in_their_order_are_refused(processes):
 )
 def test_hosts_hold_whole_lanes_or_share_one(lanes, share, error):
     hosts = np.arange(6).reshape(6, 1) // 2
-    found = sharding.host_input(hosts, global_batch=24, accumulate=2, eval_batch=12, lanes=lanes)
+    found = sharding.host_input(hosts, batch_keys(24, accumulate=2, lanes=lanes))
     assert (found["count"], found["rows_per_host"], found["lanes_per_host"]) == (3, 8, share)
     assert found["fed"] == (not error) and (not error or re.search(error, found["error"]))
 
@@ -237,7 +249,7 @@ def test_slices_follow_one_another_along_data(shape):
             assert np.array_equal(mesh.devices, by_host(devices, shape))
         config = configs.load("configs/roberta_base.py", [])
         assert_fed(mesh, config)
-        assert pretraining.host_input(config, sharding.processes_of(mesh))["count"] == 8
+        assert host_input(config, mesh)["count"] == 8
 
 
 def test_other_axes_do_not_cross_slices():

@@ -103,7 +103,7 @@ def poison(state):
     return state.replace(params=params)
 
 
-def test_guard_skips_what_is_not_finite_and_closes():
+def test_guard_skips_what_is_not_finite_and_stops_for_good():
     run = tiny_run("train.guard_limit=3", "optimizer.ema_decay=0.9")
     state, _ = train(run, 2)
     good_params, good_opt = flat(state.params), flat(state.opt_state)
@@ -111,30 +111,30 @@ def test_guard_skips_what_is_not_finite_and_closes():
     state = jax.device_put(poison(state), jax.tree.map(lambda s: s.sharding, run.shapes))
     for count in (1, 2, 3, 4):
         state, metrics = run.train_step(state, sharding.put_batch(random_batch(), run.mesh, 16))
-        assert int(metrics["bad_in_row"]) == count
+        assert int(metrics["consecutive_nonfinite"]) == count
         assert int(metrics["skipped"]) == count
     assert all(np.array_equal(value, bad[name], equal_nan=True) for name, value in flat(state.params).items())
     assert all(np.array_equal(value, good_opt[name]) for name, value in flat(state.opt_state).items())
     assert all(np.isfinite(value).all() for value in flat(state.ema).values())
 
-    # Three in a row closed the guard: good numbers no longer open it.
-    mended = state.params | {"lm_head": state.params["lm_head"] | {"bias": jnp.asarray(good_params["lm_head/bias"])}}
-    state = jax.device_put(state.replace(params=mended), jax.tree.map(lambda s: s.sharding, run.shapes))
+    # After three in a row, finite steps no longer update anything.
+    repaired = state.params | {"lm_head": state.params["lm_head"] | {"bias": jnp.asarray(good_params["lm_head/bias"])}}
+    state = jax.device_put(state.replace(params=repaired), jax.tree.map(lambda s: s.sharding, run.shapes))
     state, metrics = run.train_step(state, sharding.put_batch(random_batch(), run.mesh, 16))
-    assert int(metrics["bad_in_row"]) == 5
+    assert int(metrics["consecutive_nonfinite"]) == 5
     assert all(np.array_equal(value, good_params[name]) for name, value in flat(state.params).items())
 
 
-def test_guard_opens_again_before_the_limit():
+def test_guard_resets_before_the_limit():
     run = tiny_run("train.guard_limit=3")
     state, _ = train(run, 1)
     good = state.params["lm_head"]["bias"]
     state = jax.device_put(poison(state), jax.tree.map(lambda s: s.sharding, run.shapes))
     state, _ = run.train_step(state, sharding.put_batch(random_batch(), run.mesh, 16))
-    mended = state.params | {"lm_head": state.params["lm_head"] | {"bias": good}}
-    state = jax.device_put(state.replace(params=mended), jax.tree.map(lambda s: s.sharding, run.shapes))
+    repaired = state.params | {"lm_head": state.params["lm_head"] | {"bias": good}}
+    state = jax.device_put(state.replace(params=repaired), jax.tree.map(lambda s: s.sharding, run.shapes))
     state, metrics = run.train_step(state, sharding.put_batch(random_batch(), run.mesh, 16))
-    assert int(metrics["bad_in_row"]) == 0
+    assert int(metrics["consecutive_nonfinite"]) == 0
     assert int(metrics["skipped"]) == 1
     assert np.isfinite(float(metrics["loss"])), "a skipped batch must not poison the mean of the log"
 

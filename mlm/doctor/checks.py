@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from ml_collections import ConfigDict
 
+from mlm import config as configs
 from mlm.data.manifest import Manifest, verify
 from mlm.data.tokenizer import load_fast, manifest_fields, special_ids
 from mlm.doctor import first_batch
@@ -105,12 +106,12 @@ def tokenizer(case: Case) -> list[Finding]:
 def mesh(case: Case) -> list[Finding]:
     """The batches can be split over the devices, and every host reads whole lanes, or an even part of one."""
     from mlm.plan import tables
-    from mlm.tasks import pretraining
+    from mlm.training import sharding
 
     where = case.topology or "--hosts, --devices"
     try:
         (data, fsdp, tensor), processes_SxT = _devices(case)
-        found = pretraining.host_input(case.config, processes_SxT)
+        found = sharding.host_input(processes_SxT, configs.flatten(case.config))
         if not found["fed"]:
             raise InputError(found["error"])
     except InputError as error:

@@ -1,149 +1,125 @@
-"""What is wrong with a run, from the lines of its metrics.jsonl: at most one sentence for each kind of trouble.
+"""Advice from the lines of metrics.jsonl: at most one sentence for each kind of trouble. No jax, no files.
 
-Pure: no jax, no files. The lines say everything, so a restart hears them again and knows what was said. "The text"
-below is the training split, whose unigram entropy the manifest of the shards holds.
+The lines hold all it needs, so that reading them again after a restart gives the same advice.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
+from statistics import median
 from typing import Any
 
 Line = dict[str, Any]
 
-# Stuck: the loss stays where it is without a look at any other token.
-STUCK_UPDATES = 500  # after warmup: small models leave the frequencies of tokens within 300 (the quickstart: 100)
-STUCK_SHARE = 0.05  # of all updates, if that is more: large models stay there for thousands, and have time for it
-STUCK_LINES = 8  # in the stretch at least, so that the medians of its halves mean something
-STUCK_MARGIN = 0.05  # nats above what is known without context: sampling noise of a line, and no model that reads
-STUCK_FALL = 0.05  # nats between its halves: a whole run at that pace, 40 halves at most, would gain two nats
-ABOVE = 0.3  # nats above the unigram entropy: not even the frequencies were learned, which takes tens of updates
+# Stuck: the loss stays where a model without context has it.
+STUCK_UPDATES = 500  # after the warmup; small models leave the token frequencies within 300 (the quickstart: 100)
+STUCK_SHARE = 0.05  # of all steps, if that is more: large models stay there for thousands
+STUCK_LINES = 8  # at least, so that the medians of the two halves mean something
+STUCK_MARGIN = 0.05  # nats above the context-free loss: the sampling noise of a line
+STUCK_FALL = 0.05  # nats between the halves: at that pace a whole run, 40 halves at most, would gain two nats
+ABOVE = 0.3  # nats above the unigram entropy: not even token frequencies were learned, which takes tens of steps
 
 # Diverging: the loss rises and stays up.
-RECENT = 5  # lines in a median: single spikes don't move it
-DIVERGED_RISE = 0.5  # nats above the lowest such median: noise, epochs and changes of a schedule stay well below it
+RECENT = 5  # lines in a median, which ignores single spikes
+DIVERGED_RISE = 0.5  # nats above the lowest such median, well above noise, epochs and schedules
 
 # Dead: nothing moves any more.
-DEAD_NORM = 1e-3  # of the median gradient norm before: healthy runs stay within a factor of 10 of it
-DEAD_ABSOLUTE = 1e-7  # a gradient norm that is rounding of float32, wherever it came from
+DEAD_NORM = 1e-3  # of the median gradient norm before: healthy runs stay within a factor of 10
+DEAD_ABSOLUTE = 1e-7  # a gradient norm that is float32 rounding
 DEAD_MOVE = 0.05  # nats between the losses of the lines
-DEAD_LOSS = 0.05  # nats: below it the gradient is small because there is nothing left to learn
-DEAD_SKIPPED = 0.5  # of the updates: the guard of the loop sees only those in a row
+DEAD_LOSS = 0.05  # nats: below it the gradient is small because nothing is left to learn
+DEAD_SKIPPED = 0.5  # of the updates; the nonfinite guard only counts consecutive ones
 
-# Drift: evaluation rises while training falls. The evaluation's masks are fixed, so its noise is the model's alone.
-DRIFT_EVALUATIONS = 3  # in a row above the lowest: one is a bad moment
-DRIFT_RISE = 0.03  # nats, 3% of perplexity
+# Drift: the evaluation loss rises while the training loss falls. Evaluation masks are fixed and add no noise.
+DRIFT_EVALUATIONS = 3  # consecutive ones above the lowest
+DRIFT_RISE = 0.03  # nats: 3% of perplexity
 
 DOCTOR = "wrong ids (python -m mlm doctor looks for both)"
 LINES = {"stuck": "A stuck loss", "diverging": "Divergence", "dead": "A dead run", "drift": "Overfitting"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """What the adviser knows of a run beside its lines.
+@dataclasses.dataclass
+class Adviser:
+    """Takes the lines in order, and reports each kind of trouble once.
 
     Attributes:
-      steps, warmup: updates in all, and of the warmup.
-      global_batch: rows of an update.
       unigram_entropy: of the ordinary tokens of the training split, in nats; None if unknown.
-      mask_share, random_share: of the predictions, replaced by the mask token and by a random one; the rest is kept.
+      mask_share, random_share: of the predictions, behind the mask token and a random one; the other tokens are kept.
     """
 
     steps: int
-    warmup: int
+    warmup_steps: int
     global_batch: int
     unigram_entropy: float | None
     mask_share: float
     random_share: float
 
-    @property
-    def context_free(self) -> float | None:
-        """The loss of the best model that sees no token but the one that it predicts, in nats; None if unknown.
+    def __post_init__(self) -> None:
+        self._reported: set[str] = set()
+        self._train: list[Line] = []
+        self._evals: list[Line] = []
+        self._lowest = (math.inf, 0)  # median of RECENT lines, and its step
 
-        Behind a mask it knows the frequencies of tokens alone. Of a token that it sees, it knows that this is the right
-        one with the share of the kept ones, and the frequencies for the rest.
+    @property
+    def context_free_loss(self) -> float | None:
+        """The loss of the best model that sees only the token it predicts, in nats; None if unknown.
+
+        Behind the mask token it knows the token frequencies. A token that it sees is right with the probability that it
+        was kept; otherwise the frequencies hold again.
         """
         if self.unigram_entropy is None:
             return None
         seen = 1 - self.mask_share
         if seen <= 0:
             return self.unigram_entropy
-        changed = min(self.random_share / seen, 1.0)
-        doubt = -sum(p * math.log(p) for p in (changed, 1 - changed) if p > 0)
-        return self.mask_share * self.unigram_entropy + seen * (doubt + changed * self.unigram_entropy)
+        random = min(self.random_share / seen, 1.0)
+        kept_or_random = -sum(p * math.log(p) for p in (random, 1 - random) if p > 0)
+        return self.mask_share * self.unigram_entropy + seen * (kept_or_random + random * self.unigram_entropy)
 
-
-@dataclasses.dataclass(frozen=True)
-class Advice:
-    """One sentence: of what kind of trouble (see LINES), after which update."""
-
-    kind: str
-    step: int
-    text: str
-
-
-class Adviser:
-    """Hears the lines of metrics.jsonl in order."""
-
-    def __init__(self, facts: Facts):
-        """Starts before the first update."""
-        self._facts = facts
-        self._said: set[str] = set()
-        self._train: list[Line] = []
-        self._evals: list[Line] = []
-        self._lowest = (math.inf, 0)  # median of RECENT lines, and its update
-
-    def hear(self, line: Line) -> list[Advice]:
-        """Returns what there is to say after a line, for each kind of trouble the first time alone."""
+    def add(self, line: Line) -> dict[str, str]:
+        """Returns the new advice after a line, {a key of LINES: a sentence}."""
         if line["kind"] == "eval":
             self._evals.append(line)
             checks = {"drift": self._drift}
-        elif line["kind"] == "train":
+        else:
             self._train.append(line)
             checks = {"stuck": self._stuck, "diverging": self._diverging, "dead": self._dead}
-        else:
-            return []
-        found = []
+        advice = {}
         for kind, check in checks.items():
-            words = None if kind in self._said else check()
-            if words:
-                self._said.add(kind)
-                found.append(Advice(kind, line["step"], words))
-        return found
-
-    def _losses(self, lines: list[Line]) -> list[float]:
-        return [line["loss"] for line in lines if line.get("loss") is not None]
+            text = None if kind in self._reported else check()
+            if text:
+                self._reported.add(kind)
+                advice[kind] = text
+        return advice
 
     def _stuck(self) -> str | None:
-        facts, floor, now = self._facts, self._facts.context_free, self._train[-1]["step"]
-        length = max(STUCK_UPDATES, STUCK_SHARE * facts.steps)
-        if floor is None or now < length or "diverging" in self._said:
+        floor, now = self.context_free_loss, self._train[-1]["step"]
+        length = max(STUCK_UPDATES, STUCK_SHARE * self.steps)
+        if floor is None or now < length or "diverging" in self._reported:
             return None
         lines = [line for line in self._train[-int(length) :] if line["step"] > now - length]
         lines = self._train[-STUCK_LINES:] if len(lines) < STUCK_LINES else lines
-        losses = self._losses(lines)
-        if len(losses) < STUCK_LINES or lines[0]["step"] <= facts.warmup:
+        losses = _values(lines)
+        if len(losses) < STUCK_LINES or lines[0]["step"] <= self.warmup_steps:
             return None
         half = len(losses) // 2
-        before, after = statistics.median(losses[:half]), statistics.median(losses[half:])
+        before, after = median(losses[:half]), median(losses[half:])
         if min(before, after) < floor - STUCK_MARGIN or abs(before - after) > STUCK_FALL:
             return None
-        entropy = facts.unigram_entropy
-        above = after > entropy + ABOVE
+        above = after > self.unigram_entropy + ABOVE
         return (
             f"the loss is stuck: {before:.2f} then {after:.2f} nats in the updates {lines[0]['step']:,} to {now:,}, "
-            f"{'above' if above else 'at'} what the frequencies of tokens alone give ({entropy:.2f} nats behind a "
-            f"mask, {floor:.2f} over all predictions)"
+            f"{'above' if above else 'at'} what the frequencies of tokens alone give ({self.unigram_entropy:.2f} nats "
+            f"behind a mask, {floor:.2f} over all predictions)"
             + self._causes("too low" if above else "too high or too low", "duplicate lines in the text", DOCTOR)
         )
 
     def _diverging(self) -> str | None:
-        losses = self._losses(self._train[-RECENT:])
+        losses = _values(self._train[-RECENT:])
         if len(losses) < RECENT:
             return None
-        now, step = statistics.median(losses), self._train[-1]["step"]
+        now, step = median(losses), self._train[-1]["step"]
         lowest, when = self._lowest
         if now < lowest:
             self._lowest = now, step
@@ -156,24 +132,23 @@ class Adviser:
         )
 
     def _dead(self) -> str | None:
-        lines = self._train[-RECENT:]
-        if len(self._train) <= RECENT:
+        earlier, lines, step = self._train[:-RECENT], self._train[-RECENT:], self._train[-1]["step"]
+        if not earlier:
             return None
-        before, step = self._train[-RECENT - 1], lines[-1]["step"]
-        updates = step - before["step"]
-        skipped = lines[-1].get("skipped", 0) - before.get("skipped", 0)
+        updates = step - earlier[-1]["step"]
+        skipped = lines[-1].get("skipped", 0) - earlier[-1].get("skipped", 0)
         causes = self._causes("too high", "a stretch of duplicate lines", DOCTOR)
         if skipped >= DEAD_SKIPPED * updates:
             return (
                 f"the run is dead: {skipped:,} of the {updates:,} updates before update {step:,} were skipped, because "
                 "loss or gradient was not finite" + causes
             )
-        norms, losses = [line.get("grad_norm") for line in lines], self._losses(lines)
-        if None in norms or len(losses) < RECENT:
+        norms, losses = _values(lines, "grad_norm"), _values(lines)
+        if len(norms) < RECENT or len(losses) < RECENT:
             return None
-        earlier = [line["grad_norm"] for line in self._train[:-RECENT] if line.get("grad_norm") is not None]
-        small = max(DEAD_ABSOLUTE, DEAD_NORM * statistics.median(earlier)) if earlier else DEAD_ABSOLUTE
-        if max(norms) > small or max(losses) - min(losses) > DEAD_MOVE or statistics.median(losses) < DEAD_LOSS:
+        usual = median(_values(earlier, "grad_norm") or [0.0])
+        moves = max(losses) - min(losses) > DEAD_MOVE or max(norms) > max(DEAD_ABSOLUTE, DEAD_NORM * usual)
+        if moves or median(losses) < DEAD_LOSS:
             return None
         return (
             f"the run is dead: the loss stays at {losses[-1]:.2f} nats and the gradient norm is at most "
@@ -187,25 +162,28 @@ class Adviser:
         best, last = min(evals, key=lambda line: line["loss"]), evals[-DRIFT_EVALUATIONS:]
         if any(line["loss"] < best["loss"] + DRIFT_RISE for line in last) or last[-1]["loss"] < last[0]["loss"]:
             return None
-        then = self._losses([line for line in self._train if line["step"] <= best["step"]][-RECENT:])
-        now = self._losses(self._train[-RECENT:])
-        if not then or not now or statistics.median(now) >= statistics.median(then):
+        then = _values([line for line in self._train if line["step"] <= best["step"]][-RECENT:])
+        now = _values(self._train[-RECENT:])
+        if not then or not now or median(now) >= median(then):
             return None
         return (
             f"the evaluation drifts from training: its loss rose from {best['loss']:.3f} nats at update "
             f"{best['step']:,} to {last[-1]['loss']:.3f} at update {last[-1]['step']:,} while that of training fell "
-            f"from {statistics.median(then):.3f} to {statistics.median(now):.3f}; likely causes, in order: more passes "
-            "over the text than it bears (fewer epochs, more text, or dropout), duplicate lines in it (python -m mlm "
-            "doctor looks), a learning rate that is too high; the checkpoint of the best evaluation is kept."
+            f"from {median(then):.3f} to {median(now):.3f}; likely causes, in order: too many epochs over too little "
+            "text (train for fewer, add text, or raise the dropout), duplicate lines in it (python -m mlm doctor "
+            "looks), a learning rate that is too high; the checkpoint of the best evaluation is kept."
         )
 
     def _causes(self, rate: str, *data: str) -> str:
-        """The end of a sentence: what to look at, the likeliest first."""
-        now, facts = self._train[-1].get("learning_rate", math.nan), self._facts
-        words = [
-            f"a learning rate that is {rate} ({now:.2g} now)",
-            f"a batch that is too small ({facts.global_batch:,} rows)",
+        """Returns the end of a sentence: what to look at, the likeliest first."""
+        causes = [
+            f"a learning rate that is {rate} ({self._train[-1].get('learning_rate', math.nan):.2g} now)",
+            f"a batch that is too small ({self.global_batch:,} rows)",
             *data,
-            f"a warmup that is too short for post-norm layers ({facts.warmup:,} updates)",
+            f"a warmup that is too short for post-norm layers ({self.warmup_steps:,} updates)",
         ]
-        return f"; likely causes, in order: {', '.join(words)}."
+        return f"; likely causes, in order: {', '.join(causes)}."
+
+
+def _values(lines: list[Line], key: str = "loss") -> list[float]:
+    return [line[key] for line in lines if line.get(key) is not None]

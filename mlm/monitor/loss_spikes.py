@@ -1,69 +1,56 @@
-"""Spikes of the loss: a stretch of updates whose logged loss jumps above what the stretches before it say.
-
-Pure: no jax, no files. What is heard are lines of metrics.jsonl; what comes back is what spikes.jsonl will hold.
-"""
+"""Loss spikes: logged losses that jump above those before. No jax, no files."""
 
 from __future__ import annotations
 
-import dataclasses
-import statistics
 from collections import deque
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 HISTORY = 20  # lines that say what is usual: enough for a median, few enough to follow a falling loss
-LEAST = 8  # of them before anything counts as a jump: the median deviation of fewer is luck
+LEAST = 8  # of them before a jump counts: with fewer, the median deviation is luck
 DEVIATIONS = 6.0  # standard deviations above the median: one line in 10^9, were the noise normal
 NORMAL = 1.4826  # standard deviation of normal noise in units of its median absolute deviation (Hampel, 1974)
-FLOOR = 0.1  # nats: less than that costs the run nothing, however quiet it was before
-LONGEST = 3  # lines in a row: what stays up for longer is a new level, the adviser's to judge, and no spike
+FLOOR = 0.1  # nats: a smaller jump costs the run nothing, however quiet it was before
+LONGEST = 3  # consecutive lines; what stays up for longer is a new level, and the adviser's to judge
 
 
-@dataclasses.dataclass(frozen=True)
-class Spike:
-    """A stretch of updates above the others.
+class Spike(NamedTuple):
+    """A logged loss above the others, in nats."""
 
-    Attributes:
-      first, last: updates, both included, over which the loss was averaged.
-      loss: of the stretch, in nats.
-      median, deviation: of the lines before, in nats; the deviation is the median absolute one.
-      begins: the line before was none.
-    """
-
-    first: int
+    first: int  # step; the loss is the mean over the steps `first` to `last`
     last: int
     loss: float
-    median: float
-    deviation: float
-    begins: bool
+    median: float  # of the lines before
+    deviation: float  # their median absolute deviation
+    begins: bool  # the line before was no spike
 
 
 class Detector:
-    """Hears the lines of training in order."""
+    """Takes the training lines of metrics.jsonl in order."""
 
     def __init__(self, log_every: int):
-        """Starts; the logged loss is the mean over the updates since the last multiple of `log_every`."""
+        """Starts; a logged loss is the mean since the last multiple of `log_every`."""
         self._every, self._step = log_every, 0
         self._usual: deque[float] = deque(maxlen=HISTORY)
         self._above: list[float] = []
 
-    def hear(self, line: dict[str, Any]) -> Spike | None:
-        """Returns the spike that a line of kind "train" tells of, or None.
+    def add(self, line: dict[str, Any]) -> Spike | None:
+        """Returns the spike of a line, if it is one.
 
-        The median and the median absolute deviation do not see single outliers, so that one spike does not hide the
-        next, and a spike is not added to what is usual unless it stays.
+        Medians ignore single outliers, so that one spike does not hide the next; a spike counts as usual once it stays.
         """
         step, loss = line["step"], line.get("loss")
         first = max(self._step, (step - 1) // self._every * self._every) + 1
         self._step = step
-        if loss is None:  # no update of the stretch was finite: skipped and counted elsewhere
+        if loss is None:  # no step was finite; the nonfinite guard counts them
             return None
         if len(self._usual) >= LEAST:
-            median = statistics.median(self._usual)
-            deviation = statistics.median(abs(each - median) for each in self._usual)
-            if loss > median + max(DEVIATIONS * NORMAL * deviation, FLOOR):
+            usual = median(self._usual)
+            deviation = median(abs(each - usual) for each in self._usual)
+            if loss > usual + max(DEVIATIONS * NORMAL * deviation, FLOOR):
                 self._above.append(loss)
                 if len(self._above) <= LONGEST:
-                    return Spike(first, step, loss, median, deviation, len(self._above) == 1)
+                    return Spike(first, step, loss, usual, deviation, len(self._above) == 1)
                 self._usual.clear()
                 self._usual.extend(self._above[:-1])
         self._usual.append(loss)

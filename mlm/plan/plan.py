@@ -24,7 +24,6 @@ from mlm.errors import InputError
 from mlm.plan import cost_model, fit, hlo, tables, topology
 from mlm.plan.compile import Program, compile_step, make_mesh
 from mlm.plan.topology import Topology
-from mlm.tasks import pretraining
 from mlm.text import show
 from mlm.training import recipe, sharding
 
@@ -121,7 +120,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "slices": place.slices,
         "chips": place.chips,
         "devices": len(place.devices),
-        "hosts": pretraining.host_input(config, sharding.processes_of(mesh)),
+        "hosts": sharding.host_input(sharding.processes_of(mesh), configs.flatten(config)),
         "mesh": dict(mesh.shape),
         "length": short if kind == "short" else job.info.length,
         "global_batch": config.data.global_batch,

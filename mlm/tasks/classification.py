@@ -5,14 +5,13 @@ Dimensions: B rows of a batch, L tokens in a row, N rows of a split.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from transformers import RobertaConfig
 
@@ -25,11 +24,11 @@ from mlm.model import classifier, flops
 from mlm.model.attention import make_attention
 from mlm.model.loss import RowSums
 from mlm.model.roberta import Network, Params
+from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.tasks import class_scores
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
-from mlm.training.metrics import Log
-from mlm.training.sharding import BATCH
-from mlm.training.task import TrainStep
+from mlm.training.state import TrainState
+from mlm.training.step import TrainStep
 
 
 class Classification:
@@ -44,8 +43,8 @@ class Classification:
         """Builds everything from top to bottom.
 
         Args:
-          body: config of the model under the head, its vocabulary padded.
-          start: returns parameters of the body, on the host; None for random values. The head starts from random ones.
+          body: config of the encoder, its vocabulary padded.
+          start: returns the encoder's parameters, on the host; None to initialise them. The head is always initialised.
 
         Raises:
           InputError: rows that the model can't read, or a batch or a parameter that the mesh can't split.
@@ -62,34 +61,19 @@ class Classification:
         self._count = len(examples.splits["train"].labels_N)
         run = configs.flatten(config)
         self.steps = recipe.total_steps(run, self._count)
-        schedule = optimizer.make_schedule(
-            peak=config.optimizer.learning_rate,
-            steps=self.steps,
-            warmup_steps=recipe.warmup_steps(run, self.steps),
-            **{key: config.schedule[key] for key in ("name", "decay_fraction", "final_fraction")},
-        )
-        keys = ("name", "b1", "b2", "eps", "weight_decay", "clip_norm")
-        tx = optimizer.make_optimizer(schedule=schedule, **{key: config.optimizer[key] for key in keys})
+        schedule = optimizer.make_schedule(run, self.steps)
+        tx = optimizer.make_optimizer(run, schedule)
 
-        def init(start: Params | None = None) -> state.TrainState:
+        def init(start: Params | None = None) -> TrainState:
             params = classifier.init_params(self.model_config, jax.random.key(config.train.seed))
             params = params if start is None else params | {"roberta": start}
-            return state.fresh_state(params, tx, ema=config.optimizer.ema_decay > 0)
+            return TrainState.create(params, tx, ema=config.optimizer.ema_decay > 0)
 
-        self._init, self.shapes = state.placed(init, self.mesh)
-        shardings = state.shardings_of(self.shapes)
-        self.train_step = step.make_train_step(
-            gradient=make_gradient(self.network, seed=config.train.seed, accumulate=accumulate, mesh=self.mesh),
-            tx=tx,
-            schedule=schedule,
-            ema_decay=config.optimizer.ema_decay,
-            guard_limit=config.train.guard_limit,
-            log_every=config.log.every,
-            mesh=self.mesh,
-            shardings=shardings,
-            has_accuracy=bool(examples.labels),
-        )
-        self.eval_step = make_eval_step(self.network, self.mesh, shardings.params)
+        self._init, self.shapes = state.jit_init(init, self.mesh)
+        gradient = step.mean_gradient(run, _inputs, functools.partial(_row_sums, self.network), self.mesh)
+        has_accuracy = bool(examples.labels)
+        self.train_step = step.make_train_step(run, gradient, tx, schedule, self.shapes, has_accuracy=has_accuracy)
+        self.eval_step = make_eval_step(self.network, self.mesh, state.shardings_of(self.shapes).params)
         self._mean_length = float(np.mean(examples.splits["train"].lengths))
         self.tokens_per_step = round(rows * self._mean_length)
         self.expected_compiles = len(examples.lengths("train"))
@@ -101,17 +85,17 @@ class Classification:
         }
 
     def step_at(self, step: int) -> TrainStep:
-        """Returns the jitted train step, the same for all."""
+        """Returns the jitted train step, the same for all steps."""
         return self.train_step
 
-    def initial_state(self) -> state.TrainState:
+    def initial_state(self) -> TrainState:
         """Returns the state before the first step."""
         if self._start is None:
             return self._init()
         return self._init(sharding.put_tree(self._start(), state.shardings_of(self.shapes).params["roberta"]))
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
-        """Returns this host's rows of the batches of the steps after `start`."""
+        """Returns this host's rows of the batches after step `start`."""
         rows = self.config.data.global_batch
         return data.train_batches(
             self.examples,
@@ -132,11 +116,11 @@ class Classification:
         return step * rows // self._count > (step - 1) * rows // self._count
 
     def minimized_metric(self, scores: dict[str, Any]) -> float:
-        """Returns the error rate of classes, the loss of numbers."""
+        """Returns the error rate of a classification, the loss of a regression."""
         return 1 - scores["accuracy"] if self.examples.labels else scores["loss"]
 
     def flops_per_token(self, step: int) -> float:
-        """Returns the useful FLOPs of a step per token: the head, like the last layer's tail, reads one of a row."""
+        """Returns the useful FLOPs of a step per token; the head reads one token of a row."""
         config, length = self.model_config, self._mean_length
         return flops.train_flops_per_token(
             hidden=config.hidden_size,
@@ -147,8 +131,9 @@ class Classification:
             predicted_share=1 / length,
         )
 
-    def attach_hooks(self, log: Log) -> None:
-        """Adds none."""
+    def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
+        """Returns none."""
+        return []
 
 
 def _check_data(config: ConfigDict, examples: Examples, body: RobertaConfig) -> None:
@@ -166,10 +151,10 @@ def _check_data(config: ConfigDict, examples: Examples, body: RobertaConfig) -> 
 
 
 def make_network(config: ConfigDict, model_config: RobertaConfig, examples: Examples, mesh: Mesh) -> Network:
-    """Returns the network; its attention is the kernel that config.model.attention chooses for each length of rows.
+    """Returns the network, with the kernel of config.model.attention for each row length.
 
     Raises:
-      InputError: the kernel can't do one of them.
+      InputError: the kernel doesn't support one of them.
     """
     lengths = sorted({length for split in examples.splits for length in examples.lengths(split)})
     model = config.model
@@ -184,44 +169,35 @@ def make_network(config: ConfigDict, model_config: RobertaConfig, examples: Exam
     return Network(model_config, model.dtype, model.remat, model.remat_feed_forward, attend)
 
 
-def make_gradient(network: Network, *, seed: int, accumulate: int, mesh: Mesh) -> Callable:
-    """Returns the gradient of the mean loss of the rows, as `step.mean_gradient` does."""
+def _inputs(batch: step.Batch, step: jax.Array) -> step.Inputs:
+    return {name: batch[name] for name in ("input_ids", "attention_mask", "label")}
 
-    def prepare(batch: step.Batch, step: jax.Array) -> step.Inputs:
-        return {name: batch[name] for name in ("input_ids", "attention_mask", "label")}
 
-    def loss_sum(params: Params, inputs: step.Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[jax.Array, RowSums]:
-        ids_BxL, attention_BxL = inputs["input_ids"], inputs["attention_mask"]
-        logits_BxC = classifier.logits(network, params, ids_BxL, attention_BxL, key, rows_B)
-        rows = classifier.row_sums(logits_BxC, inputs["label"])
-        return jnp.sum(rows.loss_B), jax.tree.map(jnp.sum, rows)
-
-    return step.mean_gradient(
-        prepare=prepare, loss_sum=loss_sum, seed=seed, accumulate=accumulate, mesh=mesh, dtype=network.dtype
-    )
+def _row_sums(network: Network, params: Params, inputs: step.Inputs, rows_B: jax.Array, key: jax.Array) -> RowSums:
+    logits_BxC = classifier.logits(network, params, inputs["input_ids"], inputs["attention_mask"], key, rows_B)
+    return classifier.row_sums(logits_BxC, inputs["label"])
 
 
 def make_eval_step(network: Network, mesh: Mesh, param_shardings: Params) -> Callable:
-    """Returns the jitted `(params, batch) -> classifier.RowScores`, on every host, without dropout."""
+    """Returns the jitted `(params, batch) -> classifier.RowScores`, without dropout."""
 
     def eval_step(params: Params, batch: step.Batch) -> classifier.RowScores:
         logits_BxC = classifier.logits(network, params, batch["input_ids"], batch["attention_mask"])
         return classifier.row_scores(logits_BxC, batch["label"])
 
-    shardings = (param_shardings, NamedSharding(mesh, BATCH))
-    return jax.jit(eval_step, in_shardings=shardings, out_shardings=NamedSharding(mesh, P()))
+    return step.jit_eval_step(eval_step, mesh, param_shardings)
 
 
 def evaluate(
     config: ConfigDict, examples: Examples, mesh: Mesh, eval_step: Callable, params: Params, split: str
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Returns the scores of a split, every row of it once, and what was predicted for each row, float32 [N].
+    """Returns the scores of a split, and the prediction for each row, float32 [N].
 
     The scores are loss (cross entropy in nats, or mean squared error), those of mlm/tasks/class_scores.py, and rows.
     """
     rows = config.evaluate.batch
     batches = data.eval_batches(examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
-    found = evaluation.of_rows(eval_step, params, cluster.with_progress(batches), mesh=mesh, rows=rows)
+    found = evaluation.per_row(eval_step, params, cluster.with_progress(batches), mesh=mesh, rows=rows)
     order, own = data.eval_order(examples, split), examples.splits[split]
     loss_N, predicted_N = (np.empty(len(order), np.float32) for _ in range(2))
     for column_N, values in zip((loss_N, predicted_N), found, strict=True):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -23,17 +22,16 @@ from mlm.config_rules import parse_ranges
 from mlm.data import batches, skip_batches, tokenizer
 from mlm.data.dataset_info import DatasetInfo
 from mlm.data.manifest import Manifest
-from mlm.model import factory
+from mlm.model import factory, priming, roberta
 from mlm.model.attention import Attention, make_attention
 from mlm.model.loss import RowSums, masked_cross_entropy
 from mlm.model.masking import Masked, rate_schedule
 from mlm.model.roberta import Params
-from mlm.monitor import metrics_hooks
+from mlm.monitor.metrics_hooks import MetricsHook, Monitor
 from mlm.pretrained import load, warm_start
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
-from mlm.training.metrics import Log
 from mlm.training.state import TrainState
-from mlm.training.task import TrainStep
+from mlm.training.step import TrainStep
 from mlm.workdir import Workdir
 
 
@@ -41,7 +39,7 @@ class Pretraining:
     """The task of a config; with a manifest and a workdir, `loop.run_task` trains it.
 
     Attributes:
-      network, masking, eval_masking: the model, and what draws its masks; the evaluation's rate is constant.
+      network, masking, eval_masking: the model and its masks; in evaluation the masking rate is constant.
       init: () or (token counts [V] of `priming.prime`) -> TrainState, jitted.
       train_step, eval_step: jitted; `short_step` makes the first `short_steps` steps, None if there are none.
     """
@@ -61,12 +59,12 @@ class Pretraining:
         """Builds everything from top to bottom.
 
         Args:
-          mesh: that of the config over all devices, if None.
-          word_starts_V: which tokens start a word, for the masks of words and spans; None where no mask is drawn.
+          mesh: by default, the config's over all devices.
+          word_starts_V: which tokens start a word, for whole-word and span masking.
 
         Raises:
           InputError: a batch or a parameter that the mesh can't split, rows longer than the model's positions, or an
-            attention kernel that can't do them.
+            attention kernel that doesn't support them.
         """
         self.config, self.info, self.workdir, self.manifest = config, info, workdir, manifest
         self.mesh = sharding.make_mesh(**config.mesh.to_dict()) if mesh is None else mesh
@@ -77,21 +75,13 @@ class Pretraining:
         rows = config.data.global_batch // config.train.accumulate
         sharding.check_batch(self.mesh, rows=rows, key="data.global_batch / train.accumulate")
 
-        self._run = configs.flatten(config)
-        self.steps = recipe.total_steps(self._run, info.records)
-        self.short_steps = recipe.short_steps(self._run, self.steps)
+        self.run = configs.flatten(config)
+        self.steps = recipe.total_steps(self.run, info.records)
+        self.short_steps = recipe.short_steps(self.run, self.steps)
         self.tokens_per_step = config.data.global_batch * info.length
-        self.schedule = optimizer.make_schedule(
-            peak=config.optimizer.learning_rate,
-            steps=self.steps,
-            warmup_steps=recipe.warmup_steps(self._run, self.steps),
-            **{key: config.schedule[key] for key in ("name", "decay_fraction", "final_fraction")},
-        )
+        self.schedule = optimizer.make_schedule(self.run, self.steps)
         self.tx = self.make_optimizer()
-        ema = config.optimizer.ema_decay > 0
-        self.init, self.shapes = state.plan_state(
-            model_config=self.network.config, tx=self.tx, seed=config.train.seed, ema=ema, mesh=self.mesh
-        )
+        self.init, self.shapes = state.jit_init(self._init, self.mesh)
         self.train_step = self._make_step(info.length)
         self.short_step = self._make_step(config.data.short_length) if config.data.short_length else None
         self.eval_step = step.make_eval_step(
@@ -114,70 +104,51 @@ class Pretraining:
 
     @classmethod
     def without_data(cls, config: ConfigDict, mesh: Mesh | None = None, info: DatasetInfo | None = None) -> Pretraining:
-        """Returns the task of data that need not exist: for the step's program, its speed and its memory."""
+        """Returns the task of data that need not exist, to study the step."""
         info = info or DatasetInfo.synthetic(
             vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=config.data.global_batch
         )
         return cls(config, info, mesh=mesh, word_starts_V=np.arange(info.vocab_size) % 3 > 0)  # two in three start one
 
-    # What a subclass may change
+    # What a subclass may override
 
     def loss(self, logits_BxKxV: jax.Array, masked: Masked) -> RowSums:
-        """Returns the loss of the predictions as sums over each row, and what to divide them by, once."""
+        """Returns the loss of the predictions, summed over each row, and its weight; divided once, later."""
         return masked_cross_entropy(logits_BxKxV, masked.labels_BxK, masked.weights_BxK, self.info.vocab_size)
 
     def make_optimizer(self) -> optax.GradientTransformation:
-        """Returns the optimizer, whose learning rate is `self.schedule`."""
-        keys = ("name", "b1", "b2", "eps", "weight_decay", "clip_norm")
-        return optimizer.make_optimizer(schedule=self.schedule, **{key: self.config.optimizer[key] for key in keys})
+        """Returns the optimizer; its learning rate is `self.schedule`."""
+        return optimizer.make_optimizer(self.run, self.schedule)
 
     def make_attention(self, config: Any, length: int) -> Attention:
-        """Returns the attention for rows of `length` tokens of a model of this transformers config."""
+        """Returns the attention for rows of `length` tokens, given the transformers config of the model."""
         model, isolated = self.config.model, self.config.data.isolate_documents
         return make_attention(
             model.attention, config, length=length, mesh=self.mesh, dtype=model.dtype, isolated=isolated
         )
 
-    def make_gradient(self, length: int) -> Callable[[Params, step.Batch, jax.Array], tuple[Params, RowSums]]:
-        """Returns the gradient of the mean loss over rows of `length` tokens, as `step.mean_gradient` does."""
-        config, parts = self.config, self.info.length // length
-        network = dataclasses.replace(self.network, attention=self.make_attention(self.network.config, length))
+    def make_gradient(self, length: int) -> step.Gradient:
+        """Returns the gradient of the mean loss over rows of `length` tokens, from `step.mean_gradient`."""
+        config, network, parts = self.config, self.network, self.info.length // length
+        if parts > 1:
+            network = dataclasses.replace(network, attention=self.make_attention(network.config, length))
         rate_at = rate_schedule(config.masking.rate, config.masking.end_rate, self.steps)
 
         def prepare(batch: step.Batch, number: jax.Array) -> step.Inputs:
-            batch = step.as_views(batch, parts)
+            batch = step.split_rows(batch, parts)
             columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
             rate = None if rate_at is None else rate_at(number)
             return self.masking(jax.random.key(config.masking.seed), *columns, rate), batch["attention_mask"]
 
-        def loss_sum(
-            params: Params, inputs: step.Inputs, rows_B: jax.Array, key: jax.Array
-        ) -> tuple[jax.Array, RowSums]:
+        def row_sums(params: Params, inputs: step.Inputs, rows_B: jax.Array, key: jax.Array) -> RowSums:
             masked, attention_BxL = inputs
             logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK, key, rows_B)
-            rows = self.loss(logits, masked)
-            return jnp.sum(rows.loss_B), jax.tree.map(jnp.sum, rows)
+            return self.loss(logits, masked)
 
-        return step.mean_gradient(
-            prepare=prepare,
-            loss_sum=loss_sum,
-            seed=config.train.seed,
-            accumulate=config.train.accumulate,
-            mesh=self.mesh,
-            dtype=network.dtype,
-        )
+        return step.mean_gradient(self.run, prepare, row_sums, self.mesh)
 
     def _make_step(self, length: int) -> TrainStep:
-        return step.make_train_step(
-            gradient=self.make_gradient(length),
-            tx=self.tx,
-            schedule=self.schedule,
-            ema_decay=self.config.optimizer.ema_decay,
-            guard_limit=self.config.train.guard_limit,
-            log_every=self.config.log.every,
-            mesh=self.mesh,
-            shardings=state.shardings_of(self.shapes),
-        )
+        return step.make_train_step(self.run, self.make_gradient(length), self.tx, self.schedule, self.shapes)
 
     def make_batch(self, ids_BxL: np.ndarray) -> step.Batch:
         """Returns rows of tokens as a batch on the devices, without padding, numbered from 0."""
@@ -186,11 +157,18 @@ class Pretraining:
     # What the loop calls
 
     def step_at(self, step: int) -> TrainStep:
-        """Returns the jitted function that makes a step, counted from 1."""
+        """Returns the jitted train step for a step, counted from 1."""
         return self.short_step if step <= self.short_steps else self.train_step
 
+    def _init(self, counts_V: jax.Array | None = None) -> TrainState:
+        key = jax.random.key(self.config.train.seed)
+        params = roberta.init_params(self.network.config, key)
+        if counts_V is not None:
+            params = priming.prime(params, self.network.config, counts_V, jax.random.fold_in(key, 1))
+        return TrainState.create(params, self.tx, ema=self.config.optimizer.ema_decay > 0)
+
     def initial_state(self) -> TrainState:
-        """Returns the state before the first step, as config.model.init or config.train.init_from says."""
+        """Returns the state before the first step, as model.init or train.init_from asks for."""
         if self.config.train.init_from:
             return self._warm_started()
         if self.config.model.init == "stock":
@@ -200,7 +178,7 @@ class Pretraining:
         return self.init(counts_V)
 
     def _warm_started(self) -> TrainState:
-        """Returns a fresh state whose parameters are those of train.init_from, as far as it has them."""
+        """Returns a fresh state with the parameters of train.init_from, as far as they fit."""
         source, config = load.load(self.config.train.init_from, head=None, flag=load.INIT_FROM), self.network.config
         warm_start.refuse_another_model(source, config)
         folder = self.workdir.tokenizer
@@ -218,7 +196,7 @@ class Pretraining:
         return fresh.replace(params=warm_start.start(fresh.params, taken), ema=ema)
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
-        """Returns this host's rows of the batches of the steps after `start`."""
+        """Returns this host's rows of the batches after step `start`."""
         return train_batches(self.config, self.manifest, self.mesh, start)
 
     def evaluate(self, params: Params) -> dict[str, float]:
@@ -234,17 +212,18 @@ class Pretraining:
         return scores["loss"]
 
     def flops_per_token(self, step: int) -> float:
-        """Returns the useful FLOPs of a step for each of its tokens."""
+        """Returns the useful FLOPs of a step per token."""
         length = self.config.data.short_length if step <= self.short_steps else self.info.length
-        return recipe.flops_per_token(self._run, self.info.vocab_size, length=length)
+        return recipe.flops_per_token(self.run, self.info.vocab_size, length=length)
 
-    def attach_hooks(self, log: Log) -> None:
-        """Adds the advice and the loss spikes."""
-        metrics_hooks.attach(log, self.config, self.workdir, self.manifest, self.steps)
+    def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
+        """Returns the monitor of advice and loss spikes."""
+        sizes = {"steps": self.steps, "warmup_steps": recipe.warmup_steps(self.run, self.steps)}
+        return [Monitor(self.run, self.workdir, self.manifest.splits["train"], notify=notify, **sizes)]
 
 
 def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int) -> Iterator[dict[str, np.ndarray]]:
-    """Returns this host's rows of the batches of the steps after `start`."""
+    """Returns this host's rows of the batches after step `start`."""
     rows = config.data.global_batch
 
     def open_at(before: int) -> Iterator[dict[str, np.ndarray]]:
@@ -265,37 +244,21 @@ def score_split(
     config: ConfigDict, manifest: Manifest, mesh: Mesh, eval_step: Callable, params: Params, split: str
 ) -> dict[str, float]:
     """Returns the scores of a split (see `evaluation.score`)."""
-    rows, own = config.evaluate.batch, manifest.splits[split]
+    rows, counts = config.evaluate.batch, manifest.splits[split]
+    read = batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
+    tokens_per_byte = counts.tokens / counts.text_bytes if counts.text_bytes else None
     return evaluation.score(
-        eval_step,
-        params,
-        cluster.with_progress(
-            batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
-        ),
-        mesh=mesh,
-        rows=rows,
-        tokens_per_byte=own.tokens / own.text_bytes if own.text_bytes else None,
+        eval_step, params, cluster.with_progress(read), mesh=mesh, rows=rows, tokens_per_byte=tokens_per_byte
     )
 
 
 def word_starts(config: ConfigDict, workdir: Workdir) -> np.ndarray | None:
-    """Returns which tokens of the workdir's tokenizer start a word, where config.masking.kind asks for it.
+    """Returns which tokens of the workdir's tokenizer start a word, or None if config.masking.kind needs no words.
 
     Raises:
-      InputError: there is no tokenizer, or it can't be told of it.
+      InputError: the tokenizer is missing, or has no words.
     """
     kind = config.masking.kind
     if kind == "token":
         return None
     return tokenizer.word_starts(str(workdir.tokenizer), key=f"config.masking.kind = {kind}")
-
-
-def host_input(config: ConfigDict, processes_SxT: np.ndarray) -> dict[str, Any]:
-    """Returns how the hosts of a mesh are fed with the batches of a config, as `sharding.host_input`."""
-    return sharding.host_input(
-        processes_SxT,
-        global_batch=config.data.global_batch,
-        accumulate=config.train.accumulate,
-        eval_batch=config.evaluate.batch,
-        lanes=config.data.lanes,
-    )

@@ -1,4 +1,4 @@
-"""Writes and restores checkpoints: orbax writes them, and the hashes written after the commit prove them."""
+"""Writes and restores checkpoints: orbax writes them, and hashes written after the commit verify them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ from mlm.paths import UPath, children, is_remote, make_folder, remove
 from mlm.pretrained.checkpoint_files import complete_steps, set_aside, step_folders, write_hashes
 from mlm.training.sharding import named_leaves
 
-COMMITTED = "commit_success.txt"  # in a bucket, orbax writes a step under its name and this file last
-INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")  # a step whose write, or whose hashing, was cut short
+COMMITTED = "commit_success.txt"  # in a bucket, orbax writes this file last
+INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")  # a step that was not fully written or hashed
 logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Writes and restores the checkpoints of one run; a context manager that waits for what is being written."""
+    """The checkpoints of one run; a context manager that waits for what is being written."""
 
     def __init__(self, folder: UPath, *, keep: int):
-        """Opens the folder, and moves steps that were never completed out of orbax's sight.
+        """Opens the folder (absolute), and hides incomplete steps from orbax.
 
-        Args:
-          folder: absolute; made if missing.
-          keep: newest checkpoints kept, beside the one with the lowest score.
+        The newest `keep` checkpoints are kept, and the one with the lowest score.
         """
         self.folder = folder
         if cluster.is_primary():
@@ -45,16 +43,16 @@ class Checkpoints:
         cluster.barrier("checkpoints opened")
         best = BestN(get_metric_fn=lambda m: -m["loss"], n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
-            best_fn=lambda m: -m["loss"],  # so that the scores are written, for the policy after a restart
+            best_fn=lambda m: -m["loss"],  # without it the scores are not written, which the policy needs on restart
             preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
             cleanup_tmp_directories=True,
             enable_background_delete=False,
         )
         handlers = {"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(str(folder), options=options, item_handlers=handlers)
-        sys.unraisablehook = _without_closed_loops
+        sys.unraisablehook = _ignore_closed_loops
         self._worker = concurrent.futures.ThreadPoolExecutor(1)
-        self._saving: int | None = None  # written by orbax at this moment
+        self._saving: int | None = None  # the step that orbax is writing
         self._hashing: concurrent.futures.Future | None = None
 
     def __enter__(self) -> Checkpoints:
@@ -68,13 +66,10 @@ class Checkpoints:
             self._manager.close()
 
     def save(self, step: int, state: Any, meta: dict, score: float | None) -> None:
-        """Starts to save; returns when the state has been copied.
+        """Starts to save a tree of arrays and JSON, and returns when the arrays have been copied.
 
         Args:
-          step: the number of updates made.
-          state: a tree of arrays.
-          meta: JSON.
-          score: the evaluation loss at this step, or another number, if it was evaluated; the lowest is kept.
+          score: the metric at this step, if it was evaluated; the checkpoint with the lowest is kept.
 
         Raises:
           InputError: an earlier checkpoint could not be written (a full disk, say).
@@ -86,13 +81,13 @@ class Checkpoints:
         self._saving = step
 
     def poll(self) -> None:
-        """Hashes a checkpoint whose write has ended since the last call; costs nothing otherwise."""
+        """Hashes a checkpoint that was written since the last call."""
         if self._saving is not None and not self._manager.is_saving_in_progress():
             step, self._saving = self._saving, None
             with _writing(self.folder):
                 self._manager.wait_until_finished()
                 self._manager.check_for_errors()
-                if not (self.folder / str(step)).is_dir():  # orbax tells of a full disk at the next save only
+                if not (self.folder / str(step)).is_dir():  # orbax reports a full disk at the next save
                     raise OSError(f"step {step} was not committed, as on a full disk")
             if cluster.is_primary():
                 self._hashing = self._worker.submit(_complete, self.folder, step)
@@ -108,54 +103,41 @@ class Checkpoints:
             self._hashing = None
 
     def restore(self, step: int, shapes: Any) -> Any:
-        """Returns the state of a step, placed as `shapes` (placed `ShapeDtypeStruct`s) says."""
-        saved = self._manager.item_metadata(step)["state"]
-        _check_shapes(f"{self.folder}/{step}", saved, shapes)
+        """Returns the state of a step, with the shardings of the abstract state `shapes`."""
+        _check_shapes(f"{self.folder}/{step}", self._manager.item_metadata(step)["state"], shapes)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(shapes))
         return self._manager.restore(step, args=args)["state"]
 
 
 def _complete(folder: UPath, step: int) -> None:
-    """Hashes a step, then removes the incomplete steps up to it: it stands in for them."""
+    """Hashes a step, then removes the incomplete steps up to it."""
     write_hashes(folder, step)
     for path in children(folder):
         match = INCOMPLETE.fullmatch(path.name)
-        if match and int(match[1]) <= step and (is_remote(path) or not path.is_symlink()):
-            try:
-                _remove_committed(path)
-            except Exception as error:  # a bucket's client raises its own; the next step tries again
-                logger.warning("%s can't be removed (%s).", path, error)
-
-
-def _remove_committed(folder: UPath) -> None:
-    """Removes a folder that orbax has committed, and no other."""
-    if not (folder / COMMITTED).is_file():
-        return
-    for part in children(folder):
-        if part.name != COMMITTED:  # it goes last, so that a removal that was cut short is taken up again
-            remove(part) if part.is_dir() else part.unlink()
-    remove(folder)
+        ours = match and int(match[1]) <= step and (is_remote(path) or not path.is_symlink())
+        if not ours or not (path / COMMITTED).is_file():
+            continue
+        try:
+            for part in children(path):
+                if part.name != COMMITTED:  # removed last, so that an interrupted removal is taken up again
+                    remove(part) if part.is_dir() else part.unlink()
+            remove(path)
+        except Exception as error:  # a bucket's client raises its own; the next checkpoint tries again
+            logger.warning("%s can't be removed (%s).", path, error)
 
 
 def _check_shapes(where: str, saved: Any, shapes: Any) -> None:
-    """Raises InputError naming the first array that differs: orbax would cast a dtype without a word."""
-    old = {name: (tuple(leaf.shape), str(leaf.dtype)) for name, leaf in named_leaves(saved)}
-    new = {name: (tuple(leaf.shape), str(leaf.dtype)) for name, leaf in named_leaves(shapes)}
+    """Raises InputError naming the first array that differs: orbax would cast a dtype silently."""
+    old, new = ({name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(t)} for t in (saved, shapes))
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
-            raise InputError(
-                f"{where} is of another model: {name} is {_words(old.get(name))} there "
-                f"and {_words(new.get(name))} in this config."
-            )
-
-
-def _words(array: tuple[tuple[int, ...], str] | None) -> str:
-    return "absent" if array is None else f"{array[1]}{list(array[0])}"
+            there, here = old.get(name, "absent"), new.get(name, "absent")
+            raise InputError(f"{where} is of another model: {name} is {there} there and {here} in this config.")
 
 
 @contextmanager
 def _writing(folder: UPath) -> Iterator[None]:
-    """Turns an error of the file system during a save into a sentence."""
+    """Turns an error of the file system into an InputError."""
     try:
         yield
     except Exception as error:
@@ -168,7 +150,7 @@ def _writing(folder: UPath) -> Iterator[None]:
         ) from error
 
 
-def _without_closed_loops(unraisable: Any) -> None:
-    """Drops what a failed save brings by the dozen: orbax has closed the event loop that tensorstore still answers."""
+def _ignore_closed_loops(unraisable: Any) -> None:
+    """Hides the many errors after a failed save: tensorstore still answers an event loop that orbax has closed."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)

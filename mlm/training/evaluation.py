@@ -1,4 +1,4 @@
-"""One pass over a split: every record once, whatever the batch size, the hosts and the devices."""
+"""One pass over a split: every record once, whatever the batch size, hosts and devices."""
 
 from __future__ import annotations
 
@@ -11,39 +11,28 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mlm.cluster import distributed
-from mlm.model.loss import RowSums
 from mlm.training.sharding import logical_rows, put_batch
+
+EvalStep = Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, ...]]
+Batches = Iterable[dict[str, np.ndarray]]  # this host's rows of each
 
 
 def score(
-    eval_step: Callable[[Any, dict[str, jax.Array]], RowSums],
-    params: Any,
-    batches: Iterable[dict[str, np.ndarray]],
-    *,
-    mesh: Mesh,
-    rows: int,
-    tokens_per_byte: float | None,
+    eval_step: EvalStep, params: Any, batches: Batches, *, mesh: Mesh, rows: int, tokens_per_byte: float | None
 ) -> dict[str, float]:
-    """Returns the scores of a split over its masked positions.
-
-    The sums of each row come back from the device and are added in float64, in the order of the records.
+    """Returns the scores of a split over its masked positions; sums are taken in float64, in the order of the records.
 
     Args:
-      eval_step: of `make_eval_step`.
-      params: the parameters.
-      batches: this host's rows of each batch, with a "valid" column.
-      mesh: of the batch.
+      eval_step: `(params, batch) -> RowSums`; gives rows whose "valid" is 0 the weight 0.
       rows: in a batch, over all hosts.
-      tokens_per_byte: ordinary tokens per byte of UTF-8 text in the split; None if it isn't known.
+      tokens_per_byte: ordinary tokens per byte of UTF-8 text; None if unknown.
 
     Returns:
-      loss (nats per prediction), perplexity (its exponential), accuracy, predictions (their number) and, where
-      `tokens_per_byte` is known, bits_per_byte: the loss in bits times tokens per byte, which tokenizers can be
-      compared by.
+      loss (nats per prediction), perplexity, accuracy, predictions (their number), and with `tokens_per_byte`
+      bits_per_byte, which is comparable across tokenizers.
     """
-    columns = of_rows(eval_step, params, batches, mesh=mesh, rows=rows)
-    total = [np.sum(column, dtype=np.float64) for column in columns]
-    loss, weight, correct = (float(sum_) for sum_ in total)
+    columns = per_row(eval_step, params, batches, mesh=mesh, rows=rows)
+    loss, weight, correct = (float(np.sum(column, dtype=np.float64)) for column in columns)
     mean = loss / weight if weight else math.nan
     scores = {
         "loss": mean,
@@ -56,21 +45,14 @@ def score(
     return scores
 
 
-def of_rows(
-    eval_step: Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, ...]],
-    params: Any,
-    batches: Iterable[dict[str, np.ndarray]],
-    *,
-    mesh: Mesh,
-    rows: int,
-) -> list[np.ndarray]:
+def per_row(eval_step: EvalStep, params: Any, batches: Batches, *, mesh: Mesh, rows: int) -> list[np.ndarray]:
     """Returns the columns that `eval_step` gives, in the order of the batches' rows; arguments as in `score`."""
     pending: list[tuple[jax.Array, ...]] = []
     for batch in batches:
         batch = put_batch(batch, mesh, rows)
         distributed.compile_together(eval_step, params, batch)
         pending.append(eval_step(params, batch))
-        jax.block_until_ready(pending[-3:-2])  # a few batches ahead are enough
+        jax.block_until_ready(pending[-3:-2])  # run at most a few batches ahead
     order = np.argsort(logical_rows(mesh, rows))
     columns = zip(*jax.device_get(pending), strict=True)
     return [np.concatenate([part[order] for part in column]) for column in columns]

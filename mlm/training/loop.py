@@ -1,13 +1,16 @@
-"""The training loop: batches in, a model out, and the same numbers however often it is stopped and started."""
+"""The training loop: the same numbers however often a run is stopped and restarted."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlm import cluster, logs
@@ -15,23 +18,58 @@ from mlm import config as configs
 from mlm.cluster import distributed
 from mlm.data import skip_batches
 from mlm.errors import InputError, NumericsError, PreemptedError
-from mlm.model import flops
+from mlm.model.roberta import Params
+from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.paths import staging_folder, upload, write_text
 from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint, sharding
 from mlm.training.metrics import Log
 from mlm.training.state import TrainState
-from mlm.training.task import Task
+from mlm.training.step import TrainStep
 from mlm.workdir import Workdir
 
 
+class Task(Protocol):
+    """The data and the objective of a run; holds no array of a device."""
+
+    mesh: Mesh
+    steps: int  # in total
+    shapes: TrainState  # abstract, with shardings, from `state.jit_init`
+    metadata: dict[str, Any]  # of data and model, as JSON: saved with a checkpoint, for those who load it
+    data_fingerprint: str  # a run can't resume on other data
+    tokens_per_step: int  # for the throughput
+    expected_compiles: int  # of a train step: in how many row lengths its batches come
+
+    def step_at(self, step: int) -> TrainStep:
+        """Returns the jitted train step for a step, counted from 1."""
+
+    def initial_state(self) -> TrainState:
+        """Returns the state before the first step."""
+
+    def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
+        """Returns this host's rows of the batches after step `start`."""
+
+    def evaluate(self, params: Params) -> dict[str, Any]:
+        """Returns the scores of the validation split, "loss" among them; the same on every host."""
+
+    def is_epoch_end(self, step: int) -> bool:
+        """Returns whether to evaluate and save after this step, whatever the config's intervals are."""
+
+    def minimized_metric(self, scores: dict[str, Any]) -> float:
+        """Returns the number of which the best checkpoint has the lowest."""
+
+    def flops_per_token(self, step: int) -> float:
+        """Returns the useful FLOPs of a step per token, for MFU."""
+
+    def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
+        """Returns the metrics hooks of the run, on the first host; `notify` prints a message."""
+
+
 def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, float]:
-    """Trains to the task's last step from wherever the workdir's checkpoints are; returns the last scores.
+    """Trains from the newest checkpoint to the task's last step; returns the last scores.
 
     Raises:
-      InputError: the config, the data and the checkpoint do not fit together.
-      DamageError: a checkpoint is not what was written.
-      NumericsError: too many non-finite updates in a row.
+      InputError: config, data and checkpoint do not fit together.
       PreemptedError: SIGTERM or Ctrl-C came; the state is saved.
     """
     meta = {
@@ -42,25 +80,23 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
         "dataset": task.metadata,
     }
     found = checkpoint_files.choose(workdir.checkpoints, on_damage=config.checkpoint.on_damage)
+    start = found or 0
     if found is not None:
-        _refuse_changes(workdir, found, meta)
+        _check_resume(workdir, found, meta)
     if cluster.is_primary():
         write_text(workdir.config, configs.to_json(config) + "\n")
     with checkpoint.Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep) as checkpoints:
         state = task.initial_state() if found is None else checkpoints.restore(found, task.shapes)
-        log = _open_log(config, workdir, task, found or 0)
-        try:
-            task.attach_hooks(log)
-            with distributed.StopSignal() as stop:
-                loop = Loop(config, task, checkpoints, log, meta, stop, workdir)
-                return loop.run_from(found or 0, state)
-        finally:
-            log.close()
+        sizes = {"steps": task.steps, "tokens_per_step": task.tokens_per_step}
+        with Log(workdir.root, meta["config"], start=start, **sizes) as log, distributed.StopSignal() as stop:
+            if cluster.is_primary():
+                log.hooks += task.make_hooks(log.notify)
+            return Loop(config, task, checkpoints, log, meta, stop, workdir).run_from(start, state)
 
 
 @dataclasses.dataclass
 class Loop:
-    """The loop's fixed surroundings; `run_from` is the loop."""
+    """What the loop works with; `run_from` is the loop."""
 
     config: ConfigDict
     task: Task
@@ -69,15 +105,15 @@ class Loop:
     meta: dict
     stop: distributed.StopSignal
     workdir: Workdir
-    trace: Path | None = None  # a profile is being taken, into this folder
+    trace: Path | None = None  # the folder of a profile that is being taken
 
     def run_from(self, start: int, state: TrainState) -> dict[str, float]:
-        """Makes the updates `start` + 1 to the last; returns the scores after the last, at once if it was made."""
+        """Makes the steps after `start`; returns the scores after the last, at once if it was made."""
         task, steps, rows = self.task, self.task.steps, self.config.data.global_batch
         if start >= steps:
             return logs.read(self.workdir.metrics, "eval")[-1]
-        input_ = task.batches(start)
-        pending: tuple[int, Any] | None = None  # metrics of a step, read when the next one is under way
+        batches = task.batches(start)
+        pending: tuple[int, Any] | None = None  # metrics of a step, read when the next one is dispatched
         scores: dict[str, float] | None = None
         for step in range(start + 1, steps + 1):
             self._profile(step, state)
@@ -86,21 +122,21 @@ class Loop:
             if first and pending:
                 pending = self._read(*pending)
             cluster.progress("start" if first else "input", step)
-            batch = sharding.put_batch(next(input_), task.mesh, rows)
+            batch = sharding.put_batch(next(batches), task.mesh, rows)
             cluster.progress("compile" if first else "step", step)
             distributed.compile_together(train_step, state, batch)
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch)
             if first:
-                self._first_step_done(step, metrics)
+                self._wait_for_first(step, metrics)
             if pending:
                 self._read(*pending)
             last = step == steps
             pending = (step, metrics) if last or step % self.config.log.every == 0 else None
             stopped = self.stop.requested(step)
             ends = last or task.is_epoch_end(step)
-            evaluates = ends or _due(step, self.config.evaluate.every)
-            saves = ends or stopped or _due(step, self.config.checkpoint.every)
+            evaluates = ends or _is_due(step, self.config.evaluate.every)
+            saves = ends or stopped or _is_due(step, self.config.checkpoint.every)
             if pending and (evaluates or saves):
                 pending = self._read(*pending)
             scores = self._evaluate(step, state) if evaluates else None
@@ -112,25 +148,27 @@ class Loop:
             if stopped and not last:
                 self.checkpoints.finish()
                 raise PreemptedError(f"stopped after step {step} of {steps}, saved; start the same command to go on.")
-        self._check_traces()
+        compiles = max(made._cache_size() for made in map(task.step_at, (1, steps)))
+        if compiles > task.expected_compiles:
+            self.log.notify(f"warning: the step was compiled {compiles} times; its inputs changed shape or sharding.")
         return scores
 
-    def _first_step_done(self, step: int, metrics: dict[str, jax.Array]) -> None:
+    def _wait_for_first(self, step: int, metrics: dict[str, jax.Array]) -> None:
         self.log.flops_per_token = self.task.flops_per_token(step)
         begin = time.monotonic()
         jax.block_until_ready(metrics)
-        self.log.time("first_step", step, seconds=round(time.monotonic() - begin, 3))
+        self.log.timing("first_step", step, seconds=round(time.monotonic() - begin, 3))
         self.log.restart_clock(step)
 
     def _read(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Logs the metrics of `step`; raises NumericsError if the guard has closed."""
+        """Logs the metrics of a step; raises NumericsError if the nonfinite guard stops the run."""
         self.log.train(step, metrics)
-        bad = int(metrics["bad_in_row"])
-        if bad >= self.config.train.guard_limit:
+        nonfinite = int(metrics["consecutive_nonfinite"])
+        if nonfinite >= self.config.train.guard_limit:
             raise NumericsError(
-                f"step {step}: {bad} updates in a row were not finite (train.guard_limit = "
-                f"{self.config.train.guard_limit}), the last good one was {step - bad}; lower the learning rate or "
-                "lengthen the warmup, and start again from the last checkpoint."
+                f"step {step}: {nonfinite} updates in a row were not finite (train.guard_limit = "
+                f"{self.config.train.guard_limit}), the last good one was {step - nonfinite}; lower the learning rate "
+                "or lengthen the warmup, and start again from the last checkpoint."
             )
 
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
@@ -141,14 +179,13 @@ class Loop:
         return scores
 
     def _save(self, step: int, state: TrainState, metrics: dict, scores: dict[str, float] | None) -> None:
-        if int(metrics["bad_in_row"]) >= self.config.train.guard_limit:
-            self._read(step, metrics)  # says what happened, and saves nothing
+        if int(metrics["consecutive_nonfinite"]) >= self.config.train.guard_limit:
+            self._read(step, metrics)  # raises
         cluster.progress("save", step)
         self.log.flush()
         with self.log.paused("checkpoint", step):
-            self.checkpoints.save(
-                step, state, self.meta | {"step": step}, scores and self.task.minimized_metric(scores)
-            )
+            metric = scores and self.task.minimized_metric(scores)
+            self.checkpoints.save(step, state, self.meta | {"step": step}, metric)
 
     def _profile(self, step: int, state: TrainState) -> None:
         first = self.config.log.profile_start
@@ -164,18 +201,13 @@ class Loop:
         upload(self.trace, self.workdir.root / "profile")
         self.trace = None
 
-    def _check_traces(self) -> None:
-        compiled = max(made._cache_size() for made in map(self.task.step_at, (1, self.task.steps)))
-        if compiled > self.task.expected_compiles:
-            self.log.say(f"warning: the step was compiled {compiled} times; its inputs changed shape or sharding.")
 
-
-def _due(step: int, every: int) -> bool:
+def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _refuse_changes(workdir: Workdir, step: int, meta: dict) -> None:
-    """Raises InputError if this config or these shards are not those that the checkpoint was made with."""
+def _check_resume(workdir: Workdir, step: int, meta: dict) -> None:
+    """Raises InputError if the checkpoint was made with another config or other data."""
     where = workdir.checkpoints / str(step)
     saved = checkpoint_files.read_meta(workdir.checkpoints, step)
     changed = configs.diff(saved["config"], meta["config"])
@@ -196,18 +228,3 @@ def _refuse_changes(workdir: Workdir, step: int, meta: dict) -> None:
             f"{where} was made from other shards or rows (their fingerprint differs); use another --workdir, or put "
             "the old ones back."
         )
-
-
-def _open_log(config: ConfigDict, workdir: Workdir, task: Task, start: int) -> Log:
-    peak = flops.peak_flops(jax.devices()[0].device_kind)
-    return Log(
-        workdir.root,
-        start=start,
-        steps=task.steps,
-        tokens_per_step=task.tokens_per_step,
-        flops_per_token=task.flops_per_token(start + 1),
-        peak_flops=peak and peak * jax.device_count(),
-        tensorboard=config.log.tensorboard,
-        wandb=config.log.wandb,
-        config=configs.flatten(config),
-    )

@@ -1,4 +1,4 @@
-"""Learning-rate schedules and optimizers, from plain values.
+"""Learning-rate schedules and optimizers.
 
 To add one: a branch here, its name in mlm/config_rules.py, a line in tests/test_optimizer.py.
 """
@@ -11,31 +11,31 @@ import optax
 from optax.contrib import MuonDimensionNumbers
 
 from mlm.model.roberta import Params
+from mlm.training import recipe
+from mlm.training.recipe import Run
 
 
-def make_schedule(
-    *, name: str, peak: float, steps: int, warmup_steps: int, decay_fraction: float, final_fraction: float
-) -> optax.Schedule:
-    """Returns learning rate as a function of the number of updates made.
+def make_schedule(run: Run, steps: int) -> optax.Schedule:
+    """Returns the learning rate of a flattened config as a function of the number of steps made, of a run of `steps`.
 
-    Every schedule starts at 0 and rises linearly to `peak` over `warmup_steps`. Then "linear" and "cosine" fall to
-    `final_fraction * peak` at `steps`; "inverse_sqrt" falls with 1 / sqrt(updates) (Vaswani et al., 2017, 5.3, scaled
-    so that it leaves the warmup at the peak); "wsd" stays, and falls linearly over the last `decay_fraction` of
-    `steps` (Hu et al., 2024, MiniCPM); "constant" stays.
+    Every schedule rises linearly from 0 to the peak over the warmup. Then "linear" and "cosine" fall to
+    `final_fraction` of it at `steps`; "inverse_sqrt" falls with 1 / sqrt(step) (Vaswani et al., 2017, 5.3, scaled to
+    leave the warmup at the peak); "wsd" stays, and falls linearly over the last `decay_fraction` of `steps` (Hu et al.,
+    2024, MiniCPM); "constant" stays.
     """
-    final = final_fraction * peak
-    rest = max(steps - warmup_steps, 1)
-    decay = min(max(round(decay_fraction * steps), 1), rest)
-
+    name, peak, final_fraction = run["schedule.name"], run["optimizer.learning_rate"], run["schedule.final_fraction"]
+    warmup_steps = recipe.warmup_steps(run, steps)
+    final, rest = final_fraction * peak, max(steps - warmup_steps, 1)
     if name == "linear":
         after = optax.linear_schedule(peak, final, rest)
     elif name == "cosine":
         after = optax.cosine_decay_schedule(peak, rest, alpha=final_fraction)
     elif name == "inverse_sqrt":
         start = max(warmup_steps, 1)
-        # Below 0, in the warmup, its value is not used, but must exist.
+        # join_schedules evaluates it during the warmup too, where count < 0.
         after = lambda count: peak * jnp.sqrt(start / jnp.maximum(start + count, 1))  # noqa: E731
     elif name == "wsd":
+        decay = min(max(round(run["schedule.decay_fraction"] * steps), 1), rest)
         after = optax.linear_schedule(peak, final, decay, transition_begin=rest - decay)
     elif name == "constant":
         after = optax.constant_schedule(peak)
@@ -46,46 +46,33 @@ def make_schedule(
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup_steps), after], [warmup_steps])
 
 
-def make_optimizer(
-    *,
-    name: str,
-    schedule: optax.Schedule,
-    b1: float,
-    b2: float,
-    eps: float,
-    weight_decay: float,
-    clip_norm: float,
-) -> optax.GradientTransformation:
-    """Returns clip -> direction -> decoupled weight decay -> learning rate.
+def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Returns clip -> direction -> decoupled weight decay -> learning rate, from a flattened config.
 
-    Args:
-      name: adamw (Loshchilov and Hutter, 2019), lamb (You et al., 2020), lion (Chen et al., 2023), adafactor (Shazeer
-        and Stern, 2018; factored second moments, updates relative to the size of the parameter) or muon (Jordan et
-        al., 2024, with the update size of Liu et al., 2025, so that AdamW's learning rate and decay carry over; AdamW
-        on embeddings, biases and norms).
-      schedule: learning rate of each update.
-      b1, b2, eps: of the first and second moment; adafactor uses b1 as its momentum, 0 for none, and neither b2 nor
-        eps; lion has no eps; for muon, b1 is the momentum too.
-      weight_decay: multiplied by the learning rate, on parameters of two dimensions or more.
-      clip_norm: largest global gradient norm; 0 for none.
+    The direction is that of adamw (Loshchilov and Hutter, 2019), lamb (You et al., 2020), lion (Chen et al., 2023),
+    adafactor (Shazeer and Stern, 2018; factored second moments, updates relative to the size of the parameter, b1 as
+    momentum or 0 for none) or muon (Jordan et al., 2024, b1 as momentum, with the update size of Liu et al., 2025, so
+    that AdamW's learning rate and decay carry over; AdamW on embeddings, biases and norms).
     """
+    name, clip_norm = run["optimizer.name"], run["optimizer.clip_norm"]
+    b1, b2, eps = (run[f"optimizer.{key}"] for key in ("b1", "b2", "eps"))
     clip = [optax.clip_by_global_norm(clip_norm)] if clip_norm > 0 else []
-    decay = optax.add_decayed_weights(weight_decay, decayed)
-    rate = optax.scale_by_learning_rate(schedule)
+    after = [optax.add_decayed_weights(run["optimizer.weight_decay"], decayed), optax.scale_by_learning_rate(schedule)]
     if name == "adamw":
-        return optax.chain(*clip, optax.scale_by_adam(b1, b2, eps), decay, rate)
+        return optax.chain(*clip, optax.scale_by_adam(b1, b2, eps), *after)
     if name == "lion":
-        return optax.chain(*clip, optax.scale_by_lion(b1, b2), decay, rate)
+        return optax.chain(*clip, optax.scale_by_lion(b1, b2), *after)
     if name == "lamb":
+        decay, rate = after
         return optax.chain(*clip, optax.scale_by_adam(b1, b2, eps), decay, optax.scale_by_trust_ratio(), rate)
     if name == "adafactor":
-        descent = optax.adafactor(None, momentum=b1 or None)  # ends in a sign flip: undone here, and done by `rate`
-        return optax.chain(*clip, descent, optax.scale(-1.0), decay, rate)
+        descent = optax.adafactor(None, momentum=b1 or None)  # ends in a sign flip: undone here, redone by the rate
+        return optax.chain(*clip, descent, optax.scale(-1.0), *after)
     if name == "muon":
         orthogonal = optax.contrib.scale_by_muon(beta=b1, eps=eps, weight_dimension_numbers=_as_matrices)
         sized = optax.stateless(lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape) ** 0.5 * u, updates))
         parts = {"kernel": optax.chain(orthogonal, sized), "rest": optax.scale_by_adam(b1, b2, eps)}
-        return optax.chain(*clip, optax.partition(parts, _kernel_or_rest), decay, rate)
+        return optax.chain(*clip, optax.partition(parts, _kernel_or_rest), *after)
     raise ValueError(f"unknown optimizer {name}")
 
 
@@ -95,7 +82,6 @@ def decayed(params: Params) -> Params:
 
 
 def _kernel_or_rest(params: Params) -> Params:
-    """Names the part of muon that each parameter belongs to."""
     return jax.tree_util.tree_map_with_path(lambda path, _: "kernel" if path[-1].key == "kernel" else "rest", params)
 
 

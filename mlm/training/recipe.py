@@ -1,7 +1,4 @@
-"""What a config says of a run's length and cost, computed once for a config and for a saved run alike.
-
-`run` is a flattened config (`config.flatten`): of a run to come, or as a checkpoint holds it.
-"""
+"""Length and cost of a run, from a flattened config (`config.flatten`): of a new run, or as a checkpoint holds it."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ def total_steps(run: Run, records: int) -> int:
 
 
 def warmup_steps(run: Run, steps: int) -> int:
-    """Returns the steps of the warmup of a run of `steps`."""
+    """Returns the warmup steps of a run of `steps`."""
     return run["schedule.warmup_steps"] or round(run["schedule.warmup_fraction"] * steps)
 
 
 def short_steps(run: Run, steps: int) -> int:
-    """Returns how many steps, the first ones, read rows of data.short_length."""
+    """Returns how many of the first steps read rows of data.short_length."""
     return round(run["data.short_share"] * steps) if run["data.short_length"] else 0
 
 
@@ -35,17 +32,13 @@ def tokens_per_step(run: Run) -> int:
 
 
 def mean_masking_rate(run: Run, progress: float = 1.0) -> float:
-    """Returns the mean masking rate over the first `progress` of a run, from 0 to 1 (see `masking.rate_schedule`)."""
+    """Returns the mean masking rate over the first `progress` (0 to 1) of a run (see `masking.rate_schedule`)."""
     rate = run["masking.rate"]
     return rate + ((run["masking.end_rate"] or rate) - rate) * progress / 2
 
 
 def flops_per_token(run: Run, vocab_size: int, *, length: int, rate: float | None = None) -> float:
-    """Returns the useful FLOPs of a step per token read, of rows of `length` tokens.
-
-    Args:
-      rate: the share of tokens that are predicted; by default, the mean of the whole run.
-    """
+    """Returns the useful FLOPs of a step per token; `rate` is the masking rate, by default the run's mean."""
     return flops.train_flops_per_token(
         hidden=run["model.hidden_size"],
         layers=run["model.layers"],

@@ -10,28 +10,21 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
-from transformers import RobertaConfig
 
-from mlm.model import priming, roberta
 from mlm.model.roberta import Params
 from mlm.training.sharding import tree_shardings
 
 
 class Window(flax.struct.PyTreeNode):
-    """Sums since the last line of the log, float32 scalars. They are saved, so a restart leaves no gap in a mean."""
+    """Sums since the last logged step, float32 scalars; in the state, so a restart does not change a logged mean."""
 
     loss: jax.Array  # nats
     weight: jax.Array  # predictions
-    correct: jax.Array  # predictions that were right
+    correct: jax.Array  # correct predictions
 
-    @classmethod
-    def zero(cls) -> Window:
-        """Returns empty sums."""
-        return cls(*(jnp.zeros((), jnp.float32) for _ in range(3)))
-
-    def add(self, new: Window, *, fresh: jax.Array, use: jax.Array) -> Window:
-        """Returns the sums with `new` added if `use`, counted from zero if `fresh`."""
-        return jax.tree.map(lambda old, more: jnp.where(fresh, 0, old) + jnp.where(use, more, 0), self, new)
+    def add(self, new: Window, *, reset: jax.Array, use: jax.Array) -> Window:
+        """Returns the sums, from zero if `reset`, with `new` added if `use`."""
+        return jax.tree.map(lambda old, more: jnp.where(reset, 0, old) + jnp.where(use, more, 0), self, new)
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -41,9 +34,15 @@ class TrainState(flax.struct.PyTreeNode):
     params: Params
     opt_state: optax.OptState
     ema: Params | None  # averaged parameters; None if off
-    bad_in_row: jax.Array  # int32: non-finite updates since the last good one
-    skipped: jax.Array  # int32: non-finite updates in all
+    consecutive_nonfinite: jax.Array  # int32: non-finite updates since the last finite one
+    skipped: jax.Array  # int32: non-finite updates in total
     window: Window
+
+    @classmethod
+    def create(cls, params: Params, tx: optax.GradientTransformation, *, ema: bool) -> TrainState:
+        """Returns the state before the first step."""
+        zero, window = jnp.zeros((), jnp.int32), Window(*(jnp.zeros((), jnp.float32) for _ in range(3)))
+        return cls(zero, params, tx.init(params), params if ema else None, zero, zero, window)
 
     @property
     def best_params(self) -> Params:
@@ -51,47 +50,18 @@ class TrainState(flax.struct.PyTreeNode):
         return self.params if self.ema is None else self.ema
 
 
-def plan_state(
-    *, model_config: RobertaConfig, tx: optax.GradientTransformation, seed: int, ema: bool, mesh: Mesh
-) -> tuple[Callable[..., TrainState], TrainState]:
-    """Returns a jitted function that makes a fresh state, every array created where it lives, and the state's shapes.
+def jit_init(init: Callable[..., TrainState], mesh: Mesh) -> tuple[Callable[..., TrainState], TrainState]:
+    """Returns `init` jitted, every array created on its devices, and the abstract state.
 
-    The function takes the counts_V of `priming.prime`, or nothing for transformers' own initialisation.
-
-    The shapes are `jax.ShapeDtypeStruct`s with shardings: they take no memory, on a mesh that need not be there.
+    The abstract state holds `jax.ShapeDtypeStruct`s with shardings: it takes no memory and needs no device.
     """
-
-    def init(counts_V: jax.Array | None = None) -> TrainState:
-        key = jax.random.key(seed)
-        params = roberta.init_params(model_config, key)
-        if counts_V is not None:
-            params = priming.prime(params, model_config, counts_V, jax.random.fold_in(key, 1))
-        return fresh_state(params, tx, ema=ema)
-
-    return placed(init, mesh)
-
-
-def fresh_state(params: Params, tx: optax.GradientTransformation, *, ema: bool) -> TrainState:
-    """Returns the state of `params` before the first update."""
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, params, tx.init(params), params if ema else None, zero, zero, Window.zero())
-
-
-def placed(init: Callable[..., TrainState], mesh: Mesh, *args: Any) -> tuple[Callable[..., TrainState], TrainState]:
-    """Returns `init`, jitted so that every array is created where it lives, and the placed shapes of what it makes.
-
-    Args:
-      init: a function of `args`, or of nothing.
-      mesh: of the run.
-      args: arrays or shapes.
-    """
-    shapes = jax.eval_shape(init, *args)
+    shapes = jax.eval_shape(init)
     shardings = tree_shardings(shapes, mesh, shapes.params)
     struct = jax.ShapeDtypeStruct
-    there = jax.tree.map(lambda s, sharding: struct(s.shape, s.dtype, sharding=sharding), shapes, shardings)
-    return jax.jit(init, out_shardings=shardings), there
+    abstract = jax.tree.map(lambda s, sharding: struct(s.shape, s.dtype, sharding=sharding), shapes, shardings)
+    return jax.jit(init, out_shardings=shardings), abstract
 
 
-def shardings_of(shapes: Any) -> Any:
-    """Returns the tree of shardings of a tree of placed shapes or arrays."""
-    return jax.tree.map(lambda s: s.sharding, shapes)
+def shardings_of(tree: Any) -> Any:
+    """Returns the shardings of a tree of arrays or abstract arrays."""
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)

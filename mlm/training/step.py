@@ -18,42 +18,43 @@ from jax.sharding import PartitionSpec as P
 from mlm.model.loss import RowSums, masked_cross_entropy
 from mlm.model.masking import TokenMasking
 from mlm.model.roberta import Network, Params
+from mlm.training.recipe import Run
 from mlm.training.sharding import BATCH, logical_rows
-from mlm.training.state import TrainState, Window
+from mlm.training.state import TrainState, Window, shardings_of
 
 Batch = dict[str, jax.Array]  # input_ids and attention_mask [B, L] int32, record_id and epoch [B] uint32
 Inputs = Any  # what a loss reads: a tree of arrays with an entry for each row
-Metrics = dict[str, jax.Array]  # scalars
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]  # metrics are scalars
+Gradient = Callable[[Params, Batch, jax.Array], tuple[Params, RowSums]]
 
 
 def mean_gradient(
-    *,
+    run: Run,
     prepare: Callable[[Batch, jax.Array], Inputs],
-    loss_sum: Callable[[Params, Inputs, jax.Array, jax.Array], tuple[jax.Array, RowSums]],
-    seed: int,
-    accumulate: int,
-    mesh: Mesh | None,
-    dtype: str,
-) -> Callable[[Params, Batch, jax.Array], tuple[Params, RowSums]]:
+    row_sums: Callable[[Params, Inputs, jax.Array, jax.Array], RowSums],
+    mesh: Mesh,
+) -> Gradient:
     """Returns `(params, batch, step) -> (gradient of the mean loss, sums over the batch)`.
 
-    The mean is over all predictions of the global batch: sums and weights are added over microbatches and devices and
-    divided once, so that `accumulate` changes the result by rounding alone.
+    The mean is over all predictions of the global batch: losses and weights are summed over microbatches and devices
+    and divided once, so that accumulation changes the result by rounding alone. Each device sums over its slice of the
+    data axis; the compiler partitions the other axes.
 
     Args:
-      prepare: `(batch, step) -> what the loss reads of it`.
-      loss_sum: `(params, inputs, rows_B, dropout's key) -> (summed loss, sums over rows)`, where rows_B numbers the
-        rows for the dropout.
-      seed: of the dropout's keys.
-      accumulate: A; microbatch a holds rows a, a + A, ... so that each device has its share of every one.
-      mesh: of the batch. Over its data axis each device adds up by itself; over the others the compiler splits. None to
-        leave it all to the compiler.
-      dtype: of the computation.
+      run: a flattened config.
+      prepare: `(batch, step) -> inputs of the loss`.
+      row_sums: `(params, inputs, rows_B, dropout key) -> RowSums`; dropout folds in the row numbers rows_B.
     """
+    accumulate = run["train.accumulate"]
+
+    def loss_sum(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[jax.Array, RowSums]:
+        rows = row_sums(params, inputs, rows_B, key)
+        return jnp.sum(rows.loss_B), jax.tree.map(jnp.sum, rows)
+
     gradient_sum = jax.grad(loss_sum, has_aux=True)
 
-    def own_sum(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[Params, RowSums]:
-        """Returns the sums over the rows that a slice of the data axis holds."""
+    def local_grads(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[Params, RowSums]:
+        """Returns the sums over one slice of the data axis."""
         if accumulate == 1:
             return gradient_sum(params, inputs, rows_B, key)
 
@@ -67,102 +68,90 @@ def mean_gradient(
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         return jax.lax.scan(add, zero, (jnp.arange(accumulate), micro))[0]
 
-    add_up = own_sum
-    if mesh is not None and mesh.shape["data"] > 1:
-        narrow = accumulate == 1 and mesh.devices.flat[0].platform != "cpu"
-        add_up = _over_the_data_axis(own_sum, mesh, dtype if narrow else None)
+    sum_grads = local_grads
+    if mesh.shape["data"] > 1:
+        # After accumulation in float32, float32; on a CPU too, where XLA crashes on less (jax 0.10.2).
+        own_dtype = accumulate > 1 or mesh.devices.flat[0].platform == "cpu"
+        sum_grads = _psum_over_data(local_grads, mesh, comm_dtype=None if own_dtype else run["model.dtype"])
 
     def gradient(params: Params, batch: Batch, step: jax.Array) -> tuple[Params, RowSums]:
         inputs = prepare(batch, step)
         rows_B = _row_numbers(len(jax.tree.leaves(inputs)[0]) // accumulate, mesh)
-        total, sums = add_up(params, inputs, rows_B, jax.random.fold_in(jax.random.key(seed), step))
+        total, sums = sum_grads(params, inputs, rows_B, jax.random.fold_in(jax.random.key(run["train.seed"]), step))
         return jax.tree.map(lambda g: g / jnp.maximum(sums.weight_B, 1), total), sums
 
     return gradient
 
 
-def _row_numbers(rows: int, mesh: Mesh | None) -> jax.Array:
-    """Returns the row of a microbatch that each row of its arrays holds, uint32 [rows]."""
-    if mesh is not None and (np.diff(numbers := logical_rows(mesh, rows)) != 1).any():
-        return jnp.asarray(numbers)
-    return jnp.arange(rows, dtype=jnp.uint32)
+def _microbatches(x_Bx: jax.Array, accumulate: int) -> jax.Array:
+    """Returns [A, B / A, ...]: microbatch a holds rows a, a + A, ..., which keeps every row on its device."""
+    return jnp.moveaxis(x_Bx.reshape(-1, accumulate, *x_Bx.shape[1:]), 1, 0)
 
 
-def as_views(batch: Batch, views: int) -> Batch:
-    """Returns a batch whose rows are read as `views` shorter ones each, one after the other.
-
-    Part p of record r is the record r * views + p, modulo 2^32: distinct as long as all of them are fewer.
-    """
-    if views == 1:
-        return batch
-    part = jnp.arange(views, dtype=jnp.uint32)
-    rows = {name: batch[name].reshape(-1, batch[name].shape[1] // views) for name in ("input_ids", "attention_mask")}
-    record_id = (batch["record_id"][:, None] * jnp.uint32(views) + part).reshape(-1)
-    return {**rows, "record_id": record_id, "epoch": jnp.repeat(batch["epoch"], views)}
+def _row_numbers(rows: int, mesh: Mesh) -> jax.Array:
+    """Returns the logical row of a microbatch that each row of its arrays holds, uint32 [rows]."""
+    numbers = logical_rows(mesh, rows)
+    return jnp.asarray(numbers) if (np.diff(numbers) != 1).any() else jnp.arange(rows, dtype=jnp.uint32)
 
 
-def _over_the_data_axis(own_sum: Callable, mesh: Mesh, dtype: str | None) -> Callable:
-    """Returns `own_sum` of each slice of the data axis, added up: once for each update, whatever it does within.
+def _psum_over_data(local_grads: Callable, mesh: Mesh, *, comm_dtype: str | None) -> Callable:
+    """Returns `local_grads` summed over the data axis, in one all-reduce per step.
 
     Args:
-      own_sum: `(params, inputs, rows_B, key) -> (gradients, sums over rows)`.
-      mesh: of the batch.
-      dtype: in which matrices travel, that of the computation, in which their gradients came; None for their own, as
-        after accumulation, and on a CPU, where XLA ends the process over a narrower one (jax 0.10.2).
+      comm_dtype: in which the gradients of matrices are reduced; None for their own.
     """
 
-    def shared_sum(*args: Any) -> tuple[Params, RowSums]:
-        total, sums = own_sum(*args)
-        moved = jax.tree.map(lambda g: g.astype(dtype) if dtype and g.ndim > 1 else g, total)
-        moved, sums = jax.lax.psum((moved, sums), "data")
-        return jax.tree.map(lambda g, like: g.astype(like.dtype), moved, total), sums
+    def psum_grads(*args: Any) -> tuple[Params, RowSums]:
+        total, sums = local_grads(*args)
+        cast = jax.tree.map(lambda g: g.astype(comm_dtype) if comm_dtype and g.ndim > 1 else g, total)
+        cast, sums = jax.lax.psum((cast, sums), "data")
+        return jax.tree.map(lambda g, like: g.astype(like.dtype), cast, total), sums
 
-    rows = P("data")
-    # With an axis left to it, even of one device, the TPU's compiler fuses less: each norm into an array.
-    by_hand = {axis for axis, size in mesh.shape.items() if axis == "data" or size == 1}
-    return jax.shard_map(
-        shared_sum,
-        mesh=mesh,
-        in_specs=(P(), rows, rows, P()),
-        out_specs=P(),
-        axis_names=by_hand,
-        check_vma=False,
-    )
+    # An axis left to the compiler, even one of size 1, costs fusions on a TPU: each norm is written to memory.
+    manual_axes = {axis for axis, size in mesh.shape.items() if axis == "data" or size == 1}
+    specs = (P(), P("data"), P("data"), P())
+    return jax.shard_map(psum_grads, mesh=mesh, in_specs=specs, out_specs=P(), axis_names=manual_axes, check_vma=False)
+
+
+def split_rows(batch: Batch, parts: int) -> Batch:
+    """Returns a batch in which each row is split into `parts` consecutive subsequences, each a row of its own.
+
+    Subsequence p of record r is record r * parts + p, modulo 2^32: distinct as long as there are fewer.
+    """
+    if parts == 1:
+        return batch
+    part = jnp.arange(parts, dtype=jnp.uint32)
+    rows = {name: batch[name].reshape(-1, batch[name].shape[1] // parts) for name in ("input_ids", "attention_mask")}
+    record_id = (batch["record_id"][:, None] * jnp.uint32(parts) + part).reshape(-1)
+    return {**rows, "record_id": record_id, "epoch": jnp.repeat(batch["epoch"], parts)}
 
 
 def make_train_step(
-    *,
-    gradient: Callable[[Params, Batch, jax.Array], tuple[Params, RowSums]],
+    run: Run,
+    gradient: Gradient,
     tx: optax.GradientTransformation,
     schedule: optax.Schedule,
-    ema_decay: float,
-    guard_limit: int,
-    log_every: int,
-    mesh: Mesh,
-    shardings: TrainState,
+    abstract_state: TrainState,
+    *,
     has_accuracy: bool = True,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+) -> TrainStep:
     """Returns the jitted step `(state, batch) -> (state, metrics)`; the state is donated.
 
-    An update whose loss or gradient is not finite is skipped and counted; after `guard_limit` in a row the parameters
-    stay as they are for good, and the loop, which reads the metrics late, has time to stop.
+    A step whose loss or gradient is not finite updates nothing and is counted. After train.guard_limit of them in a row
+    no step updates anything, until the loop, which reads metrics one step late, stops.
 
     Args:
-      gradient: of `mean_gradient`.
-      tx, schedule: the optimizer, and its learning rate for the log.
-      ema_decay: of the averaged parameters; unused if the state has none.
-      guard_limit: non-finite updates in a row after which nothing is updated any more.
-      log_every: updates over which the logged loss is averaged.
-      mesh, shardings: of the batch, and of the state.
-      has_accuracy: of what is predicted; numbers have none.
+      run: a flattened config.
+      abstract_state: shapes and shardings, from `state.jit_init`.
     """
+    ema_decay = run["optimizer.ema_decay"]
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         grads, sums = gradient(state.params, batch, state.step)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         grad_norm = optax.tree.norm(grads)
-        good = jnp.isfinite(sums.loss_B) & jnp.isfinite(grad_norm)
-        keep = good & (state.bad_in_row < guard_limit)
+        finite = jnp.isfinite(sums.loss_B) & jnp.isfinite(grad_norm)
+        keep = finite & (state.consecutive_nonfinite < run["train.guard_limit"])
 
         def choose(new: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(keep, new, old)
@@ -171,26 +160,27 @@ def make_train_step(
         ema = state.ema
         if ema is not None:
             ema = jax.tree.map(lambda e, p: choose(ema_decay * e + (1 - ema_decay) * p, e), ema, params)
-        window = state.window.add(Window(*sums), fresh=state.step % log_every == 0, use=keep)
+        window = state.window.add(Window(*sums), reset=state.step % run["log.every"] == 0, use=keep)
         new = TrainState(
             step=state.step + 1,
             params=params,
             opt_state=jax.tree.map(choose, opt_state, state.opt_state),
             ema=ema,
-            bad_in_row=jnp.where(keep, 0, state.bad_in_row + 1),
+            consecutive_nonfinite=jnp.where(keep, 0, state.consecutive_nonfinite + 1),
             skipped=state.skipped + ~keep,
             window=window,
         )
-        means = {"loss": window.loss / window.weight}
-        if has_accuracy:
-            means["accuracy"] = window.correct / window.weight
-        return new, means | {
+        metrics = {
+            "loss": window.loss / window.weight,
+            **({"accuracy": window.correct / window.weight} if has_accuracy else {}),
             "grad_norm": grad_norm,
             "learning_rate": jnp.asarray(schedule(state.step - state.skipped), jnp.float32),
             "skipped": new.skipped,
-            "bad_in_row": new.bad_in_row,
+            "consecutive_nonfinite": new.consecutive_nonfinite,
         }
+        return new, metrics
 
+    shardings, mesh = shardings_of(abstract_state), abstract_state.step.sharding.mesh
     return jax.jit(
         step,
         in_shardings=(shardings, NamedSharding(mesh, BATCH)),
@@ -199,35 +189,26 @@ def make_train_step(
     )
 
 
-def _microbatches(x_Bx: jax.Array, accumulate: int) -> jax.Array:
-    """Returns [A, B / A, ...]: rows a, a + A, ... in microbatch a, which keeps every row on its device."""
-    return jnp.moveaxis(x_Bx.reshape(-1, accumulate, *x_Bx.shape[1:]), 1, 0)
+def jit_eval_step(step: Callable[[Params, Batch], Any], mesh: Mesh, param_shardings: Params) -> Callable:
+    """Returns `(params, batch) -> arrays` jitted, its results on every host."""
+    shardings = (param_shardings, NamedSharding(mesh, BATCH))
+    return jax.jit(step, in_shardings=shardings, out_shardings=NamedSharding(mesh, P()))
 
 
 def make_eval_step(
-    *,
-    network: Network,
-    masking: TokenMasking,
-    mask_seed: int,
-    mesh: Mesh,
-    param_shardings: Params,
+    *, network: Network, masking: TokenMasking, mask_seed: int, mesh: Mesh, param_shardings: Params
 ) -> Callable[[Params, Batch], RowSums]:
-    """Returns the jitted `(params, batch) -> RowSums`, on every host, without dropout.
+    """Returns the jitted `(params, batch) -> RowSums`, without dropout.
 
-    The masks depend on the record alone; rows whose "valid" is 0 count nothing.
+    The masks depend on the record alone; rows whose "valid" is 0 have weight 0.
     """
 
     def step(params: Params, batch: Batch) -> RowSums:
-        attention_BxL = batch["attention_mask"]
-        record_B = batch["record_id"]
+        attention_BxL, record_B = batch["attention_mask"], batch["record_id"]
         key = jax.random.key(mask_seed)
         masked = masking(key, batch["input_ids"], attention_BxL, record_B, jnp.zeros_like(record_B))
         logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK)
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
         return masked_cross_entropy(logits, masked.labels_BxK, weights_BxK, masking.vocab_size)
 
-    return jax.jit(
-        step,
-        in_shardings=(param_shardings, NamedSharding(mesh, BATCH)),
-        out_shardings=NamedSharding(mesh, P()),
-    )
+    return jit_eval_step(step, mesh, param_shardings)
