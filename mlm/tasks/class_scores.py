@@ -8,13 +8,9 @@ import numpy as np
 
 
 def of_classes(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> dict[str, float]:
-    """Returns accuracy, and F1 as scikit-learn's `f1_score(average="weighted")`: of each class, by its rows.
+    """Returns the accuracy of `count` classes, and F1 as scikit-learn's `f1_score(average="weighted")`.
 
-    A class without rows and predictions counts nothing, one that is never right 0.
-
-    Args:
-      labels_N, predicted_N: numbers of classes.
-      count: of classes.
+    A class without rows and predictions has no weight; one that is never right has F1 0.
     """
     table = confusion(labels_N, predicted_N, count)
     right, rows, predicted = np.diag(table), table.sum(axis=1), table.sum(axis=0)
@@ -23,7 +19,7 @@ def of_classes(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> dic
 
 
 def of_numbers(targets_N: np.ndarray, predicted_N: np.ndarray) -> dict[str, float]:
-    """Returns the mean squared error, Pearson's and Spearman's correlation (NaN where one of both is constant)."""
+    """Returns mean squared error and Pearson and Spearman correlations (NaN if labels or predictions are constant)."""
     from scipy import stats  # takes a second
 
     targets_N, predicted_N = targets_N.astype(np.float64), predicted_N.astype(np.float64)
@@ -35,6 +31,6 @@ def of_numbers(targets_N: np.ndarray, predicted_N: np.ndarray) -> dict[str, floa
 
 
 def confusion(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> np.ndarray:
-    """Returns int64 [count, count]: rows of a class that were predicted to be of another, or of it on the diagonal."""
+    """Returns int64 [count, count]: the number of rows of each class (first axis) by predicted class (second)."""
     cells = np.bincount(labels_N.astype(np.int64) * count + predicted_N.astype(np.int64), minlength=count * count)
     return cells.reshape(count, count)

@@ -20,18 +20,17 @@ from mlm import config as configs
 from mlm.data import examples as data
 from mlm.data.examples import Examples
 from mlm.errors import InputError
-from mlm.model import classifier, flops
+from mlm.model import classifier
 from mlm.model.attention import make_attention
 from mlm.model.loss import RowSums
 from mlm.model.roberta import Network, Params
-from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.tasks import class_scores
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
+from mlm.training.loop import Task
 from mlm.training.state import TrainState
-from mlm.training.step import TrainStep
 
 
-class Classification:
+class Classification(Task):
     """The task of a config on labelled rows, for `loop.run_task`.
 
     Attributes:
@@ -59,7 +58,7 @@ class Classification:
         self.network = make_network(config, self.model_config, examples, self.mesh)
 
         self._count = len(examples.splits["train"].labels_N)
-        run = configs.flatten(config)
+        self._run = run = configs.flatten(config)
         self.steps = recipe.total_steps(run, self._count)
         schedule = optimizer.make_schedule(run, self.steps)
         tx = optimizer.make_optimizer(run, schedule)
@@ -78,15 +77,8 @@ class Classification:
         self.tokens_per_step = round(rows * self._mean_length)
         self.expected_compiles = len(examples.lengths("train"))
         self.data_fingerprint = examples.fingerprint
-        self.metadata = {
-            "model": self.model_config.to_dict(),
-            "labels": examples.labels,
-            "vocab_size": examples.vocab_size,
-        }
-
-    def step_at(self, step: int) -> TrainStep:
-        """Returns the jitted train step, the same for all steps."""
-        return self.train_step
+        sizes = {"labels": examples.labels, "vocab_size": examples.vocab_size}
+        self.metadata = {"model": self.model_config.to_dict()} | sizes
 
     def initial_state(self) -> TrainState:
         """Returns the state before the first step."""
@@ -121,19 +113,8 @@ class Classification:
 
     def flops_per_token(self, step: int) -> float:
         """Returns the useful FLOPs of a step per token; the head reads one token of a row."""
-        config, length = self.model_config, self._mean_length
-        return flops.train_flops_per_token(
-            hidden=config.hidden_size,
-            layers=config.num_hidden_layers,
-            intermediate=config.intermediate_size,
-            length=length,
-            vocab_size=config.num_labels,
-            predicted_share=1 / length,
-        )
-
-    def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
-        """Returns none."""
-        return []
+        length = self._mean_length
+        return recipe.flops_per_token(self._run, self.model_config.num_labels, length=length, rate=1 / length)
 
 
 def _check_data(config: ConfigDict, examples: Examples, body: RobertaConfig) -> None:
@@ -191,9 +172,9 @@ def make_eval_step(network: Network, mesh: Mesh, param_shardings: Params) -> Cal
 def evaluate(
     config: ConfigDict, examples: Examples, mesh: Mesh, eval_step: Callable, params: Params, split: str
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Returns the scores of a split, and the prediction for each row, float32 [N].
+    """Returns the scores of a split (loss, those of mlm/tasks/class_scores.py, rows) and the predictions, float32 [N].
 
-    The scores are loss (cross entropy in nats, or mean squared error), those of mlm/tasks/class_scores.py, and rows.
+    The loss is the cross entropy in nats, or the mean squared error.
     """
     rows = config.evaluate.batch
     batches = data.eval_batches(examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))

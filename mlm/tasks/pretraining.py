@@ -30,12 +30,13 @@ from mlm.model.roberta import Params
 from mlm.monitor.metrics_hooks import MetricsHook, Monitor
 from mlm.pretrained import load, warm_start
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
+from mlm.training.loop import Task
 from mlm.training.state import TrainState
 from mlm.training.step import TrainStep
 from mlm.workdir import Workdir
 
 
-class Pretraining:
+class Pretraining(Task):
     """The task of a config; with a manifest and a workdir, `loop.run_task` trains it.
 
     Attributes:
@@ -203,14 +204,6 @@ class Pretraining:
         """Returns the scores of the validation split."""
         return score_split(self.config, self.manifest, self.mesh, self.eval_step, params, "validation")
 
-    def is_epoch_end(self, step: int) -> bool:
-        """Returns False: the config's intervals say when to evaluate."""
-        return False
-
-    def minimized_metric(self, scores: dict[str, float]) -> float:
-        """Returns the loss."""
-        return scores["loss"]
-
     def flops_per_token(self, step: int) -> float:
         """Returns the useful FLOPs of a step per token."""
         length = self.config.data.short_length if step <= self.short_steps else self.info.length
@@ -253,11 +246,7 @@ def score_split(
 
 
 def word_starts(config: ConfigDict, workdir: Workdir) -> np.ndarray | None:
-    """Returns which tokens of the workdir's tokenizer start a word, or None if config.masking.kind needs no words.
-
-    Raises:
-      InputError: the tokenizer is missing, or has no words.
-    """
+    """Returns which tokens of the workdir's tokenizer start a word, or None if config.masking.kind needs no words."""
     kind = config.masking.kind
     if kind == "token":
         return None

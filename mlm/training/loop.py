@@ -30,10 +30,11 @@ from mlm.workdir import Workdir
 
 
 class Task(Protocol):
-    """The data and the objective of a run; holds no array of a device."""
+    """The data and the objective of a run, a class of mlm/tasks/; holds no array of a device."""
 
     mesh: Mesh
     steps: int  # in total
+    train_step: TrainStep
     shapes: TrainState  # abstract, with shardings, from `state.jit_init`
     metadata: dict[str, Any]  # of data and model, as JSON: saved with a checkpoint, for those who load it
     data_fingerprint: str  # a run can't resume on other data
@@ -42,6 +43,7 @@ class Task(Protocol):
 
     def step_at(self, step: int) -> TrainStep:
         """Returns the jitted train step for a step, counted from 1."""
+        return self.train_step
 
     def initial_state(self) -> TrainState:
         """Returns the state before the first step."""
@@ -54,15 +56,18 @@ class Task(Protocol):
 
     def is_epoch_end(self, step: int) -> bool:
         """Returns whether to evaluate and save after this step, whatever the config's intervals are."""
+        return False
 
     def minimized_metric(self, scores: dict[str, Any]) -> float:
-        """Returns the number of which the best checkpoint has the lowest."""
+        """Returns the score of which the best checkpoint has the lowest."""
+        return scores["loss"]
 
     def flops_per_token(self, step: int) -> float:
         """Returns the useful FLOPs of a step per token, for MFU."""
 
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
         """Returns the metrics hooks of the run, on the first host; `notify` prints a message."""
+        return []
 
 
 def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, float]:

@@ -22,10 +22,6 @@ class Window(flax.struct.PyTreeNode):
     weight: jax.Array  # predictions
     correct: jax.Array  # correct predictions
 
-    def add(self, new: Window, *, reset: jax.Array, use: jax.Array) -> Window:
-        """Returns the sums, from zero if `reset`, with `new` added if `use`."""
-        return jax.tree.map(lambda old, more: jnp.where(reset, 0, old) + jnp.where(use, more, 0), self, new)
-
 
 class TrainState(flax.struct.PyTreeNode):
     """Parameters in float32, the optimizer's state, and the counters."""

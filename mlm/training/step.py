@@ -160,7 +160,10 @@ def make_train_step(
         ema = state.ema
         if ema is not None:
             ema = jax.tree.map(lambda e, p: choose(ema_decay * e + (1 - ema_decay) * p, e), ema, params)
-        window = state.window.add(Window(*sums), reset=state.step % run["log.every"] == 0, use=keep)
+        fresh = state.step % run["log.every"] == 0
+        window = jax.tree.map(
+            lambda old, new: jnp.where(fresh, 0, old) + jnp.where(keep, new, 0), state.window, Window(*sums)
+        )
         new = TrainState(
             step=state.step + 1,
             params=params,
