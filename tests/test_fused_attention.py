@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mlm.model import fused_attention
-from mlm.plan import kernels
+from mlm.plan import cost_model
 from mlm.plan.compile import no_cache
 from mlm.plan.topology import find
 
@@ -33,7 +33,7 @@ def test_cycles_are_those_of_the_schedule(topology, length, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
     assert done.returncode == 0, done.stderr[-2000:]
     kind, *cycles = json.loads(done.stdout.splitlines()[-1])
-    assert cycles == pytest.approx(kernels.ATTENTION_CYCLES[kind][length], rel=0.02), (
+    assert cycles == pytest.approx(cost_model.ATTENTION_CYCLES[kind][length], rel=0.02), (
         "the schedule has changed (another libtpu, or the kernel): put the new figures into ATTENTION_CYCLES"
     )
 

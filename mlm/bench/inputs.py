@@ -10,11 +10,10 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from mlm.bench import interleaved, tf_tpu_example
-from mlm.bench.steps import repeated
+from mlm.bench.steps import repeated, updates
 from mlm.data import corpus, shards
 from mlm.data.corpus import Document
 from mlm.data.dataset_info import DatasetInfo
@@ -101,13 +100,7 @@ def compare_loop(config: ConfigDict, manifest: Manifest, seconds: float) -> dict
     task = Pretraining.without_data(config, info=DatasetInfo.from_manifest(manifest))
     stream = train_batches(config, manifest, task.mesh, 0)
     put = functools.partial(sharding.put_batch, mesh=task.mesh, rows=config.data.global_batch)
-    same, state = put(next(stream)), task.init()
-
-    def update(batch: dict[str, jax.Array]) -> jax.Array:
-        nonlocal state
-        state, metrics = task.train_step(state, batch)
-        return metrics["loss"]
-
+    same, update = put(next(stream)), updates(task.train_step, task.init())
     candidates = {
         "real_batches": repeated(lambda: update(put(next(stream)))),
         "one_batch": repeated(lambda: update(same)),

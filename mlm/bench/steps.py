@@ -16,7 +16,7 @@ from mlm.model import flops
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 
-Step = Callable[[], Any]  # starts an update and returns an array of its result
+Step = Callable[[], Any]  # starts an update and returns its metrics
 
 
 def compare_steps(config: ConfigDict, seconds: float, torch_python: str) -> dict[str, Any]:
@@ -69,13 +69,8 @@ def our_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages
     """Returns (the compiled program, an update on the batch `host`)."""
     state, rows = task.init(), len(host["record_id"])
     compiled = task.train_step.lower(state, sharding.put_batch(host, task.mesh, rows)).compile()
-
-    def update() -> jax.Array:
-        nonlocal state
-        state, metrics = compiled(state, sharding.put_batch(host, task.mesh, rows))
-        return metrics["loss"]
-
-    return compiled, update
+    update = updates(compiled, state)
+    return compiled, lambda: update(sharding.put_batch(host, task.mesh, rows))
 
 
 def baseline_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages.Compiled, Step]:
@@ -89,13 +84,19 @@ def baseline_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.s
         return tuple(sharding.put_batch(arrays, task.mesh, len(ids)).values())
 
     compiled = step.lower(state, *batch(), key).compile()
+    update = updates(compiled, state)
+    return compiled, lambda: update(*batch(), key)
 
-    def update() -> jax.Array:
+
+def updates(step: Callable[..., tuple[Any, Any]], state: Any) -> Callable[..., Any]:
+    """Returns `step` as a function of its other arguments, which keeps the state and returns the rest."""
+
+    def update(*batch: Any) -> Any:
         nonlocal state
-        state, loss = compiled(state, *batch(), key)
-        return loss
+        state, result = step(state, *batch)
+        return result
 
-    return compiled, update
+    return update
 
 
 def start_torch(python: str, task: Pretraining) -> interleaved.Worker:

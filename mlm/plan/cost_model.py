@@ -1,18 +1,17 @@
 """The cost of a compiled program in cycles: by source, by collective, and by the operation that it came from.
 
-Instructions run one after another; a loop as often as its trip count says, a conditional as its costliest branch. The
-cost of an instruction is the first of these that applies:
+Instructions run one after another; a conditional costs its costliest branch. The cost of an instruction is the first of
+these that applies:
 
 1. the compiler's own estimate;
-2. a Pallas kernel: the cycles in kernels.py, or the FLOPs or bytes of its `cost_estimate` at the device's peak and
-   memory bandwidth, whichever is longest. A kernel with none of them costs nothing here and is reported;
-3. a collective, for which the compiler has no estimate: its bytes at the bandwidth of a ring through the slice
-   (links.py);
+2. a Pallas kernel: `ATTENTION_CYCLES`, or the FLOPs or bytes of its `cost_estimate` at the device's peak and memory
+   bandwidth, whichever is longest. A kernel with none of them costs nothing here and is reported;
+3. a collective: its bytes at the bandwidth of a ring through the slice (links.py);
 4. anything else (random bits, sorts, gathers, copies): the bytes that it reads and writes at the memory bandwidth; of
    a gathered operand no more than the size of the result.
 
-Asynchronous copies and collectives wait in a queue each, one for the memory and one for the links, and cost what is
-left of them when their `-done` is reached.
+Asynchronous copies queue for the memory, asynchronous collectives for the links; they cost what is left of them when
+their `-done` is reached.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import math
 import re
 
-from mlm.plan import hlo, kernels, links
+from mlm.plan import hlo, links
 from mlm.plan.hlo import Instruction, Module
 from mlm.plan.topology import Topology
 
@@ -34,6 +34,19 @@ FREE_TARGETS = re.compile(
 WRAPPERS = ("", "while", "body", "closed_call", "cond", "checkpoint", "rematted_computation", "shard_map")
 NOISE = re.compile(r"<locals>|->|^FlaxRoberta")  # in a path: functions, einsum formulas, the name of the whole model
 SOURCES = ("compiler", "kernels", "bytes", "collectives", "waits")
+
+# Cycles per head of 64 and row, forward and backward, by device_kind and row length: bundles in the static schedules of
+# libtpu 0.0.51 (tests/test_fused_attention.py compiles them again).
+ATTENTION_CYCLES = {
+    "TPU v2": {128: (454, 919), 256: (1228, 2627), 512: (3772, 8195)},
+    "TPU v3": {128: (424, 938), 256: (1206, 2217), 512: (3417, 6766)},
+    "TPU v4": {128: (206, 369), 256: (689, 900), 512: (2146, 3626)},
+    "TPU v5 lite": {128: (193, 327), 256: (529, 692), 512: (1494, 2589)},
+    "TPU v5": {128: (194, 327), 256: (534, 690), 512: (1518, 2586)},
+    "TPU v6 lite": {128: (188, 349), 256: (434, 622), 512: (967, 1762)},
+    "TPU7x": {128: (184, 326), 256: (425, 627), 512: (975, 1668)},
+}
+
 Group = tuple[str, str, str]  # forward, backward, recompute or update; path of modules; file:line
 
 
@@ -133,7 +146,7 @@ class _Simulation:
         elif this.target == "tpu_custom_call":
             flops, size = (float(this.attribute(rf'"{key}":"(\d+)"') or 0) for key in ("flops", "bytes_accessed"))
             cycles = max(
-                kernels.attention_cycles(this, self.topology.devices[0].device_kind),
+                attention_cycles(this, self.topology.devices[0].device_kind),
                 flops / self.topology.family.flops_per_cycle,
                 size / self.topology.hbm_bytes_per_cycle,
             )
@@ -183,13 +196,12 @@ class _Simulation:
         """Returns a loop's trip count as the compiler notes it, or as counter and bound imply; None if unknown."""
         if noted := this.attribute(r'known_trip_count":\{"n":"(\d+)"'):
             return int(noted)
-        body = self.module.computations.get(this.called("condition"), [])
-        compare = next((one for one in body if one.opcode == "compare" and "direction=LT" in one.rest), None)
-        if compare is None or compare is not body[-1] or len(compare.operands) != 2:
+        condition = self.module.computations.get(this.called("condition"))
+        if not condition or condition[-1].opcode != "compare" or "direction=LT" not in condition[-1].rest:
             return None
-        counter, bound = (self.module.by_name[name] for name in compare.operands)
-        index = counter.attribute(r"index=(\d+)")
-        if not index or (limit := self.constant(bound.name)) is None:
+        counter, bound = (self.module.by_name[name] for name in condition[-1].operands)
+        index, limit = counter.attribute(r"index=(\d+)"), self.constant(bound.name)
+        if not index or limit is None:
             return None
         start = self.module.by_name.get(this.operands[0])
         begin = self.constant(start.operands[int(index)]) if start is not None and start.opcode == "tuple" else 0
@@ -246,6 +258,17 @@ class _Simulation:
         else:
             self.cost.collectives[kind]["exposed"] += left * times
             self.spend("collectives", this, left, times)
+
+
+def attention_cycles(kernel: Instruction, kind: str) -> float:
+    """Returns the cycles of a call of mlm/model/fused_attention.py on a device of `kind`; 0 if it is unknown."""
+    name = re.search(r"fused_attention_(forward|backward)", kernel.op_name)
+    # The softmax statistics, which forward returns and backward reads: rows x blocks of heads x heads x length.
+    statistics = re.search(r"f32\[(\d+,\d+,\d+),(\d+)\]", kernel.shape + kernel.rest)
+    if not name or not statistics:
+        return 0.0
+    cycles = ATTENTION_CYCLES.get(kind, {}).get(int(statistics[2]), (0, 0))
+    return math.prod(map(int, statistics[1].split(","))) * cycles[name[1] == "backward"]
 
 
 def group(op_name: str, source: str) -> Group:

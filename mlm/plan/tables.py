@@ -17,7 +17,7 @@ def plan(found: dict[str, Any]) -> list[RenderableType]:
     if ratio := found.get("ratio"):
         cycles, temporaries = f"{ratio['cycles']:.2f}", f"{ratio['temporaries']:.2f}"
         lines += ["", f"mlm takes {cycles} of the baseline's cycles and {temporaries} of its temporaries"]
-    return [*lines, "", *_calibration(found["calibration"])]
+    return [*lines, "", found["calibration"]]
 
 
 def sweep(found: dict[str, Any]) -> list[RenderableType]:
@@ -25,7 +25,7 @@ def sweep(found: dict[str, Any]) -> list[RenderableType]:
     keys = list(found["sweep"][0]["cell"])
     heads = (*keys, "fits", ">GB/chip", ">ms", ">tokens/s", ">MFU", ">hours", ">dollars", "")
     rows = [(*map(cell["cell"].get, keys), *_cell(cell)) for cell in found["sweep"]]
-    return [table(*heads, rows=rows), "", *_calibration(found["calibration"])]
+    return [table(*heads, rows=rows), "", found["calibration"]]
 
 
 def _cell(cell: dict[str, Any]) -> tuple[str, ...]:
@@ -132,15 +132,6 @@ def _collectives(found: dict[str, Any]) -> RenderableType:
 def _operations(found: list[dict[str, Any]]) -> RenderableType:
     rows = [(f"{row['share']:.1%}", str(row["count"]), row["phase"], row["module"], row["source"]) for row in found]
     return table(">share", ">count", "phase", "module", "line of Python", rows=rows, indent=2)
-
-
-def _calibration(known: dict[str, Any]) -> list[str]:
-    return [
-        f"Estimates are optimistic. {known['what']}:",
-        f"about {known['published_seconds']} s a step, where the estimate for the baseline on v3:2x2 is "
-        f"{known['estimated_seconds']} s.",
-        f"Expect a real step to take about {known['ratio']} times as long.",
-    ]
 
 
 def _gigabytes(size: float | None) -> str:

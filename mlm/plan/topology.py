@@ -1,13 +1,10 @@
 """The TPUs that libtpu can compile for by name, attached or not: their devices and what a chip can do.
 
-A device is a TensorCore on v2, v3 and TPU7x, whose chips have two, and a chip on the others. Figures are the vendor's,
-but for two:
-
-- `hbm_gib` is what the compiler says is available on a device when it refuses a program.
-- The compiler counts time in cycles. The clock is a device's peak over the FLOPs that its matrix units do in a cycle:
-  v2 0.70, v3 0.94, v4 1.05, v5e 1.50, v5p and v6e 1.75, TPU7x 2.20 GHz. At that clock the compiler's cycles for a
-  bfloat16 product of two matrices of 8,192 (v5e, v5p, v6e, TPU7x: of 32,768) are 98%, 97%, 93%, 95%, 96%, 82% and 88%
-  of the peak, in the order of the table.
+A device is a TensorCore on v2, v3 and TPU7x, whose chips have two, and a chip on the others. Figures are the vendor's;
+but `hbm_gib` is what the compiler says is available when it refuses a program, and the clock, as the compiler counts
+cycles, is a device's peak over the FLOPs that its matrix units do in a cycle: v2 0.70, v3 0.94, v4 1.05, v5e 1.50, v5p
+and v6e 1.75, TPU7x 2.20 GHz. At that clock the compiler's cycles for a bfloat16 product of two matrices of 8,192 (v5e,
+v5p, v6e, TPU7x: of 32,768) are 98%, 97%, 93%, 95%, 96%, 82% and 88% of the peak, in the order of the table.
 """
 
 from __future__ import annotations
@@ -46,8 +43,7 @@ class Family:
       hbm_gib: memory of a device that a program may use.
       hbm_gbs: memory bandwidth of a chip, 10^9 bytes/s.
       link_gbs: one link to a neighbouring chip, one way, 10^9 bytes/s.
-      readable: jax can always give the text of a program; not where chips have SparseCores, for whose async-update it
-        expects other operands: there the compiler writes the text itself.
+      readable: jax can always print a program; with SparseCores it can't parse async-update, and the compiler prints.
     """
 
     kind: str
@@ -111,26 +107,20 @@ class Topology:
 
     @property
     def link_bytes_per_cycle(self) -> float:
-        """Bandwidth of a ring through all chips of a slice: a link along each axis, two where it is closed to a ring.
-
-        Within a single chip it is the memory's.
-        """
+        """Of a ring through a slice: one link along each axis, two where it is closed; within a chip the memory's."""
         links = sum(1 + (size >= self.family.wrap) for size in self.shape if size > 1)
         return links * self.family.link_gbs * 1e9 / self.hertz if links else self.hbm_bytes_per_cycle
 
 
 def names(family: str) -> list[str]:
-    """Returns the usual slices of a family, from one host to the full pod; other shapes of whole hosts exist too."""
+    """Returns the usual slices of a family, from one host to the full pod."""
     pod = FAMILIES[family].pod
-    shape = [1, 1] if len(pod) == 2 else [2, 2, 1]
-    found = [tuple(shape)]
-    while True:
-        axis = len(shape) - 1 - shape[::-1].index(min(shape))
-        if 2 * shape[axis] > pod[axis]:
-            break
-        shape[axis] *= 2
+    shape, found = [1, 1] if len(pod) == 2 else [2, 2, 1], []
+    while all(size <= limit for size, limit in zip(shape, pod, strict=True)):
         if shape != [1, 2]:  # half a host
-            found.append(tuple(sorted(shape)) if len(pod) == 2 else tuple(shape))
+            found.append(tuple(shape))
+        axis = len(shape) - 1 - shape[::-1].index(min(shape))
+        shape[axis] *= 2
     found += [pod] if pod not in found else []
     return [f"{family}:{'x'.join(map(str, shape))}" for shape in found]
 
@@ -147,9 +137,8 @@ def find(name: str, slices: int = 1) -> Topology:
     fits = len(shape) == len(pod) and all(a <= b for a, b in zip(sorted(shape), sorted(pod), strict=True))
     devices = _devices(name, family, shape, slices) if fits else None
     if devices is None:
-        raise InputError(
-            f"--topology={name}: there is no such slice of {family}; take one of {', '.join(names(family))}."
-        )
+        known = ", ".join(names(family))
+        raise InputError(f"--topology={name}: there is no such slice of {family}; take one of {known}.")
     return Topology(name, FAMILIES[family], shape, devices, slices)
 
 
