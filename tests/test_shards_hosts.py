@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mlm.data import blocks, corpus, hosts, shards
+from mlm.data import blocks, corpus, hosts, shards, work
 from mlm.data.hosts import Hosts
 from mlm.data.manifest import load_manifest, work_folder
 from mlm.errors import DamageError, InputError, PreemptedError
@@ -152,7 +152,7 @@ def write(texts: list[str], folder: pathlib.Path, tokenizer_folder: str, place: 
 def small(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_DOCUMENTS", 25)
     monkeypatch.setattr(hosts, "REPORT_EVERY", 0.2)
-    monkeypatch.setattr(hosts, "RESTART_TIME", 0.5)
+    monkeypatch.setattr(work, "RESTART_TIME", 0.5)
 
 
 def run_hosts(count: int, texts: list[str], folder: pathlib.Path, tokenizer_folder: str, **settings) -> list:

@@ -1,7 +1,7 @@
 """Where shards are made before they are in place: {folder}.tmp, which all hosts share.
 
     blocks-{corpus and tokenizer}/   a file per block, see blocks.py
-    {inputs}/hosts/                  which hosts have started
+    {inputs}/hosts/                  a file per host: it has started, and the hash of the corpus that it has read
     {inputs}/notes/                  which shards are complete, see rows.py
     {inputs}/scratch/                incomplete files of each host; for a bucket, in a temporary folder of the host
     {inputs}/shards/                 the shards, renamed to {folder} at the end. In a bucket they are put in place one
@@ -16,18 +16,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import platform
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mlm.data.hosts import HostFiles, Hosts
+from mlm import logs
+from mlm.data.hosts import Hosts
 from mlm.data.manifest import NAME, Manifest, load_manifest, work_folder
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, is_remote, make_folder, remove, write_text
+
+RESTART_TIME = 60.0  # seconds to restart another host after the corpus was changed on all of them
 
 
 class Work:
@@ -47,9 +52,11 @@ class Work:
         self._target, self._root = UPath(folder), work_folder(folder)
         own = self._root / self.inputs[:16]
         self.blocks = self._root / f"blocks-{_hash(texts)[:16]}"
-        self._host_files = HostFiles(own / "hosts", hosts)
+        self._corpus: str | None = None
+        self._differs: dict[int, float] = {}  # hosts that have read another corpus, and since when
         host = f"{hosts.index}-of-{hosts.count}"
-        self.notes, self.shards, self.scratch = own / "notes", own / "shards", Path(str(own / "scratch" / host))
+        self._host_files, self.notes, self.shards = own / "hosts", own / "notes", own / "shards"
+        self.scratch = Path(str(own / "scratch" / host))
         if is_remote(folder):
             name = f"mlm-shards-{_hash([folder, self.inputs])[:16]}-{host}"
             self.shards, self.scratch = self._target, Path(tempfile.gettempdir(), name)
@@ -64,7 +71,7 @@ class Work:
             return False
         if self.is_published():
             return True
-        if is_remote(self.folder) and children(self._host_files.folder):
+        if is_remote(self.folder) and children(self._host_files):
             return False  # begun, and not finished
         raise InputError(
             f"{self.folder}: holds shards of another corpus, tokenizer or setting; use another --workdir or "
@@ -81,9 +88,9 @@ class Work:
         try:
             remove(UPath(self.scratch))
             self.scratch.mkdir(parents=True)
-            make_folder(self.blocks)
-            make_folder(self.notes)
-            self._host_files.write(None)
+            for folder in (self.blocks, self.notes, self._host_files):
+                make_folder(folder)
+            self.has_read(None)
             yield
         except OSError as error:
             raise InputError(
@@ -101,9 +108,30 @@ class Work:
         self.blocks.fs.get([(self.blocks / name).path for name in names], files)
         return files
 
-    def has_read(self, corpus: str) -> None:
-        """Shows the other hosts a hash of the corpus that this one has read."""
-        self._host_files.write(corpus)
+    def has_read(self, corpus: str | None) -> None:
+        """Shows the other hosts a hash of the corpus that this one has read, None while it reads."""
+        self._corpus = corpus
+        write_text(self._host_file(self.hosts.index), json.dumps({"host": platform.node(), "stream": corpus}))
+
+    def _host_file(self, index: int) -> UPath:
+        return self._host_files / f"{index}-of-{self.hosts.count}.json"
+
+    def _not_started(self, others: Iterable[int]) -> list[int]:
+        """Returns which of some other hosts have not started yet; raises InputError if one reads another corpus."""
+        absent = []
+        for index in sorted(others):
+            content = logs.read_object(self._host_file(index))
+            if not {"host", "stream"} <= content.keys():
+                absent.append(index)
+            elif content["stream"] in (None, self._corpus):
+                self._differs.pop(index, None)
+            elif time.monotonic() - self._differs.setdefault(index, time.monotonic()) >= RESTART_TIME:
+                raise InputError(
+                    f"config.corpus: host {index} ({content['host']}) reads other documents than host "
+                    f"{self.hosts.index} ({platform.node()}); give all hosts the same sources and packages, and "
+                    "restart them."
+                )
+        return absent
 
     def wait(self, what: str, names: list, poll: Callable[[], dict]) -> list | None:
         """Waits until every host has written its items; returns them by `names`, None if the manifest came first.
@@ -126,8 +154,8 @@ class Work:
 
         def describe(numbers: list[int]) -> str:
             owners = Counter(map(self.hosts.owner, numbers))
-            absent = self._host_files.not_started(owners)
-            no_sign = f" (no sign of host {', '.join(map(str, absent))} in {self._host_files.folder})" if absent else ""
+            absent = self._not_started(owners)
+            no_sign = f" (no sign of host {', '.join(map(str, absent))} in {self._host_files})" if absent else ""
             return ", ".join(f"{count} {what} of host {host}" for host, count in sorted(owners.items())) + no_sign
 
         self.hosts.wait(missing, describe)
