@@ -39,14 +39,10 @@ def _map(dataset, function):
 def train_batches(
     manifest: Manifest, *, split: str, seed: int, global_batch: int, lanes: int, start_step: int, rows: tuple[int, int]
 ) -> Iterator[Batch]:
-    """Returns this host's rows of the global batches `start_step`, `start_step` + 1, ..., without end.
+    """Returns the rows [start, stop) of the global batches `start_step`, `start_step` + 1, ..., without end.
 
-    Args:
-      rows: [start, stop) of the global batch: whole lanes, or an even part of one.
-
-    Returns:
-      Batches {"input_ids", "attention_mask": int32 [rows, L], "record_id", "epoch": uint32 [rows]}; record ids count
-      through the shards of the split, the epoch is the lane's.
+    Batches are {"input_ids", "attention_mask": int32 [rows, L], "record_id", "epoch": uint32 [rows]}; record ids count
+    through the shards of the split, the epoch is the lane's.
 
     Raises:
       InputError: fewer shards than lanes, or rows that lanes don't fit (`order.lanes_of`).
@@ -68,14 +64,10 @@ def train_batches(
 
 
 def eval_batches(manifest: Manifest, *, split: str, batch: int, rows: tuple[int, int]) -> Iterator[Batch]:
-    """Yields this host's rows of the batches that hold every record of a split once, in the order of their ids.
+    """Yields the rows [start, stop) of batches that hold every record of a split once, in the order of their ids.
 
-    Args:
-      batch: rows over all hosts; the last batch is filled up with copies of its first row.
-      rows: [start, stop) of each batch.
-
-    Yields:
-      Batches as in `train_batches`, and "valid": float32 [rows], 0 for rows that only fill up the last one.
+    Batches are as in `train_batches`, and "valid": float32 [rows], 0 for the copies of its first row that fill up the
+    last one.
 
     Raises:
       InputError: the split is empty.

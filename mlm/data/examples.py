@@ -85,14 +85,9 @@ def read_tables(
       sources: {split: source}.
       text, label, kind: keys of config.classify.
       names: of the classes by index; None for the labels of the training split.
-
-    Raises:
-      InputError: see `labelled.read`; a label that is not among the names, or training rows of a single label.
     """
-    tables = {
-        split: labelled.read(source, split=split, text=text, label=label, kind=kind)
-        for split, source in sources.items()
-    }
+    columns = {"text": text, "label": label, "kind": kind}
+    tables = {split: labelled.read(source, split=split, **columns) for split, source in sources.items()}
     if kind == "regression":
         return tables, ()
     names = names or class_names(tables["train"])
@@ -119,13 +114,7 @@ def class_names(table: Table) -> tuple[str, ...]:
 def tokenize(
     tables: dict[str, Table], names: tuple[str, ...], *, tokenizer_folder: str, length: int, multiple: int
 ) -> Examples:
-    """Returns the examples of the tables and class names of `read_tables`.
-
-    Rows of more than `length` tokens are truncated, the longer of two texts first.
-
-    Raises:
-      InputError: no tokenizer, or a text that holds its padding token.
-    """
+    """Returns the examples of `read_tables`; rows are truncated to `length` tokens, the longer of two texts first."""
     tok = tokenizer.load(tokenizer_folder)
     tok.truncation_side = tok.padding_side = "right"
     indices = {name: index for index, name in enumerate(names)}
@@ -163,13 +152,9 @@ def tokenize(
 def train_batches(
     examples: Examples, *, seed: int, global_batch: int, lanes: int, start_step: int, rows: tuple[int, int]
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields this host's rows of the global batches `start_step`, `start_step` + 1, ..., without end.
+    """Yields the rows [start, stop) of the global batches `start_step`, `start_step` + 1, ..., without end.
 
-    Args:
-      rows: [start, stop) of the global batch.
-
-    Yields:
-      Batches as of `Split.batch`, and "epoch": uint32 [rows], the lane's.
+    Batches are those of `Split.batch`, and "epoch": uint32 [rows], the lane's.
     """
     split, per_lane = examples.splits["train"], global_batch // lanes
     count = len(split.labels_N)
@@ -193,11 +178,9 @@ def _read(lane: Lane, start: int) -> Iterator[tuple[int, int]]:
 def eval_batches(
     examples: Examples, *, split: str, batch: int, rows: tuple[int, int]
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields this host's rows of batches that hold every row of a split once, in the order of `eval_order`.
+    """Yields the rows [start, stop) of batches that hold every row of a split once, in the order of `eval_order`.
 
-    Args:
-      batch: rows over all hosts; the last batch is filled up with copies of its first row.
-      rows: [start, stop) of each batch.
+    The last batch of `batch` rows is filled up with copies of its first row.
     """
     own, order = examples.splits[split], eval_order(examples, split)
     for first in range(0, len(order), batch):

@@ -34,26 +34,18 @@ class Finding:
 
 @dataclasses.dataclass
 class Case:
-    """What is checked.
-
-    Attributes:
-      folder: of the tokenizer in the workdir; None if there is none.
-      hosts, devices: of the run, devices over all hosts; 0 for this machine's. A topology has its own.
-      rows: of the training split to read.
-      topology, slices: of the TPU to compile for; "" for none.
-      batch: rows of the first batch to show, see `first_batch.pieces`; added by the check of the masks.
-    """
+    """What is checked."""
 
     config: ConfigDict
     workdir: Workdir
     manifest: Manifest
-    folder: str | None
-    hosts: int
-    devices: int
-    rows: int
-    topology: str
+    folder: str | None  # of the tokenizer in the workdir
+    hosts: int  # of the run; 0 for this machine's, unused with a topology; so is `devices`
+    devices: int  # over all hosts
+    rows: int  # of the training split to read
+    topology: str  # to compile for; "" for none
     slices: int = 1
-    batch: list[list[first_batch.Piece]] = dataclasses.field(default_factory=list)
+    batch: list[list[first_batch.Piece]] = dataclasses.field(default_factory=list)  # rows to show, added by `masks`
 
 
 def run(check: Callable[[Case], list[Finding]], case: Case) -> list[Finding]:
@@ -206,7 +198,7 @@ def _decode(case: Case, ids: np.ndarray) -> str:
 def masks(case: Case) -> list[Finding]:
     """The masks of the first batch are those that the config asks for."""
     special = case.manifest.all_special_ids if case.folder is None else special_ids(case.folder)[1]
-    batch, read_BxL, kinds_BxL = first_batch.draw(case.config, case.manifest, case.folder)
+    batch, read_BxL, kinds_BxL = first_batch.draw(case.config, case.manifest, case.workdir)
     if case.folder is not None:
         columns = (batch["input_ids"], read_BxL, kinds_BxL)
         rows = list(zip(*columns, strict=True))[: first_batch.SHOWN]

@@ -13,10 +13,9 @@ from rich.console import RenderableType
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from mlm.config_rules import parse_ranges
-from mlm.data import skip_batches, tokenizer
 from mlm.data.manifest import Manifest
 from mlm.text import printable
+from mlm.workdir import Workdir
 
 SHOWN = 3  # rows
 SIGMAS = 5.0  # of a sampled rate: a larger deviation is not chance
@@ -25,25 +24,22 @@ Piece = tuple[str, str, str]  # text, kind ("" where nothing is predicted), what
 
 
 def draw(
-    config: ConfigDict, manifest: Manifest, folder: str | None
+    config: ConfigDict, manifest: Manifest, workdir: Workdir
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Returns (the first batch, ids [B, L] that the model reads, kinds [B, L]); `folder` is the tokenizer's.
+    """Returns (the first batch, ids [B, L] that the model reads, kinds [B, L]).
 
     A kind is "mask", "random" or "kept" where a token is predicted, "" elsewhere.
     """
     import jax
 
-    from mlm.data import batches
     from mlm.data.dataset_info import DatasetInfo
     from mlm.model import factory
+    from mlm.tasks import pretraining
+    from mlm.training import sharding
 
-    rows = config.data.global_batch
-    before = skip_batches.batch_of(1, parse_ranges(config.data.skip_batches)) - 1
-    order = {"seed": config.data.seed, "global_batch": rows, "lanes": config.data.lanes}
-    batch = next(batches.train_batches(manifest, split="train", start_step=before, rows=(0, rows), **order))
-    starts_V = None
-    if config.masking.kind != "token":
-        starts_V = tokenizer.word_starts(folder or "the workdir", key=f"config.masking.kind = {config.masking.kind}")
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+    batch = next(pretraining.train_batches(config, manifest, mesh, 0))
+    starts_V = pretraining.word_starts(config, workdir)
     masking = factory.make_masking(config.masking.to_dict(), DatasetInfo.from_manifest(manifest), starts_V)
     columns = (batch[key] for key in ("input_ids", "attention_mask", "record_id", "epoch"))
     masked = jax.device_get(jax.jit(masking)(jax.random.key(config.masking.seed), *columns))
