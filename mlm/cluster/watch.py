@@ -31,9 +31,9 @@ from mlm.cluster.client import Client
 from mlm.cluster.detect import Cluster
 from mlm.cluster.messages import Termination
 from mlm.errors import InputError, PreemptedError, StopError
-from mlm.paths import UPath, is_remote
+from mlm.paths import UPath, is_remote, write_text
 
-INTERVAL = 0.5  # seconds between two looks of the thread
+INTERVAL = 0.5  # seconds between two checks of the thread
 UNTIMED = "data"  # the phase of tokenizer and shards; config.shards.patience limits their waiting for other hosts
 SLOW_PHASES = ("start", "compile", "save")  # they report no progress of their own, and so may take
 SLOW_FACTOR = 4  # times as long as config.pod.hang
@@ -205,11 +205,9 @@ class Watch:
             self._write("progress.json", {"step": step, "phase": phase, "time": when} | process)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        with self._lock, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
             if self._open_stacks():
-                temporary = self._folder / f".{name}"
-                temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-                temporary.replace(self._folder / name)
+                write_text(self._folder / name, json.dumps(content) + "\n")
 
     def _open_stacks(self) -> bool:
         """Makes the folder as soon as possible, and removes what an earlier run left; returns whether it is there."""
