@@ -194,7 +194,7 @@ def test_shards_as_the_tf_tpu_example_writes_them(tokenizer_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"lanes": 7, "global_batch": 14, "rows": (0, 14)}, "lanes = 7.* 6 train shards"),
         ({"lanes": 5}, "lanes = 5"),
@@ -202,8 +202,8 @@ def test_shards_as_the_tf_tpu_example_writes_them(tokenizer_folder, tmp_path):
         ({"rows": (2, 12)}, "a lane has 4 of 12 rows, a host 10,"),
     ],
 )
-def test_lanes_that_do_not_fit_are_refused(manifest, settings, words):
-    with pytest.raises(InputError, match=words):
+def test_lanes_that_do_not_fit_are_refused(manifest, settings, message):
+    with pytest.raises(InputError, match=message):
         train(manifest, **settings)
 
 

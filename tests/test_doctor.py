@@ -36,7 +36,7 @@ def workdir(tokenizer_folder, tmp_path) -> pathlib.Path:
     return tmp_path / "run"
 
 
-def look(workdir, shards: str, capsys, *overrides: str, flags: tuple[str, ...] = (), code: int = 0) -> dict:
+def run_doctor(workdir, shards: str, capsys, *overrides: str, flags: tuple[str, ...] = (), code: int = 0) -> dict:
     """Returns {name of the check: its first finding}, and the batch."""
     settings = ("tokenizer.vocab_size=600", "data.lanes=2", *overrides)
     arguments = ["doctor", *train_arguments(workdir, shards, *settings)[1:], "--json", *flags]
@@ -68,7 +68,7 @@ def named(findings: list[Finding], check: str) -> Finding:
 
 def test_healthy_shards_and_nothing_left_in_the_workdir(healthy, workdir, capsys):
     before = snapshot(workdir) | snapshot(pathlib.Path(healthy.folder))
-    found = look(workdir, healthy.folder, capsys)
+    found = run_doctor(workdir, healthy.folder, capsys)
     batch = found.pop("batch")
     assert sorted(found) == sorted(ALL)
     assert {finding["check"]: finding["what"] for finding in found.values() if finding["level"] != "ok"} == {}
@@ -115,7 +115,7 @@ def test_ids_that_the_vocabulary_lacks(workdir, tmp_path, capsys):
     ids = random_rows()
     ids[13, 7] = 600
     foreign(tmp_path / "shards", ids)
-    found = look(workdir, str(tmp_path / "shards"), capsys, code=2)
+    found = run_doctor(workdir, str(tmp_path / "shards"), capsys, code=2)
     assert "record 4 has the token id 600, the vocabulary 600 entries" in found["ids"]["what"]
 
 
@@ -140,7 +140,7 @@ def test_ids_that_the_tokenizer_lacks_though_the_manifest_has_them(workdir, heal
 
 def test_rows_that_are_longer_than_the_positions(healthy, workdir, capsys):
     settings = ("shards.length=16", "model.positions=16")
-    found = look(workdir, healthy.folder, capsys, *settings, code=2)
+    found = run_doctor(workdir, healthy.folder, capsys, *settings, code=2)
     assert found["length"]["what"] == "the rows hold 32 tokens, config.shards.length = 16, 16 positions"
     assert "shards.length to 32 and model.positions to 32 or more" in found["length"]["fix"]
 
@@ -168,12 +168,12 @@ def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path, capsys
     shards = pathlib.Path(shutil.copytree(healthy.folder, tmp_path / "shards"))
     path = sorted((shards / "train").iterdir())[0]
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    found = look(workdir, str(shards), capsys, code=2)
+    found = run_doctor(workdir, str(shards), capsys, code=2)
     assert path.name in found["files"]["what"] and "SHA-256 differs" in found["files"]["what"]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "devices", "hosts", "check", "words"),
+    ("overrides", "devices", "hosts", "check", "message"),
     [
         ((), 12, 1, "mesh", "16 rows can't be split over 12 devices"),
         (("evaluate.batch=20",), 8, 1, "mesh", "config.evaluate.batch: 20 rows"),
@@ -183,19 +183,21 @@ def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path, capsys
         (("data.lanes=4", "data.global_batch=24", "evaluate.batch=24"), 6, 3, "mesh", "a multiple or a divisor of 3"),
     ],
 )
-def test_devices_hosts_and_lanes_that_do_not_fit(healthy, workdir, overrides, devices, hosts, check, words):
+def test_devices_hosts_and_lanes_that_do_not_fit(healthy, workdir, overrides, devices, hosts, check, message):
     case = case_of(healthy, workdir, *overrides, devices=devices, hosts=hosts)
     found = checks.run(getattr(checks, check), case)
-    assert any(each.level == "error" and each.check == check and words in each.what for each in found), found
+    assert any(each.level == "error" and each.check == check and message in each.what for each in found), found
     assert all(each.fix for each in found)
 
 
-@pytest.mark.parametrize(("lanes", "words"), [(2, "4 rows each, 2 hosts share a lane"), (8, "4 rows and 2 lanes each")])
-def test_hosts_that_are_not_there_are_fed(lanes, words, healthy, workdir):
+@pytest.mark.parametrize(
+    ("lanes", "message"), [(2, "4 rows each, 2 hosts share a lane"), (8, "4 rows and 2 lanes each")]
+)
+def test_hosts_that_are_not_there_are_fed(lanes, message, healthy, workdir):
     (found,) = checks.mesh(case_of(healthy, workdir, f"data.lanes={lanes}", devices=8, hosts=4))
     assert (found.level, found.what) == (
         "ok",
-        f"data 8 x fsdp 1 x tensor 1, 2 rows a device at once; hosts 4: {words}",
+        f"data 8 x fsdp 1 x tensor 1, 2 rows a device at once; hosts 4: {message}",
     )
 
 
@@ -251,7 +253,7 @@ def test_masks_that_predict_special_tokens(healthy, workdir, tmp_path):
 
 
 def test_mask_rates_that_are_not_the_config_s():
-    """The judge on kinds drawn by other shares."""
+    """`judge` on kinds drawn with other probabilities."""
     config, rng, ids = tiny_config("masking.rate=0.2"), np.random.default_rng(0), random_rows(256)
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
@@ -261,21 +263,21 @@ def test_mask_rates_that_are_not_the_config_s():
         drawn = rng.choice(["mask", "random", "kept"], ids.shape, p=[mask, random, abs(1 - mask - random)])
         return np.where(chosen, drawn, "")
 
-    judge = lambda *shares: first_batch.judge(config, batch, ids, kinds(*shares), (0, 1, 2, 3, 4))  # noqa: E731
+    judge = lambda *rates: first_batch.judge(config, batch, ids, kinds(*rates), (0, 1, 2, 3, 4))  # noqa: E731
     assert {judge(0.2, 0.8, 0.1)[0] for _ in range(50)} == {"ok"}
-    for shares in ((0.17, 0.8, 0.1), (0.2, 0.9, 0.05), (0.2, 0.7, 0.1), (0.2, 0.8, 0.2)):
-        assert judge(*shares)[0] == "warning", shares
+    for rates in ((0.17, 0.8, 0.1), (0.2, 0.9, 0.05), (0.2, 0.7, 0.1), (0.2, 0.8, 0.2)):
+        assert judge(*rates)[0] == "warning", rates
     assert judge(0, 0.8, 0.1)[:2] == ("error", "nothing is predicted")
 
 
 def test_no_shards(workdir, capsys):
-    found = look(workdir, str(workdir / "nothing"), capsys, code=2)
+    found = run_doctor(workdir, str(workdir / "nothing"), capsys, code=2)
     assert "holds no shards" in found["data"]["what"]
 
 
 def test_memory_and_time_of_a_topology(healthy, workdir, capsys):
     """From `plan`'s own functions; the devices are those of the topology."""
-    found = look(workdir, healthy.folder, capsys, flags=("--topology=v3:2x2",))
+    found = run_doctor(workdir, healthy.folder, capsys, flags=("--topology=v3:2x2",))
     assert found["step"]["level"] == "ok" and "GB a chip" in found["step"]["what"]
     assert "data 8 x fsdp 1" in found["mesh"]["what"]
 

@@ -16,7 +16,7 @@ ROW = [
 
 
 def shown(out: io.StringIO) -> str:
-    show(*first_batch.shown([ROW]), out=out)
+    show(*first_batch.render([ROW]), out=out)
     return out.getvalue().splitlines()[-1]
 
 
@@ -32,4 +32,4 @@ def test_colors_of_the_marks_on_a_terminal(monkeypatch):
 
 
 def test_no_rows_no_heading():
-    assert list(first_batch.shown([])) == []
+    assert list(first_batch.render([])) == []

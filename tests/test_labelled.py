@@ -122,10 +122,10 @@ BAD_CSV = {
 
 @pytest.mark.parametrize("fault", BAD_CSV)
 def test_bad_csv(tmp_path, fault):
-    content, words = BAD_CSV[fault]
+    content, message = BAD_CSV[fault]
     (tmp_path / "bad.csv").write_text(content)
     sentence = refused(f"csv:{tmp_path}/bad.csv", split="validation")
-    assert words in sentence and f"csv:{tmp_path}/bad.csv" in sentence
+    assert message in sentence and f"csv:{tmp_path}/bad.csv" in sentence
 
 
 BAD_JSONL = {
@@ -144,9 +144,9 @@ BAD_JSONL = {
 
 @pytest.mark.parametrize("fault", BAD_JSONL)
 def test_bad_jsonl(tmp_path, fault):
-    content, words = BAD_JSONL[fault]
+    content, message = BAD_JSONL[fault]
     (tmp_path / "bad.jsonl").write_text(content)
-    assert words in refused(f"jsonl:{tmp_path}/bad.jsonl")
+    assert message in refused(f"jsonl:{tmp_path}/bad.jsonl")
 
 
 @pytest.mark.parametrize("value", ["high", None, "nan", [1]])

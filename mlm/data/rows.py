@@ -44,7 +44,7 @@ def plan(split: str, tokens: int, *, length: int, count: int) -> list[str]:
     return [f"{split}/dataset-{shard}-{(rows - shard - 1) // count + 1}.tfrecord" for shard in range(count)]
 
 
-def noted(work: Work, digest: str) -> dict[str, Shard]:
+def read_notes(work: Work, digest: str) -> dict[str, Shard]:
     """Returns {name: shard} of the complete shards that were made from the streams with this digest."""
     found = {}
     there = {f"{split}/{name}": size for split in SPLITS for name, size in sizes(work.shards / split).items()}

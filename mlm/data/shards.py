@@ -99,7 +99,7 @@ def _write(
     files = {split: work.local_blocks([block.name for block in own[split]]) for split in SPLITS}
     streams = {split: Stream(split, files[split], digest) for split in SPLITS}
     every = [name for split in SPLITS for name in names[split]]
-    there = rows.noted(work, digest)
+    there = rows.read_notes(work, digest)
     mine = {name for number, name in enumerate(every) if work.hosts.owns(number) and name not in there}
     tasks = []
     for split, stream in streams.items():
@@ -107,7 +107,7 @@ def _write(
         tasks += rows.submit(pool, work, stream, names[split], left, length=length, workers=workers)
     for task in tasks:
         task.result()
-    shards = work.wait("shards", every, lambda: rows.noted(work, digest))
+    shards = work.wait("shards", every, lambda: rows.read_notes(work, digest))
     if work.hosts.index:
         work.wait("manifest", [NAME], dict)
         return None

@@ -166,9 +166,9 @@ def ids(case: Case) -> list[Finding]:
     fix = "use the tokenizer of the shards, or write them again" if largest >= size else ""
     found = [Finding("error" if fix else "ok", f"{what}; checked {part}", fix)]
 
-    share = repeats.repeated / max(repeats.documents, 1)
-    level = "warning" if share > REPEATED else "ok"
-    what = f"{repeats.repeated:,} of {repeats.documents:,} whole documents ({share:.1%}) are repeated, in {part}"
+    rate = repeats.repeated / max(repeats.documents, 1)
+    level = "warning" if rate > REPEATED else "ok"
+    what = f"{repeats.repeated:,} of {repeats.documents:,} whole documents ({rate:.1%}) are repeated, in {part}"
     if repeats.example is not None and level != "ok":
         one, other, (start, stop) = repeats.example
         text = _decode(case, scan.row(manifest, "train", one)[start:stop])
@@ -176,9 +176,9 @@ def ids(case: Case) -> list[Finding]:
     fix = "see corpus.weights and the source: a model memorizes repeated lines" if level != "ok" else ""
     found.append(Finding(level, what, fix, check="duplicates"))
 
-    share = repeats.overlapping / max(repeats.rows, 1)
-    level = "ok" if share <= OVERLAP[0] else "error" if share >= OVERLAP[1] else "warning"
-    what = f"{repeats.overlapping:,} of {repeats.rows:,} validation rows ({share:.1%}) are at least half in training"
+    rate = repeats.overlapping / max(repeats.rows, 1)
+    level = "ok" if rate <= OVERLAP[0] else "error" if rate >= OVERLAP[1] else "warning"
+    what = f"{repeats.overlapping:,} of {repeats.rows:,} validation rows ({rate:.1%}) are at least half in training"
     what += f", by stretches of {scan.STRETCH} tokens in {part}"
     if repeats.pair is not None and level != "ok":
         own, other = repeats.pair

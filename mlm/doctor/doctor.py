@@ -45,7 +45,7 @@ def run(config: ConfigDict, workdir: Workdir, *, as_json: bool, **options: Any) 
             (Text(f.level, COLORS[f.level]), f.check, " | ".join(filter(None, (f.what, f.where, f.fix))))
             for f in findings
         ]
-        show(table("", "", "", rows=cells), *first_batch.shown(batch))
+        show(table("", "", "", rows=cells), *first_batch.render(batch))
     if errors:
         names = ", ".join(dict.fromkeys(errors))
         raise InputError(f"{len(errors)} of {len(findings)} findings are errors ({names}); the run can't be right.")
