@@ -93,7 +93,7 @@ def test_a_classifier_in_another_workdir(finished, tmp_path, capsys):
     assert not (tmp_path / "classification.json").exists()
     found = load.load(str(workdir.root), head=None)
     assert "classifier/dense/kernel" in found.leaves and found.body.keys() == {"embeddings", "encoder"}
-    with pytest.raises(InputError, match=r"^--model=.*: is of a classifier, and has no language-model head\.$"):
+    with pytest.raises(InputError, match=r"^--model=.*: holds a classifier, which has no language-model head\.$"):
         load.load(str(workdir.root), head=load.LM_HEAD)
 
 
@@ -138,7 +138,7 @@ def test_a_folder_to_start_from(trained_workdir, model, tmp_path, capsys):
     assert "batches are padded to 8 or 16 or 24 tokens, each compiled once" in err
     found = load.from_workdir(Workdir(str(tmp_path / "run"), create=False), head=load.CLASSIFIER)
     assert classifier.class_names(found.config) == ()
-    with pytest.raises(InputError, match="is of a classifier"):
+    with pytest.raises(InputError, match="holds a classifier"):
         load.from_workdir(Workdir(str(tmp_path / "run"), create=False), head=load.LM_HEAD)
 
 
@@ -189,5 +189,5 @@ def test_bad_rows_are_named_with_file_and_line(trained_workdir, tmp_path, capsys
 def test_a_workdir_of_the_other_kind(trained_workdir, finished, tmp_path, capsys):
     workdir, _ = finished
     other = shutil.copytree(str(trained_workdir.root), tmp_path / "pretrained")
-    refuse(arguments(other, tmp_path), 2, "is of a masked language model", capsys=capsys)
+    refuse(arguments(other, tmp_path), 2, "holds a masked language model", capsys=capsys)
     refuse(["evaluate", f"--workdir={workdir.root}", "--split=dev"], 2, "--split=dev", capsys=capsys)

@@ -125,7 +125,7 @@ def test_runs_without_config_or_times(runs):
 
 
 def test_what_can_not_be_compared_is_refused(runs, tmp_path):
-    with pytest.raises(InputError, match=r"first: is there twice"):
+    with pytest.raises(InputError, match=r"first: this run is named twice"):
         compare.write([runs[0], runs[1], runs[0]])
     with pytest.raises(InputError, match=r"empty/metrics.jsonl: holds no line"):
         compare.write([runs[0], Workdir(str(tmp_path / "empty"))])

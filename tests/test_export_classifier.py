@@ -112,7 +112,7 @@ def test_folders_that_are_no_classifiers(workdirs, tmp_path):
     folder = shutil.copytree(str(workdirs["classes"].export), tmp_path / "copy")
     content = json.loads((folder / "config.json").read_text())
     for change, words in (
-        ({"problem_type": "multi_label_classification"}, "is a multi-label one"),
+        ({"problem_type": "multi_label_classification"}, "is a multi-label classifier"),
         ({"model_type": "bert"}, "is a bert"),
         ({"hidden_size": 32}, "where config.json asks for"),
     ):

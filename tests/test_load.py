@@ -99,7 +99,7 @@ def test_a_workdir_by_its_name(trained_workdir, model, tmp_path):
             load.load(str(tmp_path), head=head, flag=flag)
         assert str(error.value) == f"{flag}{tmp_path}: there is no complete checkpoint; train first."
     with pytest.raises(
-        InputError, match=r"checkpoints: is of a masked language model, and has no classification head\."
+        InputError, match=r"checkpoints: holds a masked language model, which has no classification head\."
     ):
         load.from_workdir(trained_workdir, head=load.CLASSIFIER)
 

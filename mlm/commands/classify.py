@@ -105,7 +105,7 @@ def _find_model(
     if steps:
         dataset = checkpoint_files.read_meta(workdir.checkpoints, steps[-1])["dataset"]
         if "labels" not in dataset:
-            raise InputError(f"{workdir.checkpoints}: is of a masked language model; classify in another --workdir.")
+            raise InputError(f"{workdir.checkpoints}: holds a masked language model; classify in another --workdir.")
         body = RobertaConfig.from_dict(dataset["model"])
     elif init_from:
         body = source().config

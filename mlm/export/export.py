@@ -120,7 +120,7 @@ def write_folder(model: Pretrained, folder: UPath, prove: Callable[[Path], None]
         if model.run_config is not None:
             (new / "run_config.json").write_text(json.dumps(model.run_config, indent=1) + "\n", encoding="utf-8")
         prove(new)
-        if (folder / logs.RESULTS).is_file():  # each entry says which weights it is of
+        if (folder / logs.RESULTS).is_file():  # each entry names its weights
             (new / logs.RESULTS).write_bytes((folder / logs.RESULTS).read_bytes())
         if torch_python:
             _check_in_torch(torch_python, new)
@@ -170,13 +170,13 @@ def check_files(
         with jax.default_matmul_precision("highest"):
             last = np.asarray(reference(np.asarray([ids], np.int32)).logits[0])[positions]
     except (InputError, OSError, ValueError) as error:
-        raise DamageError(f"what export wrote can't be read back ({error}); look at the disk, and try again.") from None
+        raise DamageError(f"what export wrote can't be read back ({error}); check the disk, and try again.") from None
     for file, wanted, own in (("model.safetensors", logits, found), ("flax_model.msgpack", logits[-1:], [last])):
         worst = float(np.max([np.max(np.abs(one - other)) for one, other in zip(wanted, own, strict=True)]))
         if not worst < verify_export.LOGITS:  # NaN is no proof either
             raise DamageError(
                 f"{file}: read back, its logits differ from the trained model's by {worst:.1e}; nothing was exported: "
-                "look at the disk, and export again."
+                "check the disk, and export again."
             )
         print(f"export: {file} read back, largest difference of the logits {worst:.1e}", file=sys.stderr)
 
@@ -272,6 +272,6 @@ def _replacing(folder: UPath) -> Iterator[Path]:
     except OSError as error:
         if old.exists() and not target.exists():
             old.rename(target)
-        raise InputError(f"{folder}: can't be written ({error.strerror or error}); make room there.") from error
+        raise InputError(f"{folder}: can't be written ({error.strerror or error}); free some space there.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

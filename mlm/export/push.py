@@ -21,7 +21,7 @@ from mlm.paths import UPath, local_folder
 
 
 def check(name: str) -> str:
-    """Returns the user's token, for `push`; raises InputError if there is none, or if the name is wrong."""
+    """Returns the user's token; raises InputError if there is none, or if the repository's name is wrong."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -30,7 +30,7 @@ def check(name: str) -> str:
         raise InputError("--push: name the repository with its user or organisation, as in --push=me/my-model.")
     token = get_token()
     if not token:
-        raise InputError("--push: there is no token of the Hugging Face Hub; `hf auth login`, or set HF_TOKEN.")
+        raise InputError("--push: there is no token of the Hugging Face Hub; run `hf auth login`, or set HF_TOKEN.")
     return token
 
 

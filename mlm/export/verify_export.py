@@ -1,7 +1,7 @@
 """Proves an export in PyTorch: `PYTHON mlm/export/verify_export.py FOLDER`, by any Python with torch and transformers.
 
-Compares with the proof that lies in the folder: the tokenizer's ids, the logits, and what transformers' pipeline
-answers. Prints a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.
+Compares the tokenizer's ids, the logits, and the answers of transformers' pipeline with the proof in the folder. Prints
+a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def _same_logits(model, tok, rows: list[dict], logits, cut: dict) -> bool:
     import torch
 
     worst = scale = 0.0
-    for first, some in ((0, rows[:-1]), (len(rows) - 1, rows[-1:])):
-        if not some:
+    for first, batch in ((0, rows[:-1]), (len(rows) - 1, rows[-1:])):
+        if not batch:
             continue
-        columns = [list(column) for column in zip(*map(_texts, some))]  # noqa: B905
+        columns = [list(column) for column in zip(*map(_texts, batch))]  # noqa: B905
         with torch.inference_mode():
             found = model(**tok(*columns, padding=True, return_tensors="pt", **cut)).logits
-        for index, row in enumerate(some):
+        for index, row in enumerate(batch):
             own, wanted = found[index], logits[first + index]
             own = own[row["positions"]] if "positions" in row else own
             if own.shape != wanted.shape:
@@ -103,12 +103,12 @@ def _same_fillings(fill, rows: list[dict]) -> bool:
             return _check(False, "", f"fillings: another number of them in {row['text']!r}")
         for mask, wanted in zip(found, row["fillings"]):  # noqa: B905
             by_token = {filling["token"]: filling for filling in wanted}
-            for there, here in zip(mask, wanted):  # noqa: B905
+            for theirs, ours in zip(mask, wanted):  # noqa: B905
                 # A token that is not in the list at all can only have tied with the last one.
-                twin = by_token.get(there["token"], {**there, "score": wanted[-1]["score"]})
-                difference = max(_relative(there, here), _relative(there, twin))
-                if not (difference < SCORES and there["token_str"] == twin["token_str"]):
-                    one, other = (f"{each['token_str']!r} {each['score']:.6f}" for each in (there, here))
+                tied = by_token.get(theirs["token"], {**theirs, "score": wanted[-1]["score"]})
+                difference = max(_relative(theirs, ours), _relative(theirs, tied))
+                if not (difference < SCORES and theirs["token_str"] == tied["token_str"]):
+                    one, other = (f"{filling['token_str']!r} {filling['score']:.6f}" for filling in (theirs, ours))
                     return _check(False, "", f"fillings: {one}, not {other} in {row['text']!r}")
                 worst, count = max(worst, difference), count + 1
     return _check(True, f"fillings: {count} of pipeline('fill-mask') are equal, scores to {worst:.1e} relative", "")

@@ -1,1 +1,1 @@
-"""Models of runs, of transformers folders and of the hub: loading them, and starting from them."""
+"""Loading the model of a run, of a transformers folder or of the Hub, and starting from it."""

@@ -44,7 +44,7 @@ class Pretrained:
     Attributes:
       config: transformers' config; its vocabulary is the tokenizer's, without the padding of training.
       params: numpy float32, of that size.
-      tokenizer: folder of the tokenizer, which may be missing where only parameters are wanted.
+      tokenizer: folder of the tokenizer, which may be missing if only parameters are needed.
       step: of the checkpoint; None for a folder.
       meta: the checkpoint's metadata (`checkpoint_files.read_meta`); empty for a folder.
       source: where it was read from, for messages.
@@ -111,9 +111,11 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
     folder = locate.local_copy(model, flag)
     config = read_config(folder, where)
     if head == CLASSIFIER and config.problem_type == "multi_label_classification":
-        raise InputError(f"{where}: is a multi-label one; a RoBERTa of one label a row, or of regression, is needed.")
+        raise InputError(
+            f"{where}: is a multi-label classifier; a RoBERTa with one label per row, or for regression, is needed."
+        )
     if head != CLASSIFIER and not config.tie_word_embeddings:
-        raise InputError(f"{where}: its embeddings are not tied; a RoBERTa with tied ones is needed.")
+        raise InputError(f"{where}: its embeddings are not tied; a RoBERTa with tied embeddings is needed.")
     params = _read_weights(folder, where)
     if head and isinstance(params["roberta"], dict):
         params["roberta"].pop("pooler", None)
@@ -137,7 +139,7 @@ def from_workdir(workdir: Workdir, *, head: str | None, where: str = "") -> Pret
     dataset = meta["dataset"]
     own, kind = (CLASSIFIER, "classifier") if "labels" in dataset else (LM_HEAD, "masked language model")
     if head not in (None, own):
-        raise InputError(f"{where}: is of a {kind}, and has no {HEAD_NAMES[head]}.")
+        raise InputError(f"{where}: holds a {kind}, which has no {HEAD_NAMES[head]}.")
     config = RobertaConfig.from_dict(dataset["model"])
     device = SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), _shapes(config, own))
@@ -159,7 +161,7 @@ def read_config(folder: UPath, where: str) -> RobertaConfig:
         raise InputError(f"{where}: its config.json can't be read ({reason}); take a good copy.") from None
     if content.get("model_type") != "roberta":
         name = printable(str(content.get("model_type")))[:80]
-        raise InputError(f"{where}: is a {name}, by its config.json; a RoBERTa is needed.")
+        raise InputError(f"{where}: is a {name} according to its config.json; a RoBERTa is needed.")
     for key in (*SIZES, *RATES, "hidden_act"):
         value: Any = getattr(config, key)
         if key in SIZES:
@@ -172,7 +174,8 @@ def read_config(folder: UPath, where: str) -> RobertaConfig:
         if not good:
             raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")
     if config.hidden_size % config.num_attention_heads or config.pad_token_id >= config.vocab_size:
-        raise InputError(f"{where}: the heads or the padding id of its config.json don't fit it; take a good copy.")
+        text = "has attention heads that don't divide hidden_size, or a pad_token_id outside the vocabulary"
+        raise InputError(f"{where}: its config.json {text}; take a good copy.")
     return config
 
 

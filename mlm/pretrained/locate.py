@@ -32,12 +32,7 @@ def is_classifier(model: str | Workdir) -> bool:
 
 
 def local_copy(name: str, flag: str) -> UPath:
-    """Returns the folder of a model on this machine: itself, a copy of one in a bucket, or the Hub's cache.
-
-    Args:
-      name: a folder, or a repository on the Hub.
-      flag: what the name was given with, such as "--model=", for an error.
-    """
+    """Returns a local folder of the model that was given as `flag` `name`: a folder, or a repository on the Hub."""
     folder = UPath(name if UPath(name).is_dir() else _download(name, flag))
     if not (folder / "config.json").is_file():
         raise InputError(f"{flag}{name}: has no config.json and no checkpoints; name a workdir or a RoBERTa folder.")
@@ -45,7 +40,7 @@ def local_copy(name: str, flag: str) -> UPath:
 
 
 def _download(name: str, flag: str) -> str:
-    """Returns the folder of a repository of the Hub, in transformers' cache."""
+    """Returns the folder of a repository in the Hub's cache."""
     import huggingface_hub
 
     try:

@@ -31,7 +31,7 @@ def write(workdirs: list[Workdir]) -> str:
     roots = [str(workdir.root) for workdir in workdirs]
     twice = next((root for root in roots if roots.count(root) > 1), None)
     if twice is not None:
-        raise InputError(f"--compare={twice}: is there twice; name each run once.")
+        raise InputError(f"--compare={twice}: this run is named twice; name each run once.")
     if len(workdirs) > len(plots.COLORS):
         raise InputError(f"--compare: {len(workdirs)} runs, at most {len(plots.COLORS)} can be shown; name fewer.")
     runs = dict(zip(names(roots), map(report.gather, workdirs), strict=True))
@@ -43,7 +43,7 @@ def write(workdirs: list[Workdir]) -> str:
 
 
 def names(roots: list[str]) -> list[str]:
-    """Returns the shortest ends of the paths that tell them apart."""
+    """Returns the shortest distinct ends of the paths."""
     parts = [root.rstrip("/").split("/") for root in roots]
     for count in range(1, max(map(len, parts)) + 1):
         found = ["/".join(each[-count:]) for each in parts]

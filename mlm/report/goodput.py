@@ -41,7 +41,7 @@ class TimeUse:
       evaluation, checkpoints: while the steps waited for them.
       start: from a start to the end of its first step: input, compilation.
       redone: steps, evaluations and checkpoints that a later start went back behind.
-      down: from the last line before a start to that start: the run was not there, or lost what it had not logged.
+      down: from the last line before a start to that start: not running, or running without a log of it.
     """
 
     training: float = 0.0
@@ -63,7 +63,7 @@ class TimeUse:
 
 
 def sessions(timing: list[Line]) -> list[Session]:
-    """Returns the starts of a run, in order, without starts at its end that have made nothing."""
+    """Returns the starts of a run, in order, without starts at its end that logged nothing."""
     starts = [index for index, line in enumerate(timing) if line["kind"] == "start"]
     groups = [timing[start:end] for start, end in itertools.pairwise([*starts, None])]
     while groups and len(groups[-1]) == 1:

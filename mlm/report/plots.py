@@ -20,7 +20,7 @@ Points = tuple[list[float], list[float]]
 
 TRAIN, EVAL, FAINT, MARK = "#3b6ea8", "#c2561d", "#a7b2c0", "#6b7280"
 COLORS = ("#3b6ea8", "#c2561d", "#4c8c4a", "#8a5ba8", "#b08d2c", "#2f8f8f", "#b0476b", "#6b7280")  # of runs
-FEW = 40  # points, that get a mark each
+FEW = 40  # points: each gets a mark
 POINTS = 2_000  # of a curve; more can't be told apart at this size
 STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("plots.mplstyle"), use_default_template=False)
 

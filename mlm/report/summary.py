@@ -23,7 +23,7 @@ class RunSummary:
       config: flattened; empty if there is none.
       train, evals: lines of metrics.jsonl.
       sessions: the starts of the run.
-      manifest: of its shards; None where they are gone.
+      manifest: of its shards; None if they are gone.
     """
 
     name: str
@@ -64,7 +64,7 @@ class RunSummary:
 
     @property
     def devices(self) -> str:
-        """Of all starts, each kind once."""
+        """Of all starts, each once."""
         return ", then ".join(dict.fromkeys(session.devices for session in self.sessions))
 
     def median(self, key: str) -> float | None:
@@ -75,7 +75,7 @@ class RunSummary:
 
 
 def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("inf")) -> RunSummary:
-    """Reads the logs of a run up to a step, and the manifest of its shards where it is still there.
+    """Reads the logs of a run up to a step, and the manifest of its shards if it is still there.
 
     Raises:
       DamageError: a log or the manifest is damaged.
