@@ -125,12 +125,7 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
 
 
 def from_workdir(workdir: Workdir, *, head: str | None, where: str = "") -> Pretrained:
-    """Returns the model of a run's newest checkpoint, a classifier's best: averaged, if the run keeps an average.
-
-    Args:
-      head: as in `load`.
-      where: what to call the run in an error.
-    """
+    """Returns the model of a run's newest checkpoint, a classifier's best: averaged, if the run keeps an average."""
     where = where or str(workdir.checkpoints)
     step = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=locate.is_classifier(workdir))
     if step is None:

@@ -42,10 +42,8 @@ def refuse_another_model(source: Pretrained, config: RobertaConfig) -> None:
     for key, name in SAME.items():
         ours, theirs = getattr(config, name), getattr(source.config, name)
         if ours != theirs:
-            raise InputError(
-                f"config.{key} = {ours}: train.init_from = {source.source} has {theirs}; set it to that, or start from "
-                "another model."
-            )
+            fix = "set it to that, or start from another model."
+            raise InputError(f"config.{key} = {ours}: train.init_from = {source.source} has {theirs}; {fix}")
 
 
 class Taken(NamedTuple):
