@@ -92,7 +92,7 @@ class Monitor(MetricsHook):
         if _spike_id(line) in self._noted:
             return
         self._noted.add(_spike_id(line))
-        self._spikes.append(line | {"rows": [row for first, last in spans for row in self._rows(first, last)]})
+        self._spikes.append(line | {"rows": [row for span in spans for row in self._rows(*span)]})
         if spike.begins:
             flags = " ".join(f"--skip-batches {batches}" for batches in line["batches"])
             self._notify(

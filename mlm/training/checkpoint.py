@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -24,7 +24,7 @@ INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")  # a step that was n
 logger = logging.getLogger(__name__)
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager):
     """The checkpoints of one run; a context manager that waits for what is being written."""
 
     def __init__(self, folder: UPath, *, keep: int):
@@ -55,9 +55,6 @@ class Checkpoints:
         self._saving: int | None = None  # the step that orbax is writing
         self._hashing: concurrent.futures.Future | None = None
 
-    def __enter__(self) -> Checkpoints:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         try:
             self.finish()
@@ -66,10 +63,7 @@ class Checkpoints:
             self._manager.close()
 
     def save(self, step: int, state: Any, meta: dict, score: float | None) -> None:
-        """Starts to save a tree of arrays and JSON, and returns when the arrays have been copied.
-
-        Args:
-          score: the metric at this step, if it was evaluated; the checkpoint with the lowest is kept.
+        """Starts to save arrays and JSON, with the score if the step was evaluated; returns when arrays are copied.
 
         Raises:
           InputError: an earlier checkpoint could not be written (a full disk, say).

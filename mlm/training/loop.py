@@ -71,12 +71,7 @@ class Task(Protocol):
 
 
 def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, float]:
-    """Trains from the newest checkpoint to the task's last step; returns the last scores.
-
-    Raises:
-      InputError: config, data and checkpoint do not fit together.
-      PreemptedError: SIGTERM or Ctrl-C came; the state is saved.
-    """
+    """Trains from the newest checkpoint to the task's last step; returns the last scores."""
     meta = {
         "format": checkpoint_files.FORMAT,
         "config": configs.flatten(config),

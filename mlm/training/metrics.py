@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ from mlm.training.recipe import Run
 SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spearman": ".4f"}  # of an evaluation
 
 
-class Log:
+class Log(AbstractContextManager):
     """Writes the logs of a run on the first host, and nothing on the others; a context manager.
 
     Attributes:
@@ -56,9 +56,6 @@ class Log:
         self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True, disable=not shown)
         self.restart_clock(start)
         self.timing("start", start, host=platform.node(), devices=jax.device_count(), device=device)
-
-    def __enter__(self) -> Log:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.flush()

@@ -47,10 +47,8 @@ CLASSIFIER_RULES = (*(rule for rule in RULES if not rule[0].startswith("lm_head"
 def make_mesh(*, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns the mesh over all devices of all hosts; an axis of -1 takes the devices that the others leave.
 
-    TPU slices follow one another along the data axis, the only one that crosses the network between them.
-
-    Raises:
-      InputError: the axes do not multiply to the number of devices, or the slices do not divide the data axis.
+    TPU slices follow one another along the data axis, the only one that crosses the network between them. Raises
+    InputError if the axes do not multiply to the number of devices, or the slices do not divide the data axis.
     """
     devices = jax.devices() if devices is None else list(devices)
     shape = mesh_shape(data, fsdp, tensor, len(devices))
@@ -108,11 +106,10 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 
 def param_specs(params: Any, mesh: Mesh) -> dict[str, P]:
-    """Returns {"roberta/...": spec}.
+    """Returns {"roberta/...": spec}; every parameter needs a rule, and every rule a parameter.
 
     Raises:
       InputError: a dimension that the mesh does not divide.
-      ValueError: a parameter without a rule, or a rule without a parameter.
     """
     specs, used, rules = {}, set(), CLASSIFIER_RULES if "classifier" in params else RULES
     for name, leaf in named_leaves(params):
@@ -184,11 +181,7 @@ def logical_rows(mesh: Mesh, rows: int) -> np.ndarray:
 
 
 def local_rows(mesh: Mesh, rows: int, process: int | None = None) -> tuple[int, int]:
-    """Returns [start, stop): the rows of a batch that a process feeds, this one by default.
-
-    Raises:
-      InputError: its devices hold rows that are not consecutive.
-    """
+    """Returns [start, stop): the rows that a process feeds, this one by default; InputError if not consecutive."""
     return _rows_of(processes_of(mesh), rows, jax.process_index() if process is None else process)
 
 
@@ -206,9 +199,8 @@ def _rows_of(processes_SxT: np.ndarray, rows: int, process: int) -> tuple[int, i
 def host_input(processes_SxT: np.ndarray, run: Mapping[str, Any]) -> dict[str, Any]:
     """Returns how a flattened config feeds every host of a mesh, which need not exist.
 
-    Returns:
-      "count" of hosts; "rows_per_host" and "lanes_per_host" of a global batch (below 1 where hosts share a lane; None
-      if undefined); "fed": whether every host is; "error": why not, if one is not.
+    That is: "count" of hosts; "rows_per_host" and "lanes_per_host" of a global batch (below 1 where hosts share a lane;
+    None if undefined); "fed": whether every host is; "error": why not.
     """
     hosts, rows, lanes = np.unique(processes_SxT), run["data.global_batch"], run["data.lanes"]
     found = {"count": len(hosts), "rows_per_host": None, "lanes_per_host": None, "fed": False}

@@ -76,8 +76,11 @@ def mean_gradient(
 
     def gradient(params: Params, batch: Batch, step: jax.Array) -> tuple[Params, RowSums]:
         inputs = prepare(batch, step)
-        rows_B = _row_numbers(len(jax.tree.leaves(inputs)[0]) // accumulate, mesh)
-        total, sums = sum_grads(params, inputs, rows_B, jax.random.fold_in(jax.random.key(run["train.seed"]), step))
+        rows_B = logical_rows(mesh, len(jax.tree.leaves(inputs)[0]) // accumulate)
+        in_order = (np.diff(rows_B) == 1).all()
+        rows_B = jnp.arange(len(rows_B), dtype=jnp.uint32) if in_order else jnp.asarray(rows_B)
+        key = jax.random.fold_in(jax.random.key(run["train.seed"]), step)
+        total, sums = sum_grads(params, inputs, rows_B, key)
         return jax.tree.map(lambda g: g / jnp.maximum(sums.weight_B, 1), total), sums
 
     return gradient
@@ -86,12 +89,6 @@ def mean_gradient(
 def _microbatches(x_Bx: jax.Array, accumulate: int) -> jax.Array:
     """Returns [A, B / A, ...]: microbatch a holds rows a, a + A, ..., which keeps every row on its device."""
     return jnp.moveaxis(x_Bx.reshape(-1, accumulate, *x_Bx.shape[1:]), 1, 0)
-
-
-def _row_numbers(rows: int, mesh: Mesh) -> jax.Array:
-    """Returns the logical row of a microbatch that each row of its arrays holds, uint32 [rows]."""
-    numbers = logical_rows(mesh, rows)
-    return jnp.asarray(numbers) if (np.diff(numbers) != 1).any() else jnp.arange(rows, dtype=jnp.uint32)
 
 
 def _psum_over_data(local_grads: Callable, mesh: Mesh, *, comm_dtype: str | None) -> Callable:
