@@ -164,7 +164,8 @@ class _Simulation:
             self.clock.now += cycles
         self.cost.cycles[source] += cycles * times
         self.cost.instructions["compiler" if source == "compiler" else "rules"] += times
-        total = self.cost.groups.setdefault(group(this.op_name, self.module.source(this)), [0.0, 0])
+        source_line = self.module.sources.get(this.attribute(r"stack_frame_id=(\d+)"), "")
+        total = self.cost.groups.setdefault(group(this.op_name, source_line), [0.0, 0])
         total[0] += cycles * times
         total[1] += times
 

@@ -66,11 +66,7 @@ class Module:
     entry: str
     computations: dict[str, list[Instruction]]
     by_name: dict[str, Instruction]
-    sources: dict[int, str]
-
-    def source(self, instruction: Instruction) -> str:
-        """Returns "file:line", or "" if unknown."""
-        return self.sources.get(int(instruction.attribute(r"stack_frame_id=(\d+)") or 0), "")
+    sources: dict[str, str]
 
 
 def parse(text: str) -> Module:
@@ -105,7 +101,7 @@ def _join_lines(text: str) -> list[str]:
     return lines
 
 
-def _sources(text: str) -> dict[int, str]:
+def _sources(text: str) -> dict[str, str]:
     """Reads the tables above the computations."""
 
     def table(title: str) -> dict[int, str]:
@@ -132,7 +128,7 @@ def _sources(text: str) -> dict[int, str]:
             frame = number(frames[frame], "parent_frame_id") - 1  # the text counts them from 2
         return innermost
 
-    return {frame: source(frame) for frame in frames}
+    return {str(frame): source(frame) for frame in frames}
 
 
 def elements(shape: str) -> list[str]:
