@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 def add_config_flags(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Adds --config and --workdir; a --config that is not `required` defaults to the workdir's."""
-    example = "such as configs/quickstart.py" if required else "default: the config of the workdir"
-    parser.add_argument("--config", required=required, metavar="FILE", help=f"config file, {example}")
+    file = "config file, such as configs/quickstart.py" if required else "config file; default: that of the workdir"
+    parser.add_argument("--config", required=required, metavar="FILE", help=file)
     parser.add_argument("--workdir", default="", metavar="DIR", help="folder of the run, local or gs://")
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser, required=False)
     parser.add_argument("--torch", default="", metavar="PYTHON", help="Python with PyTorch to verify the export in")
-    parser.add_argument("--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub, as private")
-    parser.add_argument("--public", action="store_true", help="with --push: create a public repository")
+    parser.add_argument("--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub")
+    parser.add_argument("--public", action="store_true", help="with --push: to a public repository, not a private one")
     common.add_host_flags(parser)
 
 
