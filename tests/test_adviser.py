@@ -1,4 +1,4 @@
-"""The adviser on made-up curves, on the shape of the quickstart: what is wrong is told once, what is not is not."""
+"""The adviser on made-up curves and the shape of the quickstart: each trouble is reported once, and nothing else."""
 
 import dataclasses
 import math

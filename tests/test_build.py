@@ -114,8 +114,8 @@ def test_a_short_step_is_the_step_on_rows_of_that_length():
     batch = random_batch(16)
     state, metrics = run.step_at(7)(run.init(), sharding.put_batch(batch, run.mesh, 16))
 
-    short_facts = dataclasses.replace(INFO, length=8)
-    short = tiny_run("shards.length=8", "data.global_batch=64", *settings, info=short_facts)
+    short_info = dataclasses.replace(INFO, length=8)
+    short = tiny_run("shards.length=8", "data.global_batch=64", *settings, info=short_info)
     rows = {
         "input_ids": batch["input_ids"].reshape(64, 8),
         "attention_mask": batch["attention_mask"].reshape(64, 8),

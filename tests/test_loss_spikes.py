@@ -1,4 +1,4 @@
-"""Spikes on made-up curves: what jumps is told with its updates, and nothing else is."""
+"""Spikes on made-up curves: what jumps is reported with its steps, and nothing else."""
 
 import numpy as np
 import pytest

@@ -31,7 +31,7 @@ def signature(names: str) -> inspect.Signature:
 
 @pytest.fixture
 def wandb(monkeypatch) -> types.SimpleNamespace:
-    """A stand-in that keeps what it is told, and refuses what wandb refuses."""
+    """A stand-in that records every call, and refuses what wandb refuses."""
     seen = types.SimpleNamespace(settings=None, lines=[], finished=0)
 
     def init(*args, **settings):
@@ -41,9 +41,9 @@ def wandb(monkeypatch) -> types.SimpleNamespace:
         assert settings["id"].strip() == settings["id"] != ""
         return types.SimpleNamespace(log=log, finish=functools.partial(setattr, seen, "finished", seen.finished + 1))
 
-    def log(*args, **given):
-        told = signature("data step commit").bind(*args, **given).arguments
-        seen.lines.append((told["step"], told["data"]))
+    def log(*args, **kwargs):
+        given = signature("data step commit").bind(*args, **kwargs).arguments
+        seen.lines.append((given["step"], given["data"]))
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     return seen
@@ -77,14 +77,14 @@ def test_weights_and_biases_goes_on_with_the_same_run(manifest, tmp_path, wandb)
 
 
 @pytest.mark.parametrize("data", [b"", b"a/b", b"\xff", b"x" * 129, b"one\ntwo"])
-def test_a_damaged_id_of_weights_and_biases_is_told(manifest, tmp_path: pathlib.Path, wandb, data):
+def test_a_damaged_id_of_weights_and_biases_is_reported(manifest, tmp_path: pathlib.Path, wandb, data):
     (tmp_path / "wandb_id").write_bytes(data)
     with pytest.raises(DamageError, match="wandb_id: is not the id of a run"):
         pretrain(tiny_config("log.wandb=my-project", "data.lanes=2"), Workdir(str(tmp_path)), manifest)
     assert wandb.settings is None and (tmp_path / "wandb_id").read_bytes() == data
 
 
-def test_weights_and_biases_missing_is_told(manifest, tmp_path, monkeypatch):
+def test_weights_and_biases_missing_is_reported(manifest, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     config = tiny_config("log.wandb=my-project", "data.lanes=2")
     with pytest.raises(InputError, match=r"log\.wandb.*install"):

@@ -83,7 +83,7 @@ def stuck(one_device, tokenizer_folder, tmp_path_factory) -> tuple[pathlib.Path,
     return folder / "run", manifest
 
 
-def test_a_training_on_text_without_sense_is_told_to_be_stuck(stuck):
+def test_a_training_on_random_text_is_reported_as_stuck(stuck):
     """It goes through the loop: nothing but the frequencies of tokens can be learned from it."""
     workdir, _ = stuck
     (advice,) = said(workdir / "advice.jsonl")
