@@ -26,13 +26,10 @@ VALIDATION = 50  # one document in so many
 
 
 def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, seconds: float) -> dict[str, Any]:
-    """Measures the writing of shards of the corpus's first documents, which are read beforehand.
-
-    The start of the workers counts; that of the example's process, which imports its packages, doesn't.
+    """Measures writing shards of the corpus's first documents, with the start of our workers but not of the example's.
 
     Returns:
-      `interleaved.summary` in "tokens" of the text, special ones included, whether they end up in a row or not; each
-      with the "rows" that it wrote.
+      `interleaved.summary` in "tokens" of the text, special ones included, in a row or not; each with its "rows".
     """
     interleaved.say(f"shards: reading {megabytes:g} MB of the corpus")
     documents = list(sample(config, megabytes))

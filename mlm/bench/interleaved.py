@@ -83,13 +83,10 @@ def say(message: str) -> None:
 
 
 class Worker:
-    """A process that is a candidate; between its timings it waits for its input and uses no CPU.
+    """A candidate in a process of its own, which uses no CPU between its timings.
 
-    Lines of JSON go to it: its settings, then {"calls": N} for each timing; it answers each when it is done, and exits
-    when its input ends.
-
-    Attributes:
-      ready, answer: its first answer, and its last.
+    It reads lines of JSON, its settings and then {"calls": N} for each timing, answers each when it is done (`ready` is
+    its first answer, `answer` its last), and exits when its input ends.
     """
 
     def __init__(self, command: list[str], settings: dict[str, Any], *, name: str):

@@ -22,13 +22,9 @@ Step = Callable[[], Any]  # starts an update and returns its metrics
 def compare_steps(config: ConfigDict, seconds: float, torch_python: str) -> dict[str, Any]:
     """Measures our step, the baseline and, if an interpreter is named, PyTorch's.
 
-    Memory is what a program holds on each device, as compiled: arguments (with the state), temporaries and outputs.
-    PyTorch's is its peak allocation on CUDA; on the CPU what its process grew by.
-
     Returns:
-      `interleaved.summary` of "mlm", "baseline" and "torch", each with "mfu" (None if the device's peak isn't known)
-      and "memory_bytes" (None if unknown); the first two with "temporary_bytes", a part of it; PyTorch's with "device",
-      "dtype" and the versions of "torch" and "transformers".
+      `interleaved.summary` of "mlm", "baseline" and "torch", each with "mfu" and "memory_bytes" per device (None if
+      unknown), the first two with "temporary_bytes", a part of it; PyTorch's with its first answer.
     """
     task = Pretraining.without_data(config)
     host = random_rows(task)

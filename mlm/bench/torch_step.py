@@ -2,9 +2,8 @@
 
     PYTHON mlm/bench/torch_step.py
 
-Any Python with torch, transformers (4.57 or 5) and accelerate runs it. It measures `Trainer.train()` with its defaults:
-rows shuffled by its data loader, masked by DataCollatorForLanguageModeling on the host, RobertaForMaskedLM with logits
-of every position, gradients clipped, AdamW, eager; on CUDA if there is any, else on the CPU in float32.
+Any Python with torch, transformers (4.57 or 5) and accelerate runs it. It measures `Trainer.train()` with its defaults,
+masks drawn on the host and logits of every position; on CUDA if there is any, else on the CPU in float32.
 
 It reads lines of JSON and answers each with one. First the settings: {"model": RobertaConfig's arguments,
 "special_ids": {"cls", "pad", "sep", "unk", "mask"} -> id, "rows" of an update, "length" of a row, "masking_rate",

@@ -106,7 +106,7 @@ def run(
 def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm") -> tuple[Program, dict[str, Any]]:
     """Compiles a step (`kind` as in `compile_step`) and returns it with its figures, estimates only if it fits.
 
-    If the first steps read shorter rows, their step is compiled too, under "short", and the hours are of both.
+    If the first steps read shorter rows, their step stands under "short", and the hours are of both.
     """
     program, cores = compile_step(config, job.info, place, kind=kind), place.family.cores
     mesh, short = make_mesh(config, place), config.data.short_length
