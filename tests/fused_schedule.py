@@ -23,11 +23,11 @@ from mlm.plan.topology import find
 topology, length, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
 HEADS, HIDDEN, BLOCKS = 4, 256, 2
 device = find(topology).devices[0]
-place = NamedSharding(Mesh(np.array([device]), ("x",)), P())
+sharding = NamedSharding(Mesh(np.array([device]), ("x",)), P())
 rows = BLOCKS * fused_attention.block_tokens(device.device_kind) // length
-x = jax.ShapeDtypeStruct((rows, length, HIDDEN), jnp.bfloat16, sharding=place)
-segments = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=place)
-dropout_mask = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=place)
+x = jax.ShapeDtypeStruct((rows, length, HIDDEN), jnp.bfloat16, sharding=sharding)
+segments = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=sharding)
+dropout_mask = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=sharding)
 
 
 def both(q, k, v, segments, dropout_mask, grad):

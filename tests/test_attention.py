@@ -56,7 +56,7 @@ def test_output_and_gradients_are_flax_s(name, isolated, dropout):
         kernel = functools.partial(kernel, implementation="xla")
     expected, pull = jax.vjp(lambda q, k, v: flax_attention(q, k, v, documents, dropout_mask, isolated=isolated), *qkv)
     found, ours = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, dropout_mask), *qkv)
-    grad = grad * (documents > 0)[..., None]  # nobody uses what comes out at padding
+    grad = grad * (documents > 0)[..., None]  # padding's context is never read
     real = np.asarray(documents > 0)
     np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], atol=1e-5)
     for name_, one, other in zip("qkv", ours(grad), pull(grad), strict=True):

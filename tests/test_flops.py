@@ -1,4 +1,4 @@
-"""FLOPs: by hand, as published for RoBERTa's sizes, and as XLA counts them in the compiled gradient."""
+"""FLOPs: worked out on paper, as published for RoBERTa's sizes, and as XLA counts them in the compiled gradient."""
 
 import jax
 import numpy as np

@@ -52,10 +52,10 @@ def test_what_is_supported_fits_into_a_core(topology, length, heads, head_size):
     device = find(topology).devices[0]
     kind = device.device_kind
     assert fused_attention.unsupported(kind, length, heads, head_size) is None
-    place = NamedSharding(Mesh(np.array([device]), ("x",)), P())
-    x = jax.ShapeDtypeStruct((8, length, heads * head_size), jnp.bfloat16, sharding=place)
-    dropout_mask = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=place)
-    documents = jax.ShapeDtypeStruct((8, length), jnp.int32, sharding=place)
+    sharding = NamedSharding(Mesh(np.array([device]), ("x",)), P())
+    x = jax.ShapeDtypeStruct((8, length, heads * head_size), jnp.bfloat16, sharding=sharding)
+    dropout_mask = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=sharding)
+    documents = jax.ShapeDtypeStruct((8, length), jnp.int32, sharding=sharding)
 
     def both(q, k, v, documents, dropout_mask, grad):
         out, pull = jax.vjp(

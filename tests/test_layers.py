@@ -77,7 +77,7 @@ def test_dropout_of_the_gradient_is_that_of_the_value():
 
 
 def test_random_bits_are_balanced_and_unrelated():
-    """Each bit is set half of the time; rows, tokens, units, places and seeds next to one another share nothing."""
+    """Each bit is set half of the time; neighbouring rows, tokens, units and seeds are uncorrelated."""
     shape = (16, 64, 128)
     bits = np.stack([layers.random_bits(jnp.uint32(seed), shape) for seed in (0, 1, 2**31)])
     signs = np.unpackbits(bits.view(np.uint8), bitorder="little").reshape(*bits.shape, 32).astype(np.int8) * 2 - 1

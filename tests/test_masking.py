@@ -47,15 +47,15 @@ def long_batch(rows: int, seed: int = 0):
 
 
 def words_of(batch: dict, longest: int) -> np.ndarray:
-    """Counts the words token by token, as one would by hand."""
+    """Counts the words token by token in plain Python."""
     numbers = np.full(batch["input_ids"].shape, -1)
     for row, (ids, ordinary) in enumerate(zip(batch["input_ids"], ordinary_of(batch), strict=True)):
         word, size = -1, 0
-        for place in np.flatnonzero(ordinary):
-            if STARTS[ids[place]] or place == 0 or not ordinary[place - 1] or size == longest:
+        for position in np.flatnonzero(ordinary):
+            if STARTS[ids[position]] or position == 0 or not ordinary[position - 1] or size == longest:
                 word, size = word + 1, 0
             size += 1
-            numbers[row, place] = word
+            numbers[row, position] = word
     return numbers
 
 

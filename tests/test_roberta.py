@@ -19,9 +19,9 @@ def logits_of_both(network, params, batch):
     positions = np.tile(np.arange(batch["input_ids"].shape[1], dtype=np.int32), (len(batch["input_ids"]), 1))
     ids, mask = batch["input_ids"], batch["attention_mask"]
     ours = jax.jit(network.masked_logits)(params, ids, mask, positions)
-    places = roberta.position_ids(jax.numpy.asarray(mask), network.config.pad_token_id)
+    position_ids = roberta.position_ids(jax.numpy.asarray(mask), network.config.pad_token_id)
     module = baseline.make_module(network.config, network.dtype)
-    theirs = module.apply({"params": params}, ids, mask, np.zeros_like(ids), places, None).logits
+    theirs = module.apply({"params": params}, ids, mask, np.zeros_like(ids), position_ids, None).logits
     real = mask > 0
     return np.asarray(ours)[real], np.asarray(theirs)[real]
 
@@ -79,12 +79,12 @@ def test_isolated_documents_have_the_logits_that_they_have_alone(kernel):
 
 def test_positions_begin_anew_with_each_document():
     ids = np.array([[7, 0, 8, 9, 0, 7, 1, 1], [0, 7, 7, 7, 7, 7, 7, 2]])
-    segments, places = roberta.segment_and_position_ids(ids, (ids != 1).astype(np.int32), 1, cls_id=0)
+    segments, positions = roberta.segment_and_position_ids(ids, (ids != 1).astype(np.int32), 1, cls_id=0)
     assert segments.tolist() == [[1, 2, 2, 2, 3, 3, 0, 0], [2] * 8]
-    assert places.tolist() == [[2, 2, 3, 4, 2, 3, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
-    segments, places = roberta.segment_and_position_ids(ids, (ids != 1).astype(np.int32), 1)
+    assert positions.tolist() == [[2, 2, 3, 4, 2, 3, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
+    segments, positions = roberta.segment_and_position_ids(ids, (ids != 1).astype(np.int32), 1)
     assert segments.tolist() == [[1, 1, 1, 1, 1, 1, 0, 0], [1] * 8]
-    assert places.tolist() == [[2, 3, 4, 5, 6, 7, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
+    assert positions.tolist() == [[2, 3, 4, 5, 6, 7, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
 
 
 @pytest.mark.parametrize("remat", [{}, {"remat": True}, {"remat_feed_forward": 1}])
