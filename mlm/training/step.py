@@ -128,7 +128,7 @@ def make_train_step(
     gradient: Gradient,
     tx: optax.GradientTransformation,
     schedule: optax.Schedule,
-    abstract_state: TrainState,
+    abstract_state: TrainState,  # from `state.jit_init`
     *,
     has_accuracy: bool = True,
 ) -> TrainStep:
@@ -136,10 +136,6 @@ def make_train_step(
 
     A step whose loss or gradient is not finite updates nothing and is counted. After train.guard_limit of them in a row
     no step updates anything, until the loop, which reads metrics one step late, stops.
-
-    Args:
-      run: a flattened config.
-      abstract_state: shapes and shardings, from `state.jit_init`.
     """
     ema_decay = run["optimizer.ema_decay"]
 
