@@ -1,12 +1,18 @@
-"""`doctor`: check the data and the settings of a run before it starts; writes nothing."""
+"""`doctor`: check the data and the settings of a run before it starts; writes nothing into the workdir."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 
 from mlm.cluster import detect
 from mlm.commands import common
+from mlm.errors import DamageError, InputError
+from mlm.text import show, table
 from mlm.workdir import Workdir
+
+COLORS = {"error": "red", "warning": "yellow", "ok": "green"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,11 +30,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     detect.refuse_part_of_a_slice()
     config, workdir = common.read_config(args, overrides), Workdir(args.workdir, create=False)
-    from mlm.plan import topology
-
+    if min(args.hosts, args.devices) < 0 or args.rows < 1:
+        raise InputError("--hosts, --devices: must not be negative; --rows: must be 1 or more.")
     if args.topology:
-        topology.prepare()  # before jax is imported
-    from mlm.doctor import doctor
+        from mlm.plan import topology
 
-    flags = {name: getattr(args, name) for name in ("hosts", "devices", "topology", "slices", "rows")}
-    doctor.run(config, workdir, **flags, as_json=args.json)
+        topology.prepare()  # before jax is imported
+    from rich.text import Text
+
+    from mlm.data.manifest import load_manifest
+    from mlm.doctor import checks, first_batch
+
+    tokenizer = str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None
+    folder, batch = workdir.shards_of(config), []
+    try:
+        manifest = load_manifest(folder, tokenizer_folder=tokenizer)
+    except (InputError, DamageError) as error:
+        findings = [checks.Finding("error", str(error), "python -m mlm shards writes them", folder, "data")]
+    else:
+        options = {name: getattr(args, name) for name in ("hosts", "devices", "rows", "topology", "slices")}
+        case = checks.Case(config, workdir, manifest, tokenizer, **options)
+        findings, batch = [finding for check in checks.ALL for finding in checks.run(check, case)], case.batch
+    errors = [finding.check for finding in findings if finding.level == "error"]
+    if args.json:
+        content = {"findings": list(map(dataclasses.asdict, findings)), "batch": batch, "errors": len(errors)}
+        print(json.dumps(content), flush=True)
+    else:
+        cells = [
+            (Text(f.level, COLORS[f.level]), f.check, " | ".join(filter(None, (f.what, f.where, f.fix))))
+            for f in findings
+        ]
+        show(table("", "", "", rows=cells), *first_batch.render(batch))
+    if errors:
+        names = ", ".join(dict.fromkeys(errors))
+        raise InputError(f"{len(errors)} of {len(findings)} findings are errors ({names}); the run can't be right.")
