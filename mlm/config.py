@@ -50,14 +50,7 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def load(path: str, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
-    """Runs `get_config()` of a Python file, applies "group.key=value" overrides, validates and locks the config.
-
-    Args:
-      task: PRETRAINING or CLASSIFICATION, whose rules apply.
-
-    Raises:
-      InputError: the file can't be read, or a key or a value is wrong.
-    """
+    """Runs `get_config()` of a Python file, applies overrides, validates by the task's rules and locks the config."""
     if not Path(path).is_file():
         raise InputError(f"--config={path}: there is no such file.")
     try:
@@ -71,12 +64,7 @@ def load(path: str, overrides: list[str], *, task: str = PRETRAINING) -> ConfigD
 
 
 def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
-    """Reads the config.json of a workdir, then does as `load`.
-
-    Raises:
-      InputError: there is none, it is of another version of this code, or a value is wrong.
-      DamageError: the file is not JSON.
-    """
+    """Reads the config.json of a workdir, then does as `load`; raises DamageError if it is not a config."""
     if not path.is_file():
         raise InputError(f"{path}: there is no such file; give --config, or train there first.")
     content = logs.read_object(path)

@@ -46,29 +46,20 @@ class Lines:
 def cut(path: UPath, start: int) -> None:
     """Drops the lines of metrics.jsonl after step `start`, and a last line that a kill has torn."""
     if path.is_file():
-        lines = _lines(path)
-        kept = [line for line, entry in _entries(path, lines) if entry["step"] <= start]
-        if kept != lines:
-            write_text(path, "".join(kept))
+        kept = "".join(line for line, entry in _entries(path) if entry["step"] <= start)
+        if len(kept.encode()) < path.stat().st_size:
+            write_text(path, kept)
 
 
 def read(path: UPath, kind: str = "") -> list[dict[str, Any]]:
-    """Returns the lines of a log, or those of one kind; none if there is no such file.
-
-    Raises:
-      DamageError: a whole line is not JSON.
-    """
+    """Returns the lines of a log, or those of one kind; none if there is no such file. Raises DamageError."""
     if not path.is_file():
         return []
-    return [entry for _, entry in _entries(path, _lines(path)) if kind in ("", entry["kind"])]
+    return [entry for _, entry in _entries(path) if kind in ("", entry["kind"])]
 
 
 def read_object(path: UPath) -> dict[str, Any]:
-    """Returns the content of a JSON file such as config.json; {} if there is no such file.
-
-    Raises:
-      DamageError: it is not a JSON object.
-    """
+    """Returns the object in a JSON file such as config.json; {} if there is no such file. Raises DamageError."""
     if not path.is_file():
         return {}
     try:
@@ -80,14 +71,10 @@ def read_object(path: UPath) -> dict[str, Any]:
     return content
 
 
-def _lines(path: UPath) -> list[str]:
-    return path.read_bytes().decode(errors="surrogateescape").splitlines(keepends=True)
-
-
-def _entries(path: UPath, lines: list[str]) -> list[tuple[str, dict[str, Any]]]:
+def _entries(path: UPath) -> list[tuple[str, dict[str, Any]]]:
     """Returns (line, its content) for each whole line: a kill may have torn the last one."""
     entries = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(path.read_bytes().decode(errors="surrogateescape").splitlines(keepends=True), 1):
         if not line.endswith("\n"):
             continue
         try:

@@ -35,13 +35,9 @@ def make_folder(folder: UPath) -> None:
 
 
 def inside(folder: UPath, name: str, *, links: bool = False) -> UPath:
-    """Returns `folder / name` for a name from a file or a listing, which may be hostile.
+    """Returns `folder / name` for a name that may be hostile; raises ValueError if it leads out of the folder.
 
-    Args:
-      links: allow symbolic links that point elsewhere, as in the cache of the Hugging Face Hub.
-
-    Raises:
-      ValueError: the name is absolute, has a drive, a scheme or a control character, or leads out of the folder.
+    With `links`, symbolic links may point elsewhere, as in the cache of the Hugging Face Hub.
     """
     good = isinstance(name, str) and not re.search(r"[\x00-\x1f\x7f:\\]", name)
     if not good or not {"", ".", ".."}.isdisjoint(name.split("/")):
@@ -65,12 +61,10 @@ def children(folder: UPath) -> list[UPath]:
 def sizes(folder: UPath) -> dict[str, int]:
     """Returns {name: bytes} of the files in a folder, from one listing; none if it does not exist."""
     try:
-        if is_remote(folder):
-            entries = folder.fs.ls(folder.path, detail=True)
-            return {e["name"].rpartition("/")[2]: e["size"] for e in entries if e["type"] == "file"}
-        return {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+        entries = folder.fs.ls(folder.path, detail=True)
     except FileNotFoundError:
         return {}
+    return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] != "directory"}
 
 
 def write_text(path: UPath, text: str) -> None:
@@ -116,13 +110,11 @@ def remove(folder: UPath) -> None:
         folder.fs.rm(folder.path, recursive=True)
 
 
+@functools.cache
 def local_folder(folder: str) -> str:
     """Returns `folder`, or a local copy of its files for the life of the process, for libraries without gs://."""
-    return _download(folder) if is_remote(folder) else folder
-
-
-@functools.cache
-def _download(folder: str) -> str:
+    if not is_remote(folder):
+        return folder
     target = tempfile.mkdtemp(prefix="mlm-copy-")
     atexit.register(shutil.rmtree, target, ignore_errors=True)
     files = [path for path in children(UPath(folder)) if path.is_file()]
@@ -168,8 +160,7 @@ def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
         yield new
         begun = folder / f"{last}.begun"
         begun.write_text("begun\n")
-        if (folder / last).is_file():
-            (folder / last).unlink()
+        (folder / last).unlink(missing_ok=True)
         for file in sorted(new.iterdir(), key=lambda file: file.name == last):
             put_file(file, folder / file.name)
         begun.unlink()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import platform
@@ -32,14 +33,7 @@ STALE = 45.0  # seconds
 
 
 class Workdir:
-    """Paths within a run's folder, local or gs://.
-
-    Attributes:
-      root, tokenizer, shards, checkpoints, export: folders.
-      config, metrics, timing, advice, spikes, report: files.
-      classification: file with a classifier's {"split", "step", "scores"}, and of classes {"labels", "confusion":
-        [true][predicted]}.
-    """
+    """Paths within a run's folder, local or gs://."""
 
     def __init__(self, path: str, *, create: bool = True):
         """Creates the folder, or with `create` off requires it; raises InputError if it can't be used."""
@@ -61,6 +55,7 @@ class Workdir:
         self.advice = self.root / "advice.jsonl"
         self.spikes = self.root / "spikes.jsonl"
         self.report = self.root / "report.html"
+        # A classifier's {"split", "step", "scores"}, and of classes {"labels", "confusion": [true][predicted]}.
         self.classification = self.root / "classification.json"
 
     def shards_of(self, config: ConfigDict) -> str:
@@ -79,23 +74,17 @@ class Workdir:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"--workdir={path}: can't be written ({reason}); choose another folder.") from None
 
-    def locked(self, *, part: str = "") -> contextlib.AbstractContextManager[None]:
-        """Locks the folder for this process, or one part of a job on several hosts, see `lock`."""
-        return lock(self.root, part=part)
-
 
 @contextlib.contextmanager
 def lock(folder: UPath, *, part: str = "") -> Iterator[None]:
-    """Keeps other processes out of a folder; raises InputError if one has locked it.
+    """Keeps other processes out of a folder, local or gs://; raises InputError if one has locked it.
 
-    Args:
-      folder: local or gs://; other remote folders are not locked.
-      part: of a job on several hosts, whose parts may be locked at the same time; "" for all of it.
+    The parts of a job on several hosts may be locked at the same time, but not with the whole.
     """
     path = folder / (f"{LOCK}.{part}" if part else LOCK)
     with contextlib.ExitStack() as stack:
         if str(folder).startswith("gs://"):
-            stack.enter_context(_BucketLock(path))
+            stack.enter_context(_lock_object(path))
         elif not is_remote(folder):
             if part:
                 _lock_file(stack, folder / LOCK, fcntl.LOCK_SH)
@@ -115,72 +104,68 @@ def _in_use(folder: UPath, holder: str = "") -> InputError:
     return InputError(f"--workdir={folder}: another process{holder} is using it; wait for it, or stop it.")
 
 
-class _BucketLock:
-    """A lock in a bucket: whoever created the object's generation holds it; each renewal changes its metadata."""
-
-    def __init__(self, path: UPath):
-        self._path, self._fs = path, path.fs
-        self._generation = ""
-        self._released = threading.Event()
-        self._renewing = threading.Thread(target=self._renew, daemon=True, name="lock")
-
-    def __enter__(self) -> None:
-        """Creates the object; raises InputError if another process renews it."""
-        content = json.dumps({"host": platform.node(), "process": os.getpid()}).encode()
-        first, since = "", time.monotonic()
-        while True:
-            with contextlib.suppress(FileExistsError):
-                self._fs.pipe_file(self._path.path, content, mode="create")
-                self._generation = self._info()["generation"]
-                break
-            try:
-                info = self._info()
-                holder = json.loads(self._path.read_text())
-            except FileNotFoundError:
-                continue  # released between the two
-            state = f"{info['generation']} {info.get('metadata')}"
-            who = printable(f" (on {holder['host']}, process {holder['process']})")
-            if not first:
-                first = state
-                print(f"{self._path}: is held by another process{who}; waiting to see if it is alive", file=sys.stderr)
-            if state != first:
-                raise _in_use(self._path.parent, who)
-            dead = holder["host"] == platform.node() and not psutil.pid_exists(holder["process"])
-            if dead or time.monotonic() - since > STALE:
-                with contextlib.suppress(FileNotFoundError):
-                    self._call("DELETE", info["generation"])
-                first, since = "", time.monotonic()
-            else:
-                time.sleep(1)
-        self._renewing.start()
-
-    def __exit__(self, *exception: object) -> None:
-        """Stops renewing, and deletes the object if it is still ours."""
-        self._released.set()
-        self._renewing.join()
+@contextlib.contextmanager
+def _lock_object(path: UPath) -> Iterator[None]:
+    """Locks in a bucket: whoever created the object's generation holds it; each renewal changes its metadata."""
+    generation, released = _acquire(path), threading.Event()
+    renewing = threading.Thread(target=_renew, args=(path, generation, released), daemon=True, name="lock")
+    renewing.start()
+    try:
+        yield
+    finally:
+        released.set()
+        renewing.join()
         with contextlib.suppress(Exception):  # it becomes stale by itself
-            self._call("DELETE", self._generation)
+            _call("DELETE", path, generation)
 
-    def _renew(self) -> None:
-        """Renews the lock every RENEW seconds; exits the process if another one has taken it."""
-        count = 0
-        while not self._released.wait(RENEW):
-            count += 1
-            try:
-                self._call("PATCH", self._generation, json={"metadata": {"renewed": str(count)}})
-                lost = self._info()["generation"] != self._generation
-            except FileNotFoundError:
-                lost = True
-            except Exception as error:  # the network: the lock is ours as long as nobody else takes it
-                lost = "412" in str(error) or getattr(error, "code", None) == 412
-            if lost and not self._released.is_set():
-                message = "this process was stopped so long that it lost its lock; restart it if no other is running."
-                print(f"{self._path}: {message}", file=sys.stderr, flush=True)
-                os._exit(InputError.code)
 
-    def _call(self, method: str, generation: str, **kwargs: Any) -> None:
-        bucket, _, key = self._path.path.partition("/")
-        self._fs.call(method, "b/{}/o/{}", bucket, key, ifGenerationMatch=generation, **kwargs)
+def _acquire(path: UPath) -> str:
+    """Creates the object and returns its generation; raises InputError if another process renews it."""
+    content = json.dumps({"host": platform.node(), "process": os.getpid()}).encode()
+    first, since = "", time.monotonic()
+    while True:
+        with contextlib.suppress(FileExistsError):
+            path.fs.pipe_file(path.path, content, mode="create")
+            return path.fs.info(path.path)["generation"]
+        try:
+            info = path.fs.info(path.path)
+            holder = json.loads(path.read_text())
+        except FileNotFoundError:
+            continue  # released between the two
+        state = f"{info['generation']} {info.get('metadata')}"
+        who = printable(f" (on {holder['host']}, process {holder['process']})")
+        if not first:
+            first = state
+            print(f"{path}: is held by another process{who}; waiting to see if it is alive", file=sys.stderr)
+        if state != first:
+            raise _in_use(path.parent, who)
+        dead = holder["host"] == platform.node() and not psutil.pid_exists(holder["process"])
+        if dead or time.monotonic() - since > STALE:
+            with contextlib.suppress(FileNotFoundError):
+                _call("DELETE", path, info["generation"])
+            first, since = "", time.monotonic()
+        else:
+            time.sleep(1)
 
-    def _info(self) -> dict:
-        return self._fs.info(self._path.path)
+
+def _renew(path: UPath, generation: str, released: threading.Event) -> None:
+    """Renews the lock every RENEW seconds; exits the process if another one has taken it."""
+    for count in itertools.count(1):
+        if released.wait(RENEW):
+            return
+        try:
+            _call("PATCH", path, generation, json={"metadata": {"renewed": str(count)}})
+            lost = path.fs.info(path.path)["generation"] != generation
+        except FileNotFoundError:
+            lost = True
+        except Exception as error:  # the network: the lock is ours as long as nobody else takes it
+            lost = "412" in str(error) or getattr(error, "code", None) == 412
+        if lost and not released.is_set():
+            message = "this process was stopped so long that it lost its lock; restart it if no other is running."
+            print(f"{path}: {message}", file=sys.stderr, flush=True)
+            os._exit(InputError.code)
+
+
+def _call(method: str, path: UPath, generation: str, **kwargs: Any) -> None:
+    bucket, _, key = path.path.partition("/")
+    path.fs.call(method, "b/{}/o/{}", bucket, key, ifGenerationMatch=generation, **kwargs)

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from typing import ClassVar
+from unittest import mock
 
 from mlm.cluster.client import Client
 from mlm.cluster.messages import Termination
@@ -24,25 +25,27 @@ class Several:
 
     every: ClassVar[list[Client]] = []
 
-    def __init__(self, folder: pathlib.Path, processes: int, present: list[int] | None = None):
+    def __init__(self, folder: pathlib.Path, processes: int, present: list[int] | None = None, **limits: float):
         self.where, self.jax_port, self.processes = ("127.0.0.1", free_port()), free_port(), processes
         self.address = f"127.0.0.1:{self.where[1]}"
         self.token = folder / secrets.token_hex(4) / "hosts" / "token"
+        self.limits = {"start_timeout": 5.0, "heartbeat": 1.0} | limits
         self.ends: dict[int, Termination] = {}
         self.clients: dict[int, Client] = {}
         for process in range(processes) if present is None else present:
             self.add(process)
 
     def add(self, process: int, **changed) -> Client:
-        ends = self.ends
-        arguments = {"token": self.token, "jax_port": self.jax_port, "start_timeout": 2.0, "host": f"w-{process}"}
-        self.clients[process] = Client(
-            self.where,
-            changed.pop("processes", self.processes),
-            process,
-            lambda end: ends.setdefault(process, end),
-            **arguments | changed,
-        )
+        ends, host = self.ends, changed.pop("host", f"w-{process}")
+        arguments = {"token": self.token, "jax_port": self.jax_port} | self.limits
+        with mock.patch.object(socket, "gethostname", lambda: host):
+            self.clients[process] = Client(
+                self.where,
+                changed.pop("processes", self.processes),
+                process,
+                lambda end: ends.setdefault(process, end),
+                **arguments | changed,
+            )
         Several.every.append(self.clients[process])
         return self.clients[process]
 
@@ -52,21 +55,21 @@ class Several:
         while cls.every:
             cls.every.pop()._left = True
 
-    def ready(self, found: dict[int, dict] | None = None, *, start_timeout=5.0, heartbeat=1.0) -> dict[int, object]:
+    def ready(self, found: dict[int, dict] | None = None) -> dict[int, object]:
         """Returns what `ready` gave to each that came through, or the error that it raised."""
         results: dict[int, object] = {}
 
         def one(process: int) -> None:
             own = (found or {}).get(process, FINGERPRINT)
             try:
-                results[process] = self.clients[process].ready(own, start_timeout=start_timeout, heartbeat=heartbeat)
+                results[process] = self.clients[process].ready(own)
             except StopError as error:
                 results[process] = error
 
         threads = [threading.Thread(target=one, args=(process,), daemon=True) for process in self.clients]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + start_timeout + 3
+        deadline = time.monotonic() + self.limits["start_timeout"] + 3
         while len(results) < len(threads) and time.monotonic() < deadline and len(self.ends) < len(threads):
             time.sleep(0.02)
         return results

@@ -30,7 +30,7 @@ WRONG = (  # instead of a hello
     json.dumps({"failed": END}).encode() + b"\n",
     json.dumps({"end": END}).encode() + b"\n",
     b'{"bye": true}\n',
-    b'{"ready": {}, "start_timeout": 1, "heartbeat": 1e400}\n',
+    b'{"ready": {"a": 1e400}}\n',
 )
 
 

@@ -79,9 +79,9 @@ def test_a_key_that_one_lacks(tmp_path):
 
 
 def test_missing_ones_are_named(tmp_path):
-    several = Several(tmp_path, 4, present=[0, 2])
+    several = Several(tmp_path, 4, present=[0, 2], start_timeout=1.0)
     begin = time.monotonic()
-    several.ready(start_timeout=1.0)
+    several.ready()
     end = several.until_ended(0, 2)[0]
     assert time.monotonic() - begin < 3
     assert end.code == 1
@@ -89,19 +89,19 @@ def test_missing_ones_are_named(tmp_path):
 
 
 def test_one_that_never_gets_ready(tmp_path):
-    several = Several(tmp_path, 2)
+    several = Several(tmp_path, 2, start_timeout=0.5)
 
     def ready() -> None:
         with contextlib.suppress(StopError):
-            several.clients[0].ready(FINGERPRINT, start_timeout=0.5, heartbeat=1.0)
+            several.clients[0].ready(FINGERPRINT)
 
     threading.Thread(target=ready, daemon=True).start()
     assert "host 1 connected, but never got ready" in several.until_ended(0, 1)[1].what
 
 
 def test_no_coordinator(tmp_path):
-    several = Several(tmp_path, 2, present=[1])
-    error = several.ready(start_timeout=0.5)[1]
+    several = Several(tmp_path, 2, present=[1], start_timeout=0.5)
+    error = several.ready()[1]
     assert isinstance(error, StopError)
     assert f"host 0 has not answered at {several.address}; see whether it runs there" in str(error)
     assert "(tried for 0.5 s, config.pod.start_timeout)" in str(error)
@@ -148,11 +148,11 @@ def test_twice_the_same(tmp_path):
     """The second one waits, as the first may be of an earlier attempt; the run does not notice it."""
     several = Several(tmp_path, 2)
     several.until_connected(0, 1)
-    second = several.add(1, host="w-second")
+    second = several.add(1, host="w-second", start_timeout=0.5)
     with pytest.raises(
         StopError, match=r"process 1 is already connected, from w-1; .* \(tried for 0.5 s, config.pod.start_t"
     ):
-        second.ready(FINGERPRINT, start_timeout=0.5, heartbeat=1.0)
+        second.ready(FINGERPRINT)
     assert several.ends == {}
 
 
@@ -169,7 +169,7 @@ def test_another_number_of_processes_in_the_middle_of_a_run(tmp_path):
     several = Several(tmp_path, 2)
     several.ready()
     ends: list[Termination] = []
-    own = {"token": several.token, "jax_port": several.jax_port, "start_timeout": 2.0}
+    own = {"token": several.token, "jax_port": several.jax_port, "start_timeout": 2.0, "heartbeat": 1.0}
     client.Client(several.where, 3, 2, ends.append, **own)
     several.meet("data")
     deadline = time.monotonic() + 5
@@ -183,17 +183,18 @@ def test_another_number_of_processes_in_the_middle_of_a_run(tmp_path):
     ("number", "message"), [(signal.SIGKILL, "is gone"), (signal.SIGSTOP, "no sign of life for 1")]
 )
 def test_a_process_that_is_killed_or_stopped(tmp_path, number, message):
-    several = Several(tmp_path, 2, present=[0])
+    several = Several(tmp_path, 2, present=[0], start_timeout=30.0)
     program = (
         "import pathlib, sys, time\nfrom mlm.cluster.client import Client\n"
         "token = pathlib.Path(sys.argv[2])\n"
-        "p = Client(('127.0.0.1', int(sys.argv[1])), 2, 1, print, token=token, jax_port=1, start_timeout=30)\n"
-        "p.ready({'a': 1}, start_timeout=30, heartbeat=1)\nprint('ready', flush=True)\ntime.sleep(60)"
+        "limits = {'start_timeout': 30, 'heartbeat': 1}\n"
+        "p = Client(('127.0.0.1', int(sys.argv[1])), 2, 1, print, token=token, jax_port=1, **limits)\n"
+        "p.ready({'a': 1})\nprint('ready', flush=True)\ntime.sleep(60)"
     )
     command = [sys.executable, "-c", program, str(several.where[1]), str(several.token)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        several.ready({0: {"a": 1}}, start_timeout=30, heartbeat=1.0)
+        several.ready({0: {"a": 1}})
         assert child.stdout.readline() == "ready\n"
         begin = time.monotonic()
         os.kill(child.pid, number)

@@ -25,7 +25,7 @@ def fast(monkeypatch):
 def refused(several: Several, process: int = 1, **changed) -> str:
     """Returns why a process could not connect within a second."""
     with pytest.raises(StopError) as raised:
-        several.add(process, **changed).ready(FINGERPRINT, start_timeout=1.0, heartbeat=1.0)
+        several.add(process, start_timeout=1.0, **changed).ready(FINGERPRINT)
     assert several.ends == {}
     return str(raised.value)
 
@@ -78,11 +78,11 @@ def test_token_that_cannot_be_written(tmp_path):
 
 
 def test_token_in_a_bucket(bucket, tmp_path):
-    several = Several(tmp_path, 2, present=[])
+    several = Several(tmp_path, 2, present=[], start_timeout=20.0)
     several.token = UPath(bucket) / "first" / "hosts" / "token"
     for process in (0, 1):
         several.add(process)
-    assert len(several.ready(start_timeout=20)) == 2
+    assert len(several.ready()) == 2
     several.meet("data")
 
 

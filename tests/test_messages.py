@@ -56,13 +56,6 @@ def test_integer(value):
         messages.integer(value, 0, 5)
 
 
-@pytest.mark.parametrize("value", [True, "1", None, 0, -1, math.nan, math.inf, -math.inf, 10**400, 86_401])
-def test_seconds(value):
-    assert [messages.seconds(each) for each in (1, 0.5, 86_400)] == [1.0, 0.5, 86_400.0]
-    with pytest.raises(ValueError, match="not a number of seconds"):
-        messages.seconds(value)
-
-
 def test_a_termination_comes_as_it_was_sent():
     fields = json.loads(json.dumps(END.__dict__))
     assert Termination.read(fields) == END

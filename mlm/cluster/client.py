@@ -1,7 +1,6 @@
 """Each process's connection to the coordinator in process 0 (coordinator.py). Without jax.
 
-Through it a process learns at once that another one has failed, and why; jax by itself would only abort. The
-coordinator also compares what all processes must have in common before it lets them start.
+Through it a process learns at once that another one has failed, and why; jax by itself would only abort.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Client:
         token: UPath | Path,
         jax_port: int,
         start_timeout: float,
-        host: str | None = None,
+        heartbeat: float,
     ):
         """Starts to connect, and keeps trying; process 0 first starts the coordinator, and raises as that does.
 
@@ -56,12 +55,14 @@ class Client:
         self._address, self._jax_address = address, (address[0], jax_port)
         self._place = ports.format_address(address)
         self._process, self._processes, self._on_termination = process, processes, on_termination
-        self._host = one_line(host or socket.gethostname(), messages.MAX_NAME)
+        self._host = one_line(socket.gethostname(), messages.MAX_NAME)
         self._token_file, self._token = token, b""
-        self._start_timeout = start_timeout
+        self._start_timeout, self._heartbeat = start_timeout, heartbeat
         self._coordinator: Coordinator | None = None
         if process == 0:
-            self._coordinator = Coordinator(address, processes, token=token, start_timeout=start_timeout)
+            self._coordinator = Coordinator(
+                address, processes, token=token, start_timeout=start_timeout, heartbeat=heartbeat
+            )
         self._connection: Connection | None = None
         self._changed = threading.Condition()
         self._received: set[str] = set()  # "connected", and the names of messages
@@ -71,29 +72,25 @@ class Client:
         self._problem = ""  # why it is not connected
         threading.Thread(target=self._run, daemon=True, name="client").start()
 
-    def ready(self, fingerprint: dict[str, Any], *, start_timeout: float, heartbeat: float) -> tuple[str, int]:
-        """Waits until all processes are ready and alike; returns the address of jax's own service.
+    def ready(self, fingerprint: dict[str, Any]) -> tuple[str, int]:
+        """Waits until all processes are ready and alike; returns the address of jax's own service. Raises StopError.
 
         From now on a process counts as dead after `heartbeat` seconds of silence.
-
-        Raises:
-          StopError: there is no connection to process 0, or jax's port is in use.
         """
         if self._coordinator is not None:
-            ports.listen(self._jax_address, start_timeout, key="config.pod.jax_port").close()
-        begin = time.monotonic()
-        self._wait_until_connected(start_timeout)
-        self._connection.set_timeout(heartbeat)
-        abridged = {key: _abridged(value) for key, value in fingerprint.items()}
-        self._connection.send(ready=abridged, start_timeout=start_timeout, heartbeat=heartbeat)
-        remaining = start_timeout + begin - time.monotonic()
+            ports.listen(self._jax_address, self._start_timeout, key="config.pod.jax_port").close()
+        deadline = time.monotonic() + self._start_timeout
+        self._wait_until_connected()
+        self._connection.set_timeout(self._heartbeat)
+        self._connection.send(ready={key: _abridged(value) for key, value in fingerprint.items()})
+        remaining = deadline - time.monotonic()
         if not self._wait("go", remaining + coordinator.LINGER):  # first the coordinator, which knows who is missing
-            raise StopError(f"host 0 was not ready within {start_timeout:g} s (config.pod.start_timeout).")
+            raise StopError(f"host 0 was not ready within {self._start_timeout:g} s (config.pod.start_timeout).")
         return self._jax_address
 
     def barrier(self, name: str) -> None:
         """Waits until all have come here; they come to all barriers in the same order. Raises StopError."""
-        self._wait_until_connected(self._start_timeout)
+        self._wait_until_connected()
         self._barriers += 1
         name = one_line(f"{self._barriers} {name}", messages.MAX_NAME)
         self._connection.send(barrier=name)
@@ -123,10 +120,10 @@ class Client:
         if self._coordinator is not None:
             self._coordinator.finish(timeout)
 
-    def _wait_until_connected(self, timeout: float) -> None:
-        if not self._wait("connected", timeout):
+    def _wait_until_connected(self) -> None:
+        if not self._wait("connected", self._start_timeout):
             problem = self._problem or f"host 0 has not answered at {self._place}"
-            raise StopError(f"{problem} (tried for {timeout:g} s, config.pod.start_timeout).")
+            raise StopError(f"{problem} (tried for {self._start_timeout:g} s, config.pod.start_timeout).")
 
     def _wait(self, name: str, timeout: float | None) -> bool:
         with self._changed:

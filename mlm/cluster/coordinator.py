@@ -41,9 +41,12 @@ class _Member:
 class Coordinator:
     """One thread for each connection, one that listens, one for pings and time limits."""
 
-    def __init__(self, address: tuple[str, int], processes: int, *, token: UPath | Path, start_timeout: float):
+    def __init__(
+        self, address: tuple[str, int], processes: int, *, token: UPath | Path, start_timeout: float, heartbeat: float
+    ):
         """Listens, as `ports.listen`, and writes the token; raises InputError or StopError."""
         self._processes, self._token = processes, secrets.token_bytes(32)
+        self._start_timeout, self._heartbeat = start_timeout, heartbeat
         self._server = ports.listen(address, start_timeout)
         try:
             _write_token(token, self._token)  # before the first greeting
@@ -56,7 +59,6 @@ class Coordinator:
         self._barriers: dict[str, set[int]] = {}  # the processes that have reached each
         self._deadline: float | None = None  # of the start; 0 when it has passed
         self._started = False
-        self._start_timeout = 0.0
         self._hung: list[Termination] = []
         self._termination: Termination | None = None
         self._finished = False
@@ -152,12 +154,11 @@ class Coordinator:
                     if len(reached) == self._processes:
                         del self._barriers[name]
                         self._send_all(barrier=name)
-                case {"ready": dict(found), "start_timeout": start, "heartbeat": heartbeat} if not member.fingerprint:
-                    start, heartbeat = messages.seconds(start), messages.seconds(heartbeat)
+                case {"ready": dict(found)} if not member.fingerprint:
                     member.fingerprint = {one_line(key): value for key, value in found.items()}
-                    member.connection.set_timeout(heartbeat)
+                    member.connection.set_timeout(self._heartbeat)
                     if member.process == 0:
-                        self._start_timeout, self._deadline = start, time.monotonic() + start
+                        self._deadline = time.monotonic() + self._start_timeout
                     self._start()
                 case _:
                     raise ValueError("not a message of a process")

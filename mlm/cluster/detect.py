@@ -44,13 +44,9 @@ class Cluster:
 def detect(
     *, coordinator: str = "", processes: int | None = None, process_id: int | None = None, meets: bool = True
 ) -> Cluster:
-    """Returns what the flags of these names and the platform say about this process.
+    """Returns what the flags of these names and the platform say about this process; raises InputError.
 
-    Args:
-      meets: the processes connect to one another, so several need a coordinator.
-
-    Raises:
-      InputError: the platform or the flags contradict themselves, or something is missing.
+    With `meets` the processes connect to one another, so several need a coordinator.
     """
     flags = {"coordinator": coordinator, "processes": processes, "process_id": process_id}
     flags = {name: value for name, value in flags.items() if value not in ("", None)}

@@ -31,9 +31,6 @@ def initialize(
     Args:
       shards, tokenizer: the fingerprints of the data, if the command reads any.
       saves: the command answers SIGTERM by saving; otherwise it ends at once.
-
-    Raises:
-      InputError, StopError: the others did not come, or jax numbers them differently.
     """
     pod, current = config.pod, watch.current
     cluster, client = current.cluster, current.client
@@ -41,7 +38,7 @@ def initialize(
     if client is not None:
         data = {"shards": shards, "tokenizer": tokenizer}
         fingerprint = fingerprints.host_fingerprint(config, current.command, str(workdir.root), data)
-        host, port = client.ready(fingerprint, start_timeout=pod.start_timeout, heartbeat=pod.heartbeat)
+        host, port = client.ready(fingerprint)
         interface = ports.interface(host) if cluster.process_id == 0 else host
         jax.config.update("jax_enable_preemption_service", saves)  # it handles SIGTERM itself
         jax.distributed.initialize(

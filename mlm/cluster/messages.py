@@ -3,7 +3,7 @@
 Both sides first prove that they belong to the run. The coordinator greets: {"challenge": hex}. A process answers
     {"hello": process, "processes", "host", "challenge": hex, "proof": hex}
 and receives {"welcome": proof}, or {"refused": "token"} or {"refused": "taken", "host"}. Then a process sends
-    {"ready": fingerprint, "start_timeout", "heartbeat"}     its config and data are good; see fingerprints.py
+    {"ready": fingerprint}     its config and data are good; see fingerprints.py
     {"barrier": name}, {"failed": Termination}, {"bye": true}, {"ping": true}
 and the coordinator {"go": true}, {"barrier": name}, {"end": Termination}, {"ping": true}.
 
@@ -30,7 +30,6 @@ PING = 1.0  # seconds between two pings
 HEARTBEAT = 60.0  # seconds of silence that end a connection, until config.pod.heartbeat is known
 HANDSHAKE = 5.0  # seconds in which the other side must have proved that it belongs to the run
 MAX_PROCESSES = 1 << 20
-MAX_TIMEOUT = 86_400.0  # seconds
 MAX_TEXT, MAX_NAME, MAX_PHASE = 2000, 200, 40  # characters of a sentence, of a host or a barrier, of a phase
 OWN_KINDS = ("exception", "signal", "hang")  # of termination, that a process reports of itself
 PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
@@ -49,13 +48,6 @@ def integer(value: Any, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"not an integer from {low} to {high}")
     return value
-
-
-def seconds(value: Any) -> float:
-    """Returns a positive, finite number of seconds."""
-    if type(value) not in (int, float) or not 0 < value <= MAX_TIMEOUT:
-        raise ValueError("not a number of seconds")
-    return float(value)
 
 
 def hexadecimal(value: Any) -> str:
@@ -136,12 +128,7 @@ class Connection:
             self._socket.sendall(data)
 
     def receive(self) -> dict[str, Any] | None:
-        """Returns the next message, None at the end of the connection; reads at most `LIMIT` bytes.
-
-        Raises:
-          OSError: the connection broke.
-          ValueError: not a message.
-        """
+        """Returns the next message, of at most `LIMIT` bytes, None at the end; raises OSError or ValueError."""
         line = self._file.readline(LIMIT)
         if not line:
             return None

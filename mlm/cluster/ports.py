@@ -42,9 +42,7 @@ def format_address(address: tuple[str, int]) -> str:
 def listen(address: tuple[str, int], timeout: float, *, key: str = "config.pod.port") -> socket.socket:
     """Listens at an address, on no other interface; waits while the port is in use or the name does not resolve.
 
-    Raises:
-      InputError: it is not an address of this machine, or listening there is not allowed.
-      StopError: the port, which the config's `key` sets, was not released in time, or the name has not resolved.
+    Raises InputError where waiting can't help, StopError after `timeout`; `key` of the config sets the port.
     """
     begin, reported = time.monotonic(), set()
     while True:
@@ -102,11 +100,8 @@ def _problem(address: tuple[str, int], error: OSError, key: str, timeout: float)
     """Returns (what is wrong and what to do, the class of the error, the seconds to wait for it to pass)."""
     host, port = address
     if isinstance(error, socket.gaierror):
-        return (
-            f"coordinator {host}: the name does not resolve on host 0; check the name and the DNS",
-            StopError,
-            timeout,
-        )
+        what = f"coordinator {host}: the name does not resolve on host 0; check the name and the DNS"
+        return what, StopError, timeout
     if error.errno == errno.EADDRINUSE:
         what = f"port {port} of {host} is held by {holder(address)}; stop that process, or set another port ({key})"
         return what, StopError, timeout

@@ -77,6 +77,7 @@ class Watch:
                 token=UPath(workdir) / "hosts" / "token",
                 jax_port=pod.jax_port,
                 start_timeout=pod.start_timeout,
+                heartbeat=pod.heartbeat,
             )
 
     def set_limits(self, *, hang: float, heartbeat: float) -> None:

@@ -17,7 +17,7 @@ from mlm import config as configs
 from mlm.cluster import detect, watch
 from mlm.errors import InputError, StopError
 from mlm.text import printable
-from mlm.workdir import Workdir
+from mlm.workdir import Workdir, lock
 
 if TYPE_CHECKING:
     from mlm.data.manifest import Manifest
@@ -107,7 +107,7 @@ def read_config(args: argparse.Namespace, overrides: list[str], *, task: str = c
 
 def locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:
     """Locks the workdir on behalf of all processes of the run: process 0 does it."""
-    return workdir.locked() if cluster.is_primary() else contextlib.nullcontext()
+    return lock(workdir.root) if cluster.is_primary() else contextlib.nullcontext()
 
 
 def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:

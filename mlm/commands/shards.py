@@ -16,7 +16,7 @@ from mlm.commands import common
 from mlm.commands.tokenizer import make_tokenizer
 from mlm.data.hosts import Hosts
 from mlm.paths import UPath
-from mlm.workdir import Workdir
+from mlm.workdir import Workdir, lock
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
     hosts = Hosts(args.processes, args.process_id, config.shards.patience)
     cluster.progress(watch.UNTIMED)
-    with workdir.locked(part=str(args.process_id) if args.processes > 1 else ""):
+    with lock(workdir.root, part=str(args.process_id) if args.processes > 1 else ""):
         make_tokenizer(config, workdir, hosts)
         make_shards(config, workdir, hosts)
 

@@ -13,7 +13,7 @@ from mlm.commands import common
 from mlm.data.hosts import Hosts
 from mlm.errors import InputError
 from mlm.paths import children, is_begun, replacing
-from mlm.workdir import Workdir
+from mlm.workdir import Workdir, lock
 
 RECIPE = "recipe.json"  # in the tokenizer's folder, written last: the settings that made it
 
@@ -22,7 +22,7 @@ add_arguments = common.add_config_flags
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides)
-    with workdir.locked():
+    with lock(workdir.root):
         make_tokenizer(config, workdir)
 
 
