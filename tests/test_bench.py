@@ -1,5 +1,6 @@
 """bench: its figures are of the run's own step and data, beside the baselines, and table and JSON show them all."""
 
+import argparse
 import contextlib
 import json
 import pathlib
@@ -10,10 +11,12 @@ import time
 
 import pytest
 
-from mlm.bench import bench, inputs, interleaved, steps
+from mlm.bench import inputs, interleaved, steps, tables
+from mlm.commands import bench as command
 from mlm.data import corpus
 from mlm.errors import InputError
 from mlm.tasks.pretraining import Pretraining
+from mlm.text import show
 from mlm.training import sharding
 from tests.fixtures import TINY, tiny_config
 from tests.processes import ROOT, environment
@@ -25,6 +28,16 @@ SMALL = "tokenizer.vocab_size=500"
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     monkeypatch.setattr(interleaved, "INTERVAL", 0.05)
+
+
+def measured(
+    config, parts, manifest=None, *, tokenizer_folder="", as_json=False, seconds=0.1, megabytes=20.0, torch=""
+):
+    """Prints the measurements as the command does, and returns them."""
+    args = argparse.Namespace(parts=parts, seconds=seconds, megabytes=megabytes, torch=torch)
+    found = command.measure(args, config, manifest, tokenizer_folder)
+    show(*([json.dumps(found)] if as_json else tables.render(found)))
+    return found
 
 
 def cpu_seconds(pid: int) -> float:
@@ -41,7 +54,7 @@ def cells_of(printed: str, *columns: int) -> list[list[str]]:
 
 def test_step_and_input(manifest, capsys):
     config = tiny_config("data.lanes=4", "tokenizer.vocab_size=5000", "data.global_batch=64")
-    found = bench.run(config, ["step", "batches", "loop"], manifest, seconds=0.2, as_json=False)
+    found = measured(config, ["step", "batches", "loop"], manifest, seconds=0.2)
     assert list(found) == ["step", "batches", "loop"]
     for rows in found.values():
         names = [name for name in rows if name != "ratios"]
@@ -56,7 +69,7 @@ def test_step_and_input(manifest, capsys):
     printed = capsys.readouterr()
     for rows in found.values():
         for name, ratio in rows["ratios"].items():
-            line = [bench.NAMES[name], f"{rows[name]['tokens_per_second']:,.0f}"]
+            line = [tables.NAMES[name], f"{rows[name]['tokens_per_second']:,.0f}"]
             assert [*line, f"the first is {ratio:.3g} times as fast"] in cells_of(printed.out, 0, 1, -1)
     assert [["mlm", f"{step['mlm']['memory_bytes'] / 1e6:,.0f} MB"]] == cells_of(printed.out, 0, 4)[1:2]
     for words in ("step: compiling ours", "step: measuring", "batches: measuring", "loop: measuring"):
@@ -81,7 +94,7 @@ def test_known_peak(monkeypatch, capsys):
     for name in ("mlm", "baseline"):
         expected = found[name]["tokens_per_second"] * per_token / 8e12
         assert found[name]["mfu"] == pytest.approx(expected)
-    bench.show(*bench.tables({"step": found}))
+    show(*tables.render({"step": found}))
     heads, ours, theirs = (line.split() for line in capsys.readouterr().out.splitlines())
     row = found["mlm"]
     assert heads == ["step", "tokens/s", "ms", "MFU", "memory"]
@@ -90,7 +103,7 @@ def test_known_peak(monkeypatch, capsys):
 
 
 def test_json_is_what_is_returned(capsys):
-    found = bench.run(tiny_config(SMALL), ["step"], None, seconds=0.1, as_json=True)
+    found = measured(tiny_config(SMALL), ["step"], as_json=True)
     assert json.loads(capsys.readouterr().out) == found and set(found) == {"step"}
 
 
@@ -120,7 +133,7 @@ def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(inputs.shards, "write", write_anew)
     config = tiny_config(f"corpus.sources=jsonl:{tmp_path}/texts.jsonl", "shards.count=4", "data.lanes=4")
     settings = {"seconds": 0.0, "tokenizer_folder": tokenizer_folder, "megabytes": 0.2}
-    found = bench.run(config, ["shards"], None, as_json=False, **settings)["shards"]
+    found = measured(config, ["shards"], **settings)["shards"]
     ours, example = found["mlm"], found["tf_tpu_example"]
     fast = inputs.shards.tokenizer.load_fast(tokenizer_folder)
     assert found["tokens"] == sum(len(fast.encode(document.text).ids) for document in inputs.sample(config, 0.2))
@@ -151,7 +164,7 @@ def test_torch(generation, capsys, monkeypatch):
     monkeypatch.setattr(steps.flops, "peak_flops", lambda kind: 1e12)  # of jax's devices, not of PyTorch's
     config = tiny_config(SMALL, "model.hidden_dropout=0.1", "model.dtype=bfloat16")
     python = torch_python(generation)
-    found = bench.run(config, ["step"], None, seconds=0.1, as_json=False, torch_python=python)["step"]
+    found = measured(config, ["step"], torch=python)["step"]
     row = found["torch"]
     assert row["transformers"].startswith(f"{generation}.") and row["device"] == "cpu"
     assert row["dtype"] == "float32", "bfloat16 is for CUDA"
@@ -183,9 +196,9 @@ def test_torch_waits_without_work():
 
 def test_interpreter_without_torch():
     with pytest.raises(InputError, match=r"--torch=.*: torch, transformers and accelerate must be installed"):
-        bench.run(tiny_config(SMALL), ["step"], None, seconds=0.1, as_json=True, torch_python=sys.executable)
+        measured(tiny_config(SMALL), ["step"], torch=sys.executable)
 
 
 def test_torch_is_for_the_step():
     with pytest.raises(InputError, match="--torch: is for the part step"):
-        bench.run(tiny_config(SMALL), ["loop"], None, seconds=0.1, as_json=True, torch_python=sys.executable)
+        measured(tiny_config(SMALL), ["loop"], torch=sys.executable)

@@ -8,11 +8,12 @@ import pytest
 from jax import lax
 
 from mlm import __main__
-from mlm.bench import bench, interleaved, products, steps
+from mlm.bench import interleaved, products, steps
 from mlm.errors import InputError
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from tests.fixtures import TINY, tiny_config
+from tests.test_bench import measured
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def test_sizes():
 def test_all_of_a_step(capsys):
     """As many as the compiler is given; as much work on eight devices as the useful FLOPs by hand, three passes."""
     config = tiny_config("tokenizer.vocab_size=500", "data.global_batch=64", "masking.rate=0.25")  # 8 of 32 tokens
-    found = bench.run(config, ["products"], None, seconds=0.1, as_json=False)["products"]
+    found = measured(config, ["products"])["products"]
     run = Pretraining.without_data(config)
     assert run.mesh.size == 8
     batch = sharding.put_batch(steps.random_rows(run), run.mesh, 64)
@@ -71,4 +72,4 @@ def test_json_without_a_workdir(capsys):
 
 def test_split_parameters_are_refused():
     with pytest.raises(InputError, match=r"--parts products: config\.mesh\.fsdp and config\.mesh\.tensor must be 1"):
-        bench.run(tiny_config("mesh.fsdp=2", "mesh.data=4"), ["products"], None, seconds=0.1, as_json=True)
+        measured(tiny_config("mesh.fsdp=2", "mesh.data=4"), ["products"])

@@ -1,5 +1,6 @@
 """plan: programs for TPUs that aren't there, compiled on this machine; its numbers against those counted by hand."""
 
+import argparse
 import dataclasses
 import io
 import json
@@ -10,9 +11,10 @@ import time
 import pytest
 
 from mlm.__main__ import main
+from mlm.commands import plan as command
 from mlm.errors import InputError
 from mlm.plan import compile as compiling
-from mlm.plan import fit, plan, topology
+from mlm.plan import fit, plan, tables, topology
 from mlm.text import show
 from tests.fixtures import tiny_config
 from tests.processes import ROOT, environment
@@ -34,10 +36,13 @@ USEFUL = 3 * (2 * 3 * H * H + 4 * LENGTH * H + 0.2 * TAIL)  # of a token of one 
 def planned(
     *overrides, name="v3:2x2", records=None, price=None, compare=False, sweep=(), search=False, as_json=True, slices=1
 ):
-    config = tiny_config(*SIZES, *overrides)
-    job = plan.make_job(config, None, records=records, price=price)
-    kwargs = {"compare": compare, "sweep": list(sweep), "search": search, "as_json": as_json}
-    return plan.run(config, job, name=name, slices=slices, **kwargs)
+    """Prints the plan as the command does, and returns it."""
+    flags = {"topology": name, "slices": slices, "compare": compare, "sweep": sweep, "no_search": not search}
+    args = argparse.Namespace(**flags, records=records, price=price)
+    found = command.compute(args, tiny_config(*SIZES, *overrides), None)
+    draw = tables.sweep if sweep else tables.plan
+    show(*([json.dumps(found)] if as_json else draw(found)))
+    return found
 
 
 def shown_by(table, found) -> str:
@@ -103,7 +108,7 @@ def test_baseline_beside_it(found):
 
 
 def test_tables_show_it(found):
-    text = shown_by(plan.tables.plan, found)
+    text = shown_by(tables.plan, found)
     row = found["plan"]
     for words in (
         "mlm step on v3:2x2: 4 chips, 8 devices, data 8 x fsdp 1 x tensor 1",
@@ -122,7 +127,7 @@ def test_tables_show_it(found):
     assert [f"{top['share']:.1%}", str(top["count"]), top["phase"], top["module"]] in [line[:4] for line in lines]
     kernel = {**row, "uncosted": {"kernel jit(step)/mine": 3}}
     assert "NOT COSTED, so the real step is slower: kernel jit(step)/mine (3)" in shown_by(
-        plan.tables.plan, {**found, "plan": kernel}
+        tables.plan, {**found, "plan": kernel}
     )
 
 
@@ -138,12 +143,12 @@ def test_short_rows_of_the_first_updates_are_counted():
     seconds = (0.75 * short["milliseconds"] + 0.25 * row["milliseconds"]) / 1e3
     assert row["hours"] == pytest.approx(12 * seconds / 3600) and row["dollars"] == pytest.approx(2 * row["hours"])
     text, said = (
-        shown_by(plan.tables.plan, found),
+        shown_by(tables.plan, found),
         f"rows of 8 tokens: 0.01 GB a chip, {short['milliseconds']:.2f} ms a step",
     )
     assert said in text and "whole run: 0.0 hours, 0 dollars" in text
     found["plan"] = row | {"short": short | {"fits": False}, "hours": None, "dollars": None}
-    assert "do not fit: the run's hours are unknown" in shown_by(plan.tables.plan, found)
+    assert "do not fit: the run's hours are unknown" in shown_by(tables.plan, found)
 
 
 @pytest.mark.slow
@@ -159,7 +164,7 @@ def test_sweep_over_topologies(capfd):
         assert row["fits"] and (row["global_batch"], row["chips"]) == (8 * chips, chips)
         assert row["milliseconds"] > 0 and row["hours"] is None, "how many epochs' records isn't known"
         assert bool(row["collectives"]) == (row["devices"] > 1)
-    text = shown_by(plan.tables.sweep, found)
+    text = shown_by(tables.sweep, found)
     assert len(text.split("\n\n")[0].splitlines()) == 5 and "v9:1x1" in text and "106.4" in text
 
 

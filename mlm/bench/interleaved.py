@@ -28,7 +28,6 @@ def measure(
     """Times the candidates one after the other, in rounds; returns each one's calls per second, round by round.
 
     Args:
-      part: of `bench`, for the message.
       seconds: of all rounds together; there are `ROUNDS` at least.
       intervals: length of a timing, in `INTERVAL`s.
       calls: of a timing, without a warm-up; 0 for as many as take that long.

@@ -1,12 +1,30 @@
-"""`bench`: time step, shards and batches beside the baselines, in one run."""
+"""`bench`: time step, shards and batches beside the baselines, interleaved, in one run.
+
+step      an update, beside run_mlm_flax.py's (baseline.py) and, in another interpreter, run_mlm.py's
+          (torch_step.py); on random rows: it needs neither shards nor TensorFlow
+products  the matrix products of our update, each alone, beside the update
+shards    from documents to files, beside transformers' TF-TPU example (tf_tpu_example.py)
+batches   from files to batches, beside the same
+loop      the step on the batches of the run, beside one batch reused
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from ml_collections import ConfigDict
 
 from mlm.cluster import detect
 from mlm.commands import common
+from mlm.errors import InputError
+from mlm.text import show
 from mlm.workdir import Workdir
+
+if TYPE_CHECKING:
+    from mlm.data.manifest import Manifest
 
 PARTS = """what to measure: the step, its matrix products one by one, writing shards (with the tokenizer of the
 workdir), reading batches and the training loop (both with the shards of the workdir); default: step"""
@@ -36,7 +54,27 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         if "shards" in args.parts:
             folder = str(workdir.tokenizer)
             tokenizer.load_fast(folder)  # refuses a missing one before anything is measured
-    from mlm.bench import bench
+    from mlm.bench import tables
 
-    flags = {"seconds": args.seconds, "as_json": args.json, "megabytes": args.megabytes, "torch_python": args.torch}
-    bench.run(config, args.parts, manifest, tokenizer_folder=folder, **flags)
+    found = measure(args, config, manifest, folder)
+    show(*([json.dumps(found)] if args.json else tables.render(found)))
+
+
+def measure(
+    args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None, tokenizer_folder: str
+) -> dict[str, Any]:
+    """Returns the measurements by part, as --json prints them."""
+    if args.torch:
+        if "step" not in args.parts:
+            raise InputError("--torch: is for the part step; add it to --parts.")
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves PyTorch memory of the GPU
+    from mlm.bench import inputs, products, steps
+
+    compare = {
+        "step": lambda: steps.compare_steps(config, args.seconds, args.torch),
+        "products": lambda: products.compare_products(config, args.seconds),
+        "shards": lambda: inputs.compare_shards(config, tokenizer_folder, args.megabytes, args.seconds),
+        "batches": lambda: inputs.compare_batches(config, manifest, args.seconds),
+        "loop": lambda: inputs.compare_loop(config, manifest, args.seconds),
+    }
+    return {part: compare[part]() for part in compare if part in args.parts}

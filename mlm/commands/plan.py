@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ml_collections import ConfigDict
 
 from mlm.commands import common
+from mlm.errors import InputError
+from mlm.text import show
 from mlm.workdir import Workdir
+
+if TYPE_CHECKING:
+    from mlm.data.manifest import Manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +39,40 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     topology.prepare()  # before jax is imported
     if args.workdir:
         manifest = common.open_data(config, Workdir(args.workdir, create=False))
-    from mlm.plan import plan
+    from mlm.plan import tables
 
+    found = compute(args, config, manifest)
+    draw = tables.sweep if args.sweep else tables.plan
+    show(*([json.dumps(found)] if args.json else draw(found)))
+
+
+def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None) -> dict[str, Any]:
+    """Returns what --json prints: {"sweep": [...]}, or {"plan"} and with --compare {"baseline", "ratio"}."""
+    from mlm.plan import fit, plan, tables, topology
+
+    for flag, value in (("--records", args.records), ("--price", args.price)):
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{flag}={value}: must be a number above 0.")
+    topology.check_slices(args.slices)
     job = plan.make_job(config, manifest, records=args.records, price=args.price)
-    flags = {"name": args.topology, "slices": args.slices, "compare": bool(args.compare), "sweep": args.sweep}
-    plan.run(config, job, **flags, search=not args.no_search, as_json=args.json)
+    if args.sweep:
+        cells = plan.cells(args.sweep, args.topology)
+        rows = [plan.plan_cell(config, job, args.slices, cell) for cell in cells]
+        return {"sweep": rows, "calibration": tables.CALIBRATION}
+    if not args.topology:
+        raise InputError("--topology: name the TPU, as in --topology=v5e:2x4; an unknown name lists them all.")
+    place = topology.find(args.topology, args.slices)
+    program, row = plan.measure(config, job, place)
+    found = {"plan": row}
+    if not program.fits and not args.no_search:
+        print("it does not fit; looking for what would", file=sys.stderr, flush=True)
+        row["largest"] = fit.largest_batch(config, job.info, place, program)
+        row["remedies"] = fit.remedies(config, job.info, place)
+    if args.compare:
+        found["baseline"] = other = plan.measure(config, job, place, kind="baseline")[1]
+        if row["fits"] and other["fits"]:
+            found["ratio"] = {
+                "cycles": row["cycles"]["all"] / other["cycles"]["all"],
+                "temporaries": row["bytes_per_chip"]["temporaries"] / other["bytes_per_chip"]["temporaries"],
+            }
+    return found | {"calibration": tables.CALIBRATION}

@@ -1,4 +1,4 @@
-"""The command `export`: a transformers folder, and the proof that it is the model that was trained.
+"""Writes a transformers folder, with the proof that it is the model that was trained.
 
     config.json, model.safetensors, flax_model.msgpack    the model, with the tokenizer's vocabulary
     tokenizer.json, ...                                   the tokenizer, copied
@@ -80,21 +80,17 @@ def export(
       model: with the language-model head.
       folder: absent, or an earlier export. On gs:// its files are replaced one by one, the proof last.
       scores, name, history: for the model card, see `model_card.write`.
-      torch_python: a Python interpreter with torch and transformers that loads the folder and repeats the proof; ""
-        for none.
+      torch_python: a Python with torch and transformers, which loads the folder and repeats the proof; "" for none.
 
     Raises:
       InputError: `folder` is not an export; the tokenizer or `torch_python` does not fit.
       DamageError: what was written does not give the same ids, logits or fillings.
     """
     tok = fitting_tokenizer(model)
-
-    def prove(new: Path) -> None:
+    with writing(model, folder, torch_python) as new:
         model_card.write(new, model, tok.mask_token, scores=scores, name=name, history=history)
         ids, positions, logits = _write_proof(model, tok, new)
         check_files(new, load.LM_HEAD, lambda again: _logits(again, ids, positions), logits, ids[-1], positions[-1])
-
-    write_folder(model, folder, prove, torch_python)
 
 
 def fitting_tokenizer(model: Pretrained) -> PreTrainedTokenizerFast:
@@ -108,8 +104,9 @@ def fitting_tokenizer(model: Pretrained) -> PreTrainedTokenizerFast:
     return tok
 
 
-def write_folder(model: Pretrained, folder: UPath, prove: Callable[[Path], None], torch_python: str) -> None:
-    """Writes a folder as `export` says; `prove` writes the card and the proof into it, and checks what it can."""
+@contextmanager
+def writing(model: Pretrained, folder: UPath, torch_python: str) -> Iterator[Path]:
+    """Writes a folder as `export` says; the caller adds the card and the proof to the local folder that it yields."""
     if folder.exists() and not (folder / PROOF).is_file() and not is_begun(folder, last=PROOF):
         raise InputError(f"{folder}: is not an export (it has no {PROOF}); name another folder, or move it away.")
     with _replacing(folder) as new:
@@ -119,7 +116,7 @@ def write_folder(model: Pretrained, folder: UPath, prove: Callable[[Path], None]
                 (new / file).write_bytes(source.read_bytes())
         if model.run_config is not None:
             (new / "run_config.json").write_text(json.dumps(model.run_config, indent=1) + "\n", encoding="utf-8")
-        prove(new)
+        yield new
         if (folder / logs.RESULTS).is_file():  # each entry names its weights
             (new / logs.RESULTS).write_bytes((folder / logs.RESULTS).read_bytes())
         if torch_python:
@@ -155,12 +152,8 @@ def check_files(
     """Raises DamageError unless both weight files, read back, give the logits of the proof.
 
     Args:
-      folder: the export.
-      head: of the model, as in `load.load`.
       logits_of: gives the logits of a model on the rows of the proof.
-      logits: of the trained model.
-      ids: of the last row, which goes through transformers' own Flax class: its head, its position numbers.
-      positions: of the last row's logits.
+      ids, positions: of the last row, which goes through transformers' own Flax class too.
     """
     try:
         if not (folder / "model.safetensors").is_file():  # flax_model.msgpack can't stand in for it

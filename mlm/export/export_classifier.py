@@ -8,8 +8,6 @@ Dimensions: N rows, C classes, 1 for regression.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from mlm import logs
@@ -27,7 +25,7 @@ TASK = "text-classification"  # transformers' name
 
 
 def export(model: Pretrained, workdir: Workdir, *, name: str, torch_python: str = "") -> None:
-    """Writes a run's classifier into the workdir's export as `exports.export` does; an earlier export is replaced."""
+    """Writes a run's classifier into the workdir's export, as `exports.export` does."""
     tok = exports.fitting_tokenizer(model)
     predictor, longest = TextClassifier(model, tok), longest_row(model)
     texts = _proof_texts(longest, pair=len(predictor.columns) == 2)
@@ -36,7 +34,7 @@ def export(model: Pretrained, workdir: Workdir, *, name: str, torch_python: str 
     def logits_of(again: Pretrained) -> list[np.ndarray]:
         return list(TextClassifier(again, tokenizer.load(again.tokenizer)).logits(ids))
 
-    def prove(new: Path) -> None:
+    with exports.writing(model, workdir.export, torch_python) as new:
         (new / "README.md").write_text(_card(model, workdir, name), encoding="utf-8")
         logits_NxC = predictor.logits(ids)
         found = predictor.classify(ids, max(len(predictor.names), 1))
@@ -46,8 +44,6 @@ def export(model: Pretrained, workdir: Workdir, *, name: str, torch_python: str 
         ]
         exports.save_proof(new, {"task": TASK, "longest": longest, "rows": rows}, {"logits": logits_NxC})
         exports.check_files(new, load.CLASSIFIER, logits_of, list(logits_NxC), ids[-1])
-
-    exports.write_folder(model, workdir.export, prove, torch_python)
 
 
 def _proof_texts(longest: int, *, pair: bool) -> list[Texts]:

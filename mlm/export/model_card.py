@@ -41,7 +41,6 @@ def write(
     """Writes README.md, and the curve of the loss beside it if there is one.
 
     Args:
-      folder: local.
       scores: of the evaluation; None leaves the section out.
       history: of the model's run up to its step; None for a model from elsewhere.
     """
@@ -49,6 +48,7 @@ def write(
     name = printable(" ".join(name.split()))
     values: dict[str, Any] = {}
     if history is not None:
+        steps = recipe.total_steps(run, model.meta["dataset"]["records"])
         if history.train or history.evals:
             curve = plots.draw(history.train, history.evals, [], history.unigram_entropy)["Loss"]
             plots.save_png(curve, folder / CURVE)
@@ -56,7 +56,7 @@ def write(
             "curve": CURVE if history.train or history.evals else "",
             "losses": _losses(history),
             "device_hours": sum(s.lines[0].get("devices", 1) * s.seconds for s in history.sessions) / 3600,
-            "useful_flops": _useful_flops(model),
+            "useful_flops": recipe.useful_flops(run, model.config.vocab_size, step=model.step, steps=steps),
             "versions": ", ".join(f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers)),
         }
     text = render(
@@ -127,12 +127,6 @@ def _losses(history: RunSummary) -> list[tuple[str, float, str]]:
     evals = [line for line in history.evals if line.get("loss") is not None]
     chosen = sorted({round(i * (len(evals) - 1) / (POINTS - 1)) for i in range(POINTS)}) if evals else []
     return [(f"{evals[i]['step']:,}", evals[i]["loss"], f"{evals[i]['accuracy']:.1%}") for i in chosen]
-
-
-def _useful_flops(model: Pretrained) -> float:
-    run = model.run_config
-    steps = recipe.total_steps(run, model.meta["dataset"]["records"])
-    return recipe.useful_flops(run, model.config.vocab_size, step=model.step, steps=steps)
 
 
 def _code_fingerprint() -> Markup:

@@ -35,15 +35,9 @@ def check(name: str) -> str:
 
 
 def push(folder: UPath, name: str, *, public: bool) -> str:
-    """Uploads all files of an export, and returns the address of the repository, which is created if missing.
+    """Uploads all files of an export, and returns the address of the repository "user/model", created if missing.
 
-    Args:
-      folder: of the export, local or gs://.
-      name: of the repository, "user/model".
-      public: make the repository public when everything has arrived; otherwise it must be private.
-
-    Raises:
-      InputError: the Hub can't be reached, or refuses; the repository is public and `public` is off.
+    With `public` the repository is made public when everything has arrived; otherwise it must be private.
     """
     token = check(name)
     api = HfApi(token=token)

@@ -32,19 +32,13 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled step; sizes in bytes per device.
+    """A compiled step; sizes in bytes per device."""
 
-    Attributes:
-      text: for `hlo.parse`; "" if the program does not fit.
-      outputs: without those that reuse an argument's memory.
-      needs: all of it; if it does not fit, state and temporaries as far as known, None if the compiler names no size.
-    """
-
-    text: str
+    text: str  # for `hlo.parse`; "" if the program does not fit
     arguments: int
     temporaries: int
-    outputs: int
-    needs: float | None
+    outputs: int  # without those that reuse an argument's memory
+    needs: float | None  # in all; if it does not fit, as far as known, None if the compiler names no size
     fits: bool
 
 
@@ -59,9 +53,6 @@ def compile_step(config: ConfigDict, info: DatasetInfo, topology: Topology, *, k
     Args:
       kind: "mlm"; "short" for the first steps, on rows of data.short_length; or "baseline", which replicates the
         parameters and does not accumulate.
-
-    Raises:
-      InputError: as `Pretraining`, or a core is too small for the attention kernel.
     """
     task = Pretraining.without_data(config, make_mesh(config, topology), info)
     state = state_bytes(task)

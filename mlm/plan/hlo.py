@@ -55,18 +55,12 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A program.
+    """A program."""
 
-    Attributes:
-      entry: the computation that runs first.
-      by_name: every instruction.
-      sources: {stack_frame_id: "file:line"}, the innermost in `OURS` if there is one.
-    """
-
-    entry: str
+    entry: str  # the computation that runs first
     computations: dict[str, list[Instruction]]
     by_name: dict[str, Instruction]
-    sources: dict[str, str]
+    sources: dict[str, str]  # {stack_frame_id: "file:line"}, the innermost in `OURS` if there is one
 
 
 def parse(text: str) -> Module:

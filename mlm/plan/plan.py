@@ -1,17 +1,13 @@
-"""The command `plan`: memory, estimated time and price of the training step on a TPU that is not attached.
+"""Memory, estimated time and price of the training step on a TPU that is not attached.
 
-The compiler says whether the step fits. The time is estimated from its cycles (cost_model.py), and optimistic:
-`CALIBRATION` is printed with it.
+The compiler says whether the step fits. The time is estimated from its cycles (cost_model.py), and optimistic.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import math
 import re
-import sys
 from typing import Any
 
 import jax
@@ -21,17 +17,12 @@ from mlm import config as configs
 from mlm.data.dataset_info import DatasetInfo
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
-from mlm.plan import cost_model, fit, hlo, tables, topology
+from mlm.plan import cost_model, hlo, topology
 from mlm.plan.compile import Program, compile_step, make_mesh
 from mlm.plan.topology import Topology
-from mlm.text import show
 from mlm.training import recipe, sharding
 
 OPERATIONS = 20  # shown
-CALIBRATION = """\
-Estimates are optimistic. 3 epochs of WikiText-103, large model, length 512, global batch 128, v3-8, bfloat16:
-106.4 minutes published (Hugging Face on PyTorch / XLA TPUs, 2021), about 1.19 s a step, where the estimate for the
-baseline on v3:2x2 is 0.71 s. Expect a real step to take about 1.7 times as long."""
 SWEEP = {"topology": ".+", "per_chip_batch": r"[1-9]\d*", "mesh": r"(-1|[1-9]\d*)(x(-1|[1-9]\d*)){2}"}  # axes' values
 
 
@@ -46,9 +37,6 @@ class Job:
 
 def make_job(config: ConfigDict, manifest: Manifest | None, *, records: int | None, price: float | None) -> Job:
     """Returns the job of a config, and of its shards if they exist; `records` replaces their number of rows."""
-    for flag, value in (("--records", records), ("--price", price)):
-        if value is not None and not 0 < value < math.inf:
-            raise InputError(f"{flag}={value}: must be a number above 0.")
     if manifest is None:
         rows, vocab_size = records or config.data.global_batch, config.tokenizer.vocab_size
         info = DatasetInfo.synthetic(vocab_size=vocab_size, length=config.shards.length, records=rows)
@@ -56,51 +44,6 @@ def make_job(config: ConfigDict, manifest: Manifest | None, *, records: int | No
         info = DatasetInfo.from_manifest(manifest)
         info = dataclasses.replace(info, records=records or info.records)
     return Job(info, bool(records or manifest), price)
-
-
-def run(
-    config: ConfigDict,
-    job: Job,
-    *,
-    name: str,
-    slices: int,
-    compare: bool,
-    sweep: list[str],
-    search: bool,
-    as_json: bool,
-) -> dict[str, Any]:
-    """Prints the plan, as tables or as one line of JSON, and returns it.
-
-    Args:
-      name: of the topology; "" if the sweep names some.
-      compare: with the baseline.
-      sweep: ["key=value,value", ...], see `cells`.
-      search: look for what would fit if the config does not.
-    """
-    topology.check_slices(slices)
-    if sweep:
-        found = {"sweep": [_cell(config, job, slices, cell) for cell in cells(sweep, name)], "calibration": CALIBRATION}
-        show(*([json.dumps(found)] if as_json else tables.sweep(found)))
-        return found
-    if not name:
-        raise InputError("--topology: name the TPU, as in --topology=v5e:2x4; an unknown name lists them all.")
-    place = topology.find(name, slices)
-    program, row = measure(config, job, place)
-    found = {"plan": row}
-    if not program.fits and search:
-        print("it does not fit; looking for what would", file=sys.stderr, flush=True)
-        row["largest"] = fit.largest_batch(config, job.info, place, program)
-        row["remedies"] = fit.remedies(config, job.info, place)
-    if compare:
-        found["baseline"] = other = measure(config, job, place, kind="baseline")[1]
-        if row["fits"] and other["fits"]:
-            found["ratio"] = {
-                "cycles": row["cycles"]["all"] / other["cycles"]["all"],
-                "temporaries": row["bytes_per_chip"]["temporaries"] / other["bytes_per_chip"]["temporaries"],
-            }
-    found["calibration"] = CALIBRATION
-    show(*([json.dumps(found)] if as_json else tables.plan(found)))
-    return found
 
 
 def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm") -> tuple[Program, dict[str, Any]]:
@@ -176,12 +119,10 @@ def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *,
 
 
 def cells(sweep: list[str], name: str) -> list[dict[str, str]]:
-    """Returns every combination of a sweep's values.
+    """Returns every combination of a sweep's values, on the topology `name` if the sweep has none.
 
-    Args:
-      sweep: "topology=v5e:2x4,v6e:2x4", "per_chip_batch=16,32" (rows that a chip holds at once), "mesh=8x1x1,1x8x1"
-        (data x fsdp x tensor), or any key of the config: "model.remat=true,false".
-      name: the topology, if the sweep names none.
+    An axis is "topology=v5e:2x4,v6e:2x4", "per_chip_batch=16,32" (rows that a chip holds at once), "mesh=8x1x1,1x8x1"
+    (data x fsdp x tensor), or any key of the config: "model.remat=true,false".
     """
     axes: dict[str, list[str]] = {}
     for text in sweep:
@@ -200,7 +141,7 @@ def cells(sweep: list[str], name: str) -> list[dict[str, str]]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def _cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -> dict[str, Any]:
+def plan_cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -> dict[str, Any]:
     """Returns {"cell", "plan" or "error"} of one combination."""
     try:
         place = topology.find(cell["topology"], slices)

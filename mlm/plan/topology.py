@@ -32,29 +32,17 @@ ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A generation of chips.
+    """A generation of chips."""
 
-    Attributes:
-      kind: its name, for people and for `flops.peak_flops`; jax calls some of them otherwise.
-      cores: devices of a chip.
-      pod: chips along each axis of the largest slice.
-      wrap: chips along an axis from which on it is closed to a ring.
-      flops_per_cycle: of a device's matrix units, in bfloat16.
-      hbm_gib: memory of a device that a program may use.
-      hbm_gbs: memory bandwidth of a chip, 10^9 bytes/s.
-      link_gbs: one link to a neighbouring chip, one way, 10^9 bytes/s.
-      readable: jax can always print a program; with SparseCores it can't parse async-update, and the compiler prints.
-    """
-
-    kind: str
-    cores: int
-    pod: tuple[int, ...]
-    wrap: int
-    flops_per_cycle: int
-    hbm_gib: float
-    hbm_gbs: float
-    link_gbs: float
-    readable: bool = True
+    kind: str  # its name, for people and for `flops.peak_flops`; jax calls some of them otherwise
+    cores: int  # devices of a chip
+    pod: tuple[int, ...]  # chips along each axis of the largest slice
+    wrap: int  # chips along an axis from which on it is closed to a ring
+    flops_per_cycle: int  # of a device's matrix units, in bfloat16
+    hbm_gib: float  # memory of a device that a program may use
+    hbm_gbs: float  # memory bandwidth of a chip, 10^9 bytes/s
+    link_gbs: float  # one link to a neighbouring chip, one way, 10^9 bytes/s
+    readable: bool = True  # jax can print a program; with SparseCores it can't parse async-update, the compiler prints
 
 
 FAMILIES = {

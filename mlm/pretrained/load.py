@@ -39,23 +39,14 @@ RATES = ("layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob"
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """A model with its parameters on the host.
+    """A model with its parameters on the host."""
 
-    Attributes:
-      config: transformers' config; its vocabulary is the tokenizer's, without the padding of training.
-      params: numpy float32, of that size.
-      tokenizer: folder of the tokenizer, which may be missing if only parameters are needed.
-      step: of the checkpoint; None for a folder.
-      meta: the checkpoint's metadata (`checkpoint_files.read_meta`); empty for a folder.
-      source: where it was read from, for messages.
-    """
-
-    config: RobertaConfig
-    params: Params
-    tokenizer: str
-    step: int | None
-    meta: dict[str, Any]
-    source: str
+    config: RobertaConfig  # its vocabulary is the tokenizer's, without the padding of training
+    params: Params  # numpy float32
+    tokenizer: str  # its folder, which may be missing if only parameters are needed
+    step: int | None  # of the checkpoint; None for a folder
+    meta: dict[str, Any]  # of the checkpoint, see `checkpoint_files.read_meta`; empty for a folder
+    source: str  # where it was read from, for messages
 
     @property
     def run_config(self) -> dict[str, Any] | None:
@@ -97,10 +88,6 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
       head: LM_HEAD or CLASSIFIER: the model has this head, and no parameters but those of its config; None for a
         model with any head or none, with all its parameters.
       flag: what the name was given with, for an error.
-
-    Raises:
-      InputError: there is no such model, it can't be read, it is not a RoBERTa, or it lacks that head.
-      DamageError: the checkpoint is not what was written.
     """
     if isinstance(model, Workdir):
         return from_workdir(model, head=head)

@@ -64,11 +64,10 @@ def fit(
     """Returns what is taken, by name, and lines that say what happened to every parameter of both models.
 
     Args:
-      source: of the same architecture.
-      shapes: of our parameters, by name.
-      pad_id: ours: positions are counted from the next id, in the source from its own.
-      vocab_size: V, ours, without the padding of the table.
-      tokenizer_folder: of our tokenizer; None to match rows by id.
+      source: of the same architecture; all else is ours.
+      pad_id: positions are counted from the next id.
+      vocab_size: V, without the padding of the table.
+      tokenizer_folder: None to match rows by id.
     """
     leaves = source.leaves
     entries = len(leaves[VOCABULARY[0]])

@@ -1,7 +1,4 @@
-"""`report --compare`: several runs on one page: their curves, their last scores, and the config keys that differ.
-
-Nothing here imports jax.
-"""
+"""Several runs on one page: their curves, their last scores, the config keys that differ. Nothing here imports jax."""
 
 from __future__ import annotations
 
@@ -22,12 +19,7 @@ ABSENT = "no such key"  # in a config that other code wrote
 
 
 def write(workdirs: list[Workdir]) -> str:
-    """Makes compare.html in the first run's folder, one file that needs no network; returns its path.
-
-    Raises:
-      InputError: a folder was named twice, or its run has logged nothing yet.
-      DamageError: a log, config.json or manifest.json is damaged.
-    """
+    """Makes compare.html in the first run's folder, one file that needs no network; returns its path."""
     roots = [str(workdir.root) for workdir in workdirs]
     twice = next((root for root in roots if roots.count(root) > 1), None)
     if twice is not None:
@@ -69,7 +61,7 @@ def draw(runs: dict[str, RunSummary]) -> dict[str, Figure]:
 
 
 def final_scores(runs: list[RunSummary]) -> report.Rows:
-    """Returns (name, value in each run, ...) of the last evaluation, the best loss, the last of training, the time."""
+    """Returns rows (name, value in each run, ...)."""
     finite = [[line["loss"] for line in run.evals if line["loss"] is not None] for run in runs]
     tokens = [run.tokens(run.step) for run in runs]
     return [

@@ -11,15 +11,10 @@ Line = dict[str, Any]  # of timing.jsonl: step, kind, time (seconds since 1970),
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """One start of the run.
+    """One start of the run."""
 
-    Attributes:
-      lines: of timing.jsonl; the first is of kind "start".
-      kept: the last step that no later start went back behind; steps after it were made again.
-    """
-
-    lines: list[Line]
-    kept: float
+    lines: list[Line]  # the first is of kind "start"
+    kept: float  # the last step that no later start went back behind; steps after it were made again
 
     @property
     def seconds(self) -> float:
@@ -34,22 +29,14 @@ class Session:
 
 @dataclasses.dataclass(frozen=True)
 class TimeUse:
-    """Seconds; they add up to the time from the first start to the last line of the log.
+    """Seconds; they add up to the time from the first start to the last line of the log."""
 
-    Attributes:
-      training: steps that were kept, the wait for their input included.
-      evaluation, checkpoints: while the steps waited for them.
-      start: from a start to the end of its first step: input, compilation.
-      redone: steps, evaluations and checkpoints that a later start went back behind.
-      down: from the last line before a start to that start: not running, or running without a log of it.
-    """
-
-    training: float = 0.0
-    evaluation: float = 0.0
-    checkpoints: float = 0.0
-    start: float = 0.0
-    redone: float = 0.0
-    down: float = 0.0
+    training: float = 0.0  # steps that were kept, the wait for their input included
+    evaluation: float = 0.0  # while the steps waited for it
+    checkpoints: float = 0.0  # likewise
+    start: float = 0.0  # from a start to the end of its first step: input, compilation
+    redone: float = 0.0  # steps, evaluations and checkpoints that a later start went back behind
+    down: float = 0.0  # from the last line before a start to that start: not running, or running without a log of it
 
     @property
     def total(self) -> float:

@@ -1,4 +1,4 @@
-"""The command `report`: what a run did, as one HTML page with plots, from its logs. Nothing here imports jax."""
+"""What a run did, as one HTML page with plots, from its logs. Nothing here imports jax."""
 
 from __future__ import annotations
 
@@ -42,12 +42,7 @@ PAIRS = 20  # of classes most often confused, on the page
 
 
 def write(workdir: Workdir) -> None:
-    """Makes report.html: one file that needs no network.
-
-    Raises:
-      InputError: the run has logged nothing yet.
-      DamageError: a log, config.json or manifest.json is damaged.
-    """
+    """Makes report.html: one file that needs no network."""
     run, classification = gather(workdir), logs.read_object(workdir.classification)
     page = render_page(
         "report.html.j2",
@@ -81,17 +76,14 @@ def render_page(template: str, figures: dict[str, Figure], **values: Any) -> str
         for title, figure in figures.items()
     }
     pages = templates("mlm.report")
-    pages.filters |= {"number": number, "duration": duration, "config_value": _config_value}
+    pages.filters |= {"number": number, "duration": duration}
+    pages.filters["config_value"] = lambda value: value if isinstance(value, str) and value else json.dumps(value)
     return pages.get_template(template).render(plots=sources, **values)
 
 
 def number(value: float | None, spec: str) -> str:
     """Returns a number as `format` shows it; None stands for one that was not finite."""
     return "not finite" if value is None else format(value, spec)
-
-
-def _config_value(value: Any) -> str:
-    return value if isinstance(value, str) and value else json.dumps(value)
 
 
 def duration(seconds: float) -> str:

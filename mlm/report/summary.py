@@ -16,22 +16,14 @@ from mlm.workdir import Workdir
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """The course of a run.
+    """The course of a run."""
 
-    Attributes:
-      name: of its folder.
-      config: flattened; empty if there is none.
-      train, evals: lines of metrics.jsonl.
-      sessions: the starts of the run.
-      manifest: of its shards; None if they are gone.
-    """
-
-    name: str
-    config: dict[str, Any]
-    train: list[Line]
+    name: str  # of its folder
+    config: dict[str, Any]  # flattened; empty if there is none
+    train: list[Line]  # of metrics.jsonl, as are the evaluations
     evals: list[Line]
     sessions: list[Session]
-    manifest: Manifest | None
+    manifest: Manifest | None  # of its shards; None if they are gone
 
     @property
     def step(self) -> int:
@@ -75,11 +67,7 @@ class RunSummary:
 
 
 def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("inf")) -> RunSummary:
-    """Reads the logs of a run up to a step, and the manifest of its shards if it is still there.
-
-    Raises:
-      DamageError: a log or the manifest is damaged.
-    """
+    """Reads the logs of a run up to a step, and the manifest of its shards if it is still there."""
     lines = [line for line in logs.read(workdir.metrics) if line["step"] <= until]
     train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
     manifest = read_manifest(config.get("shards.dir") or str(workdir.shards))

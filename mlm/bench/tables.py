@@ -1,0 +1,48 @@
+"""The figures of `bench` as tables for `text.show`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import RenderableType
+
+from mlm.bench import products
+from mlm.text import table
+
+NAMES = {
+    "mlm": "mlm",
+    "baseline": "run_mlm_flax.py",
+    "torch": "run_mlm.py (PyTorch)",
+    "tf_tpu_example": "TF-TPU example",
+    "one_batch": "one batch reused",
+    "real_batches": "batches of the run",
+}
+TORCH_NOTES = (
+    "PyTorch {torch}, transformers {transformers}, {device}, {dtype}.",
+    "Memory: as compiled; PyTorch's is its peak on CUDA, and on the CPU what its process grew by.",
+)
+
+
+def render(found: dict[str, Any]) -> list[RenderableType]:
+    """Returns a table for each part; its ratios are of the first row to the others."""
+    parts: list[RenderableType] = []
+    for part, rows in found.items():
+        parts += [""] if parts else []
+        if part == "products":
+            parts += products.tables(rows)
+            continue
+        heads = (">MFU", ">memory") if part == "step" else ()
+        cells = [_cells(part, name, rows) for name in rows if name in NAMES]
+        parts.append(table(part, ">tokens/s", ">ms", *heads, "", rows=cells))
+        if "torch" in rows:
+            parts += [line.format(**rows["torch"]) for line in TORCH_NOTES]
+    return parts
+
+
+def _cells(part: str, name: str, rows: dict[str, Any]) -> list[str]:
+    row, ratio = rows[name], rows["ratios"].get(name)
+    cells = [NAMES[name], f"{row['tokens_per_second']:,.0f}", f"{row['milliseconds']:,.1f}"]
+    if part == "step":
+        mfu, memory = row["mfu"], row["memory_bytes"]
+        cells += ["-" if mfu is None else f"{mfu:.1%}", "-" if memory is None else f"{memory / 1e6:,.0f} MB"]
+    return [*cells, "" if ratio is None else f"the first is {ratio:.3g} times as fast"]
