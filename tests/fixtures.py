@@ -40,6 +40,11 @@ INFO = DatasetInfo(
 )
 
 
+def slow(*values):
+    """A parameter's values whose test runs with --slow alone."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def tiny_config(*overrides: str):
     return configs.load("configs/base.py", [*TINY, *overrides])
 

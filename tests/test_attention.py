@@ -13,7 +13,7 @@ from transformers import RobertaConfig
 from mlm.errors import InputError
 from mlm.model import attention, fused_attention
 from mlm.training import sharding
-from tests.fixtures import tiny_config, tiny_run
+from tests.fixtures import slow, tiny_config, tiny_run
 
 ROWS, LENGTH, HEADS, SIZE = 8, 128, 4, 32
 HIDDEN = HEADS * SIZE
@@ -44,7 +44,7 @@ def flax_attention(q, k, v, documents, dropout_mask, *, isolated):
 @pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize(
     ("name", "dropout"),
-    [("xla", False), ("xla", True), ("fused", False), ("fused", True), ("splash", False), ("cudnn", False)],
+    [("xla", False), ("xla", True), slow("fused", False), ("fused", True), ("splash", False), ("cudnn", False)],
 )
 def test_output_and_gradients_are_flax_s(name, isolated, dropout):
     (*qkv, grad), documents = inputs()
@@ -72,7 +72,7 @@ def test_split_over_a_mesh_it_is_the_same(name):
     np.testing.assert_allclose(split, whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["TPU v3", "TPU v5 lite"])
+@pytest.mark.parametrize("kind", ["TPU v3", slow("TPU v5 lite")])
 def test_fused_in_bfloat16_is_near_float32(kind, monkeypatch):
     """Whether a kernel hands float32 to the matrix unit, as on a v3, or bfloat16."""
     monkeypatch.setattr(fused_attention, "_settings", lambda *_, **__: {"interpret": True})

@@ -9,6 +9,7 @@ import pytest
 from mlm.data import batches, tfrecord
 from mlm.data.manifest import Manifest, load_manifest
 from mlm.errors import DamageError, InputError
+from tests.fixtures import slow
 from tests.fixtures_data import LENGTH, in_epochs, write_shards
 from tests.test_manifest import copied, damage, shard_path  # noqa: F401 (a fixture)
 
@@ -75,7 +76,7 @@ def test_every_record_once_in_each_epoch_of_its_lane(manifest):
 
 
 @pytest.mark.parametrize("hosts", [1, 3, 6, 12])  # with a lane for two or four of them, too
-@pytest.mark.parametrize("start", [0, 1, 17, 250])
+@pytest.mark.parametrize("start", [0, slow(1), slow(17), 250])
 def test_hosts_share_the_same_global_batches_from_any_step(manifest, hosts, start):
     walked = in_epochs(itertools.islice(train(manifest), start, None), 20)
     share = BATCH // hosts
@@ -225,7 +226,7 @@ def test_a_shard_damaged_after_the_start_is_named(copied, fault):  # noqa: F811
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("token", [600, 2**31 + 7, 2**32 + 7, 2**64 - 1])
+@pytest.mark.parametrize("token", [600, slow(2**31 + 7), 2**32 + 7, slow(2**64 - 1)])
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_token_id_that_the_vocabulary_lacks_is_named(copied, token, split):  # noqa: F811
     """Too large, too large for 32 bits, and -1."""

@@ -60,6 +60,7 @@ def short():
     ]
 
 
+@pytest.mark.slow
 def test_docstrings_of_the_pinned_packages_are_megabytes_in_an_order_of_their_own():
     files = docstrings._files()
     assert len(files) > 5000

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.fixtures import slow
 from tests.metadata_server import PLATFORM, MetadataServer, tpu_vm
 from tests.processes import ROOT, environment, run_together, train_arguments
 from tests.test_resume import state_of
@@ -70,7 +71,7 @@ def test_on_tpu_vms(with_flags, manifest, tmp_path):
     assert_same(tmp_path / "bare", with_flags(2))
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, slow(4)])
 def test_in_a_jobset_on_gke(count, with_flags, manifest, tmp_path):
     names = ",".join(addresses(count))
     variables = [{"TPU_WORKER_HOSTNAMES": names, "TPU_WORKER_ID": str(index)} for index in range(count)]

@@ -24,6 +24,7 @@ from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from mlm.training.sharding import named_leaves
 from mlm.workdir import Workdir
+from tests.fixtures import slow
 from tests.torch_environments import ROOT, run_torch, torch_python
 from tests.trained_model import facts_of, save_checkpoint
 
@@ -97,7 +98,7 @@ def test_fillings_of_the_folder_are_those_of_the_checkpoint(exported, model):
     assert ours == theirs
 
 
-@pytest.mark.parametrize("generation", [pytest.param(4, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("generation", [slow(4), 5])
 def test_pytorch_gives_the_same_ids_logits_and_fillings(exported, generation, tmp_path):
     script = VERIFY
     if generation == 4:  # the modules beside the script must not be taken for installed ones of the same names
@@ -163,6 +164,7 @@ def damage_cut(folder):
     (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
 
 
+@pytest.mark.slow
 def test_pytorch_finds_what_is_not_the_model(exported, tmp_path):
     expected = {
         damage_embedding: "WRONG logits",

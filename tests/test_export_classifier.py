@@ -17,6 +17,7 @@ from mlm.model import classifier
 from mlm.paths import UPath
 from mlm.pretrained import load, locate
 from mlm.workdir import Workdir
+from tests.fixtures import slow
 from tests.torch_environments import run_torch
 from tests.trained_classifier import make
 
@@ -45,7 +46,7 @@ def damaged(workdir: Workdir, folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.parametrize("generation", [pytest.param(4, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("generation", [slow(4), 5])
 def test_pytorch_gives_the_same(workdirs, tmp_path, generation):
     """Ids, logits and the pipeline's probabilities, of one process; and a damage is seen."""
     folders = [workdir.export for workdir in workdirs.values()]

@@ -223,6 +223,7 @@ def folder_with(model: load.Pretrained, tokenizer_folder: str, folder: pathlib.P
     return str(folder)
 
 
+@pytest.mark.slow
 def test_fillings_and_targets_are_those_of_pytorch_s_pipeline(model, tmp_path, capsys):
     """For a Metaspace and a byte-level tokenizer, in which " the" and "the" are different entries."""
     bpe = dataclasses.replace(model, tokenizer=train_tokenizer(tmp_path / "bpe tokenizer", "bpe"))

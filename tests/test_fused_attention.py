@@ -16,13 +16,14 @@ from mlm.model import fused_attention
 from mlm.plan import cost_model
 from mlm.plan.compile import no_cache
 from mlm.plan.topology import find
+from tests.fixtures import slow
 
 
 @pytest.mark.parametrize(
     ("topology", "length"),
     [
-        pytest.param("v3:2x2", 512, marks=pytest.mark.slow),
-        pytest.param("v5e:2x2", 512, marks=pytest.mark.slow),
+        slow("v3:2x2", 512),
+        slow("v5e:2x2", 512),
         ("v6e:2x2", 128),
     ],
 )
@@ -43,8 +44,8 @@ def test_cycles_are_those_of_the_schedule(topology, length, tmp_path):
     [
         ("v3:2x2", 512, 2, 64),
         ("v3:2x2", 512, 1, 256),
-        pytest.param("v5e:2x2", 512, 16, 8, marks=pytest.mark.slow),
-        pytest.param("v4:2x2x1", 512, 1, 256, marks=pytest.mark.slow),
+        slow("v5e:2x2", 512, 16, 8),
+        slow("v4:2x2x1", 512, 1, 256),
     ],
 )
 def test_what_is_supported_fits_into_a_core(topology, length, heads, head_size):

@@ -12,6 +12,7 @@ import local_pod
 import pytest
 
 from mlm.pretrained import checkpoint_files
+from tests.fixtures import slow
 from tests.processes import logged_step, run, train_arguments
 from tests.test_resume import state_of
 
@@ -176,13 +177,13 @@ def test_no_coordinator_given(manifest, tmp_path):
 
 FAULTS = [
     ("killed", 1, signal.SIGKILL, "", "signal"),
-    pytest.param("killed", 0, signal.SIGKILL, "", "signal", marks=pytest.mark.slow),
-    pytest.param("stopped", 1, signal.SIGSTOP, "", "stopped", marks=pytest.mark.slow),
-    pytest.param("stopped", 0, signal.SIGSTOP, "", "stopped", marks=pytest.mark.slow),
-    pytest.param("hangs", 1, None, "hang:5", "hang", marks=pytest.mark.slow),
-    pytest.param("hangs", 0, None, "hang:5", "hang", marks=pytest.mark.slow),
-    pytest.param("blocked", 1, None, "block:5", "exit silent", marks=pytest.mark.slow),
-    pytest.param("raises", 1, None, "raise:5", "exception", marks=pytest.mark.slow),
+    slow("killed", 0, signal.SIGKILL, "", "signal"),
+    slow("stopped", 1, signal.SIGSTOP, "", "stopped"),
+    slow("stopped", 0, signal.SIGSTOP, "", "stopped"),
+    slow("hangs", 1, None, "hang:5", "hang"),
+    slow("hangs", 0, None, "hang:5", "hang"),
+    slow("blocked", 1, None, "block:5", "exit silent"),
+    slow("raises", 1, None, "raise:5", "exception"),
 ]
 
 

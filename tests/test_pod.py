@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from tests.fixtures import slow
 from tests.processes import run, run_together, train_arguments
 
 PROGRAM, INTERLEAVED = "-m tests.order_dump", "-m tests.interleaved"
@@ -39,7 +40,7 @@ def test_same_batches_and_masks(whole, manifest, tmp_path, processes, devices, f
     assert_equal(whole, other)
 
 
-@pytest.mark.parametrize(("processes", "devices", "fsdp"), [(2, 4, 1), pytest.param(4, 2, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("processes", "devices", "fsdp"), [(2, 4, 1), slow(4, 2, 2)])
 def test_same_batches_and_masks_where_hosts_interleave(whole, manifest, tmp_path, processes, devices, fsdp):
     other = dump(tmp_path / "out", manifest, processes, devices, 0, 12, fsdp=fsdp, interleaved=True)
     blocks = whole["0 record_id"].reshape(processes, devices, 2)

@@ -13,7 +13,7 @@ from mlm.model import priming, roberta
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
-from tests.fixtures import INFO, tiny_config, tiny_run
+from tests.fixtures import INFO, slow, tiny_config, tiny_run
 
 COUNTS = np.random.default_rng(0).zipf(1.2, 512).clip(0, 10_000).astype(np.float32)
 
@@ -26,7 +26,7 @@ def primed(*overrides: str):
 
 @pytest.mark.parametrize(
     ("width", "heads"),
-    [(128, 4), pytest.param(128, 2, marks=pytest.mark.slow), pytest.param(96, 1, marks=pytest.mark.slow)],
+    [(128, 4), slow(128, 2), slow(96, 1)],
 )
 def test_each_head_attends_to_its_offset(width, heads):
     run, params, _ = primed(f"model.hidden_size={width}", f"model.heads={heads}")

@@ -12,7 +12,7 @@ import pytest
 
 from mlm.pretrained import checkpoint_files
 from mlm.workdir import Workdir
-from tests.fixtures import pretrain, tiny_config
+from tests.fixtures import pretrain, slow, tiny_config
 from tests.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start, train_arguments
 
 SETTINGS = (
@@ -151,7 +151,7 @@ SCHEDULED = (
 )
 
 
-@pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.slow), 6, pytest.param(9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [slow(3), 6, slow(9)])
 def test_resumed_before_at_and_after_the_switch_of_length(scheduled, manifest, tmp_path, step):
     workdir = copy(scheduled, tmp_path / "resumed")
     for later in checkpoint_files.complete_steps(workdir / "checkpoints"):

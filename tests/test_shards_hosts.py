@@ -19,6 +19,7 @@ from mlm.data.hosts import Hosts
 from mlm.data.manifest import load_manifest, work_folder
 from mlm.errors import DamageError, InputError, PreemptedError
 from tests import processes
+from tests.fixtures import slow
 from tests.fixtures_data import COUNTS, LENGTH
 
 DELAYED = "tests/delayed_shards.py"  # small blocks, and time to kill it in
@@ -82,7 +83,7 @@ def workdir(alone, tmp_path) -> pathlib.Path:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [pytest.param(1, 1, marks=pytest.mark.slow), (2, 3), pytest.param(3, 2, marks=pytest.mark.slow)],
+    [slow(1, 1), (2, 3), slow(3, 2)],
 )
 def test_killed_in_mid_run_it_does_only_what_is_missing(alone, arguments, workdir, before, after):
     tmp_path = workdir

@@ -10,7 +10,7 @@ import pytest
 
 from mlm.plan import hlo
 from mlm.training import sharding
-from tests.fixtures import random_batch, tiny_run
+from tests.fixtures import random_batch, slow, tiny_run
 
 
 def flat(tree) -> dict[str, np.ndarray]:
@@ -41,7 +41,7 @@ def test_one_trace():
     assert run.train_step._cache_size() == 1, "the step was traced more than once"
 
 
-@pytest.mark.parametrize("mesh", [(2, 4, 1), (2, 2, 2)])
+@pytest.mark.parametrize("mesh", [slow((2, 4, 1)), (2, 2, 2)])
 def test_every_mesh_gives_the_same_gradient(mesh):
     # With SGD-like first steps the parameters would hide a wrong scale; so compare loss and gradient norm of every
     # step, and the first moments, which are the gradient.
@@ -67,7 +67,7 @@ def test_parameters_are_spread_as_the_rules_say():
         assert kernel.addressable_shards[0].data.shape == (16, 16)
 
 
-@pytest.mark.parametrize("accumulate", [2, 4])
+@pytest.mark.parametrize("accumulate", [2, slow(4)])
 def test_accumulation_equals_the_large_batch(accumulate):
     # 32 rows, with fewer predictions in the padded ones: a mean of means would differ.
     one = tiny_run("data.global_batch=32")
@@ -139,6 +139,7 @@ def test_guard_resets_before_the_limit():
     assert np.isfinite(float(metrics["loss"])), "a skipped batch must not poison the mean of the log"
 
 
+@pytest.mark.slow
 def test_average_of_parameters():
     run = tiny_run("optimizer.ema_decay=0.75")
     state = run.init()
@@ -160,6 +161,7 @@ def test_log_window_is_the_mean_over_predictions():
     assert mean[4]["loss"] == pytest.approx(each[4]["loss"]), "a new window starts after every fourth update"
 
 
+@pytest.mark.slow
 def test_padding_of_the_vocabulary_is_never_learnt():
     run = tiny_run("optimizer.weight_decay=0")
     before = flat(run.init().params)
@@ -170,14 +172,14 @@ def test_padding_of_the_vocabulary_is_never_learnt():
         assert not np.array_equal(before[name][:500], after[name][:500])
 
 
-@pytest.mark.parametrize("name", ["lamb", "lion", "adafactor", "muon"])
+@pytest.mark.parametrize("name", ["lamb", slow("lion"), slow("adafactor"), slow("muon")])
 def test_every_optimizer_takes_the_step(name):
     run = tiny_run(f"optimizer.name={name}", "optimizer.clip_norm=1", mesh=(2, 2, 2))
     _, history = train(run, 6)
     assert all(np.isfinite(m["loss"]) and m["skipped"] == 0 for m in history)
 
 
-@pytest.mark.parametrize("change", ["model.remat=true", "model.remat_feed_forward=1"])
+@pytest.mark.parametrize("change", [slow("model.remat=true"), "model.remat_feed_forward=1"])
 def test_remat_changes_nothing(change):
     dropout = ("model.layers=2", "model.hidden_dropout=0.1", "model.attention_dropout=0.1")
     state, history = train(tiny_run(*dropout), 2)
@@ -186,7 +188,7 @@ def test_remat_changes_nothing(change):
     assert_close(moments(state), moments(state2), 1e-4, change)
 
 
-@pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 4, 1), (2, 2, 2)])
+@pytest.mark.parametrize("mesh", [slow((8, 1, 1)), slow((2, 4, 1)), (2, 2, 2)])
 def test_dropout_is_the_same_on_every_mesh_and_is_one_of_the_whole_batch(mesh):
     dropout = ("model.layers=2", "model.hidden_dropout=0.1", "model.attention_dropout=0.1")
     state, history = train(tiny_run(*dropout, "data.global_batch=32", "train.accumulate=2", mesh=(1, 8, 1)), 1, 32)
@@ -195,8 +197,8 @@ def test_dropout_is_the_same_on_every_mesh_and_is_one_of_the_whole_batch(mesh):
     assert_close(moments(state), moments(state2), 1e-3, f"mesh {mesh}")
 
 
-@pytest.mark.parametrize("change", ["train.accumulate=1", "train.accumulate=2", "data.short_length=8"])
-@pytest.mark.parametrize("mesh", [(8, 1, 1), (4, 2, 1)])
+@pytest.mark.parametrize("change", [slow("train.accumulate=1"), "train.accumulate=2", slow("data.short_length=8")])
+@pytest.mark.parametrize("mesh", [slow((8, 1, 1)), (4, 2, 1)])
 def test_dropout_follows_the_rows_where_hosts_interleave(monkeypatch, change, mesh):
     """The same rows elsewhere in the array, as `logical_rows` has them for hosts in the order 0, 1, 0, 1, ..."""
     settings = ("model.hidden_dropout=0.1", "data.global_batch=32", "optimizer.b1=0", change)

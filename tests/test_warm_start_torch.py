@@ -8,11 +8,12 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 from mlm.bench import baseline
+from tests.fixtures import slow
 from tests.test_warm_start import fresh, started
 from tests.torch_environments import run_torch
 
 
-@pytest.fixture(scope="module", params=[pytest.param(4, marks=pytest.mark.slow), 5])
+@pytest.fixture(scope="module", params=[slow(4), 5])
 def written(request, tmp_path_factory) -> pathlib.Path:
     """The folder of tests/torch_write.py, by transformers 4 and 5."""
     folder = tmp_path_factory.mktemp("torch")
