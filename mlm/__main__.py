@@ -37,11 +37,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> int:
-    """Runs one command; returns its exit code (README, "Exit codes").
-
-    Args:
-      pretraining: a subclass of `Pretraining` (mlm/tasks/pretraining.py) for `run` and `train`.
-    """
+    """Runs one command, `run` and `train` with a subclass of `Pretraining` if given; returns its exit code."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     for name in ("absl", "asyncio", "concurrent.futures"):  # orbax also logs what it raises, with stacks
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -166,11 +166,6 @@ def fingerprint(config: ConfigDict) -> str:
     return hashlib.sha256(json.dumps(flatten(config), sort_keys=True).encode()).hexdigest()
 
 
-def to_json(config: ConfigDict) -> str:
-    """Returns the config as JSON: groups of keys, sorted."""
-    return json.dumps(config.to_dict(), indent=1)
-
-
 def diff(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Returns a line "key: old -> new" for each change of two flattened configs that resume does not allow."""
     old, new = ({k: list(v) if isinstance(v, tuple) else v for k, v in flat.items()} for flat in (old, new))

@@ -85,44 +85,29 @@ TABLE: Rule = (
 )
 WEIGHTS: Rule = _tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0"
 
-KEYS_OF: list[tuple[Rule, str]] = [  # rules that several keys share
-    (TEXT, "tokenizer.path shards.dir train.init_from log.wandb"),
-    (FLAG, "corpus.streaming tokenizer.lowercase data.isolate_documents masking.static model.remat log.tensorboard"),
-    (
-        POSITIVE,
-        "shards.count shards.validation_count data.global_batch data.lanes model.hidden_size model.layers "
-        "model.heads model.intermediate_size model.positions model.vocab_multiple train.accumulate "
-        "train.guard_limit classify.multiple evaluate.batch checkpoint.keep log.every log.profile_steps",
-    ),
-    (
-        COUNT,
-        "corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps "
-        "train.steps evaluate.every checkpoint.every log.profile_start",
-    ),
-    (SEED, "data.seed masking.seed train.seed evaluate.seed"),
-    (
-        FRACTION,
-        "masking.end_rate masking.mask_share masking.random_share schedule.warmup_fraction schedule.decay_fraction "
-        "schedule.final_fraction",
-    ),
-    (
-        BELOW_ONE,
-        "corpus.validation_fraction model.hidden_dropout model.attention_dropout optimizer.b1 optimizer.b2 "
-        "optimizer.ema_decay",
-    ),
-    (
-        ABOVE_ZERO,
-        "tokenizer.sample_megabytes shards.patience model.layer_norm_eps model.init_stddev optimizer.learning_rate "
-        "optimizer.eps",
-    ),
-    (FROM_ZERO, "optimizer.weight_decay optimizer.clip_norm train.epochs pod.hang"),
-    (PORT, "pod.port pod.jax_port"),
-    (AXIS, "mesh.data mesh.fsdp mesh.tensor"),
-    (TABLE, "classify.train classify.validation classify.test"),
-    (_whole(8), "shards.length classify.length"),
-    (_number(0, 1, open_low=True), "data.short_share masking.rate masking.span_p"),
-]
-RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF for key in keys.split()} | {
+KEYS_OF: dict[Rule, str] = {  # rules that several keys share
+    TEXT: "tokenizer.path shards.dir train.init_from log.wandb",
+    FLAG: "corpus.streaming tokenizer.lowercase data.isolate_documents masking.static model.remat log.tensorboard",
+    POSITIVE: """shards.count shards.validation_count data.global_batch data.lanes model.hidden_size model.layers
+        model.heads model.intermediate_size model.positions model.vocab_multiple train.accumulate train.guard_limit
+        classify.multiple evaluate.batch checkpoint.keep log.every log.profile_steps""",
+    COUNT: """corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps
+        train.steps evaluate.every checkpoint.every log.profile_start""",
+    SEED: "data.seed masking.seed train.seed evaluate.seed",
+    FRACTION: """masking.end_rate masking.mask_share masking.random_share schedule.warmup_fraction
+        schedule.decay_fraction schedule.final_fraction""",
+    BELOW_ONE: """corpus.validation_fraction model.hidden_dropout model.attention_dropout optimizer.b1 optimizer.b2
+        optimizer.ema_decay""",
+    ABOVE_ZERO: """tokenizer.sample_megabytes shards.patience model.layer_norm_eps model.init_stddev
+        optimizer.learning_rate optimizer.eps""",
+    FROM_ZERO: "optimizer.weight_decay optimizer.clip_norm train.epochs pod.hang",
+    PORT: "pod.port pod.jax_port",
+    AXIS: "mesh.data mesh.fsdp mesh.tensor",
+    TABLE: "classify.train classify.validation classify.test",
+    _whole(8): "shards.length classify.length",
+    _number(0, 1, open_low=True): "data.short_share masking.rate masking.span_p",
+}
+RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in keys.split()} | {
     "corpus.sources": SOURCES,
     "corpus.weights": WEIGHTS,
     "corpus.field": (_matching(r"(?s).+"), "the name of a field"),
@@ -150,46 +135,30 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     """Returns the rules that tie keys together: (the key to name, whether the rule is broken, what is allowed)."""
     shards, data, masking, model = config.shards, config.data, config.masking, config.model
     schedule, train, steps, length = config.schedule, config.train, config.train.steps, config.shards.length
-    lanes, rows, short = data.lanes, data.global_batch, data.short_length
+    lanes, rows, short, port = data.lanes, data.global_batch, data.short_length, config.pod.port
     axes = [config.mesh[name] for name in ("data", "fsdp", "tensor")]
+    no_dropout = model.attention in ("splash", "cudnn") and model.attention_dropout > 0
+    unfit = short > 0 and (short % 8 > 0 or length % short > 0 or short == length)
+    too_many = masking.mask_share + masking.random_share > 1 + 1e-9
+    two_warmups = schedule.warmup_steps > 0 and schedule.warmup_fraction > 0
     warmup = schedule.warmup_fraction or schedule.warmup_steps / (steps or math.inf)
-    has_dropout, port = model.attention_dropout > 0, config.pod.port
+    too_long = schedule.name == "wsd" and schedule.decay_fraction + warmup > 1 + 1e-9
     return [
         ("corpus.weights", len(config.corpus.weights) != len(config.corpus.sources), "one number for each source"),
         ("model.heads", model.hidden_size % model.heads > 0, "must divide model.hidden_size"),
-        (
-            "model.attention",
-            model.attention in ("splash", "cudnn") and has_dropout,
-            "has no dropout: set model.attention_dropout to 0, or choose another kernel",
-        ),
+        ("model.attention", no_dropout, "has no dropout: set model.attention_dropout to 0, or choose another kernel"),
         ("shards.length", length > model.positions, f"must be at most model.positions = {model.positions}"),
         ("shards.count", shards.count < lanes, f"must be at least data.lanes = {lanes}"),
         ("data.global_batch", rows % lanes > 0, f"must be a multiple of data.lanes = {lanes}"),
-        (
-            "data.short_length",
-            short > 0 and (short % 8 > 0 or length % short > 0 or short == length),
-            f"must be a multiple of 8, below shards.length = {length}, and divide it",
-        ),
+        ("data.short_length", unfit, f"must be a multiple of 8, below shards.length = {length}, and divide it"),
         ("data.skip_batches", ranges_overlap(parse_ranges(data.skip_batches)), "its ranges must not overlap"),
         ("train.accumulate", rows % train.accumulate > 0, f"must divide data.global_batch = {rows}"),
-        (
-            "masking.random_share",
-            masking.mask_share + masking.random_share > 1 + 1e-9,
-            "mask_share and random_share must not exceed 1 together",
-        ),
+        ("masking.random_share", too_many, "mask_share and random_share must not exceed 1 together"),
         ("train.steps", (steps > 0) == (train.epochs > 0), "set exactly one of train.steps and train.epochs above 0"),
         ("model.init", model.init != "stock" and train.init_from != "", "must be stock with train.init_from"),
-        (
-            "schedule.warmup_steps",
-            schedule.warmup_steps > 0 and schedule.warmup_fraction > 0,
-            "set at most one of warmup_steps and warmup_fraction",
-        ),
+        ("schedule.warmup_steps", two_warmups, "set at most one of warmup_steps and warmup_fraction"),
         ("schedule.warmup_steps", 0 < steps < schedule.warmup_steps, f"must be at most train.steps = {steps}"),
-        (
-            "schedule.decay_fraction",
-            schedule.name == "wsd" and schedule.decay_fraction + warmup > 1 + 1e-9,
-            "warmup and decay must fit into the run",
-        ),
+        ("schedule.decay_fraction", too_long, "warmup and decay must fit into the run"),
         ("classify.label", config.classify.label in config.classify.text, "must be another column than classify.text"),
         ("pod.jax_port", config.pod.jax_port == port, f"must be another port than pod.port = {port}"),
         ("mesh.data", axes.count(-1) > 1, "at most one axis of the mesh can be -1"),

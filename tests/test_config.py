@@ -140,7 +140,7 @@ def test_a_file_that_is_not_there():
 def test_saved_config_comes_back(tmp_path):
     path = UPath(tmp_path) / "config.json"
     config = configs.load("configs/quickstart.py", ["corpus.sources=('docstrings', 'text:a')", "corpus.weights=(1, 2)"])
-    path.write_text(configs.to_json(config))
+    path.write_text(config.to_json())
     again = configs.load_saved(path, [])
     assert configs.flatten(again) == configs.flatten(config)
     assert configs.fingerprint(again) == configs.fingerprint(config)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mlm import config as configs
 from mlm.commands import common
 from mlm.errors import InputError
 from mlm.export import export
@@ -31,7 +30,7 @@ def setting(trained_workdir, tmp_path_factory):
     workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path_factory.mktemp("evaluate") / "run"))
     write_shards(docstrings()[:600], workdir.shards, str(workdir.tokenizer))
     config = tiny_config(*SIZES)
-    workdir.config.write_text(configs.to_json(config))
+    workdir.config.write_text(config.to_json())
     return config, workdir, common.open_data(config, workdir)
 
 

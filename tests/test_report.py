@@ -87,7 +87,7 @@ def make_workdir(path, *, metrics=(*TRAIN, *EVALS), timing=TIMING, entropy=6.0, 
     write = lambda file, lines: file.write_text("".join(json.dumps(line) + "\n" for line in lines))  # noqa: E731
     write(workdir.metrics, metrics)
     write(workdir.timing, timing)
-    workdir.config.write_text(configs.to_json(configs.load("configs/base.py", list(overrides))))
+    workdir.config.write_text(configs.load("configs/base.py", list(overrides)).to_json())
     if entropy is not None:
         workdir.shards.mkdir(exist_ok=True)
         manifest = manifest_of(32, train={"unigram_entropy": 1.0}, validation={"unigram_entropy": entropy})

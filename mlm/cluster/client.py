@@ -60,9 +60,7 @@ class Client:
         self._start_timeout, self._heartbeat = start_timeout, heartbeat
         self._coordinator: Coordinator | None = None
         if process == 0:
-            self._coordinator = Coordinator(
-                address, processes, token=token, start_timeout=start_timeout, heartbeat=heartbeat
-            )
+            self._coordinator = Coordinator(address, processes, token, start_timeout, heartbeat)
         self._connection: Connection | None = None
         self._changed = threading.Condition()
         self._received: set[str] = set()  # "connected", and the names of messages

@@ -42,7 +42,7 @@ class Coordinator:
     """One thread for each connection, one that listens, one for pings and time limits."""
 
     def __init__(
-        self, address: tuple[str, int], processes: int, *, token: UPath | Path, start_timeout: float, heartbeat: float
+        self, address: tuple[str, int], processes: int, token: UPath | Path, start_timeout: float, heartbeat: float
     ):
         """Listens, as `ports.listen`, and writes the token; raises InputError or StopError."""
         self._processes, self._token = processes, secrets.token_bytes(32)
@@ -209,14 +209,11 @@ class Coordinator:
     def _terminate_late_start(self) -> None:
         missing = [p for p in range(self._processes) if p not in self._members]
         unready = [p for p, member in sorted(self._members.items()) if member.fingerprint is None]
-        problems = [
-            f"host{'s' * (len(some) > 1)} {', '.join(map(str, some))} {problem}"
-            for some, problem in ((missing, "never connected"), (unready, "connected, but never got ready"))
-            if some
-        ]
-        limit = f"{self._start_timeout:g} s (config.pod.start_timeout)"
-        what = f"within {limit} {' and '.join(problems)}; look there for the reason"
-        self._terminate(Termination(0, self._members[0].host, "exception", 1, what))
+        what = f"within {self._start_timeout:g} s (config.pod.start_timeout)"
+        for some, problem in ((missing, "never connected"), (unready, "connected, but never got ready")):
+            if some:
+                what += f" host{'s' * (len(some) > 1)} {', '.join(map(str, some))} {problem};"
+        self._terminate(Termination(0, self._members[0].host, "exception", 1, f"{what} look there for the reason"))
 
 
 def _write_token(path: UPath | Path, token: bytes) -> None:

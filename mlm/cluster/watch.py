@@ -135,21 +135,22 @@ class Watch:
         self._record(kind, code, what, traceback=stack, time=when)
         if isinstance(error, PreemptedError):
             return self.end(code)  # all have agreed on it
-        self._notify(kind, code, what)
+        if self.client is not None:
+            self._quit(kind, code, what)
         return code
 
     def stopped(self, signal_name: str) -> NoReturn:
         """Ends at once, after a signal that came before there was anything to save."""
         what = f"{signal_name}: stopped before there was anything to save"
         self._record("signal", PreemptedError.code, what)
-        self._notify("signal", PreemptedError.code, what)
-        _exit(PreemptedError.code)
+        self._quit("signal", PreemptedError.code, what)
 
-    def _notify(self, kind: str, code: int, what: str) -> None:
+    def _quit(self, kind: str, code: int, what: str) -> NoReturn:
+        """Notifies the other processes and ends this one at once: jax's own exit waits for the others."""
         if self.client is not None:
             phase, step, *_ = self._position
             self.client.notify(Termination(self.cluster.process_id, self._host, kind, code, what, step, phase))
-            _exit(code)  # at once: jax's own exit waits for the others
+        _exit(code)
 
     def _run_ended(self, termination: Termination) -> None:
         """Ends this process because the run has ended; called in a thread, whatever the main one is doing."""
@@ -183,8 +184,7 @@ class Watch:
         if self._record("hang", 1, what):
             where = f"stacks.txt in {self._folder}" if self._stacks else "the stacks above"
             print(f"mlm {self.command}: {what}, in {phase}; see {where}", file=sys.stderr, flush=True)
-            self._notify("hang", 1, what)
-            _exit(1)
+            self._quit("hang", 1, what)
 
     def _record(self, kind: str, code: int, what: str, **more: Any) -> bool:
         """Writes cause.json, unless another reason came first; returns whether it did."""

@@ -117,10 +117,6 @@ def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, is
     return jnp.einsum("bnqk,bknd->bqnd", probs_BxNxQxK, v).reshape(q_BxLxH.shape)
 
 
-def _fused(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, kind):
-    return fused_attention.attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, kind)
-
-
 def _splash(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, kind):
     if dropout_mask_LxL is not None:
         raise ValueError("splash has no dropout")
@@ -147,7 +143,7 @@ def _cudnn(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, 
     return context.reshape(q_BxLxH.shape)
 
 
-KERNELS = {"xla": _xla, "fused": _fused, "splash": _splash, "cudnn": _cudnn}
+KERNELS = {"xla": _xla, "fused": fused_attention.attend, "splash": _splash, "cudnn": _cudnn}
 
 
 def _allowed(segments_BxL: Array, isolated: bool) -> Array:

@@ -159,7 +159,10 @@ class Network:
         attention, isolated = params["attention"], self.cls_id is not None
         with jax.named_scope("attention/self"):
             q, k, v = (layers.dense(attention["self"][name], x_BxLxH) for name in ("query", "key", "value"))
-            dropout_mask_LxL = self._attention_dropout_mask(x_BxLxH.shape[1], seeds[0])
+            length, rate = x_BxLxH.shape[1], self.config.attention_probs_dropout_prob
+            dropout_mask_LxL = None
+            if seeds[0] is not None and rate > 0:
+                dropout_mask_LxL = layers.dropout(jnp.ones((1, length, length), self.dtype), rate, seeds[0])[0]
             attend = self.attention or make_kernel("xla", heads=self.config.num_attention_heads, isolated=isolated)
             context_BxLxH = attend(q, k, v, segments_BxL, dropout_mask_LxL)
         if positions_BxK is not None:
@@ -190,10 +193,3 @@ class Network:
 
     def _dropout(self, x_BxLxH: Array, seed: Array | None, *rows_and_tokens: Array | None) -> Array:
         return layers.dropout(x_BxLxH, self.config.hidden_dropout_prob, seed, *rows_and_tokens)
-
-    def _attention_dropout_mask(self, length: int, seed: Array | None) -> Array | None:
-        """Returns what the probabilities are multiplied by, keys x queries; None for no dropout."""
-        rate = self.config.attention_probs_dropout_prob
-        if seed is None or rate == 0:
-            return None
-        return layers.dropout(jnp.ones((1, length, length), self.dtype), rate, seed)[0]

@@ -84,7 +84,7 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
     if found is not None:
         _check_resume(workdir, found, meta)
     if cluster.is_primary():
-        write_text(workdir.config, configs.to_json(config) + "\n")
+        write_text(workdir.config, config.to_json(indent=1) + "\n")
     with checkpoint.Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep) as checkpoints:
         state = task.initial_state() if found is None else checkpoints.restore(found, task.shapes)
         sizes = {"steps": task.steps, "tokens_per_step": task.tokens_per_step}
