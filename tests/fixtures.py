@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlm import config as configs
-from mlm.data.dataset_info import DatasetInfo
+from mlm.data.manifest import DatasetInfo
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import loop, sharding
 

@@ -62,7 +62,7 @@ def in_epochs(batches: Iterator[dict[str, np.ndarray]], count: int) -> dict[str,
 def texts() -> list[str]:
     """Docstrings of the standard library."""
     files = sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("[a-k]*.py"))
-    return list(dict.fromkeys(docstrings.of_files(files)))
+    return list(dict.fromkeys(text for file in files for text in docstrings.of_file(file)))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from mlm.data import batches, manifest
-from mlm.data.dataset_info import DatasetInfo
+from mlm.data.manifest import DatasetInfo
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from tests.fixtures import tiny_config

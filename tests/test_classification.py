@@ -33,7 +33,7 @@ def load(config, folder: pathlib.Path, tokenizer_folder: str) -> tuple[Examples,
     tables, names = data.read_tables(sources, text=own.text, label=own.label, kind=own.kind)
     sizes = {"length": own.length, "multiple": own.multiple}
     examples = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, **sizes)
-    special_ids, _ = tokenizer.special_ids(tokenizer_folder)
+    special_ids = tokenizer.manifest_fields(tokenizer_folder)["special_ids"]
     return examples, roberta.make_config(config.model, examples.vocab_size, special_ids)
 
 

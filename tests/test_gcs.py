@@ -137,7 +137,7 @@ def test_the_tokenizer_lies_in_the_bucket(bucket, tokenizer_folder):
     make_tokenizer(config, workdir, Hosts(2, 1))
     assert contents(workdir.tokenizer) == written
     assert tokenizer.fingerprint(str(workdir.tokenizer)) == tokenizer.fingerprint(tokenizer_folder)
-    assert tokenizer.special_ids(str(workdir.tokenizer)) == tokenizer.special_ids(tokenizer_folder)
+    assert tokenizer.manifest_fields(str(workdir.tokenizer)) == tokenizer.manifest_fields(tokenizer_folder)
     with pytest.raises(InputError, match="other settings"):
         make_tokenizer(tiny_config("tokenizer.path=elsewhere"), workdir)
     (workdir.tokenizer / "recipe.json").unlink()

@@ -218,7 +218,7 @@ def test_special_tokens_of_another_type_are_refused(folder, data):
     for file in ("special_tokens_map.json", "added_tokens.json"):
         (folder / file).unlink(missing_ok=True)
     with pytest.raises(InputError, match=r"no \w+ token|is not a JSON object"):
-        tokenizer.special_ids(str(folder))
+        tokenizer.manifest_fields(str(folder))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from jax.tree_util import keystr
 
 from mlm.bench import baseline
 from mlm.data import batches
-from mlm.data.dataset_info import DatasetInfo
+from mlm.data.manifest import DatasetInfo
 from mlm.model import priming, roberta
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining

@@ -27,7 +27,8 @@ def test_special_tokens_have_robertas_order(folders, kind):
     roles = {role: getattr(loaded, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask", "bos", "eos")}
     assert roles == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4, "bos": 0, "eos": 2}
     assert set(loaded.all_special_ids) == set(range(5))
-    named, every = tokenizer.special_ids(folders[kind])
+    fields = tokenizer.manifest_fields(folders[kind])
+    named, every = fields["special_ids"], fields["all_special_ids"]
     assert named == {role: roles[role] for role in named}
     assert set(named) == {"cls", "pad", "sep", "unk", "mask"}
     assert every == (0, 1, 2, 3, 4)
@@ -187,7 +188,7 @@ def test_folders_that_are_no_tokenizer_are_refused(folders, tmp_path, fault):
     if fault == "no mask":
         assert "no mask token" in str(error.value)
     with pytest.raises(InputError, match=str(folder)):
-        tokenizer.special_ids(str(folder))
+        tokenizer.manifest_fields(str(folder))
 
 
 def test_nothing_is_left_of_a_training_that_failed(tmp_path):

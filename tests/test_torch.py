@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import FlaxRobertaForMaskedLM
 
-from mlm.data.dataset_info import DatasetInfo
+from mlm.data.manifest import DatasetInfo
 from mlm.model import weights
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding

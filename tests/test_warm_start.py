@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mlm.data import tokenizer
-from mlm.data.dataset_info import DatasetInfo
+from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.export import export
 from mlm.paths import UPath

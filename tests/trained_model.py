@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 
 from mlm import config as configs
 from mlm.data import tokenizer
-from mlm.data.dataset_info import DatasetInfo
+from mlm.data.manifest import DatasetInfo
 from mlm.model import roberta
 from mlm.pretrained import checkpoint_files, load
 from mlm.tasks.pretraining import Pretraining

@@ -16,8 +16,7 @@ from mlm.bench import interleaved, tf_tpu_example
 from mlm.bench.steps import repeated, updates
 from mlm.data import corpus, shards
 from mlm.data.corpus import Document
-from mlm.data.dataset_info import DatasetInfo
-from mlm.data.manifest import Manifest
+from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.tasks.pretraining import Pretraining, train_batches
 from mlm.training import sharding
 

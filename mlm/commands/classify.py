@@ -110,7 +110,7 @@ def _find_model(
     elif init_from:
         body = source().config
     else:
-        special_ids, _ = tokenizer.special_ids(str(workdir.tokenizer))
+        special_ids = tokenizer.manifest_fields(str(workdir.tokenizer))["special_ids"]
         body = roberta.make_config(config.model, examples.vocab_size, special_ids)
     body.hidden_dropout_prob = config.model.hidden_dropout
     body.attention_probs_dropout_prob = config.model.attention_dropout

@@ -42,11 +42,7 @@ def train_batches(
     """Returns the rows [start, stop) of the global batches `start_step`, `start_step` + 1, ..., without end.
 
     Batches are {"input_ids", "attention_mask": int32 [rows, L], "record_id", "epoch": uint32 [rows]}; record ids count
-    through the shards of the split, the epoch is the lane's.
-
-    Raises:
-      InputError: fewer shards than lanes, or rows that lanes don't fit (`order.lanes_of`).
-      DamageError: a record that can't be read, or a token id outside the vocabulary.
+    through the shards of the split, the epoch is the lane's. DamageError names a record that can't be read.
     """
     reader = _Reader(manifest, split)
     if (count := len(reader.shards)) < lanes:
@@ -68,10 +64,6 @@ def eval_batches(manifest: Manifest, *, split: str, batch: int, rows: tuple[int,
 
     Batches are as in `train_batches`, and "valid": float32 [rows], 0 for the copies of its first row that fill up the
     last one.
-
-    Raises:
-      InputError: the split is empty.
-      DamageError: as in `train_batches`.
     """
     if split not in manifest.splits or not manifest.splits[split].records:
         raise InputError(f"{manifest.folder}: the {split} split is empty; there is nothing to evaluate on.")
@@ -100,9 +92,8 @@ def count_tokens(manifest: Manifest, *, split: str, records: int = 10_000) -> np
 
     Rows are dealt to the shards in turn, so the first shards are a fair sample of the split.
     """
-    size = 500
     counts_V = np.zeros(manifest.vocab_size, np.int64)
-    for batch in itertools.islice(eval_batches(manifest, split=split, batch=size, rows=(0, size)), records // size):
+    for batch in itertools.islice(eval_batches(manifest, split=split, batch=500, rows=(0, 500)), records // 500):
         real = (batch["attention_mask"] > 0) & (batch["valid"] > 0)[:, None]
         counts_V += np.bincount(batch["input_ids"][real], minlength=manifest.vocab_size)
     counts_V[list(manifest.all_special_ids)] = 0
@@ -135,7 +126,6 @@ class _Reader:
         return _map(tf.data.Dataset.range(count), read).prefetch(1)
 
     def _columns(self, shard, epoch, order):
-        """Returns {"input_ids", ...} of the rows `order` of a shard."""
         tf = import_tensorflow()
         whole = tf.data.TFRecordDataset(tf.constant(self._paths)[shard]).batch(max(self.records) + 1)
         serialized = whole.get_single_element()

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from mlm.data import tokenizer
 from mlm.data.corpus import Document
-from mlm.data.manifest_rules import SPLITS
+from mlm.data.manifest import SPLITS
 from mlm.data.work import Work
 from mlm.errors import DamageError
 from mlm.paths import put_file, sizes
@@ -32,37 +32,22 @@ BLOCK_DOCUMENTS = 4096
 BATCH_DOCUMENTS = 256  # tokenized in one call
 
 
-Key = tuple[int, str, str]  # of a block: its number, its split, and a hash of its texts
-
-
 class Block(NamedTuple):
-    """A block that is written."""
+    """A block that is written; its file is named {key}-{tokens}-{text_bytes}, its key {number}-{split}-{hash}."""
 
-    number: int
+    file: str
     split: str
-    digest: str
     tokens: int  # special ones included
     text_bytes: int
 
-    @property
-    def key(self) -> Key:
-        """Identifies the block."""
-        return self[:3]
 
-    @property
-    def name(self) -> str:
-        """Of its file."""
-        return f"{self.number:06d}-{self.split}-{self.digest}-{self.tokens}-{self.text_bytes}"
-
-
-def written(work: Work) -> dict[Key, Block]:
-    """Returns the complete blocks of all hosts."""
+def written(work: Work) -> dict[str, Block]:
+    """Returns {key: block} of the complete blocks of all hosts."""
     found = {}
-    for name, size in sizes(work.blocks).items():
-        number, split, digest, tokens, text_bytes = name.split("-")
-        block = Block(int(number), split, digest, int(tokens), int(text_bytes))
-        if size == block.tokens * work.dtype.itemsize:
-            found[block.key] = block
+    for file, size in sizes(work.blocks).items():
+        key, tokens, text_bytes = file.rsplit("-", 2)
+        if size == int(tokens) * work.dtype.itemsize:
+            found[key] = Block(file, key.split("-")[1], int(tokens), int(text_bytes))
     return found
 
 
@@ -76,21 +61,17 @@ def read(file: str, dtype: np.dtype) -> np.ndarray:
 
 def write(
     pool: concurrent.futures.Executor, documents: Iterable[Document], work: Work, *, max_pending: int
-) -> list[Key]:
+) -> list[str]:
     """Writes this host's blocks, except for those that are there; returns the keys of all hosts' blocks, in order.
 
-    Args:
-      pool: of workers initialized by `start_worker`.
-      documents: of the corpus; read to the end on every host.
-      work: for folders and hosts.
-      max_pending: blocks of text in memory.
+    The workers of the pool are initialized by `start_worker`; `max_pending` blocks of text are in memory.
     """
     there = written(work)
-    keys: list[Key] = []
+    keys: list[str] = []
     pending: deque[concurrent.futures.Future] = deque()
     with tqdm(unit=" tokens", unit_scale=True, desc="tokenize", disable=not sys.stderr.isatty()) as bar:
         for number, (split, texts) in enumerate(_cut(documents)):
-            key = (number, split, _digest(split, texts))
+            key = f"{number:06d}-{split}-{_digest(split, texts)}"
             keys.append(key)
             if key in there:
                 bar.update(there[key].tokens)
@@ -103,19 +84,13 @@ def write(
     return keys
 
 
-def stream_digest(keys: Iterable[Key]) -> str:
-    """Returns a hash of the blocks' keys in order: two corpora with the same one make the same shards."""
-    return hashlib.blake2b(repr(list(keys)).encode(), digest_size=16).hexdigest()
-
-
 def _cut(documents: Iterable[Document]) -> Iterator[tuple[str, list[str]]]:
     """Yields (split, texts) blocks of about BLOCK_BYTES."""
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     sizes = dict.fromkeys(SPLITS, 0)
-    for document in documents:
-        split = document.split
-        texts[split].append(document.text)
-        sizes[split] += len(document.text)
+    for text, split in documents:
+        texts[split].append(text)
+        sizes[split] += len(text)
         if sizes[split] >= BLOCK_BYTES or len(texts[split]) == BLOCK_DOCUMENTS:
             yield split, texts[split]
             texts[split], sizes[split] = [], 0
@@ -146,13 +121,13 @@ def _exit_with_parent() -> None:
     os._exit(1)  # otherwise a worker whose parent was killed would wait for work forever
 
 
-def _tokenize(key: Key, texts: list[str], work: Work) -> int:
+def _tokenize(key: str, texts: list[str], work: Work) -> int:
     """Writes a block; returns its tokens."""
     ids: list[int] = []
     for first in range(0, len(texts), BATCH_DOCUMENTS):
         for encoding in _tokenizer.encode_batch_fast(texts[first : first + BATCH_DOCUMENTS]):
             ids += encoding.ids
-    block = Block(*key, len(ids), sum(len(text.encode()) for text in texts))
-    np.array(ids, work.dtype).tofile(work.scratch / block.name)
-    put_file(work.scratch / block.name, work.blocks / block.name)
-    return block.tokens
+    file = f"{key}-{len(ids)}-{sum(len(text.encode()) for text in texts)}"
+    np.array(ids, work.dtype).tofile(work.scratch / file)
+    put_file(work.scratch / file, work.blocks / file)
+    return len(ids)

@@ -19,14 +19,15 @@ import itertools
 import json
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import fsspec
 import numpy as np
 
 from mlm.data import batches, docstrings
 from mlm.errors import InputError
+from mlm.text import is_text
 
 CHUNK = 4096  # documents looked up together among those seen before, unless they have
 CHUNK_CHARACTERS = 2**24  # together
@@ -50,9 +51,7 @@ class Corpus:
     says so itself. Training documents come as often as the weight of their source says: 2.5 times is twice, and once
     more for the half of them that their hash picks; the copies are far apart. Validation documents come once.
 
-    Attributes:
-      sources, weights, field, streaming, validation_fraction, max_documents: keys of config.corpus.
-      counts: "{split} documents" and "{split} duplicates", added to as documents are read.
+    The fields are the keys of config.corpus, and counts of "{split} documents" and "{split} duplicates" read so far.
     """
 
     sources: tuple[str, ...]
@@ -161,26 +160,15 @@ def _jsonl(pattern: str, *, field: str, streaming: bool) -> Splits:
 
 
 def _hf(name: str, *, field: str, streaming: bool) -> Splits:
-    import datasets
-
-    name, _, config = name.partition(":")
-    try:
-        loaded = datasets.load_dataset(name, config or None, streaming=streaming, trust_remote_code=False)
-        for split, own in _own_splits(loaded):
-            yield own, (_string(row[field], field) for row in loaded[split].select_columns([field]))
-    except datasets.exceptions.DatasetsError as error:
-        raise ValueError(str(error.__cause__ or error)) from error
+    loaded = load_hf(name, streaming=streaming)
+    for split, own in _own_splits(loaded):
+        yield own, (_string(row[field], field) for row in loaded[split].select_columns([field]))
 
 
 def _tfds(name: str, *, field: str, streaming: bool) -> Splits:
-    batches.import_tensorflow()
-    import tensorflow_datasets as tfds
-
-    builder = tfds.builder(name)
-    builder.download_and_prepare()
-    for split, own in _own_splits(builder.info.splits):
-        rows = builder.as_dataset(split=split, shuffle_files=False)
-        yield own, (_string(row[field], field) for row in tfds.as_numpy(rows))
+    info, rows = load_tfds(name)
+    for split, own in _own_splits(info.splits):
+        yield own, (_string(row[field], field) for row in rows(split))
 
 
 READERS = {"docstrings": _docstrings, "text": _text, "jsonl": _jsonl, "hf": _hf, "tfds": _tfds}
@@ -197,6 +185,27 @@ def _own_splits(names: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield name, "train" if "validation" in names else ""
 
 
+def load_hf(name: str, **options: Any) -> Any:
+    """Returns what `datasets.load_dataset` does for NAME[:CONFIG]; raises ValueError for a bad data set."""
+    import datasets
+
+    name, _, config = name.partition(":")
+    try:
+        return datasets.load_dataset(name, config or None, trust_remote_code=False, **options)
+    except datasets.exceptions.DatasetsError as error:
+        raise ValueError(str(error.__cause__ or error)) from error
+
+
+def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterable[dict[str, Any]]]]:
+    """Returns a data set of TensorFlow Datasets: its `info`, and a function from a split to its rows, in order."""
+    batches.import_tensorflow()
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder(name)
+    builder.download_and_prepare()
+    return builder.info, lambda split: tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False))
+
+
 def _string(value: str | bytes | None, field: str) -> str:
     """Returns the text of a data set's field; a missing one is empty."""
     if isinstance(value, bytes):
@@ -207,18 +216,16 @@ def _string(value: str | bytes | None, field: str) -> str:
 
 
 def _field(line: str, name: str, where: str) -> str:
+    """Returns a field of a line of JSON."""
     try:
-        text = json.loads(line)[name]
-        text.encode()
-        return text
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{where}: the field {name!r} is no valid Unicode (half of a surrogate pair)") from error
+        row = json.loads(line)
     except ValueError as error:
         raise ValueError(f"{where}: is not JSON") from error
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{where}: has no field {name!r}") from error
-    except AttributeError as error:
-        raise ValueError(f"{where}: the field {name!r} is not a string") from error
+    if not isinstance(row, dict) or name not in row:
+        raise ValueError(f"{where}: has no field {name!r}")
+    if not is_text(row[name]):
+        raise ValueError(f"{where}: the field {name!r} is not a string of valid Unicode")
+    return row[name]
 
 
 def _lines(pattern: str) -> Iterator[tuple[str, str]]:

@@ -27,13 +27,11 @@ LEFT_OUT = re.compile(r"(^|/)(tests?|testing|_vendor)/|(^|/)(test_|conftest)|\.\
 
 def read() -> Iterator[str]:
     """Yields the docstrings, file by file, in an order that mixes the packages but is always the same."""
-    files = _files()
-    tasks = [files[start : start + FILES_PER_TASK] for start in range(0, len(files), FILES_PER_TASK)]
     context = multiprocessing.get_context("spawn")
     # Syntax trees have no cycles: garbage collection would take a fifth of the time and find nothing.
     with concurrent.futures.ProcessPoolExecutor(available_cores(), context, gc.disable) as pool:
         try:
-            for texts in pool.map(of_files, tasks):
+            for texts in pool.map(of_file, _files(), chunksize=FILES_PER_TASK):
                 yield from texts
         finally:
             pool.shutdown(cancel_futures=True)
@@ -55,19 +53,16 @@ def _files() -> list[Path]:
     return [found[file] for file in sorted(found, key=lambda f: hashlib.sha256(f.encode()).digest())]
 
 
-def of_files(files: list[Path]) -> list[str]:
-    """Returns the docstrings of the modules, classes and functions in some Python files, in order."""
-    texts = []
-    for file in files:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # invalid escapes in them
-                tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError, OSError):
-            continue  # a template, or a file for another version of Python
-        found = (ast.get_docstring(node) or "" for node in _definitions(tree))
-        texts += [text for text in found if len(text) >= SHORTEST and is_text(text)]
-    return texts
+def of_file(file: Path) -> list[str]:
+    """Returns the docstrings of the module, classes and functions in a Python file, in order."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in it
+            tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return []  # a template, or a file for another version of Python
+    found = (ast.get_docstring(node) or "" for node in _definitions(tree))
+    return [text for text in found if len(text) >= SHORTEST and is_text(text)]
 
 
 def _definitions(tree: ast.Module) -> Iterator[ast.AST]:

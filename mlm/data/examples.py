@@ -83,7 +83,6 @@ def read_tables(
 
     Args:
       sources: {split: source}.
-      text, label, kind: keys of config.classify.
       names: of the classes by index; None for the labels of the training split.
     """
     columns = {"text": text, "label": label, "kind": kind}
@@ -129,10 +128,10 @@ def tokenize(
         for row, ids in enumerate(rows):
             if tok.pad_token_id in ids:
                 raise InputError(f"{table.where(row)}: holds the padding token {tok.pad_token}; remove it.")
-        tokens, starts = np.concatenate(rows), np.cumsum([0, *map(len, rows)])
         labels = [indices[label] for label in table.labels] if names else table.labels
         labels_N = np.asarray(labels, np.int32 if names else np.float32)
-        splits[split] = Split(table.source, tokens, starts, labels_N, truncated)
+        starts = np.cumsum([0, *map(len, rows)])
+        splits[split] = Split(table.source, np.concatenate(rows), starts, labels_N, truncated)
     digest = hashlib.sha256(json.dumps([names, sorted(splits)]).encode())
     for _, own in sorted(splits.items()):
         for array in (own.tokens, own.starts, own.labels_N):
@@ -157,22 +156,16 @@ def train_batches(
     Batches are those of `Split.batch`, and "epoch": uint32 [rows], the lane's.
     """
     split, per_lane = examples.splits["train"], global_batch // lanes
-    count = len(split.labels_N)
-    sizes = tuple(len(range(lane, count, lanes)) for lane in range(lanes))
-    streams = [_read(Lane(seed, sizes, lane, lanes), start_step * per_lane) for lane in range(lanes)]
+    owned = [np.arange(lane, len(split.labels_N), lanes) for lane in range(lanes)]
+    sizes, row_of_record = tuple(map(len, owned)), np.concatenate(owned)
+    streams = [Lane(seed, sizes, lane, lanes).read(start_step * per_lane) for lane in range(lanes)]
     while True:
         pairs = [pair for stream in streams for pair in itertools.islice(stream, per_lane)]
-        rows_B, epochs_B = np.array(pairs).T
+        records_B, epochs_B = np.array(pairs).T
+        rows_B = row_of_record[records_B]
         length = examples.padded(int(split.lengths[rows_B].max()))
         batch = split.batch(rows_B[slice(*rows)], length, examples.pad_id)
         yield batch | {"epoch": epochs_B[slice(*rows)].astype(np.uint32)}
-
-
-def _read(lane: Lane, start: int) -> Iterator[tuple[int, int]]:
-    """Yields (row of the split, epoch) of the lane's rows from `start` on, without end."""
-    for _, epoch, rows in lane.visits(start):
-        for row in (rows * lane.lanes + lane.lane).tolist():
-            yield row, epoch
 
 
 def eval_batches(

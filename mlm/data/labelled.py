@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mlm.data import batches
+from mlm.data import corpus
 from mlm.errors import InputError
 from mlm.paths import UPath
 from mlm.text import is_text
@@ -43,12 +43,7 @@ class Table:
 
 
 def read(source: str, *, split: str, text: tuple[str, ...], label: str, kind: str) -> Table:
-    """Reads a split.
-
-    Args:
-      source: see the top of this file.
-      split: "train", "validation" or "test".
-      text, label, kind: keys of config.classify. Classes are strings or whole numbers, which become strings.
+    """Reads a split of a source as above; `text`, `label` and `kind` are keys of config.classify.
 
     Raises:
       InputError: it can't be read, it has no rows, or a row has no valid text or label.
@@ -70,9 +65,11 @@ def read(source: str, *, split: str, text: tuple[str, ...], label: str, kind: st
 
 
 def _value(row: Row, column: str, where: str) -> Any:
-    if row.get(column) is None:
+    value = row.get(column)
+    if value is None:
         raise InputError(f"{where} is missing; the columns are {', '.join(map(str, row))}.")
-    return row[column].decode() if isinstance(row[column], bytes) else row[column]
+    value = value.item() if hasattr(value, "item") else value  # of numpy
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _text(row: Row, column: str, where: str) -> str:
@@ -101,7 +98,7 @@ def _label(row: Row, column: str, where: str, kind: str, names: Names) -> str | 
         if not 0 <= value < len(names):
             raise InputError(f"{where} is {value}, which is the index of no label; take a split that has labels.")
         return names[value]
-    if isinstance(value, int) or (isinstance(value, str) and value.strip()):
+    if isinstance(value, int | str) and str(value).strip():
         return str(value)
     raise InputError(f"{where} is {value!r}; a label is a string or a whole number.")
 
@@ -139,43 +136,27 @@ def _jsonl(file: str) -> Rows:
 
 
 def _hf(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Rows]:
-    import datasets
-
     name, _, own = name.partition("#")
-    name, _, config = name.partition(":")
-    try:
-        loaded = datasets.load_dataset(name, config or None, split=own or split, trust_remote_code=False)
-    except datasets.exceptions.DatasetsError as error:
-        raise ValueError(str(error.__cause__ or error)) from error
+    loaded = corpus.load_hf(name, split=own or split)
     wanted = [column for column in loaded.column_names if column in columns]  # others may be images
     return _of_library(loaded.features, columns, loaded.select_columns(wanted))
 
 
 def _tfds(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Rows]:
-    batches.import_tensorflow()
-    import tensorflow_datasets as tfds
-
     name, _, own = name.partition("#")
-    builder = tfds.builder(name)
-    builder.download_and_prepare()
-    rows = tfds.as_numpy(builder.as_dataset(split=own or split, shuffle_files=False))
-    return _of_library(builder.info.features, columns, rows)
+    info, rows = corpus.load_tfds(name)
+    return _of_library(info.features, columns, rows(own or split))
 
 
 def _of_library(features: Any, columns: tuple[str, ...], rows: Iterable[Row]) -> tuple[Names, Rows]:
     _check_columns(columns, features)
-    numbered = ((f"row {number}", {key: _plain(row[key]) for key in columns}) for number, row in enumerate(rows, 1))
-    return getattr(features[columns[-1]], "names", None), numbered
+    return getattr(features[columns[-1]], "names", None), ((f"row {n}", row) for n, row in enumerate(rows, 1))
 
 
 def _check_columns(wanted: Iterable[str], there: Iterable[str]) -> None:
     for column in wanted:
         if column not in there:
             raise ValueError(f"there is no column {column!r} (config.classify.text, .label) among {', '.join(there)}")
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value  # numpy scalars
 
 
 READERS = {

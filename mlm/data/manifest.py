@@ -6,15 +6,21 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
 
 from mlm import logs
-from mlm.data import manifest_rules, tfrecord, tokenizer
-from mlm.data.manifest_rules import SHARD_NAME
+from mlm.data import tfrecord, tokenizer
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, children, inside, is_remote
+from mlm.paths import UPath, inside, is_remote, sizes
+from mlm.text import is_text
 
 FORMAT = 1
 NAME = "manifest.json"
+SHARD_NAME = re.compile(r"dataset-([0-9]{1,18})-([0-9]{1,18})\.tfrecord")
+SPLITS = ("train", "validation")  # every folder of shards has these two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +80,31 @@ class Manifest:
         return json.dumps(content, indent=1)
 
 
-def load_manifest(folder: str, *, tokenizer_folder: str | None = None) -> Manifest:
-    """Reads a folder's manifest.json; without one, infers it from its shards' names and their tokenizer.
+@dataclasses.dataclass(frozen=True)
+class DatasetInfo:
+    """What a model and its step need to know about the data, saved with every checkpoint: sizes and ids, no rows."""
 
-    Raises:
-      InputError: there are no shards, or no tokenizer where one is needed.
-      DamageError: the manifest is not valid; or, without one, a shard is missing, duplicate or empty.
-    """
+    vocab_size: int
+    special_ids: dict[str, int]  # as in a manifest
+    all_special_ids: tuple[int, ...]
+    length: int  # tokens in a row
+    records: int  # rows of the training split
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest) -> DatasetInfo:
+        """Returns the info of written shards."""
+        ids, all_ids = manifest.special_ids, manifest.all_special_ids
+        return cls(manifest.vocab_size, ids, all_ids, manifest.length, manifest.splits["train"].records)
+
+    @classmethod
+    def synthetic(cls, *, vocab_size: int, length: int, records: int) -> DatasetInfo:
+        """Returns the info of data that doesn't exist yet, for a step's speed and memory."""
+        special = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
+        return cls(vocab_size, special, tuple(special.values()), length, records)
+
+
+def load_manifest(folder: str, *, tokenizer_folder: str | None = None) -> Manifest:
+    """Reads a folder's manifest.json; without one, infers it from its shards' names and their tokenizer."""
     return read_manifest(folder) or _infer(UPath(folder), tokenizer_folder)
 
 
@@ -96,7 +120,7 @@ def read_manifest(folder: str) -> Manifest | None:
     try:
         if type(version) is not int:
             raise ValueError(f"format is missing, or is not the number {FORMAT}")
-        manifest_rules.check(content)
+        _check_content(content)
     except ValueError as error:
         raise DamageError(f"{file}: {error}; put a good copy in its place, or write the shards again.") from None
     splits = {}
@@ -116,7 +140,7 @@ def work_folder(folder: str) -> UPath:
 
 def holds_foreign_shards(folder: str) -> bool:
     """Returns whether a folder has training shards and no manifest, as transformers' TF-TPU example leaves them."""
-    found = any(SHARD_NAME.fullmatch(path.name) for path in children(UPath(folder) / "train"))
+    found = any(map(SHARD_NAME.fullmatch, sizes(UPath(folder) / "train")))
     return found and not (UPath(folder) / NAME).is_file() and not _is_incomplete(folder)
 
 
@@ -129,17 +153,17 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
     if _is_incomplete(str(root)):
         raise InputError(f"{root}: its shards are not complete; start the command `shards` again, on all hosts.")
     splits = {}
-    for split in manifest_rules.SPLITS:
-        names = ((SHARD_NAME.fullmatch(path.name), path) for path in children(root / split))
-        found = sorted((int(match[1]), path, int(match[2])) for match, path in names if match)
+    for split in SPLITS:
+        files = sizes(root / split)
+        matches = sorted(filter(None, map(SHARD_NAME.fullmatch, files)), key=lambda match: int(match[1]))
         shards = []
-        for index, (number, path, records) in enumerate(found):
+        for index, match in enumerate(matches):
+            number, records, size = int(match[1]), int(match[2]), files[match[0]]
             if number != index:
                 raise DamageError(f"{root / split}: shard {min(number, index)} is missing or duplicate.")
-            size = path.stat().st_size
             if not records or not size:
-                raise DamageError(f"{path}: is empty; move it away and renumber the others.")
-            shards.append(Shard(f"{split}/{path.name}", records, size, None))
+                raise DamageError(f"{root / split / match[0]}: is empty; move it away and renumber the others.")
+            shards.append(Shard(f"{split}/{match[0]}", records, size, None))
         splits[split] = Split(tuple(shards))
     if not splits["train"].shards:
         raise InputError(f"{root}: holds no shards (train/dataset-*-*.tfrecord); write them first, or set shards.dir.")
@@ -148,14 +172,9 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
     first = root / splits["train"].shards[0].file
     with first.open("rb") as file:
         length = tfrecord.first_length(file.read(1 << 20), str(first))
+    fields = tokenizer.manifest_fields(tokenizer_folder)
     return Manifest(
-        folder=str(root),
-        length=length,
-        **tokenizer.manifest_fields(tokenizer_folder),
-        full_rows=False,
-        inputs="",
-        source="unknown",
-        splits=splits,
+        folder=str(root), length=length, **fields, full_rows=False, inputs="", source="unknown", splits=splits
     )
 
 
@@ -165,26 +184,25 @@ def verify(manifest: Manifest, *, deep: bool) -> None:
     Sizes are compared, and with `deep` the SHA-256 of every file.
     """
     root = UPath(manifest.folder)
-    for name, split in manifest.splits.items():
-        listed = {shard.file for shard in split.shards}
-        for path in children(root / name):
-            if path.name.endswith(".tfrecord") and f"{name}/{path.name}" not in listed:
-                raise DamageError(f"{path}: is not in {NAME}; move it away.")
-    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    found = {f"{split}/{name}": size for split in manifest.splits for name, size in sizes(root / split).items()}
+    shards = {shard.file: shard for split in manifest.splits.values() for shard in split.shards}
+    for file in sorted(found.keys() - shards.keys()):
+        if file.endswith(".tfrecord"):
+            raise DamageError(f"{root / file}: is not in {NAME}; move it away.")
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for damage in pool.map(lambda shard: _damage(root, shard, deep), shards):
+        for damage in pool.map(lambda shard: _damage(root, shard, found.get(shard.file), deep), shards.values()):
             if damage:
                 raise DamageError(f"{damage}; put a good copy in its place, or write the shards again.")
 
 
-def _damage(root: UPath, shard: Shard, deep: bool) -> str | None:
+def _damage(root: UPath, shard: Shard, size: int | None, deep: bool) -> str | None:
+    """Returns what is wrong with a shard whose file has `size` bytes; None if nothing is."""
     try:
         path = inside(root, shard.file)
     except ValueError as error:
         return f"{root / NAME}: {error}"
-    if not path.is_file():
+    if size is None:
         return f"{path}: is missing"
-    size = path.stat().st_size
     if size != shard.bytes:
         return f"{path}: has {size} bytes where {shard.bytes} were written"
     if deep and shard.sha256 is not None:
@@ -192,3 +210,90 @@ def _damage(root: UPath, shard: Shard, deep: bool) -> str | None:
             if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
                 return f"{path}: is not what was written (its SHA-256 differs)"
     return None
+
+
+# The type and range of every field of manifest.json.
+
+Rule = tuple[Callable[[Any], bool], str]  # whether a value is allowed, and what is, in words
+Schema = Rule | dict[str, "Schema"] | list["Schema"]  # a value; an object with exactly these fields; a list of these
+
+
+def _integer(least: int, most: int = 2**63 - 1) -> Rule:
+    return lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}"
+
+
+def _matching(pattern: str, words: str) -> Rule:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None, words
+
+
+def _or_null(rule: Rule) -> Rule:
+    return lambda value: value is None or rule[0](value), f"{rule[1]}, or null"
+
+
+COUNT, SIZE = _integer(0), _integer(1, 2**31 - 1)  # ids are int32
+HASH = _matching("[0-9a-f]{64}", "a SHA-256 of 64 lower-case hexadecimal digits")
+ENTROPY: Rule = lambda value: type(value) in (int, float) and 0 <= value < math.inf, "a finite number from 0 up"
+SPLIT: Schema = {
+    "shards": [{"file": (is_text, "the name of a file"), "records": COUNT, "bytes": COUNT, "sha256": _or_null(HASH)}],
+    **dict.fromkeys(("documents", "duplicates", "tokens", "dropped_tokens", "text_bytes"), _or_null(COUNT)),
+    "unigram_entropy": _or_null(ENTROPY),
+}
+
+
+def _check_content(content: dict[str, Any]) -> None:
+    """Raises ValueError with what is wrong in the content of a manifest.json, its "format" left out."""
+    size = content.get("vocab_size")
+    token_id = _integer(0, size - 1) if type(size) is int else COUNT
+    schema = {
+        "length": SIZE,
+        "vocab_size": SIZE,
+        "special_ids": dict.fromkeys(tokenizer.ROLES, token_id),
+        "all_special_ids": [token_id],
+        "tokenizer_fingerprint": HASH,
+        "full_rows": (lambda value: isinstance(value, bool), "true or false"),
+        "inputs": _matching("([0-9a-f]{64})?", f"{HASH[1]}, or empty"),
+        "source": (is_text, "a text"),
+        "splits": dict.fromkeys(SPLITS, SPLIT),
+    }
+    _check("", content, schema)
+    missing = set(content["special_ids"].values()) - set(content["all_special_ids"])
+    if missing:
+        raise ValueError(f"all_special_ids lacks {min(missing)}, which special_ids has")
+    for split in SPLITS:
+        seen = set()
+        for index, shard in enumerate(content["splits"][split]["shards"]):
+            file, records = shard["file"], shard["records"]
+            where = f"splits.{split}.shards[{index}].file is {_shown(file)}"
+            match = re.fullmatch(f"{split}/{SHARD_NAME.pattern}", file)
+            if match is None or int(match[2]) != records:
+                raise ValueError(f"{where}, but must be {split}/dataset-NUMBER-{records}.tfrecord, after its records")
+            if file in seen:
+                raise ValueError(f"{where}, which is in the list already")
+            seen.add(file)
+
+
+def _check(name: str, value: Any, schema: Schema) -> None:
+    kind = {dict: "an object", list: "a list"}.get(type(schema))
+    allowed, words = (lambda value: isinstance(value, type(schema)), kind) if kind else schema
+    if not allowed(value):
+        raise ValueError(f"{name} is {_shown(value)}, but must be {words}")
+    if isinstance(schema, list):
+        for index, each in enumerate(value):
+            _check(f"{name}[{index}]", each, schema[0])
+    elif isinstance(schema, dict):
+        prefix = f"{name}." if name else ""
+        for key in value:
+            if key not in schema:
+                raise ValueError(f"{prefix}{_shown(key)} is not a field of a manifest")
+        for key, inner in schema.items():
+            if key not in value:
+                raise ValueError(f"{prefix}{key} is missing")
+            _check(prefix + key, value[key], inner)
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as JSON, cut; no control character of it reaches a terminal."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -37,11 +37,6 @@ class Lane:
     lanes: int
 
     @property
-    def shards(self) -> np.ndarray:
-        """The shards that the lane owns."""
-        return np.arange(self.lane, len(self.records), self.lanes)
-
-    @property
     def size(self) -> int:
         """Records in an epoch of the lane."""
         return sum(self.records[self.lane :: self.lanes])
@@ -49,8 +44,9 @@ class Lane:
     def visits(self, start: int) -> Iterator[Visit]:
         """Yields all visits from the lane's record `start` on, without end; the first omits the rows before it."""
         first, skip = divmod(start, self.size)
+        own = np.arange(self.lane, len(self.records), self.lanes)
         for epoch in itertools.count(first):
-            for shard in self.shards[_order(self.seed, _SHARDS, epoch, self.shards)].tolist():
+            for shard in own[_order(self.seed, _SHARDS, epoch, own)].tolist():
                 count = self.records[shard]
                 if skip < count:
                     rows = _order(self.seed, _RECORDS, epoch, shard, np.arange(count))

@@ -7,7 +7,6 @@ Dimensions: N rows, L tokens in a row.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import hashlib
 from typing import NamedTuple
@@ -15,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlm.data import blocks, tfrecord
-from mlm.data.manifest import Shard
-from mlm.data.manifest_rules import SHARD_NAME, SPLITS
+from mlm.data.manifest import SHARD_NAME, SPLITS, Shard
 from mlm.data.work import Work
 from mlm.errors import InputError
 from mlm.paths import put_file, sizes
@@ -25,11 +23,13 @@ OPEN_FILES = 256  # shards that one worker writes at a time
 
 
 class Stream(NamedTuple):
-    """The tokens of a split: the local files of its blocks in order, and a digest of everything the rows depend on."""
+    """The tokens of a split, and how they become rows."""
 
     split: str
-    files: list[str]
-    digest: str
+    files: list[str]  # of its blocks, local, in order
+    shards: list[str]  # names, in order
+    length: int
+    digest: str  # of everything the rows depend on
 
 
 def plan(split: str, tokens: int, *, length: int, count: int) -> list[str]:
@@ -56,50 +56,26 @@ def read_notes(work: Work, digest: str) -> dict[str, Shard]:
     return found
 
 
-def submit(
-    pool: concurrent.futures.Executor,
-    work: Work,
-    stream: Stream,
-    names: list[str],
-    own: list[int],
-    *,
-    length: int,
-    workers: int,
-) -> list[concurrent.futures.Future]:
-    """Starts writing the shards with the indices `own`; `names` are those of all shards of the split."""
-    group = min(-(-len(own) // workers), OPEN_FILES) or 1
-    return [
-        pool.submit(_write, work, stream, length, names, own[start : start + group])
-        for start in range(0, len(own), group)
-    ]
-
-
-def _write(work: Work, stream: Stream, length: int, names: list[str], own: list[int]) -> None:
-    """Writes the shards `own` in one pass over the blocks."""
+def write(work: Work, stream: Stream, own: list[int]) -> None:
+    """Writes the shards with the indices `own` in one pass over the blocks."""
     digests = [hashlib.sha256() for _ in own]
-    files = [work.scratch / names[shard].replace("/", "-") for shard in own]
+    files = [work.scratch / stream.shards[shard].replace("/", "-") for shard in own]
+    count = len(stream.shards)
     with contextlib.ExitStack() as stack:
         outputs = [stack.enter_context(file.open("wb")) for file in files]
         row, rest = 0, np.zeros(0, work.dtype)
         for file in stream.files:
             tokens = np.concatenate([rest, blocks.read(file, work.dtype)])
-            rows = len(tokens) // length
-            ids_NxL, rest = tokens[: rows * length].reshape(rows, length), tokens[rows * length :]
+            rows = len(tokens) // stream.length
+            ids_NxL, rest = np.split(tokens, [rows * stream.length])
+            ids_NxL = ids_NxL.reshape(rows, stream.length)
             for shard, output, digest in zip(own, outputs, digests, strict=True):
-                data = b"".join(tfrecord.encode(ids_NxL[(shard - row) % len(names) :: len(names)]))
+                data = b"".join(tfrecord.encode(ids_NxL[(shard - row) % count :: count]))
                 output.write(data)
                 digest.update(data)
             row += rows
     for shard, file, digest in zip(own, files, digests, strict=True):
-        size, records = file.stat().st_size, SHARD_NAME.search(names[shard])[2]
-        put_file(file, work.shards / names[shard])
+        size, records = file.stat().st_size, SHARD_NAME.search(stream.shards[shard])[2]
+        put_file(file, work.shards / stream.shards[shard])
         note = f"{stream.split}-{shard}-{records}-{size}-{digest.hexdigest()}-{stream.digest}"
         (work.notes / note).write_text("")
-
-
-def count_ids(work: Work, stream: Stream, vocab_size: int) -> np.ndarray:
-    """Returns how often each id occurs in a stream: int64 [V]."""
-    counts_V = np.zeros(vocab_size, np.int64)
-    for file in stream.files:
-        counts_V += np.bincount(blocks.read(file, work.dtype), minlength=vocab_size)
-    return counts_V

@@ -41,11 +41,7 @@ class Repeats:
 
 
 def find_repeats(manifest: Manifest, *, max_rows: int, max_validation: int = 5_000) -> Repeats:
-    """Reads about `max_rows` rows of the training split and `max_validation` of the validation split.
-
-    Raises:
-      DamageError: as `batches.eval_batches`.
-    """
+    """Reads about `max_rows` rows of the training split and `max_validation` of the validation split."""
     length = manifest.length
     hasher, largest = _Hasher(manifest), (-1, "validation", 0)
     stretches, hashes, spans = [], [], []
@@ -162,10 +158,9 @@ class _Overlap:
     def summary(self) -> tuple[int, int, tuple[int, int] | None]:
         """Returns (rows compared, rows that overlap, the worst pair)."""
         training = self._training[np.searchsorted(self._sorted, self._hashes)]
-        records, index = np.unique(self._records, return_inverse=True)
-        count, found = np.bincount(index), np.bincount(index, weights=training >= 0)
+        records, index, count = np.unique(self._records, return_inverse=True, return_counts=True)
         compared = count >= LEAST_STRETCHES
-        shares = np.where(compared, found / np.maximum(count, 1), 0)
+        shares = np.where(compared, np.bincount(index, weights=training >= 0) / count, 0)
         if shares.max(initial=0) < 0.5:
             return int(compared.sum()), 0, None
         worst = np.argmax(shares)

@@ -12,6 +12,7 @@ waits for those of the others, and writes its shards; the first waits for all sh
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import multiprocessing
 from collections.abc import Iterable
 from typing import Any
@@ -21,8 +22,7 @@ import numpy as np
 from mlm.data import blocks, rows, tokenizer
 from mlm.data.corpus import Corpus, Document
 from mlm.data.hosts import Hosts, available_cores
-from mlm.data.manifest import NAME, Manifest, Split, load_manifest
-from mlm.data.manifest_rules import SPLITS
+from mlm.data.manifest import NAME, SPLITS, Manifest, Split, load_manifest
 from mlm.data.rows import Stream
 from mlm.data.work import Work
 from mlm.paths import local_folder
@@ -49,11 +49,9 @@ def write(
     Args:
       documents: the same on all hosts; not read if the shards are there. The manifest has the counts of a `Corpus`.
       tokenizer_folder, folder: local or gs://; `folder` appears, or its manifest does, when all is written.
-      length: tokens in a row.
       counts: shards of each split; a small validation split gets fewer.
       source: describes the documents, and changes when they do.
       workers: processes on this host; 0 for one per core.
-      hosts: share the work.
 
     Raises:
       InputError: the folder can't be used, a split has too few rows, or another host reads another corpus.
@@ -88,23 +86,27 @@ def _write(
     """Returns when all hosts have written their part: the splits on the first host, None on the others."""
     length = fields["length"]
     keys = blocks.write(pool, documents, work, max_pending=2 * workers)
-    digest = blocks.stream_digest(keys)
+    digest = hashlib.blake2b(repr(keys).encode(), digest_size=16).hexdigest()
     work.has_read(digest)
     written = work.wait("blocks", keys, lambda: blocks.written(work))
     if written is None:
         return None
     own = {split: [block for block in written if block.split == split] for split in SPLITS}
     tokens = {split: sum(block.tokens for block in own[split]) for split in SPLITS}
-    names = {split: rows.plan(split, tokens[split], length=length, count=counts[split]) for split in SPLITS}
-    files = {split: work.local_blocks([block.name for block in own[split]]) for split in SPLITS}
-    streams = {split: Stream(split, files[split], digest) for split in SPLITS}
-    every = [name for split in SPLITS for name in names[split]]
+    streams = {}
+    for split in SPLITS:
+        names = rows.plan(split, tokens[split], length=length, count=counts[split])
+        files = work.local_blocks([block.file for block in own[split]])
+        streams[split] = Stream(split, files, names, length, digest)
+    every = [name for stream in streams.values() for name in stream.shards]
     there = rows.read_notes(work, digest)
     mine = {name for number, name in enumerate(every) if work.hosts.owns(number) and name not in there}
     tasks = []
-    for split, stream in streams.items():
-        left = [shard for shard, name in enumerate(names[split]) if name in mine]
-        tasks += rows.submit(pool, work, stream, names[split], left, length=length, workers=workers)
+    for stream in streams.values():
+        left = [shard for shard, name in enumerate(stream.shards) if name in mine]
+        group = min(-(-len(left) // workers), rows.OPEN_FILES) or 1
+        parts = (left[start : start + group] for start in range(0, len(left), group))
+        tasks += [pool.submit(rows.write, work, stream, part) for part in parts]
     for task in tasks:
         task.result()
     shards = work.wait("shards", every, lambda: rows.read_notes(work, digest))
@@ -115,19 +117,22 @@ def _write(
     tally = documents.counts if isinstance(documents, Corpus) else None
     return {
         split: Split(
-            shards=tuple(found[name] for name in names[split]),
+            shards=tuple(found[name] for name in stream.shards),
             documents=tally[f"{split} documents"] if tally else None,
             duplicates=tally[f"{split} duplicates"] if tally else None,
             dropped_tokens=tokens[split] % length,
             text_bytes=sum(block.text_bytes for block in own[split]),
-            **_unigrams(pool.submit(rows.count_ids, work, streams[split], fields["vocab_size"]).result(), fields),
+            **_unigrams(work, stream, fields),
         )
-        for split in SPLITS
+        for split, stream in streams.items()
     }
 
 
-def _unigrams(counts_V: np.ndarray, fields: dict[str, Any]) -> dict[str, float]:
+def _unigrams(work: Work, stream: Stream, fields: dict[str, Any]) -> dict[str, float]:
     """Returns the number of ordinary tokens and their unigram entropy in nats."""
+    counts_V = np.zeros(fields["vocab_size"], np.int64)
+    for file in stream.files:
+        counts_V += np.bincount(blocks.read(file, work.dtype), minlength=len(counts_V))
     counts_V[list(fields["all_special_ids"])] = 0
     probs = counts_V[counts_V > 0] / counts_V.sum()
     return {"tokens": int(counts_V.sum()), "unigram_entropy": float(-np.sum(probs * np.log(probs)))}

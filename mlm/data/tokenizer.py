@@ -42,9 +42,6 @@ def train(
     Unigram (Kudo, 2018) keeps line breaks, and round-trips NFC text of the sample's characters except for a space at
     its start. Byte-level BPE round-trips every text. WordPiece drops white space. Only BPE training is deterministic:
     the other two trainers of the tokenizers library break ties by the order of a hash table.
-
-    Raises:
-      InputError: the sample has too little text for the vocabulary, or more characters than it has entries.
     """
     tokenizer, trainer = _untrained(kind, vocab_size, lowercase)
     try:
@@ -121,11 +118,7 @@ def _sample(texts: Iterable[str], megabytes: float) -> Iterator[str]:
 
 
 def load(path: str) -> PreTrainedTokenizerFast:
-    """Returns the fast tokenizer of a folder or of a name on the Hugging Face Hub.
-
-    Raises:
-      InputError: it can't be loaded, or has no mask, pad, cls, sep or unk token.
-    """
+    """Returns the fast tokenizer of a folder or of a name on the Hugging Face Hub; it has all of ROLES."""
     from transformers import AutoTokenizer
 
     try:
@@ -142,11 +135,7 @@ def load(path: str) -> PreTrainedTokenizerFast:
 
 
 def load_fast(folder: str) -> Tokenizer:
-    """Returns the tokenizer of a folder, local or gs://, without transformers and in a fraction of its time.
-
-    Raises:
-      InputError: there is no readable tokenizer.json.
-    """
+    """Returns the tokenizer of a folder, local or gs://, without transformers and in a fraction of its time."""
     file = UPath(folder) / "tokenizer.json"
     if not file.is_file():
         raise InputError(f"{file}: there is no such file; train a tokenizer first, or set tokenizer.path.")
@@ -163,12 +152,8 @@ def fingerprint(folder: str) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def special_ids(folder: str) -> tuple[dict[str, int], tuple[int, ...]]:
-    """Returns {"cls", "pad", "sep", "unk", "mask"} -> id, and the ids of all special tokens, without transformers.
-
-    Raises:
-      InputError: a file of the folder can't be read, or one of these tokens is missing.
-    """
+def manifest_fields(folder: str) -> dict[str, Any]:
+    """Returns the fields of a manifest that describe the tokenizer; raises InputError if it lacks one of ROLES."""
     tokenizer = load_fast(folder)
     named, ids = {}, {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
@@ -183,16 +168,10 @@ def special_ids(folder: str) -> tuple[dict[str, int], tuple[int, ...]]:
         if ids[role] is None:
             raise InputError(f"{folder}: the tokenizer has no {role} token; a masked language model needs one.")
     added = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    return ids, tuple(sorted(added | set(ids.values())))
-
-
-def manifest_fields(folder: str) -> dict[str, Any]:
-    """Returns the fields of a manifest that describe the tokenizer."""
-    ids, all_ids = special_ids(folder)
     return {
-        "vocab_size": load_fast(folder).get_vocab_size(),
+        "vocab_size": tokenizer.get_vocab_size(),
         "special_ids": ids,
-        "all_special_ids": all_ids,
+        "all_special_ids": tuple(sorted(added | set(ids.values()))),
         "tokenizer_fingerprint": fingerprint(folder),
     }
 

@@ -36,37 +36,26 @@ RESTART_TIME = 60.0  # seconds to restart another host after the corpus was chan
 
 
 class Work:
-    """The folders for making the shards of one folder, and the hosts that share them.
-
-    Attributes:
-      inputs: fingerprint of all that the shards are made from.
-      blocks, notes, shards: shared folders.
-      scratch: this host's own, local folder.
-      dtype: of the tokens in a block's file.
-    """
+    """The folders for making the shards of one folder, and the hosts that share them."""
 
     def __init__(self, folder: str, texts: list[Any], settings: list[Any], hosts: Hosts, vocab_size: int):
         """Names the folders, by what decides the tokens (`texts`) and what else decides the shards (`settings`)."""
-        self.folder, self.inputs, self.hosts = folder, _hash([*texts, *settings]), hosts
-        self.dtype = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+        self.folder, self.hosts = folder, hosts
+        self.inputs = _hash([*texts, *settings])
+        self.dtype = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)  # of the tokens in a block's file
         self._target, self._root = UPath(folder), work_folder(folder)
-        own = self._root / self.inputs[:16]
-        self.blocks = self._root / f"blocks-{_hash(texts)[:16]}"
+        self.blocks, own = self._root / f"blocks-{_hash(texts)[:16]}", self._root / self.inputs[:16]
+        self._host_files, self.notes, self.shards = own / "hosts", own / "notes", own / "shards"
+        host = f"{hosts.index}-of-{hosts.count}"
+        self.scratch = Path(str(own / "scratch" / host))
         self._corpus: str | None = None
         self._differs: dict[int, float] = {}  # hosts that have read another corpus, and since when
-        host = f"{hosts.index}-of-{hosts.count}"
-        self._host_files, self.notes, self.shards = own / "hosts", own / "notes", own / "shards"
-        self.scratch = Path(str(own / "scratch" / host))
         if is_remote(folder):
             name = f"mlm-shards-{_hash([folder, self.inputs])[:16]}-{host}"
             self.shards, self.scratch = self._target, Path(tempfile.gettempdir(), name)
 
     def is_done(self) -> bool:
-        """Returns whether the shards are in place; while other hosts may still write them, see `is_published`.
-
-        Raises:
-          InputError: something else is there.
-        """
+        """Returns whether the shards are in place; raises InputError if something else is there."""
         if not (self._target.is_file() or children(self._target)):
             return False
         if self.is_published():
@@ -84,7 +73,7 @@ class Work:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Makes the folders, removes incomplete files of this host, and raises InputError for what can't be written."""
+        """Makes the folders and removes incomplete files of this host; raises InputError if they can't be written."""
         try:
             remove(UPath(self.scratch))
             self.scratch.mkdir(parents=True)
@@ -101,7 +90,7 @@ class Work:
             remove(UPath(self.scratch))
 
     def local_blocks(self, names: list[str]) -> list[str]:
-        """Returns local files of the blocks of these names; those of a bucket are fetched."""
+        """Returns the local files of blocks; those of a bucket are downloaded."""
         if not is_remote(self.folder):
             return [str(self.blocks / name) for name in names]
         files = [str(self.scratch / name) for name in names]
@@ -134,13 +123,7 @@ class Work:
         return absent
 
     def wait(self, what: str, names: list, poll: Callable[[], dict]) -> list | None:
-        """Waits until every host has written its items; returns them by `names`, None if the manifest came first.
-
-        Raises:
-          PreemptedError: no progress of the other hosts.
-          InputError: one of them reads another corpus.
-          DamageError: items of this host are gone.
-        """
+        """Waits until every host has written its items; returns them by `names`, None if the manifest came first."""
         found = {}
 
         def missing() -> list[int]:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm.data.manifest import Manifest, verify
-from mlm.data.tokenizer import load_fast, manifest_fields, special_ids
+from mlm.data.tokenizer import load_fast, manifest_fields
 from mlm.doctor import first_batch
 from mlm.errors import DamageError, InputError
 from mlm.workdir import Workdir
@@ -197,7 +197,9 @@ def _decode(case: Case, ids: np.ndarray) -> str:
 
 def masks(case: Case) -> list[Finding]:
     """The masks of the first batch are those that the config asks for."""
-    special = case.manifest.all_special_ids if case.folder is None else special_ids(case.folder)[1]
+    special = case.manifest.all_special_ids
+    if case.folder is not None:
+        special = manifest_fields(case.folder)["all_special_ids"]
     batch, read_BxL, kinds_BxL = first_batch.draw(case.config, case.manifest, case.workdir)
     if case.folder is not None:
         columns = (batch["input_ids"], read_BxL, kinds_BxL)

@@ -32,7 +32,7 @@ def draw(
     """
     import jax
 
-    from mlm.data.dataset_info import DatasetInfo
+    from mlm.data.manifest import DatasetInfo
     from mlm.model import factory
     from mlm.tasks import pretraining
     from mlm.training import sharding

@@ -15,8 +15,7 @@ from ml_collections import ConfigDict
 from mlm import cluster, logs
 from mlm import config as configs
 from mlm.data import tokenizer
-from mlm.data.dataset_info import DatasetInfo
-from mlm.data.manifest import Manifest
+from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.errors import DamageError, InputError
 from mlm.inference import pseudo_perplexity
 from mlm.inference.fill_mask import longest_row

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mlm.data.dataset_info import DatasetInfo
+from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.model import roberta
 from mlm.model.masking import SpanMasking, TokenMasking, WordMasking

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from mlm.bench import baseline
-from mlm.data.dataset_info import DatasetInfo
+from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining

@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlm import config as configs
-from mlm.data.dataset_info import DatasetInfo
+from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.plan.compile import Program, compile_step, make_mesh
 from mlm.plan.topology import Topology

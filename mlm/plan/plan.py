@@ -14,8 +14,7 @@ import jax
 from ml_collections import ConfigDict
 
 from mlm import config as configs
-from mlm.data.dataset_info import DatasetInfo
-from mlm.data.manifest import Manifest
+from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.errors import InputError
 from mlm.plan import cost_model, hlo, topology
 from mlm.plan.compile import Program, compile_step, make_mesh

@@ -20,8 +20,7 @@ from mlm import cluster
 from mlm import config as configs
 from mlm.config_rules import parse_ranges
 from mlm.data import batches, skip_batches, tokenizer
-from mlm.data.dataset_info import DatasetInfo
-from mlm.data.manifest import Manifest
+from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.model import factory, priming, roberta
 from mlm.model.attention import Attention, make_attention
 from mlm.model.loss import RowSums, masked_cross_entropy
