@@ -4,9 +4,9 @@ import sys
 import time
 
 from mlm import __main__
-from mlm.data import blocks, rows
+from mlm.data import blocks, shards
 
-cut, put = blocks._cut, rows.put_file
+cut, put = blocks._cut, shards.put_file
 
 
 def slow_cut(documents):
@@ -22,7 +22,7 @@ def slow_put(file, target):
 
 # At the top: worker processes run this file too.
 blocks.BLOCK_DOCUMENTS, blocks._cut = 25, slow_cut
-rows.OPEN_FILES, rows.put_file = 1, slow_put
+shards.OPEN_FILES, shards.put_file = 1, slow_put
 
 if __name__ == "__main__":
     sys.exit(__main__.main(sys.argv[1:]))

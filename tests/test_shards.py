@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from mlm.data import blocks, corpus, rows, shards
+from mlm.data import blocks, corpus, shards
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.errors import InputError
 from tests.fixtures_data import COUNTS, LENGTH, documents, write_shards
@@ -87,7 +87,7 @@ def test_bytes_do_not_depend_on_the_workers(texts, tokenizer_folder, tmp_path, m
 def test_bytes_do_not_depend_on_the_blocks(manifest, texts, tokenizer_folder, tmp_path, monkeypatch):
     """Remainders are carried from one block to the next; so are the shards' turns."""
     monkeypatch.setattr(blocks, "BLOCK_DOCUMENTS", 7)
-    monkeypatch.setattr(rows, "OPEN_FILES", 2)
+    monkeypatch.setattr(shards, "OPEN_FILES", 2)
     write_shards(texts[:400], tmp_path / "small", tokenizer_folder)
     assert contents(tmp_path / "small") == contents(pathlib.Path(manifest.folder))
 

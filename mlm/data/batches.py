@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -59,8 +59,10 @@ def train_batches(
     return reader.run(_map(tf.data.Dataset.zip(streams), join))
 
 
-def eval_batches(manifest: Manifest, *, split: str, batch: int, rows: tuple[int, int]) -> Iterator[Batch]:
-    """Yields the rows [start, stop) of batches that hold every record of a split once, in the order of their ids.
+def eval_batches(
+    manifest: Manifest, *, split: str, batch: int, rows: tuple[int, int], shards: Sequence[int] | None = None
+) -> Iterator[Batch]:
+    """Yields the rows [start, stop) of batches that hold every record of a split, or of some shards, once, in order.
 
     Batches are as in `train_batches`, and "valid": float32 [rows], 0 for the copies of its first row that fill up the
     last one.
@@ -68,8 +70,9 @@ def eval_batches(manifest: Manifest, *, split: str, batch: int, rows: tuple[int,
     if split not in manifest.splits or not manifest.splits[split].records:
         raise InputError(f"{manifest.folder}: the {split} split is empty; there is nothing to evaluate on.")
     reader = _Reader(manifest, split)
-    visits = (Visit(shard, 0, np.arange(count)) for shard, count in enumerate(reader.records))
-    stream = reader.stream(visits, len(reader.shards)).rebatch(batch, drop_remainder=False)
+    shards = range(len(reader.shards)) if shards is None else shards
+    visits = (Visit(shard, 0, np.arange(reader.records[shard])) for shard in shards)
+    stream = reader.stream(visits, len(shards)).rebatch(batch, drop_remainder=False)
     places = np.arange(*rows)
     for columns in reader.run(stream):
         valid = places < len(columns["record_id"])
@@ -88,10 +91,7 @@ def in_memory(ids_BxL: np.ndarray) -> Batch:
 
 
 def count_tokens(manifest: Manifest, *, split: str, records: int = 10_000) -> np.ndarray:
-    """Returns how often each ordinary token occurs in the first records of a split: int64 [V], 0 for special tokens.
-
-    Rows are dealt to the shards in turn, so the first shards are a fair sample of the split.
-    """
+    """Returns how often each ordinary token occurs in the first records, a fair sample: int64 [V], 0 if special."""
     counts_V = np.zeros(manifest.vocab_size, np.int64)
     for batch in itertools.islice(eval_batches(manifest, split=split, batch=500, rows=(0, 500)), records // 500):
         real = (batch["attention_mask"] > 0) & (batch["valid"] > 0)[:, None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
+import json
 import multiprocessing
 import os
 import sys
@@ -62,16 +63,14 @@ def read(file: str, dtype: np.dtype) -> np.ndarray:
 def write(
     pool: concurrent.futures.Executor, documents: Iterable[Document], work: Work, *, max_pending: int
 ) -> list[str]:
-    """Writes this host's blocks, except for those that are there; returns the keys of all hosts' blocks, in order.
-
-    The workers of the pool are initialized by `start_worker`; `max_pending` blocks of text are in memory.
-    """
+    """Writes this host's blocks, except for those that are there; returns the keys of all hosts' blocks, in order."""
     there = written(work)
     keys: list[str] = []
     pending: deque[concurrent.futures.Future] = deque()
     with tqdm(unit=" tokens", unit_scale=True, desc="tokenize", disable=not sys.stderr.isatty()) as bar:
         for number, (split, texts) in enumerate(_cut(documents)):
-            key = f"{number:06d}-{split}-{_digest(split, texts)}"
+            digest = hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).hexdigest()
+            key = f"{number:06d}-{split}-{digest}"
             keys.append(key)
             if key in there:
                 bar.update(there[key].tokens)
@@ -95,14 +94,6 @@ def _cut(documents: Iterable[Document]) -> Iterator[tuple[str, list[str]]]:
             yield split, texts[split]
             texts[split], sizes[split] = [], 0
     yield from ((split, rest) for split, rest in texts.items() if rest)
-
-
-def _digest(split: str, texts: list[str]) -> str:
-    digest = hashlib.blake2b(split.encode(), digest_size=16)
-    for text in texts:
-        data = text.encode()
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()
 
 
 def start_worker(folder: str) -> None:

@@ -6,7 +6,7 @@
     hf:NAME[:CONFIG]      a data set of the Hugging Face Hub, or a local folder of one
     tfds:NAME             a data set of TensorFlow Datasets
 
-GLOBs are local or gs://. To add a source: a reader like `_text` here, and its name in `READERS`.
+GLOBs are local or gs://. To add a source: a reader like `_jsonl` here, and its name in `READERS`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from mlm.text import is_text
 
 CHUNK = 4096  # documents looked up together among those seen before, unless they have
 CHUNK_CHARACTERS = 2**24  # together
-SPREAD = 2**25  # characters between two copies of a document, if the corpus is that long
+SPREAD = 2**25  # characters between two copies of a document: in one row, each would give away the other's masks
 
-Splits = Iterator[tuple[str, Iterator[str]]]  # (split, its texts); "" for texts that are split by their hash
+Splits = Iterable[tuple[str, Iterator[str]]]  # (split, its texts); "" for texts that are split by their hash
 
 
 class Document(NamedTuple):
@@ -50,17 +50,15 @@ class Corpus:
     A text that came before is dropped. Whether a document is validation depends on its text alone, unless the source
     says so itself. Training documents come as often as the weight of their source says: 2.5 times is twice, and once
     more for the half of them that their hash picks; the copies are far apart. Validation documents come once.
-
-    The fields are the keys of config.corpus, and counts of "{split} documents" and "{split} duplicates" read so far.
     """
 
-    sources: tuple[str, ...]
+    sources: tuple[str, ...]  # this and the next five are keys of config.corpus
     weights: tuple[float, ...]
     field: str
     streaming: bool
     validation_fraction: float
     max_documents: int
-    counts: Counter = dataclasses.field(default_factory=Counter)
+    counts: Counter = dataclasses.field(default_factory=Counter)  # of "{split} documents" and "{split} duplicates"
 
     def __iter__(self) -> Iterator[Document]:
         """Reads the sources; raises InputError for one that can't be read or has no text."""
@@ -122,10 +120,7 @@ def _chunks(stream: Iterable[tuple[Document, float]]) -> Iterator[list[tuple[Doc
 
 
 def _spread(stream: Iterator[tuple[Document, int]]) -> Iterator[Document]:
-    """Yields each document as often as it has copies: at once, and again after SPREAD characters of other text.
-
-    Side by side, in one row of tokens, each copy would give away what is masked in the other.
-    """
+    """Yields each document as often as it has copies: at once, and again after SPREAD characters of other text."""
     waiting: deque[tuple[Document, int]] = deque()
     size = 0
     for document, copies in itertools.chain(stream, [(None, 0)]):
@@ -143,18 +138,10 @@ def _spread(stream: Iterator[tuple[Document, int]]) -> Iterator[Document]:
                 size -= len(again.text)
 
 
-# Readers: what a document is, each source decides for itself.
+# What a document is, each reader decides for itself.
 
 
-def _docstrings(rest: str, *, field: str, streaming: bool) -> Splits:
-    yield "", docstrings.read()
-
-
-def _text(pattern: str, *, field: str, streaming: bool) -> Splits:
-    yield "", (line.strip() for _, line in _lines(pattern))
-
-
-def _jsonl(pattern: str, *, field: str, streaming: bool) -> Splits:
+def _jsonl(pattern: str, *, field: str, **_options: Any) -> Splits:
     pattern, _, name = pattern.partition("#")
     yield "", (_field(line, name or field, where) for where, line in _lines(pattern) if line.strip())
 
@@ -165,13 +152,19 @@ def _hf(name: str, *, field: str, streaming: bool) -> Splits:
         yield own, (_string(row[field], field) for row in loaded[split].select_columns([field]))
 
 
-def _tfds(name: str, *, field: str, streaming: bool) -> Splits:
+def _tfds(name: str, *, field: str, **_options: Any) -> Splits:
     info, rows = load_tfds(name)
     for split, own in _own_splits(info.splits):
         yield own, (_string(row[field], field) for row in rows(split))
 
 
-READERS = {"docstrings": _docstrings, "text": _text, "jsonl": _jsonl, "hf": _hf, "tfds": _tfds}
+READERS = {
+    "docstrings": lambda rest, **_: [("", docstrings.read())],
+    "text": lambda pattern, **_: [("", (line.strip() for _, line in _lines(pattern)))],
+    "jsonl": _jsonl,
+    "hf": _hf,
+    "tfds": _tfds,
+}
 
 
 def _own_splits(names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -216,7 +209,6 @@ def _string(value: str | bytes | None, field: str) -> str:
 
 
 def _field(line: str, name: str, where: str) -> str:
-    """Returns a field of a line of JSON."""
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -253,10 +245,7 @@ def text_hash(text: str) -> int:
 
 
 class Seen:
-    """A set of 64-bit hashes in 8 bytes each: sorted arrays whose sizes double, merged like a binary counter.
-
-    After O'Neil et al., "The log-structured merge-tree", 1996, kept in memory.
-    """
+    """A set of 64-bit hashes in 8 bytes each: a log-structured merge-tree (O'Neil et al., 1996) in memory."""
 
     def __init__(self) -> None:
         self._levels: list[np.ndarray] = []

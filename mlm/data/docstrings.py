@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import concurrent.futures
+import contextlib
 import gc
 import hashlib
 import importlib.metadata
@@ -42,14 +43,10 @@ def _files() -> list[Path]:
     requirements = Path(__file__).parents[2] / "requirements.txt"
     found = {}
     for name in re.findall(r"^([A-Za-z0-9._-]+)==", requirements.read_text(), re.MULTILINE):
-        try:
-            distribution = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # pinned for another platform
-        for line in (distribution.read_text("RECORD") or "").splitlines():
-            file = line.rsplit(",", 2)[0]
-            if file.endswith(".py") and not LEFT_OUT.search(file):
-                found[file] = Path(distribution.locate_file(file))
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # pinned for another platform
+            for file in importlib.metadata.files(name) or ():
+                if file.suffix == ".py" and not LEFT_OUT.search(str(file)):
+                    found[str(file)] = Path(file.locate())
     return [found[file] for file in sorted(found, key=lambda f: hashlib.sha256(f.encode()).digest())]
 
 

@@ -29,7 +29,6 @@ SPLITS = ("train", "validation", "test")
 class Split:
     """Token ids and labels of a split, in the order of its source."""
 
-    source: str  # as in the config
     tokens: np.ndarray  # int32, all rows, one after the other
     starts: np.ndarray  # int64 [N + 1], where each row begins
     labels_N: np.ndarray  # int32 class indices, or float32 targets
@@ -79,12 +78,7 @@ class Examples:
 def read_tables(
     sources: dict[str, str], *, text: tuple[str, ...], label: str, kind: str, names: tuple[str, ...] | None = None
 ) -> tuple[dict[str, Table], tuple[str, ...]]:
-    """Returns {split: its rows}, with every label checked, and the names of the classes, empty for regression.
-
-    Args:
-      sources: {split: source}.
-      names: of the classes by index; None for the labels of the training split.
-    """
+    """Returns {split: its rows} and the names of the classes: those given, or the labels in training; () if numbers."""
     columns = {"text": text, "label": label, "kind": kind}
     tables = {split: labelled.read(source, split=split, **columns) for split, source in sources.items()}
     if kind == "regression":
@@ -130,8 +124,7 @@ def tokenize(
                 raise InputError(f"{table.where(row)}: holds the padding token {tok.pad_token}; remove it.")
         labels = [indices[label] for label in table.labels] if names else table.labels
         labels_N = np.asarray(labels, np.int32 if names else np.float32)
-        starts = np.cumsum([0, *map(len, rows)])
-        splits[split] = Split(table.source, np.concatenate(rows), starts, labels_N, truncated)
+        splits[split] = Split(np.concatenate(rows), np.cumsum([0, *map(len, rows)]), labels_N, truncated)
     digest = hashlib.sha256(json.dumps([names, sorted(splits)]).encode())
     for _, own in sorted(splits.items()):
         for array in (own.tokens, own.starts, own.labels_N):
@@ -151,10 +144,7 @@ def tokenize(
 def train_batches(
     examples: Examples, *, seed: int, global_batch: int, lanes: int, start_step: int, rows: tuple[int, int]
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the rows [start, stop) of the global batches `start_step`, `start_step` + 1, ..., without end.
-
-    Batches are those of `Split.batch`, and "epoch": uint32 [rows], the lane's.
-    """
+    """Yields the rows [start, stop) of the batches from `start_step` on: those of `Split.batch`, and "epoch"."""
     split, per_lane = examples.splits["train"], global_batch // lanes
     owned = [np.arange(lane, len(split.labels_N), lanes) for lane in range(lanes)]
     sizes, row_of_record = tuple(map(len, owned)), np.concatenate(owned)
@@ -171,10 +161,7 @@ def train_batches(
 def eval_batches(
     examples: Examples, *, split: str, batch: int, rows: tuple[int, int]
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the rows [start, stop) of batches that hold every row of a split once, in the order of `eval_order`.
-
-    The last batch of `batch` rows is filled up with copies of its first row.
-    """
+    """Yields the rows [start, stop) of batches in `eval_order`; the last one is filled up with its first row."""
     own, order = examples.splits[split], eval_order(examples, split)
     for first in range(0, len(order), batch):
         rows_B = order[first : first + batch]

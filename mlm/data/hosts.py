@@ -17,9 +17,7 @@ PAUSES = (0.05, 5.0)  # seconds between two polls: the first, and the longest
 
 def available_cores() -> int:
     """Returns the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
 
 
 class Hosts(NamedTuple):
@@ -29,13 +27,9 @@ class Hosts(NamedTuple):
     index: int = 0
     timeout: float = math.inf  # seconds without progress of the other hosts after which this one gives up
 
-    def owner(self, number: int) -> int:
-        """Returns the host that makes the item of that number."""
-        return number % self.count
-
     def owns(self, number: int) -> bool:
         """Returns whether this host makes the item of that number."""
-        return self.owner(number) == self.index
+        return number % self.count == self.index
 
     def wait(self, missing: Callable[[], list[int]], describe: Callable[[list[int]], str]) -> None:
         """Polls until nothing is missing; raises PreemptedError after `timeout` seconds without progress."""

@@ -43,11 +43,7 @@ class Table:
 
 
 def read(source: str, *, split: str, text: tuple[str, ...], label: str, kind: str) -> Table:
-    """Reads a split of a source as above; `text`, `label` and `kind` are keys of config.classify.
-
-    Raises:
-      InputError: it can't be read, it has no rows, or a row has no valid text or label.
-    """
+    """Reads a split of a source; `text`, `label` and `kind` are keys of config.classify."""
     reader, _, rest = source.partition(":")
     texts, labels, places = [], [], []
     try:

@@ -179,10 +179,7 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
 
 
 def verify(manifest: Manifest, *, deep: bool) -> None:
-    """Raises DamageError unless the folder holds the shards of the manifest and no others.
-
-    Sizes are compared, and with `deep` the SHA-256 of every file.
-    """
+    """Raises DamageError unless the folder holds these shards, of these sizes (`deep`: and hashes), and no others."""
     root = UPath(manifest.folder)
     found = {f"{split}/{name}": size for split in manifest.splits for name, size in sizes(root / split).items()}
     shards = {shard.file: shard for split in manifest.splits.values() for shard in split.shards}

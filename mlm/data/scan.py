@@ -10,12 +10,12 @@ Dimensions: B rows, L tokens in a row.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from mlm.data import batches
-from mlm.data.manifest import Manifest, Split
+from mlm.data.manifest import Manifest
 
 STRETCH = 13  # tokens
 LEAST_STRETCHES = 8  # in a row that is compared: fewer are a line of boilerplate
@@ -82,15 +82,10 @@ def row(manifest: Manifest, split: str, record: int) -> np.ndarray:
     return next(batch["input_ids"][batch["record_id"] == record][0] for batch in shard if record in batch["record_id"])
 
 
-def _read(manifest: Manifest, split: str, taken: range | list[int]) -> Iterator[batches.Batch]:
-    shards = manifest.splits[split].shards
-    starts = np.cumsum([0, *(shard.records for shard in shards)])
-    ids = np.concatenate([np.arange(starts[index], starts[index + 1]) for index in taken])
-    part = dataclasses.replace(manifest, splits={split: Split(tuple(shards[index] for index in taken))})
-    for batch in batches.eval_batches(part, split=split, batch=BATCH, rows=(0, BATCH)):
+def _read(manifest: Manifest, split: str, taken: Sequence[int]) -> Iterator[batches.Batch]:
+    for batch in batches.eval_batches(manifest, split=split, batch=BATCH, rows=(0, BATCH), shards=taken):
         valid = batch["valid"] > 0
-        batch = {key: column[valid] for key, column in batch.items()}
-        yield batch | {"record_id": ids[batch["record_id"]]}
+        yield {key: column[valid] for key, column in batch.items()}
 
 
 def _largest(batch: batches.Batch, split: str) -> tuple[int, str, int]:
@@ -149,11 +144,10 @@ class _Overlap:
     def add(self, hashes: np.ndarray, records: np.ndarray) -> None:
         """Compares the stretches of training rows."""
         near = self._table[hashes >> np.uint64(64 - BITS)]
-        if near.any():
-            hashes, records = hashes[near], records[near]
-            index = np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)
-            same = self._sorted[index] == hashes
-            self._training[index[same]] = records[same]
+        hashes, records = hashes[near], records[near]
+        index = np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)
+        same = self._sorted[index] == hashes
+        self._training[index[same]] = records[same]
 
     def summary(self) -> tuple[int, int, tuple[int, int] | None]:
         """Returns (rows compared, rows that overlap, the worst pair)."""

@@ -49,11 +49,7 @@ def follow(open_at: Callable[[int], Iterator[Batch]], ranges: list[Range], done:
 
 
 def check_resume(saved: Iterable[str], new: Iterable[str], *, step: int, steps: list[int], where: str) -> None:
-    """Raises InputError if a run with the ranges `new` can't continue from a checkpoint made with `saved`.
-
-    Args:
-      step, steps, where: of the checkpoint, of all checkpoints, and their folder.
-    """
+    """Raises InputError if a run with ranges `new` can't continue from `where`/`step`, which was made with `saved`."""
     old, ranges = parse_ranges(saved), parse_ranges(new)
     flags = " ".join(f"--skip-batches {a}:{b}" for a, b in old)
     removed = [each for each in old if each not in ranges]

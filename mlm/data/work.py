@@ -2,7 +2,7 @@
 
     blocks-{corpus and tokenizer}/   a file per block, see blocks.py
     {inputs}/hosts/                  a file per host: it has started, and the hash of the corpus that it has read
-    {inputs}/notes/                  which shards are complete, see rows.py
+    {inputs}/notes/                  which shards are complete, see shards.py
     {inputs}/scratch/                incomplete files of each host; for a bucket, in a temporary folder of the host
     {inputs}/shards/                 the shards, renamed to {folder} at the end. In a bucket they are put in place one
                                      by one, and the manifest last
@@ -136,7 +136,7 @@ class Work:
             return numbers
 
         def describe(numbers: list[int]) -> str:
-            owners = Counter(map(self.hosts.owner, numbers))
+            owners = Counter(number % self.hosts.count for number in numbers)
             absent = self._not_started(owners)
             no_sign = f" (no sign of host {', '.join(map(str, absent))} in {self._host_files})" if absent else ""
             return ", ".join(f"{count} {what} of host {host}" for host, count in sorted(owners.items())) + no_sign
