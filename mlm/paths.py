@@ -145,15 +145,27 @@ def is_begun(folder: UPath, *, last: str) -> bool:
 
 @contextlib.contextmanager
 def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
-    """Yields the path of a local folder to create, which becomes `folder` unless an exception is raised.
+    """Yields the path of a local folder to create, which replaces `folder` unless an exception is raised.
 
     In a bucket the files are uploaded, the file `last` at the end; `last` + ".begun" exists until then.
     """
     if not is_remote(folder):
-        temporary = Path(str(folder.with_name(folder.name + ".tmp")))
+        target = Path(str(folder))
+        temporary = target.with_name(f".{target.name}.tmp")
+        new, old = temporary / "new", temporary / "old"
+        if old.exists() and not target.exists():
+            old.rename(target)  # a process was killed between the two renames below
         shutil.rmtree(temporary, ignore_errors=True)
-        yield temporary
-        temporary.rename(str(folder))
+        temporary.mkdir(parents=True)
+        try:
+            yield new
+            if target.exists():
+                target.rename(old)
+            new.rename(target)
+        finally:
+            if old.exists() and not target.exists():
+                old.rename(target)
+            shutil.rmtree(temporary, ignore_errors=True)
         return
     with tempfile.TemporaryDirectory(prefix="mlm-new-") as parent:
         new = Path(parent, folder.name)

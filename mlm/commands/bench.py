@@ -1,12 +1,4 @@
-"""`bench`: time step, shards and batches beside the baselines, interleaved, in one run.
-
-step      an update, beside run_mlm_flax.py's (baseline.py) and, in another interpreter, run_mlm.py's
-          (torch_step.py); on random rows: it needs neither shards nor TensorFlow
-products  the matrix products of our update, each alone, beside the update
-shards    from documents to files, beside transformers' TF-TPU example (tf_tpu_example.py)
-batches   from files to batches, beside the same
-loop      the step on the batches of the run, beside one batch reused
-"""
+"""`bench`: time step, shards and batches beside the baselines, interleaved, in one run."""
 
 from __future__ import annotations
 

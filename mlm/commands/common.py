@@ -79,9 +79,7 @@ def join(
 ) -> None:
     """Detects which process of the run this is, sets `args.processes` and `args.process_id`, and connects.
 
-    Args:
-      connect: with the other processes; False if they share nothing but the workdir.
-      create: the workdir, if it does not exist.
+    With `connect` off, the processes share nothing but the workdir.
     """
     place = detect.detect(
         coordinator=args.coordinator, processes=args.processes, process_id=args.process_id, meets=connect
@@ -111,12 +109,7 @@ def locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:
 
 
 def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
-    """Returns the manifest of the shards, every file verified, and checks that tokenizer and config fit them.
-
-    Raises:
-      InputError: there are no shards, or they were made with another tokenizer or length.
-      DamageError: a shard is not what was written.
-    """
+    """Returns the manifest of the shards, every file verified, and checks that tokenizer and config fit them."""
     from mlm.data import tokenizer
     from mlm.data.manifest import load_manifest, verify
 

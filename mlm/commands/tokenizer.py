@@ -27,12 +27,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def make_tokenizer(config: ConfigDict, workdir: Workdir, hosts: Hosts | None = None) -> None:
-    """Makes the workdir's tokenizer, unless it exists; host 0 does, the others wait for it.
-
-    Raises:
-      InputError: a tokenizer of other settings exists, or the shards were made with one that is not given.
-      PreemptedError: host 0 has not made it in time.
-    """
+    """Makes the workdir's tokenizer, unless it exists; host 0 does, the others wait for it."""
     from mlm.data import corpus, tokenizer
     from mlm.data.manifest import holds_foreign_shards
 

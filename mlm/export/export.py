@@ -12,7 +12,6 @@ Dimensions: B rows, L tokens in a row, K positions in a row, V vocabulary entrie
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -77,14 +76,9 @@ def export(
     The weights are read back from both files and must give the logits of `model`.
 
     Args:
-      model: with the language-model head.
       folder: absent, or an earlier export. On gs:// its files are replaced one by one, the proof last.
       scores, name, history: for the model card, see `model_card.write`.
       torch_python: a Python with torch and transformers, which loads the folder and repeats the proof; "" for none.
-
-    Raises:
-      InputError: `folder` is not an export; the tokenizer or `torch_python` does not fit.
-      DamageError: what was written does not give the same ids, logits or fillings.
     """
     tok = fitting_tokenizer(model)
     with writing(model, folder, torch_python) as new:
@@ -109,7 +103,8 @@ def writing(model: Pretrained, folder: UPath, torch_python: str) -> Iterator[Pat
     """Writes a folder as `export` says; the caller adds the card and the proof to the local folder that it yields."""
     if folder.exists() and not (folder / PROOF).is_file() and not is_begun(folder, last=PROOF):
         raise InputError(f"{folder}: is not an export (it has no {PROOF}); name another folder, or move it away.")
-    with _replacing(folder) as new:
+    with _writable(folder), replacing(folder, last=PROOF) as new:
+        new.mkdir()
         write_model(model, new)
         for file in TOKENIZER_FILES:
             if (source := UPath(model.tokenizer) / file).is_file():
@@ -151,9 +146,7 @@ def check_files(
 ) -> None:
     """Raises DamageError unless both weight files, read back, give the logits of the proof.
 
-    Args:
-      logits_of: gives the logits of a model on the rows of the proof.
-      ids, positions: of the last row, which goes through transformers' own Flax class too.
+    `ids` and `positions` are of its last row, which goes through transformers' own Flax class too.
     """
     try:
         if not (folder / "model.safetensors").is_file():  # flax_model.msgpack can't stand in for it
@@ -243,28 +236,10 @@ def _check_in_torch(python: str, folder: Path) -> None:
 
 
 @contextmanager
-def _replacing(folder: UPath) -> Iterator[Path]:
-    """Yields an empty local folder that becomes `folder` at the end, unless something was raised."""
-    if is_remote(folder):
-        with replacing(folder, last=PROOF) as new:
-            new.mkdir()
-            yield new
-        return
-    target = Path(str(folder))
-    temporary = target.with_name(f".{target.name}.tmp")
-    new, old = temporary / "new", temporary / "old"
-    if old.exists() and not target.exists():
-        old.rename(target)  # a process was killed between the two renames below
-    shutil.rmtree(temporary, ignore_errors=True)
+def _writable(folder: UPath) -> Iterator[None]:
     try:
-        new.mkdir(parents=True)
-        yield new
-        if target.exists():
-            target.rename(old)
-        new.rename(target)
+        yield
     except OSError as error:
-        if old.exists() and not target.exists():
-            old.rename(target)
+        if is_remote(folder):
+            raise
         raise InputError(f"{folder}: can't be written ({error.strerror or error}); free some space there.") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

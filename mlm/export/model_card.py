@@ -40,9 +40,7 @@ def write(
 ) -> None:
     """Writes README.md, and the curve of the loss beside it if there is one.
 
-    Args:
-      scores: of the evaluation; None leaves the section out.
-      history: of the model's run up to its step; None for a model from elsewhere.
+    `history` is of the model's run up to its step, None for a model from elsewhere; `scores` are of an evaluation.
     """
     run, fast = model.run_config, tokenizer.load_fast(model.tokenizer)
     name = printable(" ".join(name.split()))

@@ -42,28 +42,25 @@ def push(folder: UPath, name: str, *, public: bool) -> str:
     token = check(name)
     api = HfApi(token=token)
     try:
-        return _push(api, Path(local_folder(str(folder))), name, public)
+        local = Path(local_folder(str(folder)))
+        url = api.create_repo(name, private=True, exist_ok=True)
+        private = api.model_info(name).private
+        if not private and not public:
+            raise InputError(f"--push={name}: that repository is public; add --public, or name another.")
+        files = sorted(path for path in local.iterdir() if path.is_file() and not path.name.startswith("."))
+        operations = [CommitOperationAdd(path.name, path) for path in files]
+        for number, (path, operation) in enumerate(zip(files, operations, strict=True), 1):
+            print(f"push: {number} of {len(files)}: {path.name}, {path.stat().st_size / 1e6:,.1f} MB", file=sys.stderr)
+            api.preupload_lfs_files(name, [operation], free_memory=False)
+        api.create_commit(name, operations, commit_message="Export of mlm")
+        if public and private:
+            api.update_repo_settings(name, private=False)
     except OfflineModeIsEnabled:
         raise InputError("--push: HF_HUB_OFFLINE is set; unset it to reach the Hub.") from None
     except (HfHubHTTPError, RequestException, RuntimeError, ValueError) as error:
         reason = _reason(error).replace(token, "(the token)")
         hint = "start the same command again: what has arrived is not sent again."
         raise InputError(f"--push={name}: {api.endpoint} {reason}; {hint}") from None
-
-
-def _push(api: HfApi, folder: Path, name: str, public: bool) -> str:
-    url = api.create_repo(name, private=True, exist_ok=True)
-    private = api.model_info(name).private
-    if not private and not public:
-        raise InputError(f"--push={name}: that repository is public; add --public, or name another.")
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    operations = [CommitOperationAdd(path.name, path) for path in files]
-    for number, (path, operation) in enumerate(zip(files, operations, strict=True), 1):
-        print(f"push: {number} of {len(files)}: {path.name}, {path.stat().st_size / 1e6:,.1f} MB", file=sys.stderr)
-        api.preupload_lfs_files(name, [operation], free_memory=False)
-    api.create_commit(name, operations, commit_message="Export of mlm")
-    if public and private:
-        api.update_repo_settings(name, private=False)
     print(f"push: {url}, {'public' if public else 'private'}", file=sys.stderr)
     return str(url)
 

@@ -21,11 +21,7 @@ from mlm.workdir import Workdir
 
 
 def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict[str, Any]:
-    """Scores a classifier on "train", "validation" or "test"; process 0 prints the scores as a line of JSON.
-
-    Args:
-      model: a workdir, a folder or a name on the Hub; "" for the workdir's best checkpoint.
-    """
+    """Scores `model`, or the workdir's best checkpoint if that is ""; process 0 prints the scores as a line of JSON."""
     own = config.classify
     if split not in SPLITS or not own[split]:
         raise InputError(

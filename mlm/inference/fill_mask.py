@@ -157,9 +157,6 @@ def answer_texts(
       read: (text, its name for errors) -> (what the answer repeats of it, its ids).
       answer: rows of ids -> their answers.
       table: an answer -> its lines.
-
-    Raises:
-      InputError: neither texts nor a pipe, or a text that `read` refuses; the lines before it are answered.
     """
     if texts:
         answers = answer([read(text, shortened(text))[1] for text in texts])
@@ -183,7 +180,7 @@ def answer_texts(
             waiting.append(read(line.rstrip("\r\n"), f"line {number}"))
             if len(waiting) == STREAM:
                 flush()
-    except InputError:
+    except InputError:  # the lines before it are answered
         flush()
         raise
     flush()

@@ -52,20 +52,17 @@ Group = tuple[str, str, str]  # forward, backward, recompute or update; path of 
 
 @dataclasses.dataclass
 class Cost:
-    """The cost of a program on one device.
+    """The cost of a program on one device."""
 
-    Attributes:
-      cycles: by where the figure comes from; "collectives" and "waits" (for copies between memories) only as exposed.
-      uncosted: {what: count} of kernels without a cost, unknown calls and loops of unknown length.
-      instructions: how many the compiler has an estimate for ("compiler"), and how many only the "rules" above.
-      groups: {group: [cycles, count]} of everything but the waits.
-      collectives: {kind: {"count", "overlapping", "bytes", "cycles", "exposed" cycles, that no computation hides}}.
-    """
-
+    # By where the figure comes from; collectives and waits (for copies between memories) only as far as exposed.
     cycles: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(SOURCES, 0.0))
+    # {what: count} of kernels without a cost, unknown calls and loops of unknown length.
     uncosted: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
+    # How many the compiler has an estimate for, and how many only the rules above.
     instructions: dict[str, int] = dataclasses.field(default_factory=lambda: {"compiler": 0, "rules": 0})
+    # {group: [cycles, count]} of everything but the waits.
     groups: dict[Group, list[float]] = dataclasses.field(default_factory=dict)
+    # {kind: {"count", "overlapping", "bytes", "cycles", "exposed" cycles, that no computation hides}}.
     collectives: dict[str, collections.Counter] = dataclasses.field(
         default_factory=lambda: collections.defaultdict(collections.Counter)
     )

@@ -28,13 +28,7 @@ STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("plots.mplstyle"
 def draw(
     train: list[Line], evals: list[Line], sessions: list[Session], unigram_entropy: float | None
 ) -> dict[str, Figure]:
-    """Returns title -> figure.
-
-    Args:
-      train, evals: lines of metrics.jsonl.
-      sessions: the starts of the run, for the throughput; empty to leave it out.
-      unigram_entropy: of the evaluation split, in nats; None if unknown.
-    """
+    """Returns title -> figure; without `sessions`, none of the throughput. The entropy is the evaluation split's."""
     figures = {}
     regression = any("mse" in line for line in evals)
     with _figure(figures, "Loss", "squared error" if regression else "nats per prediction") as axes:
