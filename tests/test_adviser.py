@@ -22,7 +22,7 @@ class Advice(NamedTuple):
 
 
 def lines(losses, *, every: int = 50, evals=(), norm=1.0, skipped=0, rate: float = 1e-3) -> list[dict]:
-    """The lines of a log: the losses of training, {update: loss} of the evaluations."""
+    """The lines of a log: the losses of training, {step: loss} of the evaluations."""
     count = len(losses)
     norms, skips = np.broadcast_to(norm, count), np.broadcast_to(skipped, count)
     evals, found = dict(evals), []
@@ -136,11 +136,11 @@ def test_dead_from_the_beginning():
     assert advice.kind == "dead" and advice.step == 300
 
 
-def test_dead_by_skipped_updates():
+def test_dead_by_skipped_steps():
     skipped = [0] * 100 + [30 * n for n in range(1, 101)]
     (advice,) = advise(lines(falling().tolist(), skipped=skipped))
     assert (advice.kind, advice.step) == ("dead", 50 * 105)
-    assert "150 of the 250 updates" in advice.text
+    assert "150 of the 250 steps" in advice.text
     losses = [*falling(100).tolist(), *[None] * 100]
     assert [a.kind for a in advise(lines(losses, skipped=[0] * 100 + [50 * n for n in range(1, 101)]))] == ["dead"]
     assert advise(lines(falling().tolist(), skipped=[n // 2 for n in range(200)])) == []
@@ -151,7 +151,7 @@ def test_drift():
     evals = {step: 3 + abs(step - 4_000) / 4_000 for step in range(500, 10_001, 500)}
     (advice,) = advise(lines(losses.tolist(), evals=evals))
     assert (advice.kind, advice.step) == ("drift", 5_500)
-    assert "from 3.000 nats at update 4,000 to 3.375 at update 5,500" in advice.text
+    assert "from 3.000 nats at step 4,000 to 3.375 at step 5,500" in advice.text
     rising = falling(low=2.0, noise=0)
     rising[80:] = rising[79] + np.linspace(0, 0.4, 120)
     assert advise(lines(rising.tolist(), evals=evals)) == [], "both rise: no overfitting"

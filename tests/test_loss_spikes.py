@@ -65,7 +65,7 @@ def last_spike(steps, *, every: int):
     return [detector.add(line) for line in lines][-1]
 
 
-def test_the_updates_of_a_line():
+def test_the_steps_of_a_line():
     """The loss is averaged since the last multiple of log.every, or since the line before where that has changed."""
     for steps, every, stretch in (
         ([*range(10, 120, 10), 117], 10, (111, 117)),

@@ -94,7 +94,7 @@ def test_a_training_on_random_text_is_reported_as_stuck(stuck):
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_nothing_is_said_twice_and_a_kill_loses_nothing(stuck, tmp_path, capsys, fresh):
-    """Killed after the checkpoint of update 500, with the advice of that update said, or not yet."""
+    """Killed after the checkpoint of step 500, with the advice of that step said, or not yet."""
     workdir, manifest = stuck
     again = pathlib.Path(shutil.copytree(workdir, tmp_path / "again"))
     back_to(again, 500)
@@ -139,8 +139,8 @@ def test_skipped_on_resume_it_does_not_come_again(spiky, tmp_path, capsys):
     (again / "spikes.jsonl").unlink()
     train(again, manifest, *SPIKY)
     words = capsys.readouterr().err
-    assert words.count("the loss of the updates 76 to 80 jumped to") == 1
-    assert "remove the checkpoints after update 75, and start the same command with --skip-batches 76:80." in words
+    assert words.count("the loss of the steps 76 to 80 jumped to") == 1
+    assert "remove the checkpoints after step 75, and start the same command with --skip-batches 76:80." in words
     assert (again / "spikes.jsonl").read_text() == (workdir / "spikes.jsonl").read_text()
 
     back_to(again, 40)
@@ -153,7 +153,7 @@ def test_skipped_on_resume_it_does_not_come_again(spiky, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_spike_behind_a_skipped_range_has_its_own_batches(spiky, tmp_path):
-    """With five batches left out before it and one within, the poison comes five updates earlier, in two pieces."""
+    """With five batches left out before it and one within, the poison comes five steps earlier, in two pieces."""
     train(tmp_path, spiky[1], *SPIKY, "data.skip_batches=('21:25', '78:78')", "train.steps=80")
     (spike,) = said(tmp_path / "spikes.jsonl")
     assert (spike["first_update"], spike["last_update"], spike["batches"]) == (71, 75, ["76:77", "79:81"])

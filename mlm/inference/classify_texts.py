@@ -5,6 +5,7 @@ Dimensions: B rows, L tokens in a row, C classes.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -15,9 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.inference.fill_mask import answer_texts, check_utf8, in_batches, longest_row, pad
+from mlm.inference.fill_mask import answer_texts, check_utf8, in_batches, longest_row
 from mlm.model import classifier
-from mlm.model.roberta import Params
 from mlm.pretrained.load import Pretrained
 from mlm.text import printable
 
@@ -29,12 +29,7 @@ class TextClassifier:
 
     def __init__(self, model: Pretrained, tok: PreTrainedTokenizerFast):
         """Puts the parameters on the device."""
-        network = model.network
-
-        def logits(params: Params, ids_BxL: jax.Array, attention_BxL: jax.Array) -> jax.Array:
-            return classifier.logits(network, params, ids_BxL, attention_BxL)
-
-        self._logits = jax.jit(logits)
+        self._logits = jax.jit(functools.partial(classifier.logits, model.network))
         self._params = jax.device_put(model.params)
         self._tok, self._longest = tok, longest_row(model)
         run = model.run_config or {}
@@ -58,11 +53,11 @@ class TextClassifier:
 
     def logits(self, rows: list[list[int]]) -> np.ndarray:
         """Returns float32 logits [rows, C] of rows of ids."""
-        return np.stack(in_batches(rows, self._longest, self._batch))
 
-    def _batch(self, rows: list[list[int]], length: int) -> np.ndarray:
-        with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
-            return jax.device_get(self._logits(self._params, *pad(rows, length, self._tok.pad_token_id)))
+        def compute(*batch: np.ndarray) -> np.ndarray:
+            return jax.device_get(self._logits(self._params, *batch))
+
+        return np.stack(in_batches(rows, self._longest, self._tok.pad_token_id, compute))
 
     def classify(self, rows: list[list[int]], top_k: int) -> list[dict[str, Any]]:
         """Returns {"label", "probabilities": {label: probability}} of each row, the `top_k` best; or {"value"}."""
@@ -82,8 +77,7 @@ class TextClassifier:
 def run(model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdout: TextIO) -> None:
     """Classifies the texts, or the lines of `stdin`, see `answer_texts`; a tab separates the two texts of a pair.
 
-    A line may also be a JSON object, see `parse`. In JSON, an answer is {"text"} or {"text", "text_pair"}, and what
-    `TextClassifier.classify` returns.
+    In JSON, an answer is {"text"} or {"text", "text_pair"}, and what `TextClassifier.classify` returns.
     """
     if top_k < 1:
         raise InputError(f"--top-k={top_k}: must be at least 1.")

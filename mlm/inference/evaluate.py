@@ -41,7 +41,7 @@ def run(
 
     Args:
       model: a workdir, a folder or a name on the Hub; "" for the workdir's newest checkpoint.
-      masks: "token", "word" or "span": masks to score besides the run's own.
+      masks: kinds to score besides the run's own.
       pseudo: rows to compute the pseudo-perplexity of; 0 for none.
     """
     if split not in manifest.splits or manifest.splits[split].records == 0:
@@ -62,16 +62,13 @@ def run(
 
     weights = f"step {loaded.step}" if loaded.step is not None else f"weights {_digest(loaded.params)}"
     weights += f", data {manifest.fingerprint[:12]}"
-    eval_steps = {}
+    scores, entries = {}, {}
     for kind in dict.fromkeys([config.masking.kind, *masks]):
         own = configs.replace(config, {"masking.kind": kind, "masking.end_rate": 0.0})
         masking = factory.make_masking(own.masking.to_dict(), info, pretraining.word_starts(own, workdir))
-        eval_steps[kind] = step.make_eval_step(masking=masking, mask_seed=config.evaluate.seed, **shared)
-    scores = {
-        kind: pretraining.score_split(config, manifest, mesh, eval_step, params, split)
-        for kind, eval_step in eval_steps.items()
-    }
-    entries = {f"{split}, {_masks_name(config, kind)}, {weights}": values for kind, values in scores.items()}
+        eval_step = step.make_eval_step(network, masking, config.evaluate.seed, mesh, shardings)
+        scores[kind] = pretraining.score_split(config, manifest, mesh, eval_step, params, split)
+        entries[f"{split}, {_masks_name(config, kind)}, {weights}"] = scores[kind]
     result = {"split": split, "model": loaded.source, **scores[config.masking.kind]}
     if len(scores) > 1:
         result["masks"] = scores
@@ -115,33 +112,27 @@ def add_results(folder: UPath, entries: dict[str, dict[str, Any]]) -> None:
     try:
         write_text(file, json.dumps(logs.read_object(file) | finite, indent=1) + "\n")
         print(f"  written to {file}", file=sys.stderr)
-    except DamageError as error:
-        print(f"evaluate: the scores were not written: {error}", file=sys.stderr)
     except Exception as error:  # a bucket's client raises its own
-        if not isinstance(error, OSError) and not is_remote(file):
+        if not isinstance(error, DamageError | OSError) and not is_remote(file):
             raise
-        reason = getattr(error, "strerror", None) or error
-        print(f"evaluate: the scores were not written: {file}: {reason}.", file=sys.stderr)
+        reason = error if isinstance(error, DamageError) else f"{file}: {getattr(error, 'strerror', None) or error}."
+        print(f"evaluate: the scores were not written: {reason}", file=sys.stderr)
 
 
 def _check_fit(loaded: load.Pretrained, workdir: Workdir, manifest: Manifest) -> None:
-    if loaded.config.vocab_size != manifest.vocab_size:
-        raise InputError(
-            f"{loaded.source}: its vocabulary has {loaded.config.vocab_size} entries, that of the shards in "
-            f"{manifest.folder} has {manifest.vocab_size}; score it on shards made with its own tokenizer."
-        )
+    size, longest = loaded.config.vocab_size, longest_row(loaded)
     folders = (UPath(loaded.tokenizer), workdir.tokenizer)
     vocabularies = [tokenizer.load_fast(str(f)).get_vocab() for f in folders if (f / "tokenizer.json").is_file()]
-    if any(vocabulary != vocabularies[0] for vocabulary in vocabularies):
-        raise InputError(
-            f"{loaded.source}: its tokenizer gives other ids than {workdir.tokenizer}, the tokenizer of the shards in "
-            f"{manifest.folder}; score it on shards made with its own tokenizer."
-        )
-    if longest_row(loaded) < manifest.length:
-        raise InputError(
-            f"{loaded.source}: reads at most {longest_row(loaded)} tokens, the rows of the shards in "
-            f"{manifest.folder} have {manifest.length}; score it on shorter rows."
-        )
+    shards = f"the shards in {manifest.folder}"
+    if size != manifest.vocab_size:
+        fault = f"its vocabulary has {size} entries, that of {shards} has {manifest.vocab_size}"
+    elif any(vocabulary != vocabularies[0] for vocabulary in vocabularies):
+        fault = f"its tokenizer gives other ids than {workdir.tokenizer}, the tokenizer of {shards}"
+    elif longest < manifest.length:
+        fault = f"reads at most {longest} tokens, the rows of {shards} have {manifest.length}"
+    else:
+        return
+    raise InputError(f"{loaded.source}: {fault}; score it on shards of its own tokenizer and length.")
 
 
 def _masks_name(config: ConfigDict, kind: str) -> str:

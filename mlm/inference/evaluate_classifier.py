@@ -9,12 +9,10 @@ from ml_collections import ConfigDict
 
 from mlm import cluster
 from mlm.data import examples as data
-from mlm.data.examples import SPLITS, Examples
 from mlm.errors import InputError
 from mlm.model import classifier
 from mlm.paths import write_text
 from mlm.pretrained import load
-from mlm.pretrained.load import Pretrained
 from mlm.tasks import class_scores, classification
 from mlm.training import sharding
 from mlm.workdir import Workdir
@@ -23,10 +21,9 @@ from mlm.workdir import Workdir
 def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict[str, Any]:
     """Scores `model`, or the workdir's best checkpoint if that is ""; process 0 prints the scores as a line of JSON."""
     own = config.classify
-    if split not in SPLITS or not own[split]:
-        raise InputError(
-            f"--split={split}: config.classify only names rows for {', '.join(s for s in SPLITS if own[s])}."
-        )
+    known = [name for name in data.SPLITS if own[name]]
+    if split not in known:
+        raise InputError(f"--split={split}: config.classify only names rows for {', '.join(known)}.")
     loaded = load.load(model or workdir, head=load.CLASSIFIER)
     names = classifier.class_names(loaded.config)
     if bool(names) != (own.kind == "classes"):
@@ -42,7 +39,9 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict
     return scores
 
 
-def score(config: ConfigDict, workdir: Workdir, examples: Examples, model: Pretrained, split: str) -> dict[str, Any]:
+def score(
+    config: ConfigDict, workdir: Workdir, examples: data.Examples, model: load.Pretrained, split: str
+) -> dict[str, Any]:
     """Returns the scores of a model on a split; writes those of the workdir's own model to classification.json."""
     mesh = sharding.make_mesh(**config.mesh.to_dict())
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")

@@ -30,10 +30,7 @@ Filling = dict[str, Any]  # token: its id; token_str: its text; score: its proba
 
 
 class FillMask:
-    """Fills masks with one model, in float32; compiles once for each padded length.
-
-    The fillings are those of transformers' pipeline: softmax over the whole vocabulary, each mask on its own.
-    """
+    """Fills masks with one model, in float32, by a softmax over the whole vocabulary, each mask on its own."""
 
     def __init__(self, model: Pretrained, tok: PreTrainedTokenizerFast, top_k: int, targets: Sequence[str] = ()):
         """Puts the parameters on the device; a mask gets `top_k` fillings, of `targets` alone if there are any."""
@@ -80,21 +77,19 @@ class FillMask:
 
     def fill(self, rows: list[list[int]]) -> list[list[list[Filling]]]:
         """Returns the fillings of rows of ids, as `__call__` does."""
-        return in_batches(rows, self._longest, self._batch)
+        return in_batches(rows, self._longest, self._tok.pad_token_id, self._batch)
 
-    def _batch(self, rows: list[list[int]], length: int) -> Iterator[list[list[Filling]]]:
-        ids_BxL, attention_BxL = pad(rows, length, self._tok.pad_token_id)
+    def _batch(self, ids_BxL: np.ndarray, attention_BxL: np.ndarray) -> Iterator[list[list[Filling]]]:
         masks = [np.flatnonzero(ids_L == self._tok.mask_token_id) for ids_L in ids_BxL]
         count = _power_of_two(max(map(len, masks)))  # K
         positions_BxK = np.stack([np.pad(mask, (0, count - len(mask)), mode="edge") for mask in masks])
-        with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
-            found = self._fillings(self._params, ids_BxL, attention_BxL, positions_BxK)
+        found = self._fillings(self._params, ids_BxL, attention_BxL, positions_BxK)
         probs_BxKxT, tokens_BxKxT = (values.tolist() for values in jax.device_get(found))
         for mask, probs_KxT, tokens_KxT in zip(masks, probs_BxKxT, tokens_BxKxT, strict=True):
-            pairs = [zip(*pair, strict=True) for pair in zip(tokens_KxT, probs_KxT, strict=True)]
+            best = [zip(*pair, strict=True) for pair in zip(tokens_KxT, probs_KxT, strict=True)]
             yield [
                 [{"token": token, "token_str": self._tok.decode([token]), "score": prob} for token, prob in best_T]
-                for best_T in pairs[: len(mask)]
+                for best_T in best[: len(mask)]
             ]
 
 
@@ -153,6 +148,8 @@ def answer_texts(
 ) -> None:
     """Answers texts as tables; without texts the lines of `stdin`, each with a line of JSON.
 
+    If `read` refuses a line, those before it are answered.
+
     Args:
       read: (text, its name for errors) -> (what the answer repeats of it, its ids).
       answer: rows of ids -> their answers.
@@ -192,8 +189,10 @@ def check_utf8(text: str, name: str) -> None:
         raise InputError(f"{name}: is not UTF-8; convert it first.")
 
 
-def in_batches(rows: list[list[int]], longest: int, compute: Callable[[list[list[int]], int], Iterable[Any]]) -> list:
-    """Returns what `compute(some rows, length to pad them to)` gives for each row of ids; it is given few shapes."""
+def in_batches(
+    rows: list[list[int]], longest: int, pad_id: int, compute: Callable[[np.ndarray, np.ndarray], Iterable[Any]]
+) -> list:
+    """Returns what `compute(ids_BxL, attention_BxL)` gives for each row of ids; it is given few shapes."""
     by_length: dict[int, list[int]] = {}
     for index, ids in enumerate(rows):
         by_length.setdefault(min(-(-len(ids) // LENGTHS) * LENGTHS, longest), []).append(index)
@@ -203,7 +202,9 @@ def in_batches(rows: list[list[int]], longest: int, compute: Callable[[list[list
             chosen = indices[start : start + ROWS]
             batch = [rows[index] for index in chosen]
             batch += batch[:1] * (_power_of_two(len(batch)) - len(batch))  # copies, whose results nobody reads
-            for index, result in zip(chosen, compute(batch, length), strict=False):
+            with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
+                computed = list(compute(*pad(batch, length, pad_id)))
+            for index, result in zip(chosen, computed, strict=False):
                 results[index] = result
     return results
 
@@ -215,12 +216,9 @@ def longest_row(model: Pretrained) -> int:
 
 def pad(rows: list[list[int]], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns ids_BxL and attention_BxL, int32, of rows padded to `length`."""
-    ids_BxL = np.full((len(rows), length), pad_id, np.int32)
-    attention_BxL = np.zeros((len(rows), length), np.int32)
-    for row, ids in enumerate(rows):
-        ids_BxL[row, : len(ids)] = ids
-        attention_BxL[row, : len(ids)] = 1
-    return ids_BxL, attention_BxL
+    ids_BxL = np.array([ids + [pad_id] * (length - len(ids)) for ids in rows], np.int32)
+    attention_BxL = np.arange(length) < np.array([len(ids) for ids in rows])[:, None]
+    return ids_BxL, attention_BxL.astype(np.int32)
 
 
 def shortened(text: str) -> str:

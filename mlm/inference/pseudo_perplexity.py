@@ -1,7 +1,5 @@
 """Pseudo-perplexity (Salazar et al., 2020, Masked Language Model Scoring): each ordinary token masked in turn.
 
-It is the exponential of the mean negative log probability of an ordinary token, given all others of its row.
-
 Dimensions: B copies of rows in a batch, L tokens in a row, N rows, P ordinary tokens in them.
 """
 
@@ -10,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlm.data import batches
@@ -23,6 +19,7 @@ from mlm.errors import InputError
 from mlm.model.loss import RowSums, masked_cross_entropy
 from mlm.model.roberta import Network, Params
 from mlm.training import evaluation, sharding
+from mlm.training.step import jit_eval_step
 
 Batch = dict[str, Any]
 
@@ -57,10 +54,9 @@ def score(
     mesh: Mesh,
     batch: int,
 ) -> dict[str, float]:
-    """Returns the scores of rows that are the same on every host; batch size and devices do not change them.
+    """Returns pseudo_perplexity, pseudo_loss (nats per token), pseudo_accuracy, pseudo_tokens, pseudo_rows (counts).
 
-    Returns:
-      pseudo_perplexity, pseudo_loss (nats per token), pseudo_accuracy, pseudo_tokens and pseudo_rows (counts).
+    Batch size and devices do not change them. Every host has all rows.
     """
     start, stop = sharding.local_rows(mesh, batch)
     copies = masked_copies(ids_NxL, attention_NxL, special_ids=special_ids, batch=batch)
@@ -82,8 +78,7 @@ def make_step(
         logits_Bx1xV = network.masked_logits(params, masked_BxL, batch["attention_mask"], position_Bx1)
         return masked_cross_entropy(logits_Bx1xV, label_Bx1, batch["valid"][:, None], vocab_size)
 
-    shardings = (param_shardings, NamedSharding(mesh, sharding.BATCH))
-    return jax.jit(step, in_shardings=shardings, out_shardings=NamedSharding(mesh, P()))
+    return jit_eval_step(step, mesh, param_shardings)
 
 
 def masked_copies(

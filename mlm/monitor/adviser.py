@@ -1,7 +1,4 @@
-"""Advice from the lines of metrics.jsonl: at most one sentence for each kind of trouble. No jax, no files.
-
-The lines hold all it needs, so that reading them again after a restart gives the same advice.
-"""
+"""Advice from the lines of metrics.jsonl alone, so that a restart, which reads them again, gives the same advice."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 Line = dict[str, Any]
 
 # Stuck: the loss stays where a model without context has it.
-STUCK_UPDATES = 500  # after the warmup; small models leave the token frequencies within 300 (the quickstart: 100)
+STUCK_STEPS = 500  # after the warmup; small models leave the token frequencies within 300 (the quickstart: 100)
 STUCK_SHARE = 0.05  # of all steps, if that is more: large models stay there for thousands
 STUCK_LINES = 8  # at least, so that the medians of the two halves mean something
 STUCK_MARGIN = 0.05  # nats above the context-free loss: the sampling noise of a line
@@ -29,7 +26,7 @@ DEAD_NORM = 1e-3  # of the median gradient norm before: healthy runs stay within
 DEAD_ABSOLUTE = 1e-7  # a gradient norm that is float32 rounding
 DEAD_MOVE = 0.05  # nats between the losses of the lines
 DEAD_LOSS = 0.05  # nats: below it the gradient is small because nothing is left to learn
-DEAD_SKIPPED = 0.5  # of the updates; the nonfinite guard only counts consecutive ones
+DEAD_SKIPPED = 0.5  # of the steps; the nonfinite guard only counts consecutive ones
 
 # Drift: the evaluation loss rises while the training loss falls. Evaluation masks are fixed and add no noise.
 DRIFT_EVALUATIONS = 3  # consecutive ones above the lowest
@@ -41,19 +38,14 @@ LINES = {"stuck": "A stuck loss", "diverging": "Divergence", "dead": "A dead run
 
 @dataclasses.dataclass
 class Adviser:
-    """Takes the lines in order, and reports each kind of trouble once.
-
-    Attributes:
-      unigram_entropy: of the ordinary tokens of the training split, in nats; None if unknown.
-      mask_share, random_share: of the predictions, behind the mask token and a random one; the other tokens are kept.
-    """
+    """Takes the lines in order, and reports each kind of trouble once."""
 
     steps: int
     warmup_steps: int
     global_batch: int
-    unigram_entropy: float | None
-    mask_share: float
-    random_share: float
+    unigram_entropy: float | None  # of the ordinary tokens of the training split, in nats; None if unknown
+    mask_share: float  # of the predictions
+    random_share: float  # of the predictions; the other tokens are kept
 
     def __post_init__(self) -> None:
         self._reported: set[str] = set()
@@ -85,17 +77,14 @@ class Adviser:
         else:
             self._train.append(line)
             checks = {"stuck": self._stuck, "diverging": self._diverging, "dead": self._dead}
-        advice = {}
-        for kind, check in checks.items():
-            text = None if kind in self._reported else check()
-            if text:
-                self._reported.add(kind)
-                advice[kind] = text
+        texts = {kind: check() for kind, check in checks.items() if kind not in self._reported}
+        advice = {kind: text for kind, text in texts.items() if text}
+        self._reported |= advice.keys()
         return advice
 
     def _stuck(self) -> str | None:
         floor, now = self.context_free_loss, self._train[-1]["step"]
-        length = max(STUCK_UPDATES, STUCK_SHARE * self.steps)
+        length = max(STUCK_STEPS, STUCK_SHARE * self.steps)
         if floor is None or now < length or "diverging" in self._reported:
             return None
         lines = [line for line in self._train[-int(length) :] if line["step"] > now - length]
@@ -109,7 +98,7 @@ class Adviser:
             return None
         above = after > self.unigram_entropy + ABOVE
         return (
-            f"the loss is stuck: {before:.2f} then {after:.2f} nats in the updates {lines[0]['step']:,} to {now:,}, "
+            f"the loss is stuck: {before:.2f} then {after:.2f} nats in the steps {lines[0]['step']:,} to {now:,}, "
             f"{'above' if above else 'at'} what the frequencies of tokens alone give ({self.unigram_entropy:.2f} nats "
             f"behind a mask, {floor:.2f} over all predictions)"
             + self._causes("too low" if above else "too high or too low", "duplicate lines in the text", DOCTOR)
@@ -120,14 +109,12 @@ class Adviser:
         if len(losses) < RECENT:
             return None
         now, step = median(losses), self._train[-1]["step"]
-        lowest, when = self._lowest
-        if now < lowest:
-            self._lowest = now, step
+        lowest, when = self._lowest = min(self._lowest, (now, step))
         if now <= lowest + DIVERGED_RISE:
             return None
         return (
-            f"the loss is diverging: {now:.2f} nats in the last {RECENT} lines before update {step:,}, {lowest:.2f} in "
-            f"those before update {when:,}"
+            f"the loss is diverging: {now:.2f} nats in the last {RECENT} lines before step {step:,}, {lowest:.2f} in "
+            f"those before step {when:,}"
             + self._causes("too high", "a stretch of duplicate lines", "wrong ids (spikes.jsonl names records)")
         )
 
@@ -135,13 +122,13 @@ class Adviser:
         earlier, lines, step = self._train[:-RECENT], self._train[-RECENT:], self._train[-1]["step"]
         if not earlier:
             return None
-        updates = step - earlier[-1]["step"]
+        count = step - earlier[-1]["step"]
         skipped = lines[-1].get("skipped", 0) - earlier[-1].get("skipped", 0)
         causes = self._causes("too high", "a stretch of duplicate lines", DOCTOR)
-        if skipped >= DEAD_SKIPPED * updates:
+        if skipped >= DEAD_SKIPPED * count:
             return (
-                f"the run is dead: {skipped:,} of the {updates:,} updates before update {step:,} were skipped, because "
-                "loss or gradient was not finite" + causes
+                f"the run is dead: {skipped:,} of the {count:,} steps before step {step:,} were skipped, because loss "
+                "or gradient was not finite" + causes
             )
         norms, losses = _values(lines, "grad_norm"), _values(lines)
         if len(norms) < RECENT or len(losses) < RECENT:
@@ -152,7 +139,7 @@ class Adviser:
             return None
         return (
             f"the run is dead: the loss stays at {losses[-1]:.2f} nats and the gradient norm is at most "
-            f"{max(norms):.1g} in the last {RECENT} lines before update {step:,}" + causes
+            f"{max(norms):.1g} in the last {RECENT} lines before step {step:,}" + causes
         )
 
     def _drift(self) -> str | None:
@@ -167,8 +154,8 @@ class Adviser:
         if not then or not now or median(now) >= median(then):
             return None
         return (
-            f"the evaluation drifts from training: its loss rose from {best['loss']:.3f} nats at update "
-            f"{best['step']:,} to {last[-1]['loss']:.3f} at update {last[-1]['step']:,} while that of training fell "
+            f"the evaluation drifts from training: its loss rose from {best['loss']:.3f} nats at step "
+            f"{best['step']:,} to {last[-1]['loss']:.3f} at step {last[-1]['step']:,} while that of training fell "
             f"from {median(then):.3f} to {median(now):.3f}; likely causes, in order: too many epochs over too little "
             "text (train for fewer, add text, or raise the dropout), duplicate lines in it (python -m mlm doctor "
             "looks), a learning rate that is too high; the checkpoint of the best evaluation is kept."
@@ -176,13 +163,12 @@ class Adviser:
 
     def _causes(self, rate: str, *data: str) -> str:
         """Returns the end of a sentence: what to look at, the likeliest first."""
-        causes = [
-            f"a learning rate that is {rate} ({self._train[-1].get('learning_rate', math.nan):.2g} now)",
-            f"a batch that is too small ({self.global_batch:,} rows)",
-            *data,
-            f"a warmup that is too short for post-norm layers ({self.warmup_steps:,} updates)",
-        ]
-        return f"; likely causes, in order: {', '.join(causes)}."
+        learning_rate = self._train[-1].get("learning_rate", math.nan)
+        return (
+            f"; likely causes, in order: a learning rate that is {rate} ({learning_rate:.2g} now), a batch that is too "
+            f"small ({self.global_batch:,} rows), {', '.join(data)}, a warmup that is too short for post-norm layers "
+            f"({self.warmup_steps:,} steps)."
+        )
 
 
 def _values(lines: list[Line], key: str = "loss") -> list[float]:

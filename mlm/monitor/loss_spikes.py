@@ -15,9 +15,9 @@ LONGEST = 3  # consecutive lines; what stays up for longer is a new level, and t
 
 
 class Spike(NamedTuple):
-    """A logged loss above the others, in nats."""
+    """A logged loss above the others, in nats: the mean over the steps `first` to `last`."""
 
-    first: int  # step; the loss is the mean over the steps `first` to `last`
+    first: int
     last: int
     loss: float
     median: float  # of the lines before

@@ -40,21 +40,15 @@ class Monitor(MetricsHook):
         run: Mapping[str, Any],
         workdir: Workdir,
         split: Split,
+        notify: Callable[[str], None],
         *,
         steps: int,
         warmup_steps: int,
-        notify: Callable[[str], None],
     ):
         """Reads the files; `run` is a flattened config, `split` the training split."""
         self._run, self._split, self._notify = run, split, notify
-        self._adviser = Adviser(
-            steps=steps,
-            warmup_steps=warmup_steps,
-            global_batch=run["data.global_batch"],
-            unigram_entropy=split.unigram_entropy,
-            mask_share=run["masking.mask_share"],
-            random_share=run["masking.random_share"],
-        )
+        shares = {name: run[f"masking.{name}"] for name in ("mask_share", "random_share")}
+        self._adviser = Adviser(steps, warmup_steps, run["data.global_batch"], split.unigram_entropy, **shares)
         self._detector = Detector(run["log.every"])
         for path in (workdir.advice, workdir.spikes):
             logs.cut(path, sys.maxsize)  # only a line torn by a kill
@@ -65,7 +59,7 @@ class Monitor(MetricsHook):
             self.on_metrics(line["kind"], line["step"], line)
 
     def on_metrics(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Looks for advice and for a spike."""
+        """Gives the line to the adviser and the detector."""
         line = values | {"step": step, "kind": kind}
         for what, text in self._adviser.add(line).items():
             if what not in self._advised:
@@ -79,41 +73,28 @@ class Monitor(MetricsHook):
     def _note(self, spike: Spike) -> None:
         """Appends a spike and the records that its steps read; prints it when it begins."""
         spans = skip_batches.spans(parse_ranges(self._run["data.skip_batches"]), spike.first, spike.last)
-        line = {
-            "step": spike.last,
-            "kind": "spike",
-            "first_update": spike.first,
-            "last_update": spike.last,
-            "batches": [f"{first}:{last}" for first, last in spans],
-            "loss": spike.loss,
-            "median": spike.median,
-            "deviation": spike.deviation,
-        }
+        batches = [f"{first}:{last}" for first, last in spans]
+        line = {"step": spike.last, "kind": "spike", "first_update": spike.first, "last_update": spike.last}
+        line |= {"batches": batches, "loss": spike.loss, "median": spike.median, "deviation": spike.deviation}
         if _spike_id(line) in self._noted:
             return
         self._noted.add(_spike_id(line))
-        self._spikes.append(line | {"rows": [row for span in spans for row in self._rows(*span)]})
+        order = {name: self._run[f"data.{name}"] for name in ("seed", "lanes", "global_batch")}
+        order["records"] = tuple(shard.records for shard in self._split.shards)
+        rows = []
+        for first, last in spans:
+            columns = (column.tolist() for column in batch_rows(first=first, last=last, **order))
+            for batch, ids_B, epochs_B in zip(range(first, last + 1), *columns, strict=True):
+                rows.append({"batch": batch, "record_id": ids_B, "epoch": epochs_B})
+        self._spikes.append(line | {"rows": rows})
         if spike.begins:
-            flags = " ".join(f"--skip-batches {batches}" for batches in line["batches"])
+            flags = " ".join(f"--skip-batches {each}" for each in batches)
             self._notify(
-                f"step {spike.last}: the loss of the updates {spike.first} to {spike.last} jumped to {spike.loss:.2f} "
-                f"nats from {spike.median:.2f} (batches {', '.join(line['batches'])}, their records in spikes.jsonl); "
-                f"to train without them, stop, remove the checkpoints after update {spike.first - 1}, and start the "
-                f"same command with {flags}."
+                f"step {spike.last}: the loss of the steps {spike.first} to {spike.last} jumped to {spike.loss:.2f} "
+                f"nats from {spike.median:.2f} (batches {', '.join(batches)}, their records in spikes.jsonl); "
+                f"to train without them, stop, remove the checkpoints after step {spike.first - 1}, and start the same "
+                f"command with {flags}."
             )
-
-    def _rows(self, first: int, last: int) -> list[dict[str, Any]]:
-        """Returns the records of the batches `first` to `last`."""
-        ids, epochs = batch_rows(
-            seed=self._run["data.seed"],
-            records=tuple(shard.records for shard in self._split.shards),
-            lanes=self._run["data.lanes"],
-            global_batch=self._run["data.global_batch"],
-            first=first,
-            last=last,
-        )
-        columns = zip(range(first, last + 1), ids.tolist(), epochs.tolist(), strict=True)
-        return [{"batch": batch, "record_id": ids_B, "epoch": epochs_B} for batch, ids_B, epochs_B in columns]
 
     def flush(self) -> None:
         """Flushes the two files."""

@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from transformers import RobertaConfig
 
-from mlm import cluster
 from mlm import config as configs
 from mlm.data import examples as data
 from mlm.data.examples import Examples
@@ -27,16 +26,10 @@ from mlm.model.roberta import Network, Params
 from mlm.tasks import class_scores
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
 from mlm.training.loop import Task
-from mlm.training.state import TrainState
 
 
 class Classification(Task):
-    """The task of a config on labelled rows, for `loop.run_task`.
-
-    Attributes:
-      network: of the body; the head is `classifier.logits`.
-      train_step, eval_step: jitted.
-    """
+    """The task of a config on labelled rows, for `loop.run_task`; `network` is the body's."""
 
     def __init__(self, config: ConfigDict, examples: Examples, body: RobertaConfig, start: Callable[[], Params] | None):
         """Builds everything from top to bottom.
@@ -44,9 +37,6 @@ class Classification(Task):
         Args:
           body: config of the encoder, its vocabulary padded.
           start: returns the encoder's parameters, on the host; None to initialise them. The head is always initialised.
-
-        Raises:
-          InputError: rows that the model can't read, or a batch or a parameter that the mesh can't split.
         """
         self.config, self.examples, self._start = config, examples, start
         self.mesh = sharding.make_mesh(**config.mesh.to_dict())
@@ -63,10 +53,10 @@ class Classification(Task):
         schedule = optimizer.make_schedule(run, self.steps)
         tx = optimizer.make_optimizer(run, schedule)
 
-        def init(start: Params | None = None) -> TrainState:
+        def init(start: Params | None = None) -> state.TrainState:
             params = classifier.init_params(self.model_config, jax.random.key(config.train.seed))
             params = params if start is None else params | {"roberta": start}
-            return TrainState.create(params, tx, ema=config.optimizer.ema_decay > 0)
+            return state.TrainState.create(params, tx, ema=config.optimizer.ema_decay > 0)
 
         self._init, self.shapes = state.jit_init(init, self.mesh)
         gradient = step.mean_gradient(run, _inputs, functools.partial(_row_sums, self.network), self.mesh)
@@ -80,7 +70,7 @@ class Classification(Task):
         sizes = {"labels": examples.labels, "vocab_size": examples.vocab_size}
         self.metadata = {"model": self.model_config.to_dict()} | sizes
 
-    def initial_state(self) -> TrainState:
+    def initial_state(self) -> state.TrainState:
         """Returns the state before the first step."""
         if self._start is None:
             return self._init()
@@ -132,11 +122,7 @@ def _check_data(config: ConfigDict, examples: Examples, body: RobertaConfig) -> 
 
 
 def make_network(config: ConfigDict, model_config: RobertaConfig, examples: Examples, mesh: Mesh) -> Network:
-    """Returns the network, with the kernel of config.model.attention for each row length.
-
-    Raises:
-      InputError: the kernel doesn't support one of them.
-    """
+    """Returns the network, with the kernel of config.model.attention for each row length."""
     lengths = sorted({length for split in examples.splits for length in examples.lengths(split)})
     model = config.model
     kernels = {
@@ -178,11 +164,9 @@ def evaluate(
     """
     rows = config.evaluate.batch
     batches = data.eval_batches(examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
-    found = evaluation.per_row(eval_step, params, cluster.with_progress(batches), mesh=mesh, rows=rows)
+    found = evaluation.per_row(eval_step, params, batches, mesh=mesh, rows=rows)
     order, own = data.eval_order(examples, split), examples.splits[split]
-    loss_N, predicted_N = (np.empty(len(order), np.float32) for _ in range(2))
-    for column_N, values in zip((loss_N, predicted_N), found, strict=True):
-        column_N[order] = values[: len(order)]
+    loss_N, predicted_N = (values[np.argsort(order)] for values in found)
     if examples.labels:
         scores = class_scores.of_classes(own.labels_N, predicted_N, len(examples.labels))
     else:

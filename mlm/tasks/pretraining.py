@@ -30,8 +30,6 @@ from mlm.monitor.metrics_hooks import MetricsHook, Monitor
 from mlm.pretrained import load, warm_start
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
 from mlm.training.loop import Task
-from mlm.training.state import TrainState
-from mlm.training.step import TrainStep
 from mlm.workdir import Workdir
 
 
@@ -39,12 +37,9 @@ class Pretraining(Task):
     """The task of a config; with a manifest and a workdir, `loop.run_task` trains it.
 
     Attributes:
-      network, masking, eval_masking: the model and its masks; in evaluation the masking rate is constant.
       init: () or (token counts [V] of `priming.prime`) -> TrainState, jitted.
       train_step, eval_step: jitted; `short_step` makes the first `short_steps` steps, None if there are none.
     """
-
-    expected_compiles = 1
 
     def __init__(
         self,
@@ -56,22 +51,12 @@ class Pretraining(Task):
         workdir: Workdir | None = None,
         manifest: Manifest | None = None,
     ):
-        """Builds everything from top to bottom.
-
-        Args:
-          mesh: by default, the config's over all devices.
-          word_starts_V: which tokens start a word, for whole-word and span masking.
-
-        Raises:
-          InputError: a batch or a parameter that the mesh can't split, rows longer than the model's positions, or an
-            attention kernel that doesn't support them.
-        """
+        """Builds everything from top to bottom; whole-word and span masking need `word_starts_V`."""
         self.config, self.info, self.workdir, self.manifest = config, info, workdir, manifest
         self.mesh = sharding.make_mesh(**config.mesh.to_dict()) if mesh is None else mesh
         network = factory.make_network(config.model.to_dict(), info, isolated=config.data.isolate_documents)
         self.network = dataclasses.replace(network, attention=self.make_attention(network.config, info.length))
         self.masking = factory.make_masking(config.masking.to_dict(), info, word_starts_V)
-        self.eval_masking = dataclasses.replace(self.masking, end_rate=0.0)
         rows = config.data.global_batch // config.train.accumulate
         sharding.check_batch(self.mesh, rows=rows, key="data.global_batch / train.accumulate")
 
@@ -84,19 +69,14 @@ class Pretraining(Task):
         self.init, self.shapes = state.jit_init(self._init, self.mesh)
         self.train_step = self._make_step(info.length)
         self.short_step = self._make_step(config.data.short_length) if config.data.short_length else None
-        self.eval_step = step.make_eval_step(
-            network=self.network,
-            masking=self.eval_masking,
-            mask_seed=config.evaluate.seed,
-            mesh=self.mesh,
-            param_shardings=state.shardings_of(self.shapes).params,
-        )
+        masking, shardings = dataclasses.replace(self.masking, end_rate=0.0), state.shardings_of(self.shapes).params
+        self.eval_step = step.make_eval_step(self.network, masking, config.evaluate.seed, self.mesh, shardings)
         self.metadata = dataclasses.asdict(info) | {"model": self.network.config.to_dict()}
         self.data_fingerprint = manifest.fingerprint if manifest else ""
 
     @classmethod
     def open(cls, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> Pretraining:
-        """Returns the task of a run; raises InputError where config and shards don't fit."""
+        """Returns the task of a run."""
         info, starts_V = DatasetInfo.from_manifest(manifest), word_starts(config, workdir)
         task = cls(config, info, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
         sharding.check_batch(task.mesh, rows=config.evaluate.batch, key="evaluate.batch")
@@ -105,9 +85,8 @@ class Pretraining(Task):
     @classmethod
     def without_data(cls, config: ConfigDict, mesh: Mesh | None = None, info: DatasetInfo | None = None) -> Pretraining:
         """Returns the task of data that need not exist, to study the step."""
-        info = info or DatasetInfo.synthetic(
-            vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=config.data.global_batch
-        )
+        sizes = {"length": config.shards.length, "records": config.data.global_batch}
+        info = info or DatasetInfo.synthetic(vocab_size=config.tokenizer.vocab_size, **sizes)
         return cls(config, info, mesh=mesh, word_starts_V=np.arange(info.vocab_size) % 3 > 0)  # two in three start one
 
     # What a subclass may override
@@ -123,9 +102,8 @@ class Pretraining(Task):
     def make_attention(self, config: Any, length: int) -> Attention:
         """Returns the attention for rows of `length` tokens, given the transformers config of the model."""
         model, isolated = self.config.model, self.config.data.isolate_documents
-        return make_attention(
-            model.attention, config, length=length, mesh=self.mesh, dtype=model.dtype, isolated=isolated
-        )
+        shared = {"mesh": self.mesh, "dtype": model.dtype, "isolated": isolated}
+        return make_attention(model.attention, config, length=length, **shared)
 
     def make_gradient(self, length: int) -> step.Gradient:
         """Returns the gradient of the mean loss over rows of `length` tokens, from `step.mean_gradient`."""
@@ -147,7 +125,7 @@ class Pretraining(Task):
 
         return step.mean_gradient(self.run, prepare, row_sums, self.mesh)
 
-    def _make_step(self, length: int) -> TrainStep:
+    def _make_step(self, length: int) -> step.TrainStep:
         return step.make_train_step(self.run, self.make_gradient(length), self.tx, self.schedule, self.shapes)
 
     def make_batch(self, ids_BxL: np.ndarray) -> step.Batch:
@@ -156,35 +134,34 @@ class Pretraining(Task):
 
     # What the loop calls
 
-    def step_at(self, step: int) -> TrainStep:
+    def step_at(self, step: int) -> step.TrainStep:
         """Returns the jitted train step for a step, counted from 1."""
         return self.short_step if step <= self.short_steps else self.train_step
 
-    def _init(self, counts_V: jax.Array | None = None) -> TrainState:
+    def _init(self, counts_V: jax.Array | None = None) -> state.TrainState:
         key = jax.random.key(self.config.train.seed)
         params = roberta.init_params(self.network.config, key)
         if counts_V is not None:
             params = priming.prime(params, self.network.config, counts_V, jax.random.fold_in(key, 1))
-        return TrainState.create(params, self.tx, ema=self.config.optimizer.ema_decay > 0)
+        return state.TrainState.create(params, self.tx, ema=self.config.optimizer.ema_decay > 0)
 
-    def initial_state(self) -> TrainState:
+    def initial_state(self) -> state.TrainState:
         """Returns the state before the first step, as model.init or train.init_from asks for."""
         if self.config.train.init_from:
-            return self._warm_started()
+            return self._warm_start()
         if self.config.model.init == "stock":
             return self.init()
-        counts_V = np.zeros(self.network.config.vocab_size, np.float32)
-        counts_V[: self.info.vocab_size] = batches.count_tokens(self.manifest, split="train")
-        return self.init(counts_V)
+        counts_V = batches.count_tokens(self.manifest, split="train").astype(np.float32)
+        return self.init(np.pad(counts_V, (0, self.network.config.vocab_size - len(counts_V))))
 
-    def _warm_started(self) -> TrainState:
+    def _warm_start(self) -> state.TrainState:
         """Returns a fresh state with the parameters of train.init_from, as far as they fit."""
         source, config = load.load(self.config.train.init_from, head=None, flag=load.INIT_FROM), self.network.config
         warm_start.refuse_another_model(source, config)
-        folder = self.workdir.tokenizer
+        folder, shapes = self.workdir.tokenizer, sharding.named_leaves(self.shapes.params)
         taken, lines = warm_start.fit(
             source,
-            {name: leaf.shape for name, leaf in sharding.named_leaves(self.shapes.params)},
+            {name: leaf.shape for name, leaf in shapes},
             pad_id=config.pad_token_id,
             vocab_size=self.info.vocab_size,
             tokenizer_folder=str(folder) if (folder / "tokenizer.json").is_file() else None,
@@ -192,7 +169,7 @@ class Pretraining(Task):
         if cluster.is_primary():
             print("\n".join(lines), file=sys.stderr, flush=True)
         fresh = self.init()
-        ema = None if fresh.ema is None else warm_start.start(fresh.ema, taken)
+        ema = fresh.ema and warm_start.start(fresh.ema, taken)
         return fresh.replace(params=warm_start.start(fresh.params, taken), ema=ema)
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
@@ -211,25 +188,19 @@ class Pretraining(Task):
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
         """Returns the monitor of advice and loss spikes."""
         sizes = {"steps": self.steps, "warmup_steps": recipe.warmup_steps(self.run, self.steps)}
-        return [Monitor(self.run, self.workdir, self.manifest.splits["train"], notify=notify, **sizes)]
+        return [Monitor(self.run, self.workdir, self.manifest.splits["train"], notify, **sizes)]
 
 
 def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int) -> Iterator[dict[str, np.ndarray]]:
     """Returns this host's rows of the batches after step `start`."""
-    rows = config.data.global_batch
+    own = config.data
+    sizes = {"seed": own.seed, "lanes": own.lanes, "global_batch": own.global_batch}
+    rows = sharding.local_rows(mesh, own.global_batch)
 
     def open_at(before: int) -> Iterator[dict[str, np.ndarray]]:
-        return batches.train_batches(
-            manifest,
-            split="train",
-            seed=config.data.seed,
-            global_batch=rows,
-            lanes=config.data.lanes,
-            start_step=before,
-            rows=sharding.local_rows(mesh, rows),
-        )
+        return batches.train_batches(manifest, split="train", start_step=before, rows=rows, **sizes)
 
-    return skip_batches.follow(open_at, parse_ranges(config.data.skip_batches), start)
+    return skip_batches.follow(open_at, parse_ranges(own.skip_batches), start)
 
 
 def score_split(
@@ -239,9 +210,7 @@ def score_split(
     rows, counts = config.evaluate.batch, manifest.splits[split]
     read = batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
     tokens_per_byte = counts.tokens / counts.text_bytes if counts.text_bytes else None
-    return evaluation.score(
-        eval_step, params, cluster.with_progress(read), mesh=mesh, rows=rows, tokens_per_byte=tokens_per_byte
-    )
+    return evaluation.score(eval_step, params, read, mesh=mesh, rows=rows, tokens_per_byte=tokens_per_byte)
 
 
 def word_starts(config: ConfigDict, workdir: Workdir) -> np.ndarray | None:

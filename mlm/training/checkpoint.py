@@ -28,10 +28,7 @@ class Checkpoints(AbstractContextManager):
     """The checkpoints of one run; a context manager that waits for what is being written."""
 
     def __init__(self, folder: UPath, *, keep: int):
-        """Opens the folder (absolute), and hides incomplete steps from orbax.
-
-        The newest `keep` checkpoints are kept, and the one with the lowest score.
-        """
+        """Hides incomplete steps from orbax, which keeps the newest `keep` checkpoints and the one of lowest score."""
         self.folder = folder
         if cluster.is_primary():
             make_folder(folder)
@@ -63,11 +60,7 @@ class Checkpoints(AbstractContextManager):
             self._manager.close()
 
     def save(self, step: int, state: Any, meta: dict, score: float | None) -> None:
-        """Starts to save arrays and JSON, with the score if the step was evaluated; returns when arrays are copied.
-
-        Raises:
-          InputError: an earlier checkpoint could not be written (a full disk, say).
-        """
+        """Starts to save, with the score if the step was evaluated; raises InputError for a full disk."""
         self.finish()
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
         with _writing(self.folder):
@@ -98,7 +91,13 @@ class Checkpoints(AbstractContextManager):
 
     def restore(self, step: int, shapes: Any) -> Any:
         """Returns the state of a step, with the shardings of the abstract state `shapes`."""
-        _check_shapes(f"{self.folder}/{step}", self._manager.item_metadata(step)["state"], shapes)
+        trees = (self._manager.item_metadata(step)["state"], shapes)
+        old, new = ({name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree)} for tree in trees)
+        for name in sorted(old.keys() | new.keys()):  # orbax would cast a dtype silently
+            there, here = old.get(name, "absent"), new.get(name, "absent")
+            if there != here:
+                where = f"{self.folder}/{step} is of another model"
+                raise InputError(f"{where}: {name} is {there} there and {here} in this config.")
         args = ocp.args.Composite(state=ocp.args.StandardRestore(shapes))
         return self._manager.restore(step, args=args)["state"]
 
@@ -118,15 +117,6 @@ def _complete(folder: UPath, step: int) -> None:
             remove(path)
         except Exception as error:  # a bucket's client raises its own; the next checkpoint tries again
             logger.warning("%s can't be removed (%s).", path, error)
-
-
-def _check_shapes(where: str, saved: Any, shapes: Any) -> None:
-    """Raises InputError naming the first array that differs: orbax would cast a dtype silently."""
-    old, new = ({name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(t)} for t in (saved, shapes))
-    for name in sorted(old.keys() | new.keys()):
-        if old.get(name) != new.get(name):
-            there, here = old.get(name, "absent"), new.get(name, "absent")
-            raise InputError(f"{where} is of another model: {name} is {there} there and {here} in this config.")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from mlm import cluster
 from mlm.cluster import distributed
 from mlm.training.sharding import logical_rows, put_batch
 
@@ -25,11 +26,7 @@ def score(
     Args:
       eval_step: `(params, batch) -> RowSums`; gives rows whose "valid" is 0 the weight 0.
       rows: in a batch, over all hosts.
-      tokens_per_byte: ordinary tokens per byte of UTF-8 text; None if unknown.
-
-    Returns:
-      loss (nats per prediction), perplexity, accuracy, predictions (their number), and with `tokens_per_byte`
-      bits_per_byte, which is comparable across tokenizers.
+      tokens_per_byte: of UTF-8 text, for bits per byte, which are comparable across tokenizers; None if unknown.
     """
     columns = per_row(eval_step, params, batches, mesh=mesh, rows=rows)
     loss, weight, correct = (float(np.sum(column, dtype=np.float64)) for column in columns)
@@ -48,7 +45,7 @@ def score(
 def per_row(eval_step: EvalStep, params: Any, batches: Batches, *, mesh: Mesh, rows: int) -> list[np.ndarray]:
     """Returns the columns that `eval_step` gives, in the order of the batches' rows; arguments as in `score`."""
     pending: list[tuple[jax.Array, ...]] = []
-    for batch in batches:
+    for batch in cluster.with_progress(batches):
         batch = put_batch(batch, mesh, rows)
         distributed.compile_together(eval_step, params, batch)
         pending.append(eval_step(params, batch))

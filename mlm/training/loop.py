@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,7 +38,7 @@ class Task(Protocol):
     metadata: dict[str, Any]  # of data and model, as JSON: saved with a checkpoint, for those who load it
     data_fingerprint: str  # a run can't resume on other data
     tokens_per_step: int  # for the throughput
-    expected_compiles: int  # of a train step: in how many row lengths its batches come
+    expected_compiles: int = 1  # of a train step: in how many row lengths its batches come
 
     def step_at(self, step: int) -> TrainStep:
         """Returns the jitted train step for a step, counted from 1."""
@@ -128,7 +127,10 @@ class Loop:
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch)
             if first:
-                self._wait_for_first(step, metrics)
+                self.log.flops_per_token = task.flops_per_token(step)
+                with self.log.paused("first_step", step):
+                    jax.block_until_ready(metrics)
+                self.log.restart_clock(step)
             if pending:
                 self._read(*pending)
             last = step == steps
@@ -153,20 +155,13 @@ class Loop:
             self.log.notify(f"warning: the step was compiled {compiles} times; its inputs changed shape or sharding.")
         return scores
 
-    def _wait_for_first(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        self.log.flops_per_token = self.task.flops_per_token(step)
-        begin = time.monotonic()
-        jax.block_until_ready(metrics)
-        self.log.timing("first_step", step, seconds=round(time.monotonic() - begin, 3))
-        self.log.restart_clock(step)
-
     def _read(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Logs the metrics of a step; raises NumericsError if the nonfinite guard stops the run."""
         self.log.train(step, metrics)
         nonfinite = int(metrics["consecutive_nonfinite"])
         if nonfinite >= self.config.train.guard_limit:
             raise NumericsError(
-                f"step {step}: {nonfinite} updates in a row were not finite (train.guard_limit = "
+                f"step {step}: {nonfinite} steps in a row were not finite (train.guard_limit = "
                 f"{self.config.train.guard_limit}), the last good one was {step - nonfinite}; lower the learning rate "
                 "or lengthen the warmup, and start again from the last checkpoint."
             )

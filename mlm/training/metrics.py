@@ -30,17 +30,12 @@ SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spear
 
 
 class Log(AbstractContextManager):
-    """Writes the logs of a run on the first host, and nothing on the others; a context manager.
-
-    Attributes:
-      hooks: called with every line of metrics.jsonl.
-      flops_per_token: of the coming steps; the loop sets it, since it depends on the length of their rows.
-    """
+    """Writes the logs of a run on the first host, and nothing on the others; a context manager."""
 
     def __init__(self, workdir: UPath, run: Run, *, start: int, steps: int, tokens_per_step: int):
         """Opens the logs, and drops the lines of metrics.jsonl after step `start`: these steps will come again."""
-        self.hooks: list[MetricsHook] = []
-        self.flops_per_token = 0.0
+        self.hooks: list[MetricsHook] = []  # called with every line of metrics.jsonl
+        self.flops_per_token = 0.0  # of the coming steps; the loop sets it, since it depends on the length of rows
         self._writes, self._tokens_per_step = cluster.is_primary(), tokens_per_step
         device = jax.devices()[0].device_kind
         self._peak_flops = (flops.peak_flops(device) or 0.0) * jax.device_count()  # per second; 0 if unknown
@@ -164,22 +159,18 @@ class _Wandb(MetricsHook):
             raise InputError(
                 f"config.log.wandb = {project!r}: the wandb package is missing; install it, or leave the key empty."
             ) from None
+        file = workdir / "wandb_id"
+        if not file.is_file():
+            write_text(file, uuid.uuid4().hex + "\n")
+        known = file.read_bytes().decode(errors="replace").strip()
+        if not re.fullmatch(r"[\w-]{1,128}", known, re.ASCII):
+            raise DamageError(f"{file}: is not the id of a run; put a good copy there, or remove it for a new run.")
         # A resumed run sends the lines after its checkpoint again, the same ones; some config keys may change.
-        known = {"id": _wandb_id(workdir / "wandb_id"), "resume": "allow", "allow_val_change": True}
-        self._run = wandb.init(project=project, name=workdir.name, config=run, **known)
+        resumed = {"id": known, "resume": "allow", "allow_val_change": True}
+        self._run = wandb.init(project=project, name=workdir.name, config=run, **resumed)
 
     def on_metrics(self, kind: str, step: int, values: dict[str, Any]) -> None:
         self._run.log({f"{kind}/{key}": value for key, value in values.items()}, step=step)
 
     def close(self) -> None:
         self._run.finish()
-
-
-def _wandb_id(file: UPath) -> str:
-    """Returns the id of the workdir's run on Weights & Biases; made at the first call."""
-    if not file.is_file():
-        write_text(file, uuid.uuid4().hex + "\n")
-    text = file.read_bytes().decode(errors="replace").strip()
-    if not re.fullmatch(r"[\w-]{1,128}", text, re.ASCII):
-        raise DamageError(f"{file}: is not the id of a run; put a good copy in its place, or remove it for a new run.")
-    return text

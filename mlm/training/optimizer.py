@@ -5,6 +5,8 @@ To add one: a branch here, its name in mlm/config_rules.py, a line in tests/test
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -69,7 +71,8 @@ def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransfor
         descent = optax.adafactor(None, momentum=b1 or None)  # ends in a sign flip: undone here, redone by the rate
         return optax.chain(*clip, descent, optax.scale(-1.0), *after)
     if name == "muon":
-        orthogonal = optax.contrib.scale_by_muon(beta=b1, eps=eps, weight_dimension_numbers=_as_matrices)
+        as_matrices = functools.partial(jax.tree.map, lambda _: MuonDimensionNumbers())
+        orthogonal = optax.contrib.scale_by_muon(beta=b1, eps=eps, weight_dimension_numbers=as_matrices)
         sized = optax.stateless(lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape) ** 0.5 * u, updates))
         parts = {"kernel": optax.chain(orthogonal, sized), "rest": optax.scale_by_adam(b1, b2, eps)}
         return optax.chain(*clip, optax.partition(parts, _kernel_or_rest), *after)
@@ -83,7 +86,3 @@ def decayed(params: Params) -> Params:
 
 def _kernel_or_rest(params: Params) -> Params:
     return jax.tree_util.tree_map_with_path(lambda path, _: "kernel" if path[-1].key == "kernel" else "rest", params)
-
-
-def _as_matrices(kernels: Params) -> Params:
-    return jax.tree.map(lambda _: MuonDimensionNumbers(), kernels)

@@ -47,15 +47,13 @@ CLASSIFIER_RULES = (*(rule for rule in RULES if not rule[0].startswith("lm_head"
 def make_mesh(*, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns the mesh over all devices of all hosts; an axis of -1 takes the devices that the others leave.
 
-    TPU slices follow one another along the data axis, the only one that crosses the network between them. Raises
-    InputError if the axes do not multiply to the number of devices, or the slices do not divide the data axis.
+    TPU slices follow one another along the data axis, the only one that crosses the network between them.
     """
     devices = jax.devices() if devices is None else list(devices)
     shape = mesh_shape(data, fsdp, tensor, len(devices))
     slices: dict[int, list[jax.Device]] = {}
     for device in devices:
-        index = getattr(device, "slice_index", None) if device.platform == "tpu" else None
-        slices.setdefault(index or 0, []).append(device)
+        slices.setdefault(getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []).append(device)
     if shape[0] % len(slices):
         raise InputError(
             f"config.mesh.data = {shape[0]} can't be split over {len(slices)} slices; make it a multiple of "
@@ -106,11 +104,7 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 
 def param_specs(params: Any, mesh: Mesh) -> dict[str, P]:
-    """Returns {"roberta/...": spec}; every parameter needs a rule, and every rule a parameter.
-
-    Raises:
-      InputError: a dimension that the mesh does not divide.
-    """
+    """Returns {"roberta/...": spec}; every parameter needs a rule, and every rule a parameter."""
     specs, used, rules = {}, set(), CLASSIFIER_RULES if "classifier" in params else RULES
     for name, leaf in named_leaves(params):
         rule = next((r for r in rules if re.fullmatch(r[0], name)), None)
@@ -132,8 +126,7 @@ def param_specs(params: Any, mesh: Mesh) -> dict[str, P]:
 def tree_shardings(tree: Any, mesh: Mesh, params: Any) -> Any:
     """Returns a NamedSharding for each leaf of a state, given its shapes and those of its parameters.
 
-    A leaf whose path ends in the name of a parameter and that has its shape (the parameter, its moments, its average)
-    is sharded by the parameter's rule; every other leaf is replicated.
+    A leaf with the name and shape of a parameter (its moments, say) is sharded like it; every other is replicated.
     """
     specs = param_specs(params, mesh)
     shapes = {name: leaf.shape for name, leaf in named_leaves(params)}
@@ -146,12 +139,9 @@ def tree_shardings(tree: Any, mesh: Mesh, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
-def check_batch(mesh: Mesh, *, rows: int, key: str) -> None:
-    """Raises InputError if `rows`, the value of the config key `key`, can't be split over the mesh."""
-    _check_rows(mesh.shape["data"] * mesh.shape["fsdp"], rows, key)
-
-
-def _check_rows(num_shards: int, rows: int, key: str) -> None:
+def check_batch(mesh: Mesh | np.ndarray, *, rows: int, key: str) -> None:
+    """Raises InputError if `rows`, of the config key `key`, can't be split over the mesh, or its processes [S, T]."""
+    num_shards = mesh.shape["data"] * mesh.shape["fsdp"] if isinstance(mesh, Mesh) else len(mesh)
     if rows % num_shards:
         raise InputError(
             f"config.{key}: {rows} rows can't be split over {num_shards} devices (mesh.data x mesh.fsdp); make it a "
@@ -205,8 +195,9 @@ def host_input(processes_SxT: np.ndarray, run: Mapping[str, Any]) -> dict[str, A
     hosts, rows, lanes = np.unique(processes_SxT), run["data.global_batch"], run["data.lanes"]
     found = {"count": len(hosts), "rows_per_host": None, "lanes_per_host": None, "fed": False}
     try:
-        _check_rows(len(processes_SxT), rows // run["train.accumulate"], "data.global_batch / train.accumulate")
-        _check_rows(len(processes_SxT), run["evaluate.batch"], "evaluate.batch")
+        key = "data.global_batch / train.accumulate"
+        check_batch(processes_SxT, rows=rows // run["train.accumulate"], key=key)
+        check_batch(processes_SxT, rows=run["evaluate.batch"], key="evaluate.batch")
         spans = [_rows_of(processes_SxT, rows, host) for host in hosts]
         found["rows_per_host"] = max(stop - start for start, stop in spans)
         for span in spans:

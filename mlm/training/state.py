@@ -30,8 +30,8 @@ class TrainState(flax.struct.PyTreeNode):
     params: Params
     opt_state: optax.OptState
     ema: Params | None  # averaged parameters; None if off
-    consecutive_nonfinite: jax.Array  # int32: non-finite updates since the last finite one
-    skipped: jax.Array  # int32: non-finite updates in total
+    consecutive_nonfinite: jax.Array  # int32: non-finite steps since the last finite one
+    skipped: jax.Array  # int32: non-finite steps in total
     window: Window
 
     @classmethod
@@ -47,10 +47,7 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 def jit_init(init: Callable[..., TrainState], mesh: Mesh) -> tuple[Callable[..., TrainState], TrainState]:
-    """Returns `init` jitted, every array created on its devices, and the abstract state.
-
-    The abstract state holds `jax.ShapeDtypeStruct`s with shardings: it takes no memory and needs no device.
-    """
+    """Returns `init` jitted, every array created on its devices, and the state of abstract arrays with shardings."""
     shapes = jax.eval_shape(init)
     shardings = tree_shardings(shapes, mesh, shapes.params)
     struct = jax.ShapeDtypeStruct

@@ -41,7 +41,6 @@ def mean_gradient(
     data axis; the compiler partitions the other axes.
 
     Args:
-      run: a flattened config.
       prepare: `(batch, step) -> inputs of the loss`.
       row_sums: `(params, inputs, rows_B, dropout key) -> RowSums`; dropout folds in the row numbers rows_B.
     """
@@ -63,7 +62,8 @@ def mean_gradient(
             part = gradient_sum(params, inputs, rows_B, jax.random.fold_in(key, index))
             return jax.tree.map(jnp.add, total, part), None
 
-        micro = jax.tree.map(lambda x: _microbatches(x, accumulate), inputs)
+        # [A, B / A, ...]: microbatch a holds rows a, a + A, ..., which keeps every row on its device.
+        micro = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, accumulate, *x.shape[1:]), 1, 0), inputs)
         shapes = jax.eval_shape(gradient_sum, params, jax.tree.map(lambda x: x[0], micro), rows_B, key)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         return jax.lax.scan(add, zero, (jnp.arange(accumulate), micro))[0]
@@ -86,17 +86,8 @@ def mean_gradient(
     return gradient
 
 
-def _microbatches(x_Bx: jax.Array, accumulate: int) -> jax.Array:
-    """Returns [A, B / A, ...]: microbatch a holds rows a, a + A, ..., which keeps every row on its device."""
-    return jnp.moveaxis(x_Bx.reshape(-1, accumulate, *x_Bx.shape[1:]), 1, 0)
-
-
 def _psum_over_data(local_grads: Callable, mesh: Mesh, *, comm_dtype: str | None) -> Callable:
-    """Returns `local_grads` summed over the data axis, in one all-reduce per step.
-
-    Args:
-      comm_dtype: in which the gradients of matrices are reduced; None for their own.
-    """
+    """Returns `local_grads` summed over the data axis in one all-reduce; of matrices in `comm_dtype`, if given."""
 
     def psum_grads(*args: Any) -> tuple[Params, RowSums]:
         total, sums = local_grads(*args)
@@ -186,13 +177,13 @@ def make_train_step(
 
 
 def jit_eval_step(step: Callable[[Params, Batch], Any], mesh: Mesh, param_shardings: Params) -> Callable:
-    """Returns `(params, batch) -> arrays` jitted, its results on every host."""
+    """Returns the jitted step; its results are on every host."""
     shardings = (param_shardings, NamedSharding(mesh, BATCH))
     return jax.jit(step, in_shardings=shardings, out_shardings=NamedSharding(mesh, P()))
 
 
 def make_eval_step(
-    *, network: Network, masking: TokenMasking, mask_seed: int, mesh: Mesh, param_shardings: Params
+    network: Network, masking: TokenMasking, mask_seed: int, mesh: Mesh, param_shardings: Params
 ) -> Callable[[Params, Batch], RowSums]:
     """Returns the jitted `(params, batch) -> RowSums`, without dropout.
 
