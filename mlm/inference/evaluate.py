@@ -58,7 +58,6 @@ def run(
     network = dataclasses.replace(network, config=padded.config)
     shardings = sharding.tree_shardings(padded.params, mesh, padded.params)
     params = sharding.put_tree(padded.params, shardings)
-    shared = {"network": network, "mesh": mesh, "param_shardings": shardings}
 
     weights = f"step {loaded.step}" if loaded.step is not None else f"weights {_digest(loaded.params)}"
     weights += f", data {manifest.fingerprint[:12]}"
@@ -73,7 +72,8 @@ def run(
     if len(scores) > 1:
         result["masks"] = scores
     if pseudo:
-        values = pseudo_perplexity.score_split(config, manifest, params, split=split, count=pseudo, **shared)
+        sample = {"split": split, "count": pseudo}
+        values = pseudo_perplexity.score_split(config, manifest, params, **sample, network=network, mesh=mesh)
         entries[f"{split}, pseudo-perplexity of {values['pseudo_rows']} rows, {weights}"] = values
         result |= values
     if cluster.is_primary():

@@ -19,28 +19,21 @@ from mlm.errors import InputError
 from mlm.model.loss import RowSums, masked_cross_entropy
 from mlm.model.roberta import Network, Params
 from mlm.training import evaluation, sharding
+from mlm.training.state import shardings_of
 from mlm.training.step import jit_eval_step
 
 Batch = dict[str, Any]
 
 
 def score_split(
-    config: ConfigDict,
-    manifest: Manifest,
-    params: Params,
-    *,
-    split: str,
-    count: int,
-    network: Network,
-    mesh: Mesh,
-    param_shardings: Params,
+    config: ConfigDict, manifest: Manifest, params: Params, *, split: str, count: int, network: Network, mesh: Mesh
 ) -> dict[str, float]:
     """Returns the scores, as `score` does, of `count` rows spread evenly over a split."""
     rows = config.evaluate.batch
     read = batches.eval_batches(manifest, split=split, batch=rows, rows=(0, rows))  # every host needs all of them
     sampled = sample(read, count=count, records=manifest.splits[split].records)
     ids = {"mask_id": manifest.special_ids["mask"], "vocab_size": manifest.vocab_size}
-    step = make_step(network=network, mesh=mesh, param_shardings=param_shardings, **ids)
+    step = make_step(network=network, mesh=mesh, param_shardings=shardings_of(params), **ids)
     return score(step, params, *sampled, special_ids=manifest.all_special_ids, mesh=mesh, batch=rows)
 
 

@@ -58,7 +58,7 @@ class Task(Protocol):
         return False
 
     def minimized_metric(self, scores: dict[str, Any]) -> float:
-        """Returns the score of which the best checkpoint has the lowest."""
+        """Returns the score that the best checkpoint minimizes."""
         return scores["loss"]
 
     def flops_per_token(self, step: int) -> float:
@@ -95,7 +95,7 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
 
 @dataclasses.dataclass
 class Loop:
-    """What the loop works with; `run_from` is the loop."""
+    """The objects that the loop uses; `run_from` is the loop."""
 
     config: ConfigDict
     task: Task
@@ -107,7 +107,7 @@ class Loop:
     trace: Path | None = None  # the folder of a profile that is being taken
 
     def run_from(self, start: int, state: TrainState) -> dict[str, float]:
-        """Makes the steps after `start`; returns the scores after the last, at once if it was made."""
+        """Runs the steps after `start`; returns the scores after the last, from the log if it was run before."""
         task, steps, rows = self.task, self.task.steps, self.config.data.global_batch
         if start >= steps:
             return logs.read(self.workdir.metrics, "eval")[-1]
@@ -203,21 +203,17 @@ def _is_due(step: int, every: int) -> bool:
 
 def _check_resume(workdir: Workdir, step: int, meta: dict) -> None:
     """Raises InputError if the checkpoint was made with another config or other data."""
-    where = workdir.checkpoints / str(step)
-    saved = checkpoint_files.read_meta(workdir.checkpoints, step)
+    folder, where = workdir.checkpoints, workdir.checkpoints / str(step)
+    saved = checkpoint_files.read_meta(folder, step)
     changed = configs.diff(saved["config"], meta["config"])
     if changed:
         raise InputError(
             f"{where} was made with another config; a run can't change these keys, use another --workdir, or set them "
             "back:\n  " + "\n  ".join(changed)
         )
-    skip_batches.check_resume(
-        saved["config"].get("data.skip_batches", ()),
-        meta["config"]["data.skip_batches"],
-        step=step,
-        steps=checkpoint_files.complete_steps(workdir.checkpoints),
-        where=str(workdir.checkpoints),
-    )
+    skipped = (saved["config"].get("data.skip_batches", ()), meta["config"]["data.skip_batches"])
+    steps = checkpoint_files.complete_steps(folder)
+    skip_batches.check_resume(*skipped, step=step, steps=steps, where=str(folder))
     if saved["data_fingerprint"] != meta["data_fingerprint"]:
         raise InputError(
             f"{where} was made from other shards or rows (their fingerprint differs); use another --workdir, or put "

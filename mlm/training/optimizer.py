@@ -18,7 +18,7 @@ from mlm.training.recipe import Run
 
 
 def make_schedule(run: Run, steps: int) -> optax.Schedule:
-    """Returns the learning rate of a flattened config as a function of the number of steps made, of a run of `steps`.
+    """Returns the learning rate as a function of the number of steps done, in a run of `steps`.
 
     Every schedule rises linearly from 0 to the peak over the warmup. Then "linear" and "cosine" fall to
     `final_fraction` of it at `steps`; "inverse_sqrt" falls with 1 / sqrt(step) (Vaswani et al., 2017, 5.3, scaled to

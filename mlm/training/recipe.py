@@ -22,7 +22,7 @@ def warmup_steps(run: Run, steps: int) -> int:
 
 
 def short_steps(run: Run, steps: int) -> int:
-    """Returns how many of the first steps read rows of data.short_length."""
+    """Returns the number of steps, at the start, that read rows of data.short_length."""
     return round(run["data.short_share"] * steps) if run["data.short_length"] else 0
 
 

@@ -170,12 +170,10 @@ def logical_rows(mesh: Mesh, rows: int) -> np.ndarray:
     return (order_S[:, None] * block + np.arange(block)).reshape(-1).astype(np.uint32)
 
 
-def local_rows(mesh: Mesh, rows: int, process: int | None = None) -> tuple[int, int]:
-    """Returns [start, stop): the rows that a process feeds, this one by default; InputError if not consecutive."""
-    return _rows_of(processes_of(mesh), rows, jax.process_index() if process is None else process)
-
-
-def _rows_of(processes_SxT: np.ndarray, rows: int, process: int) -> tuple[int, int]:
+def local_rows(mesh: Mesh | np.ndarray, rows: int, process: int | None = None) -> tuple[int, int]:
+    """Returns [start, stop): the rows that a process feeds, this one by default; `mesh` is as in `check_batch`."""
+    process = jax.process_index() if process is None else process
+    processes_SxT = processes_of(mesh) if isinstance(mesh, Mesh) else mesh
     own = _block_order(processes_SxT)[(processes_SxT == process).any(1)]
     if (np.diff(own) != 1).any():  # make_array_from_process_local_data fills a host's blocks in the order of the array
         raise InputError(
@@ -198,7 +196,7 @@ def host_input(processes_SxT: np.ndarray, run: Mapping[str, Any]) -> dict[str, A
         key = "data.global_batch / train.accumulate"
         check_batch(processes_SxT, rows=rows // run["train.accumulate"], key=key)
         check_batch(processes_SxT, rows=run["evaluate.batch"], key="evaluate.batch")
-        spans = [_rows_of(processes_SxT, rows, host) for host in hosts]
+        spans = [local_rows(processes_SxT, rows, host) for host in hosts]
         found["rows_per_host"] = max(stop - start for start, stop in spans)
         for span in spans:
             lanes_of(span, global_batch=rows, lanes=lanes)
