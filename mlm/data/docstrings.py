@@ -44,9 +44,10 @@ def _files() -> list[Path]:
     found = {}
     for name in re.findall(r"^([A-Za-z0-9._-]+)==", requirements.read_text(), re.MULTILINE):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # pinned for another platform
-            for file in importlib.metadata.files(name) or ():
-                if file.suffix == ".py" and not LEFT_OUT.search(str(file)):
-                    found[str(file)] = Path(file.locate())
+            package = importlib.metadata.distribution(name)
+            files = (line.rsplit(",", 2)[0] for line in (package.read_text("RECORD") or "").splitlines())
+            modules = [file for file in files if file.endswith(".py") and not LEFT_OUT.search(file)]
+            found |= {file: Path(package.locate_file(file)) for file in modules}
     return [found[file] for file in sorted(found, key=lambda f: hashlib.sha256(f.encode()).digest())]
 
 
