@@ -127,6 +127,7 @@ def test_no_earlier_result_is_lost(setting, capsys):
 
 def test_a_folder_that_can_not_be_written_is_said_and_the_scores_are_printed(setting, capsys):
     config, workdir, manifest = setting
+    (workdir.root / "evaluation.json").unlink(missing_ok=True)  # of an earlier test
     (workdir.root / "evaluation.json").mkdir()  # the user of a test may write anywhere else
     scores = evaluate.run(config, workdir, manifest, model="", split="validation")
     out, err = capsys.readouterr()
