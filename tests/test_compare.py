@@ -36,12 +36,12 @@ def points_of(runs: list[Workdir]) -> dict[str, list[tuple]]:
     }
 
 
-def test_curves_over_updates_tokens_and_wall_clock(runs):
+def test_curves_over_steps_tokens_and_wall_clock(runs):
     points = points_of(runs)
-    assert list(points) == ["Loss over updates", "Loss over tokens", "Loss over wall-clock"]
+    assert list(points) == ["Loss over steps", "Loss over tokens", "Loss over wall-clock"]
     steps, losses = [10, 20, 30, 40], [line["loss"] for line in TRAIN]
     twice = [2 * loss for loss in losses]
-    assert points["Loss over updates"] == [
+    assert points["Loss over steps"] == [
         (steps, losses),
         ([20, 40], [4.125, 4.25]),
         (steps, twice),
@@ -67,7 +67,7 @@ def test_every_run_has_its_color_and_name(runs):
         assert len({line.get_color() for line in lines}) == 2
         assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["a", "b"]
     assert [figure.axes[0].get_xlabel() for figure in figures.values()] == [
-        "updates",
+        "steps",
         "tokens",
         "hours since the first start",
     ]
@@ -76,7 +76,7 @@ def test_every_run_has_its_color_and_name(runs):
 def test_final_scores(runs):
     page = page_of(runs)
     assert page.row("last scores") == ["first", "second"]
-    assert page.row("updates") == ["40", "40"]
+    assert page.row("steps") == ["40", "40"]
     assert page.row("loss, nats") == ["4.2500", "8.5000"]
     assert page.row("best evaluation loss, nats") == ["4.1250", "8.2500"]
     assert page.row("training loss, nats") == ["4.0000", "8.0000"]

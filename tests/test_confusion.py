@@ -22,7 +22,7 @@ def test_a_small_table_and_the_worst_pairs_of_a_large_one(tmp_path):
     assert report.confused_pairs(FEW, 5) == [("<b>", "a", 3, 3), ("a", "<b>", 1, 3)]
     page = page_with(FEW, tmp_path / "few")
     assert page.row("true, and predicted:") == ["a", "<b>"] and page.row("<b>") == ["3", "0"]
-    assert "Best checkpoint, after 7 updates, on the 6 test rows." in page.text
+    assert "Best checkpoint, after 7 steps, on the 6 test rows." in page.text
     rows = page_with(MANY, tmp_path / "many").rows
     shown = rows[rows.index(["true", "predicted", "rows", "of the true"]) + 1 :][: report.PAIRS + 1]
     assert shown[0] == ["l38", "l39", "39", "100%"] and [len(row) for row in shown] == [4] * report.PAIRS + [3]

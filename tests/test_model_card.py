@@ -108,8 +108,8 @@ def test_the_data_are_those_of_the_manifest(model, history, tmp_path):
 def test_recipe_tokenizer_hardware_and_compute(model, history, tmp_path):
     trained = with_keys(model)
     card = card_of(trained, tmp_path, history=history)
-    assert row(card, "updates") == ["40"]
-    assert row(card, "rows in an update") == ["32 of 32 tokens"]
+    assert row(card, "steps") == ["40"]
+    assert row(card, "rows in a step") == ["32 of 32 tokens"]
     assert row(card, "optimizer") == ["adamw, weight decay 0.01"]
     assert row(card, "kind") == ["unigram"] and row(card, "entries") == ["1,000"]
     assert row(card, "devices") == ["8 x cpu, then 4 x cpu"]

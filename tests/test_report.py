@@ -17,7 +17,7 @@ from mlm.workdir import Workdir
 from tests import processes
 from tests.fixtures_data import manifest_of
 
-# A run that logs every 10 updates, evaluates and saves every 20, is killed after 34 and goes on from 20. Seconds.
+# A run that logs every 10 steps, evaluates and saves every 20, is killed after 34 and goes on from 20. Seconds.
 TIMING = [
     {"kind": "start", "step": 0, "time": 100.0, "host": "a", "devices": 8, "device": "cpu"},
     {"kind": "first_step", "step": 1, "time": 130.0, "seconds": 1.0},  # 30 start
@@ -103,7 +103,7 @@ def page_of(workdir: Workdir) -> Cells:
 def test_scores_are_those_of_the_logs(tmp_path):
     page = page_of(make_workdir(tmp_path / "run", overrides=["train.steps=40"]))
     assert page.row("") == ["evaluation, last", "evaluation, best", "training, last"]
-    assert page.row("updates") == ["40", "20", "40"]
+    assert page.row("steps") == ["40", "20", "40"]
     assert page.row("loss, nats") == ["4.2500", "4.1250", "4.0000"]
     assert page.row("perplexity") == ["70.11", "61.87", ""]
     assert page.row("accuracy") == ["28.75%", "31.25%", "40.00%"]
@@ -111,12 +111,12 @@ def test_scores_are_those_of_the_logs(tmp_path):
     assert page.row("predictions") == ["12,345", "12,345", ""]
     entropy = page.row("Unigram entropy of the validation split")
     assert entropy == ["6.0000 nats; the last evaluation loss is 1.7500 nats under it"]
-    assert page.row("Tokens read") == [f"{40 * 256 * 512:,} in 40 updates"]
+    assert page.row("Tokens read") == [f"{40 * 256 * 512:,} in 40 steps"]
     assert page.row("Updates skipped (not finite)") == ["2"]
-    assert "2 updates were skipped" in page.text
+    assert "2 steps were skipped" in page.text
     assert page.row("Throughput, median") == ["800 tokens/s"], "of the kept stretches 900, 1000, 500 and 700"
     assert page.row("Device") == ["4 x cpu"]
-    assert "40 of 40 updates on 8 x cpu, then 4 x cpu, in 5 min 31 s." in page.text
+    assert "40 of 40 steps on 8 x cpu, then 4 x cpu, in 5 min 31 s." in page.text
 
 
 def test_every_evaluation_and_start_has_its_row(tmp_path):
@@ -149,7 +149,7 @@ def test_plots_show_the_points_of_the_logs():
         ([35, 35], [0, 1]),
     ]
     for figure in figures.values():
-        assert figure.axes[0].get_xlabel() == "updates"
+        assert figure.axes[0].get_xlabel() == "steps"
         assert figure.axes[0].get_ylabel()
 
 

@@ -121,7 +121,7 @@ def _metadata(run: dict[str, Any] | None, mask_token: str, scores: dict[str, Any
 
 
 def _losses(history: RunSummary) -> list[tuple[str, float, str]]:
-    """Returns (updates, loss, accuracy) of some of the evaluations, evenly spread."""
+    """Returns (steps, loss, accuracy) of some of the evaluations, evenly spread."""
     evals = [line for line in history.evals if line.get("loss") is not None]
     chosen = sorted({round(i * (len(evals) - 1) / (POINTS - 1)) for i in range(POINTS)}) if evals else []
     return [(f"{evals[i]['step']:,}", evals[i]["loss"], f"{evals[i]['accuracy']:.1%}") for i in chosen]

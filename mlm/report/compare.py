@@ -45,10 +45,10 @@ def names(roots: list[str]) -> list[str]:
 
 
 def draw(runs: dict[str, RunSummary]) -> dict[str, Figure]:
-    """Returns title -> figure: the losses of all runs over updates, over tokens, and over wall-clock."""
+    """Returns title -> figure: the losses of all runs over steps, over tokens, and over wall-clock."""
     figures = {}
     for title, unit, position in (
-        ("Loss over updates", "updates", lambda run, line: line["step"]),
+        ("Loss over steps", "steps", lambda run, line: line["step"]),
         ("Loss over tokens", "tokens", lambda run, line: run.tokens(line["step"])),
         ("Loss over wall-clock", "hours since the first start", lambda run, line: run.hours(line)),
     ):

@@ -40,7 +40,7 @@ def draw(
         with _figure(figures, "Accuracy", "% of the predictions") as axes:
             _curve(axes, points(train, "accuracy", 100), TRAIN, "training")
             _curve(axes, points(evals, "accuracy", 100), EVAL, "evaluation", marked=True)
-    with _figure(figures, "Learning rate", "per update") as axes:
+    with _figure(figures, "Learning rate", "per step") as axes:
         _curve(axes, points(train, "learning_rate"), TRAIN)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -105,7 +105,7 @@ def thinned(points: Points, most: int = POINTS) -> Points:
 
 
 @contextmanager
-def _figure(figures: dict[str, Figure], title: str, y_unit: str, x_unit: str = "updates") -> Iterator[Axes]:
+def _figure(figures: dict[str, Figure], title: str, y_unit: str, x_unit: str = "steps") -> Iterator[Axes]:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.7, 2.9), layout="constrained")
         axes = figure.add_subplot()

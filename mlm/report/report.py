@@ -26,7 +26,7 @@ BASE = Path(__file__).parents[2] / "configs" / "base.py"
 Rows = list[tuple[str, ...]]
 
 SCORES = {  # of a line of metrics.jsonl: key -> (name on the page, format)
-    "step": ("updates", ","),
+    "step": ("steps", ","),
     "loss": ("loss, nats", ".4f"),
     "perplexity": ("perplexity", ",.2f"),
     "accuracy": ("accuracy", ".2%"),
