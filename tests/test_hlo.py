@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from mlm.plan import cost_model, hlo, links, topology
+from mlm.plan import cost_model, hlo, topology
 
 # A device of v5e: 1,000 cycles are 665 ns; 544.9 bytes of memory a cycle; on 2x4, two links of 33.27 bytes a cycle.
 TEXT = textwrap.dedent("""\
@@ -195,8 +195,7 @@ def test_everything_is_in_a_group(counted):
 )
 def test_groups_of_a_collective(written, size):
     assert (
-        links.group_size(hlo.Instruction("%x", "f32[]", "all-reduce", "%y", f", {written}, dimensions={{0}}"), 8)
-        == size
+        hlo.group_size(hlo.Instruction("%x", "f32[]", "all-reduce", "%y", f", {written}, dimensions={{0}}"), 8) == size
     )
 
 

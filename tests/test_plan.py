@@ -14,7 +14,7 @@ from mlm.__main__ import main
 from mlm.commands import plan as command
 from mlm.errors import InputError
 from mlm.plan import compile as compiling
-from mlm.plan import fit, plan, tables, topology
+from mlm.plan import plan, tables, topology
 from mlm.text import show
 from tests.fixtures import tiny_config
 from tests.processes import ROOT, environment
@@ -193,7 +193,7 @@ LARGE = ("model.hidden_size=512", "model.intermediate_size=512", "tokenizer.voca
 
 def test_a_config_too_large_is_reported(capfd, monkeypatch):
     """4,194,304 x 512 parameters x 12 bytes are 25.8 GB: more than the 16.9 GB of a v5e."""
-    monkeypatch.setattr(fit, "compile_step", _pretend(lambda config: config.mesh.fsdp == 8))
+    monkeypatch.setattr(plan, "compile_step", _pretend(lambda config: config.mesh.fsdp == 8))
     config = [*LARGE, "data.global_batch=64"]
     found = planned(*config, name="v5e:2x4", search=True)["plan"]
     assert not found["fits"] and found["largest"] is None and "milliseconds" not in found
@@ -205,7 +205,9 @@ def test_a_config_too_large_is_reported(capfd, monkeypatch):
 
 
 def _pretend(fits):
-    def compile_step(config, info, place):
+    def compile_step(config, info, place, **kind):
+        if kind:  # the step itself, not a trial
+            return compiling.compile_step(config, info, place, **kind)
         return compiling.Program("", 0, 0, 0, 1e9, fits(config))
 
     return compile_step
@@ -220,11 +222,11 @@ def test_the_largest_batch_is_found_in_few_trials(monkeypatch, limit, rows, tria
         seen.append(config.data.global_batch // 8)
         return seen[-1] <= limit
 
-    monkeypatch.setattr(fit, "compile_step", _pretend(fits))
+    monkeypatch.setattr(plan, "compile_step", _pretend(fits))
     place, config = topology.find("v5e:2x4"), tiny_config("data.global_batch=256")
     info = plan.make_job(config, None, records=None, price=None).info
     refused = compiling.Program("", 10**9, 0, 0, 10**9 + 4 * (place.capacity - 10**9), False)
-    found = fit.largest_batch(config, info, place, refused)
+    found = plan.largest_batch(config, info, place, refused)
     assert found == (rows and {"rows_per_chip": rows, "global_batch": 8 * rows})
     assert seen[0] == 8 and len(seen) == trials and max(seen) <= 16
 

@@ -42,9 +42,8 @@ def mask_on_host(
     chosen_BxL = ordinary_BxL & (random.random(ids_BxL.shape) < masking.rate)
     kind_BxL = random.random(ids_BxL.shape)
     masked_BxL = np.where(chosen_BxL & (kind_BxL < masking.mask_share), masking.mask_id, ids_BxL)
-    replaced_BxL = (
-        chosen_BxL & (kind_BxL >= masking.mask_share) & (kind_BxL < masking.mask_share + masking.random_share)
-    )
+    end = masking.mask_share + masking.random_share
+    replaced_BxL = chosen_BxL & (kind_BxL >= masking.mask_share) & (kind_BxL < end)
     masked_BxL = np.where(replaced_BxL, random.integers(masking.vocab_size, size=ids_BxL.shape), masked_BxL)
     return masked_BxL.astype(np.int32), np.where(chosen_BxL, ids_BxL, IGNORED).astype(np.int32)
 
@@ -58,16 +57,10 @@ def loss(
     dropout_key: jax.Array | None,
 ) -> jax.Array:
     """Returns the mean cross entropy in nats over the positions that have a label."""
-    logits_BxLxV = module.apply(
-        {"params": params},
-        ids_BxL,
-        attention_BxL,
-        jnp.zeros_like(ids_BxL),
-        position_ids(attention_BxL, module.config.pad_token_id),
-        None,
-        deterministic=dropout_key is None,
-        rngs={} if dropout_key is None else {"dropout": dropout_key},
-    ).logits
+    types_BxL, positions_BxL = jnp.zeros_like(ids_BxL), position_ids(attention_BxL, module.config.pad_token_id)
+    inputs = (ids_BxL, attention_BxL, types_BxL, positions_BxL, None)
+    rngs = {} if dropout_key is None else {"dropout": dropout_key}
+    logits_BxLxV = module.apply({"params": params}, *inputs, deterministic=not rngs, rngs=rngs).logits
     one_hot_BxLxV = jax.nn.one_hot(labels_BxL, logits_BxLxV.shape[-1])
     weight_BxL = labels_BxL != IGNORED
     return jnp.sum(optax.softmax_cross_entropy(logits_BxLxV, one_hot_BxLxV) * weight_BxL) / jnp.sum(weight_BxL)

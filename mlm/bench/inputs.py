@@ -20,29 +20,24 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.tasks.pretraining import Pretraining, train_batches
 from mlm.training import sharding
 
-BATCH_INTERVALS = 3.0  # long timings, beside which the batches prefetched before them hardly count
-VALIDATION = 50  # one document in so many
+BATCH_INTERVALS = 3.0  # long timings, so that batches prefetched before them hardly matter
+VALIDATION = 50  # one document in 50
 
 
 def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, seconds: float) -> dict[str, Any]:
-    """Measures writing shards of the corpus's first documents, with the start of our workers but not of the example's.
+    """Measures writing shards of the corpus's first documents, including the start of our workers (not the example's).
 
-    Returns:
-      `interleaved.summary` in "tokens" of the text, special ones included, in a row or not; each with its "rows".
+    Returns `interleaved.summary` in "tokens" of the text, special ones and dropped ones included; each with its "rows".
     """
     interleaved.say(f"shards: reading {megabytes:g} MB of the corpus")
     documents = list(sample(config, megabytes))
-    context = multiprocessing.get_context("spawn")
-    with (
-        tempfile.TemporaryDirectory(prefix="mlm-bench-") as folder,
-        concurrent.futures.ProcessPoolExecutor(1, context) as other,
-    ):
+    process = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    with tempfile.TemporaryDirectory(prefix="mlm-bench-") as folder, process as other:
         interleaved.say("shards: starting the TF-TPU example")
         other.submit(tf_tpu_example.prepare, documents, f"{folder}/documents").result()
         settings = {"tokenizer_folder": tokenizer_folder, "length": config.shards.length}
         counts = {"train": config.shards.count, "validation": config.shards.validation_count}
-        rows: dict[str, int] = {}
-        tokens = 0
+        rows, tokens = {}, 0
 
         def ours(calls: int) -> None:
             nonlocal tokens
@@ -78,7 +73,7 @@ def sample(config: ConfigDict, megabytes: float) -> Iterator[Document]:
 
 
 def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> dict[str, Any]:
-    """Measures the batches of the run and those that the TF-TPU example makes of the same shards, without its masks."""
+    """Measures the run's batches and those of the TF-TPU example from the same shards, without its masks."""
     rows = config.data.global_batch
     files = [f"{manifest.folder}/{shard.file}" for shard in manifest.splits["train"].shards]
     streams = {

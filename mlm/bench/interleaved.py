@@ -1,4 +1,4 @@
-"""Interleaved timing: on a shared machine only the ratios of what ran side by side say something."""
+"""Interleaved timing: on a shared machine only the ratios between what ran side by side mean anything."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from mlm.errors import InputError
 
-INTERVAL = 1.0  # seconds of a timing, about
+INTERVAL = 1.0  # approximate seconds of a timing
 ROUNDS = 3  # at least
-TIMEOUT = 10.0  # seconds in which a worker must exit by itself
+TIMEOUT = 10.0  # seconds until a worker that does not exit is killed
 
-Repeat = Callable[[int], None]  # makes so many calls and waits for the last
+Repeat = Callable[[int], None]  # makes that many calls and waits for the last
 Rates = dict[str, list[float]]
 
 
 def measure(
     part: str, candidates: dict[str, Repeat], seconds: float, *, intervals: float = 1.0, calls: int = 0
 ) -> Rates:
-    """Times the candidates one after the other, in rounds; returns each one's calls per second, round by round.
+    """Times the candidates in turn for `seconds` in all; returns each one's calls per second, round by round.
 
-    Args:
-      seconds: of all rounds together; there are `ROUNDS` at least.
-      intervals: length of a timing, in `INTERVAL`s.
-      calls: of a timing, without a warm-up; 0 for as many as take that long.
+    A timing is of `calls`, without a warm-up; if 0, of as many as take `intervals` times `INTERVAL`.
     """
     say(f"{part}: measuring for about {seconds:g} s")
     counts = {name: calls or _calibrate(repeat, intervals * INTERVAL) for name, repeat in candidates.items()}
@@ -45,7 +44,7 @@ def measure(
 
 
 def _calibrate(repeat: Repeat, seconds: float) -> int:
-    """Returns how many calls take so many seconds, after one that may compile, and beyond what was prefetched."""
+    """Returns how many calls take `seconds`; the first call may compile, and the next use up what was prefetched."""
     repeat(1)
     calls = 1
     while True:
@@ -58,21 +57,18 @@ def _calibrate(repeat: Repeat, seconds: float) -> int:
 
 
 def summary(rates: Rates, tokens: int) -> dict[str, Any]:
-    """Returns the medians of `measure`, of calls of so many tokens.
+    """Returns the medians of `measure`, where a call works on `tokens`.
 
-    Returns:
-      {name: {"tokens_per_second", "milliseconds" of a call}, "ratios": {other: how many times as fast the first is, by
-      the median of the ratios of each round}}.
+    {name: {"tokens_per_second", "milliseconds" of a call}, "ratios": {other: how many times as fast the first is, the
+    median over the rounds}}.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"ratios": {}}
+    first = next(iter(rates))
     for name, column in rates.items():
         rate = statistics.median(column)
         found[name] = {"tokens_per_second": tokens * rate, "milliseconds": 1e3 / rate}
-    first, *others = rates.items()
-    found["ratios"] = {
-        name: statistics.median(one / other for one, other in zip(first[1], column, strict=True))
-        for name, column in others
-    }
+        if name != first:
+            found["ratios"][name] = statistics.median(np.divide(rates[first], column))
     return found
 
 
@@ -82,14 +78,10 @@ def say(message: str) -> None:
 
 
 class Worker:
-    """A candidate in a process of its own, which uses no CPU between its timings.
-
-    It reads lines of JSON, its settings and then {"calls": N} for each timing, answers each when it is done (`ready` is
-    its first answer, `answer` its last), and exits when its input ends.
-    """
+    """A candidate in its own process, with torch_step.py's protocol; `ready` is its first answer, `answer` its last."""
 
     def __init__(self, command: list[str], settings: dict[str, Any], *, name: str):
-        """Starts it and waits until it is ready; raises InputError if it can't be run or fails."""
+        """Waits until it is ready; raises InputError if it can't be run or fails."""
         self._name = name
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (a pipe would fill up)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
@@ -102,7 +94,7 @@ class Worker:
         self.answer: dict[str, Any] = {}
 
     def repeat(self, calls: int) -> None:
-        """Lets it make so many calls, and waits."""
+        """Makes that many calls and waits."""
         self.answer = self._ask({"calls": calls})
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -121,14 +113,11 @@ class Worker:
         """Stops it; returns its last line on stderr."""
         if self._errors.closed:
             return ""
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
         try:
-            self._process.wait(TIMEOUT)
+            self._process.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+            self._process.communicate()
         with self._errors as errors:
             errors.seek(0)
             return ([line for line in errors.read().splitlines() if line.strip()] or ["it said nothing"])[-1]

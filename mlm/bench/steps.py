@@ -1,4 +1,4 @@
-"""The part "step" of `bench`: our update beside run_mlm_flax.py's and PyTorch's, on rows of random tokens."""
+"""The part "step" of `bench`: our step beside run_mlm_flax.py's and PyTorch's, on rows of random tokens."""
 
 from __future__ import annotations
 
@@ -16,23 +16,18 @@ from mlm.model import flops
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 
-Step = Callable[[], Any]  # starts an update and returns its metrics
+Step = Callable[[], Any]  # starts a step and returns its metrics
 
 
 def compare_steps(config: ConfigDict, seconds: float, torch_python: str) -> dict[str, Any]:
     """Measures our step, the baseline and, if an interpreter is named, PyTorch's.
 
-    Returns:
-      `interleaved.summary` of "mlm", "baseline" and "torch", each with "mfu" and "memory_bytes" per device (None if
-      unknown), the first two with "temporary_bytes", a part of it; PyTorch's with its first answer.
+    Returns `interleaved.summary` of "mlm", "baseline" and "torch", each with "mfu" (or None), the first two with
+    "memory_bytes" per device and "temporary_bytes", a part of it; PyTorch's with its first answer.
     """
     task = Pretraining.without_data(config)
     host = random_rows(task)
-    with contextlib.ExitStack() as stack:
-        worker = None
-        if torch_python:
-            interleaved.say("step: starting PyTorch")
-            worker = stack.enter_context(contextlib.closing(start_torch(torch_python, task)))
+    with contextlib.closing(start_torch(torch_python, task)) if torch_python else contextlib.nullcontext() as worker:
         interleaved.say("step: compiling ours")
         ours, our_update = our_step(task, host)
         interleaved.say("step: compiling run_mlm_flax.py's")
@@ -44,7 +39,7 @@ def compare_steps(config: ConfigDict, seconds: float, torch_python: str) -> dict
         found["mlm"] |= _memory(ours)
         found["baseline"] |= _memory(other)
         if worker:
-            found["torch"] |= worker.ready | {"memory_bytes": worker.answer["peak_bytes"]}
+            found["torch"] |= worker.ready
     useful = task.flops_per_token(task.steps)
     peak = flops.peak_flops(jax.devices()[0].device_kind)
     for name in candidates:
@@ -56,13 +51,13 @@ def compare_steps(config: ConfigDict, seconds: float, torch_python: str) -> dict
 
 def random_rows(task: Pretraining) -> dict[str, np.ndarray]:
     """Returns a global batch of ordinary tokens, as `train_batches` yields them."""
-    shape = (task.config.data.global_batch, task.info.length)
-    ids = np.random.default_rng(0).integers(len(task.info.all_special_ids), task.info.vocab_size, shape)
+    info, rows = task.info, task.config.data.global_batch
+    ids = np.random.default_rng(0).integers(len(info.all_special_ids), info.vocab_size, (rows, info.length))
     return batches.in_memory(ids)
 
 
 def our_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages.Compiled, Step]:
-    """Returns (the compiled program, an update on the batch `host`)."""
+    """Returns (the compiled program, a function that runs it on the batch `host`)."""
     state, rows = task.init(), len(host["record_id"])
     compiled = task.train_step.lower(state, sharding.put_batch(host, task.mesh, rows)).compile()
     update = updates(compiled, state)
@@ -85,7 +80,7 @@ def baseline_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.s
 
 
 def updates(step: Callable[..., tuple[Any, Any]], state: Any) -> Callable[..., Any]:
-    """Returns `step` as a function of its other arguments, which keeps the state and returns the rest."""
+    """Returns `step` as a function of the batch that keeps the state and returns the metrics."""
 
     def update(*batch: Any) -> Any:
         nonlocal state
@@ -97,6 +92,7 @@ def updates(step: Callable[..., tuple[Any, Any]], state: Any) -> Callable[..., A
 
 def start_torch(python: str, task: Pretraining) -> interleaved.Worker:
     """Starts mlm/bench/torch_step.py on the same model and rows of the same size."""
+    interleaved.say("step: starting PyTorch")
     config = task.config
     settings = {
         "model": task.network.config.to_dict(),
@@ -118,7 +114,7 @@ def _memory(program: jax.stages.Compiled) -> dict[str, int]:
 
 
 def repeated(step: Step) -> interleaved.Repeat:
-    """Returns a function that makes so many updates and waits for the last."""
+    """Returns a function that makes so many steps and waits for the last."""
 
     def repeat(calls: int) -> None:
         for _ in range(calls):

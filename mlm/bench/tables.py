@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from mlm.bench import products
 from mlm.text import table
 
 NAMES = {
@@ -17,10 +16,7 @@ NAMES = {
     "one_batch": "one batch reused",
     "real_batches": "batches of the run",
 }
-TORCH_NOTES = (
-    "PyTorch {torch}, transformers {transformers}, {device}, {dtype}.",
-    "Memory: as compiled; PyTorch's is its peak on CUDA, and on the CPU what its process grew by.",
-)
+MAX_PRODUCTS = 12  # lines of the table
 
 
 def render(found: dict[str, Any]) -> list[RenderableType]:
@@ -29,13 +25,13 @@ def render(found: dict[str, Any]) -> list[RenderableType]:
     for part, rows in found.items():
         parts += [""] if parts else []
         if part == "products":
-            parts += products.tables(rows)
+            parts += _products(rows)
             continue
         heads = (">MFU", ">memory") if part == "step" else ()
         cells = [_cells(part, name, rows) for name in rows if name in NAMES]
         parts.append(table(part, ">tokens/s", ">ms", *heads, "", rows=cells))
         if "torch" in rows:
-            parts += [line.format(**rows["torch"]) for line in TORCH_NOTES]
+            parts.append("PyTorch {torch}, transformers {transformers}, {device}, {dtype}.".format(**rows["torch"]))
     return parts
 
 
@@ -43,6 +39,23 @@ def _cells(part: str, name: str, rows: dict[str, Any]) -> list[str]:
     row, ratio = rows[name], rows["ratios"].get(name)
     cells = [NAMES[name], f"{row['tokens_per_second']:,.0f}", f"{row['milliseconds']:,.1f}"]
     if part == "step":
-        mfu, memory = row["mfu"], row["memory_bytes"]
-        cells += ["-" if mfu is None else f"{mfu:.1%}", "-" if memory is None else f"{memory / 1e6:,.0f} MB"]
+        cells.append("-" if row["mfu"] is None else f"{row['mfu']:.1%}")
+        cells.append(f"{row['memory_bytes'] / 1e6:,.0f} MB" if "memory_bytes" in row else "-")
     return [*cells, "" if ratio is None else f"the first is {ratio:.3g} times as fast"]
+
+
+def _products(found: dict[str, Any]) -> list[RenderableType]:
+    rows, rest = found["rows"], found["rows"][MAX_PRODUCTS:]
+    groups = [(row["product"], [row]) for row in rows[:MAX_PRODUCTS]] + [("all", rows)]
+    if rest:
+        groups.insert(-1, (f"{len(rest)} others", rest))
+    cells = []
+    for name, members in groups:
+        count, gflop, milliseconds = (sum(row[key] for row in members) for key in ("count", "gflop", "milliseconds"))
+        figures = f"{gflop:.2f}", f"{milliseconds:.1f}", f"{gflop / milliseconds * 1e3:,.0f}"
+        cells.append((name, str(count), *figures))
+    whole, share = found["milliseconds"], found["products_milliseconds"] / found["milliseconds"]
+    return [
+        table("products", ">count", ">GFLOP", ">ms", ">GFLOP/s", rows=cells),
+        f"A step takes {whole:.1f} ms: its products alone are {share:.0%} of that.",
+    ]

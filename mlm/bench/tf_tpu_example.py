@@ -1,8 +1,8 @@
 """The data baseline of `bench`: how transformers' TF-TPU example writes its shards, and how it reads them.
 
-Rewritten from examples/tensorflow/language-modeling-tpu of transformers 4: prepare_tfrecord_shards.py, from a split
-that `datasets` has on disk to its files; and the input of run_mlm.py, without the masks that it draws there (ours are
-drawn inside the step), and with a smaller shuffle buffer, which takes less memory and the same work per row.
+Rewritten from examples/tensorflow/language-modeling-tpu of transformers 4: prepare_tfrecord_shards.py, from a split on
+disk to its files; and the input of run_mlm.py, without its masks (ours are drawn inside the step) and with a smaller
+shuffle buffer, which takes less memory and the same work per row.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Columns = dict[str, list[list[int]]]
 
 def prepare(documents: Iterable[Document], folder: str) -> None:
     """Writes the documents as `datasets` keeps them, {folder}/{split}, and imports what `write_shards` will need."""
+    import datasets
+
     try:
         import tensorflow  # noqa: F401
-        import transformers  # noqa: F401
     except ImportError as error:
         raise InputError(f"the TF-TPU example needs TensorFlow ({error}); install tensorflow-cpu.") from error
-    import datasets
 
     datasets.disable_progress_bars()
     texts: dict[str, list[str]] = {}
@@ -41,15 +41,11 @@ def prepare(documents: Iterable[Document], folder: str) -> None:
 def write_shards(folder: str, target: str, *, tokenizer_folder: str, length: int) -> int:
     """Writes {target}/{split}/dataset-{shard}-{records}.tfrecord of what `prepare` wrote; returns the rows.
 
-    Tokenizes 1,000 documents at a time, concatenates each 1,000, cuts them into rows and drops the remainder. Call it
-    in a process of its own: it forks.
+    Of each 1,000 documents, joined, it drops what fills no row. Call it in a process of its own: it forks.
     """
     import datasets
 
     tok = tokenizer.load(tokenizer_folder)
-
-    def tokenize(columns: dict[str, list[str]]) -> Columns:
-        return tok(columns["text"])
 
     def group(columns: Columns) -> Columns:
         joined = {name: sum(lists, []) for name, lists in columns.items()}  # noqa: RUF017 (so it does)
@@ -59,7 +55,8 @@ def write_shards(folder: str, target: str, *, tokenizer_folder: str, length: int
     settings = {"batched": True, "num_proc": PROCESSES, "load_from_cache_file": False}
     rows = 0
     for split in Path(folder).iterdir():
-        tokenized = datasets.load_from_disk(str(split)).map(tokenize, remove_columns=["text"], **settings)
+        documents = datasets.load_from_disk(str(split))
+        tokenized = documents.map(lambda columns: tok(columns["text"]), remove_columns=["text"], **settings)
         grouped = tokenized.map(group, **settings)
         split_folder = Path(target, split.name)
         split_folder.mkdir(parents=True)
@@ -71,14 +68,13 @@ def write_shards(folder: str, target: str, *, tokenizer_folder: str, length: int
 def _write_shard(columns: Columns, folder: Path, shard: int) -> int:
     import tensorflow as tf
 
-    def feature(values: list[int]) -> tf.train.Feature:
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-
     rows = len(columns["input_ids"])
     with tf.io.TFRecordWriter(str(folder / f"dataset-{shard}-{rows}.tfrecord")) as file:
-        for ids, attention in zip(columns["input_ids"], columns["attention_mask"], strict=True):
-            features = {"input_ids": feature(ids), "attention_mask": feature(attention)}
-            file.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+        for row in range(rows):
+            features = tf.train.Features()
+            for name in ("input_ids", "attention_mask"):
+                features.feature[name].int64_list.value.extend(columns[name][row])
+            file.write(tf.train.Example(features=features).SerializeToString())
     return rows
 
 

@@ -1,23 +1,19 @@
-"""The PyTorch baseline of `bench`: the training loop of transformers' run_mlm.py, a few updates at a time.
+"""The PyTorch baseline of `bench`: the training loop of transformers' run_mlm.py, a few steps at a time.
 
-    PYTHON mlm/bench/torch_step.py
-
-Any Python with torch, transformers (4.57 or 5) and accelerate runs it. It measures `Trainer.train()` with its defaults,
-masks drawn on the host and logits of every position; on CUDA if there is any, else on the CPU in float32.
+Any Python with torch, transformers (4.57 or 5) and accelerate runs this file. It measures `Trainer.train()` with its
+defaults, masks drawn on the host and logits of every position; on CUDA if there is any, else on the CPU in float32.
 
 It reads lines of JSON and answers each with one. First the settings: {"model": RobertaConfig's arguments,
-"special_ids": {"cls", "pad", "sep", "unk", "mask"} -> id, "rows" of an update, "length" of a row, "masking_rate",
+"special_ids": {"cls", "pad", "sep", "unk", "mask"} -> id, "rows" of a step, "length" of a row, "masking_rate",
 "learning_rate", "weight_decay", "bfloat16": autocast on CUDA}; the answer, {"torch", "transformers", "device",
-"dtype"}, comes when it is ready. Then {"calls": N} for N updates; the answer is {"updates" so far, "peak_bytes"}:
-PyTorch's peak allocation on CUDA, or what the process has grown by since its imports. It exits when its input ends;
-with 2 if a package is missing.
+"dtype"}, comes when it is ready. Then {"calls": N} for N steps; the answer is {"steps" so far}. It exits when its input
+ends; with 2 if a package is missing.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import tempfile
 from pathlib import Path
@@ -27,16 +23,16 @@ EPOCH = 64  # batches of the data loader
 
 
 def train(settings: dict, answers: TextIO) -> None:
-    """Builds the Trainer and trains until the input ends; `answers` takes the lines of JSON."""
+    """Trains until the input ends; `answers` takes the lines of JSON."""
+    import accelerate  # noqa: F401 (the Trainer needs it)
     import torch
     import transformers
 
-    before = _resident("VmRSS")
     cuda = torch.cuda.is_available()
     bfloat16 = cuda and settings["bfloat16"]
 
     class Pauses(transformers.TrainerCallback):
-        """Holds the loop after the requested updates."""
+        """Holds the loop after the requested steps."""
 
         left = 0
 
@@ -49,8 +45,7 @@ def train(settings: dict, answers: TextIO) -> None:
             if self.left == 0:
                 if cuda:
                     torch.cuda.synchronize()
-                peak = torch.cuda.max_memory_allocated() if cuda else _resident("VmHWM")
-                self.ask(updates=state.global_step, peak_bytes=peak - before if peak and not cuda else peak)
+                self.ask(steps=state.global_step)
 
         def ask(self, **answer: object) -> None:
             print(json.dumps(answer), file=answers, flush=True)
@@ -105,25 +100,16 @@ def _tokenizer(settings: dict):
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")), **special)
 
 
-def _resident(field: str) -> int | None:
-    """Returns the process's memory in bytes, current (VmRSS) or peak (VmHWM); None where the system has no /proc."""
-    status = Path("/proc/self/status")
-    return int(re.search(rf"{field}:\s+(\d+) kB", status.read_text())[1]) * 1024 if status.is_file() else None
-
-
 def main() -> int:
     """Answers until the input ends; returns the exit code."""
-    # Nothing else that is printed, by the Trainer for one, may come between the answers.
+    # Whatever else is printed, by the Trainer for instance, must not come between the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        import accelerate  # noqa: F401
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
+        train(json.loads(sys.stdin.readline()), answers)
     except ImportError as error:
         print(f"torch, transformers and accelerate must be installed there: {error}.", file=sys.stderr)
         return 2
-    train(json.loads(sys.stdin.readline()), answers)
     return 0
 
 

@@ -27,10 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts = ["step", "products", "shards", "batches", "loop"]
     parser.add_argument("--parts", nargs="+", default=["step"], choices=parts, help=PARTS)
     parser.add_argument("--torch", default="", metavar="PYTHON", help="Python with PyTorch, to time its step too")
-    seconds = "approximate time of each comparison; default: 20"
-    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help=seconds)
-    megabytes = "text to write as shards; default: 20"
-    parser.add_argument("--megabytes", type=float, default=20.0, metavar="MB", help=megabytes)
+    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of each comparison; default: 20")
+    parser.add_argument("--megabytes", type=float, default=20.0, metavar="MB", help="text for shards; default: 20")
     common.add_json_flag(parser)
 
 
@@ -52,9 +50,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     show(*([json.dumps(found)] if args.json else tables.render(found)))
 
 
-def measure(
-    args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None, tokenizer_folder: str
-) -> dict[str, Any]:
+def measure(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None, folder: str) -> dict[str, Any]:
     """Returns the measurements by part, as --json prints them."""
     if args.torch:
         if "step" not in args.parts:
@@ -65,7 +61,7 @@ def measure(
     compare = {
         "step": lambda: steps.compare_steps(config, args.seconds, args.torch),
         "products": lambda: products.compare_products(config, args.seconds),
-        "shards": lambda: inputs.compare_shards(config, tokenizer_folder, args.megabytes, args.seconds),
+        "shards": lambda: inputs.compare_shards(config, folder, args.megabytes, args.seconds),
         "batches": lambda: inputs.compare_batches(config, manifest, args.seconds),
         "loop": lambda: inputs.compare_loop(config, manifest, args.seconds),
     }

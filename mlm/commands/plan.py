@@ -48,7 +48,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None) -> dict[str, Any]:
     """Returns what --json prints: {"sweep": [...]}, or {"plan"} and with --compare {"baseline", "ratio"}."""
-    from mlm.plan import fit, plan, tables, topology
+    from mlm.plan import plan, tables, topology
 
     for flag, value in (("--records", args.records), ("--price", args.price)):
         if value is not None and not 0 < value < math.inf:
@@ -66,8 +66,8 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
     found = {"plan": row}
     if not program.fits and not args.no_search:
         print("it does not fit; looking for what would", file=sys.stderr, flush=True)
-        row["largest"] = fit.largest_batch(config, job.info, place, program)
-        row["remedies"] = fit.remedies(config, job.info, place)
+        row["largest"] = plan.largest_batch(config, job.info, place, program)
+        row["remedies"] = plan.remedies(config, job.info, place)
     if args.compare:
         found["baseline"] = other = plan.measure(config, job, place, kind="baseline")[1]
         if row["fits"] and other["fits"]:

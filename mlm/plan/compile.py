@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import math
@@ -26,7 +27,7 @@ from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 
-PROGRESS = 15.0  # seconds between two lines of progress, where stderr is not a terminal
+PROGRESS = 15.0  # seconds between two lines
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -38,7 +39,7 @@ class Program:
     arguments: int
     temporaries: int
     outputs: int  # without those that reuse an argument's memory
-    needs: float | None  # in all; if it does not fit, as far as known, None if the compiler names no size
+    needs: float | None  # in all; None if it does not fit and the compiler names no size
     fits: bool
 
 
@@ -50,9 +51,7 @@ def make_mesh(config: ConfigDict, topology: Topology) -> Mesh:
 def compile_step(config: ConfigDict, info: DatasetInfo, topology: Topology, *, kind: str = "mlm") -> Program:
     """Compiles one training step for a topology, with progress on stderr.
 
-    Args:
-      kind: "mlm"; "short" for the first steps, on rows of data.short_length; or "baseline", which replicates the
-        parameters and does not accumulate.
+    `kind` is "mlm", "short" (the first steps, on rows of data.short_length) or "baseline" (without accumulation).
     """
     task = Pretraining.without_data(config, make_mesh(config, topology), info)
     state = state_bytes(task)
@@ -62,7 +61,7 @@ def compile_step(config: ConfigDict, info: DatasetInfo, topology: Topology, *, k
     model = f"{config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
     with _progress(f"compiling the {kind} step, {model}, for {topology.name}"), no_cache():
         try:
-            compiled, text = _compile(_lower(task, kind), topology)
+            compiled, text = _compile(_lower(task, kind), topology.family.readable)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -93,9 +92,9 @@ def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
     return step.lower(state, ids, ids, ids, abstract(key.dtype, spec=P()))
 
 
-def _compile(lowered: jax.stages.Lowered, topology: Topology) -> tuple[jax.stages.Compiled, str]:
+def _compile(lowered: jax.stages.Lowered, readable: bool) -> tuple[jax.stages.Compiled, str]:
     """Returns the compiled program and its text."""
-    if topology.family.readable:
+    if readable:
         compiled = lowered.compile()
         return compiled, compiled.as_text()
     with tempfile.TemporaryDirectory() as folder:
@@ -116,10 +115,8 @@ def refuse_kernel(message: str, kind: str) -> None:
         return
     sizes = re.search(r"Used (\S+) of (\S+) vmem|size (\S+) and limit ([\d.]+[KMG]?)", message)
     needs, has = [size for size in sizes.groups() if size] if sizes else ("more", "too little")
-    raise InputError(
-        f"config.model.attention: the kernel needs {needs} of a core's own memory, where a {kind} has {has}; set it "
-        f"to xla."
-    )
+    memory = f"{needs} of a core's own memory, where a {kind} has {has}"
+    raise InputError(f"config.model.attention: the kernel needs {memory}; set it to xla.")
 
 
 def state_bytes(task: Pretraining) -> int:
@@ -142,21 +139,18 @@ def no_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress(message: str) -> Iterator[None]:
-    """Repeats a message with the elapsed seconds on stderr, on one line if that is a terminal."""
-    begin, done, terminal = time.monotonic(), threading.Event(), sys.stderr.isatty()
+    """Repeats a message with the elapsed seconds on stderr, and once at the end."""
+    begin, done = time.monotonic(), threading.Event()
 
     def report() -> None:
-        while True:
-            ended = done.wait(1.0 if terminal else PROGRESS)
-            end = "\r" if terminal and not ended else "\n"
-            print(f"{message}: {time.monotonic() - begin:.0f} s", end=end, file=sys.stderr, flush=True)
-            if ended:
-                return
+        ended = False
+        while not ended:
+            ended = done.wait(PROGRESS)
+            print(f"{message}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
 
-    thread = threading.Thread(target=report, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(report)
+        try:
+            yield
+        finally:
+            done.set()

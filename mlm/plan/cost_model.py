@@ -6,7 +6,7 @@ these that applies:
 1. the compiler's own estimate;
 2. a Pallas kernel: `ATTENTION_CYCLES`, or the FLOPs or bytes of its `cost_estimate` at the device's peak and memory
    bandwidth, whichever is longest. A kernel with none of them costs nothing here and is reported;
-3. a collective: its bytes at the bandwidth of a ring through the slice (links.py);
+3. a collective: its bytes at the bandwidth of a ring through the slice (`_traffic`);
 4. anything else (random bits, sorts, gathers, copies): the bytes that it reads and writes at the memory bandwidth; of
    a gathered operand no more than the size of the result.
 
@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import collections
 import copy
-import dataclasses
 import math
 import re
 
-from mlm.plan import hlo, links
+from mlm.plan import hlo
 from mlm.plan.hlo import Instruction, Module
 from mlm.plan.topology import Topology
 
@@ -50,22 +49,20 @@ ATTENTION_CYCLES = {
 Group = tuple[str, str, str]  # forward, backward, recompute or update; path of modules; file:line
 
 
-@dataclasses.dataclass
 class Cost:
     """The cost of a program on one device."""
 
-    # By where the figure comes from; collectives and waits (for copies between memories) only as far as exposed.
-    cycles: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(SOURCES, 0.0))
-    # {what: count} of kernels without a cost, unknown calls and loops of unknown length.
-    uncosted: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
-    # How many the compiler has an estimate for, and how many only the rules above.
-    instructions: dict[str, int] = dataclasses.field(default_factory=lambda: {"compiler": 0, "rules": 0})
-    # {group: [cycles, count]} of everything but the waits.
-    groups: dict[Group, list[float]] = dataclasses.field(default_factory=dict)
-    # {kind: {"count", "overlapping", "bytes", "cycles", "exposed" cycles, that no computation hides}}.
-    collectives: dict[str, collections.Counter] = dataclasses.field(
-        default_factory=lambda: collections.defaultdict(collections.Counter)
-    )
+    def __init__(self) -> None:
+        # By source; collectives and waits (for copies between memories) only as far as exposed.
+        self.cycles = dict.fromkeys(SOURCES, 0.0)
+        # {what: count} of kernels without a cost, unknown calls and loops of unknown length.
+        self.uncosted: dict[str, int] = collections.Counter()
+        # How many the compiler has an estimate for, and how many only the rules above.
+        self.instructions = {"compiler": 0, "rules": 0}
+        # {group: [cycles, count]} of everything but the waits.
+        self.groups: dict[Group, list[float]] = {}
+        # {kind: {"count", "overlapping", "bytes", "cycles", "exposed" cycles, that no computation hides}}.
+        self.collectives: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
 
     @property
     def total(self) -> float:
@@ -73,13 +70,12 @@ class Cost:
         return sum(self.cycles.values())
 
 
-@dataclasses.dataclass
 class _Clock:
-    """The current cycle, and the cycles at which each queue and each asynchronous operation will be done."""
+    """The current cycle, and the cycles at which each queue and each asynchronous operation ends."""
 
-    now: float = 0.0
-    queues: dict[str, float] = dataclasses.field(default_factory=lambda: {"links": 0.0, "memory": 0.0})
-    done: dict[str, float] = dataclasses.field(default_factory=dict)
+    def __init__(self) -> None:
+        self.now, self.queues = 0.0, {"links": 0.0, "memory": 0.0}
+        self.done: dict[str, float] = {}
 
     def start(self, queue: str, name: str, cycles: float) -> None:
         self.queues[queue] = max(self.queues[queue], self.now) + cycles
@@ -92,7 +88,7 @@ class _Clock:
         return left
 
     def repeat(self, before: _Clock, times: int) -> None:
-        """Repeats what happened since the copy `before` was made, so that it happened `times` times."""
+        """Repeats what happened since the copy `before`, `times` times in all."""
         more = (self.now - before.now) * (times - 1)
         self.now += more
         self.queues = {name: when + more * (when > before.queues[name]) for name, when in self.queues.items()}
@@ -130,7 +126,7 @@ class _Simulation:
             self.run(this.called("to_apply"), times)
         elif opcode.endswith("-done"):
             self.finish(this, times)
-        elif (inner := links.find_collective(self.module, this)) is not None:
+        elif (inner := hlo.find_collective(self.module, this)) is not None:
             self.communicate(this, inner, times)
         elif opcode.endswith("-start"):
             self.clock.start("memory", this.name, self.copied(this) / self.topology.hbm_bytes_per_cycle)
@@ -214,9 +210,9 @@ class _Simulation:
         return int(this.inside) if is_number else None
 
     def branch(self, this: Instruction, times: int) -> None:
-        branches = re.findall(r"%[\w.\-]+", this.attribute(r"branch_computations=\{([^}]*)\}"))
+        names = re.findall(r"%[\w.\-]+", this.attribute(r"branch_computations=\{([^}]*)\}"))
         before, ends = (self.cost, self.clock), []
-        for name in branches or [this.called("true_computation"), this.called("false_computation")]:
+        for name in names or [this.called("true_computation"), this.called("false_computation")]:
             self.cost, self.clock = copy.deepcopy(before)
             self.run(name, times)
             ends.append((self.cost, self.clock))
@@ -230,7 +226,7 @@ class _Simulation:
             self.finish(this, times, key)
         elif "AsyncCollectiveStart" in targets or this.opcode.endswith("-start"):
             self.begin(inner, this.name if this.opcode.endswith("-start") else key, times)
-            self.cost.collectives[links.kind(inner)]["overlapping"] += times
+            self.cost.collectives[inner.kind]["overlapping"] += times
         else:
             if key not in self.clock.done:  # else this is the computation that hides it
                 self.begin(inner, this.name, times)
@@ -239,10 +235,10 @@ class _Simulation:
                 self.spend("compiler", this, this.cycles, times)
 
     def begin(self, inner: Instruction, name: str, times: int) -> None:
-        size, cycles = links.traffic(inner, self.topology)
-        self.cost.collectives[links.kind(inner)].update(count=times, bytes=size * times, cycles=cycles * times)
+        size, cycles = _traffic(inner, self.topology)
+        self.cost.collectives[inner.kind].update(count=times, bytes=size * times, cycles=cycles * times)
         self.clock.start("links", name, cycles)
-        self.started[name] = links.kind(inner)
+        self.started[name] = inner.kind
 
     def finish(self, this: Instruction, times: int, name: str = "") -> None:
         """Waits for the operation `name`, by default the instruction's operand."""
@@ -258,6 +254,21 @@ class _Simulation:
             self.spend("collectives", this, left, times)
 
 
+def _traffic(this: Instruction, topology: Topology) -> tuple[float, float]:
+    """Returns (bytes of the whole array that a collective works on, cycles on the links).
+
+    On a ring of n devices each sends 2(n-1)/n of the whole in an all-reduce, (n-1)/n in an all-gather, reduce-scatter
+    or all-to-all, and all of its own in a permutation.
+    """
+    parts = hlo.elements(this.shape)
+    begins = this.opcode.endswith("-start") and this.kind != "all-reduce" and len(parts) > 1  # (operand, result, ...)
+    result, devices = hlo.size(parts[1] if begins else this.shape), hlo.group_size(this, len(topology.devices))
+    whole = result * devices if this.kind == "reduce-scatter" else result
+    once = (devices - 1) / devices
+    sent = {"all-reduce": 2 * once, "collective-permute": 1.0, "collective-broadcast": 1.0}.get(this.kind, once)
+    return whole, whole * sent / topology.link_bytes_per_cycle
+
+
 def attention_cycles(kernel: Instruction, kind: str) -> float:
     """Returns the cycles of a call of mlm/model/fused_attention.py on a device of `kind`; 0 if it is unknown."""
     name = re.search(r"fused_attention_(forward|backward)", kernel.op_name)
@@ -270,18 +281,13 @@ def attention_cycles(kernel: Instruction, kind: str) -> float:
 
 
 def group(op_name: str, source: str) -> Group:
-    """Returns the group of an operation: its part of the step, its module with all layers as one, its source.
+    """Returns the group of an operation: its phase, its module (all layers as one), its source.
 
     "jit(step)/transpose(jvp(roberta))/encoder/layer/3/output/dense/dot_general" is ("backward",
     "roberta/encoder/layer/*/output/dense", source); outside a module the operation is named instead.
     """
-    phase = "update"
-    if "rematted_computation" in op_name:
-        phase = "recompute"
-    elif "transpose(" in op_name:
-        phase = "backward"
-    elif "jvp(" in op_name:
-        phase = "forward"
+    marks = {"rematted_computation": "recompute", "transpose(": "backward", "jvp(": "forward", "": "update"}
+    phase = next(phase for mark, phase in marks.items() if mark in op_name)
     once = re.sub(r"transpose\((jvp\([^()]*\))\)/(?=\1)", "", op_name)  # rematerialized operations repeat their path
     bare = re.sub(r"\b(?:transpose|jvp|vmap|checkpoint|remat)\(", "", re.sub(r"\bjit\([^()]*\)", "", once))
     parts = [part.replace(")", "") for part in bare.split("/")]

@@ -10,6 +10,7 @@ import re
 _COMPUTATION = re.compile(r"(?:ENTRY )?(%[\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?(%[\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)", re.DOTALL)
 _ARRAY = re.compile(r"(pred|[a-z]+\d+\w*)\[([\d,<=]*)\]")
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 OURS = ("mlm/", "transformers/")  # a line here says more than one in the libraries below
 
 
@@ -32,6 +33,11 @@ class Instruction:
     def cycles(self) -> int:
         """The compiler's estimate; 0 where it has none."""
         return int(self.attribute(r'"estimated_cycles":"(\d+)"') or 0)
+
+    @property
+    def kind(self) -> str:
+        """The opcode of a collective, asynchronous or not."""
+        return self.opcode.removesuffix("-start")
 
     @property
     def op_name(self) -> str:
@@ -96,15 +102,14 @@ def _join_lines(text: str) -> list[str]:
 
 
 def _sources(text: str) -> dict[str, str]:
-    """Reads the tables above the computations."""
+    """Returns `Module.sources`, from the tables above the computations."""
 
     def table(title: str) -> dict[int, str]:
         block = re.search(rf"^{title}\n((?:\d+ .*\n)*)", text, re.MULTILINE)
         return {int(key): row for key, row in re.findall(r"(\d+) (.*)", block[1])} if block else {}
 
     def number(row: str, key: str) -> int:
-        found = re.search(rf"\b{key}=(\d+)", row)
-        return int(found[1]) if found else 0
+        return int((re.search(rf"\b{key}=(\d+)", row) or (0, 0))[1])
 
     files, locations, frames = table("FileNames"), table("FileLocations"), table("StackFrames")
 
@@ -126,7 +131,7 @@ def _sources(text: str) -> dict[str, str]:
 
 
 def elements(shape: str) -> list[str]:
-    """Returns the elements of a tuple's shape, as text; of an array's, itself."""
+    """Splits the shape of a tuple; an array's is its only element."""
     if not shape.startswith("("):
         return [shape]
     found, depth, start = [], 0, 1
@@ -139,10 +144,32 @@ def elements(shape: str) -> list[str]:
 
 
 def size(shape: str) -> int:
-    """Returns the bytes of a shape, all arrays of a tuple together, without the padding of their tiles."""
+    """Returns the bytes of an array or of all of a tuple, without the padding of tiles."""
     total = 0.0
     for dtype, dimensions in _ARRAY.findall(shape):
         count = math.prod(int(d.lstrip("<=")) for d in dimensions.split(",") if d)
         bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])
         total += count * bits / 8
     return math.ceil(total)
+
+
+def find_collective(module: Module, this: Instruction) -> Instruction | None:
+    """Returns the collective that an instruction is, fuses or wraps, if any."""
+    if this.kind in COLLECTIVES:
+        return this
+    if this.opcode not in ("fusion", "async-start", "custom-call"):
+        return None
+    name = this.called("calls") or this.attribute(r"called_computations=\{(%[\w.\-]+)")  # the latter on a SparseCore
+    return next(filter(None, (find_collective(module, each) for each in module.computations.get(name, ()))), None)
+
+
+def group_size(this: Instruction, devices: int) -> int:
+    """Returns the number of devices in each group of a collective; `devices` if it does not say."""
+    if mesh := this.attribute(r"replica_groups=mesh\[([^\]]*)\]"):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh))
+        axes = re.findall(r"'(\w+)'", this.attribute(r"replica_groups=mesh\[[^\]]*\] \{([^}]*)\}"))
+        return math.prod(int(sizes[axis]) for axis in axes)
+    if tiled := this.attribute(r"replica_groups=\[(?:\d+,)*(\d+)\]"):
+        return int(tiled)
+    listed = this.attribute(r"replica_groups=\{\{([\d,]+)\}")
+    return len(listed.split(",")) if listed else devices

@@ -22,12 +22,13 @@ from mlm.plan.topology import Topology
 from mlm.training import recipe, sharding
 
 OPERATIONS = 20  # shown
+MAX_TRIALS = 5  # batches compiled to find one that fits
 SWEEP = {"topology": ".+", "per_chip_batch": r"[1-9]\d*", "mesh": r"(-1|[1-9]\d*)(x(-1|[1-9]\d*)){2}"}  # axes' values
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The data and the price of a chip-hour in dollars; without known records a run in epochs has no length."""
+    """The data and the price of a chip-hour in dollars; the length of a run in epochs needs `known_records`."""
 
     info: DatasetInfo
     known_records: bool
@@ -37,22 +38,24 @@ class Job:
 def make_job(config: ConfigDict, manifest: Manifest | None, *, records: int | None, price: float | None) -> Job:
     """Returns the job of a config, and of its shards if they exist; `records` replaces their number of rows."""
     if manifest is None:
-        rows, vocab_size = records or config.data.global_batch, config.tokenizer.vocab_size
-        info = DatasetInfo.synthetic(vocab_size=vocab_size, length=config.shards.length, records=rows)
+        sizes = {"vocab_size": config.tokenizer.vocab_size, "length": config.shards.length}
+        info = DatasetInfo.synthetic(**sizes, records=config.data.global_batch)
     else:
         info = DatasetInfo.from_manifest(manifest)
-        info = dataclasses.replace(info, records=records or info.records)
-    return Job(info, bool(records or manifest), price)
+    return Job(dataclasses.replace(info, records=records or info.records), bool(records or manifest), price)
 
 
 def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm") -> tuple[Program, dict[str, Any]]:
-    """Compiles a step (`kind` as in `compile_step`) and returns it with its figures, estimates only if it fits.
+    """Compiles a step (`kind` as in `compile_step`) and returns it with its figures.
 
-    If the first steps read shorter rows, their step stands under "short", and the hours are of both.
+    Estimates are there only if it fits. If the first steps read shorter rows, "short" is theirs; hours are of both.
     """
     program, cores = compile_step(config, job.info, place, kind=kind), place.family.cores
     mesh, short = make_mesh(config, place), config.data.short_length
     accumulate = 1 if kind == "baseline" else config.train.accumulate
+    made = (program.temporaries, program.outputs) if program.fits else (None, None)
+    keys = ("arguments", "temporaries", "outputs", "needs", "capacity")
+    sizes = dict(zip(keys, (program.arguments, *made, program.needs, place.capacity), strict=True))
     row = {
         "step": kind,
         "topology": place.name,
@@ -66,13 +69,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "accumulate": accumulate,
         "rows_per_chip": config.data.global_batch / accumulate / place.chips,
         "fits": program.fits,
-        "bytes_per_chip": {
-            "arguments": program.arguments * cores,
-            "temporaries": program.temporaries * cores if program.fits else None,
-            "outputs": program.outputs * cores if program.fits else None,
-            "needs": None if program.needs is None else program.needs * cores,
-            "capacity": place.capacity * cores,
-        },
+        "bytes_per_chip": {key: None if size is None else size * cores for key, size in sizes.items()},
     }
     if program.fits:
         row |= estimate(program, config, job, place, length=row["length"])
@@ -86,7 +83,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
 
 
 def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *, length: int) -> dict[str, Any]:
-    """Returns the time of a step on rows of `length` tokens, what follows from it, and where it goes."""
+    """Returns the time of a step on rows of `length` tokens, its speed and price, and the costliest operations."""
     cost = cost_model.estimate(hlo.parse(program.text), place)
     seconds = cost.total / place.hertz
     rate = config.data.global_batch * job.info.length / seconds
@@ -118,11 +115,7 @@ def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *,
 
 
 def cells(sweep: list[str], name: str) -> list[dict[str, str]]:
-    """Returns every combination of a sweep's values, on the topology `name` if the sweep has none.
-
-    An axis is "topology=v5e:2x4,v6e:2x4", "per_chip_batch=16,32" (rows that a chip holds at once), "mesh=8x1x1,1x8x1"
-    (data x fsdp x tensor), or any key of the config: "model.remat=true,false".
-    """
+    """Returns every combination of a sweep's values, on the topology `name` if the sweep has none."""
     axes: dict[str, list[str]] = {}
     for text in sweep:
         key, _, values = text.partition("=")
@@ -158,3 +151,53 @@ def plan_cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -
         return {"cell": cell, "error": str(error)}
     except (jax.errors.JaxRuntimeError, ValueError) as error:  # what the compiler can't do
         return {"cell": cell, "error": " ".join(str(error).split())[:300]}
+
+
+def largest_batch(config: ConfigDict, info: DatasetInfo, place: Topology, program: Program) -> dict[str, Any] | None:
+    """Returns {"rows_per_chip", "global_batch"} of the largest batch found that fits, if `program` does not, or None.
+
+    Tries halves, quarters, ... of the rows on a device. It starts where temporaries proportional to the rows would fit,
+    and goes up again from a batch that fits.
+    """
+    mesh = make_mesh(config, place)
+    num_shards = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulate
+    rows = config.data.global_batch // num_shards
+    room, wanted = place.capacity - program.arguments, (program.needs or 0) - program.arguments
+    if room <= 0:
+        return None  # the state alone is too large
+    sizes = [rows >> shift for shift in range(1, rows.bit_length()) if rows % (1 << shift) == 0]
+    start = next((i for i, size in enumerate(sizes) if wanted * size / rows < 1.25 * room), len(sizes) - 1)
+    found, index, seen = None, start, set()
+    while len(seen) < MAX_TRIALS and 0 <= index < len(sizes) and index not in seen:
+        seen.add(index)
+        batch = sizes[index] * num_shards
+        fits = _try({"data.global_batch": batch}, config, info, place)["fits"]
+        if fits:
+            found = {"rows_per_chip": batch // config.train.accumulate / place.chips, "global_batch": batch}
+        index += -1 if fits else 1
+    return found
+
+
+def remedies(config: ConfigDict, info: DatasetInfo, place: Topology) -> list[dict[str, Any]]:
+    """Returns [{"change", "fits", "bytes_per_chip" or "error"}], the cheapest remedy first."""
+    mesh, model = make_mesh(config, place), config.model
+    num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    accumulate = {"train.accumulate": 4 * config.train.accumulate}
+    remat = {} if model.remat else {"model.remat": True}
+    feed_forward = {}
+    if remat and model.remat_feed_forward < model.layers:
+        feed_forward = {"model.remat_feed_forward": model.layers}
+    split = {"mesh.fsdp": num_shards, "mesh.data": 1} if mesh.shape["fsdp"] < num_shards else {}
+    changes = (feed_forward, remat, accumulate, split, remat and remat | accumulate)
+    return [_try(change, config, info, place) for change in changes if change]
+
+
+def _try(change: dict[str, Any], config: ConfigDict, info: DatasetInfo, place: Topology) -> dict[str, Any]:
+    """Compiles a variant of the config; one that breaks a rule does not fit."""
+    flags = " ".join(f"--config.{key}={str(value).lower()}" for key, value in change.items())
+    try:
+        program = compile_step(configs.replace(config, change), info, place)
+    except InputError as error:
+        return {"change": flags, "fits": False, "error": str(error)}
+    needs = None if program.needs is None else program.needs * place.family.cores
+    return {"change": flags, "fits": program.fits, "bytes_per_chip": needs}

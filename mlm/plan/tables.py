@@ -19,30 +19,30 @@ def plan(found: dict[str, Any]) -> list[RenderableType]:
     lines = _step(found["plan"])
     if "baseline" in found:
         lines += ["", *_step(found["baseline"], operations=8)]
-    if ratio := found.get("ratio"):
-        cycles, temporaries = f"{ratio['cycles']:.2f}", f"{ratio['temporaries']:.2f}"
-        lines += ["", f"mlm takes {cycles} of the baseline's cycles and {temporaries} of its temporaries"]
+    if "ratio" in found:
+        text = "mlm takes {cycles:.2f} of the baseline's cycles and {temporaries:.2f} of its temporaries"
+        lines += ["", text.format(**found["ratio"])]
     return [*lines, "", CALIBRATION]
 
 
 def sweep(found: dict[str, Any]) -> list[RenderableType]:
     """Returns the table of a sweep, one line per cell."""
-    keys = list(found["sweep"][0]["cell"])
-    heads = (*keys, "fits", ">GB/chip", ">ms", ">tokens/s", ">MFU", ">hours", ">dollars", "")
-    rows = [(*map(cell["cell"].get, keys), *_cell(cell)) for cell in found["sweep"]]
+    heads = (*found["sweep"][0]["cell"], "fits", ">GB/chip", ">ms", ">tokens/s", ">MFU", ">hours", ">dollars", "")
+    rows = [(*cell["cell"].values(), *_cell(cell)) for cell in found["sweep"]]
     return [table(*heads, rows=rows), "", CALIBRATION]
 
 
 def _cell(cell: dict[str, Any]) -> tuple[str, ...]:
     if "error" in cell:
         return (*[""] * 7, cell["error"])
-    row, size = cell["plan"], cell["plan"]["bytes_per_chip"]
+    row = cell["plan"]
+    needs, capacity = (_gigabytes(row["bytes_per_chip"][key]) for key in ("needs", "capacity"))
     if not row["fits"]:
-        return "no", _gigabytes(size["needs"]), *[""] * 5, f"of {_gigabytes(size['capacity'])}"
+        return "no", needs, *[""] * 5, f"of {capacity}"
     hours = "-" if row["hours"] is None else f"{row['hours']:,.1f}"
     dollars = "-" if row["dollars"] is None else f"{row['dollars']:,.0f}"
     speed = f"{row['milliseconds']:.1f}", f"{row['tokens_per_second']:,.0f}", f"{row['mfu']:.1%}"
-    return "yes", _gigabytes(size["needs"]), *speed, hours, dollars, ""
+    return "yes", needs, *speed, hours, dollars, ""
 
 
 def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
@@ -76,7 +76,12 @@ def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
         lines.append(f"  whole run: {row['hours']:,.1f} hours{dollars}")
     elif short["fits"]:
         lines.append("  hours: unknown, the config counts epochs; give --records=N, or --workdir of the shards")
-    return [*lines, *_costs(row), _collectives(row["collectives"]), _operations(row["operations"][:operations])]
+    costly = [
+        (f"{one['share']:.1%}", str(one["count"]), one["phase"], one["module"], one["source"])
+        for one in row["operations"][:operations]
+    ]
+    grid = table(">share", ">count", "phase", "module", "line of Python", rows=costly, indent=2)
+    return [*lines, *_costs(row), _collectives(row["collectives"]), grid]
 
 
 def _speed(row: dict[str, Any]) -> str:
@@ -94,7 +99,7 @@ def hosts(found: dict[str, Any]) -> str:
 
 
 def _costs(row: dict[str, Any]) -> list[str]:
-    """Returns where the estimate comes from, and what it lacks."""
+    """Returns where the estimate comes from and what it lacks."""
     cycles, count = row["cycles"], row["instructions"]
     share = {key: f"{value / max(cycles['all'], 1):.1%}" for key, value in cycles.items()}
     lines = [
@@ -115,9 +120,9 @@ def _search(row: dict[str, Any]) -> list[str]:
     if "largest" not in row:
         return []
     lines = ["  no smaller batch was found that fits"]
-    if largest := row["largest"]:
-        rows, batch = f"{largest['rows_per_chip']:g}", largest["global_batch"]
-        lines = [f"  largest batch found that fits: {rows} rows a chip at once, --config.data.global_batch={batch}"]
+    if row["largest"]:
+        text = "{rows_per_chip:g} rows a chip at once, --config.data.global_batch={global_batch}"
+        lines = ["  largest batch found that fits: " + text.format(**row["largest"])]
     for one in row["remedies"]:
         needs = one.get("error") or (one["bytes_per_chip"] and f"{_gigabytes(one['bytes_per_chip'])} a chip") or ""
         lines.append(f"  {'fits' if one['fits'] else 'does not fit'} with {one['change']}: {needs}")
@@ -132,11 +137,6 @@ def _collectives(found: dict[str, Any]) -> RenderableType:
         counts = str(row["count"]), str(row["overlapping"]), f"{row['bytes'] / 1e6:,.1f}"
         rows.append((kind, *counts, f"{row['milliseconds']:.3f}", f"{row['exposed_milliseconds']:.3f}"))
     return table("collective", ">count", ">overlapping", ">MB", ">ms", ">exposed ms", rows=rows, indent=2)
-
-
-def _operations(found: list[dict[str, Any]]) -> RenderableType:
-    rows = [(f"{row['share']:.1%}", str(row["count"]), row["phase"], row["module"], row["source"]) for row in found]
-    return table(">share", ">count", "phase", "module", "line of Python", rows=rows, indent=2)
 
 
 def _gigabytes(size: float | None) -> str:

@@ -1,10 +1,10 @@
 """The TPUs that libtpu can compile for by name, attached or not: their devices and what a chip can do.
 
-A device is a TensorCore on v2, v3 and TPU7x, whose chips have two, and a chip on the others. Figures are the vendor's;
-but `hbm_gib` is what the compiler says is available when it refuses a program, and the clock, as the compiler counts
-cycles, is a device's peak over the FLOPs that its matrix units do in a cycle: v2 0.70, v3 0.94, v4 1.05, v5e 1.50, v5p
-and v6e 1.75, TPU7x 2.20 GHz. At that clock the compiler's cycles for a bfloat16 product of two matrices of 8,192 (v5e,
-v5p, v6e, TPU7x: of 32,768) are 98%, 97%, 93%, 95%, 96%, 82% and 88% of the peak, in the order of the table.
+A device is a TensorCore on v2, v3 and TPU7x, whose chips have two, and a chip on the others. Figures are the vendor's,
+except `hbm_gib` (which the compiler names when it refuses a program) and the clock (peak over the FLOPs in a cycle: v2
+0.70, v3 0.94, v4 1.05, v5e 1.50, v5p and v6e 1.75, TPU7x 2.20 GHz). At that clock the compiler's cycles for a
+bfloat16 product of two matrices of 8,192 (v5e, v5p, v6e, TPU7x: of 32,768) reach 98%, 97%, 93%, 95%, 96%, 82% and 88%
+of the peak, in the order of the table.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Topology:
 
     @property
     def peak_flops(self) -> float:
-        """Of a device, FLOP/s."""
+        """FLOP/s of a device."""
         return flops.peak_flops(self.family.kind)
 
     @property
@@ -122,11 +122,23 @@ def find(name: str, slices: int = 1) -> Topology:
         raise InputError(f"--topology={name}: there is no such TPU; known are {known}.")
     pod = FAMILIES[family].pod
     shape = tuple(map(int, sizes.split("x"))) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes) else ()
-    fits = len(shape) == len(pod) and all(a <= b for a, b in zip(sorted(shape), sorted(pod), strict=True))
-    devices = _devices(name, family, shape, slices) if fits else None
-    if devices is None:
-        known = ", ".join(names(family))
-        raise InputError(f"--topology={name}: there is no such slice of {family}; take one of {known}.")
+    known = ", ".join(names(family))
+    unknown = InputError(f"--topology={name}: there is no such slice of {family}; take one of {known}.")
+    if len(shape) != len(pod) or any(a > b for a, b in zip(sorted(shape), sorted(pod), strict=True)):
+        raise unknown
+    prepare()
+    import jax
+    from jax.experimental import topologies
+
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if family == "v4" else {}  # else its cores are devices
+    if tuple(sorted(shape)) == ONE_HOST.get(family):
+        options["chips_per_host_bounds"] = [*shape, 1]
+    if slices > 1:
+        options["num_slices"] = slices
+    try:
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
+    except jax.errors.JaxRuntimeError:
+        raise unknown from None
     return Topology(name, FAMILIES[family], shape, devices, slices)
 
 
@@ -141,28 +153,9 @@ def prepare() -> None:
     if importlib.util.find_spec("libtpu") is None:
         pins = Path(__file__).parents[2] / "requirements.txt"
         pin = re.search(r"^libtpu==[\w.]+", pins.read_text() if pins.is_file() else "", re.MULTILINE)
-        raise InputError(
-            f"the TPU's compiler, libtpu, is not installed: `{sys.executable} -m pip install "
-            f"{pin[0] if pin else 'libtpu'}` installs it (on Linux, x86-64)."
-        )
+        install = f"{sys.executable} -m pip install {pin[0] if pin else 'libtpu'}"
+        raise InputError(f"the TPU's compiler, libtpu, is not installed: `{install}` installs it (on Linux, x86-64).")
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     if "jax" not in sys.modules:
         os.environ["JAX_PLATFORMS"] = "cpu"  # leaves an attached TPU or GPU alone
-
-
-def _devices(name: str, family: str, shape: tuple[int, ...], slices: int) -> list[Any] | None:
-    """Returns the devices of a topology, or None if libtpu does not know its name."""
-    prepare()
-    import jax
-    from jax.experimental import topologies
-
-    options: dict[str, Any] = {"chip_config_name": "megacore"} if family == "v4" else {}  # else its cores are devices
-    if tuple(sorted(shape)) == ONE_HOST.get(family):
-        options["chips_per_host_bounds"] = [*shape, 1]
-    if slices > 1:
-        options["num_slices"] = slices
-    try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
-    except jax.errors.JaxRuntimeError:
-        return None
