@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from mlm.model.roberta import Params
     from mlm.pretrained.load import Pretrained
 
-CONFUSED = 5  # most frequent confusions to print at the end
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
@@ -123,7 +121,6 @@ def _find_model(
 
 
 def _describe(config: ConfigDict, examples: Examples, body: RobertaConfig) -> None:
-    """Prints what is trained on what."""
     for name, split in examples.splits.items():
         cut = f", {split.truncated:,} of them truncated to {examples.length}" if split.truncated else ""
         lengths = f"{split.lengths.min()} to {split.lengths.max()} tokens"
@@ -144,6 +141,6 @@ def _summarize(workdir: Workdir, best: Pretrained, scores: dict[str, Any]) -> No
     print(f"\nbest checkpoint, after {best.step:,} steps, on the {scores['rows']:,} {content['split']} rows")
     formats = {"loss": ".4f", "accuracy": ".2%", "f1": ".2%", "mse": ".4f", "pearson": ".4f", "spearman": ".4f"}
     print("  " + ", ".join(f"{name} {scores[name]:{spec}}" for name, spec in formats.items() if name in scores))
-    for true, predicted, count, rows in report.confused_pairs(content, CONFUSED):
+    for true, predicted, count, rows in report.confused_pairs(content, 5):
         print(printable(f"  {count} of {rows} rows of {true} predicted as {predicted}"))
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")

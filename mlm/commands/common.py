@@ -31,11 +31,8 @@ def add_config_flags(parser: argparse.ArgumentParser, *, required: bool = True) 
 
 
 def add_host_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that override what is detected about the processes of the run."""
-    group = parser.add_argument_group(
-        "several processes",
-        "Detected on TPU VMs, GKE TPUs, Slurm and Open MPI; these flags override what is detected.",
-    )
+    detected = "Detected on TPU VMs, GKE TPUs, Slurm and Open MPI; these flags override what is detected."
+    group = parser.add_argument_group("several processes", detected)
     address = "where process 0 listens; the default port is config.pod.port"
     group.add_argument("--coordinator", default="", metavar="HOST[:PORT]", help=address)
     group.add_argument("--processes", type=int, metavar="N", help="number of processes; 1 runs this one alone")
@@ -43,7 +40,6 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of a command that pretrains."""
     add_config_flags(parser)
     add_host_flags(parser)
     skip = "leave out batches A to B; may be repeated"
@@ -51,13 +47,11 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds --model."""
     models = "workdir, folder or name on the Hugging Face Hub; default: the checkpoint of the workdir"
     parser.add_argument("--model", default="", metavar="MODEL", help=models)
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds --json."""
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of text")
 
 
@@ -81,9 +75,8 @@ def join(
 
     With `connect` off, the processes share nothing but the workdir.
     """
-    place = detect.detect(
-        coordinator=args.coordinator, processes=args.processes, process_id=args.process_id, meets=connect
-    )
+    flags = {name: getattr(args, name) for name in ("coordinator", "processes", "process_id")}
+    place = detect.detect(**flags, meets=connect)
     args.processes, args.process_id = place.processes, place.process_id
     if place.processes > 1:
         say(f"mlm {args.name}: {printable(place.sentence)}")
@@ -116,18 +109,15 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     folder = workdir.shards_of(config)
     has_tokenizer = (workdir.tokenizer / "tokenizer.json").is_file()
     manifest = load_manifest(folder, tokenizer_folder=str(workdir.tokenizer) if has_tokenizer else None)
-    if manifest.length != config.shards.length:
-        raise InputError(
-            f"config.shards.length = {config.shards.length}: the shards in {folder} hold {manifest.length}."
-        )
+    if manifest.length != (length := config.shards.length):
+        raise InputError(f"config.shards.length = {length}: the shards in {folder} hold {manifest.length}.")
     if has_tokenizer and manifest.tokenizer_fingerprint not in (None, tokenizer.fingerprint(str(workdir.tokenizer))):
         raise InputError(f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; use a matching pair.")
     for split, least, key in (("train", config.data.lanes, "data.lanes"), ("validation", 1, "shards.validation_count")):
         count = sum(shard.records > 0 for shard in manifest.splits[split].shards)
         if count < least:
-            raise InputError(
-                f"{folder}: the {split} split has {count} shards with records, config.{key} asks for {least}."
-            )
+            has = f"the {split} split has {count} shards with records"
+            raise InputError(f"{folder}: {has}, config.{key} asks for {least}.")
     verify(manifest, deep=True)
     return manifest
 

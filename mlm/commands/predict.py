@@ -13,9 +13,8 @@ from mlm.workdir import Workdir
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser, required=False)
-    parser.add_argument(
-        "texts", nargs="*", help="default: the lines of standard input, each answered by a line of JSON"
-    )
+    texts = "default: the lines of standard input, each answered by a line of JSON"
+    parser.add_argument("texts", nargs="*", help=texts)
     common.add_model_flag(parser)
     parser.add_argument("--top-k", type=int, default=5, metavar="K", help="answers per mask or text; default: 5")
     parser.add_argument("--targets", nargs="+", default=[], metavar="WORD", help="fill masks with these words only")

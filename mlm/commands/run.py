@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from mlm.data.manifest import Manifest
     from mlm.pretrained.load import Pretrained
 
-SENTENCES = 5  # filled at the end of a run
-
 add_arguments = common.add_training_flags
 
 
@@ -65,14 +63,12 @@ def _summarize(workdir: Workdir, manifest: Manifest, model: Pretrained) -> None:
         below = entropy - scores["loss"]
         print(f"  unigram entropy of the split {entropy:.3f} nats: the model is {below:.2f} below it")
     tok = tokenizer.load(str(workdir.tokenizer))
-    masked = list(itertools.islice(_masked_sentences(manifest, tok), SENTENCES))
+    masked = list(itertools.islice(_masked_sentences(manifest, tok), 5))
     filled = fill_mask.FillMask(model, tok, 5)([text for text, _ in masked])
     for (text, answer), fillings in zip(masked, filled, strict=True):
         print(f"\n  {text}    (was: {answer})")
-        print(
-            "    "
-            + "   ".join(f"{f['token_str'].strip() or repr(f['token_str'])} {f['score']:.0%}" for f in fillings[0])
-        )
+        words = (f"{f['token_str'].strip() or repr(f['token_str'])} {f['score']:.0%}" for f in fillings[0])
+        print(f"    {'   '.join(words)}")
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")
 
 

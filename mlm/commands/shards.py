@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides, connect=False)
-
     hosts = Hosts(args.processes, args.process_id, config.shards.patience)
     cluster.progress(watch.UNTIMED)
     with lock(workdir.root, part=str(args.process_id) if args.processes > 1 else ""):
@@ -46,8 +45,7 @@ def make_shards(config: ConfigDict, workdir: Workdir, hosts: Hosts | None = None
     if config.shards.dir and holds_foreign_shards(folder):
         common.say(f"shards: {folder}, without a manifest, used as they are")
         return
-    complete = (UPath(folder) / NAME).is_file()
-    begin = time.monotonic()
+    complete, begin = (UPath(folder) / NAME).is_file(), time.monotonic()
     manifest = shards.write(
         corpus.Corpus(**config.corpus.to_dict()),
         tokenizer_folder=str(workdir.tokenizer),

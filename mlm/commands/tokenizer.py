@@ -35,10 +35,7 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, hosts: Hosts | None = N
     settings = {"corpus": config.corpus.to_dict(), "tokenizer": config.tokenizer.to_dict()}
     settings = {"path": path} if path else settings
     if hosts is not None and hosts.index:
-        hosts.wait(
-            lambda: [] if recipe.is_file() else [0],
-            lambda missing: f"the tokenizer of host 0 in {workdir.tokenizer}",
-        )
+        hosts.wait(lambda: [] if recipe.is_file() else [0], lambda _: f"the tokenizer of host 0 in {workdir.tokenizer}")
     if children(workdir.tokenizer) and not is_begun(workdir.tokenizer, last=RECIPE):
         if logs.read_object(recipe) != json.loads(json.dumps(settings)):
             raise InputError(

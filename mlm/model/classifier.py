@@ -57,7 +57,7 @@ def logits(
 ) -> Array:
     """Returns logits_BxC, float32, of the first token of each row (see `Network.encode`)."""
     first_Bx1 = jnp.zeros((len(ids_BxL), 1), jnp.int32)
-    x_Bx1xH = network.encode(params, ids_BxL, attention_BxL, dropout_key, first_Bx1, rows_B)
+    x_Bx1xH = network.encode(params, ids_BxL, attention_BxL, first_Bx1, dropout_key, rows_B)
     seeds = [None] * 2 if dropout_key is None else list(jax.random.bits(jax.random.fold_in(dropout_key, 1), (2,)))
     rate, head = network.config.hidden_dropout_prob, params["classifier"]
     with jax.named_scope("classifier"):

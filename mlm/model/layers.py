@@ -7,6 +7,7 @@ Dimensions: B rows, L tokens in a row, H size of a token's vector, O size of the
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -47,15 +48,13 @@ def add_bias(x_BxLxH: Array, bias_H: Array) -> Array:
 
 def _bias_gradient(_: None, grad_BxLxH: Array) -> tuple[Array, Array]:
     grad_NxH = grad_BxLxH.reshape(-1, grad_BxLxH.shape[-1])
-    return grad_BxLxH, lax.platform_dependent(grad_NxH, tpu=_sum_by_product, default=_sum)
-
-
-def _sum(x_NxH: Array) -> Array:
-    return jnp.sum(x_NxH, axis=0, dtype=jnp.float32)
+    return grad_BxLxH, lax.platform_dependent(
+        grad_NxH, tpu=_sum_by_product, default=functools.partial(jnp.sum, axis=0, dtype=jnp.float32)
+    )
 
 
 def _sum_by_product(x_NxH: Array) -> Array:
-    """The sum as a product with ones, at which a TPU's matrix unit is much faster than its vector units."""
+    """The sum over axis 0 as a product with ones, at which a TPU's matrix unit is much faster than its vector units."""
     ones_8xN = jnp.ones((8, x_NxH.shape[0]), x_NxH.dtype)  # 8 rows: the compiler would turn one into a sum again
     return jnp.matmul(ones_8xN, x_NxH, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)[0]
 
@@ -91,10 +90,8 @@ def _gelu_and_derivative(x: Array) -> tuple[Array, Array]:
 gelu.defvjp(lambda x: lax.optimization_barrier(_gelu_and_derivative(x)), lambda derivative, grad: (grad * derivative,))
 
 
-def activation(name: str, x: Array) -> Array:
-    """Returns the activation that transformers calls `name`: gelu (exact), gelu_new (tanh), relu or silu."""
-    functions = {"gelu": gelu, "gelu_new": jax.nn.gelu, "relu": jax.nn.relu, "silu": jax.nn.silu}
-    return functions[name](x)
+# By transformers' names: the exact GELU, and its approximation with tanh.
+ACTIVATIONS = {"gelu": gelu, "gelu_new": jax.nn.gelu, "relu": jax.nn.relu, "silu": jax.nn.silu}
 
 
 def dropout(

@@ -46,7 +46,8 @@ def _forward(logits_NxV: Array, labels_N: Array, vocab_size: int) -> tuple:
     masked_NxV = mask_padding(logits_NxV.astype(jnp.float32), vocab_size)
     label_logit_Nx1 = jnp.take_along_axis(logits_NxV, labels_N[:, None], axis=-1).astype(jnp.float32)
     largest_Nx1 = jnp.max(masked_NxV, axis=-1, keepdims=True)
-    earlier_tie_NxV = (masked_NxV == label_logit_Nx1) & (_entries(logits_NxV) < labels_N[:, None])
+    entries_NxV = lax.broadcasted_iota(jnp.int32, logits_NxV.shape, 1)
+    earlier_tie_NxV = (masked_NxV == label_logit_Nx1) & (entries_NxV < labels_N[:, None])
     exp_NxV = jnp.exp(masked_NxV - largest_Nx1)
     total_N, tied_N = lax.platform_dependent(exp_NxV, earlier_tie_NxV, tpu=_sum_and_any_at_once, default=_sum_and_any)
     log_total_N = largest_Nx1[:, 0] + jnp.log(total_N)
@@ -69,15 +70,11 @@ def _sum_and_any_at_once(x_NxV: Array, flag_NxV: Array) -> tuple[Array, Array]:
 def _backward(vocab_size: int, saved: tuple, grads: tuple[Array, Array]) -> tuple[Array, None]:
     logits_NxV, labels_N, log_total_N = saved
     probs_NxV = jnp.exp(mask_padding(logits_NxV.astype(jnp.float32), vocab_size) - log_total_N[:, None])
-    label_NxV = _entries(logits_NxV) == labels_N[:, None]
+    label_NxV = lax.broadcasted_iota(jnp.int32, logits_NxV.shape, 1) == labels_N[:, None]
     return ((probs_NxV - label_NxV) * grads[0][:, None]).astype(logits_NxV.dtype), None
 
 
 cross_entropy.defvjp(_forward, _backward)
-
-
-def _entries(logits_NxV: Array) -> Array:
-    return lax.broadcasted_iota(jnp.int32, logits_NxV.shape, 1)
 
 
 def mask_padding(logits: Array, vocab_size: int) -> Array:

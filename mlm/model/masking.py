@@ -69,25 +69,22 @@ class TokenMasking:
 
         def mask_row(ids_L: Array, attention_L: Array, record: Array, epoch: Array) -> Masked:
             row_key = jax.random.fold_in(jax.random.fold_in(key, record), epoch)
-            return self._mask_row(row_key, ids_L, attention_L, rate)
+            special_V = np.isin(np.arange(self.vocab_size), self.special_ids)
+            ordinary_L = (attention_L > 0) & ~jnp.asarray(special_V)[ids_L]
+            return self._mask_row(row_key, ids_L, ordinary_L, rate)
 
         return jax.vmap(mask_row)(ids_BxL, attention_BxL, record_B, epoch_B)
 
-    def _mask_row(self, key: Array, ids_L: Array, attention_L: Array, rate: float | Array) -> Masked:
+    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: float | Array) -> Masked:
         length = len(ids_L)
         count = self.max_predictions_per_row(length)
         bits = jax.random.bits(key, (length + 2 * count + 1,))
         score_L, kind_K, token_K, rounding = jnp.split(bits, (length, length + count, length + 2 * count))
-        ordinary_L = self._ordinary(ids_L, attention_L)
         predictions = self._count(ordinary_L, rate, rounding[0])
         order_L = jnp.where(ordinary_L, (score_L >> 1).astype(jnp.int32), -1)
         _, positions_K = jax.lax.top_k(order_L, count)  # a uniform choice: the largest random scores
         weights_K = (jnp.arange(count) < predictions).astype(jnp.float32)
         return self._masked(ids_L, positions_K, weights_K, kind_K, token_K)
-
-    def _ordinary(self, ids_L: Array, attention_L: Array) -> Array:
-        special_V = np.isin(np.arange(self.vocab_size), self.special_ids)
-        return (attention_L > 0) & ~jnp.asarray(special_V)[ids_L]
 
     def _count(self, ordinary_L: Array, rate: float | Array, bits: Array) -> Array:
         """Returns rate * m, rounded at random; int32."""
@@ -124,10 +121,9 @@ class WordMasking(TokenMasking):
         """Returns K for rows of `length` tokens: the last word may end after the window."""
         return min(super().max_predictions_per_row(length) + self.longest - 1, length)
 
-    def _mask_row(self, key, ids_L, attention_L, rate):
+    def _mask_row(self, key, ids_L, ordinary_L, rate):
         bits = jax.random.bits(key, (3 * len(ids_L) + 1,))
         score_L, kind_L, token_L, window = jnp.split(bits, np.cumsum([len(ids_L)] * 3))
-        ordinary_L = self._ordinary(ids_L, attention_L)
         words = self._words(ids_L, ordinary_L)
         total = jnp.sum(ordinary_L).astype(jnp.float32)
         # Signed distance from the window's start to the word's: adding `total` to the negative ones would round.
@@ -166,10 +162,9 @@ class SpanMasking(WordMasking):
         """Returns K for rows of `length` tokens: that of `TokenMasking`."""
         return TokenMasking.max_predictions_per_row(self, length)
 
-    def _mask_row(self, key, ids_L, attention_L, rate):
+    def _mask_row(self, key, ids_L, ordinary_L, rate):
         bits = jax.random.bits(key, (4 * len(ids_L) + 2,))
         score_L, length_L, kind_L, token_L, rest = jnp.split(bits, np.cumsum([len(ids_L)] * 4))
-        ordinary_L = self._ordinary(ids_L, attention_L)
         spans = self._spans(self._words(ids_L, ordinary_L), ordinary_L, length_L)
         total = jnp.sum(ordinary_L)
         window = jnp.floor(_uniform(rest[1]) * total).astype(jnp.int32)

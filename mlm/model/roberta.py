@@ -80,32 +80,24 @@ class Network:
     attention: Attention | None = None  # None for the kernel that runs on any device
     cls_id: int | None = None  # starts a document that is read as if alone in its row; `attention` isolates it too
 
-    def masked_logits(
-        self,
-        params: Params,
-        ids_BxL: Array,
-        attention_BxL: Array,
-        positions_BxK: Array,
-        dropout_key: Array | None = None,
-        rows_B: Array | None = None,
-    ) -> Array:
-        """Returns logits_BxKxV: those of the full head at `positions_BxK`, at K / L of its cost (see `encode`)."""
-        return self.head(params, self.encode(params, ids_BxL, attention_BxL, dropout_key, positions_BxK, rows_B))
+    def masked_logits(self, params: Params, *inputs: Array | None) -> Array:
+        """Returns logits_BxKxV of the full head at the positions, at K / L of its cost; `inputs` as for `encode`."""
+        return self.head(params, self.encode(params, *inputs))
 
     def encode(
         self,
         params: Params,
         ids_BxL: Array,
         attention_BxL: Array,
-        dropout_key: Array | None = None,
         positions_BxK: Array | None = None,
+        dropout_key: Array | None = None,
         rows_B: Array | None = None,
     ) -> Array:
         """Returns the last layer's output, [B, K, H] in the computation's type.
 
         Args:
-          dropout_key: None for no dropout.
           positions_BxK: the tokens to return, which the last layer computes alone; None for all, [B, L, H].
+          dropout_key: None for no dropout.
           rows_B: uint32, index of each row in the global batch, which its dropout depends on; None for 0, 1, ...
         """
         config, last = self.config, self.config.num_hidden_layers - 1
@@ -134,9 +126,7 @@ class Network:
         return logits_NxV.reshape(*hidden_BxKxH.shape[:2], -1)
 
     @jax.named_scope("roberta/embeddings")
-    def _embed(
-        self, params: Params, ids_BxL: Array, position_ids_BxL: Array, seed: Array | None, rows_B: Array | None
-    ) -> Array:
+    def _embed(self, params, ids_BxL, position_ids_BxL, seed, rows_B):
         x_BxLxH = (
             params["word_embeddings"]["embedding"][ids_BxL].astype(self.dtype)
             + params["position_embeddings"]["embedding"][position_ids_BxL].astype(self.dtype)
@@ -145,16 +135,7 @@ class Network:
         x_BxLxH = layers.layer_norm(params["LayerNorm"], x_BxLxH, self.config.layer_norm_eps)
         return self._dropout(x_BxLxH, seed, rows_B)
 
-    def _layer(
-        self,
-        params: Params,
-        x_BxLxH: Array,
-        segments_BxL: Array,
-        seeds: list[Array | None],
-        rows_B: Array | None,
-        positions_BxK: Array | None,
-        remat_feed_forward: bool,
-    ) -> Array:
+    def _layer(self, params, x_BxLxH, segments_BxL, seeds, rows_B, positions_BxK, remat_feed_forward):
         """Transformer layer; `seeds` are those of its three dropouts."""
         attention, isolated = params["attention"], self.cls_id is not None
         with jax.named_scope("attention/self"):
@@ -177,16 +158,14 @@ class Network:
         with jax.named_scope("output"):
             return layers.layer_norm(params["output"]["LayerNorm"], sum_BxLxH, self.config.layer_norm_eps)
 
-    def _feed_forward(
-        self, params: Params, sum_BxLxH: Array, seed: Array | None, rows_B: Array | None, positions_BxK: Array | None
-    ) -> Array:
+    def _feed_forward(self, params, sum_BxLxH, seed, rows_B, positions_BxK):
         """Feed-forward block: residual sum before its layer norm in, residual sum before the next layer norm out."""
         with jax.named_scope("attention/output"):
             norm = params["attention"]["output"]["LayerNorm"]
             x_BxLxH = layers.layer_norm(norm, sum_BxLxH, self.config.layer_norm_eps)
         with jax.named_scope("intermediate"):
             inner_BxLxI = layers.dense(params["intermediate"]["dense"], x_BxLxH)
-            inner_BxLxI = layers.activation(self.config.hidden_act, inner_BxLxI)
+            inner_BxLxI = layers.ACTIVATIONS[self.config.hidden_act](inner_BxLxI)
         with jax.named_scope("output"):
             projected_BxLxH = layers.dense(params["output"]["dense"], inner_BxLxI)
             return x_BxLxH + self._dropout(projected_BxLxH, seed, rows_B, positions_BxK)
