@@ -95,14 +95,13 @@ def test_loss_of_classes():
     np.testing.assert_array_equal(sums.correct_B, np.argmax(logits, -1) == labels)
     np.testing.assert_array_equal(sums.weight_B, np.ones(5))
     check_grads(lambda x: classifier.row_sums(x, labels).loss_B.sum(), (logits,), order=1, modes=["rev"], atol=1e-2)
-    scores = classifier.row_scores(logits, labels)
-    np.testing.assert_array_equal(scores.prediction_B, np.argmax(logits, -1))
+    np.testing.assert_array_equal(classifier.row_scores(logits, labels)[1], np.argmax(logits, -1))
 
 
 def test_loss_of_numbers():
     logits, targets = np.array([[1.5], [-2.0]], np.float32), np.array([1.0, 0.5], np.float32)
     assert classifier.row_sums(logits, targets).loss_B.tolist() == [0.25, 6.25]
-    assert classifier.row_scores(logits, targets).prediction_B.tolist() == [1.5, -2.0]
+    assert classifier.row_scores(logits, targets)[1].tolist() == [1.5, -2.0]
 
 
 def test_the_config_names_its_classes(tmp_path):

@@ -85,10 +85,7 @@ def _open_examples(config: ConfigDict, workdir: Workdir, hosts: Hosts) -> Exampl
 def _find_model(
     config: ConfigDict, workdir: Workdir, examples: Examples
 ) -> tuple[ConfigDict, RobertaConfig, Callable[[], Params] | None]:
-    """Returns (the config with the sizes of the model, transformers' config of its body, what loads its parameters).
-
-    The model is the one that the run started with, or of train.init_from, or that of the config.
-    """
+    """Returns the config with the model's sizes, transformers' config of its body, and what loads its parameters."""
     from transformers import RobertaConfig
 
     from mlm.data import tokenizer

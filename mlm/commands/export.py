@@ -48,10 +48,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def write_export(workdir: Workdir, *, torch_python: str) -> Pretrained:
-    """Exports the newest checkpoint, or a classifier's best one, and returns its model.
-
-    Every process reads the checkpoint, process 0 writes, and the others wait for it.
-    """
+    """Exports the newest checkpoint, or a classifier's best one, from process 0; returns its model in all of them."""
     from mlm.export import export, export_classifier
     from mlm.pretrained import load
     from mlm.report import summary

@@ -6,7 +6,6 @@ Dimensions: B rows, L tokens in a row, H hidden size, C classes (1 for regressio
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +15,6 @@ from transformers import FlaxRobertaForSequenceClassification, RobertaConfig
 from mlm.model import layers
 from mlm.model.loss import RowSums
 from mlm.model.roberta import Network, Params
-
-
-class RowScores(NamedTuple):
-    """What an evaluation needs of each row."""
-
-    loss_B: Array  # float32: cross entropy in nats, or the squared error
-    prediction_B: Array  # float32: the index of the class, or the predicted value
 
 
 def make_config(body: RobertaConfig, labels: tuple[str, ...]) -> RobertaConfig:
@@ -77,7 +69,7 @@ def row_sums(logits_BxC: Array, label_B: Array) -> RowSums:
     return RowSums(loss_B, weight_B, (jnp.argmax(logits_BxC, axis=-1) == label_B).astype(jnp.float32))
 
 
-def row_scores(logits_BxC: Array, label_B: Array) -> RowScores:
-    """Returns the loss and the prediction of each row: the first of the classes with the largest logit."""
+def row_scores(logits_BxC: Array, label_B: Array) -> tuple[Array, Array]:
+    """Returns (loss_B, prediction_B), float32; a class is predicted by its index, the first of the largest logits."""
     value_B = logits_BxC[:, 0] if logits_BxC.shape[-1] == 1 else jnp.argmax(logits_BxC, axis=-1)
-    return RowScores(row_sums(logits_BxC, label_B).loss_B, value_B.astype(jnp.float32))
+    return row_sums(logits_BxC, label_B).loss_B, value_B.astype(jnp.float32)

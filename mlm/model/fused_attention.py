@@ -1,8 +1,7 @@
 """Attention of rows short enough for a TPU core's own memory, as one Pallas kernel forward and one backward.
 
-The scores of a row never leave the core: at length 512, XLA's attention moves them through main memory eight times.
-Heads stay side by side in the last axis, without a copy into another layout: a kernel works on 128 entries of it (two
-heads of 64). Scores are keys x queries, so that the softmax reduces along the vector registers' short axis.
+The scores of a row never leave the core. Heads stay side by side in the last axis, without a copy: a kernel works on
+128 entries of it. Scores are keys x queries: the softmax reduces along the vector registers' short axis.
 
 Dimensions: B rows, L tokens, H hidden size = heads x head size, W entries of H in a block, N heads in a block.
 """

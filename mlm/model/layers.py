@@ -73,10 +73,7 @@ def layer_norm(params: dict[str, Array], x_BxLxH: Array, epsilon: float) -> Arra
 
 @jax.custom_vjp
 def gelu(x: Array) -> Array:
-    """Exact GELU (Hendrycks and Gimpel, 2016) in float32, returned in the type of x.
-
-    The forward pass saves the derivative instead of x: the same memory, a third of the transcendentals.
-    """
+    """Exact GELU (Hendrycks and Gimpel, 2016) in float32, returned in the type of x; saves the derivative, not x."""
     return _gelu_and_derivative(x)[0]
 
 
@@ -110,8 +107,7 @@ def random_bits(
     """Returns uint32 bits of a shape [B, L, H]: a function of only the seed and each element's indices.
 
     A counter goes through an integer hash ("lowbias32" of Wellons' hash-prospector), once for the row and once within
-    it. It needs no memory, fuses with its consumers, is the same on all devices, and takes a few operations where
-    threefry takes twenty rounds. The indices of rows and tokens are 0, 1, ... where they are None.
+    it: the same on all devices, and much cheaper than threefry. Indices of rows and tokens that are None are 0, 1, ...
     """
     row, token, unit_H = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(3))
     if rows_B is not None:

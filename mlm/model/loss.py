@@ -25,12 +25,8 @@ def masked_cross_entropy(logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Ar
     """Cross entropy in float32 over the first `vocab_size` entries; the padding of the vocabulary has probability 0."""
     logits_NxV = logits_BxKxV.reshape(-1, logits_BxKxV.shape[-1])
     found = cross_entropy(logits_NxV, labels_BxK.reshape(-1), vocab_size)
-    loss_BxK, correct_BxK = (each_N.reshape(labels_BxK.shape) for each_N in found)
-    return RowSums(
-        loss_B=jnp.sum(loss_BxK * weights_BxK, axis=-1),
-        weight_B=jnp.sum(weights_BxK, axis=-1),
-        correct_B=jnp.sum(correct_BxK * weights_BxK, axis=-1),
-    )
+    loss_B, correct_B = (jnp.sum(each_N.reshape(labels_BxK.shape) * weights_BxK, axis=-1) for each_N in found)
+    return RowSums(loss_B, jnp.sum(weights_BxK, axis=-1), correct_B)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

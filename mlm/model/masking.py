@@ -108,9 +108,8 @@ class TokenMasking:
 class WordMasking(TokenMasking):
     """Whole words, in a random order (BERT's code, `do_whole_word_mask`), masked, replaced or kept token by token.
 
-    BERT takes words until the next would be too many, which favours short ones. Here the words lie in a random order
-    on a circle of m tokens, and those that start inside a randomly placed window of rate * m tokens are predicted: each
-    word, short or long, with probability `rate`, so that the mean number of predictions is exact.
+    BERT's own choice favours short words. Here the words lie in a random order on a circle of m tokens, and those that
+    start inside a randomly placed window of rate * m tokens are predicted: each with probability `rate`.
     """
 
     # `tokenizer.word_starts`, bool [V], as bytes, which are hashable; None if no mask is ever drawn
@@ -151,16 +150,13 @@ class SpanMasking(WordMasking):
     """Runs of whole words, masked, replaced or kept as a whole (SpanBERT; Joshi et al., 2020, 3.1).
 
     The text between special tokens is cut into spans whose lengths, in words, follow a geometric distribution truncated
-    to 1..longest. They lie in a random order on a circle, as in `WordMasking`, on which the window holds as many tokens
-    as `TokenMasking` predicts and may cut its first and last span. (SpanBERT cuts only the last: here, that would
-    predict the first tokens of a row more often than others.)
+    to 1..longest. They lie on a circle as in `WordMasking`, and the window holds as many tokens as `TokenMasking`
+    predicts. It may cut its first and last span; to cut only the last, as SpanBERT does, would favour a row's start.
     """
 
     span_p: float = 0.2  # of the geometric distribution
 
-    def max_predictions_per_row(self, length: int) -> int:
-        """Returns K for rows of `length` tokens: that of `TokenMasking`."""
-        return TokenMasking.max_predictions_per_row(self, length)
+    max_predictions_per_row = TokenMasking.max_predictions_per_row  # the last span ends with the window
 
     def _mask_row(self, key, ids_L, ordinary_L, rate):
         bits = jax.random.bits(key, (4 * len(ids_L) + 2,))

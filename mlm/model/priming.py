@@ -1,14 +1,12 @@
 """Initial parameters that spare a short run the plateaus at its beginning.
 
-From transformers' initialisation, a small model first learns how frequent each token is, then which tokens occur
-together, and only much later that attention can look at a neighbour. Primed parameters start after those plateaus:
+A small model first learns how frequent each token is, and only much later that attention can look at a neighbour:
 
-- the output's bias is the log of the tokens' frequencies (the prior of Lin et al., 2017, Focal loss, 4.1);
+- the output's bias starts as the log of the tokens' frequencies (the prior of Lin et al., 2017, Focal loss, 4.1);
 - positions are sinusoids, and head h attends to the token at a fixed offset, -1, +1, -2, +2, ...: for sinusoids a shift
-  is a rotation (Vaswani et al., 2017, 3.5), which the query's kernel holds. Values and their output are orthogonal, so
-  that what a head reads comes through. Starting attention with structure instead of noise is the idea of Trockman and
-  Kolter, 2023, Mimetic initialization;
-- embeddings of words and positions are larger, and that of the only token type, which all tokens share, is zero.
+  is a rotation (Vaswani et al., 2017, 3.5), which the query's kernel holds. Values and their output are orthogonal.
+  Such a structured start of attention is the idea of Trockman and Kolter, 2023, Mimetic initialization;
+- embeddings of words and positions are larger, and that of the only token type is zero.
 
 Dimensions: V entries of the padded vocabulary, P entries of the position table, H hidden size.
 """

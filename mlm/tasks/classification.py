@@ -146,9 +146,9 @@ def _row_sums(network: Network, params: Params, inputs: step.Inputs, rows_B: jax
 
 
 def make_eval_step(network: Network, mesh: Mesh, param_shardings: Params) -> Callable:
-    """Returns the jitted `(params, batch) -> classifier.RowScores`, without dropout."""
+    """Returns the jitted `(params, batch) -> (loss_B, prediction_B)`, without dropout."""
 
-    def eval_step(params: Params, batch: step.Batch) -> classifier.RowScores:
+    def eval_step(params: Params, batch: step.Batch) -> tuple[jax.Array, jax.Array]:
         logits_BxC = classifier.logits(network, params, batch["input_ids"], batch["attention_mask"])
         return classifier.row_scores(logits_BxC, batch["label"])
 
