@@ -95,11 +95,11 @@ def test_tokens_that_nobody_reads_change_nothing(remat):
     params, batch, key = run.init().params, random_batch(16), jax.random.key(3)
     ids, mask = batch["input_ids"], batch["attention_mask"]
     wanted = np.random.default_rng(0).integers(0, 16, (16, 5)).astype(np.int32)
-    whole = jax.jit(network.encode)(params, ids, mask, key)
+    whole = jax.jit(network.encode)(params, ids, mask, None, key)
     expected = np.take_along_axis(np.asarray(whole), wanted[..., None], axis=1)
     for rows in (slice(0, 16), slice(8, 16)):
         numbers = np.arange(16, dtype=np.uint32)[rows]
-        found = jax.jit(network.encode)(params, ids[rows], mask[rows], key, wanted[rows], numbers)
+        found = jax.jit(network.encode)(params, ids[rows], mask[rows], wanted[rows], key, numbers)
         np.testing.assert_allclose(found, expected[rows], atol=1e-5)
 
 
@@ -108,11 +108,11 @@ def test_dropout_changes_every_layer_and_every_step():
     params, batch = run.init().params, random_batch(16)
     encode = jax.jit(run.network.encode)
     plain, *others = (
-        encode(params, batch["input_ids"], batch["attention_mask"], key)
+        encode(params, batch["input_ids"], batch["attention_mask"], None, key)
         for key in (None, jax.random.key(0), jax.random.key(0), jax.random.key(1))
     )
     np.testing.assert_array_equal(others[0], others[1])
     assert np.abs(others[0] - plain).max() > 0.1 and np.abs(others[0] - others[2]).max() > 0.1
     rows = np.repeat(batch["input_ids"][:1], 16, 0)
-    same = encode(params, rows, np.ones_like(rows), jax.random.key(0))
+    same = encode(params, rows, np.ones_like(rows), None, jax.random.key(0))
     assert all(np.abs(same[0] - row).max() > 0.1 for row in same[1:]), "two rows with the same dropout"
