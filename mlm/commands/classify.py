@@ -121,7 +121,7 @@ def _describe(config: ConfigDict, examples: Examples, body: RobertaConfig) -> No
     for name, split in examples.splits.items():
         cut = f", {split.truncated:,} of them truncated to {examples.length}" if split.truncated else ""
         lengths = f"{split.lengths.min()} to {split.lengths.max()} tokens"
-        common.say(f"classify: {name}: {split.source}, {len(split.labels_N):,} rows of {lengths}{cut}")
+        common.say(f"classify: {name}: {config.classify[name]}, {len(split.labels_N):,} rows of {lengths}{cut}")
     predicts = f"{len(examples.labels)} classes" if examples.labels else "a number"
     common.say(
         f"classify: {predicts}; {body.num_hidden_layers} layers of {body.hidden_size}, from "
