@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides, task=configs.CLASSIFICATION)
     from mlm.cluster import distributed
-    from mlm.inference import evaluate_classifier
+    from mlm.inference import evaluate
     from mlm.report import report
     from mlm.tasks import classification
     from mlm.training import loop
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         loop.run_task(config, workdir, task)
         best = write_export(workdir, torch_python="")
         split = "test" if "test" in examples.splits else "validation"
-        scores = evaluate_classifier.score(config, workdir, examples, best, split)
+        scores = evaluate.score_classifier(config, workdir, examples, best, split)
         if cluster.is_primary():
             report.write(workdir)
             _summarize(workdir, best, scores)

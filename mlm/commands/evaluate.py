@@ -31,12 +31,10 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
     fingerprints = () if is_classifier else (manifest.fingerprint, manifest.tokenizer_fingerprint)
     distributed.initialize(config, workdir, *fingerprints, saves=False)
+    from mlm.inference import evaluate
+
     if is_classifier:
-        from mlm.inference import evaluate_classifier
-
-        evaluate_classifier.run(config, workdir, model=args.model, split=args.split)
+        evaluate.run_classifier(config, workdir, model=args.model, split=args.split)
     else:
-        from mlm.inference import evaluate
-
         flags = {"model": args.model, "split": args.split, "masks": args.masks, "pseudo": args.pseudo}
         evaluate.run(config, workdir, manifest, **flags)

@@ -1,4 +1,4 @@
-"""Scores of a masked language model on a split: a checkpoint, an export or any RoBERTa folder."""
+"""Scores of a model on a split: a checkpoint, an export or any RoBERTa folder; a language model or a classifier."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlm import cluster, logs
 from mlm import config as configs
+from mlm.data import examples as data
 from mlm.data import tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.errors import DamageError, InputError
 from mlm.inference import pseudo_perplexity
 from mlm.inference.fill_mask import longest_row
-from mlm.model import factory
+from mlm.model import classifier, factory
+from mlm.model.roberta import Params
 from mlm.paths import UPath, is_remote, write_text
 from mlm.pretrained import load
-from mlm.tasks import pretraining
+from mlm.tasks import classification, pretraining
 from mlm.training import sharding, step
 from mlm.workdir import Workdir
 
@@ -48,16 +51,12 @@ def run(
         raise InputError(f"--split={split}: the shards in {manifest.folder} hold no records of that split.")
     if pseudo < 0:
         raise InputError(f"--pseudo={pseudo}: must be a number of rows, from 0 up.")
-    mesh = sharding.make_mesh(**config.mesh.to_dict())
-    sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
     loaded = load.load(model or workdir, head=load.LM_HEAD)
     _check_fit(loaded, workdir, manifest)
+    mesh, padded, shardings, params = _put_on_devices(config, loaded)
     info = DatasetInfo.from_manifest(manifest)
-    padded = loaded.padded(config.model.vocab_multiple)
     network = factory.make_network(config.model.to_dict(), info, isolated=config.data.isolate_documents)
     network = dataclasses.replace(network, config=padded.config)
-    shardings = sharding.tree_shardings(padded.params, mesh, padded.params)
-    params = sharding.put_tree(padded.params, shardings)
 
     weights = f"step {loaded.step}" if loaded.step is not None else f"weights {_digest(loaded.params)}"
     weights += f", data {manifest.fingerprint[:12]}"
@@ -82,6 +81,53 @@ def run(
         entries = {key: {"model": loaded.source, **values} for key, values in entries.items()}
         add_results(UPath(model) if model and UPath(model).is_dir() else workdir.root, entries)
     return result
+
+
+def run_classifier(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict[str, Any]:
+    """Scores `model`, or the workdir's best checkpoint if that is ""; process 0 prints the scores as a line of JSON."""
+    own = config.classify
+    known = [name for name in data.SPLITS if own[name]]
+    if split not in known:
+        raise InputError(f"--split={split}: config.classify only names rows for {', '.join(known)}.")
+    loaded = load.load(model or workdir, head=load.CLASSIFIER)
+    names = classifier.class_names(loaded.config)
+    if bool(names) != (own.kind == "classes"):
+        raise InputError(
+            f"{loaded.source}: predicts {'classes' if names else 'a number'}; set config.classify.kind to match."
+        )
+    tables, _ = data.read_tables({split: own[split]}, text=own.text, label=own.label, kind=own.kind, names=names)
+    sizes = {"length": own.length, "multiple": own.multiple}
+    examples = data.tokenize(tables, names, tokenizer_folder=loaded.tokenizer, **sizes)
+    scores = score_classifier(config, workdir, examples, loaded, split)
+    if cluster.is_primary():
+        print(json.dumps({"split": split, "model": loaded.source, **scores}))
+    return scores
+
+
+def score_classifier(
+    config: ConfigDict, workdir: Workdir, examples: data.Examples, model: load.Pretrained, split: str
+) -> dict[str, Any]:
+    """Returns the scores of a model on a split; writes those of the workdir's own model to classification.json."""
+    mesh, padded, shardings, params = _put_on_devices(config, model)
+    network = classification.make_network(config, padded.config, examples, mesh)
+    eval_step = classification.make_eval_step(network, mesh, shardings)
+    scores, predicted_N = classification.evaluate(config, examples, mesh, eval_step, params, split)
+    if model.tokenizer == str(workdir.tokenizer) and cluster.is_primary():
+        content = {"split": split, "step": model.step, "scores": scores}
+        if examples.labels:
+            table = classification.confusion(examples.splits[split].labels_N, predicted_N, len(examples.labels))
+            content |= {"labels": examples.labels, "confusion": table.tolist()}
+        write_text(workdir.classification, json.dumps(content) + "\n")
+    return scores
+
+
+def _put_on_devices(config: ConfigDict, model: load.Pretrained) -> tuple[Mesh, load.Pretrained, Params, Params]:
+    """Returns the mesh, the model with its vocabulary padded, and its parameters' shardings and arrays there."""
+    mesh = sharding.make_mesh(**config.mesh.to_dict())
+    sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
+    padded = model.padded(config.model.vocab_multiple)
+    shardings = sharding.tree_shardings(padded.params, mesh, padded.params)
+    return mesh, padded, shardings, sharding.put_tree(padded.params, shardings)
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ Dimensions: B rows of a batch, L tokens in a row, N rows of a split.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +24,6 @@ from mlm.model import classifier
 from mlm.model.attention import make_attention
 from mlm.model.loss import RowSums
 from mlm.model.roberta import Network, Params
-from mlm.tasks import class_scores
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
 from mlm.training.loop import Task
 
@@ -158,7 +158,7 @@ def make_eval_step(network: Network, mesh: Mesh, param_shardings: Params) -> Cal
 def evaluate(
     config: ConfigDict, examples: Examples, mesh: Mesh, eval_step: Callable, params: Params, split: str
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Returns the scores of a split (loss, those of mlm/tasks/class_scores.py, rows) and the predictions, float32 [N].
+    """Returns the scores of a split (loss, those below, rows) and the predictions, float32 [N].
 
     The loss is the cross entropy in nats, or the mean squared error.
     """
@@ -168,7 +168,36 @@ def evaluate(
     order, own = data.eval_order(examples, split), examples.splits[split]
     loss_N, predicted_N = (values[np.argsort(order)] for values in found)
     if examples.labels:
-        scores = class_scores.of_classes(own.labels_N, predicted_N, len(examples.labels))
+        scores = score_classes(own.labels_N, predicted_N, len(examples.labels))
     else:
-        scores = class_scores.of_numbers(own.labels_N, predicted_N)
+        scores = score_numbers(own.labels_N, predicted_N)
     return {"loss": float(np.mean(loss_N, dtype=np.float64)), **scores, "rows": len(order)}, predicted_N
+
+
+def score_classes(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> dict[str, float]:
+    """Returns the accuracy of `count` classes, and F1 as scikit-learn's `f1_score(average="weighted")`.
+
+    A class without rows and predictions has no weight; one that is never right has F1 0.
+    """
+    table = confusion(labels_N, predicted_N, count)
+    right, rows, predicted = np.diag(table), table.sum(axis=1), table.sum(axis=0)
+    f1 = 2 * right / np.maximum(rows + predicted, 1)
+    return {"accuracy": float(right.sum() / table.sum()), "f1": float((f1 * rows).sum() / table.sum())}
+
+
+def score_numbers(targets_N: np.ndarray, predicted_N: np.ndarray) -> dict[str, float]:
+    """Returns mean squared error and Pearson and Spearman correlations (NaN if labels or predictions are constant)."""
+    from scipy import stats  # takes a second
+
+    targets_N, predicted_N = targets_N.astype(np.float64), predicted_N.astype(np.float64)
+    scores = {"mse": float(np.mean((targets_N - predicted_N) ** 2)), "pearson": math.nan, "spearman": math.nan}
+    if len(targets_N) > 1 and np.ptp(targets_N) > 0 and np.ptp(predicted_N) > 0:
+        scores["pearson"] = float(stats.pearsonr(targets_N, predicted_N).statistic)
+        scores["spearman"] = float(stats.spearmanr(targets_N, predicted_N).statistic)
+    return scores
+
+
+def confusion(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> np.ndarray:
+    """Returns int64 [count, count]: the number of rows of each class (first axis) by predicted class (second)."""
+    cells = np.bincount(labels_N.astype(np.int64) * count + predicted_N.astype(np.int64), minlength=count * count)
+    return cells.reshape(count, count)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlm.tasks import class_scores
+from mlm.tasks import classification
 
 
 def f1_by_definition(labels: list[int], predicted: list[int]) -> float:
@@ -24,7 +24,7 @@ def test_scores_of_classes(seed):
     labels = rng.integers(0, 5, 60)
     labels[labels == 3] = 2  # a class without rows
     predicted = np.where(rng.random(60) < 0.6, labels, rng.integers(0, 4 + seed % 2, 60))
-    found = class_scores.of_classes(labels, predicted.astype(np.float32), 6)
+    found = classification.score_classes(labels, predicted.astype(np.float32), 6)
     assert found["accuracy"] == pytest.approx(np.mean(labels == predicted))
     assert found["f1"] == pytest.approx(f1_by_definition(labels.tolist(), predicted.tolist()))
 
@@ -33,12 +33,12 @@ def test_scores_of_scikit_learn():
     """Figures of scikit-learn 1.9.1's accuracy_score and f1_score(average="weighted") on these very predictions."""
     labels = np.array([0, 1, 2, 3] * 10)
     predicted = (labels + (np.arange(40) % 7 == 0) + 2 * (np.arange(40) % 11 == 5)) % 4
-    found = class_scores.of_classes(labels, predicted, 4)
+    found = classification.score_classes(labels, predicted, 4)
     assert found == pytest.approx({"accuracy": 0.75, "f1": 0.74968671679198}, abs=1e-12)
 
 
 def test_confusion_has_rows_of_the_true_class():
-    table = class_scores.confusion(np.array([0, 0, 1, 2]), np.array([0.0, 1.0, 1.0, 0.0]), 3)
+    table = classification.confusion(np.array([0, 0, 1, 2]), np.array([0.0, 1.0, 1.0, 0.0]), 3)
     assert table.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
 
 
@@ -46,7 +46,7 @@ def test_scores_of_numbers():
     rng = np.random.default_rng(0)
     targets = rng.normal(size=50).round(1)  # with ties
     predicted = (targets + rng.normal(size=50)).astype(np.float32)
-    found = class_scores.of_numbers(targets, predicted)
+    found = classification.score_numbers(targets, predicted)
     ranks = [np.array([(x < y).sum() + ((x == y).sum() + 1) / 2 for y in x]) for x in (targets, predicted)]
     assert found["mse"] == pytest.approx(np.mean((targets - predicted) ** 2))
     assert found["pearson"] == pytest.approx(np.corrcoef(targets, predicted)[0, 1])
@@ -54,5 +54,5 @@ def test_scores_of_numbers():
 
 
 def test_a_constant_has_no_correlation():
-    found = class_scores.of_numbers(np.arange(4.0), np.ones(4))
+    found = classification.score_numbers(np.arange(4.0), np.ones(4))
     assert np.isnan(found["pearson"]) and np.isnan(found["spearman"]) and found["mse"] == 1.5
