@@ -7,7 +7,6 @@ Dimensions: B rows, L tokens in a row, H size of a token's vector, O size of the
 
 from __future__ import annotations
 
-import functools
 import math
 
 import jax
