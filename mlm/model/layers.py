@@ -47,9 +47,11 @@ def add_bias(x_BxLxH: Array, bias_H: Array) -> Array:
 
 def _bias_gradient(_: None, grad_BxLxH: Array) -> tuple[Array, Array]:
     grad_NxH = grad_BxLxH.reshape(-1, grad_BxLxH.shape[-1])
-    return grad_BxLxH, lax.platform_dependent(
-        grad_NxH, tpu=_sum_by_product, default=functools.partial(jnp.sum, axis=0, dtype=jnp.float32)
-    )
+    return grad_BxLxH, lax.platform_dependent(grad_NxH, tpu=_sum_by_product, default=_sum)
+
+
+def _sum(x_NxH: Array) -> Array:
+    return jnp.sum(x_NxH, axis=0, dtype=jnp.float32)
 
 
 def _sum_by_product(x_NxH: Array) -> Array:
