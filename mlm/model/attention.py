@@ -118,6 +118,8 @@ def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, is
 
 
 def _splash(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, kind):
+    if dropout_mask_LxL is not None:
+        raise ValueError("splash has no dropout")
     length = q_BxLxH.shape[1]
     names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
     sizes = splash.BlockSizes(**dict.fromkeys(names, math.gcd(length, 512)), use_fused_bwd_kernel=True)
@@ -133,6 +135,8 @@ def _splash(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads,
 
 
 def _cudnn(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, implementation="cudnn"):
+    if dropout_mask_LxL is not None:
+        raise ValueError("cudnn has no dropout here")
     q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
     mask_Bx1xQxK = jnp.broadcast_to(_allowed(segments_BxL, isolated), (len(q), 1, q.shape[1], q.shape[1]))
     context = jax.nn.dot_product_attention(q, k, v, mask=mask_Bx1xQxK, implementation=implementation)
