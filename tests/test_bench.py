@@ -52,6 +52,7 @@ def cells_of(printed: str, *columns: int) -> list[list[str]]:
     return [[line[column] for column in columns] for line in lines if max(columns) < len(line)]
 
 
+@pytest.mark.slow
 def test_step_and_input(manifest, capsys):
     config = tiny_config("data.lanes=4", "tokenizer.vocab_size=5000", "data.global_batch=64")
     found = measured(config, ["step", "batches", "loop"], manifest, seconds=0.2)

@@ -106,6 +106,7 @@ def test_long_rows_are_split():
     assert split_rows(batch, 1) is batch
 
 
+@pytest.mark.slow
 def test_a_short_step_is_the_step_on_rows_of_that_length():
     settings = ("train.steps=10", "train.accumulate=2", "model.positions=32", "model.hidden_dropout=0.1")
     run = tiny_run("data.short_length=8", "data.short_share=0.7", *settings)

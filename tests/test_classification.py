@@ -87,12 +87,14 @@ def test_it_predicts_numbers(tmp_path, tokenizer_folder):
     assert "accuracy" not in metrics, "of a number there is none"
 
 
+@pytest.mark.slow
 def test_microbatches_change_rounding_alone(tmp_path, tokenizer_folder):
     config, _, one = build(tmp_path, tokenizer_folder, "mesh.data=4", "mesh.fsdp=2")
     _, _, two = build(tmp_path, tokenizer_folder, "train.accumulate=2", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
     np.testing.assert_allclose(train(one, config, steps=5)[1], train(two, config, steps=5)[1], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_start_is_the_body_that_was_given(tmp_path, tokenizer_folder):
     config = labelled_texts.config(tmp_path, tokenizer_folder, "optimizer.ema_decay=0.9")
     examples, body = load(config, tmp_path, tokenizer_folder)
@@ -113,6 +115,7 @@ def reference(tmp_path_factory, tokenizer_folder):
     return folder, params, task.evaluate(task.initial_state().params), examples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "mesh"), [(8, (8, 1, 1)), (64, (2, 4, 1)), (29, (1, 1, 1))])
 def test_scores_do_not_depend_on_the_batch(reference, tokenizer_folder, rows, mesh):
     """29 rows in batches of 16, the reference's, or others: each once, in the order of the file."""

@@ -55,6 +55,7 @@ def test_the_tree_is_the_stock_one_without_pooler():
     assert params["classifier"]["out_proj"]["kernel"].shape == (32, 3)
 
 
+@pytest.mark.slow
 def test_padding_is_not_attended_to():
     """Whatever ids lie in the padding, and however much of it there is."""
     config, params = make()
@@ -66,6 +67,7 @@ def test_padding_is_not_attended_to():
     np.testing.assert_allclose(classifier.logits(network, params, ids, attention), wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_of_the_head():
     """On with a key alone, of the hidden rate, and a function of the key and the row."""
     config, params = make(hidden_dropout=0.5, attention_dropout=0.0, layers=1)

@@ -45,6 +45,7 @@ def results(folder) -> dict:
     return json.loads((pathlib.Path(str(folder)) / "evaluation.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_and_its_export_score_the_same_and_both_write_it_down(setting, folder, capsys):
     config, workdir, manifest = setting
     ours = evaluate.run(config, workdir, manifest, model="", split="validation", pseudo=3)

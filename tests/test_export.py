@@ -237,6 +237,7 @@ def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(model, copy, 
     assert [path.name for path in copy.parent.iterdir()] == ["copy"], "a temporary folder was left"
 
 
+@pytest.mark.slow
 def test_what_pytorch_refuses_is_not_exported(model, tmp_path, monkeypatch):
     """A wrong position offset that both of our own readers share is found by PyTorch alone."""
     monkeypatch.setattr(roberta, "position_ids", lambda attention, pad_id: jax.numpy.cumsum(attention, -1) + 1 + pad_id)

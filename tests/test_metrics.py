@@ -49,6 +49,7 @@ def wandb(monkeypatch) -> types.SimpleNamespace:
     return seen
 
 
+@pytest.mark.slow
 def test_weights_and_biases_gets_what_the_log_gets(manifest, tmp_path, wandb):
     config = tiny_config("log.wandb=my-project", "data.lanes=2", "train.steps=4")
     pretrain(config, Workdir(str(tmp_path / "run")), manifest)

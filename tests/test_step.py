@@ -125,6 +125,7 @@ def test_guard_skips_what_is_not_finite_and_stops_for_good():
     assert all(np.array_equal(value, good_params[name]) for name, value in flat(state.params).items())
 
 
+@pytest.mark.slow
 def test_guard_resets_before_the_limit():
     run = tiny_run("train.guard_limit=3")
     state, _ = train(run, 1)
@@ -152,6 +153,7 @@ def test_average_of_parameters():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_log_window_is_the_mean_over_predictions():
     single, window = tiny_run("log.every=1"), tiny_run("log.every=4")
     _, each = train(single, 6)
@@ -172,6 +174,7 @@ def test_padding_of_the_vocabulary_is_never_learnt():
         assert not np.array_equal(before[name][:500], after[name][:500])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lamb", slow("lion"), slow("adafactor"), slow("muon")])
 def test_every_optimizer_takes_the_step(name):
     run = tiny_run(f"optimizer.name={name}", "optimizer.clip_norm=1", mesh=(2, 2, 2))
@@ -179,6 +182,7 @@ def test_every_optimizer_takes_the_step(name):
     assert all(np.isfinite(m["loss"]) and m["skipped"] == 0 for m in history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [slow("model.remat=true"), "model.remat_feed_forward=1"])
 def test_remat_changes_nothing(change):
     dropout = ("model.layers=2", "model.hidden_dropout=0.1", "model.attention_dropout=0.1")
@@ -188,6 +192,7 @@ def test_remat_changes_nothing(change):
     assert_close(moments(state), moments(state2), 1e-4, change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [slow((8, 1, 1)), slow((2, 4, 1)), (2, 2, 2)])
 def test_dropout_is_the_same_on_every_mesh_and_is_one_of_the_whole_batch(mesh):
     dropout = ("model.layers=2", "model.hidden_dropout=0.1", "model.attention_dropout=0.1")
@@ -197,6 +202,7 @@ def test_dropout_is_the_same_on_every_mesh_and_is_one_of_the_whole_batch(mesh):
     assert_close(moments(state), moments(state2), 1e-3, f"mesh {mesh}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [slow("train.accumulate=1"), "train.accumulate=2", slow("data.short_length=8")])
 @pytest.mark.parametrize("mesh", [slow((8, 1, 1)), (4, 2, 1)])
 def test_dropout_follows_the_rows_where_hosts_interleave(monkeypatch, change, mesh):
@@ -232,6 +238,7 @@ def shapes_in(text: str) -> list[list[int]]:
     return [[int(size) for size in sizes.split(",") if size] for sizes in re.findall(r"\w\[([\d,]*)\]", text)]
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_float32_parameters():
     state, history = train(tiny_run("model.dtype=bfloat16"), 2)
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(state.params))

@@ -153,6 +153,7 @@ def test_twenty_updates_of_adamw(both):
             assert np.abs(value - ours["first"][name]).max() > 5e-3, f"{name}: has hardly moved"
 
 
+@pytest.mark.slow
 def test_masked_head_equals_the_stock_head():
     """Loss and every gradient: FlaxRobertaForMaskedLM's own call, and the one-hot loss of run_mlm_flax.py."""
     info = dataclasses.replace(INFO[1], vocab_size=512)  # a multiple of 128: no padding, of which stock knows nothing

@@ -152,6 +152,7 @@ def test_connections_that_fail_start_nothing_twice(ready_pod, fault):
     assert starts(ready_pod) == 2
 
 
+@pytest.mark.slow
 def test_a_silent_host_stops_the_start(ready_pod):
     ready_pod.ready(WAITS)
     ready_pod.fault("ssh", "silent", worker=1, match="host.py start")
@@ -166,6 +167,7 @@ def processes_of_worker_0(pod) -> int:
     return json.loads((pod.host_folder(0) / "keeper.json").read_text())["process"]
 
 
+@pytest.mark.slow
 def test_a_silent_host_is_named_before_anything_starts(ready_pod):
     ready_pod.ready(WAITS)
     ready_pod.fault("ssh", "silent", worker=1, match="host.py status", times=2)

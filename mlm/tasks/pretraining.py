@@ -69,8 +69,11 @@ class Pretraining(Task):
         self.init, self.shapes = state.jit_init(self._init, self.mesh)
         self.train_step = self._make_step(info.length)
         self.short_step = self._make_step(config.data.short_length) if config.data.short_length else None
-        masking, shardings = dataclasses.replace(self.masking, end_rate=0.0), state.shardings_of(self.shapes).params
-        self.eval_step = step.make_eval_step(self.network, masking, config.evaluate.seed, self.mesh, shardings)
+        self.eval_masking = dataclasses.replace(self.masking, end_rate=0.0)
+        shardings = state.shardings_of(self.shapes).params
+        self.eval_step = step.make_eval_step(
+            self.network, self.eval_masking, config.evaluate.seed, self.mesh, shardings
+        )
         self.metadata = dataclasses.asdict(info) | {"model": self.network.config.to_dict()}
         self.data_fingerprint = manifest.fingerprint if manifest else ""
 

@@ -63,7 +63,7 @@ def mean_gradient(
             return jax.tree.map(jnp.add, total, part), None
 
         # [A, B / A, ...]: microbatch a holds rows a, a + A, ..., which keeps every row on its device.
-        micro = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, accumulate, *x.shape[1:]), 1, 0), inputs)
+        micro = jax.tree.map(lambda x: _microbatches(x, accumulate), inputs)
         shapes = jax.eval_shape(gradient_sum, params, jax.tree.map(lambda x: x[0], micro), rows_B, key)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         return jax.lax.scan(add, zero, (jnp.arange(accumulate), micro))[0]
@@ -84,6 +84,11 @@ def mean_gradient(
         return jax.tree.map(lambda g: g / jnp.maximum(sums.weight_B, 1), total), sums
 
     return gradient
+
+
+def _microbatches(x_Bx: jax.Array, accumulate: int) -> jax.Array:
+    """Returns [A, B / A, ...]: microbatch a holds rows a, a + A, ..., which keeps every row on its device."""
+    return jnp.moveaxis(x_Bx.reshape(-1, accumulate, *x_Bx.shape[1:]), 1, 0)
 
 
 def _psum_over_data(local_grads: Callable, mesh: Mesh, *, comm_dtype: str | None) -> Callable:
