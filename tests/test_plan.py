@@ -20,13 +20,8 @@ from tests.fixtures import tiny_config
 from tests.processes import ROOT, environment
 
 H, FEED, LENGTH, ROWS, VOCABULARY = 128, 256, 32, 16, 512
-SIZES = (
-    f"model.hidden_size={H}",
-    f"model.intermediate_size={FEED}",
-    "model.positions=126",  # 128 with the two that RoBERTa never uses
-    f"tokenizer.vocab_size={VOCABULARY}",
-    "model.dtype=bfloat16",
-)
+SIZES = (f"model.hidden_size={H}", f"model.intermediate_size={FEED}", f"tokenizer.vocab_size={VOCABULARY}")
+SIZES += ("model.dtype=bfloat16", "model.positions=126")  # 128 with the two that RoBERTa never uses
 LAYER = 4 * (H * H + H) + 2 * H + (H * FEED + FEED) + (FEED * H + H) + 2 * H
 PARAMETERS = (VOCABULARY + 128 + 1) * H + 2 * H + LAYER + (H * H + H) + 2 * H + VOCABULARY
 TAIL = 2 * (H * H + 2 * H * FEED) + 2 * H * H + 2 * H * VOCABULARY  # of a predicted token: behind the last attention
@@ -75,7 +70,7 @@ def _mesh():
 
 
 def test_speed_follows_from_the_cycles(found):
-    """v3: 123 TFLOP/s a chip at 0.938 GHz; 12 updates; 2 dollars for each of 4 chips and an hour."""
+    """v3: 123 TFLOP/s a chip at 0.938 GHz; 12 steps; 2 dollars for each of 4 chips and an hour."""
     row = found["plan"]
     cycles = row["cycles"]
     assert sum(cycles.values()) == pytest.approx(2 * cycles["all"]) and cycles["compiler"] > 0.5 * cycles["all"]
@@ -133,7 +128,7 @@ def test_tables_show_it(found):
 
 @pytest.mark.slow
 def test_short_rows_of_the_first_updates_are_counted():
-    """Three updates in four on rows of 8 tokens: as many tokens, less attention."""
+    """Three steps in four on rows of 8 tokens: as many tokens, less attention."""
     found = planned("data.short_length=8", "data.short_share=0.75", name="v5e:1x1", price=2.0)
     row, short = found["plan"], found["plan"]["short"]
     assert (row["length"], short["length"]) == (LENGTH, 8)
