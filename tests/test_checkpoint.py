@@ -8,6 +8,7 @@ import sys
 import jax.numpy as jnp
 import pytest
 
+from mlm import cluster
 from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint
@@ -64,6 +65,15 @@ def saved(tmp_path: pathlib.Path) -> UPath:
 def save(folder: UPath, step: int) -> None:
     with checkpoint.Checkpoints(folder, keep=3) as checkpoints:
         checkpoints.save(step, {"weight": jnp.zeros(3)}, {"step": step}, None)
+
+
+def test_other_hosts_go_on_when_all_is_complete(tmp_path, monkeypatch):
+    """`run` reads the newest checkpoint on every host, and the first host alone writes its hashes."""
+    met: dict[str, list[int]] = {}
+    monkeypatch.setattr(cluster, "barrier", lambda name: met.update({name: checkpoint_files.complete_steps(folder)}))
+    folder = UPath(tmp_path)
+    save(folder, 10)
+    assert met == {"checkpoints opened": [], "checkpoints complete": [10]}
 
 
 def test_nothing_else_is_removed(saved, tmp_path):

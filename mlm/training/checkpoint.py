@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoints(AbstractContextManager):
-    """The checkpoints of one run; a context manager that waits for what is being written."""
+    """The checkpoints of one run; a context manager that ends when, on every host, all of them are complete."""
 
     def __init__(self, folder: UPath, *, keep: int):
         """Hides incomplete steps from orbax, which keeps the newest `keep` checkpoints and the one of lowest score."""
@@ -52,12 +52,14 @@ class Checkpoints(AbstractContextManager):
         self._saving: int | None = None  # the step that orbax is writing
         self._hashing: concurrent.futures.Future | None = None
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         try:
             self.finish()
         finally:
             self._worker.shutdown()
             self._manager.close()
+        if kind is None:
+            cluster.barrier("checkpoints complete")  # the first host hashes them, and all read them next
 
     def save(self, step: int, state: Any, meta: dict, score: float | None) -> None:
         """Starts to save, with the score if the step was evaluated; raises InputError for a full disk."""
