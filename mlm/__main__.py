@@ -1,7 +1,5 @@
 """`python -m mlm COMMAND`: each command is a module of mlm/commands/, imported when it is called."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import logging

@@ -3,8 +3,6 @@
 Nothing here imports jax, TensorFlow or transformers, so that a mistake is reported at once.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import hashlib

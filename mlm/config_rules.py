@@ -1,7 +1,5 @@
 """What each key of a config may be; mlm/config.py applies these rules."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """The logs of a run, without jax. metrics.jsonl and timing.jsonl hold one JSON object a line."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

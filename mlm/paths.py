@@ -4,8 +4,6 @@ An object in a bucket appears whole or not at all, can't be appended to or renam
 written under a temporary name and renamed on a disk is uploaded in one piece there. All such differences are here.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

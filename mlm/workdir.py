@@ -5,8 +5,6 @@ seconds; one that is not renewed for STALE seconds was left by a killed process 
 its lock gone exits at once: it was stopped for so long that another process has taken over.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools

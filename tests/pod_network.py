@@ -4,8 +4,6 @@ A host is a network, mount, name and process namespace. To kill its first proces
 ran there is gone at once, and nothing answers at its address. Needs root, iproute2 and openssh-server.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shutil
@@ -14,6 +12,7 @@ import sys
 import threading
 import time
 import types
+from typing import Self
 
 NETWORK = "10.77.0"  # .1, .2, ... are the hosts, .254 is the researcher's laptop
 BRIDGE = "mlmpod"
@@ -34,7 +33,7 @@ class Hosts:
         self._first: dict[int, subprocess.Popen] = {}
         self._changing = threading.RLock()  # hosts die by the plug, by a deleted TPU and by the test's end
 
-    def __enter__(self) -> Hosts:
+    def __enter__(self) -> Self:
         self._remove_network()  # of a test that was killed
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in ("key", "host_key"):

@@ -1,7 +1,5 @@
 """The bare line under the real mpirun and the real srun of this machine (Debian's openmpi-bin and slurm-wlm)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

@@ -4,8 +4,6 @@ gcloud is played by tests/fake_gcloud; its ssh is the real one, between real add
 another and nothing else, so they are given this interpreter's packages (`python` of pod.toml) instead of installing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -3,8 +3,6 @@
 What a TPU VM's metadata server says is played; ssh, addresses, ports and processes are real.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import subprocess

@@ -5,8 +5,6 @@ Masks are drawn by numpy on the host; logits of every position, a one-hot loss, 
 Dimensions: B rows, L tokens in a row, V entries of the vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

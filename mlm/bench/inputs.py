@@ -1,7 +1,5 @@
 """The parts of `bench` that need data: "shards", "batches" and "loop"."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import functools
 import multiprocessing

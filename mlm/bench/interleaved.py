@@ -1,7 +1,5 @@
 """Interleaved timing: on a shared machine only the ratios between what ran side by side mean anything."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import statistics

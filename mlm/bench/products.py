@@ -4,8 +4,6 @@ The hardware has to do them in any case: what the step takes beyond them is all 
 Products inside a Pallas kernel are not among them.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

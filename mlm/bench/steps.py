@@ -1,7 +1,5 @@
 """The part "step" of `bench`: our step beside run_mlm_flax.py's and PyTorch's, on rows of random tokens."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The figures of `bench` as tables for `text.show`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import RenderableType

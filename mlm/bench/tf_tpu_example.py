@@ -5,8 +5,6 @@ disk to its files; and the input of run_mlm.py, without its masks (ours are draw
 shuffle buffer, which takes less memory and the same work per row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

@@ -10,8 +10,6 @@ It reads lines of JSON and answers each with one. First the settings: {"model": 
 ends; with 2 if a package is missing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 Through it a process learns at once that another one has failed, and why; jax by itself would only abort.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import hmac

@@ -4,8 +4,6 @@ See messages.py for the protocol. Only processes that know the token of this att
 in; whatever anybody else sends is dropped, and never ends the run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hmac

@@ -4,8 +4,6 @@ What is asked, and in which order, stands in launch/README.md (*How a process fi
 metadata keys are those that jax's own detection reads (jax/_src/clusters).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

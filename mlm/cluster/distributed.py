@@ -1,14 +1,12 @@
 """Starting jax in the processes of a run, and stopping all of them at the same step."""
 
-from __future__ import annotations
-
 import ctypes
 import signal
 import sys
 import threading
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 from jax.experimental import multihost_utils
@@ -100,7 +98,7 @@ class StopSignal:
         self._jax_handler: Callable[[int], None] | None = None
         self._old: dict[int, object] = {}
 
-    def __enter__(self) -> StopSignal:
+    def __enter__(self) -> Self:
         if jax.process_count() > 1:
             self._jax_handler = _handler_in_c(signal.SIGTERM)
             if self._jax_handler is None:  # ours would only replace Python's

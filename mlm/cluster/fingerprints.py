@@ -1,7 +1,5 @@
 """What all processes of a run must have in common, and which process differs. Without jax."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import os

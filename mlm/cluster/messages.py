@@ -11,8 +11,6 @@ A proof is an HMAC-SHA256 of both challenges, keyed by the token of this attempt
 comes over a socket is checked here first; anything else than the above raises ValueError.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

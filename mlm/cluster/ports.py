@@ -1,7 +1,5 @@
 """The ports of process 0: listening, and waiting for a port that an earlier attempt still holds."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import ipaddress

@@ -8,8 +8,6 @@ They lie in $MLM_HOST_DIR, or in {workdir}/hosts/{process} if the run has severa
 such a folder the stacks go to stderr. A single process is watched only if it has a TPU, or $MLM_HOST_DIR is set.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import faulthandler

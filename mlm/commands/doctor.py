@@ -1,7 +1,5 @@
 """`doctor`: check the data and the settings of a run before it starts; writes nothing into the workdir."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """`evaluate`: score a checkpoint or a model folder on a split."""
 
-from __future__ import annotations
-
 import argparse
 
 from mlm import config as configs

@@ -1,7 +1,5 @@
 """`predict`: fill the masks of texts, or classify texts, given as arguments or through a pipe."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,7 +1,5 @@
 """`report`: curves and tables of a run as one HTML page, or several runs side by side."""
 
-from __future__ import annotations
-
 import argparse
 
 from mlm.commands import common

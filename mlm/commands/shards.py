@@ -1,7 +1,5 @@
 """`shards`: tokenize the corpus, chunk it and write TFRecord shards, on any number of hosts."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

@@ -1,7 +1,5 @@
 """`tokenizer`: train a tokenizer on the corpus, or copy the one that config.tokenizer.path names."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

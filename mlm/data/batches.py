@@ -4,8 +4,6 @@ A shard is read whole, its records are parsed at once, and its rows gathered in 
 step reads one shard a lane.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import types

@@ -4,8 +4,6 @@ A file appears under that name when it is complete, so a listing of the folder s
 after a kill. The name has a hash of the block's texts, so that a block of another corpus is never mistaken for it.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import hashlib
 import json

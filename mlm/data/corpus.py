@@ -9,8 +9,6 @@
 GLOBs are local or gs://. To add a source: a reader like `_jsonl` here, and its name in `READERS`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gzip

@@ -4,8 +4,6 @@ The files are parsed, never imported. Installed packages that requirements.txt d
 is the same wherever the same requirements are installed.
 """
 
-from __future__ import annotations
-
 import ast
 import concurrent.futures
 import contextlib

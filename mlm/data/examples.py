@@ -6,8 +6,6 @@ row of the whole global batch, rounded up: every host knows all lengths, so all 
 Dimensions: N rows of a split, B rows of a batch, L tokens in a row.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Several hosts that share only a folder: which one this process is, and waiting for the others."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

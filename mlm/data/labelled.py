@@ -9,8 +9,6 @@ FILEs are local or gs://. SPLIT is written as in its library, for example "train
 read ("train", "validation", "test"). To add a source: a function here that returns rows, and its name in `READERS`.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """What a folder of shards holds: manifest.json, or what the files of transformers' TF-TPU example show."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import hashlib
@@ -9,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from mlm import logs
 from mlm.data import tfrecord, tokenizer
@@ -91,13 +89,13 @@ class DatasetInfo:
     records: int  # rows of the training split
 
     @classmethod
-    def from_manifest(cls, manifest: Manifest) -> DatasetInfo:
+    def from_manifest(cls, manifest: Manifest) -> Self:
         """Returns the info of written shards."""
         ids, all_ids = manifest.special_ids, manifest.all_special_ids
         return cls(manifest.vocab_size, ids, all_ids, manifest.length, manifest.splits["train"].records)
 
     @classmethod
-    def synthetic(cls, *, vocab_size: int, length: int, records: int) -> DatasetInfo:
+    def synthetic(cls, *, vocab_size: int, length: int, records: int) -> Self:
         """Returns the info of data that doesn't exist yet, for a step's speed and memory."""
         special = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
         return cls(vocab_size, special, tuple(special.values()), length, records)

@@ -5,8 +5,6 @@ and each visit reads the shard's records in a new order. Lane l supplies the l-t
 So the batches depend on the lanes, never on the hosts that feed them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ many per token of a validation row.
 Dimensions: B rows, L tokens in a row.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 

@@ -12,8 +12,6 @@ waits for those of the others, and writes its shards; the first waits for all sh
 Dimensions: N rows, L tokens in a row.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import hashlib

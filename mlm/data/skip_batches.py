@@ -5,8 +5,6 @@ the s-th of the remaining batches. PaLM skipped the batches around a loss spike,
 et al., 2022, 5.1).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar

@@ -7,8 +7,6 @@ masked CRC-32C) and protobuf.dev/programming-guides/encoding (varints, length-de
 Dimensions: N rows, L tokens in a row.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 

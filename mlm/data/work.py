@@ -11,8 +11,6 @@ The same command resumes from what is there, on any number of hosts. Other setti
 are removed when the shards are complete.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

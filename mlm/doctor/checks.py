@@ -1,7 +1,5 @@
 """The checks of `doctor`: each is a function from a case to its findings."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Dimensions: B rows, L tokens in a row, K predictions in a row, N predictions in the batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

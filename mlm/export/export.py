@@ -9,8 +9,6 @@
 Dimensions: B rows, L tokens in a row, K positions in a row, V vocabulary entries.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

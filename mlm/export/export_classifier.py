@@ -6,8 +6,6 @@ proof.safetensors their logits [rows, C], all rows but the last, the longest, as
 Dimensions: N rows, C classes, 1 for regression.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from mlm import logs

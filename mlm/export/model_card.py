@@ -1,7 +1,5 @@
 """The README.md of an export: what the model is, how it was made, what it cost, how good it is, how to use it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -6,8 +6,6 @@ command is started after a kill. (`upload_large_folder` of huggingface_hub keeps
 pieces, and tries forever when the Hub refuses.)
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

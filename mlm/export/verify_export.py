@@ -4,8 +4,6 @@ Compares the tokenizer's ids, the logits, and the answers of transformers' pipel
 a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 Dimensions: B rows, L tokens in a row, C classes.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterator

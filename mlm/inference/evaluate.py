@@ -1,7 +1,5 @@
 """Scores of a model on a split: a checkpoint, an export or any RoBERTa folder; a language model or a classifier."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

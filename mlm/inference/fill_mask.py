@@ -3,8 +3,6 @@
 Dimensions: B rows, L tokens in a row, K masks in a row, T fillings of a mask, A target words, V vocabulary entries.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -3,8 +3,6 @@
 Dimensions: B copies of rows in a batch, L tokens in a row, N rows, P ordinary tokens in them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 

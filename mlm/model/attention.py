@@ -11,8 +11,6 @@ To add one, write a function like `_xla`, add it to `KERNELS`, and say in `_unsu
 Dimensions: B rows, L tokens, H hidden size = N heads x D head size.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

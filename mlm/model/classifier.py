@@ -3,8 +3,6 @@
 Dimensions: B rows, L tokens in a row, H hidden size, C classes (1 for regression).
 """
 
-from __future__ import annotations
-
 import copy
 
 import jax

@@ -1,7 +1,5 @@
 """From a config's groups and the data's sizes to the network and its masks."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Useful FLOPs of the model and peak FLOP/s of devices, for MFU."""
 
-from __future__ import annotations
-
 # Dense bfloat16 TFLOP/s of one device as jax counts devices, by device_kind (vendors' figures).
 PEAK_TFLOPS = {
     "TPU v2": 23.0,  # a device is one of the chip's two TensorCores

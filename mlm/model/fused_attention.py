@@ -6,8 +6,6 @@ The scores of a row never leave the core. Heads stay side by side in the last ax
 Dimensions: B rows, L tokens, H hidden size = heads x head size, W entries of H in a block, N heads in a block.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

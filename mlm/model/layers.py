@@ -5,8 +5,6 @@ Where automatic differentiation gives a slow program on TPUs or CPUs, a part has
 Dimensions: B rows, L tokens in a row, H size of a token's vector, O size of the output's, N = B x L.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -3,8 +3,6 @@
 Dimensions: B rows, K predictions in a row, N = B x K, V entries of the (padded) vocabulary.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ its own, and threefry gives the same bits everywhere. A word ends before the nex
 Dimensions: B rows, L tokens in a row, K predictions in a row (static), V entries of the vocabulary, S span lengths.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import NamedTuple
@@ -104,6 +102,14 @@ class TokenMasking:
         return Masked(ids_L.at[positions_K].set(read_K), positions_K, labels_K, weights_K)
 
 
+class _Units(NamedTuple):
+    """The word or span of each token; undefined for tokens outside of any."""
+
+    first_L: Array  # bool: the token is the first of its unit
+    start_L: Array  # int32: position of the unit's first token
+    size_L: Array  # int32: tokens in the unit
+
+
 @dataclasses.dataclass(frozen=True)
 class WordMasking(TokenMasking):
     """Whole words, in a random order (BERT's code, `do_whole_word_mask`), masked, replaced or kept token by token.
@@ -186,14 +192,6 @@ class SpanMasking(WordMasking):
         within_L = words.first_L & (start_L <= word_L[runs.start_L + runs.size_L - 1])
         starts_L = jnp.zeros_like(ordinary_L).at[jnp.where(within_L, start_L, len(bits_L))].set(True, mode="drop")
         return _units(words.first_L & starts_L[word_L], ordinary_L)
-
-
-class _Units(NamedTuple):
-    """The word or span of each token; undefined for tokens outside of any."""
-
-    first_L: Array  # bool: the token is the first of its unit
-    start_L: Array  # int32: position of the unit's first token
-    size_L: Array  # int32: tokens in the unit
 
 
 def _units(first_L: Array, ordinary_L: Array) -> _Units:

@@ -11,8 +11,6 @@ A small model first learns how frequent each token is, and only much later that 
 Dimensions: V entries of the padded vocabulary, P entries of the position table, H hidden size.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

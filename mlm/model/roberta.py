@@ -6,8 +6,6 @@ mask, so that no replacement token can shift them.
 Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, I intermediate size, V padded vocabulary.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Parameters under transformers' two sets of names: Flax's tree, and PyTorch's flat state dict. Needs no PyTorch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Advice from the lines of metrics.jsonl alone, so that a restart, which reads them again, gives the same advice."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from statistics import median

@@ -1,7 +1,5 @@
 """Loss spikes: logged losses that jump above those before. No jax, no files."""
 
-from __future__ import annotations
-
 from collections import deque
 from statistics import median
 from typing import Any, NamedTuple

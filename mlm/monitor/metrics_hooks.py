@@ -1,7 +1,5 @@
 """Metrics hooks: what is called with every line of metrics.jsonl while a run trains."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Compiles the step of `train`, or the baseline of mlm/bench/baseline.py, for a TPU that is not attached."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses

@@ -14,12 +14,11 @@ Asynchronous copies queue for the memory, asynchronous collectives for the links
 their `-done` is reached.
 """
 
-from __future__ import annotations
-
 import collections
 import copy
 import math
 import re
+from typing import Self
 
 from mlm.plan import hlo
 from mlm.plan.hlo import Instruction, Module
@@ -87,7 +86,7 @@ class _Clock:
         self.now += left
         return left
 
-    def repeat(self, before: _Clock, times: int) -> None:
+    def repeat(self, before: Self, times: int) -> None:
         """Repeats what happened since the copy `before`, `times` times in all."""
         more = (self.now - before.now) * (times - 1)
         self.now += more

@@ -1,7 +1,5 @@
 """Parses the text of a program compiled for a TPU, whose computations list their instructions in execution order."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

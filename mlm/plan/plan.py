@@ -3,8 +3,6 @@
 The compiler says whether the step fits. The time is estimated from its cycles (cost_model.py), and optimistic.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

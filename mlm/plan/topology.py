@@ -7,8 +7,6 @@ bfloat16 product of two matrices of 8,192 (v5e, v5p, v6e, TPU7x: of 32,768) reac
 of the peak, in the order of the table.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import math

@@ -6,8 +6,6 @@
 orbax checks no payload on restore, and takes any folder with a number for a name as a step; so steps are chosen here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

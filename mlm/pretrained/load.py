@@ -3,10 +3,8 @@
 A folder may be hostile: it is read as data alone, and every value that a model is built from is checked.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import flax.serialization
 import jax
@@ -68,13 +66,13 @@ class Pretrained:
         """The encoder's parameters, which every head shares."""
         return {name: own for name, own in self.params["roberta"].items() if name != "pooler"}
 
-    def with_vocabulary(self, size: int) -> Pretrained:
+    def with_vocabulary(self, size: int) -> Self:
         """Returns the model with `size` entries, as `weights.resize_vocabulary` cuts off or adds them."""
         config = RobertaConfig.from_dict(self.config.to_dict())
         config.vocab_size = size
         return dataclasses.replace(self, config=config, params=weights.resize_vocabulary(self.params, size))
 
-    def padded(self, multiple: int) -> Pretrained:
+    def padded(self, multiple: int) -> Self:
         """Returns the model with its vocabulary padded up to a multiple, as a mesh may need it."""
         return self.with_vocabulary(-(-self.config.vocab_size // multiple) * multiple)
 

@@ -1,7 +1,5 @@
 """Where the model that a person named is: a workdir, a folder, a bucket or the Hub; and what it is. Without jax."""
 
-from __future__ import annotations
-
 import json
 import re
 

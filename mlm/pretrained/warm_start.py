@@ -5,8 +5,6 @@ Parameters that the source lacks stay as they were initialised.
 Dimensions: R rows of a table, V entries of the vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Several runs on one page: their curves, their last scores, the config keys that differ. Nothing here imports jax."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What the wall-clock of a run went into, from timing.jsonl. Nothing here imports jax."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any

@@ -1,7 +1,5 @@
 """The plots of the report, from the lines of the logs, as SVG or PNG. Nothing here imports jax."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What a run did, as one HTML page with plots, from its logs. Nothing here imports jax."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

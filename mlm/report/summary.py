@@ -1,7 +1,5 @@
 """What the logs of a run say, for the report, the comparison and the model card. Nothing here imports jax."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import statistics

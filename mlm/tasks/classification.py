@@ -3,8 +3,6 @@
 Dimensions: B rows of a batch, L tokens in a row, N rows of a split.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator

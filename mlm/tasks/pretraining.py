@@ -3,12 +3,10 @@
 To change one part, subclass `Pretraining` and override `loss`, `make_optimizer` or `make_attention`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -78,7 +76,7 @@ class Pretraining(Task):
         self.data_fingerprint = manifest.fingerprint if manifest else ""
 
     @classmethod
-    def open(cls, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> Pretraining:
+    def open(cls, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> Self:
         """Returns the task of a run."""
         info, starts_V = DatasetInfo.from_manifest(manifest), word_starts(config, workdir)
         task = cls(config, info, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
@@ -86,7 +84,7 @@ class Pretraining(Task):
         return task
 
     @classmethod
-    def without_data(cls, config: ConfigDict, mesh: Mesh | None = None, info: DatasetInfo | None = None) -> Pretraining:
+    def without_data(cls, config: ConfigDict, mesh: Mesh | None = None, info: DatasetInfo | None = None) -> Self:
         """Returns the task of data that need not exist, to study the step."""
         sizes = {"length": config.shards.length, "records": config.data.global_batch}
         info = info or DatasetInfo.synthetic(vocab_size=config.tokenizer.vocab_size, **sizes)

@@ -1,7 +1,5 @@
 """Writes and restores checkpoints: orbax writes them, and hashes written after the commit verify them."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import logging
 import re

@@ -1,7 +1,5 @@
 """One pass over a split: every record once, whatever the batch size, hosts and devices."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any

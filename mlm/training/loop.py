@@ -1,7 +1,5 @@
 """The training loop: the same numbers however often a run is stopped and restarted."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ metrics.jsonl  what was computed: the same lines, to the bit, however often the 
 timing.jsonl   what it cost: when the run started, how fast it was; only ever appended to
 """
 
-from __future__ import annotations
-
 import math
 import platform
 import re

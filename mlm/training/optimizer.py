@@ -3,8 +3,6 @@
 To add one: a branch here, its name in mlm/config_rules.py, a line in tests/test_optimizer.py.
 """
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Length and cost of a run, from a flattened config (`config.flatten`): of a new run, or as a checkpoint holds it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ the mesh. The mesh follows the torus, where hosts interleave, so blocks are not 
 numbered so that the rows of each host are consecutive (`logical_rows`).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re

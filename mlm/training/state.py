@@ -1,9 +1,7 @@
 """The state of a run: all that the next step depends on besides its batch. A checkpoint holds exactly this."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import flax.struct
 import jax
@@ -35,7 +33,7 @@ class TrainState(flax.struct.PyTreeNode):
     window: Window
 
     @classmethod
-    def create(cls, params: Params, tx: optax.GradientTransformation, *, ema: bool) -> TrainState:
+    def create(cls, params: Params, tx: optax.GradientTransformation, *, ema: bool) -> Self:
         """Returns the state before the first step."""
         zero, window = jnp.zeros((), jnp.int32), Window(*(jnp.zeros((), jnp.float32) for _ in range(3)))
         return cls(zero, params, tx.init(params), params if ema else None, zero, zero, window)

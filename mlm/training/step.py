@@ -3,8 +3,6 @@
 Dimensions: A microbatches, B rows, L tokens in a row, K predictions in a row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

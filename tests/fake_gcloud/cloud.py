@@ -9,8 +9,6 @@ All of it lies in one folder ($FAKE_GCLOUD_STATE):
     calls.jsonl, ssh.jsonl                  every command line of gcloud, and every one of ssh alone
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -6,8 +6,6 @@ whatever is left on its standard input. Any other exit code is passed on.
 Source: lib/googlecloudsdk/command_lib/compute/tpus/tpu_vm/ssh.py (AttemptRunWithRetries) of Google Cloud SDK 528.0.0.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """TPUs and queued resources: create, describe, list, delete, with the states and refusals of the real service."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

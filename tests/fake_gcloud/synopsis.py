@@ -4,8 +4,6 @@ Source: `gcloud [alpha] compute tpus ... --help` and the refusals of Google Clou
 with https://cloud.google.com/sdk/gcloud/reference/compute/tpus (last updated 2025-10-21), which adds --boot-disk alone.
 """
 
-from __future__ import annotations
-
 from collections import namedtuple
 
 VALUE, SWITCH, REPEATED = "value", "switch", "repeated"
