@@ -32,7 +32,8 @@ from mlm.errors import InputError, PreemptedError, StopError
 from mlm.paths import UPath, is_remote, write_text
 
 INTERVAL = 0.5  # seconds between two checks of the thread
-UNTIMED = "data"  # the phase of tokenizer and shards; config.shards.patience limits their waiting for other hosts
+UNTIMED = "data"  # the phase of tokenizer and shards, but for their tasks:
+TASKS = "tasks"  # each one that is finished is progress
 SLOW_PHASES = ("start", "compile", "save")  # they report no progress of their own, and so may take
 SLOW_FACTOR = 4  # times as long as config.pod.hang
 CAUSE_WAIT = 2.0  # seconds that a crash waits for the news that another process failed first

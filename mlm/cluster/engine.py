@@ -1,0 +1,113 @@
+"""Tasks on a process pool: module-level functions on picklable arguments, each of which writes what it makes."""
+
+import concurrent.futures
+import contextlib
+import itertools
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from tqdm import tqdm
+
+from mlm.cluster import watch
+from mlm.errors import InputError, PreemptedError
+
+AHEAD = 3  # tasks for each worker that are submitted and not finished: the driver's memory is that of these
+Item, Result = TypeVar("Item"), TypeVar("Result")
+
+
+class Engine:
+    """Runs tasks: module-level functions on picklable arguments, in a process pool or on a Dask cluster."""
+
+    def __init__(self, executor: concurrent.futures.Executor, workers: int):
+        self._executor, self._workers = executor, workers
+
+    @property
+    def workers(self) -> int:
+        """The workers that there are now, at least 1."""
+        return self._workers
+
+    def each(
+        self, function: Callable[[Item], Result], items: Sequence[Item], *, label: str
+    ) -> Iterator[tuple[int, Result]]:
+        """Runs function(item) for each item; yields (index, result) as they finish.
+
+        Raises the first error of a task as it was, and PreemptedError if a worker was killed; then the other tasks are
+        cancelled. Each finished task counts as progress.
+        """
+        finished: queue.SimpleQueue[concurrent.futures.Future] = queue.SimpleQueue()
+        pending: dict[concurrent.futures.Future, int] = {}
+        numbers = iter(range(len(items)))
+        watch.progress(watch.TASKS)
+        try:
+            with tqdm(total=len(items), desc=label, unit=" tasks", disable=not sys.stderr.isatty()) as bar:
+                while True:
+                    for number in itertools.islice(numbers, max(0, AHEAD * self.workers - len(pending))):
+                        task = self._executor.submit(function, items[number])
+                        pending[task] = number
+                        task.add_done_callback(finished.put)
+                    if not pending:
+                        return
+                    task = finished.get()
+                    number, result = pending.pop(task), task.result()
+                    del task  # the result is the caller's alone
+                    watch.progress(watch.TASKS)
+                    bar.update()
+                    yield number, result
+        except concurrent.futures.BrokenExecutor:
+            pending.clear()  # the pool ends them; one that is cancelled meanwhile would break that (Python 3.11)
+            raise PreemptedError(
+                f"{label}: a worker process was killed, perhaps for want of memory (fewer workers need less: "
+                "config.shards.workers); start the same command again: what is written is kept."
+            ) from None
+        finally:
+            for task in pending:
+                task.cancel()
+            watch.progress(watch.UNTIMED)
+
+
+@contextlib.contextmanager
+def open_engine(
+    address: str = "", *, workers: int = 0, timeout: float = 60.0, insecure: bool = False, certificates: str = ""
+) -> Iterator[Engine]:
+    """Yields an engine of `workers` processes (0: one per core), which start with the first tasks.
+
+    Raises InputError.
+    """
+    if address:
+        raise InputError(f"--engine={address}: Dask clusters are not supported yet.")
+    workers = workers or available_cores()
+    context = multiprocessing.get_context("spawn")
+    before = set(multiprocessing.active_children())
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker)
+    try:
+        yield Engine(pool, workers)
+    except BaseException:  # an error or Ctrl-C does not wait for what runs: a task writes its file whole or not at all
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def available_cores() -> int:
+    """Returns the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
+
+
+def _start_worker() -> None:
+    """Initializes a worker process; it uses one thread, since the processes are the parallelism."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group, and the parent ends us
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _exit_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)  # otherwise a worker whose parent was killed would wait for work forever
