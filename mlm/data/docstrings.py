@@ -5,48 +5,59 @@ is the same wherever the same requirements are installed.
 """
 
 import ast
-import concurrent.futures
 import contextlib
 import gc
-import hashlib
 import importlib.metadata
-import multiprocessing
 import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from mlm.data.hosts import available_cores
 from mlm.text import is_text
 
 SHORTEST = 60  # characters; below that a docstring is a phrase
-FILES_PER_TASK = 64
+PART_BYTES = 2 * 10**6  # of source code
 LEFT_OUT = re.compile(r"(^|/)(tests?|testing|_vendor)/|(^|/)(test_|conftest)|\.\.")  # of the files of a package
 
 
-def read() -> Iterator[str]:
-    """Yields the docstrings, file by file, in an order that mixes the packages but is always the same."""
-    context = multiprocessing.get_context("spawn")
-    # Syntax trees have no cycles: garbage collection would take a fifth of the time and find nothing.
-    with concurrent.futures.ProcessPoolExecutor(available_cores(), context, gc.disable) as pool:
-        try:
-            for texts in pool.map(of_file, _files(), chunksize=FILES_PER_TASK):
-                yield from texts
-        finally:
-            pool.shutdown(cancel_futures=True)
+class Modules(NamedTuple):
+    """Some modules of a package, as a part of the corpus."""
+
+    package: str
+    version: str
+    first: int  # of the package's modules in order
+    files: tuple[str, ...]  # as the package's RECORD names them
+    bytes: int
 
 
-def _files() -> list[Path]:
-    """Returns the modules of the pinned packages, tests left out, ordered by a hash of their names."""
+def parts() -> Iterator[Modules]:
+    """Yields the modules of the pinned packages in order, tests left out."""
     requirements = Path(__file__).parents[2] / "requirements.txt"
-    found = {}
-    for name in re.findall(r"^([A-Za-z0-9._-]+)==", requirements.read_text(), re.MULTILINE):
+    for name in sorted(set(re.findall(r"^([A-Za-z0-9._-]+)==", requirements.read_text(), re.MULTILINE))):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # pinned for another platform
             package = importlib.metadata.distribution(name)
-            files = (line.rsplit(",", 2)[0] for line in (package.read_text("RECORD") or "").splitlines())
-            modules = [file for file in files if file.endswith(".py") and not LEFT_OUT.search(file)]
-            found |= {file: Path(package.locate_file(file)) for file in modules}
-    return [found[file] for file in sorted(found, key=lambda f: hashlib.sha256(f.encode()).digest())]
+            lines = (line.rsplit(",", 2) for line in (package.read_text("RECORD") or "").splitlines())
+            modules = sorted((file, int(size or 0)) for file, _, size in lines if file.endswith(".py"))
+            modules = [(file, size) for file, size in modules if not LEFT_OUT.search(file)]
+            first = total = 0
+            for number, (_, size) in enumerate(modules, 1):
+                total += size
+                if total >= PART_BYTES or number == len(modules):
+                    files = tuple(file for file, _ in modules[first:number])
+                    yield Modules(name, package.version, first, files, total)
+                    first, total = number, 0
+
+
+def read(modules: Modules) -> Iterator[tuple[str, str]]:
+    """Yields (file, docstring) of some modules."""
+    package = importlib.metadata.distribution(modules.package)
+    gc.disable()  # syntax trees have no cycles: garbage collection would take a fifth of the time and find nothing
+    try:
+        for file in modules.files:
+            yield from ((file, text) for text in of_file(Path(package.locate_file(file))))
+    finally:
+        gc.enable()
 
 
 def of_file(file: Path) -> list[str]:

@@ -44,10 +44,10 @@ class Lane:
         first, skip = divmod(start, self.size)
         own = np.arange(self.lane, len(self.records), self.lanes)
         for epoch in itertools.count(first):
-            for shard in own[_order(self.seed, _SHARDS, epoch, own)].tolist():
+            for shard in own[hash_order(self.seed, _SHARDS, epoch, own)].tolist():
                 count = self.records[shard]
                 if skip < count:
-                    rows = _order(self.seed, _RECORDS, epoch, shard, np.arange(count))
+                    rows = hash_order(self.seed, _RECORDS, epoch, shard, np.arange(count))
                     yield Visit(shard, epoch, rows[skip:])
                 skip = max(skip - count, 0)
 
@@ -86,7 +86,7 @@ def batch_rows(
     return pairs[..., 0], pairs[..., 1]
 
 
-def _order(*parts: int | np.ndarray) -> np.ndarray:
+def hash_order(*parts: int | np.ndarray) -> np.ndarray:
     """Returns the order of an array by hashes of it and the other parts (splitmix64, Steele et al., 2014)."""
     state = np.zeros(1, np.uint64)
     for part in parts:

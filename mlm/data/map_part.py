@@ -1,0 +1,131 @@
+"""Map: a part of the corpus -> its tokens, and tables of its documents and blocks, in files named by what they hold.
+
+    {key}.tokens     uint16 or uint32, special tokens included, block after block
+    {key}.documents  DOCUMENT of each document, in that order
+    {key}.hashes     uint64 [65], then ENTRY of each document by hash and place: those of range i of the 64 into which
+                     the hashes are divided are the items from the i-th of the numbers up to the next
+    {key}.groups     JSON {group: [bytes, whether it is validation]}
+    {key}.blocks     BLOCK of each block; written last
+
+A block is about so many bytes of consecutive documents of one split. The key is a hash of the part, the tokenizer and
+the settings.
+"""
+
+import json
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from mlm.data import results, tokenizer
+from mlm.data.corpus import Corpus, Part, text_hash
+from mlm.data.manifest import SPLITS
+from mlm.paths import UPath
+
+RANGES = 64
+BATCH_DOCUMENTS = 256  # tokenized in one call
+DOCUMENT = np.dtype([("place", "<u4"), ("tokens", "<u4"), ("bytes", "<u4")])  # bytes of UTF-8
+ENTRY = np.dtype([("hash", "<u8"), ("place", "<u4"), ("row", "<u4"), ("block", "<u4"), ("tokens", "<u4")])
+BLOCK = np.dtype(
+    [
+        ("hash", "<u8"),
+        ("split", "<u4"),  # index in SPLITS
+        ("row", "<u4"),  # of its first document
+        ("documents", "<u4"),
+        ("offset", "<u8"),  # of its first token
+        ("tokens", "<u8"),
+        ("bytes", "<u8"),
+    ]
+)
+
+
+class Map(NamedTuple):
+    """A task of `map_part`."""
+
+    part: Part
+    corpus: Corpus
+    most: int  # documents to read; 0 for all
+    tokenizer_folder: str
+    block_bytes: int
+    folder: str
+    key: str
+
+
+def map_part(task: Map) -> None:
+    """Writes the files of a part in one pass over its text."""
+    base = f"{task.folder}/{task.key}"
+    groups: dict[str, list] = {}
+    with results.written(UPath(f"{base}.tokens")) as file, file.open("wb") as out:
+        blocks = _Blocks(task, out)
+        for place, (text, group) in enumerate(task.corpus.read(task.part)):
+            if task.most and place == task.most:
+                break
+            number, size = text_hash(text), len(text.encode())
+            split = SPLITS.index(task.corpus.split_of(task.part, group, number))
+            if group and not task.part.split:
+                groups.setdefault(group, [0, bool(split)])[0] += size
+            blocks.add(split, text, (number, place, size))
+        for split in range(len(SPLITS)):
+            blocks.flush(split)
+    entries, table = (np.concatenate(parts) for parts in (blocks.entries, blocks.documents))
+    results.save(UPath(f"{base}.documents"), table)
+    entries = entries[np.lexsort((entries["place"], entries["hash"]))]
+    bounds = [np.uint64(2**64 // RANGES * number) for number in range(RANGES)]
+    starts = np.append(np.searchsorted(entries["hash"], bounds), len(entries)).astype(np.uint64)
+    results.save(UPath(f"{base}.hashes"), starts, entries)
+    results.save(UPath(f"{base}.groups"), np.frombuffer(json.dumps(groups).encode(), np.uint8))
+    results.save(UPath(f"{base}.blocks"), np.array(blocks.made, BLOCK))
+
+
+class _Blocks:
+    """Cuts the documents of each split into blocks, and writes their tokens as they fill."""
+
+    def __init__(self, task: Map, out):
+        self._tokenizer, self._most, self._out = tokenizer.without_limits(task.tokenizer_folder), task.block_bytes, out
+        self._dtype = token_dtype(self._tokenizer.get_vocab_size())
+        self._texts: list[list[str]] = [[] for _ in SPLITS]
+        self._numbers: list[list[tuple[int, int, int]]] = [[] for _ in SPLITS]  # hash, place and bytes of each
+        self._sizes = [0 for _ in SPLITS]
+        self._rows = self._offset = 0
+        self.made: list[tuple[int, ...]] = []  # BLOCK
+        self.entries, self.documents = [np.zeros(0, ENTRY)], [np.zeros(0, DOCUMENT)]
+
+    def add(self, split: int, text: str, numbers: tuple[int, int, int]) -> None:
+        self._texts[split].append(text)
+        self._numbers[split].append(numbers)
+        self._sizes[split] += numbers[2]
+        if self._sizes[split] >= self._most:
+            self.flush(split)
+
+    def flush(self, split: int) -> None:
+        texts, self._texts[split] = self._texts[split], []
+        if not texts:
+            return
+        hashes, places, sizes = np.array(self._numbers[split], np.uint64).T
+        ids, lengths = _tokenize(self._tokenizer, texts)
+        np.array(ids, self._dtype).tofile(self._out)
+        entries, documents = np.zeros(len(texts), ENTRY), np.zeros(len(texts), DOCUMENT)
+        entries["hash"], entries["place"], entries["tokens"] = hashes, places, lengths
+        entries["row"], entries["block"] = self._rows + np.arange(len(texts)), len(self.made)
+        documents["place"], documents["tokens"], documents["bytes"] = places, lengths, sizes
+        number = text_hash(hashes.tobytes().hex())
+        self.made.append((number, split, self._rows, len(texts), self._offset, len(ids), self._sizes[split]))
+        self.entries.append(entries)
+        self.documents.append(documents)
+        self._rows, self._offset = self._rows + len(texts), self._offset + len(ids)
+        self._numbers[split], self._sizes[split] = [], 0
+
+
+def _tokenize(tok: Tokenizer, texts: list[str]) -> tuple[list[int], list[int]]:
+    """Returns the ids of some texts, one after the other, and the tokens of each."""
+    ids, lengths = [], []
+    for first in range(0, len(texts), BATCH_DOCUMENTS):
+        for encoding in tok.encode_batch_fast(texts[first : first + BATCH_DOCUMENTS]):
+            ids += encoding.ids
+            lengths.append(len(encoding.ids))
+    return ids, lengths
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Returns the type of a token in the files."""
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)

@@ -1,0 +1,75 @@
+"""Files that tasks leave for one another, in a folder that all workers reach: a disk, a shared one, or a bucket.
+
+A file appears whole under its name, which says what it was made from; so a task is done when its last file is there,
+two workers may do the same task, and a listing shows what a restart has to do.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlm.errors import DamageError, InputError
+from mlm.paths import UPath, is_remote, make_folder, put_file
+
+
+def key(*content: Any) -> str:
+    """Returns 128 bits of SHA-256 of what a file is made from, as 32 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def written(target: UPath) -> Iterator[Path]:
+    """Yields a local file to write, which becomes `target`; raises InputError if there is no room or no permission."""
+    parent, name = target.parent, f".{uuid.uuid4().hex}.tmp"
+    try:
+        make_folder(parent)
+        file = Path(tempfile.gettempdir(), f"mlm-{name}") if is_remote(target) else Path(str(parent), name)
+        try:
+            yield file
+            put_file(file, target)
+        finally:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{target}: can't be written on {platform.node()} ({error.strerror or error}); make room there, or choose "
+            "another shards.dir. What is written is kept for the next start."
+        ) from error
+
+
+def save(target: UPath, *arrays: np.ndarray) -> None:
+    """Writes the bytes of some arrays, one after the other."""
+    with written(target) as file, file.open("wb") as out:
+        for array in arrays:
+            out.write(np.ascontiguousarray(array).data)
+
+
+def load(file: UPath, dtype: np.dtype | type, first: int = 0, count: int = -1, *, after: int = 0) -> np.ndarray:
+    """Returns `count` items (-1: to the end) from item `first` on, of a file with `after` bytes before them."""
+    dtype = np.dtype(dtype)
+    start = after + first * dtype.itemsize
+    stop = None if count < 0 else start + count * dtype.itemsize
+    if is_remote(file):
+        data = file.fs.cat_file(file.path, start, stop) if stop != start else b""
+    else:
+        with Path(str(file)).open("rb") as opened:
+            opened.seek(start)
+            data = opened.read(-1 if stop is None else stop - start)
+    if (stop is not None and len(data) != stop - start) or len(data) % dtype.itemsize:
+        raise DamageError(f"{file}: is not what was written; remove it, and start the same command again.")
+    return np.frombuffer(data, dtype)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes files of a folder that killed tasks left incomplete."""
+    for file in folder.rglob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            os.unlink(file)

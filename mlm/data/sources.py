@@ -1,0 +1,280 @@
+"""The kinds of sources of a corpus: their parts, listed without reading them, and the documents of a part.
+
+    docstrings            of the packages that requirements.txt pins: about 50 MB of English on every machine
+    text:GLOB             a document per line (.gz too), as with run_mlm's --line_by_line and in WikiText
+    jsonl:GLOB#FIELD      a field of each line (.gz too)
+    hf:NAME[:CONFIG]      a data set of the Hugging Face Hub, or a local folder of one
+    tfds:NAME             a data set of TensorFlow Datasets
+
+GLOBs are local or gs://. To add a source: a class like `_Lines` here, and its name in `KINDS`.
+"""
+
+import functools
+import gzip
+import io
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import fsspec
+
+from mlm.data import batches, docstrings
+from mlm.text import is_text
+
+PART_BYTES = (10**6, 256 * 10**6)  # of a part, if its source can be cut: the least and the most
+PARTS = 256  # of a corpus between those two, so that there is work for many
+DOCUMENT, FILE = "document", "file"  # values of corpus.group that are not a field
+
+
+class Document(NamedTuple):
+    """A text and its group; "" if it is a group of its own."""
+
+    text: str
+    group: str
+
+
+class Options(NamedTuple):
+    """How documents are read: these keys of config.corpus."""
+
+    field: str
+    group: str
+    streaming: bool
+
+
+class Kind:
+    """A kind of source."""
+
+    def __init__(self, rest: str, options: Options):
+        """Takes the text of the source after its colon."""
+        self.rest, self.options = rest, options
+
+    def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
+        """Returns (split, name, bytes, where) of the parts, see `corpus.Part`."""
+        raise NotImplementedError
+
+    def read(self, where: tuple) -> Iterator[Document]:
+        """Yields the documents of a part; what a document is, each kind decides for itself."""
+        raise NotImplementedError
+
+
+class _Docstrings(Kind):
+    def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
+        return (("", f"{m.package} {m.version}[{m.first}:]", m.bytes, m) for m in docstrings.parts())
+
+    def read(self, where: tuple) -> Iterator[Document]:
+        modules = docstrings.Modules(*where)
+        for file, text in docstrings.read(modules):
+            yield Document(text, {DOCUMENT: "", FILE: file}.get(self.options.group, modules.package))
+
+
+class _Lines(Kind):
+    """Files of lines: small ones are read together, large ones that are not compressed are cut at line ends."""
+
+    def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
+        system, path = fsspec.core.url_to_fs(self.rest)
+        files = [(name, info) for name, info in system.glob(path, detail=True).items() if info["type"] != "directory"]
+        if not files:
+            raise FileNotFoundError("no such file")
+        stamped = [(name, info["size"], _stamp(info)) for name, info in sorted(files)]
+        most = part_bytes(sum(size for _, size, _ in stamped))
+        waiting: list[tuple] = []
+        for name, size, stamp in stamped:
+            whole = name.endswith(".gz") or size <= most
+            cuts = [0, size] if whole else [*range(0, size - most // 2, most), size]
+            for start, stop in itertools.pairwise(cuts):
+                if waiting and sum(piece[2] - piece[1] for piece in waiting) + stop - start > most:
+                    yield _together(waiting)
+                    waiting = []
+                waiting.append((name, start, stop, stamp))
+        yield _together(waiting)
+
+    def read(self, where: tuple) -> Iterator[Document]:
+        system, root = fsspec.core.url_to_fs(self.rest)
+        root = re.split(r"[*?[]", root)[0].rpartition("/")[0]
+        for name, start, stop, stamp in where:
+            if _stamp(system.info(name)) != stamp:
+                raise ValueError(f"{name} has changed since it was listed; start the same command again")
+            group = name.removeprefix(f"{root}/") if self.options.group == FILE else ""
+            for number, line in enumerate(_lines(system, name, start, stop), 1):
+                try:
+                    yield self._document(line.decode(), group)
+                except ValueError as error:
+                    reason = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+                    before = _lines_before(system, name, start)
+                    raise ValueError(f"{name}, line {before + number}: {reason}") from error
+
+    def _document(self, line: str, group: str) -> Document:
+        return Document(line.strip(), group)
+
+
+class _JsonLines(_Lines):
+    def __init__(self, rest: str, options: Options):
+        pattern, _, name = rest.partition("#")
+        super().__init__(pattern, options._replace(field=name or options.field))
+
+    def _document(self, line: str, group: str) -> Document:
+        if not line.strip():
+            return Document("", "")
+        try:
+            row = json.loads(line)
+        except ValueError:
+            raise ValueError("is not JSON") from None
+        if not isinstance(row, dict):
+            raise ValueError("is not a JSON object")
+        return Document(
+            _text_in(row, self.options.field), group or "".join(_text_in(row, n) for n in _fields(self.options.group))
+        )
+
+
+class _HuggingFace(Kind):
+    def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
+        loaded = _loaded_hf(self.rest, self.options.streaming)
+        for split, own in _own_splits(loaded):
+            size = getattr((loaded[split].info.splits or {}).get(split), "num_bytes", None) or 0
+            if self.options.streaming:
+                count = loaded[split].num_shards
+                yield from ((own, f"{split}, shard {n} of {count}", 0, (split, n, count)) for n in range(count))
+                continue
+            rows = loaded[split].num_rows
+            step = max(1, rows * part_bytes(size) // size if size else rows)
+            for start, stop in itertools.pairwise([*range(0, rows, step), rows]):
+                yield own, f"{split}[{start}:{stop}]", size * (stop - start) // rows, (split, start, stop)
+
+    def read(self, where: tuple) -> Iterator[Document]:
+        split, first, second = where
+        data = _loaded_hf(self.rest, self.options.streaming)[split]
+        data = data.shard(second, first) if self.options.streaming else data.select(range(first, second))
+        for row in data.select_columns(list({self.options.field, *_fields(self.options.group)})):
+            texts = {name: value.decode() if isinstance(value, bytes) else value or "" for name, value in row.items()}
+            yield _document(texts, self.options)  # a missing text is empty
+
+
+class _TensorFlow(Kind):
+    def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
+        info, _ = load_tfds(self.rest)
+        for split, own in _own_splits(info.splits):
+            rows = list(itertools.accumulate(info.splits[split].shard_lengths, initial=0))
+            size = info.splits[split].num_bytes // max(1, len(rows) - 1)
+            for start, stop in itertools.pairwise(rows):
+                yield own, f"{split}[{start}:{stop}]", size, (f"{split}[{start}:{stop}]",)
+
+    def read(self, where: tuple) -> Iterator[Document]:
+        for row in load_tfds(self.rest)[1](*where):
+            texts = {name: value.decode() if isinstance(value, bytes) else value or "" for name, value in row.items()}
+            yield _document(texts, self.options)  # a missing text is empty
+
+
+KINDS: dict[str, type[Kind]] = {
+    "docstrings": _Docstrings,
+    "text": _Lines,
+    "jsonl": _JsonLines,
+    "hf": _HuggingFace,
+    "tfds": _TensorFlow,
+}
+
+
+def part_bytes(total: int) -> int:
+    """Returns the bytes of a part of a source of `total` bytes: it depends on nothing else, so neither do the parts."""
+    return min(max(total // PARTS, PART_BYTES[0]), PART_BYTES[1])
+
+
+def _stamp(info: dict[str, Any]) -> str:
+    """Returns what changes with a file: its size, and its version in a bucket or its time on a disk."""
+    return f"{info['size']} {next((info[key] for key in ('generation', 'etag', 'ETag', 'mtime') if key in info), '')}"
+
+
+def _together(pieces: list[tuple]) -> tuple[str, str, int, tuple]:
+    (first, start, stop, _), count = pieces[0], len(pieces)
+    name = f"{first} and {count - 1} more files" if count > 1 else f"{first}[{start}:{stop}]"
+    return "", name, sum(piece[2] - piece[1] for piece in pieces), tuple(pieces)
+
+
+def _lines(system: Any, name: str, start: int, stop: int) -> Iterator[bytes]:
+    """Yields the lines that begin in a range of a file, or all lines of a compressed one."""
+    with system.open(name, "rb") as raw:
+        if name.endswith(".gz"):
+            number = 0
+            try:
+                with gzip.open(raw) as lines:
+                    for number, line in enumerate(lines, 1):  # noqa: B007
+                        yield line
+            except (OSError, EOFError, zlib.error) as error:
+                raise ValueError(f"{name}, after line {number}: {error}") from error
+            return
+        file, place = io.BufferedReader(raw, 2**20), start
+        if start:  # the line that holds the byte before belongs to the part before
+            file.seek(start - 1)
+            place += len(file.readline()) - 1
+        while place < stop:
+            line = file.readline()
+            if not line:
+                raise ValueError(f"{name} ends after {place} bytes, {stop} were listed; start the same command again")
+            yield line
+            place += len(line)
+
+
+def _lines_before(system: Any, name: str, start: int) -> int:
+    """Returns how many lines begin before an offset; reads the file up to there."""
+    if not start:
+        return 0
+    with system.open(name, "rb") as file:
+        chunks = (file.read(min(2**20, start - 1 - done)) for done in range(0, start - 1, 2**20))
+        return 1 + sum(chunk.count(b"\n") for chunk in chunks)
+
+
+def _own_splits(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yields (split of the source, ours), validation first, so that it keeps a text that train has too.
+
+    The test split is not read; without a validation split, the texts of the others are split by their groups.
+    """
+    if "validation" in names:
+        yield "validation", "validation"
+    for name in sorted(set(names) - {"validation", "test"}):
+        yield name, "train" if "validation" in names else ""
+
+
+def load_hf(name: str, **options: Any) -> Any:
+    """Returns what `datasets.load_dataset` does for NAME[:CONFIG]; raises ValueError for a bad data set."""
+    import datasets
+
+    name, _, config = name.partition(":")
+    try:
+        return datasets.load_dataset(name, config or None, trust_remote_code=False, **options)
+    except datasets.exceptions.DatasetsError as error:
+        raise ValueError(str(error.__cause__ or error)) from error
+
+
+@functools.lru_cache(1)
+def _loaded_hf(name: str, streaming: bool) -> Any:
+    return load_hf(name, streaming=streaming)
+
+
+@functools.lru_cache(1)
+def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterable[dict[str, Any]]]]:
+    """Returns a data set of TensorFlow Datasets: its `info`, and a function from a split to its rows, in order."""
+    batches.import_tensorflow()
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder(name)
+    builder.download_and_prepare()
+    return builder.info, lambda split: tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False))
+
+
+def _fields(group: str) -> list[str]:
+    """Returns the field that corpus.group names, if it does."""
+    return [] if group in ("", DOCUMENT, FILE) else [group]
+
+
+def _document(row: dict[str, Any], options: Options, group: str = "") -> Document:
+    return Document(_text_in(row, options.field), group or "".join(_text_in(row, n) for n in _fields(options.group)))
+
+
+def _text_in(row: dict[str, Any], name: str) -> str:
+    if name not in row:
+        raise ValueError(f"has no field {name!r}")
+    if not is_text(row[name]):
+        raise ValueError(f"the field {name!r} is not a string of valid Unicode")
+    return row[name]
