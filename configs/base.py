@@ -16,7 +16,9 @@ def get_config() -> ConfigDict:
     config.corpus.weights = (1.0,)  # copies of each document, one number per source: 0.5 keeps half, 2 writes all twice
     config.corpus.field = "text"  # the text field of hf: and tfds: sources
     config.corpus.streaming = False  # hf: sources: read over the network without a local copy
-    config.corpus.validation_fraction = 0.01  # share of documents, by hash, of sources without a validation split
+    config.corpus.group = ""  # what is in one split as a whole: document | file | a field; "" = document, or a package
+    config.corpus.validation_fraction = 0.01  # share of groups, by hash, of sources without a validation split
+    config.corpus.validation_groups = ()  # the groups of the validation split; () = by hash
     config.corpus.max_documents = 0  # documents to read from each split of each source; 0 = all
 
     config.tokenizer = ConfigDict()
@@ -31,6 +33,7 @@ def get_config() -> ConfigDict:
     config.shards.length = 512  # tokens per row
     config.shards.count = 64  # files of the training split; at least data.lanes
     config.shards.validation_count = 8  # files of the validation split
+    config.shards.seed = 0  # of the order in which the text is dealt to the files
     config.shards.workers = 0  # processes; 0 = one per core. Changes the speed, never the bytes
     config.shards.patience = 1800.0  # seconds without progress of the other hosts after which a host gives up
 

@@ -1,10 +1,11 @@
 """Deduplicate: the documents whose hash is in a range, of all parts -> those that came before, in part and place.
 
-    {key}.rows     uint64 [parts + 1], then uint32 rows of documents to leave out: those of part p are the items from
-                   the p-th of the numbers up to the next, in order
-    {key}.dropped  DROPPED of each block that loses documents; written last
+{key}.rows     uint64 [parts + 1], then uint32 rows of documents to leave out: those of part p are the items from
+the p-th of the numbers up to the next, in order
+{key}.dropped  DROPPED of each block that loses documents; written last
 """
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ def ranges(documents: int) -> list[tuple[int, int]]:
     """Returns (first, stop) of the hash ranges of each task, for so many documents in all."""
     tasks = min(max(1, -(-documents // DOCUMENTS)), RANGES)
     bounds = [RANGES * number // tasks for number in range(tasks + 1)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(itertools.pairwise(bounds))
 
 
 def deduplicate(task: Deduplicate) -> None:

@@ -18,6 +18,7 @@ from mlm.text import is_text
 
 SHORTEST = 60  # characters; below that a docstring is a phrase
 PART_BYTES = 2 * 10**6  # of source code
+SOURCE = 4  # bytes of source code for each byte of docstrings, about
 LEFT_OUT = re.compile(r"(^|/)(tests?|testing|_vendor)/|(^|/)(test_|conftest)|\.\.")  # of the files of a package
 
 
@@ -28,7 +29,7 @@ class Modules(NamedTuple):
     version: str
     first: int  # of the package's modules in order
     files: tuple[str, ...]  # as the package's RECORD names them
-    bytes: int
+    bytes: int  # about, of docstrings
 
 
 def parts() -> Iterator[Modules]:
@@ -45,7 +46,7 @@ def parts() -> Iterator[Modules]:
                 total += size
                 if total >= PART_BYTES or number == len(modules):
                     files = tuple(file for file, _ in modules[first:number])
-                    yield Modules(name, package.version, first, files, total)
+                    yield Modules(name, package.version, first, files, total // SOURCE)
                     first, total = number, 0
 
 

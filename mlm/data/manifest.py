@@ -15,7 +15,7 @@ from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, inside, is_remote, sizes
 from mlm.text import is_text
 
-FORMAT = 1
+FORMAT = 2
 NAME = "manifest.json"
 SHARD_NAME = re.compile(r"dataset-([0-9]{1,18})-([0-9]{1,18})\.tfrecord")
 SPLITS = ("train", "validation")  # every folder of shards has these two
@@ -42,6 +42,7 @@ class Split:
     dropped_tokens: int | None = None  # of the last, partial row
     text_bytes: int | None = None  # UTF-8 bytes of the documents
     unigram_entropy: float | None = None  # of the ordinary tokens, in nats
+    sources: dict[str, int] | None = None  # tokens of each source, special ones included
 
     @property
     def records(self) -> int:
@@ -228,10 +229,15 @@ def _or_null(rule: Rule) -> Rule:
 COUNT, SIZE = _integer(0), _integer(1, 2**31 - 1)  # ids are int32
 HASH = _matching("[0-9a-f]{64}", "a SHA-256 of 64 lower-case hexadecimal digits")
 ENTROPY: Rule = lambda value: type(value) in (int, float) and 0 <= value < math.inf, "a finite number from 0 up"
+SOURCES: Rule = (
+    lambda value: isinstance(value, dict) and all(is_text(name) and COUNT[0](count) for name, count in value.items()),
+    "an object of the tokens of each source",
+)
 SPLIT: Schema = {
     "shards": [{"file": (is_text, "the name of a file"), "records": COUNT, "bytes": COUNT, "sha256": _or_null(HASH)}],
     **dict.fromkeys(("documents", "duplicates", "tokens", "dropped_tokens", "text_bytes"), _or_null(COUNT)),
     "unigram_entropy": _or_null(ENTROPY),
+    "sources": _or_null(SOURCES),
 }
 
 

@@ -4,14 +4,14 @@
     {key}.documents  DOCUMENT of each document, in that order
     {key}.hashes     uint64 [65], then ENTRY of each document by hash and place: those of range i of the 64 into which
                      the hashes are divided are the items from the i-th of the numbers up to the next
-    {key}.groups     JSON {group: [bytes, whether it is validation]}
+    {key}.groups     JSON {group: bytes} of the largest groups
     {key}.blocks     BLOCK of each block; written last
 
 A block is about so many bytes of consecutive documents of one split. The key is a hash of the part, the tokenizer and
 the settings.
 """
 
-import json
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from mlm.paths import UPath
 
 RANGES = 64
 BATCH_DOCUMENTS = 256  # tokenized in one call
+GROUPS = 1000  # whose sizes are known to messages
 DOCUMENT = np.dtype([("place", "<u4"), ("tokens", "<u4"), ("bytes", "<u4")])  # bytes of UTF-8
 ENTRY = np.dtype([("hash", "<u8"), ("place", "<u4"), ("row", "<u4"), ("block", "<u4"), ("tokens", "<u4")])
 BLOCK = np.dtype(
@@ -54,7 +55,7 @@ class Map(NamedTuple):
 def map_part(task: Map) -> None:
     """Writes the files of a part in one pass over its text."""
     base = f"{task.folder}/{task.key}"
-    groups: dict[str, list] = {}
+    groups: Counter[str] = Counter()
     with results.written(UPath(f"{base}.tokens")) as file, file.open("wb") as out:
         blocks = _Blocks(task, out)
         for place, (text, group) in enumerate(task.corpus.read(task.part)):
@@ -63,7 +64,7 @@ def map_part(task: Map) -> None:
             number, size = text_hash(text), len(text.encode())
             split = SPLITS.index(task.corpus.split_of(task.part, group, number))
             if group and not task.part.split:
-                groups.setdefault(group, [0, bool(split)])[0] += size
+                groups[group] += size
             blocks.add(split, text, (number, place, size))
         for split in range(len(SPLITS)):
             blocks.flush(split)
@@ -73,7 +74,7 @@ def map_part(task: Map) -> None:
     bounds = [np.uint64(2**64 // RANGES * number) for number in range(RANGES)]
     starts = np.append(np.searchsorted(entries["hash"], bounds), len(entries)).astype(np.uint64)
     results.save(UPath(f"{base}.hashes"), starts, entries)
-    results.save(UPath(f"{base}.groups"), np.frombuffer(json.dumps(groups).encode(), np.uint8))
+    results.save_json(UPath(f"{base}.groups"), dict(groups.most_common(GROUPS)))
     results.save(UPath(f"{base}.blocks"), np.array(blocks.made, BLOCK))
 
 

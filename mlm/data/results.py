@@ -7,7 +7,6 @@ two workers may do the same task, and a listing shows what a restart has to do.
 import contextlib
 import hashlib
 import json
-import os
 import platform
 import tempfile
 import uuid
@@ -22,8 +21,8 @@ from mlm.paths import UPath, is_remote, make_folder, put_file
 
 
 def key(*content: Any) -> str:
-    """Returns 128 bits of SHA-256 of what a file is made from, as 32 hexadecimal digits."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    """Returns the SHA-256 of what a file is made from, in hexadecimal digits."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -52,6 +51,16 @@ def save(target: UPath, *arrays: np.ndarray) -> None:
             out.write(np.ascontiguousarray(array).data)
 
 
+def save_json(target: UPath, content: Any) -> None:
+    """Writes an object as JSON."""
+    save(target, np.frombuffer(json.dumps(content).encode(), np.uint8))
+
+
+def load_json(file: UPath) -> Any:
+    """Returns the object of a file that `save_json` has written."""
+    return json.loads(load(file, np.uint8).tobytes())
+
+
 def load(file: UPath, dtype: np.dtype | type, first: int = 0, count: int = -1, *, after: int = 0) -> np.ndarray:
     """Returns `count` items (-1: to the end) from item `first` on, of a file with `after` bytes before them."""
     dtype = np.dtype(dtype)
@@ -72,4 +81,4 @@ def remove_leftovers(folder: Path) -> None:
     """Removes files of a folder that killed tasks left incomplete."""
     for file in folder.rglob(".*.tmp"):
         with contextlib.suppress(OSError):
-            os.unlink(file)
+            file.unlink()

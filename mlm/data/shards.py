@@ -1,22 +1,23 @@
-"""A corpus -> TFRecord shards, as tasks on an engine: {folder}/{split}/dataset-{shard}-{records}.tfrecord, manifest.json.
+"""A corpus -> TFRecord shards, as tasks: {folder}/{split}/dataset-{shard}-{records}.tfrecord, and manifest.json.
 
 Map (map_part.py) each part, deduplicate by ranges of the hash, deal the blocks to shards (deal.py), and reduce
-(write_shard.py) each shard. So the text is read once, by no process all of it, and this process handles the blocks'
-numbers alone. The bytes depend on the corpus, the tokenizer and the settings, never on the workers.
+(write_shard.py) each shard. So the text is read once, by no process all of it, and this process handles the numbers of
+the blocks alone. The bytes depend on the corpus, the tokenizer and the settings, never on the workers.
 
 What the tasks leave for one another is in {folder}.tmp, which all workers share:
 
-    map/, deduplicate/, reduce/   results of tasks, by their keys: a restart does what is missing
-    texts/                        the text of sources that are slow to read, for the tokenizer and the shards
-    shards-{inputs}/              the shards, renamed to {folder} at the end. In a bucket they are put in place one by
-                                  one, and the manifest last
+    tasks/     results of the tasks, by their keys: a restart does what is missing
+    texts/     the text of sources that are slow to read, for the tokenizer and the shards
+    {inputs}/  the shards, renamed to {folder} at the end. In a bucket they are put in place one by one, and the
+               manifest last
 """
 
 import dataclasses
-import json
-from typing import Any
+from collections import Counter
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib import recfunctions
 
 from mlm.cluster.engine import Engine
 from mlm.data import deal, deduplicate, results, tokenizer
@@ -25,15 +26,18 @@ from mlm.data.manifest import NAME, SPLITS, Manifest, Shard, Split, load_manifes
 from mlm.data.map_part import BLOCK, Map, map_part
 from mlm.data.write_shard import WriteShard, write_shard
 from mlm.errors import InputError
-from mlm.paths import UPath, children, is_remote, remove, write_text
+from mlm.paths import UPath, children, is_remote, remove, sizes, write_text
 
-BLOCK_BYTES = (2**14, 2**22)  # of text: the least and the most
-BLOCKS = 32  # of a shard, between those two
+BLOCK_BYTES = (2**12, 2**22)  # of text, in a block: the least and the most
+BLOCKS = 64  # of a shard, between those two
+UNKNOWN_BYTES = 2**20  # of a block, where the size of a source is not known
+DOCUMENT_BYTES = 500  # about
 LISTED = 12  # groups in a message
+# BLOCK and: its part, its index there, its documents and tokens without duplicates
+DEALT = np.dtype([*BLOCK.descr, ("part", "<u4"), ("index", "<u4"), ("kept", "<u4"), ("kept_tokens", "<u8")])
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What decides the rows besides the corpus and the tokenizer."""
 
     length: int  # tokens in a row
@@ -41,7 +45,9 @@ class Settings:
     seed: int = 0  # of the deal
 
 
-def write(corpus: Corpus, settings: Settings, *, tokenizer_folder: str, folder: str, source: str, engine: Engine) -> Manifest:
+def write(
+    corpus: Corpus, settings: Settings, *, tokenizer_folder: str, folder: str, source: str, engine: Engine
+) -> Manifest:
     """Writes the shards of both splits, unless the same ones are there; returns when they are complete.
 
     The tokens of the documents, <s> ... </s> each, are concatenated and cut into rows, as in transformers' TF-TPU
@@ -52,6 +58,229 @@ def write(corpus: Corpus, settings: Settings, *, tokenizer_folder: str, folder: 
       source: describes the corpus, and changes when it does.
     """
     vocabulary = tokenizer.manifest_fields(tokenizer_folder)
-    inputs = results.key(source, vocabulary["tokenizer_fingerprint"], dataclasses.asdict(settings))
-    work = work_folder(folder)
-    ...
+    inputs = results.key(source, vocabulary["tokenizer_fingerprint"], settings)
+    if not _is_done(folder, inputs):
+        job = _Job(corpus, settings, tokenizer_folder, vocabulary, UPath(folder), inputs, engine)
+        splits = job.run()
+        fields = {"folder": folder, "length": settings.length, **vocabulary, "inputs": inputs, "source": source}
+        write_text(job.shards / NAME, Manifest(**fields, full_rows=True, splits=splits).to_json() + "\n")
+        if not is_remote(folder):
+            job.shards.rename(folder)
+        remove(job.root)
+    return load_manifest(folder)
+
+
+def _is_done(folder: str, inputs: str) -> bool:
+    """Returns whether the shards are in place; raises InputError if something else is there."""
+    target = UPath(folder)
+    if not (target.is_file() or children(target)):
+        return False
+    if (target / NAME).is_file():
+        if load_manifest(folder).inputs == inputs:
+            return True
+    elif is_remote(folder) and (work_folder(folder) / inputs).is_file():
+        return False  # begun, and not finished
+    raise InputError(
+        f"{folder}: holds shards of another corpus, tokenizer or setting; use another --workdir or shards.dir, or "
+        "restore the config."
+    )
+
+
+@dataclasses.dataclass
+class _Job:
+    corpus: Corpus
+    settings: Settings
+    tokenizer_folder: str
+    vocabulary: dict[str, Any]
+    folder: UPath
+    inputs: str
+    engine: Engine
+
+    def run(self) -> dict[str, Split]:
+        self.root = work_folder(str(self.folder))
+        self.tasks = self.root / "tasks"
+        self.shards = self.root / self.inputs
+        if is_remote(self.folder):
+            results.save(self.root / self.inputs)  # shows that these shards are begun
+            self.shards = self.folder
+        parts, maps, blocks = self._map()
+        keys, duplicates = self._deduplicate(maps, blocks)
+        self._check_share(parts, maps, blocks)
+        return self._reduce(parts, maps, blocks, keys, duplicates)
+
+    def _do(self, function: Any, tasks: list, *, label: str, last: str) -> None:
+        """Runs the tasks whose last file is not there."""
+        there = sizes(self.tasks)
+        for _ in self.engine.each(function, [task for task in tasks if f"{task.key}{last}" not in there], label=label):
+            pass
+
+    def _map(self) -> tuple[list[Part], list[str], np.ndarray]:
+        """Returns the parts, their keys and all blocks, as DEALT."""
+        parts, most = self.corpus.parts(), self.corpus.max_documents
+        total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
+        if most:
+            splits = {(part.source, part.split) for part in parts}
+            total = min(total, DOCUMENT_BYTES * most * len(splits)) if total else DOCUMENT_BYTES * most * len(splits)
+        size = total // (BLOCKS * self.settings.counts["train"])
+        size = min(max(size, BLOCK_BYTES[0]), BLOCK_BYTES[1]) if total else UNKNOWN_BYTES
+        tasks = [self._map_task(part, most, size) for part in parts]
+        if most:
+            tasks = self._within(tasks, most)
+            parts = [task.part for task in tasks]
+        else:
+            self._do(map_part, tasks, label="tokenize", last=".blocks")
+        maps, found = [task.key for task in tasks], [np.zeros(0, DEALT)]
+        for number, task in enumerate(tasks):
+            own = results.load(self.tasks / f"{task.key}.blocks", BLOCK)
+            found.append(np.zeros(len(own), DEALT))
+            recfunctions.assign_fields_by_name(found[-1], own)
+            found[-1]["part"], found[-1]["index"] = number, np.arange(len(own))
+        blocks = np.concatenate(found)
+        blocks["kept"], blocks["kept_tokens"] = blocks["documents"], blocks["tokens"]
+        return parts, maps, blocks
+
+    def _map_task(self, part: Part, most: int, size: int) -> Map:
+        corpus = dataclasses.asdict(self.corpus)
+        decisive = {name: corpus[name] for name in ("field", "group", "validation_fraction", "validation_groups")}
+        key = results.key(part, most, decisive, size, self.vocabulary["tokenizer_fingerprint"])
+        return Map(part, self.corpus, most, self.tokenizer_folder, size, str(self.tasks), key)
+
+    def _within(self, tasks: list[Map], most: int) -> list[Map]:
+        """Returns the maps of the first `most` documents of each split of each source, done: a wave at a time."""
+        kept: list[Map] = []
+        left = Counter({(task.part.source, task.part.split): most for task in tasks})
+        while tasks:
+            wave, tasks = tasks[: self.engine.workers], tasks[self.engine.workers :]
+            self._do(map_part, wave, label="tokenize", last=".blocks")
+            for task in wave:
+                own = (task.part.source, task.part.split)
+                if not left[own]:
+                    continue
+                count = int(results.load(self.tasks / f"{task.key}.blocks", BLOCK)["documents"].sum())
+                if not left[own]:
+                    continue
+                if count > left[own]:
+                    task = self._map_task(task.part, left[own], task.block_bytes)
+                    self._do(map_part, [task], label="tokenize", last=".blocks")
+                left[own] -= min(count, left[own])
+                kept.append(task)
+            tasks = [task for task in tasks if left[task.part.source, task.part.split]]
+        return kept
+
+    def _deduplicate(self, maps: list[str], blocks: np.ndarray) -> tuple[tuple[str, ...], Counter]:
+        """Subtracts duplicates from the blocks; returns the keys of the results, and the duplicates of each split."""
+        tasks = []
+        for first, stop in deduplicate.ranges(int(blocks["documents"].sum())):
+            tasks.append(deduplicate.Deduplicate(tuple(maps), first, stop, str(self.tasks), results.key(maps, first)))
+        self._do(deduplicate.deduplicate, tasks, label="deduplicate", last=".dropped")
+        starts = np.searchsorted(blocks["part"], np.arange(len(maps)))
+        duplicates: Counter = Counter()
+        for task in tasks:
+            lost = results.load(self.tasks / f"{task.key}.dropped", deduplicate.DROPPED)
+            places = starts[lost["part"]] + lost["block"]
+            blocks["kept"][places] -= lost["documents"]
+            blocks["kept_tokens"][places] -= lost["tokens"]
+            for number, split in enumerate(SPLITS):
+                duplicates[split] += int(lost["documents"][blocks["split"][places] == number].sum())
+        return tuple(task.key for task in tasks), duplicates
+
+    def _check_share(self, parts: list[Part], maps: list[str], blocks: np.ndarray) -> None:
+        """Raises InputError if whole groups make a validation split of another size than corpus.validation_fraction."""
+        divided = np.array([not part.split for part in parts], bool)[blocks["part"]]
+        sums = [int(blocks["bytes"][divided & (blocks["split"] == number)].sum()) for number in range(len(SPLITS))]
+        share, asked = sums[1] / max(1, sum(sums)), self.corpus.validation_fraction
+        named = set(self.corpus.validation_groups)
+        if not named and (not sum(sums) or asked / 2 <= share <= 2 * asked):
+            return
+        found: Counter = Counter()
+        for name in maps:
+            found.update(results.load_json(self.tasks / f"{name}.groups"))
+        if missing := sorted(named - found.keys()):
+            raise InputError(f"config.corpus.validation_groups: there is no group {missing[0]!r}, but {_shown(found)}.")
+        if found and sum(sums) and not asked / 2 <= share <= 2 * asked:
+            raise InputError(
+                f"config.corpus.validation_fraction = {asked:g}: whole groups (corpus.group) make it {share:.4f}; name "
+                f"some in corpus.validation_groups that are between half and twice of it. The largest: {_shown(found)}."
+            )
+
+    def _deal(self, split: str, parts: list[Part], blocks: np.ndarray) -> list[np.ndarray]:
+        """Returns the indices of the blocks of each shard of a split, at least a row in each."""
+        weights, length = dict(zip(self.corpus.sources, self.corpus.weights, strict=True)), self.settings.length
+        own = np.flatnonzero(blocks["split"] == SPLITS.index(split))
+        hashes, tokens, copies = blocks["hash"][own], blocks["kept_tokens"][own], np.ones(len(own), np.int64)
+        if split == "train":
+            of_part = np.array([weights[part.source] for part in parts])
+            for weight in set(weights.values()):
+                heavy = of_part[blocks["part"][own]] == weight
+                copies[heavy] = deal.copies(hashes[heavy], weight)
+        count = self.settings.counts[split]
+        rows = int((tokens * copies.astype(np.uint64)).sum()) // length
+        while True:
+            dealt = [own[p] for p in deal.deal(hashes, copies, tokens, count=count, seed=self.settings.seed)]
+            short = any(blocks["kept_tokens"][picks].sum() < length for picks in dealt)
+            if not short:
+                return dealt
+            if split == "train":
+                text = f"there are only {rows} rows of {length} tokens in {copies.sum()} blocks; lower it."
+                raise InputError(f"config.shards.count = {count}: {text}")
+            if count == 1:
+                need = "raise corpus.validation_fraction, or give more text"
+                raise InputError(f"the {split} split is shorter than a row of {length} tokens: {need}.")
+            count = min(count - 1, max(1, len(own)))
+
+    def _reduce(
+        self, parts: list[Part], maps: list[str], blocks: np.ndarray, keys: tuple[str, ...], duplicates: Counter
+    ) -> dict[str, Split]:
+        """Writes the shards; returns what the manifest says of them."""
+        tasks = {split: [] for split in SPLITS}
+        for split in SPLITS:
+            for number, picks in enumerate(self._deal(split, parts, blocks)):
+                own = blocks[picks]
+                records = int(own["kept_tokens"].sum()) // self.settings.length
+                content = recfunctions.repack_fields(own[list(BLOCK.names)]).tobytes()
+                used = sorted(set(own["part"].tolist()))
+                task = WriteShard(
+                    name=f"{split}/dataset-{number}-{records}.tfrecord",
+                    blocks=content,
+                    parts=tuple(own["part"].tolist()),
+                    maps={part: maps[part] for part in used},
+                    sources={part: parts[part].source for part in used},
+                    deduplicated=keys,
+                    all_parts=len(parts),
+                    length=self.settings.length,
+                    vocab_size=self.vocabulary["vocab_size"],
+                    folder=str(self.tasks),
+                    shards=str(self.shards),
+                    key="",
+                )
+                tasks[split].append(task._replace(key=results.key([*map(str, task[:-3]), self.inputs])))
+        self._do(write_shard, tasks["train"] + tasks["validation"], label="write", last=".json")
+        names = [[part.source, part.name] for part in parts]
+        results.save_json(self.shards / "documents" / "parts.json", names)
+        return {split: self._summary(tasks[split], duplicates[split]) for split in SPLITS}
+
+    def _summary(self, tasks: list[WriteShard], duplicates: int) -> Split:
+        notes, sources = [], Counter()
+        counts_V = np.zeros(self.vocabulary["vocab_size"], np.int64)
+        for task in tasks:
+            notes.append(results.load_json(self.tasks / f"{task.key}.json"))
+            counts_V += results.load(self.tasks / f"{task.key}.counts", np.int64)
+            sources.update(notes[-1]["sources"])
+        counts_V[list(self.vocabulary["all_special_ids"])] = 0
+        probs = counts_V[counts_V > 0] / counts_V.sum()
+        return Split(
+            shards=tuple(Shard(**note["shard"]) for note in notes),
+            documents=sum(note["documents"] for note in notes),
+            duplicates=duplicates,
+            tokens=int(counts_V.sum()),
+            dropped_tokens=sum(note["dropped_tokens"] for note in notes),
+            text_bytes=sum(note["text_bytes"] for note in notes),
+            unigram_entropy=float(-np.sum(probs * np.log(probs))),
+            sources=dict(sources),
+        )
+
+
+def _shown(groups: Counter) -> str:
+    """Returns the largest groups and their sizes, for a message."""
+    listed = ", ".join(f"{group} {size / 1e6:.2f} MB" for group, size in groups.most_common(LISTED))
+    return listed + (f" and {len(groups) - LISTED} more" if len(groups) > LISTED else "")

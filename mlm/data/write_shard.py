@@ -10,7 +10,6 @@ Dimensions: N rows, L tokens in a row, V vocabulary entries.
 """
 
 import hashlib
-import json
 from collections import Counter
 from typing import NamedTuple
 
@@ -72,7 +71,7 @@ def write_shard(task: WriteShard) -> None:
     results.save(UPath(f"{task.folder}/{task.key}.counts"), counts_V)
     shard = {"file": task.name, "records": int(records), "bytes": size, "sha256": digest.hexdigest()}
     note = {"shard": shard, "sources": tokens, "dropped_tokens": len(rest), **written}
-    results.save(UPath(f"{task.folder}/{task.key}.json"), np.frombuffer(json.dumps(note).encode(), np.uint8))
+    results.save_json(UPath(f"{task.folder}/{task.key}.json"), note)
 
 
 def _read(task: WriteShard, part: int, block: np.void) -> tuple[np.ndarray, np.ndarray]:
