@@ -3,12 +3,15 @@
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from mlm.data import sources
+from mlm.data import results, sources
 from mlm.errors import InputError
+from mlm.paths import UPath
 
 
 class Part(NamedTuple):
@@ -45,12 +48,45 @@ class Corpus:
             found += own
         return found
 
-    def read(self, part: Part) -> Iterator[sources.Document]:
-        """Yields the documents of a part that have text; raises InputError with the place of what can't be read."""
+    def limited(
+        self, parts: list[Part], read: Callable[[list[tuple[Part, int]]], list[int]], *, wave: int
+    ) -> list[tuple[Part, int]]:
+        """Returns the parts with the first `max_documents` of each split of each source, and the most to read of each.
+
+        `read` counts the documents of some parts, up to such a limit; it gets `wave` parts at a time.
+        """
+        most = self.max_documents
+        if not most:
+            return [(part, 0) for part in parts]
+        found, left = [], Counter({(part.source, part.split): most for part in parts})
+        while parts:
+            now, parts = [(part, most) for part in parts[:wave]], parts[wave:]
+            for (part, _), count in zip(now, read(now), strict=True):
+                own = part.source, part.split
+                if left[own]:
+                    found.append((part, most if count <= left[own] else left[own]))
+                    left[own] -= min(count, left[own])
+            parts = [part for part in parts if left[part.source, part.split]]
+        return found
+
+    def read(self, part: Part, *, texts: str, keep: bool = False) -> Iterator[sources.Document]:
+        """Yields the documents of a part that have text; raises InputError with the place of what can't be read.
+
+        Args:
+          texts: folder where the text of sources that are slow to read is kept.
+          keep: keep it there, and read all of it at once.
+        """
+        kind = self._kind(part.source)
+        kept = UPath(f"{texts}/{results.key(part, self.group)}.json")
+        if kind.slow and kept.is_file():
+            yield from itertools.starmap(sources.Document, results.load_json(kept))
+            return
         with _readable(part.source):
-            for document in self._kind(part.source).read(part.where):
-                if document.text.strip():
-                    yield document
+            documents = (document for document in kind.read(part.where) if document.text.strip())
+            if kind.slow and keep:
+                documents = list(documents)
+                results.save_json(kept, documents)
+            yield from documents
 
     def _kind(self, source: str) -> sources.Kind:
         name, _, rest = source.partition(":")

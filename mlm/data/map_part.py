@@ -48,6 +48,7 @@ class Map(NamedTuple):
     most: int  # documents to read; 0 for all
     tokenizer_folder: str
     block_bytes: int
+    texts: str  # folder for the text of sources that are slow to read
     folder: str
     key: str
 
@@ -58,7 +59,7 @@ def map_part(task: Map) -> None:
     groups: Counter[str] = Counter()
     with results.written(UPath(f"{base}.tokens")) as file, file.open("wb") as out:
         blocks = _Blocks(task, out)
-        for place, (text, group) in enumerate(task.corpus.read(task.part)):
+        for place, (text, group) in enumerate(task.corpus.read(task.part, texts=task.texts)):
             if task.most and place == task.most:
                 break
             number, size = text_hash(text), len(text.encode())

@@ -123,15 +123,19 @@ class _Job:
             total = min(total, DOCUMENT_BYTES * most * len(splits)) if total else DOCUMENT_BYTES * most * len(splits)
         size = total // (BLOCKS * self.settings.counts["train"])
         size = min(max(size, BLOCK_BYTES[0]), BLOCK_BYTES[1]) if total else UNKNOWN_BYTES
-        tasks = [self._map_task(part, most, size) for part in parts]
-        if most:
-            tasks = self._within(tasks, most)
-            parts = [task.part for task in tasks]
-        else:
-            self._do(map_part, tasks, label="tokenize", last=".blocks")
-        maps, found = [task.key for task in tasks], [np.zeros(0, DEALT)]
-        for number, task in enumerate(tasks):
-            own = results.load(self.tasks / f"{task.key}.blocks", BLOCK)
+        tasks = {}
+
+        def read(limited: list[tuple[Part, int]]) -> list[int]:
+            own = [tasks.setdefault(each, self._map_task(*each, size)) for each in limited]
+            self._do(map_part, own, label="tokenize", last=".blocks")
+            return [int(results.load(self.tasks / f"{task.key}.blocks", BLOCK)["documents"].sum()) for task in own]
+
+        limited = self.corpus.limited(parts, read, wave=self.engine.workers)
+        read(limited)
+        parts, maps = [part for part, _ in limited], [tasks[each].key for each in limited]
+        found = [np.zeros(0, DEALT)]
+        for number, name in enumerate(maps):
+            own = results.load(self.tasks / f"{name}.blocks", BLOCK)
             found.append(np.zeros(len(own), DEALT))
             recfunctions.assign_fields_by_name(found[-1], own)
             found[-1]["part"], found[-1]["index"] = number, np.arange(len(own))
@@ -143,29 +147,7 @@ class _Job:
         corpus = dataclasses.asdict(self.corpus)
         decisive = {name: corpus[name] for name in ("field", "group", "validation_fraction", "validation_groups")}
         key = results.key(part, most, decisive, size, self.vocabulary["tokenizer_fingerprint"])
-        return Map(part, self.corpus, most, self.tokenizer_folder, size, str(self.tasks), key)
-
-    def _within(self, tasks: list[Map], most: int) -> list[Map]:
-        """Returns the maps of the first `most` documents of each split of each source, done: a wave at a time."""
-        kept: list[Map] = []
-        left = Counter({(task.part.source, task.part.split): most for task in tasks})
-        while tasks:
-            wave, tasks = tasks[: self.engine.workers], tasks[self.engine.workers :]
-            self._do(map_part, wave, label="tokenize", last=".blocks")
-            for task in wave:
-                own = (task.part.source, task.part.split)
-                if not left[own]:
-                    continue
-                count = int(results.load(self.tasks / f"{task.key}.blocks", BLOCK)["documents"].sum())
-                if not left[own]:
-                    continue
-                if count > left[own]:
-                    task = self._map_task(task.part, left[own], task.block_bytes)
-                    self._do(map_part, [task], label="tokenize", last=".blocks")
-                left[own] -= min(count, left[own])
-                kept.append(task)
-            tasks = [task for task in tasks if left[task.part.source, task.part.split]]
-        return kept
+        return Map(part, self.corpus, most, self.tokenizer_folder, size, str(self.root / "texts"), str(self.tasks), key)
 
     def _deduplicate(self, maps: list[str], blocks: np.ndarray) -> tuple[tuple[str, ...], Counter]:
         """Subtracts duplicates from the blocks; returns the keys of the results, and the duplicates of each split."""

@@ -47,6 +47,8 @@ class Options(NamedTuple):
 class Kind:
     """A kind of source."""
 
+    slow = False  # to read, so that the tokenizer and the shards share its text
+
     def __init__(self, rest: str, options: Options):
         """Takes the text of the source after its colon."""
         self.rest, self.options = rest, options
@@ -61,6 +63,8 @@ class Kind:
 
 
 class _Docstrings(Kind):
+    slow = True
+
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         return (("", f"{m.package} {m.version}[{m.first}:]", m.bytes, m) for m in docstrings.parts())
 
