@@ -35,7 +35,6 @@ def get_config() -> ConfigDict:
     config.shards.validation_count = 8  # files of the validation split
     config.shards.seed = 0  # of the order in which the text is dealt to the files
     config.shards.workers = 0  # processes; 0 = one per core. Changes the speed, never the bytes
-    config.shards.patience = 1800.0  # seconds without progress of the other hosts after which a host gives up
 
     config.data = ConfigDict()
     config.data.seed = 0  # of the order of records

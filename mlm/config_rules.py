@@ -81,6 +81,8 @@ TABLE: Rule = (
     _matching(r"|(csv|jsonl|hf|tfds):.+"),
     "csv:FILE, jsonl:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
 )
+GROUPS: Rule = _tuple_of(lambda name: isinstance(name, str) and name), "a tuple of names"
+GROUPS: Rule = (lambda v: v == () or _tuple_of(lambda name: type(name) is str and name != "")(v)), "a tuple of names"
 WEIGHTS: Rule = _tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0"
 
 KEYS_OF: dict[Rule, str] = {  # rules that several keys share
@@ -91,12 +93,12 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
         classify.multiple evaluate.batch checkpoint.keep log.every log.profile_steps""",
     COUNT: """corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps
         train.steps evaluate.every checkpoint.every log.profile_start""",
-    SEED: "data.seed masking.seed train.seed evaluate.seed",
+    SEED: "shards.seed data.seed masking.seed train.seed evaluate.seed",
     FRACTION: """masking.end_rate masking.mask_share masking.random_share schedule.warmup_fraction
         schedule.decay_fraction schedule.final_fraction""",
     BELOW_ONE: """corpus.validation_fraction model.hidden_dropout model.attention_dropout optimizer.b1 optimizer.b2
         optimizer.ema_decay""",
-    ABOVE_ZERO: """tokenizer.sample_megabytes shards.patience model.layer_norm_eps model.init_stddev
+    ABOVE_ZERO: """tokenizer.sample_megabytes model.layer_norm_eps model.init_stddev
         optimizer.learning_rate optimizer.eps""",
     FROM_ZERO: "optimizer.weight_decay optimizer.clip_norm train.epochs pod.hang",
     PORT: "pod.port pod.jax_port",
@@ -109,6 +111,8 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "corpus.sources": SOURCES,
     "corpus.weights": WEIGHTS,
     "corpus.field": (_matching(r"(?s).+"), "the name of a field"),
+    "corpus.group": (_matching(r"(?s).*"), "document, file, or the name of a field"),
+    "corpus.validation_groups": GROUPS,
     "tokenizer.kind": _one_of("unigram", "bpe", "wordpiece"),
     "tokenizer.vocab_size": _whole(16, 2**31),
     "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),

@@ -1,6 +1,7 @@
 """Real text, a tokenizer and shards made from it: once a session, small enough for seconds."""
 
 import itertools
+import json
 import pathlib
 import sysconfig
 from collections.abc import Iterator
@@ -8,18 +9,28 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from mlm.data import corpus, docstrings, shards, tokenizer
+from mlm import config as configs
+from mlm.cluster.engine import open_engine
+from mlm.data import docstrings, shards, tokenizer
+from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest, Shard, Split
 
 LENGTH = 32
 COUNTS = {"train": 6, "validation": 2}
 
 
-def documents(sources: tuple[str, ...], **settings) -> corpus.Corpus:
-    """With the defaults of configs/base.py."""
-    defaults = {"field": "text", "streaming": False, "validation_fraction": 0.1, "max_documents": 0}
-    settings = {"weights": (1.0,) * len(sources), **defaults, **settings}
-    return corpus.Corpus(sources, **settings)
+def corpus_of(sources: tuple[str, ...], **settings) -> Corpus:
+    """With the defaults of configs/base.py, but for a validation split of a tenth."""
+    defaults = configs.load("configs/base.py", ["corpus.validation_fraction=0.1"]).corpus.to_dict()
+    return Corpus(**defaults | {"sources": sources, "weights": (1.0,) * len(sources)} | settings)
+
+
+def written_texts(texts: list[str], folder: pathlib.Path) -> Corpus:
+    """Some texts in a file of their own beside a folder, one in ten of them for validation."""
+    file = folder.with_name(f"{folder.name}.jsonl")
+    rows = ({"text": text, "split": "train" if n % 10 else "validation"} for n, text in enumerate(texts))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return corpus_of((f"jsonl:{file}",), group="split", validation_groups=("validation",))
 
 
 def train_tokenizer(texts: list[str], folder: pathlib.Path, kind: str = "unigram", **settings) -> str:
@@ -29,12 +40,21 @@ def train_tokenizer(texts: list[str], folder: pathlib.Path, kind: str = "unigram
 
 
 def write_shards(
-    texts: list[str], folder: pathlib.Path, tokenizer_folder: str, *, workers: int = 1, **settings
+    texts: list[str] | Corpus,
+    folder: pathlib.Path,
+    tokenizer_folder: str,
+    *,
+    workers: int = 1,
+    source: str = "texts",
+    length: int = LENGTH,
+    counts: dict[str, int] | None = None,
 ) -> Manifest:
-    """Shards of some texts, one in ten of them for validation."""
-    settings = {"length": LENGTH, "counts": COUNTS, "source": "texts", **settings}
-    stream = (corpus.Document(text, "train" if n % 10 else "validation") for n, text in enumerate(texts))
-    return shards.write(stream, tokenizer_folder=tokenizer_folder, folder=str(folder), workers=workers, **settings)
+    """Shards of a corpus, or of `written_texts`."""
+    corpus = texts if isinstance(texts, Corpus) else written_texts(texts, folder)
+    settings = shards.Settings(length, counts or COUNTS)
+    with open_engine(workers=workers) as engine:
+        shared = {"tokenizer_folder": tokenizer_folder, "folder": str(folder), "source": source}
+        return shards.write(corpus, settings, engine=engine, **shared)
 
 
 def manifest_of(length: int, **splits: dict) -> Manifest:

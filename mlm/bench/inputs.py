@@ -2,18 +2,20 @@
 
 import concurrent.futures
 import functools
+import json
 import multiprocessing
 import shutil
 import tempfile
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from mlm.bench import interleaved, tf_tpu_example
 from mlm.bench.steps import repeated, updates
-from mlm.data import corpus, shards
-from mlm.data.corpus import Document
+from mlm.cluster.engine import open_engine
+from mlm.data import sample, shards
+from mlm.data.corpus import Corpus
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.tasks.pretraining import Pretraining, train_batches
 from mlm.training import sharding
@@ -23,32 +25,44 @@ VALIDATION = 50  # one document in 50
 
 
 def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, seconds: float) -> dict[str, Any]:
-    """Measures writing shards of the corpus's first documents, including the start of our workers (not the example's).
+    """Measures writing shards of documents of the corpus, including reading them and the start of our workers.
+
+    The example's processes have started, and its documents are in memory.
 
     Returns `interleaved.summary` in "tokens" of the text, special ones and dropped ones included; each with its "rows".
     """
     interleaved.say(f"shards: reading {megabytes:g} MB of the corpus")
-    documents = list(sample(config, megabytes))
+    texts = sample_texts(config, megabytes)
+    splits = {"train": [text for n, text in enumerate(texts) if n % VALIDATION], "validation": texts[::VALIDATION]}
     process = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
     with tempfile.TemporaryDirectory(prefix="mlm-bench-") as folder, process as other:
         interleaved.say("shards: starting the TF-TPU example")
-        other.submit(tf_tpu_example.prepare, documents, f"{folder}/documents").result()
-        settings = {"tokenizer_folder": tokenizer_folder, "length": config.shards.length}
+        other.submit(tf_tpu_example.prepare, splits, f"{folder}/documents").result()
+        lines = (json.dumps({"text": text, "split": split}) + "\n" for split in splits for text in splits[split])
+        Path(folder, "documents.jsonl").write_text("".join(lines))
+        tok = {"tokenizer_folder": tokenizer_folder}
         counts = {"train": config.shards.count, "validation": config.shards.validation_count}
+        layout, split = shards.Settings(config.shards.length, counts), {"group": "split", "weights": (1.0,)}
+        split |= {"sources": (f"jsonl:{folder}/documents.jsonl",), "validation_groups": ("validation",)}
+        split |= {"validation_fraction": 1 / VALIDATION, "field": "text", "max_documents": 0}
+        corpus = Corpus(**config.corpus.to_dict() | split)
         rows, tokens = {}, 0
 
         def ours(calls: int) -> None:
             nonlocal tokens
-            target, workers = f"{folder}/mlm", config.shards.workers
-            made = shards.write(documents, folder=target, counts=counts, workers=workers, source="", **settings)
+            target = f"{folder}/mlm"
+            with open_engine(workers=config.shards.workers) as engine:
+                made = shards.write(
+                    corpus, layout, folder=target, source="", tokenizer_folder=tokenizer_folder, engine=engine
+                )
             rows["mlm"] = sum(split.records for split in made.splits.values())
             tokens = sum(split.records * made.length + split.dropped_tokens for split in made.splits.values())
             shutil.rmtree(target)
 
         def example(calls: int) -> None:
             target = f"{folder}/example"
-            written = other.submit(tf_tpu_example.write_shards, f"{folder}/documents", target, **settings)
-            rows["tf_tpu_example"] = written.result()
+            write = functools.partial(tf_tpu_example.write_shards, length=config.shards.length, **tok)
+            rows["tf_tpu_example"] = other.submit(write, f"{folder}/documents", target).result()
             shutil.rmtree(target)
 
         rates = interleaved.measure("shards", {"mlm": ours, "tf_tpu_example": example}, seconds, calls=1)
@@ -58,16 +72,16 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
     return found | {"tokens": tokens}
 
 
-def sample(config: ConfigDict, megabytes: float) -> Iterator[Document]:
-    """Yields the first training documents of the corpus, some of them as validation documents."""
-    left = megabytes * 1e6
-    documents = corpus.Corpus(**config.corpus.to_dict())
-    texts = (document.text for document in documents if document.split == "train")
-    for number, text in enumerate(texts):
-        yield Document(text, "train" if number % VALIDATION else "validation")
-        left -= len(text)
-        if left <= 0:
-            return
+def sample_texts(config: ConfigDict, megabytes: float) -> list[str]:
+    """Returns so many megabytes of training documents of the corpus."""
+    texts, left = [], megabytes * 1e6
+    with tempfile.TemporaryDirectory(prefix="mlm-bench-") as kept, open_engine(workers=config.shards.workers) as engine:
+        for text in sample.draw(Corpus(**config.corpus.to_dict()), megabytes=megabytes, engine=engine, texts=kept):
+            texts.append(text)
+            left -= len(text)
+            if left <= 0:
+                break
+    return texts
 
 
 def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> dict[str, Any]:

@@ -5,11 +5,10 @@ disk to its files; and the input of run_mlm.py, without its masks (ours are draw
 shuffle buffer, which takes less memory and the same work per row.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from mlm.data import tokenizer
-from mlm.data.corpus import Document
 from mlm.errors import InputError
 
 PROCESSES = 4  # forked for each of the two passes over the rows
@@ -19,8 +18,8 @@ SHUFFLE_BUFFER = 2**14  # rows; the example has 2^18
 Columns = dict[str, list[list[int]]]
 
 
-def prepare(documents: Iterable[Document], folder: str) -> None:
-    """Writes the documents as `datasets` keeps them, {folder}/{split}, and imports what `write_shards` will need."""
+def prepare(texts: dict[str, list[str]], folder: str) -> None:
+    """Writes {split: texts} as `datasets` keeps them, {folder}/{split}, and imports what `write_shards` will need."""
     import datasets
 
     try:
@@ -29,9 +28,6 @@ def prepare(documents: Iterable[Document], folder: str) -> None:
         raise InputError(f"the TF-TPU example needs TensorFlow ({error}); install tensorflow-cpu.") from error
 
     datasets.disable_progress_bars()
-    texts: dict[str, list[str]] = {}
-    for document in documents:
-        texts.setdefault(document.split, []).append(document.text)
     for split, column in texts.items():
         datasets.Dataset.from_dict({"text": column}).save_to_disk(f"{folder}/{split}")
 

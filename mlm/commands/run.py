@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from mlm import cluster, logs
 from mlm.cluster import watch
+from mlm.cluster.engine import open_engine
 from mlm.commands import common
 from mlm.commands.export import write_export
 from mlm.commands.shards import make_shards
 from mlm.commands.tokenizer import make_tokenizer
 from mlm.commands.train import pretrain
-from mlm.data.hosts import Hosts
 from mlm.workdir import Workdir
 
 if TYPE_CHECKING:
@@ -32,10 +32,11 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides)
     begin = time.monotonic()
     with common.locked(workdir):
-        hosts = Hosts(args.processes, args.process_id, config.shards.patience)
         cluster.progress(watch.UNTIMED)
-        make_tokenizer(config, workdir, hosts)
-        make_shards(config, workdir, hosts)
+        if cluster.is_primary():
+            with open_engine(workers=config.shards.workers) as engine:
+                make_tokenizer(config, workdir, engine)
+                make_shards(config, workdir, engine)
         cluster.barrier("data")
         manifest = common.open_data(config, workdir)
         pretrain(args, config, workdir, manifest)

@@ -1,4 +1,4 @@
-"""`shards`: tokenize the corpus, chunk it and write TFRecord shards, on any number of hosts."""
+"""`shards`: tokenize the corpus, chunk it and write TFRecord shards, on a process pool or a cluster."""
 
 import argparse
 import json
@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 
 from mlm import cluster
 from mlm.cluster import watch
+from mlm.cluster.engine import Engine, open_engine
 from mlm.commands import common
 from mlm.commands.tokenizer import make_tokenizer
-from mlm.data.hosts import Hosts
 from mlm.paths import UPath
 from mlm.workdir import Workdir, lock
 
@@ -24,35 +24,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides, connect=False)
-    hosts = Hosts(args.processes, args.process_id, config.shards.patience)
     cluster.progress(watch.UNTIMED)
-    with lock(workdir.root, part=str(args.process_id) if args.processes > 1 else ""):
-        make_tokenizer(config, workdir, hosts)
-        make_shards(config, workdir, hosts)
+    with lock(workdir.root), open_engine(workers=config.shards.workers) as engine:
+        make_tokenizer(config, workdir, engine)
+        make_shards(config, workdir, engine)
 
 
-def make_shards(config: ConfigDict, workdir: Workdir, hosts: Hosts | None = None) -> None:
-    """Writes the shards of the corpus, unless they exist; each host writes its part.
+def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
+    """Writes the shards of the corpus, unless they exist.
 
     Shards in shards.dir without a manifest, as transformers' TF-TPU example writes them, are used as they are.
     """
     from mlm.data import corpus, shards
     from mlm.data.manifest import NAME, holds_foreign_shards
 
-    folder, hosts = workdir.shards_of(config), hosts or shards.ONE_HOST
+    folder = workdir.shards_of(config)
     if config.shards.dir and holds_foreign_shards(folder):
         common.say(f"shards: {folder}, without a manifest, used as they are")
         return
+    counts = {"train": config.shards.count, "validation": config.shards.validation_count}
     complete, begin = (UPath(folder) / NAME).is_file(), time.monotonic()
     manifest = shards.write(
         corpus.Corpus(**config.corpus.to_dict()),
+        shards.Settings(config.shards.length, counts, config.shards.seed),
         tokenizer_folder=str(workdir.tokenizer),
         folder=folder,
-        length=config.shards.length,
-        counts={"train": config.shards.count, "validation": config.shards.validation_count},
-        workers=config.shards.workers,
         source=json.dumps(config.corpus.to_dict()),
-        hosts=hosts,
+        engine=engine,
     )
     seconds = time.monotonic() - begin
     tokens = sum(split.tokens for split in manifest.splits.values())
@@ -63,6 +61,6 @@ def make_shards(config: ConfigDict, workdir: Workdir, hosts: Hosts | None = None
     peaks = (resource.getrusage(who).ru_maxrss * unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     own, worker = (f"{peak / 1e6:.0f} MB" for peak in peaks)
     common.say(
-        f"shards: {folder}, {tokens:,} tokens{f' by {hosts.count} hosts' if hosts.count > 1 else ''}, {seconds:.1f} s, "
+        f"shards: {folder}, {tokens:,} tokens, {seconds:.1f} s, "
         f"{tokens / seconds:,.0f} tokens/s; peak memory {own}, and {worker} in the largest of the workers"
     )

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from mlm.data import results, sources
@@ -43,10 +43,17 @@ class Corpus:
         for source in dict.fromkeys(self.sources):
             with _readable(source):
                 own = [Part(source, *part) for part in self._kind(source).parts()]
-            if not own:
-                raise InputError(f"config.corpus.sources: {source} has no text in it.")
             found += own
         return found
+
+    def require_text(self, parts: Iterable[Part], counts: Iterable[int]) -> None:
+        """Raises InputError if a source has no document in any of its parts, whose documents were counted."""
+        found: Counter = Counter()
+        for part, count in zip(parts, counts, strict=True):
+            found[part.source] += count
+        for source in self.sources:
+            if not found[source]:
+                raise InputError(f"config.corpus.sources: {source} has no text in it.")
 
     def limited(
         self, parts: list[Part], read: Callable[[list[tuple[Part, int]]], list[int]], *, wave: int

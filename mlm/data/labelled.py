@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mlm.data import corpus
+from mlm.data import sources
 from mlm.errors import InputError
 from mlm.paths import UPath
 from mlm.text import is_text
@@ -131,14 +131,14 @@ def _jsonl(file: str) -> Rows:
 
 def _hf(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Rows]:
     name, _, own = name.partition("#")
-    loaded = corpus.load_hf(name, split=own or split)
+    loaded = sources.load_hf(name, split=own or split)
     wanted = [column for column in loaded.column_names if column in columns]  # others may be images
     return _of_library(loaded.features, columns, loaded.select_columns(wanted))
 
 
 def _tfds(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Rows]:
     name, _, own = name.partition("#")
-    info, rows = corpus.load_tfds(name)
+    info, rows = sources.load_tfds(name)
     return _of_library(info.features, columns, rows(own or split))
 
 

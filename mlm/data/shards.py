@@ -131,7 +131,7 @@ class _Job:
             return [int(results.load(self.tasks / f"{task.key}.blocks", BLOCK)["documents"].sum()) for task in own]
 
         limited = self.corpus.limited(parts, read, wave=self.engine.workers)
-        read(limited)
+        self.corpus.require_text([part for part, _ in limited], read(limited))
         parts, maps = [part for part, _ in limited], [tasks[each].key for each in limited]
         found = [np.zeros(0, DEALT)]
         for number, name in enumerate(maps):
