@@ -81,7 +81,6 @@ TABLE: Rule = (
     _matching(r"|(csv|jsonl|hf|tfds):.+"),
     "csv:FILE, jsonl:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
 )
-GROUPS: Rule = _tuple_of(lambda name: isinstance(name, str) and name), "a tuple of names"
 GROUPS: Rule = (lambda v: v == () or _tuple_of(lambda name: type(name) is str and name != "")(v)), "a tuple of names"
 WEIGHTS: Rule = _tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0"
 

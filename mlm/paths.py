@@ -19,6 +19,7 @@ from upath import UPath
 
 # gcsfs keeps the listings of folders, but other hosts write to them too.
 fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+CLIENTS = ("gcsfs", "google", "aiohttp", "requests")  # whose errors have no base class in common
 
 
 def is_remote(path: UPath | Path | str) -> bool:
@@ -56,11 +57,23 @@ def children(folder: UPath) -> list[UPath]:
         return []
 
 
+@contextlib.contextmanager
+def os_errors() -> Iterator[None]:
+    """Turns what the client of a bucket raises when it has given up, no subclass of OSError, into an OSError."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) or type(error).__module__.partition(".")[0] not in CLIENTS:
+            raise
+        raise OSError(f"the bucket does not answer: {error or type(error).__name__}") from error
+
+
 def sizes(folder: UPath) -> dict[str, int]:
     """Returns {name: bytes} of the files in a folder, from one listing; none if it does not exist."""
     try:
-        entries = folder.fs.ls(folder.path, detail=True)
-    except FileNotFoundError:
+        with os_errors():
+            entries = folder.fs.ls(folder.path, detail=True)
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] != "directory"}
 

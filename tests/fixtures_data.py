@@ -1,19 +1,25 @@
 """Real text, a tokenizer and shards made from it: once a session, small enough for seconds."""
 
+import atexit
+import contextlib
+import functools
+import hashlib
 import itertools
 import json
 import pathlib
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from mlm import config as configs
-from mlm.cluster.engine import open_engine
+from mlm.cluster.engine import Engine, open_engine
 from mlm.data import docstrings, shards, tokenizer
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest, Shard, Split
+from mlm.paths import UPath
 
 LENGTH = 32
 COUNTS = {"train": 6, "validation": 2}
@@ -25,12 +31,19 @@ def corpus_of(sources: tuple[str, ...], **settings) -> Corpus:
     return Corpus(**defaults | {"sources": sources, "weights": (1.0,) * len(sources)} | settings)
 
 
+def write_jsonl(path: pathlib.Path, texts: list[str], field: str = "text", **columns: list[str]) -> str:
+    """A file of a source, which is returned."""
+    columns = {field: texts} | columns
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"jsonl:{path}"
+
+
 def written_texts(texts: list[str], folder: pathlib.Path) -> Corpus:
     """Some texts in a file of their own beside a folder, one in ten of them for validation."""
-    file = folder.with_name(f"{folder.name}.jsonl")
-    rows = ({"text": text, "split": "train" if n % 10 else "validation"} for n, text in enumerate(texts))
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return corpus_of((f"jsonl:{file}",), group="split", validation_groups=("validation",))
+    splits = ["train" if n % 10 else "validation" for n in range(len(texts))]
+    source = write_jsonl(folder.with_name(f"{folder.name}.jsonl"), texts, split=splits)
+    return corpus_of((source,), group="split", validation_groups=("validation",))
 
 
 def train_tokenizer(texts: list[str], folder: pathlib.Path, kind: str = "unigram", **settings) -> str:
@@ -44,17 +57,66 @@ def write_shards(
     folder: pathlib.Path,
     tokenizer_folder: str,
     *,
-    workers: int = 1,
+    workers: int = 0,
     source: str = "texts",
     length: int = LENGTH,
     counts: dict[str, int] | None = None,
+    seed: int = 0,
 ) -> Manifest:
-    """Shards of a corpus, or of `written_texts`."""
+    """Shards of a corpus, or of `written_texts`, by `workers` processes of their own or by `shared_engine`."""
     corpus = texts if isinstance(texts, Corpus) else written_texts(texts, folder)
-    settings = shards.Settings(length, counts or COUNTS)
-    with open_engine(workers=workers) as engine:
-        shared = {"tokenizer_folder": tokenizer_folder, "folder": str(folder), "source": source}
-        return shards.write(corpus, settings, engine=engine, **shared)
+    settings = shards.Settings(length, counts or COUNTS, seed)
+    with open_engine(workers=workers) if workers else contextlib.nullcontext(shared_engine()) as engine:
+        names = {"tokenizer_folder": tokenizer_folder, "folder": str(folder), "source": source}
+        return shards.write(corpus, settings, engine=engine, **names)
+
+
+@functools.cache
+def shared_engine() -> Engine:
+    """Two processes for all tests: their start takes longer than most tasks."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(open_engine(workers=2))
+
+
+def ids_of(texts: Iterable[str], tokenizer_folder: str) -> list[list[int]]:
+    """<s> ... </s> of each text, one by one, with special tokens as text."""
+    tokenizer = Tokenizer.from_file(f"{tokenizer_folder}/tokenizer.json")
+    tokenizer.encode_special_tokens = True
+    return [tokenizer.encode(text).ids for text in texts]
+
+
+def shard_rows(manifest: Manifest, split: str) -> list[np.ndarray]:
+    """The rows [N, L] of each shard, parsed as transformers' TF-TPU example does, record by record."""
+    import tensorflow as tf
+
+    feature, found = tf.io.FixedLenFeature((manifest.length,), tf.int64), []
+    for shard in manifest.splits[split].shards:
+        records = tf.data.TFRecordDataset(f"{manifest.folder}/{shard.file}")
+        parsed = [
+            tf.io.parse_single_example(each, {"input_ids": feature, "attention_mask": feature}) for each in records
+        ]
+        assert all((row["attention_mask"].numpy() == 1).all() for row in parsed)
+        found.append(np.stack([row["input_ids"].numpy() for row in parsed]))
+    return found
+
+
+def shard_texts(manifest: Manifest, split: str, texts: Iterable[str], tokenizer_folder: str) -> list[list[str]]:
+    """The texts that the rows of each shard hold from <s> to </s>, in order: so all but the last one, which is cut."""
+    texts = list(texts)
+    known = {tuple(ids): text for ids, text in zip(ids_of(texts, tokenizer_folder), texts, strict=True)}
+    found = []
+    for rows_NxL in shard_rows(manifest, split):
+        ids = rows_NxL.ravel()
+        pieces = np.split(ids, np.flatnonzero(ids == 0)[1:])
+        found.append([known[tuple(piece.tolist())] for piece in pieces if piece[-1] == 2])
+    return found
+
+
+def contents(folder: pathlib.Path | UPath | str) -> dict[str, str]:
+    """{file below the folder: SHA-256} of a folder, local or not."""
+    files = [path for path in UPath(folder).rglob("*") if path.is_file()]
+    return {str(path)[len(str(folder)) :]: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def manifest_of(length: int, **splits: dict) -> Manifest:

@@ -1,4 +1,7 @@
+"""Shards of a corpus, by all tasks together: their rows, counts and bytes, and what is refused."""
+
 import hashlib
+import itertools
 import json
 import math
 import pathlib
@@ -8,128 +11,171 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
-from mlm.data import blocks, corpus, shards
-from mlm.data.manifest import Manifest, load_manifest, verify
+from mlm.data import shards, sources
+from mlm.data.corpus import Corpus
+from mlm.data.manifest import load_manifest, verify, work_folder
 from mlm.errors import InputError
-from tests.fixtures_data import COUNTS, LENGTH, documents, write_shards
+from tests.fixtures_data import (
+    COUNTS,
+    LENGTH,
+    contents,
+    corpus_of,
+    ids_of,
+    shard_rows,
+    shard_texts,
+    shared_engine,
+    train_tokenizer,
+    write_jsonl,
+    write_shards,
+)
+
+SPLITS = ("train", "validation")
 
 
-def contents(folder: pathlib.Path) -> dict[str, str]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+@pytest.fixture
+def small(monkeypatch):
+    """Small parts and blocks, so that there are many."""
+    monkeypatch.setattr(sources, "PART_BYTES", (9000, 10**9))
+    monkeypatch.setattr(shards, "BLOCK_BYTES", (1500, 10**9))
 
 
-def stream_of(texts: list[str], tokenizer_folder: str) -> list[int]:
-    """<s> ... </s> of one text after the other."""
-    tokenizer = Tokenizer.from_file(f"{tokenizer_folder}/tokenizer.json")
-    tokenizer.encode_special_tokens = True
-    return [id_ for text in texts for id_ in tokenizer.encode(text).ids]
+def read_all(corpus: Corpus) -> list[str]:
+    """The texts of a corpus in order, by a reader of our own."""
+    paths = [pathlib.Path(source.partition(":")[2]) for source in corpus.sources]
+    return [json.loads(line)["text"] for path in paths for line in path.read_text().splitlines()]
 
 
-def read_rows(manifest: Manifest, split: str) -> np.ndarray:
-    """The rows of a split in the order of the stream, parsed as transformers' TF-TPU example does, record by record."""
-    import tensorflow as tf
-
-    facts = manifest.splits[split]
-    rows = np.zeros((facts.records, manifest.length), np.int64)
-    feature = tf.io.FixedLenFeature((manifest.length,), tf.int64)
-    for index, shard in enumerate(facts.shards):
-        for number, record in enumerate(tf.data.TFRecordDataset(f"{manifest.folder}/{shard.file}")):
-            parsed = tf.io.parse_single_example(record, {"input_ids": feature, "attention_mask": feature})
-            assert set(parsed["attention_mask"].numpy()) == {1}
-            rows[number * len(facts.shards) + index] = parsed["input_ids"].numpy()
-    return rows
+@pytest.fixture
+def repeated(texts, tmp_path) -> Corpus:
+    """Two sources in which documents come twice: in one part, in two, and in both sources."""
+    a = write_jsonl(tmp_path / "a.jsonl", texts[:200] + texts[198:200] + texts[:20])
+    b = write_jsonl(tmp_path / "b.jsonl", texts[200:300] + texts[100:110])
+    return corpus_of((a, b))
 
 
-def test_rows_are_the_stream_of_tokens_and_only_its_end_is_lost(manifest, texts, tokenizer_folder):
-    some = texts[:400]
-    for split, own in {
-        "train": [text for n, text in enumerate(some) if n % 10],
-        "validation": some[::10],
-    }.items():
-        stream = stream_of(own, tokenizer_folder)
-        rows, facts = read_rows(manifest, split), manifest.splits[split]
-        assert rows.reshape(-1).tolist() == stream[: len(rows) * LENGTH]
-        assert facts.dropped_tokens == len(stream) - rows.size < LENGTH
+# What they hold -------------------------------------------------------------------------------------------------------
+
+
+def test_counts_are_those_of_the_texts(small, repeated, tokenizer_folder, tmp_path):
+    """Of each split: distinct documents, duplicates, tokens, bytes, entropy; what is dropped, at most once a shard."""
+    made, everything = write_shards(repeated, tmp_path / "shards", tokenizer_folder), read_all(repeated)
+    distinct = list(dict.fromkeys(everything))
+    split_of = {
+        text: repeated.split_of(part, "", shards_hash(text)) for part in repeated.parts()[:1] for text in distinct
+    }
+    for split in SPLITS:
+        own, facts = [text for text in distinct if split_of[text] == split], made.splits[split]
+        ids = dict(zip(own, ids_of(own, tokenizer_folder), strict=True))
+        assert facts.documents == len(own)
+        assert facts.duplicates == sum(split_of[text] == split for text in everything) - len(own) > 0
         assert facts.text_bytes == sum(len(text.encode()) for text in own)
-        ordinary = Counter(id_ for id_ in stream if id_ > 4)
+        ordinary = Counter(each for row in ids.values() for each in row if each > 4)
         assert facts.tokens == ordinary.total()
         shares = [count / facts.tokens for count in ordinary.values()]
         assert facts.unigram_entropy == pytest.approx(-sum(share * math.log(share) for share in shares), rel=1e-12)
+        texts_a = set(distinct[:200])
+        a, b = repeated.sources
+        assert facts.sources == {
+            a: sum(len(ids[text]) for text in own if text in texts_a),
+            b: sum(len(ids[text]) for text in own if text not in texts_a),
+        }
+        rows = sum(len(rows) for rows in shard_rows(made, split))
+        assert facts.records == rows and facts.tokens + 2 * len(own) == rows * LENGTH + facts.dropped_tokens
+        assert 0 < facts.dropped_tokens < len(facts.shards) * LENGTH
+
+
+def shards_hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def test_every_document_is_in_one_shard_beside_its_neighbours(small, repeated, tokenizer_folder, tmp_path):
+    made = write_shards(repeated, tmp_path / "shards", tokenizer_folder)
+    distinct = list(dict.fromkeys(read_all(repeated)))
+    of_split = {split: shard_texts(made, split, distinct, tokenizer_folder) for split in SPLITS}
+    found = Counter(text for texts in of_split.values() for own in texts for text in own)
+    cut = sum(len(split.shards) for split in made.splits.values())
+    assert set(found.values()) == {1} and len(distinct) - cut <= len(found) <= len(distinct)
+    place = {text: number for number, text in enumerate(distinct)}
+    gaps = [place[b] - place[a] for own in of_split["train"] for a, b in itertools.pairwise(own)]
+    assert np.mean([0 < gap <= 5 for gap in gaps]) > 0.6, "the documents of a block stay together"
 
 
 def test_files_are_named_as_the_tf_tpu_example_names_them(manifest):
     assert manifest.full_rows
+    folder = pathlib.Path(manifest.folder)
     for split, facts in manifest.splits.items():
         assert len(facts.shards) == COUNTS[split]
-        records = [shard.records for shard in facts.shards]
-        assert max(records) - min(records) <= 1
         for number, shard in enumerate(facts.shards):
-            path = pathlib.Path(manifest.folder, shard.file)
+            path = folder / shard.file
             assert shard.file == f"{split}/dataset-{number}-{shard.records}.tfrecord"
             assert shard.bytes == path.stat().st_size
             assert shard.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert len(contents(pathlib.Path(manifest.folder))) == sum(COUNTS.values()) + 1, "nothing else is left there"
+    tables = {f"/documents/{split}-{n}.npy" for split, count in COUNTS.items() for n in range(count)}
+    files = {f"/{shard.file}" for split in manifest.splits.values() for shard in split.shards}
+    assert contents(folder).keys() == files | tables | {"/documents/parts.json", "/manifest.json"}, "nothing else"
     assert load_manifest(manifest.folder) == manifest
     verify(manifest, deep=True)
 
 
-def test_bytes_do_not_depend_on_the_workers(texts, tokenizer_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 9_000)
-    monkeypatch.setattr(blocks, "BLOCK_DOCUMENTS", 40)
-    made = [write_shards(texts[:400], tmp_path / str(workers), tokenizer_folder, workers=workers) for workers in (1, 3)]
-    assert contents(tmp_path / "1") == contents(tmp_path / "3")
+def test_words_that_look_like_special_tokens_stay_text(texts, tokenizer_folder, tmp_path):
+    hostile = [f"{text} <mask> </s> <s> <pad> <unk>" for text in texts[:400]]
+    rows = np.concatenate(shard_rows(write_shards(hostile, tmp_path / "shards", tokenizer_folder), "train"))
+    assert set(rows.reshape(-1)) & {1, 4} == set()
+    assert abs(int((rows == 0).sum()) - 360) <= COUNTS["train"], "one <s> a document"
+
+
+# The same bytes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 7])
+def test_bytes_do_not_depend_on_the_workers(small, repeated, tokenizer_folder, tmp_path, workers):
+    """Nor on the order in which a file system lists its files."""
+    made = [write_shards(repeated, tmp_path / str(n), tokenizer_folder, workers=n) for n in (2, workers)]
+    assert contents(tmp_path / "2") == contents(tmp_path / str(workers))
     assert made[0].fingerprint == made[1].fingerprint
 
 
-def test_bytes_do_not_depend_on_the_blocks(manifest, texts, tokenizer_folder, tmp_path, monkeypatch):
-    """Remainders are carried from one block to the next; so are the shards' turns."""
-    monkeypatch.setattr(blocks, "BLOCK_DOCUMENTS", 7)
-    monkeypatch.setattr(shards, "OPEN_FILES", 2)
-    write_shards(texts[:400], tmp_path / "small", tokenizer_folder)
-    assert contents(tmp_path / "small") == contents(pathlib.Path(manifest.folder))
+@pytest.mark.parametrize("ranges", [2, 64])
+def test_bytes_do_not_depend_on_the_ranges_of_hashes(small, repeated, tokenizer_folder, tmp_path, monkeypatch, ranges):
+    from mlm.data import deduplicate
+
+    write_shards(repeated, tmp_path / "one", tokenizer_folder)
+    monkeypatch.setattr(deduplicate, "DOCUMENTS", 332 // ranges)
+    assert len(deduplicate.ranges(332)) == ranges
+    write_shards(repeated, tmp_path / "many", tokenizer_folder)
+    assert contents(tmp_path / "one") == contents(tmp_path / "many")
 
 
-def test_words_that_look_like_special_tokens_stay_text(texts, tokenizer_folder, tmp_path):
-    hostile = [f"{text} <mask> </s> <s> <pad> <unk>" for text in texts[:400]]
-    made = write_shards(hostile, tmp_path / "shards", tokenizer_folder)
-    rows = read_rows(made, "train")
-    assert set(rows.reshape(-1)) & {1, 4} == set()
-    assert abs(int((rows == 0).sum()) - 360) <= 1, "one <s> a document"
+def test_another_seed_deals_the_same_documents_otherwise(small, repeated, tokenizer_folder, tmp_path):
+    distinct = dict.fromkeys(read_all(repeated))
+    made = [write_shards(repeated, tmp_path / str(n), tokenizer_folder, seed=n, length=8) for n in (0, 1)]
+    found = [shard_texts(each, "train", distinct, tokenizer_folder) for each in made]
+    sets = [[set(own) for own in texts] for texts in found]
+    assert all(a not in sets[1] for a in sets[0])
+    cut = 2 * COUNTS["train"]
+    assert len(set.union(*sets[0]) ^ set.union(*sets[1])) <= cut
+    assert made[0].splits["train"].documents == made[1].splits["train"].documents
+    assert made[0].splits["train"].tokens == made[1].splits["train"].tokens
 
 
-def test_duplicates_and_documents_are_counted(texts, tokenizer_folder, tmp_path):
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:300] + texts[:40]))
-    made = shards.write(
-        documents((f"jsonl:{tmp_path}/a.jsonl",)),
-        tokenizer_folder=tokenizer_folder,
-        folder=str(tmp_path / "shards"),
-        length=LENGTH,
-        counts=COUNTS,
-        workers=1,
-        source="a",
-    )
-    splits = made.splits.values()
-    assert sum(split.documents for split in splits) == 300
-    assert sum(split.duplicates for split in splits) == 40
-    assert load_manifest(made.folder) == made
+# What is there already ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_there_is_kept(manifest, tokenizer_folder, tmp_path):
-    def untouched():
-        raise AssertionError("the documents were read")
-        yield
+def test_what_is_there_is_kept(manifest, tokenizer_folder, monkeypatch):
+    def touched(*_, **__):
+        raise AssertionError("a task was started")
 
-    settings = {"tokenizer_folder": tokenizer_folder, "length": LENGTH, "counts": COUNTS, "source": "texts"}
-    before = contents(pathlib.Path(manifest.folder))
-    kept = shards.write(untouched(), folder=manifest.folder, workers=2, **settings)
-    assert kept == manifest
-    for change in ({"length": 16}, {"source": "others"}, {"counts": {"train": 5, "validation": 2}}):
+    monkeypatch.setattr(Corpus, "parts", touched)
+    before = contents(manifest.folder)
+    names = {"tokenizer_folder": tokenizer_folder, "folder": manifest.folder, "engine": shared_engine()}
+    corpus, settings = corpus_of(("text:no such file",)), shards.Settings(LENGTH, COUNTS)
+    assert shards.write(corpus, settings, source="texts", **names) == manifest
+    others = [settings._replace(length=16), settings._replace(seed=1), settings._replace(counts={**COUNTS, "train": 5})]
+    for changed, source in [*((each, "texts") for each in others), (settings, "others")]:
         with pytest.raises(InputError, match="another corpus, tokenizer or setting"):
-            shards.write(untouched(), folder=manifest.folder, workers=2, **(settings | change))
-    assert contents(pathlib.Path(manifest.folder)) == before
+            shards.write(corpus, changed, source=source, **names)
+    assert contents(manifest.folder) == before
 
 
 def test_an_empty_folder_may_be_there_and_another_is_kept(texts, tokenizer_folder, tmp_path):
@@ -140,24 +186,31 @@ def test_an_empty_folder_may_be_there_and_another_is_kept(texts, tokenizer_folde
     with pytest.raises(InputError, match="other"):
         write_shards(texts[:400], tmp_path / "other", tokenizer_folder)
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["precious.txt"]
+    file, corpus = tmp_path / "other" / "precious.txt", corpus_of((write_jsonl(tmp_path / "a.jsonl", texts[:400]),))
     with pytest.raises(InputError, match=r"precious\.txt: holds"):
-        write_shards(texts[:400], tmp_path / "other" / "precious.txt", tokenizer_folder)
+        write_shards(corpus, file, tokenizer_folder)
     with pytest.raises(InputError, match="can't be written"):
-        write_shards(texts[:400], tmp_path / "other" / "precious.txt" / "shards", tokenizer_folder)
+        write_shards(corpus, file / "shards", tokenizer_folder)
 
 
-def test_a_writing_that_failed_leaves_no_folder_and_can_be_done_again(manifest, texts, tokenizer_folder, tmp_path):
-    def broken():
-        yield from (corpus.Document(text, "train") for text in texts[:50])
-        raise InputError("the corpus is gone")
+def test_a_corpus_that_was_changed_after_a_kill_is_read_anew(small, texts, tokenizer_folder, tmp_path, monkeypatch):
+    """What is left of the old one is never mixed in, though the config says the same."""
+    corpus = corpus_of((write_jsonl(tmp_path / "a.jsonl", texts[:300]),))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shards._Job, "_summary", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        write_shards(corpus, tmp_path / "one", tokenizer_folder)
+    left = work_folder(str(tmp_path / "one"))
+    assert len(list(left.rglob("*.tfrecord"))) == sum(COUNTS.values())
+    shard = next(left.rglob("train/dataset-0-*.tfrecord"))
+    shard.with_name(".0123.tmp").write_text("half a shard")
+    write_jsonl(tmp_path / "a.jsonl", texts[:50] + texts[100:400])
+    made = [write_shards(corpus, tmp_path / name, tokenizer_folder) for name in ("one", "two")]
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert made[0].fingerprint == made[1].fingerprint
+    verify(made[0], deep=True)
 
-    folder = tmp_path / "shards"
-    settings = {"tokenizer_folder": tokenizer_folder, "folder": str(folder), "length": LENGTH, "counts": COUNTS}
-    with pytest.raises(InputError, match="the corpus is gone"):
-        shards.write(broken(), workers=1, source="texts", **settings)
-    assert not folder.exists()
-    write_shards(texts[:400], folder, tokenizer_folder)
-    assert contents(folder) == contents(pathlib.Path(manifest.folder))
+
+# Too little, or unclear -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,8 +218,6 @@ def test_a_writing_that_failed_leaves_no_folder_and_can_be_done_again(manifest, 
     [
         (400, {"counts": {"train": 5000, "validation": 2}}, "config.shards.count = 5000"),
         (400, {"length": 20_000}, "config.shards.count = 6"),
-        (1, {}, "config.shards.count = 6"),
-        (0, {}, "only 0 rows"),
         (9, {"counts": {"train": 1, "validation": 1}, "length": 1000}, "config.shards.count|validation"),
     ],
 )
@@ -177,15 +228,29 @@ def test_too_little_text_is_refused(texts, tokenizer_folder, tmp_path, count, se
 
 
 def test_an_empty_validation_split_is_refused(texts, tokenizer_folder, tmp_path):
-    stream = (corpus.Document(text, "train") for text in texts[:400])
-    settings = {"folder": str(tmp_path / "shards"), "length": LENGTH, "counts": COUNTS, "workers": 1, "source": ""}
-    with pytest.raises(InputError, match="validation"):
-        shards.write(stream, tokenizer_folder=tokenizer_folder, **settings)
+    corpus = corpus_of((write_jsonl(tmp_path / "a.jsonl", texts[:400]),), validation_fraction=0.0)
+    with pytest.raises(InputError, match=r"the validation split .* raise corpus\.validation_fraction"):
+        write_shards(corpus, tmp_path / "shards", tokenizer_folder)
 
 
 def test_a_small_validation_split_gets_fewer_shards(texts, tokenizer_folder, tmp_path):
     made = write_shards(texts[:400], tmp_path / "s", tokenizer_folder, counts={"train": 2, "validation": 100_000})
-    assert [shard.records for shard in made.splits["validation"].shards] == [1] * made.splits["validation"].records
+    records = [shard.records for shard in made.splits["validation"].shards]
+    assert min(records) > 0 and len(records) > 2
+    assert sum(records) + len(records) > made.splits["validation"].tokens / LENGTH
+
+
+def test_a_large_vocabulary_takes_four_bytes_a_token(texts, tmp_path):
+    """As many ids as two bytes do not hold, in a tokenizer with that many added words."""
+    from tokenizers import Tokenizer
+
+    folder = train_tokenizer(texts, tmp_path / "tokenizer", kind="bpe")
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.add_tokens([f"word{n}x" for n in range(2**16)])
+    tokenizer.save(f"{folder}/tokenizer.json")
+    found = [f"{text} word65535x" for text in texts[:400]]
+    rows = np.concatenate(shard_rows(write_shards(found, tmp_path / "shards", folder), "train"))
+    assert rows.max() == 600 + 65535 and abs(int((rows == rows.max()).sum()) - 360) <= COUNTS["train"]
 
 
 def test_no_framework_is_imported():

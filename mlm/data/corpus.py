@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mlm.data import results, sources
 from mlm.errors import InputError
-from mlm.paths import UPath
+from mlm.paths import UPath, os_errors
 
 
 class Part(NamedTuple):
@@ -113,7 +113,8 @@ class Corpus:
 def _readable(source: str) -> Iterator[None]:
     """Turns what a reader raises into an InputError that names the source."""
     try:
-        yield
+        with os_errors():
+            yield
     except (OSError, ValueError, KeyError, ImportError, EOFError, zlib.error) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"config.corpus.sources: {source} can't be read: {reason}") from error

@@ -4,7 +4,7 @@
     {key}.documents  DOCUMENT of each document, in that order
     {key}.hashes     uint64 [65], then ENTRY of each document by hash and place: those of range i of the 64 into which
                      the hashes are divided are the items from the i-th of the numbers up to the next
-    {key}.groups     JSON {group: bytes} of the largest groups
+    {key}.groups     JSON {group: bytes} of the largest groups, and those that corpus.validation_groups names
     {key}.blocks     BLOCK of each block; written last
 
 A block is about so many bytes of consecutive documents of one split. The key is a hash of the part, the tokenizer and
@@ -75,7 +75,8 @@ def map_part(task: Map) -> None:
     bounds = [np.uint64(2**64 // RANGES * number) for number in range(RANGES)]
     starts = np.append(np.searchsorted(entries["hash"], bounds), len(entries)).astype(np.uint64)
     results.save(UPath(f"{base}.hashes"), starts, entries)
-    results.save_json(UPath(f"{base}.groups"), dict(groups.most_common(GROUPS)))
+    named = {group: groups[group] for group in task.corpus.validation_groups if group in groups}
+    results.save_json(UPath(f"{base}.groups"), dict(groups.most_common(GROUPS)) | named)
     results.save(UPath(f"{base}.blocks"), np.array(blocks.made, BLOCK))
 
 

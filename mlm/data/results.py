@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, is_remote, make_folder, put_file
+from mlm.paths import UPath, is_remote, make_folder, os_errors, put_file
 
 
 def key(*content: Any) -> str:
@@ -33,14 +33,15 @@ def written(target: UPath) -> Iterator[Path]:
         make_folder(parent)
         file = Path(tempfile.gettempdir(), f"mlm-{name}") if is_remote(target) else Path(str(parent), name)
         try:
-            yield file
-            put_file(file, target)
+            with os_errors():
+                yield file
+                put_file(file, target)
         finally:
             file.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(
             f"{target}: can't be written on {platform.node()} ({error.strerror or error}); make room there, or choose "
-            "another shards.dir. What is written is kept for the next start."
+            "another shards.dir, and start again: what is written is kept."
         ) from error
 
 
@@ -58,7 +59,10 @@ def save_json(target: UPath, content: Any) -> None:
 
 def load_json(file: UPath) -> Any:
     """Returns the object of a file that `save_json` has written."""
-    return json.loads(load(file, np.uint8).tobytes())
+    try:
+        return json.loads(load(file, np.uint8).tobytes())
+    except ValueError:
+        raise _damaged(file) from None
 
 
 def load(file: UPath, dtype: np.dtype | type, first: int = 0, count: int = -1, *, after: int = 0) -> np.ndarray:
@@ -66,15 +70,31 @@ def load(file: UPath, dtype: np.dtype | type, first: int = 0, count: int = -1, *
     dtype = np.dtype(dtype)
     start = after + first * dtype.itemsize
     stop = None if count < 0 else start + count * dtype.itemsize
-    if is_remote(file):
-        data = file.fs.cat_file(file.path, start, stop) if stop != start else b""
-    else:
-        with Path(str(file)).open("rb") as opened:
-            opened.seek(start)
-            data = opened.read(-1 if stop is None else stop - start)
+    try:
+        with os_errors():
+            if is_remote(file):
+                data = file.fs.cat_file(file.path, start, stop) if stop != start else b""
+            else:
+                with Path(str(file)).open("rb") as opened:
+                    opened.seek(start)
+                    data = opened.read(-1 if stop is None else stop - start)
+    except FileNotFoundError:
+        raise _damaged(file) from None
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(
+            f"{file}: can't be read on {platform.node()} ({reason}); start the same command again."
+        ) from error
     if (stop is not None and len(data) != stop - start) or len(data) % dtype.itemsize:
-        raise DamageError(f"{file}: is not what was written; remove it, and start the same command again.")
+        raise _damaged(file)
     return np.frombuffer(data, dtype)
+
+
+def _damaged(file: UPath) -> DamageError:
+    return DamageError(
+        f"{file}: is missing, or is not what was written; remove {file.parent}/{file.stem}.*, and start the same "
+        "command again."
+    )
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -24,9 +24,9 @@ from mlm.data import deal, deduplicate, results, tokenizer
 from mlm.data.corpus import Corpus, Part
 from mlm.data.manifest import NAME, SPLITS, Manifest, Shard, Split, load_manifest, work_folder
 from mlm.data.map_part import BLOCK, Map, map_part
-from mlm.data.write_shard import WriteShard, write_shard
+from mlm.data.write_shard import PARTS, WriteShard, table_name, write_shard
 from mlm.errors import InputError
-from mlm.paths import UPath, children, is_remote, remove, sizes, write_text
+from mlm.paths import UPath, children, is_remote, remove, sizes
 
 BLOCK_BYTES = (2**12, 2**22)  # of text, in a block: the least and the most
 BLOCKS = 64  # of a shard, between those two
@@ -63,7 +63,8 @@ def write(
         job = _Job(corpus, settings, tokenizer_folder, vocabulary, UPath(folder), inputs, engine)
         splits = job.run()
         fields = {"folder": folder, "length": settings.length, **vocabulary, "inputs": inputs, "source": source}
-        write_text(job.shards / NAME, Manifest(**fields, full_rows=True, splits=splits).to_json() + "\n")
+        with results.written(job.shards / NAME) as file:
+            file.write_text(Manifest(**fields, full_rows=True, splits=splits).to_json() + "\n")
         if not is_remote(folder):
             job.shards.rename(folder)
         remove(job.root)
@@ -208,7 +209,7 @@ class _Job:
             if count == 1:
                 need = "raise corpus.validation_fraction, or give more text"
                 raise InputError(f"the {split} split is shorter than a row of {length} tokens: {need}.")
-            count = min(count - 1, max(1, len(own)))
+            count = min(count - 1 - count // 8, max(1, rows))
 
     def _reduce(
         self, parts: list[Part], maps: list[str], blocks: np.ndarray, keys: tuple[str, ...], duplicates: Counter
@@ -238,8 +239,17 @@ class _Job:
                 tasks[split].append(task._replace(key=results.key([*map(str, task[:-3]), self.inputs])))
         self._do(write_shard, tasks["train"] + tasks["validation"], label="write", last=".json")
         names = [[part.source, part.name] for part in parts]
-        results.save_json(self.shards / "documents" / "parts.json", names)
+        results.save_json(self.shards / PARTS, names)
+        self._remove_others({task.name for split in SPLITS for task in tasks[split]})
         return {split: self._summary(tasks[split], duplicates[split]) for split in SPLITS}
+
+    def _remove_others(self, names: set[str]) -> None:
+        """Removes files beside the shards that killed tasks left, or a start with another text."""
+        names = names | {table_name(name) for name in names} | {PARTS}
+        for folder in (*SPLITS, "documents"):
+            for name in sizes(self.shards / folder):
+                if f"{folder}/{name}" not in names:
+                    (self.shards / folder / name).unlink(missing_ok=True)
 
     def _summary(self, tasks: list[WriteShard], duplicates: int) -> Split:
         notes, sources = [], Counter()

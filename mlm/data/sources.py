@@ -84,15 +84,16 @@ class _Lines(Kind):
             raise FileNotFoundError("no such file")
         stamped = [(name, info["size"], _stamp(info)) for name, info in sorted(files)]
         most = part_bytes(sum(size for _, size, _ in stamped))
-        waiting: list[tuple] = []
+        waiting, waiting_bytes = [], 0
         for name, size, stamp in stamped:
             whole = name.endswith(".gz") or size <= most
             cuts = [0, size] if whole else [*range(0, size - most // 2, most), size]
             for start, stop in itertools.pairwise(cuts):
-                if waiting and sum(piece[2] - piece[1] for piece in waiting) + stop - start > most:
+                if waiting and waiting_bytes + stop - start > most:
                     yield _together(waiting)
-                    waiting = []
+                    waiting, waiting_bytes = [], 0
                 waiting.append((name, start, stop, stamp))
+                waiting_bytes += stop - start
         yield _together(waiting)
 
     def read(self, where: tuple) -> Iterator[Document]:

@@ -2,7 +2,8 @@
 
     {shards}/{split}/dataset-{number}-{records}.tfrecord  <s> document </s> <s> ..., cut into rows; the last, partial
                                                           row is lost
-    {shards}/documents/{split}-{number}.npy               where each document is from, see `find_documents`
+    {shards}/documents/{split}-{number}.npy               PLACED of its documents, see `find_documents`
+    {shards}/documents/parts.json                         [source, name] of all parts, see shards.py
     {folder}/{key}.counts                                 int64 [V], how often each token is in the documents
     {folder}/{key}.json                                   what the manifest says of the shard; written last
 
@@ -10,16 +11,19 @@ Dimensions: N rows, L tokens in a row, V vocabulary entries.
 """
 
 import hashlib
+import json
 from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
 
 from mlm.data import deduplicate, results, tfrecord
+from mlm.data.manifest import Manifest
 from mlm.data.map_part import BLOCK, DOCUMENT, token_dtype
-from mlm.errors import DamageError
+from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
 
+PARTS = "documents/parts.json"
 PLACED = np.dtype([("start", "<u8"), ("part", "<u4"), ("place", "<u4")])  # start: a document's first token in the shard
 
 
@@ -42,8 +46,7 @@ class WriteShard(NamedTuple):
 
 def write_shard(task: WriteShard) -> None:
     """Writes the files of a shard, reading its own blocks alone."""
-    split, _, file_name = task.name.partition("/")
-    number, records = file_name.removesuffix(".tfrecord").split("-")[1:]
+    records = int(task.name.removesuffix(".tfrecord").rpartition("-")[2])
     counts_V, tokens, written = np.zeros(task.vocab_size, np.int64), Counter(), Counter()
     rest, placed = np.zeros(0, token_dtype(task.vocab_size)), []
     target, digest = UPath(f"{task.shards}/{task.name}"), hashlib.sha256()
@@ -64,12 +67,12 @@ def write_shard(task: WriteShard) -> None:
                 out.write(data)
                 digest.update(data)
         size = file.stat().st_size
-    if tokens.total() // task.length != int(records):
+    if tokens.total() // task.length != records:
         raise DamageError(f"{task.folder}: holds other blocks than those counted; remove it, and start again.")
-    documents = UPath(f"{task.shards}/documents/{split}-{number}.npy")
-    results.save(documents, np.concatenate([np.zeros(0, PLACED), *placed]))
+    with results.written(UPath(f"{task.shards}/{table_name(task.name)}")) as file, file.open("wb") as out:
+        np.save(out, np.concatenate([np.zeros(0, PLACED), *placed]))
     results.save(UPath(f"{task.folder}/{task.key}.counts"), counts_V)
-    shard = {"file": task.name, "records": int(records), "bytes": size, "sha256": digest.hexdigest()}
+    shard = {"file": task.name, "records": records, "bytes": size, "sha256": digest.hexdigest()}
     note = {"shard": shard, "sources": tokens, "dropped_tokens": len(rest), **written}
     results.save_json(UPath(f"{task.folder}/{task.key}.json"), note)
 
@@ -84,3 +87,38 @@ def _read(task: WriteShard, part: int, block: np.void) -> tuple[np.ndarray, np.n
     kept = np.ones(count, bool)
     kept[rows[(rows >= first) & (rows < first + count)] - first] = False
     return ids[np.repeat(kept, documents["tokens"])], documents[kept]
+
+
+def table_name(shard: str) -> str:
+    """Returns the name, below the folder of the shards, of the table of a shard's documents."""
+    split, _, name = shard.partition("/")
+    return f"documents/{split}-{name.split('-')[1]}.npy"
+
+
+class Found(NamedTuple):
+    """A document of the corpus."""
+
+    source: str
+    part: str
+    place: int  # in its part, from 0; empty ones don't count
+
+
+def find_documents(manifest: Manifest, split: str, record: int) -> list[Found]:
+    """Returns the documents whose tokens a record holds, in order; reads the table of its shard alone."""
+    shards, total = manifest.splits[split].shards, manifest.splits[split].records
+    if not 0 <= record < total:
+        raise InputError(f"record {record}: the {split} split has the records 0 to {total - 1}.")
+    stops = np.cumsum([shard.records for shard in shards])
+    index = int(np.searchsorted(stops, record, side="right"))
+    first = (record - int(stops[index]) + shards[index].records) * manifest.length
+    file = UPath(f"{manifest.folder}/{table_name(shards[index].file)}")
+    try:
+        with file.open("rb") as opened:
+            table = np.load(opened, allow_pickle=False)
+        parts = json.loads((UPath(manifest.folder) / PARTS).read_text())
+        begin, end = np.searchsorted(table["start"], [first, first + manifest.length - 1], side="right")
+        return [Found(*map(str, parts[part]), place) for _, part, place in table[begin - 1 : end].tolist()]
+    except FileNotFoundError as error:
+        raise InputError(f"{manifest.folder}: doesn't say where its records are from ({error.filename}).") from error
+    except (ValueError, IndexError, KeyError, TypeError, EOFError) as error:
+        raise DamageError(f"{file} or parts.json: is not what was written; write the shards again.") from error
