@@ -37,7 +37,7 @@ def of_rows(train: Iterable[np.ndarray], validation: Iterable[np.ndarray], speci
         covered = np.zeros(len(row), bool)
         for place, stretch in enumerate(_stretches(row)):
             covered[place : place + STRETCH] |= stretch in known
-        shares.append(covered.mean())
+        shares.append(float(covered.mean()))
     return Overlap(len(shares), sum(share >= 0.5 for share in shares), sum(share == 0 for share in shares))
 
 
