@@ -109,6 +109,8 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
 RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in keys.split()} | {
     "corpus.sources": SOURCES,
     "corpus.weights": WEIGHTS,
+    "corpus.keep_out": (lambda v: v == () or SOURCES[0](v), f"empty, or {SOURCES[1]}"),
+    "corpus.near_duplicates": (lambda v: _finite(v) and (v == 0 or 0.7 <= v < 1), "0, or a number in [0.7, 1)"),
     "corpus.field": (_matching(r"(?s).+"), "the name of a field"),
     "corpus.group": (_matching(r"(?s).*"), "document, file, or the name of a field"),
     "corpus.validation_groups": GROUPS,

@@ -36,6 +36,8 @@ def test_every_key_has_a_rule_a_unit_or_a_comment_and_there_are_not_too_many():
 # For each key, values that its rule must refuse.
 BAD = {
     "corpus.sources": ["()", "web:x", "hf:", "('docstrings', 'text:')", "(3,)"],
+    "corpus.near_duplicates": ["0.5", "1.0", "-0.8", "nan"],
+    "corpus.keep_out": ["('web:x',)", "('docstrings', 'text:')", "(3,)"],
     "corpus.weights": ["()", "(0.0,)", "(-1.0,)", "('a',)"],
     "corpus.field": [""],
     "corpus.validation_fraction": ["1.0", "-0.1", "nan"],

@@ -142,7 +142,7 @@ def test_bytes_do_not_depend_on_the_ranges_of_hashes(small, repeated, tokenizer_
 
     write_shards(repeated, tmp_path / "one", tokenizer_folder)
     monkeypatch.setattr(deduplicate, "DOCUMENTS", 332 // ranges)
-    assert len(deduplicate.ranges(332)) == ranges
+    assert len(deduplicate.ranges(332, deduplicate.DOCUMENTS, deduplicate.RANGES)) == ranges
     write_shards(repeated, tmp_path / "many", tokenizer_folder)
     assert contents(tmp_path / "one") == contents(tmp_path / "many")
 

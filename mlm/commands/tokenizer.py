@@ -27,7 +27,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
     """Makes the workdir's tokenizer, unless it exists."""
     from mlm.data import corpus, sample, tokenizer
-    from mlm.data.manifest import holds_foreign_shards, work_folder
+    from mlm.data.manifest import holds_foreign_shards
+    from mlm.data.results import work_folder
 
     path, recipe = config.tokenizer.path, workdir.tokenizer / RECIPE
     settings = {"corpus": config.corpus.to_dict(), "tokenizer": config.tokenizer.to_dict()}

@@ -7,7 +7,7 @@ import itertools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from mlm.data import results, sources
 from mlm.errors import InputError
@@ -36,12 +36,20 @@ class Corpus:
     validation_fraction: float
     validation_groups: tuple[str, ...]
     max_documents: int
+    keep_out: tuple[str, ...]
+    near_duplicates: float
+    key: str = "sources"  # of config.corpus that names `sources`; of keep_out, the test splits are read, too
+
+    def kept_out(self) -> Self:
+        """Returns the corpus of the texts to keep out."""
+        changes = {"weights": (), "group": sources.DOCUMENT, "max_documents": 0, "keep_out": (), "key": "keep_out"}
+        return dataclasses.replace(self, sources=self.keep_out, **changes)
 
     def parts(self) -> list[Part]:
         """Lists the parts of all sources in order, none of them read; raises InputError for one that isn't there."""
         found = []
         for source in dict.fromkeys(self.sources):
-            with _readable(source):
+            with self._readable(source):
                 own = [Part(source, *part) for part in self._kind(source).parts()]
             found += own
         return found
@@ -53,7 +61,7 @@ class Corpus:
             found[part.source] += count
         for source in self.sources:
             if not found[source]:
-                raise InputError(f"config.corpus.sources: {source} has no text in it.")
+                raise InputError(f"config.corpus.{self.key}: {source} has no text in it.")
 
     def limited(
         self, parts: list[Part], read: Callable[[list[tuple[Part, int]]], list[int]], *, wave: int
@@ -88,7 +96,7 @@ class Corpus:
         if kind.slow and kept.is_file():
             yield from itertools.starmap(sources.Document, results.load_json(kept))
             return
-        with _readable(part.source):
+        with self._readable(part.source):
             documents = (document for document in kind.read(part.where) if document.text.strip())
             if kind.slow and keep:
                 documents = list(documents)
@@ -97,7 +105,18 @@ class Corpus:
 
     def _kind(self, source: str) -> sources.Kind:
         name, _, rest = source.partition(":")
-        return sources.KINDS[name](rest, sources.Options(self.field, self.group, self.streaming))
+        options = sources.Options(self.field, self.group, self.streaming, self.key == "keep_out")
+        return sources.KINDS[name](rest, options)
+
+    @contextlib.contextmanager
+    def _readable(self, source: str) -> Iterator[None]:
+        """Turns what a reader raises into an InputError that names the source."""
+        try:
+            with os_errors():
+                yield
+        except (OSError, ValueError, KeyError, ImportError, EOFError, zlib.error) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"config.corpus.{self.key}: {source} can't be read: {reason}") from error
 
     def split_of(self, part: Part, group: str, number: int) -> str:
         """Returns the split of a document: its source's, or its group's; `number` is the text's hash."""
@@ -107,17 +126,6 @@ class Corpus:
             return "validation" if group in self.validation_groups else "train"
         number = text_hash(group) if group else number
         return "validation" if number < self.validation_fraction * 2**64 else "train"
-
-
-@contextlib.contextmanager
-def _readable(source: str) -> Iterator[None]:
-    """Turns what a reader raises into an InputError that names the source."""
-    try:
-        with os_errors():
-            yield
-    except (OSError, ValueError, KeyError, ImportError, EOFError, zlib.error) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"config.corpus.sources: {source} can't be read: {reason}") from error
 
 
 def text_hash(text: str) -> int:

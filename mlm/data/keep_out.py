@@ -10,13 +10,68 @@ import functools
 import itertools
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from mlm.data import results
+from mlm.data.corpus import Corpus, Part
+from mlm.errors import InputError
+from mlm.paths import UPath, sizes
+
 STRETCH = 13  # words
+LISTED = 1000  # documents in the manifest
+BATCH = 1000  # texts hashed at once
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd: nothing is lost by multiplying
+
+
+class HashPart(NamedTuple):
+    """A task of `hash_part`."""
+
+    part: Part
+    corpus: Corpus
+    folder: str
+    key: str
+
+
+def hash_part(task: HashPart) -> None:
+    """Writes {key}.stretches: the hashes of all stretches of a part of what is kept out."""
+    texts, found = (text for text, _ in task.corpus.read(task.part, texts="")), [np.zeros(0, np.uint64)]
+    while batch := list(itertools.islice(texts, BATCH)):
+        found.append(of_texts(batch))
+    results.save(UPath(f"{task.folder}/{task.key}.stretches"), np.unique(np.concatenate(found)))
+
+
+def run(do: Callable[..., None], corpus: Corpus, folder: str) -> tuple[str, ...]:
+    """Hashes the texts to keep out; returns the keys of the results. `do` runs tasks that are not done."""
+    key = functools.partial(results.key, "keep out", corpus.field)
+    tasks = [HashPart(part, corpus, folder, key(part)) for part in corpus.parts()]
+    do(hash_part, tasks, label="keep out", last=".stretches")
+    found = sizes(UPath(folder))
+    for source in corpus.sources:
+        if not any(found[f"{task.key}.stretches"] for task in tasks if task.part.source == source):
+            raise InputError(f"config.corpus.keep_out: {source} has no text of {STRETCH} words.")
+    return tuple(task.key for task in tasks)
+
+
+def listed(folder: str, maps: Sequence[str], names: Sequence[str]) -> tuple[int, dict[str, str]]:
+    """Returns how many documents are kept out of all parts, and what the manifest says of the first ones."""
+    count, found = 0, {}
+    for key, name in zip(maps, names, strict=True):
+        places = results.load(UPath(f"{folder}/{key}.kept_out"), np.uint32)
+        count += len(places)
+        for place in places[: max(0, LISTED - len(found))]:
+            found[f"{name} {place}"] = f"has {STRETCH} words of corpus.keep_out"
+    return count, found
+
+
+@functools.lru_cache(1)
+def load(folder: str, keys: tuple[str, ...]) -> np.ndarray:
+    """Returns the sorted hashes that such tasks have written: uint64 [S]."""
+    found = [results.load(UPath(f"{folder}/{key}.stretches"), np.uint64) for key in keys]
+    return np.unique(np.concatenate([np.zeros(0, np.uint64), *found]))
 
 
 def of_texts(texts: Sequence[str]) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from mlm import logs
 from mlm.data import tfrecord, tokenizer
+from mlm.data.results import work_folder
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, inside, is_remote, sizes
 from mlm.text import is_text
@@ -37,7 +38,9 @@ class Split:
 
     shards: tuple[Shard, ...]  # in order; record ids count through them
     documents: int | None = None
-    duplicates: int | None = None  # dropped
+    duplicates: int | None = None  # left out
+    near_duplicates: int | None = None  # left out, see corpus.near_duplicates
+    kept_out: int | None = None  # left out, see corpus.keep_out
     tokens: int | None = None  # ordinary ones, without special tokens
     dropped_tokens: int | None = None  # of the last, partial row
     text_bytes: int | None = None  # UTF-8 bytes of the documents
@@ -64,6 +67,7 @@ class Manifest:
     inputs: str  # fingerprint of what the shards were made from; "" if unknown
     source: str  # the corpus, for a person
     splits: dict[str, Split]
+    left_out: dict[str, str] = dataclasses.field(default_factory=dict)  # some documents, and why
 
     @property
     def fingerprint(self) -> str:
@@ -127,14 +131,6 @@ def read_manifest(folder: str) -> Manifest | None:
         splits[name] = Split(tuple(Shard(**shard) for shard in split.pop("shards")), **split)
     content["all_special_ids"] = tuple(content["all_special_ids"])
     return Manifest(folder=folder, splits=splits, **content)
-
-
-def work_folder(folder: str) -> UPath:
-    """Returns the folder, named {folder}.tmp, that exists while the shards are being made."""
-    root = UPath(folder)
-    if not root.name:
-        raise InputError(f"{folder}: shards need a folder of their own; name one inside it.")
-    return root.with_name(root.name + ".tmp")
 
 
 def holds_foreign_shards(folder: str) -> bool:
@@ -226,18 +222,19 @@ def _or_null(rule: Rule) -> Rule:
     return lambda value: value is None or rule[0](value), f"{rule[1]}, or null"
 
 
+def _object(check: Callable[[Any], bool], words: str) -> Rule:
+    return lambda value: isinstance(value, dict) and all(map(is_text, value)) and all(map(check, value.values())), words
+
+
 COUNT, SIZE = _integer(0), _integer(1, 2**31 - 1)  # ids are int32
 HASH = _matching("[0-9a-f]{64}", "a SHA-256 of 64 lower-case hexadecimal digits")
 ENTROPY: Rule = lambda value: type(value) in (int, float) and 0 <= value < math.inf, "a finite number from 0 up"
-SOURCES: Rule = (
-    lambda value: isinstance(value, dict) and all(is_text(name) and COUNT[0](count) for name, count in value.items()),
-    "an object of the tokens of each source",
-)
+COUNTS = ("documents", "duplicates", "near_duplicates", "kept_out", "tokens", "dropped_tokens", "text_bytes")
 SPLIT: Schema = {
     "shards": [{"file": (is_text, "the name of a file"), "records": COUNT, "bytes": COUNT, "sha256": _or_null(HASH)}],
-    **dict.fromkeys(("documents", "duplicates", "tokens", "dropped_tokens", "text_bytes"), _or_null(COUNT)),
+    **dict.fromkeys(COUNTS, _or_null(COUNT)),
     "unigram_entropy": _or_null(ENTROPY),
-    "sources": _or_null(SOURCES),
+    "sources": _or_null(_object(COUNT[0], "the tokens of each source")),
 }
 
 
@@ -255,6 +252,7 @@ def _check_content(content: dict[str, Any]) -> None:
         "inputs": _matching("([0-9a-f]{64})?", f"{HASH[1]}, or empty"),
         "source": (is_text, "a text"),
         "splits": dict.fromkeys(SPLITS, SPLIT),
+        "left_out": _object(is_text, "why some documents are left out"),
     }
     _check("", content, schema)
     missing = set(content["special_ids"].values()) - set(content["all_special_ids"])

@@ -4,6 +4,8 @@
     {key}.documents  DOCUMENT of each document, in that order
     {key}.hashes     uint64 [65], then ENTRY of each document by hash and place: those of range i of the 64 into which
                      the hashes are divided are the items from the i-th of the numbers up to the next
+    {key}.bands      near_duplicates.BAND of the documents, by hash in the same way, if near duplicates are left out
+    {key}.kept_out   uint32 places of the documents that are left out since they hold text of corpus.keep_out
     {key}.groups     JSON {group: bytes} of the largest groups, and those that corpus.validation_groups names
     {key}.blocks     BLOCK of each block; written last
 
@@ -11,13 +13,14 @@ A block is about so many bytes of consecutive documents of one split. The key is
 the settings.
 """
 
+import itertools
 from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from mlm.data import results, tokenizer
+from mlm.data import keep_out, near_duplicates, results, tokenizer
 from mlm.data.corpus import Corpus, Part, text_hash
 from mlm.data.manifest import SPLITS
 from mlm.paths import UPath
@@ -48,6 +51,7 @@ class Map(NamedTuple):
     most: int  # documents to read; 0 for all
     tokenizer_folder: str
     block_bytes: int
+    keep_out: tuple[str, ...]  # keys of what `keep_out.hash_part` has made
     texts: str  # folder for the text of sources that are slow to read
     folder: str
     key: str
@@ -72,9 +76,12 @@ def map_part(task: Map) -> None:
     entries, table = (np.concatenate(parts) for parts in (blocks.entries, blocks.documents))
     results.save(UPath(f"{base}.documents"), table)
     entries = entries[np.lexsort((entries["place"], entries["hash"]))]
-    bounds = [np.uint64(2**64 // RANGES * number) for number in range(RANGES)]
-    starts = np.append(np.searchsorted(entries["hash"], bounds), len(entries)).astype(np.uint64)
-    results.save(UPath(f"{base}.hashes"), starts, entries)
+    results.save_cut(UPath(f"{base}.hashes"), entries, results.hash_stops(entries["hash"], RANGES))
+    if task.corpus.near_duplicates:
+        bands = np.sort(np.concatenate(blocks.bands), order=["hash", "place"])
+        stops = results.hash_stops(bands["hash"], near_duplicates.RANGES)
+        results.save_cut(UPath(f"{base}.bands"), bands, stops)
+    results.save(UPath(f"{base}.kept_out"), np.array(blocks.kept_out, np.uint32))
     named = {group: groups[group] for group in task.corpus.validation_groups if group in groups}
     results.save_json(UPath(f"{base}.groups"), dict(groups.most_common(GROUPS)) | named)
     results.save(UPath(f"{base}.blocks"), np.array(blocks.made, BLOCK))
@@ -91,6 +98,9 @@ class _Blocks:
         self._sizes = [0 for _ in SPLITS]
         self._rows = self._offset = 0
         self.made: list[tuple[int, ...]] = []  # BLOCK
+        self._keep_out = keep_out.load(task.folder, task.keep_out)
+        self._near_duplicates = task.corpus.near_duplicates > 0
+        self.bands, self.kept_out = [np.zeros(0, near_duplicates.BAND)], []
         self.entries, self.documents = [np.zeros(0, ENTRY)], [np.zeros(0, DOCUMENT)]
 
     def add(self, split: int, text: str, numbers: tuple[int, int, int]) -> None:
@@ -101,10 +111,15 @@ class _Blocks:
             self.flush(split)
 
     def flush(self, split: int) -> None:
-        texts, self._texts[split] = self._texts[split], []
+        texts, numbers = self._texts[split], np.array(self._numbers[split], np.uint64).reshape(-1, 3)
+        self._texts[split], self._numbers[split], self._sizes[split] = [], [], 0
+        if SPLITS[split] == "train":
+            held = keep_out.holds(texts, self._keep_out)
+            self.kept_out += numbers[held, 1].tolist()
+            texts, numbers = list(itertools.compress(texts, ~held)), numbers[~held]
         if not texts:
             return
-        hashes, places, sizes = np.array(self._numbers[split], np.uint64).T
+        hashes, places, sizes = numbers.T
         ids, lengths = _tokenize(self._tokenizer, texts)
         np.array(ids, self._dtype).tofile(self._out)
         entries, documents = np.zeros(len(texts), ENTRY), np.zeros(len(texts), DOCUMENT)
@@ -112,11 +127,12 @@ class _Blocks:
         entries["row"], entries["block"] = self._rows + np.arange(len(texts)), len(self.made)
         documents["place"], documents["tokens"], documents["bytes"] = places, lengths, sizes
         number = text_hash(hashes.tobytes().hex())
-        self.made.append((number, split, self._rows, len(texts), self._offset, len(ids), self._sizes[split]))
+        self.made.append((number, split, self._rows, len(texts), self._offset, len(ids), int(sizes.sum())))
         self.entries.append(entries)
         self.documents.append(documents)
+        if self._near_duplicates:
+            self.bands.append(near_duplicates.bands(texts, places, entries["row"]))
         self._rows, self._offset = self._rows + len(texts), self._offset + len(ids)
-        self._numbers[split], self._sizes[split] = [], 0
 
 
 def _tokenize(tok: Tokenizer, texts: list[str]) -> tuple[list[int], list[int]]:

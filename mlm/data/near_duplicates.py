@@ -4,7 +4,7 @@ MinHash (Broder, 1997) by rensa, cut into bands (Leskovec et al., Mining of Mass
 s^ROWS of the bands of two documents of similarity s is the same, from which s is estimated. An earlier document counts
 even if it is left out itself: of a chain only the first stays, and no decision waits for another.
 
-Dimensions: N documents, B bands, E entries.
+Dimensions: N documents, B bands of each, R slots in a band, E bands of all documents.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,13 @@ from mlm.data.keep_out import FACTOR, stretches
 WORDS = 5
 BANDS, ROWS = 42, 6
 EARLIEST = 16  # documents of a bucket that its others are compared to: more pairs are found as the number grows
-ENTRY = np.dtype([("hash", "<u8"), ("part", "<u4"), ("row", "<u4")])  # a band of a document
-PAIR = np.dtype([("part", "<u4"), ("row", "<u4"), ("first_part", "<u4"), ("first_row", "<u4"), ("bands", "<u4")])
+RANGES = 1024  # of the hashes of bands
+BAND = np.dtype([("hash", "<u8"), ("place", "<u4"), ("row", "<u4")])  # of a document of a part
+PAIR = np.dtype([(name, "<u4") for name in ("part", "place", "row", "first_part", "first_place", "bands")])
 
 
-def entries(texts: Sequence[str], *, part: int = 0, row: int = 0) -> np.ndarray:
-    """Returns the bands of documents in consecutive rows, as ENTRY [E]; documents of less than 5 words have none."""
+def bands(texts: Sequence[str], places_N: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
+    """Returns the bands of documents, as BAND [E]; documents of less than 5 words have none."""
     hashes, numbers = stretches(texts, WORDS)
     used, starts = np.unique(numbers, return_index=True)
     offsets = np.append(starts, len(hashes)).astype(np.uint64)
@@ -32,43 +33,49 @@ def entries(texts: Sequence[str], *, part: int = 0, row: int = 0) -> np.ndarray:
     for place in range(ROWS):
         hashes_NxB = (hashes_NxB ^ minima_NxBxR[..., place]) * FACTOR
         hashes_NxB ^= hashes_NxB >> np.uint64(32)
-    found = np.zeros((len(used), BANDS), ENTRY)
-    found["hash"], found["part"], found["row"] = hashes_NxB, part, row + used[:, None]
+    found = np.zeros((len(used), BANDS), BAND)
+    found["hash"], found["place"], found["row"] = hashes_NxB, places_N[used, None], rows_N[used, None]
     return found.ravel()
 
 
-def join(entries_E: np.ndarray) -> np.ndarray:
+def join(bands_E: np.ndarray, parts_E: np.ndarray) -> np.ndarray:
     """Returns PAIRs of documents with bands in common, a later one and an earlier one, and how many, in order.
 
-    All entries with the same hash must be there. Of many documents in a bucket, the EARLIEST are the earlier ones.
+    All bands with the same hash must be there. Of many documents in a bucket, the EARLIEST are the earlier ones.
     """
-    order = np.lexsort((entries_E["row"], entries_E["part"], entries_E["hash"]))
-    hashes = entries_E["hash"][order]
+    order = np.lexsort((bands_E["place"], parts_E, bands_E["hash"]))
+    bands_E, parts_E, hashes = bands_E[order], parts_E[order], bands_E["hash"][order]
     starts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)])
     first = np.repeat(starts, np.diff(starts, append=len(hashes)))
     place = np.arange(len(hashes)) - first
     found = [np.zeros(0, PAIR)]
     for number in range(EARLIEST):
         later = np.flatnonzero(place > number)
-        own, other = entries_E[order[later]], entries_E[order[first[later] + number]]
+        other = first[later] + number
         pairs = np.ones(len(later), PAIR)
-        pairs["part"], pairs["row"] = own["part"], own["row"]
-        pairs["first_part"], pairs["first_row"] = other["part"], other["row"]
+        pairs["part"], pairs["place"], pairs["row"] = parts_E[later], bands_E["place"][later], bands_E["row"][later]
+        pairs["first_part"], pairs["first_place"] = parts_E[other], bands_E["place"][other]
         found.append(pairs)
     return total(np.concatenate(found))
 
 
 def total(pairs: np.ndarray) -> np.ndarray:
     """Returns each pair once, with all of its bands, in order."""
-    names = [name for name in PAIR.names if name != "bands"]
-    unique, index = np.unique(pairs[names], return_inverse=True)
-    summed = np.zeros(len(unique), PAIR)
-    for name in names:
-        summed[name] = unique[name]
-    summed["bands"] = np.bincount(index, weights=pairs["bands"], minlength=len(unique))
+    pairs = pairs[np.lexsort([pairs[name] for name in reversed(PAIR.names[:-1])])]
+    new = np.append(True, np.any([np.diff(pairs[name]) for name in PAIR.names[:-1]], axis=0))[: len(pairs)]
+    summed = pairs[new]
+    summed["bands"] = np.add.reduceat(pairs["bands"], np.flatnonzero(new)) if len(pairs) else 0
     return summed
 
 
 def similarity(pairs: np.ndarray) -> np.ndarray:
     """Returns the estimated Jaccard similarity of PAIRs whose bands have all been counted."""
     return (pairs["bands"] / BANDS) ** (1 / ROWS)
+
+
+def most_similar(pairs: np.ndarray, threshold: float) -> np.ndarray:
+    """Returns the PAIR of each document of a part with the earlier one most similar to it, above a threshold."""
+    pairs = total(pairs)
+    pairs = pairs[similarity(pairs) > threshold]
+    pairs = pairs[np.argsort(-pairs["bands"].astype(int), kind="stable")]
+    return pairs[np.unique(pairs["row"], return_index=True)[1]]

@@ -20,6 +20,14 @@ from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, is_remote, make_folder, os_errors, put_file
 
 
+def work_folder(folder: str) -> UPath:
+    """Returns the folder, named {folder}.tmp, that exists while the shards are being made."""
+    root = UPath(folder)
+    if not root.name:
+        raise InputError(f"{folder}: shards need a folder of their own; name one inside it.")
+    return root.with_name(root.name + ".tmp")
+
+
 def key(*content: Any) -> str:
     """Returns the SHA-256 of what a file is made from, in hexadecimal digits."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -95,6 +103,23 @@ def _damaged(file: UPath) -> DamageError:
         f"{file}: is missing, or is not what was written; remove {file.parent}/{file.stem}.*, and start the same "
         "command again."
     )
+
+
+def save_cut(target: UPath, items: np.ndarray, stops: np.ndarray) -> None:
+    """Writes items and where each piece of them stops, for `load_cut`."""
+    save(target, np.append(0, stops).astype(np.uint64), items)
+
+
+def load_cut(file: UPath, dtype: np.dtype | type, pieces: int, first: int, stop: int) -> np.ndarray:
+    """Returns pieces `first` up to `stop` of the items of a file of so many pieces."""
+    begin, end = load(file, np.uint64, first, stop - first + 1)[[0, -1]].tolist()
+    return load(file, dtype, begin, end - begin, after=8 * (pieces + 1))
+
+
+def hash_stops(hashes: np.ndarray, ranges: int) -> np.ndarray:
+    """Returns where each of so many equal ranges stops in sorted uint64 hashes."""
+    bounds = [np.uint64(2**64 // ranges * number) for number in range(1, ranges)]
+    return np.append(np.searchsorted(hashes, bounds), len(hashes))
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -13,6 +13,7 @@ What the tasks leave for one another is in {folder}.tmp, which all workers share
 """
 
 import dataclasses
+import itertools
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -20,10 +21,11 @@ import numpy as np
 from numpy.lib import recfunctions
 
 from mlm.cluster.engine import Engine
-from mlm.data import deal, deduplicate, results, tokenizer
+from mlm.data import deal, deduplicate, keep_out, results, tokenizer
 from mlm.data.corpus import Corpus, Part
-from mlm.data.manifest import NAME, SPLITS, Manifest, Shard, Split, load_manifest, work_folder
+from mlm.data.manifest import NAME, SPLITS, Manifest, Shard, Split, load_manifest
 from mlm.data.map_part import BLOCK, Map, map_part
+from mlm.data.results import work_folder
 from mlm.data.write_shard import PARTS, WriteShard, table_name, write_shard
 from mlm.errors import InputError
 from mlm.paths import UPath, children, is_remote, remove, sizes
@@ -61,10 +63,11 @@ def write(
     inputs = results.key(source, vocabulary["tokenizer_fingerprint"], settings)
     if not _is_done(folder, inputs):
         job = _Job(corpus, settings, tokenizer_folder, vocabulary, UPath(folder), inputs, engine)
-        splits = job.run()
+        splits, left_out = job.run()
         fields = {"folder": folder, "length": settings.length, **vocabulary, "inputs": inputs, "source": source}
+        manifest = Manifest(**fields, full_rows=True, splits=splits, left_out=left_out)
         with results.written(job.shards / NAME) as file:
-            file.write_text(Manifest(**fields, full_rows=True, splits=splits).to_json() + "\n")
+            file.write_text(manifest.to_json() + "\n")
         if not is_remote(folder):
             job.shards.rename(folder)
         remove(job.root)
@@ -97,7 +100,8 @@ class _Job:
     inputs: str
     engine: Engine
 
-    def run(self) -> dict[str, Split]:
+    def run(self) -> tuple[dict[str, Split], dict[str, str]]:
+        """Returns what the manifest says of the splits, and of documents left out."""
         self.root = work_folder(str(self.folder))
         self.tasks = self.root / "tasks"
         self.shards = self.root / self.inputs
@@ -105,9 +109,12 @@ class _Job:
             results.save(self.root / self.inputs)  # shows that these shards are begun
             self.shards = self.folder
         parts, maps, blocks = self._map()
-        keys, duplicates = self._deduplicate(maps, blocks)
+        keys, counts = self._deduplicate(maps, blocks)
         self._check_share(parts, maps, blocks)
-        return self._reduce(parts, maps, blocks, keys, duplicates)
+        names = [f"{part.source}, {part.name}, document" for part in parts]
+        counts["train"]["kept_out"], left_out = keep_out.listed(str(self.tasks), maps, names)
+        left_out |= deduplicate.listed(str(self.tasks), keys, names)
+        return self._reduce(parts, maps, blocks, keys, counts), left_out
 
     def _do(self, function: Any, tasks: list, *, label: str, last: str) -> None:
         """Runs the tasks whose last file is not there."""
@@ -124,12 +131,14 @@ class _Job:
             total = min(total, DOCUMENT_BYTES * most * len(splits)) if total else DOCUMENT_BYTES * most * len(splits)
         size = total // (BLOCKS * self.settings.counts["train"])
         size = min(max(size, BLOCK_BYTES[0]), BLOCK_BYTES[1]) if total else UNKNOWN_BYTES
-        tasks = {}
+        tasks, keep_out_keys = {}, keep_out.run(self._do, self.corpus.kept_out(), str(self.tasks))
 
         def read(limited: list[tuple[Part, int]]) -> list[int]:
-            own = [tasks.setdefault(each, self._map_task(*each, size)) for each in limited]
+            own = [tasks.setdefault(each, self._map_task(*each, size, keep_out_keys)) for each in limited]
             self._do(map_part, own, label="tokenize", last=".blocks")
-            return [int(results.load(self.tasks / f"{task.key}.blocks", BLOCK)["documents"].sum()) for task in own]
+            tables = [results.load(self.tasks / f"{task.key}.blocks", BLOCK) for task in own]
+            kept_out = [results.load(self.tasks / f"{task.key}.kept_out", np.uint32) for task in own]
+            return [int(table["documents"].sum()) + len(out) for table, out in zip(tables, kept_out, strict=True)]
 
         limited = self.corpus.limited(parts, read, wave=self.engine.workers)
         self.corpus.require_text([part for part, _ in limited], read(limited))
@@ -144,28 +153,30 @@ class _Job:
         blocks["kept"], blocks["kept_tokens"] = blocks["documents"], blocks["tokens"]
         return parts, maps, blocks
 
-    def _map_task(self, part: Part, most: int, size: int) -> Map:
+    def _map_task(self, part: Part, most: int, size: int, keep_out_keys: tuple[str, ...]) -> Map:
         corpus = dataclasses.asdict(self.corpus)
         decisive = {name: corpus[name] for name in ("field", "group", "validation_fraction", "validation_groups")}
-        key = results.key(part, most, decisive, size, self.vocabulary["tokenizer_fingerprint"])
-        return Map(part, self.corpus, most, self.tokenizer_folder, size, str(self.root / "texts"), str(self.tasks), key)
+        near, fingerprint = self.corpus.near_duplicates > 0, self.vocabulary["tokenizer_fingerprint"]
+        key = results.key(part, most, decisive, size, keep_out_keys, near, fingerprint)
+        folders = str(self.root / "texts"), str(self.tasks)
+        return Map(part, self.corpus, most, self.tokenizer_folder, size, keep_out_keys, *folders, key)
 
-    def _deduplicate(self, maps: list[str], blocks: np.ndarray) -> tuple[tuple[str, ...], Counter]:
-        """Subtracts duplicates from the blocks; returns the keys of the results, and the duplicates of each split."""
-        tasks = []
-        for first, stop in deduplicate.ranges(int(blocks["documents"].sum())):
-            tasks.append(deduplicate.Deduplicate(tuple(maps), first, stop, str(self.tasks), results.key(maps, first)))
-        self._do(deduplicate.deduplicate, tasks, label="deduplicate", last=".dropped")
+    def _deduplicate(
+        self, maps: list[str], blocks: np.ndarray
+    ) -> tuple[dict[str, tuple[str, ...]], dict[str, Counter]]:
+        """Subtracts duplicates from the blocks; returns the keys of the results, and the counts of each split."""
+        documents, near = int(blocks["documents"].sum()), self.corpus.near_duplicates
+        keys = deduplicate.run(self._do, tuple(maps), documents=documents, near=near, folder=str(self.tasks))
         starts = np.searchsorted(blocks["part"], np.arange(len(maps)))
-        duplicates: Counter = Counter()
-        for task in tasks:
-            lost = results.load(self.tasks / f"{task.key}.dropped", deduplicate.DROPPED)
+        counts: dict[str, Counter] = {split: Counter() for split in SPLITS}
+        for why, key in ((why, key) for why, own in keys.items() for key in own):
+            lost = results.load(self.tasks / f"{key}.dropped", deduplicate.DROPPED)
             places = starts[lost["part"]] + lost["block"]
             blocks["kept"][places] -= lost["documents"]
             blocks["kept_tokens"][places] -= lost["tokens"]
             for number, split in enumerate(SPLITS):
-                duplicates[split] += int(lost["documents"][blocks["split"][places] == number].sum())
-        return tuple(task.key for task in tasks), duplicates
+                counts[split][why] += int(lost["documents"][blocks["split"][places] == number].sum())
+        return keys, counts
 
     def _check_share(self, parts: list[Part], maps: list[str], blocks: np.ndarray) -> None:
         """Raises InputError if whole groups make a validation split of another size than corpus.validation_fraction."""
@@ -212,7 +223,12 @@ class _Job:
             count = min(count - 1 - count // 8, max(1, rows))
 
     def _reduce(
-        self, parts: list[Part], maps: list[str], blocks: np.ndarray, keys: tuple[str, ...], duplicates: Counter
+        self,
+        parts: list[Part],
+        maps: list[str],
+        blocks: np.ndarray,
+        keys: dict[str, tuple[str, ...]],
+        counts: dict[str, Counter],
     ) -> dict[str, Split]:
         """Writes the shards; returns what the manifest says of them."""
         tasks = {split: [] for split in SPLITS}
@@ -228,7 +244,7 @@ class _Job:
                     parts=tuple(own["part"].tolist()),
                     maps={part: maps[part] for part in used},
                     sources={part: parts[part].source for part in used},
-                    deduplicated=keys,
+                    deduplicated=tuple(itertools.chain(*keys.values())),
                     all_parts=len(parts),
                     length=self.settings.length,
                     vocab_size=self.vocabulary["vocab_size"],
@@ -241,7 +257,7 @@ class _Job:
         names = [[part.source, part.name] for part in parts]
         results.save_json(self.shards / PARTS, names)
         self._remove_others({task.name for split in SPLITS for task in tasks[split]})
-        return {split: self._summary(tasks[split], duplicates[split]) for split in SPLITS}
+        return {split: self._summary(tasks[split], counts[split]) for split in SPLITS}
 
     def _remove_others(self, names: set[str]) -> None:
         """Removes files beside the shards that killed tasks left, or a start with another text."""
@@ -251,7 +267,7 @@ class _Job:
                 if f"{folder}/{name}" not in names:
                     (self.shards / folder / name).unlink(missing_ok=True)
 
-    def _summary(self, tasks: list[WriteShard], duplicates: int) -> Split:
+    def _summary(self, tasks: list[WriteShard], left_out: Counter) -> Split:
         notes, sources = [], Counter()
         counts_V = np.zeros(self.vocabulary["vocab_size"], np.int64)
         for task in tasks:
@@ -263,7 +279,7 @@ class _Job:
         return Split(
             shards=tuple(Shard(**note["shard"]) for note in notes),
             documents=sum(note["documents"] for note in notes),
-            duplicates=duplicates,
+            **{why: left_out[why] for why in ("duplicates", "near_duplicates", "kept_out")},
             tokens=int(counts_V.sum()),
             dropped_tokens=sum(note["dropped_tokens"] for note in notes),
             text_bytes=sum(note["text_bytes"] for note in notes),

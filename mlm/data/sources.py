@@ -42,6 +42,7 @@ class Options(NamedTuple):
     field: str
     group: str
     streaming: bool
+    tests: bool  # read the test splits of data sets, too
 
 
 class Kind:
@@ -137,7 +138,7 @@ class _JsonLines(_Lines):
 class _HuggingFace(Kind):
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         loaded = _loaded_hf(self.rest, self.options.streaming)
-        for split, own in _own_splits(loaded):
+        for split, own in _own_splits(loaded, self.options):
             size = getattr((loaded[split].info.splits or {}).get(split), "num_bytes", None) or 0
             if self.options.streaming:
                 count = loaded[split].num_shards
@@ -160,7 +161,7 @@ class _HuggingFace(Kind):
 class _TensorFlow(Kind):
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         info, _ = load_tfds(self.rest)
-        for split, own in _own_splits(info.splits):
+        for split, own in _own_splits(info.splits, self.options):
             rows = list(itertools.accumulate(info.splits[split].shard_lengths, initial=0))
             size = info.splits[split].num_bytes // max(1, len(rows) - 1)
             for start, stop in itertools.pairwise(rows):
@@ -230,14 +231,15 @@ def _lines_before(system: Any, name: str, start: int) -> int:
         return 1 + sum(chunk.count(b"\n") for chunk in chunks)
 
 
-def _own_splits(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _own_splits(names: Iterable[str], options: Options) -> Iterator[tuple[str, str]]:
     """Yields (split of the source, ours), validation first, so that it keeps a text that train has too.
 
-    The test split is not read; without a validation split, the texts of the others are split by their groups.
+    The test split is read only if the options say so; without a validation split, the texts of the others are split by
+    their groups.
     """
     if "validation" in names:
         yield "validation", "validation"
-    for name in sorted(set(names) - {"validation", "test"}):
+    for name in sorted(set(names) - {"validation", "" if options.tests else "test"}):
         yield name, "train" if "validation" in names else ""
 
 
