@@ -88,6 +88,16 @@ def write_text(path: UPath, text: str) -> None:
     temporary.replace(path)
 
 
+def write_secret(path: UPath | Path, text: str) -> None:
+    """Writes a file that on a disk only its owner can read."""
+    if is_remote(path):
+        path.write_text(text, encoding="utf-8")
+        return
+    path.unlink(missing_ok=True)
+    with open(path, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(text)
+
+
 def put_file(file: Path, target: UPath) -> None:
     """Moves a finished local file to its place, whole or not at all; on a disk, within one file system."""
     if is_remote(target):

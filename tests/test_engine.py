@@ -14,29 +14,7 @@ import pytest
 
 from mlm.cluster import engine, watch
 from mlm.errors import DamageError, InputError, NumericsError, PreemptedError, StopError
-
-
-def square(number: int) -> int:
-    return number * number
-
-
-def process_of(_: int) -> tuple[int, str, list[str]]:
-    heavy = [name for name in ("jax", "tensorflow") if name in sys.modules]
-    return os.getpid(), os.environ["TOKENIZERS_PARALLELISM"], heavy
-
-
-def fail(what: str) -> None:
-    raise {"input": InputError, "damage": DamageError}[what](f"{what}: bad, mend it.")
-
-
-def die(_: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def mark(folder: pathlib.Path, seconds: float, number: int) -> int:
-    time.sleep(seconds)
-    (folder / str(number)).touch()
-    return number
+from tests.engine_tasks import die, fail, mark, process_of, square
 
 
 @pytest.mark.parametrize("error", [StopError, InputError, NumericsError, DamageError, PreemptedError])
@@ -71,7 +49,7 @@ def test_workers_are_light_processes_of_one_thread() -> None:
 def test_an_error_arrives_as_it_was_and_cancels_the_rest(tmp_path: pathlib.Path, what: str, error: type) -> None:
     begin = time.monotonic()
     with pytest.raises(error, match=rf"^{what}: bad, mend it\.$"), engine.open_engine(workers=2) as opened:
-        list(opened.each(fail, [what] + ["input"] * 9, label="fail"))
+        list(opened.each(fail, [what] * 10, label="fail"))
     with pytest.raises(InputError), engine.open_engine(workers=2) as opened:
         for _ in opened.each(functools.partial(mark, tmp_path, 0.1), range(1000), label="mark"):
             raise InputError("the caller stops")
@@ -119,7 +97,7 @@ def test_finished_tasks_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 PROGRAM = """
 import functools, pathlib, sys
 from mlm.cluster import engine
-from tests.test_engine import mark
+from tests.engine_tasks import mark
 if __name__ == "__main__":
     with engine.open_engine(workers=2) as opened:
         for number, _ in opened.each(functools.partial(mark, pathlib.Path(sys.argv[1]), 0.5), range(99), label="mark"):

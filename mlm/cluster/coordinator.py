@@ -7,7 +7,6 @@ in; whatever anybody else sends is dropped, and never ends the run.
 import contextlib
 import dataclasses
 import hmac
-import os
 import secrets
 import socket
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 from mlm.cluster import fingerprints, messages, ports
 from mlm.cluster.messages import PHASES, Connection, Termination, one_line, prove
 from mlm.errors import InputError
-from mlm.paths import UPath, is_remote, make_folder
+from mlm.paths import UPath, make_folder, write_secret
 
 LINGER = 5.0  # seconds to wait for the last message
 COLLECT = 2.0  # seconds for several processes to report that they hang, before the one that is behind is named
@@ -215,15 +214,10 @@ class Coordinator:
 
 
 def _write_token(path: UPath | Path, token: bytes) -> None:
-    """Writes the file; on a disk only its owner can read it. Raises InputError."""
+    """Writes the file; raises InputError."""
     try:
         make_folder(path.parent)
-        if is_remote(path):
-            path.write_text(token.hex(), encoding="utf-8")
-            return
-        path.unlink(missing_ok=True)
-        with open(path, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(token.hex())  # a process that reads it too early tries again
+        write_secret(path, token.hex())  # a process that reads it too early tries again
     except Exception as error:  # a bucket's client raises its own
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: host 0 can't write it ({reason}); choose another --workdir.") from None

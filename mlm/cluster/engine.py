@@ -1,4 +1,4 @@
-"""Tasks on a process pool: module-level functions on picklable arguments, each of which writes what it makes."""
+"""Tasks on a process pool or a Dask cluster: module-level functions on picklable arguments."""
 
 import concurrent.futures
 import contextlib
@@ -9,14 +9,15 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 from tqdm import tqdm
 
 from mlm.cluster import watch
-from mlm.errors import InputError, PreemptedError
+from mlm.errors import PreemptedError, StopError
 
+AGAIN = "start the same command again: what is written is kept."
 AHEAD = 3  # tasks for each worker that are submitted and not finished: the driver's memory is that of these
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
@@ -48,7 +49,7 @@ class Engine:
             with tqdm(total=len(items), desc=label, unit=" tasks", disable=not sys.stderr.isatty()) as bar:
                 while True:
                     for number in itertools.islice(numbers, max(0, AHEAD * self.workers - len(pending))):
-                        task = self._executor.submit(function, items[number])
+                        task = self._submit(function, items[number])
                         pending[task] = number
                         task.add_done_callback(finished.put)
                     if not pending:
@@ -59,28 +60,48 @@ class Engine:
                     watch.progress(watch.TASKS)
                     bar.update()
                     yield number, result
-        except concurrent.futures.BrokenExecutor:
-            pending.clear()  # the pool ends them; one that is cancelled meanwhile would break that (Python 3.11)
-            raise PreemptedError(
-                f"{label}: a worker process was killed, perhaps for want of memory (fewer workers need less: "
-                "config.shards.workers); start the same command again: what is written is kept."
-            ) from None
+        except Exception as error:
+            if isinstance(error, concurrent.futures.BrokenExecutor):
+                pending.clear()  # a broken pool ends its tasks; to cancel one meanwhile breaks that (Python 3.11)
+            if (known := self._known(error, label)) is None:
+                raise
+            raise known from None
         finally:
-            for task in pending:
-                task.cancel()
+            self._cancel(pending)
             watch.progress(watch.UNTIMED)
+
+    def _submit(self, function: Callable[[Item], Result], item: Item) -> concurrent.futures.Future:
+        return self._executor.submit(function, item)
+
+    def _cancel(self, tasks: Collection[concurrent.futures.Future]) -> None:
+        for task in tasks:
+            task.cancel()
+
+    def _known(self, error: Exception, label: str) -> StopError | None:
+        """Returns what an error of the engine means, None for one of a task."""
+        if isinstance(error, concurrent.futures.BrokenExecutor):
+            return PreemptedError(
+                f"{label}: a worker process was killed, perhaps for want of memory (fewer workers need less: "
+                f"config.shards.workers); {AGAIN}"
+            )
+        return None
 
 
 @contextlib.contextmanager
 def open_engine(
     address: str = "", *, workers: int = 0, timeout: float = 60.0, insecure: bool = False, certificates: str = ""
 ) -> Iterator[Engine]:
-    """Yields an engine of `workers` processes (0: one per core), which start with the first tasks.
+    """Yields an engine: a pool of `workers` processes (0: one per core), which start with the first tasks.
 
-    Raises InputError.
+    With an `address`, such as tls://HOST:8786, it is the Dask cluster whose scheduler listens there, and the other
+    arguments are those of dask_engine.connect.
     """
     if address:
-        raise InputError(f"--engine={address}: Dask clusters are not supported yet.")
+        from mlm.cluster import dask_engine  # its import takes a second
+
+        with dask_engine.connect(address, timeout=timeout, insecure=insecure, certificates=certificates) as engine:
+            yield engine
+        return
     workers = workers or available_cores()
     context = multiprocessing.get_context("spawn")
     before = set(multiprocessing.active_children())

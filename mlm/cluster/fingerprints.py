@@ -1,5 +1,6 @@
 """What all processes of a run must have in common, and which process differs. Without jax."""
 
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -13,6 +14,7 @@ from ml_collections import ConfigDict
 from mlm import config as configs
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "numpy", "orbax-checkpoint", "transformers")
+DATA_PACKAGES = ("datasets", "pyarrow", "tokenizers", "tensorflow-datasets", "dask", "distributed", "cloudpickle")
 VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64", "JAX_PLATFORMS")  # they change the compiled program
 SHOWN = 4  # differences in a sentence
 ROOT = Path(__file__).parents[2]
@@ -33,6 +35,19 @@ def code() -> dict[str, str]:
     return {f"code {f.relative_to(ROOT).as_posix()}": hashlib.sha256(f.read_bytes()).hexdigest()[:16] for f in files}
 
 
+@functools.cache
+def worker_fingerprint() -> dict[str, str]:
+    """Returns {readable name: value} of what a worker must have in common with the process whose tasks it runs."""
+    python = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    return python | {name: _version(name) for name in (*PACKAGES, *DATA_PACKAGES)} | code()
+
+
+def differing(found: dict[str, Any], expected: dict[str, Any]) -> str:
+    """Returns the first differences between two fingerprints, in words."""
+    keys = sorted(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
+    return _shown([f"{key} ({found.get(key)!r}, not {expected.get(key)!r})" for key in keys])
+
+
 def difference(fingerprints: dict[int, dict[str, Any]]) -> tuple[int, str] | None:
     """Returns (the process that differs most, a sentence that says in what), or None if all are alike.
 
@@ -49,11 +64,14 @@ def difference(fingerprints: dict[int, dict[str, Any]]) -> tuple[int, str] | Non
     if not odd:
         return None
     process = min(odd, key=lambda p: (-len(odd[p]), p))
-    shown = odd[process][:SHOWN] + [f"{len(odd[process]) - SHOWN} more"] * (len(odd[process]) > SHOWN)
     others = f"; so do hosts {', '.join(str(p) for p in odd if p != process)}" if len(odd) > 1 else ""
     alike = [p for p in processes if p not in odd]
     rest = f"{len(alike)} others" if len(alike) > 1 else f"host {alike[0]}" if alike else "the others"
-    return process, f"differs from {rest} in {'; '.join(shown)}{others}; make all hosts alike, and start again"
+    return process, f"differs from {rest} in {_shown(odd[process])}{others}; make all hosts alike, and start again"
+
+
+def _shown(differences: list[str]) -> str:
+    return "; ".join(differences[:SHOWN] + [f"{len(differences) - SHOWN} more"] * (len(differences) > SHOWN))
 
 
 def _version(package: str) -> str:

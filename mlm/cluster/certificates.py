@@ -1,0 +1,84 @@
+"""Certificates of a Dask cluster: whoever has the key belongs to it, since nobody else's is signed by its authority.
+
+`python -m mlm.cluster.certificates FOLDER` makes them for a cluster that is started by hand.
+"""
+
+import datetime
+import sys
+from pathlib import Path
+
+from mlm.errors import InputError, StopError
+from mlm.paths import UPath, make_folder, write_secret
+
+NAMES = ("ca.pem", "cert.pem", "key.pem")
+AUTHORITY = "mlm engine authority"
+LIFE = datetime.timedelta(days=365)
+SKEW = datetime.timedelta(days=1)  # by which the clock of a host may be behind
+
+
+def make(folder: UPath | Path) -> None:
+    """Writes a new authority's certificate, and a certificate that it has signed with its key; raises InputError.
+
+    The key of the authority is not kept, so nobody can add to what it has signed.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    now = datetime.datetime.now(datetime.UTC)
+
+    def certificate(name: str, public_key: ec.EllipticCurvePublicKey, *, authority: bool) -> str:
+        subject, issuer = (
+            x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, each)]) for each in (name, AUTHORITY)
+        )
+        number = x509.random_serial_number()
+        built = x509.CertificateBuilder(issuer, subject, public_key, number, now - SKEW, now + LIFE)
+        built = built.add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+        return built.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+    private = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    contents = (
+        certificate(AUTHORITY, authority_key.public_key(), authority=True),
+        certificate("mlm engine", key.public_key(), authority=False),
+        key.private_bytes(*private).decode(),
+    )
+    try:
+        make_folder(folder)
+        for name, content in zip(NAMES, contents, strict=True):
+            write_secret(folder / name, content)
+    except Exception as error:  # a bucket's client raises its own
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{folder}: can't be written ({reason}); choose another folder.") from None
+
+
+def read(folder: UPath | Path) -> dict[str, str]:
+    """Returns {name: content} of the certificates in a folder; raises InputError."""
+    contents = {}
+    for name in NAMES:
+        try:
+            contents[name] = (folder / name).read_text(encoding="utf-8")
+        except Exception as error:  # a bucket's client raises its own
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(
+                f"{folder / name}: can't be read ({reason}); --engine-certificates=DIR names the folder of ca.pem, "
+                "cert.pem and key.pem, which `python -m mlm.cluster.certificates DIR` makes."
+            ) from None
+    return contents
+
+
+def main(arguments: list[str]) -> int:
+    """Makes the certificates in the folder that is the only argument; returns the exit code."""
+    try:
+        if len(arguments) != 1:
+            raise InputError("usage: python -m mlm.cluster.certificates FOLDER")
+        make(UPath(arguments[0]))
+    except StopError as error:
+        print(f"mlm: {error}", file=sys.stderr)
+        return error.code
+    print(f"{arguments[0]}: {', '.join(NAMES)}; give this folder to the hosts of the cluster, and to nobody else")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

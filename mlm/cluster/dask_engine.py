@@ -1,0 +1,216 @@
+"""An engine on a Dask cluster. Dask speaks pickle, so off the loopback it takes mutual TLS only."""
+
+import concurrent.futures
+import contextlib
+import functools
+import hashlib
+import ipaddress
+import logging
+import os
+import pickle
+import platform
+import socket
+import ssl
+import time
+import urllib.parse
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from mlm.cluster import certificates as pem
+from mlm.cluster import fingerprints
+from mlm.cluster.engine import AGAIN, Engine
+from mlm.errors import InputError, PreemptedError, StopError
+from mlm.paths import UPath
+
+RETRY = 0.5  # seconds between two tries to connect
+POLL = 2.0  # seconds between two counts of the workers
+NO_CODE = "mlm is not on this worker"
+
+
+class WorkerDiffersError(Exception):
+    """A worker's packages or code differ; its arguments are the host and `worker_fingerprint` there."""
+
+
+class DaskEngine(Engine):
+    """Runs tasks on a Dask cluster; a task of a worker that is lost runs again on another."""
+
+    def __init__(self, client: Any, place: str):
+        super().__init__(client.get_executor(pure=False), 1)
+        self._client, self._place, self._counted = client, place, -POLL
+        self._expected = _own_digest()
+
+    @property
+    def workers(self) -> int:
+        """The threads of all workers that there are now, at least 1."""
+        if time.monotonic() - self._counted > POLL:
+            self._workers = max(1, self._client.scheduler_info(n_workers=0)["total_threads"])
+            self._counted = time.monotonic()
+        return self._workers
+
+    def _submit(self, function: Callable, item: Any) -> concurrent.futures.Future:
+        key = f"{getattr(function, '__name__', 'task')}-{uuid.uuid4().hex}"
+        return self._executor.submit(_entry(), self._expected, pickle.dumps((function, item)), key=key)
+
+    def _cancel(self, tasks: Collection[concurrent.futures.Future]) -> None:
+        if tasks and self._client.status == "running":  # all at once
+            self._executor.shutdown(wait=False)
+            self._executor = self._client.get_executor(pure=False)
+
+    def _known(self, error: Exception, label: str) -> StopError | None:
+        from distributed import KilledWorker
+
+        if isinstance(error, WorkerDiffersError):
+            host, found = error.args
+            how = fingerprints.differing(found, fingerprints.worker_fingerprint())
+            return InputError(f"{label}: the worker on {host} differs from this process in {how}; make all alike.")
+        if isinstance(error, ImportError) and error.args[0] == NO_CODE:
+            _, host, why = error.args
+            return InputError(
+                f"{label}: the worker on {host} can't import this code ({why}); start it with the same packages, in "
+                "the folder that holds mlm/."
+            )
+        if isinstance(error, KilledWorker):
+            return PreemptedError(f"{label}: one task killed several workers in turn ({error}); {AGAIN}")
+        if isinstance(error, concurrent.futures.CancelledError):
+            return PreemptedError(f"{label}: the Dask scheduler at {self._place} is lost; {AGAIN}")
+        return super()._known(error, label)
+
+
+@functools.cache
+def _entry() -> Callable:
+    """Returns what Dask calls: a function without a name, which travels by value, since a worker may lack this code."""
+
+    def entry(expected: str, task: bytes) -> Any:
+        try:
+            from mlm.cluster.dask_engine import run_task
+        except (ImportError, AttributeError) as error:
+            raise ImportError(NO_CODE, socket.gethostname(), str(error)) from None
+        return run_task(expected, task)
+
+    return entry
+
+
+def run_task(expected: str, task: bytes) -> Any:
+    """Runs a task on a worker, if its packages and code are those of the process that has submitted it."""
+    if _own_digest() != expected:
+        raise WorkerDiffersError(socket.gethostname(), fingerprints.worker_fingerprint())
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    function, item = pickle.loads(task)
+    return function(item)
+
+
+@contextlib.contextmanager
+def connect(address: str, *, timeout: float, insecure: bool, certificates: str) -> Iterator[DaskEngine]:
+    """Yields an engine on the cluster whose scheduler listens at `address`; raises InputError."""
+    security = security_of(UPath(certificates)) if check_address(address, insecure=insecure) else None
+    quiet()
+    from distributed import Client
+
+    begin = time.monotonic()
+    _await_greeting(address, security, timeout)
+    try:
+        client = Client(address, security=security, timeout=timeout, set_as_default=False, direct_to_workers=False)
+    except (OSError, ValueError) as error:
+        raise _nobody(address, timeout, error) from None
+    with contextlib.closing(client):
+        while not client.scheduler_info(n_workers=0)["n_workers"]:
+            if time.monotonic() - begin > timeout:
+                raise InputError(
+                    f"--engine={address}: the scheduler has no worker after {timeout:g} s (--engine-timeout); start "
+                    "some, or wait longer."
+                )
+            time.sleep(min(1.0, timeout / 10))
+        _check_python(client, address)
+        yield DaskEngine(client, address)
+
+
+def _await_greeting(address: str, security: Any, timeout: float) -> None:
+    """Waits until a scheduler answers, for which Dask itself may wait forever; raises InputError."""
+    found, deadline = urllib.parse.urlsplit(address), time.monotonic() + timeout
+    context = security.get_connection_args("client")["ssl_context"] if security else None
+    while True:
+        problem: object = "the connection is closed"
+        try:
+            with contextlib.ExitStack() as stack:
+                own = stack.enter_context(socket.create_connection((found.hostname, found.port), timeout))
+                if (stack.enter_context(context.wrap_socket(own)) if context else own).recv(1):
+                    return
+        except ssl.SSLError as error:
+            raise InputError(
+                f"--engine={address}: what listens there has other certificates, or none ({error.reason}); "
+                "--engine-certificates=DIR names the folder of those of its scheduler."
+            ) from None
+        except OSError as error:
+            problem = error
+        if time.monotonic() > deadline:
+            raise _nobody(address, timeout, problem)
+        time.sleep(RETRY)
+
+
+def _nobody(address: str, timeout: float, problem: object) -> InputError:
+    return InputError(
+        f"--engine={address}: no Dask scheduler answers there within {timeout:g} s (--engine-timeout; {problem}); "
+        "check the address and the scheduler."
+    )
+
+
+def _check_python(client: Any, address: str) -> None:
+    """Refuses workers of another Python, which would not understand a function; raises InputError."""
+    own = platform.python_version_tuple()[:2]
+    for worker, versions in client.get_versions()["workers"].items():
+        found = versions["host"]["python"]
+        if tuple(found.split(".")[:2]) != own:
+            raise InputError(f"--engine={address}: the worker {worker} has Python {found}, not {'.'.join(own)}.")
+
+
+def check_address(address: str, *, insecure: bool) -> bool:
+    """Returns whether a scheduler's address is one of TLS; raises InputError for plain TCP off the loopback."""
+    try:
+        found = urllib.parse.urlsplit(address)
+        good = found.scheme in ("tls", "tcp") and found.hostname and found.port and found.netloc == address[6:]
+        good = good and found.username is None
+    except ValueError:
+        good = False
+    if not good:
+        raise InputError(f"--engine={address}: must be tls://HOST:PORT, the address of a Dask scheduler.")
+    if found.scheme == "tls":
+        return True
+    try:
+        ips = {entry[4][0].partition("%")[0] for entry in socket.getaddrinfo(found.hostname, found.port)}
+    except OSError as error:
+        raise InputError(f"--engine={address}: the host's name does not resolve ({error.strerror}).") from None
+    if not insecure and not all(ipaddress.ip_address(ip).is_loopback for ip in ips):
+        raise InputError(
+            f"--engine={address}: without TLS, whoever reaches a worker can run code on it; use tls://, or give "
+            "--engine-insecure where nobody else is on the network."
+        )
+    return False
+
+
+def security_of(folder: Any) -> Any:
+    """Returns Dask's mutual TLS with the certificates in a folder."""
+    from distributed.security import Security
+
+    authority, certificate, key = pem.read(folder).values()
+    roles = ("client", "scheduler", "worker")
+    own = {f"tls_{role}_cert": certificate for role in roles} | {f"tls_{role}_key": key for role in roles}
+    return Security(require_encryption=True, tls_ca_file=authority, **own)
+
+
+def quiet() -> None:
+    """Imports Dask without its log, whose lines stand where ours do, and without a profile of each task."""
+    import dask
+    import distributed
+
+    del distributed  # it gives its loggers their levels
+    dask.config.set({"distributed.worker.profile.enabled": False})
+    for name in [
+        each for each in logging.root.manager.loggerDict if each.partition(".")[0] in ("distributed", "tornado")
+    ]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@functools.cache
+def _own_digest() -> str:
+    return hashlib.sha256(repr(fingerprints.worker_fingerprint()).encode()).hexdigest()

@@ -1,0 +1,59 @@
+"""Certificates of a Dask cluster."""
+
+import pathlib
+import ssl
+import stat
+import subprocess
+import sys
+
+import pytest
+from cryptography import x509
+
+from mlm.cluster import certificates
+from mlm.errors import InputError
+
+
+def test_the_key_is_its_owners_alone_and_belongs_to_the_certificate(tmp_path: pathlib.Path) -> None:
+    certificates.make(tmp_path / "new")
+    certificates.make(tmp_path / "new")  # again: replaced
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(certificates.NAMES)
+    for name in certificates.NAMES:
+        assert stat.S_IMODE((tmp_path / "new" / name).stat().st_mode) == 0o600
+    ssl.create_default_context(cafile=str(tmp_path / "new" / "ca.pem")).load_cert_chain(
+        tmp_path / "new" / "cert.pem", tmp_path / "new" / "key.pem"
+    )
+    read = certificates.read(tmp_path / "new")
+    authority, own = (x509.load_pem_x509_certificate(read[name].encode()) for name in ("ca.pem", "cert.pem"))
+    own.verify_directly_issued_by(authority)
+    assert own.public_key() != authority.public_key(), "the authority's key is nowhere"
+    assert [each.extensions.get_extension_for_class(x509.BasicConstraints).value.ca for each in (authority, own)] == [
+        True,
+        False,
+    ]
+
+
+def test_another_authority_has_not_signed_it(tmp_path: pathlib.Path) -> None:
+    for name in ("one", "two"):
+        certificates.make(tmp_path / name)
+    authority = x509.load_pem_x509_certificate((tmp_path / "one" / "ca.pem").read_bytes())
+    with pytest.raises(Exception, match=""):
+        x509.load_pem_x509_certificate((tmp_path / "two" / "cert.pem").read_bytes()).verify_directly_issued_by(
+            authority
+        )
+
+
+def test_folders_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="can't be written"):
+        certificates.make(tmp_path / "file" / "folder")
+    with pytest.raises(InputError, match=r"ca\.pem: can't be read .* --engine-certificates=DIR"):
+        certificates.read(tmp_path)
+
+
+def test_the_command_line(tmp_path: pathlib.Path) -> None:
+    line = [sys.executable, "-m", "mlm.cluster.certificates"]
+    root = pathlib.Path(__file__).parents[1]
+    made = subprocess.run([*line, str(tmp_path / "made")], cwd=root, capture_output=True, text=True, timeout=60)
+    assert made.returncode == 0 and "ca.pem, cert.pem, key.pem" in made.stdout and made.stderr == ""
+    assert subprocess.run(line, cwd=root, capture_output=True, timeout=60).returncode == 2
+    assert set(certificates.read(tmp_path / "made")) == set(certificates.NAMES)
