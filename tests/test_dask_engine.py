@@ -228,7 +228,7 @@ def test_nobody_there(tmp_path: pathlib.Path) -> None:
     with Cluster(tmp_path) as found:
         until(lambda: "Scheduler at" in found.log("dask_scheduler"))
         refused("no worker after 4 s", found.address, certificates=str(found.certificates), timeout=4)
-    unread = r"ca\.pem: can't be read .* python -m mlm\.cluster\.certificates"
+    unread = r"ca\.pem: can't be read .*python -m mlm\.cluster\.certificates"
     refused(unread, "tls://127.0.0.1:1", certificates=str(tmp_path / "none"))
 
 
