@@ -42,6 +42,9 @@ def get_config() -> ConfigDict:
     config.data.seed = 0  # of the order of records
     config.data.global_batch = 256  # rows per step, over all hosts, devices and accumulation steps
     config.data.lanes = 8  # virtual hosts: a multiple or a divisor of the number of hosts; fixed for the life of a run
+    # Several folders of shards: each has its share of the lanes, so exactly that share of every batch, and its own
+    # epochs. Write the shards beforehand, each folder's with a config of its own, all with the same tokenizer.
+    config.data.mixture = ()  # (("FOLDER", SHARE), ...) instead of shards.dir; shares sum to 1
     config.data.isolate_documents = False  # attention and positions restart at each document of a row
     config.data.short_length = 0  # tokens per row in the first steps: each row of shards.length is read as several
     config.data.short_share = 0.9  # share of the steps that read rows of data.short_length, the first ones
@@ -95,7 +98,7 @@ def get_config() -> ConfigDict:
 
     config.train = ConfigDict()
     config.train.steps = 100_000  # steps; or, with steps = 0:
-    config.train.epochs = 0.0  # passes over the training split
+    config.train.epochs = 0.0  # passes over the training split; of a mixture, over the rows of all its folders together
     config.train.seed = 0  # of the initial parameters and of dropout
     config.train.init_from = ""  # workdir, export, RoBERTa folder or Hub name to start from; "" = random parameters
     config.train.accumulate = 1  # microbatches per step
@@ -119,6 +122,9 @@ def get_config() -> ConfigDict:
     config.evaluate = ConfigDict()
     config.evaluate.every = 1_000  # steps; 0 = only at the end
     config.evaluate.batch = 256  # rows, over all hosts; the scores do not depend on it
+    # The score of the run's own validation split decides which checkpoint is best. Of a mixture it is the mean over its
+    # folders' splits, weighted by their shares as in training; each of these is logged as well, if this names no set.
+    config.evaluate.sets = ()  # (("NAME", "FOLDER"), ...): validation splits to score as well, logged as NAME/loss ...
     config.evaluate.seed = 0  # of the evaluation masks
 
     config.checkpoint = ConfigDict()

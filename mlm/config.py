@@ -23,13 +23,13 @@ BASE = Path(__file__).parents[1] / "configs" / "base.py"
 # Keys that may change on resume: they change no number that the run computes, or by rounding alone (mesh, remat).
 # Tokenizer, shards and labelled rows are compared by fingerprint, skipped batches by mlm/data/skip_batches.py.
 MAY_CHANGE = re.compile(
-    r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch)|checkpoint\..*|log\..*|model\.remat\w*|"
-    r"train\.guard_limit|pod\..*|data\.skip_batches|classify\.(train|validation|test)"
+    r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch|sets)|checkpoint\..*|log\..*|model\.remat\w*|"
+    r"train\.guard_limit|pod\..*|data\.(mixture|skip_batches)|classify\.(train|validation|test)"
 )
 PRETRAINING, CLASSIFICATION = "pretraining", "classification"
 NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others don't apply
     PRETRAINING: re.compile(r"classify\..*"),
-    CLASSIFICATION: re.compile(r"(corpus|shards|masking)\..*|data\.(short_length|skip_batches)"),
+    CLASSIFICATION: re.compile(r"(corpus|shards|masking)\..*|data\.(mixture|short_length|skip_batches)|evaluate\.sets"),
 }
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a tuple like (a, b)"}
 
@@ -115,7 +115,7 @@ def _parse(key: str, text: str, default: Any) -> Any:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if kind is tuple:
             value = ast.literal_eval(text)
-            return tuple(value) if isinstance(value, tuple | list) else (value,)
+            return _as_tuples(value) if isinstance(value, tuple | list) else (value,)
         return int(text.replace("_", "")) if kind is int else kind(text)
     except (ValueError, SyntaxError, KeyError):
         if kind is tuple and (not default or isinstance(default[0], str)):
@@ -139,8 +139,12 @@ def unflatten(flat: dict[str, Any]) -> ConfigDict:
     groups: dict[str, dict[str, Any]] = {}
     for key, value in flat.items():
         group, _, name = key.rpartition(".")
-        groups.setdefault(group, {})[name] = tuple(value) if isinstance(value, list) else value
+        groups.setdefault(group, {})[name] = _as_tuples(value)
     return ConfigDict(groups)
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _validate(config: ConfigDict, task: str) -> None:

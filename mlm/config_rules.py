@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -11,6 +11,9 @@ from ml_collections import ConfigDict
 Check = Callable[[Any], bool]
 Rule = tuple[Check, str]  # the second says what is allowed
 Range = tuple[int, int]  # of batches, both ends included
+
+SHARE_ROUNDING = 1e-6  # of a share of data.mixture: 0.333333 is a third
+MOST_LANES = 10_001  # that are tried for shares that data.lanes don't hold
 
 
 def parse_ranges(texts: Iterable[str]) -> list[Range]:
@@ -35,6 +38,57 @@ def is_ranges(value: object) -> bool:
 def ranges_overlap(ranges: list[Range]) -> bool:
     """Returns whether any batch is in two of the sorted ranges."""
     return any(last >= first for (_, last), (first, _) in itertools.pairwise(ranges))
+
+
+def is_mixture(value: object) -> bool:
+    """Returns whether a config value is a tuple of (folder, share) pairs."""
+    return _is_pairs(value) and all(_finite(share) and share > 0 for _, share in value)
+
+
+def is_named_folders(value: object) -> bool:
+    """Returns whether a config value is a tuple of (name, folder) pairs; the names of splits are taken."""
+    names = re.compile(r"(?!(train|validation)$)[A-Za-z0-9][\w.-]*", re.ASCII)
+    return _is_pairs(value) and all(names.fullmatch(name) and type(folder) is str and folder for name, folder in value)
+
+
+def _is_pairs(value: object) -> bool:
+    """Returns whether a config value is a tuple of pairs, each of a text and something else."""
+    return type(value) is tuple and all(
+        type(pair) is tuple and len(pair) == 2 and type(pair[0]) is str and pair[0] for pair in value
+    )
+
+
+def lanes_of_shares(shares: Sequence[float], lanes: int) -> list[int]:
+    """Returns how many of the lanes each folder of a mixture has, at least one: as near to its share as they come."""
+    held = [1] * len(shares)
+    for _ in range(lanes - len(shares)):
+        missing = [share * lanes - count for share, count in zip(shares, held, strict=True)]
+        held[missing.index(max(missing))] += 1
+    return held
+
+
+def mixture_error(mixture: tuple[tuple[str, float], ...], lanes: int) -> str:
+    """Returns what is wrong with the shares of a mixture, "" if nothing is: whole lanes must hold them."""
+    shares = [share for _, share in mixture]
+    if not shares:
+        return ""
+    if abs(math.fsum(shares) - 1) > SHARE_ROUNDING * len(shares):
+        return f"its shares must sum to 1, they sum to {math.fsum(shares):g}"
+    held = lanes_of_shares(shares, lanes)
+    if sum(held) == lanes and _holds(held, shares):
+        return ""
+    rounded = ((round(share * count) for share in shares) for count in range(len(shares), MOST_LANES))
+    exact = next((sum(counts) for counts in map(list, rounded) if min(counts) > 0 and _holds(counts, shares)), None)
+    fix = "set data.lanes higher" if exact is None else f"set data.lanes to a multiple of {exact}"
+    if sum(held) == lanes:
+        fix += ", or the shares to the nearest that fit: " + ", ".join(f"{count / lanes:.6g}" for count in held)
+    return f"its shares are not whole lanes of data.lanes = {lanes}; {fix}"
+
+
+def _holds(counts: list[int], shares: Sequence[float]) -> bool:
+    """Returns whether these numbers of lanes are the shares, but for the rounding of a decimal number."""
+    lanes = sum(counts)
+    return all(abs(count / lanes - share) <= SHARE_ROUNDING for count, share in zip(counts, shares, strict=True))
 
 
 def _one_of(*names: str) -> Rule:
@@ -117,6 +171,8 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "tokenizer.kind": _one_of("unigram", "bpe", "wordpiece"),
     "tokenizer.vocab_size": _whole(16, 2**31),
     "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
+    "data.mixture": (is_mixture, 'a tuple of ("FOLDER", SHARE), shares above 0'),
+    "evaluate.sets": (is_named_folders, 'a tuple of ("NAME", "FOLDER"), names of letters, digits, ".", "_" and "-"'),
     "masking.kind": _one_of("token", "word", "span"),
     "masking.longest": _whole(1, 1025, "to 1,024"),
     "model.activation": _one_of("gelu", "gelu_new", "relu", "silu"),
@@ -139,6 +195,8 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     shards, data, masking, model = config.shards, config.data, config.masking, config.model
     schedule, train, steps, length = config.schedule, config.train, config.train.steps, config.shards.length
     lanes, rows, short, port = data.lanes, data.global_batch, data.short_length, config.pod.port
+    mixture, error = data.mixture, mixture_error(data.mixture, lanes)
+    names = [name for name, _ in config.evaluate.sets]
     axes = [config.mesh[name] for name in ("data", "fsdp", "tensor")]
     no_dropout = model.attention in ("splash", "cudnn") and model.attention_dropout > 0
     unfit = short > 0 and (short % 8 > 0 or length % short > 0 or short == length)
@@ -151,8 +209,10 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("model.heads", model.hidden_size % model.heads > 0, "must divide model.hidden_size"),
         ("model.attention", no_dropout, "has no dropout: set model.attention_dropout to 0, or choose another kernel"),
         ("shards.length", length > model.positions, f"must be at most model.positions = {model.positions}"),
-        ("shards.count", shards.count < lanes, f"must be at least data.lanes = {lanes}"),
+        ("shards.count", not mixture and shards.count < lanes, f"must be at least data.lanes = {lanes}"),
         ("data.global_batch", rows % lanes > 0, f"must be a multiple of data.lanes = {lanes}"),
+        ("data.mixture", bool(mixture and shards.dir), "must be empty with shards.dir; name all folders here, or one"),
+        ("data.mixture", error != "", error),
         ("data.short_length", unfit, f"must be a multiple of 8, below shards.length = {length}, and divide it"),
         ("data.skip_batches", ranges_overlap(parse_ranges(data.skip_batches)), "its ranges must not overlap"),
         ("train.accumulate", rows % train.accumulate > 0, f"must divide data.global_batch = {rows}"),
@@ -164,5 +224,6 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("schedule.decay_fraction", too_long, "warmup and decay must fit into the run"),
         ("classify.label", config.classify.label in config.classify.text, "must be another column than classify.text"),
         ("pod.jax_port", config.pod.jax_port == port, f"must be another port than pod.port = {port}"),
+        ("evaluate.sets", len(set(names)) < len(names), "each name must stand there once"),
         ("mesh.data", axes.count(-1) > 1, "at most one axis of the mesh can be -1"),
     ]

@@ -56,6 +56,15 @@ def read(path: UPath, kind: str = "") -> list[dict[str, Any]]:
     return [entry for _, entry in _entries(path) if kind in ("", entry["kind"])]
 
 
+def by_set(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns {"": the scores without a name, NAME: those of a validation set, which are "NAME/loss" and so on}."""
+    found: dict[str, dict[str, Any]] = {"": {}}
+    for key, value in scores.items():
+        name, _, score = key.rpartition("/")
+        found.setdefault(name, {})[score] = value
+    return found
+
+
 def read_object(path: UPath) -> dict[str, Any]:
     """Returns the object in a JSON file such as config.json; {} if there is no such file. Raises DamageError."""
     if not path.is_file():

@@ -7,11 +7,13 @@ written under a temporary name and renamed on a disk is uploaded in one piece th
 import atexit
 import contextlib
 import functools
+import itertools
 import os
+import posixpath
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import fsspec
@@ -25,6 +27,26 @@ CLIENTS = ("gcsfs", "google", "aiohttp", "requests")  # whose errors have no bas
 def is_remote(path: UPath | Path | str) -> bool:
     """Returns whether a path is in a bucket or the like, not on a file system of this machine."""
     return "://" in str(path)
+
+
+def canonical(path: str) -> str:
+    """Returns the one spelling of a path that all its spellings have: absolute, without "..", links or "//"."""
+    if not is_remote(path):
+        return os.path.realpath(path)
+    scheme, _, rest = path.partition("://")
+    return f"{scheme.replace('gcs', 'gs')}://{posixpath.normpath(rest).lstrip('/')}"
+
+
+def distinct_parts(paths: Sequence[str]) -> list[str]:
+    """Returns the last part in which all paths differ ("wiki", "web" of gs://b/wiki/shards, gs://b/web/shards).
+
+    If there is none, the whole paths; what is no letter, digit, ".", "_" or "-" becomes "-".
+    """
+    split = [[re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in path.split("/") if part] for path in paths]
+    for column in itertools.zip_longest(*map(reversed, split), fillvalue=""):
+        if all(column) and len(set(column)) == len(paths):
+            return list(column)
+    return ["-".join(parts) for parts in split]
 
 
 def make_folder(folder: UPath) -> None:

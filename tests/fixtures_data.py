@@ -156,3 +156,10 @@ def tokenizer_folder(texts: list[str], tmp_path_factory: pytest.TempPathFactory)
 def manifest(texts: list[str], tokenizer_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """Of shards that are there to be read; a test that damages them copies the folder first."""
     return write_shards(texts[:400], tmp_path_factory.mktemp("data") / "shards", tokenizer_folder)
+
+
+@pytest.fixture(scope="session")
+def web(texts: list[str], tokenizer_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """A second folder of shards for mixtures, smaller than that of `manifest`."""
+    folder = tmp_path_factory.mktemp("data") / "web" / "shards"
+    return write_shards(texts[400:520], folder, tokenizer_folder, counts={"train": 2, "validation": 1})

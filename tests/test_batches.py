@@ -8,6 +8,7 @@ import pytest
 
 from mlm.data import batches, tfrecord
 from mlm.data.manifest import Manifest, load_manifest
+from mlm.data.order import Lane
 from mlm.errors import DamageError, InputError
 from tests.fixtures import slow
 from tests.fixtures_data import LENGTH, in_epochs, write_shards
@@ -102,7 +103,7 @@ def test_the_batches_are_pinned(manifest):
     big = manifest.splits["train"].records
     assert big > 500
     first = next(train(manifest))["record_id"]
-    lane = batches.Lane(0, tuple(s.records for s in manifest.splits["train"].shards), 0, LANES)
+    lane = Lane(0, tuple(s.records for s in manifest.splits["train"].shards), 0, LANES)
     visit = next(lane.visits(0))
     start = sum(s.records for s in manifest.splits["train"].shards[: visit.shard])
     np.testing.assert_array_equal(first[: BATCH // LANES], start + visit.rows[: BATCH // LANES])
@@ -113,7 +114,7 @@ def test_seeking_reads_one_shard_a_lane(manifest, tmp_path):
     records = tuple(shard.records for shard in manifest.splits["train"].shards)
     per_lane = BATCH // LANES
     step = 1000 * sum(records) // BATCH
-    lanes = [batches.Lane(0, records, lane, LANES) for lane in range(LANES)]
+    lanes = [Lane(0, records, lane, LANES) for lane in range(LANES)]
     needed = {next(lane.visits(step * per_lane)).shard for lane in lanes}
     expected = next(train(manifest, start=step))
     shutil.copytree(manifest.folder, tmp_path / "few")

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 def test_every_key_has_a_rule_a_unit_or_a_comment_and_there_are_not_too_many():
     keys = configs.flatten(configs.load(BASE, []))
     assert keys.keys() == RULES.keys()
-    assert len(keys) <= 95, "a base config over 95 keys needs a reason in the commit that crosses it"
+    assert len(keys) <= 100, "a base config over 100 keys needs a reason in the commit that crosses it"
     speaking = {  # keys whose name and group say it all
         "tokenizer.lowercase", "masking.seed", "model.hidden_size", "model.layers", "model.heads",
         "model.intermediate_size", "model.hidden_dropout", "model.attention_dropout", "model.layer_norm_eps",
@@ -55,6 +55,7 @@ BAD = {
     "data.lanes": ["0"],
     "data.short_length": ["-1"],
     "data.short_share": ["0", "1.1", "nan"],
+    "data.mixture": ["('a', 1)", "(('a', 0),)", "(('', 1),)", "(('a', '1'),)", "(('a', nan),)", "(('a',),)", "a:1"],
     "data.skip_batches": ["('5:4',)", "('0:3',)", "(3,)", "('3',)", "('-1:3',)", "('1:2:3',)", "('a:b',)"],
     "masking.seed": ["-1"],
     "masking.kind": ["words", ""],
@@ -111,6 +112,7 @@ BAD = {
     "evaluate.every": ["-1"],
     "evaluate.batch": ["0"],
     "evaluate.seed": ["-1"],
+    "evaluate.sets": ["('a', 'b')", "(('a', ''),)", "(('train', 'b'),)", "(('a/b', 'c'),)", "(('a', 1),)", "a"],
     "checkpoint.every": ["-1"],
     "checkpoint.keep": ["0"],
     "checkpoint.on_damage": ["ignore"],

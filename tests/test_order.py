@@ -82,7 +82,8 @@ def test_the_order_is_pinned():
 def test_rows_of_batches_without_reading_them(first, last):
     """Over visits and epochs, the rows of the lanes side by side."""
     lanes, each = 2, 3
-    ids, epochs = batch_rows(seed=5, records=RECORDS, lanes=lanes, global_batch=lanes * each, first=first, last=last)
+    own = [Lane(5, RECORDS, number, lanes) for number in range(lanes)]
+    ids, epochs = batch_rows(own, global_batch=lanes * each, first=first, last=last)
     assert ids.shape == epochs.shape == (last - first + 1, lanes * each)
     starts = np.cumsum([0, *RECORDS])
     for number in range(lanes):

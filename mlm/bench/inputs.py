@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from mlm.bench import interleaved, tf_tpu_example
 from mlm.bench.steps import repeated, updates
 from mlm.cluster.engine import open_engine
-from mlm.data import sample, shards
+from mlm.data import mixture, sample, shards
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.tasks.pretraining import Pretraining, train_batches
@@ -87,7 +87,7 @@ def sample_texts(config: ConfigDict, megabytes: float) -> list[str]:
 def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> dict[str, Any]:
     """Measures the run's batches and those of the TF-TPU example from the same shards, without its masks."""
     rows = config.data.global_batch
-    files = [f"{manifest.folder}/{shard.file}" for shard in manifest.splits["train"].shards]
+    files = mixture.paths(manifest, "train")
     streams = {
         "mlm": train_batches(config, manifest, sharding.make_mesh(**config.mesh.to_dict()), 0),
         "tf_tpu_example": tf_tpu_example.batches(files, length=manifest.length, rows=rows),

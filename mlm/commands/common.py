@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,9 @@ from ml_collections import ConfigDict
 from mlm import cluster
 from mlm import config as configs
 from mlm.cluster import detect, watch
+from mlm.config_rules import lanes_of_shares
 from mlm.errors import InputError, StopError
+from mlm.paths import canonical
 from mlm.text import printable
 from mlm.workdir import Workdir, lock
 
@@ -101,25 +104,76 @@ def locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:
     return lock(workdir.root) if cluster.is_primary() else contextlib.nullcontext()
 
 
+ALIKE = ("tokenizer_fingerprint", "length", "special_ids", "all_special_ids", "vocab_size")  # of folders read together
+
+
+def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
+    """Returns the manifest of the run's shards: of its folder or mixture, and of its validation sets."""
+    from mlm.data import mixture
+    from mlm.data.manifest import load_manifest
+
+    tokenizer = str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None
+    folders = config.data.mixture or ((workdir.shards_of(config), 1.0),)
+    own = [(share, load_manifest(folder, tokenizer_folder=tokenizer)) for folder, share in folders]
+    named = {name: load_manifest(folder, tokenizer_folder=tokenizer) for name, folder in config.evaluate.sets}
+    first = own[0][1]
+    for key, others in (("data.mixture", [each for _, each in own]), ("evaluate.sets", named.values())):
+        for other, field in itertools.product(others, ALIKE):
+            its, wanted = (str(getattr(each, field)) for each in (other, first))
+            if its != wanted:
+                raise InputError(
+                    f"config.{key}: {other.folder} has the {field} {its:.60}, but {first.folder} {wanted:.60}; write "
+                    "one of them again with the tokenizer and the shards.length of the other."
+                )
+    for (_, one), (_, other) in itertools.combinations(own, 2):
+        known = all(shard.sha256 for split in one.splits.values() for shard in split.shards)
+        if canonical(one.folder) == canonical(other.folder) or (known and one.fingerprint == other.fingerprint):
+            where = f"{one.folder} and {other.folder} are the same shards"
+            raise InputError(f"config.data.mixture: {where}; list them once, with the sum of their shares.")
+    return mixture.join(own, named)
+
+
 def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     """Returns the manifest of the shards, every file verified, and checks that tokenizer and config fit them."""
-    from mlm.data import tokenizer
-    from mlm.data.manifest import load_manifest, verify
+    from mlm.data import mixture, tokenizer
+    from mlm.data.manifest import verify
 
-    folder = workdir.shards_of(config)
-    has_tokenizer = (workdir.tokenizer / "tokenizer.json").is_file()
-    manifest = load_manifest(folder, tokenizer_folder=str(workdir.tokenizer) if has_tokenizer else None)
-    if manifest.length != (length := config.shards.length):
+    manifest = load_data(config, workdir)
+    folder, length, short = manifest.folder, config.shards.length, config.data.short_length
+    if manifest.length != length:
         raise InputError(f"config.shards.length = {length}: the shards in {folder} hold {manifest.length}.")
+    has_tokenizer = (workdir.tokenizer / "tokenizer.json").is_file()
     if has_tokenizer and manifest.tokenizer_fingerprint not in (None, tokenizer.fingerprint(str(workdir.tokenizer))):
         raise InputError(f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; use a matching pair.")
-    for split, least, key in (("train", config.data.lanes, "data.lanes"), ("validation", 1, "shards.validation_count")):
-        count = sum(shard.records > 0 for shard in manifest.splits[split].shards)
-        if count < least:
-            has = f"the {split} split has {count} shards with records"
-            raise InputError(f"{folder}: {has}, config.{key} asks for {least}.")
-    verify(manifest, deep=True)
+    parts = mixture.parts(manifest)
+    asked = lanes_of_shares([part.share for part in parts], config.data.lanes)
+    for part, lanes in zip(parts, asked, strict=True):
+        share = f"its share of config.data.lanes = {config.data.lanes}" if parts[1:] else "config.data.lanes"
+        _check_split(part.manifest, "train", lanes, share)
+    for each in mixture.folders(manifest):
+        _check_split(each, "validation", 1, "config.shards.validation_count")
+    rows = manifest.splits["train"].records * (length // short if short else 1)
+    if rows > 2**32:
+        raise InputError(f"{folder}: holds {rows:,} training rows, but record ids end at 2^32; leave some of them out.")
+    for each in mixture.folders(manifest):
+        verify(each, deep=True)
     return manifest
+
+
+def _check_split(manifest: Manifest, split: str, least: int, what: str) -> None:
+    """Raises InputError unless a split has as many shards with records as `what` asks for."""
+    count = sum(shard.records > 0 for shard in manifest.splits[split].shards)
+    if count < least:
+        has = f"the {split} split has {count} shards with records"
+        raise InputError(f"{manifest.folder}: {has}, {what} asks for {least}.")
+
+
+def fingerprints(manifest: Manifest) -> tuple[str, str]:
+    """Returns the fingerprints of shards, validation sets included, and tokenizer: the same on every host of a run."""
+    from mlm.data import mixture
+
+    sets = [each.fingerprint for each in mixture.sets(manifest).values()]
+    return " ".join([manifest.fingerprint, *sets]), manifest.tokenizer_fingerprint
 
 
 def keep_compiled(workdir: Workdir) -> None:

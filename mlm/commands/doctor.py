@@ -36,13 +36,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         topology.prepare()  # before jax is imported
     from rich.text import Text
 
-    from mlm.data.manifest import load_manifest
     from mlm.doctor import checks, first_batch
 
     tokenizer = str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None
-    folder, batch = workdir.shards_of(config), []
+    folder = " + ".join(name for name, _ in config.data.mixture) or workdir.shards_of(config)
+    batch = []
     try:
-        manifest = load_manifest(folder, tokenizer_folder=tokenizer)
+        manifest = common.load_data(config, workdir)
     except (InputError, DamageError) as error:
         findings = [checks.Finding("error", str(error), "python -m mlm shards writes them", folder, "data")]
     else:

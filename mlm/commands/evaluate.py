@@ -11,7 +11,8 @@ from mlm.workdir import Workdir
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser, required=False)
     common.add_model_flag(parser)
-    parser.add_argument("--split", default="validation", help="split to score; default: validation")
+    split = "split to score, or a validation set by its name (evaluate.sets); default: validation"
+    parser.add_argument("--split", default="validation", metavar="NAME", help=split)
     kinds = ["token", "word", "span"]
     parser.add_argument("--masks", nargs="+", default=[], choices=kinds, help="masks to score besides the run's own")
     parser.add_argument("--pseudo", type=int, default=0, metavar="N", help="also the pseudo-perplexity of N rows")
@@ -27,7 +28,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     manifest = None if is_classifier else common.open_data(config, workdir)  # before jax is imported
     from mlm.cluster import distributed
 
-    fingerprints = () if is_classifier else (manifest.fingerprint, manifest.tokenizer_fingerprint)
+    fingerprints = () if is_classifier else common.fingerprints(manifest)
     distributed.initialize(config, workdir, *fingerprints, saves=False)
     from mlm.inference import evaluate
 

@@ -13,6 +13,7 @@ from mlm.cluster import watch
 from mlm.cluster.engine import Engine, open_engine
 from mlm.commands import common
 from mlm.commands.tokenizer import make_tokenizer
+from mlm.errors import InputError
 from mlm.paths import UPath
 from mlm.workdir import Workdir, lock
 
@@ -24,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides, connect=False)
+    if config.data.mixture:
+        raise InputError("config.data.mixture: its shards are written folder by folder; use a config for each.")
     cluster.progress(watch.UNTIMED)
     with lock(workdir.root), open_engine(workers=config.shards.workers) as engine:
         make_tokenizer(config, workdir, engine)
@@ -31,13 +34,15 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
-    """Writes the shards of the corpus, unless they exist.
+    """Writes the shards of the corpus, unless they exist, or are those of a mixture.
 
     Shards in shards.dir without a manifest, as transformers' TF-TPU example writes them, are used as they are.
     """
     from mlm.data import corpus, shards
     from mlm.data.manifest import NAME, holds_foreign_shards
 
+    if config.data.mixture:
+        return
     folder = workdir.shards_of(config)
     if config.shards.dir and holds_foreign_shards(folder):
         common.say(f"shards: {folder}, without a manifest, used as they are")

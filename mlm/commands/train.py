@@ -32,6 +32,6 @@ def pretrain(args: argparse.Namespace, config: ConfigDict, workdir: Workdir, man
     from mlm.tasks.pretraining import Pretraining
     from mlm.training import loop
 
-    distributed.initialize(config, workdir, manifest.fingerprint, manifest.tokenizer_fingerprint, saves=True)
+    distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=True)
     common.keep_compiled(workdir)
     loop.run_task(config, workdir, (args.pretraining or Pretraining).open(config, workdir, manifest))

@@ -6,13 +6,15 @@ step reads one shard a lane.
 
 import functools
 import itertools
+import math
 import types
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from mlm.data import mixture
 from mlm.data.manifest import Manifest
-from mlm.data.order import Lane, Visit, lanes_of
+from mlm.data.order import Visit, lanes_of
 from mlm.errors import DamageError, InputError
 
 Batch = dict[str, np.ndarray]
@@ -40,15 +42,14 @@ def train_batches(
     """Returns the rows [start, stop) of the global batches `start_step`, `start_step` + 1, ..., without end.
 
     Batches are {"input_ids", "attention_mask": int32 [rows, L], "record_id", "epoch": uint32 [rows]}; record ids count
-    through the shards of the split, the epoch is the lane's. DamageError names a record that can't be read.
+    through the shards of the split, in a mixture folder after folder; the epoch is the lane's. DamageError names a
+    record that can't be read.
     """
-    reader = _Reader(manifest, split)
-    if (count := len(reader.shards)) < lanes:
-        raise InputError(f"config.data.lanes = {lanes}: {manifest.folder} has only {count} {split} shards.")
+    reader, all_lanes = _Reader(manifest, split), mixture.lanes(manifest, split, seed=seed, lanes=lanes)
     own, per_lane = lanes_of(rows, global_batch=global_batch, lanes=lanes), global_batch // lanes
     start, stop = (row - own.start * per_lane for row in rows)
     tf = import_tensorflow()
-    visits = (Lane(seed, reader.records, lane, lanes).visits(start_step * per_lane) for lane in own)
+    visits = (all_lanes[lane].visits(start_step * per_lane) for lane in own)
     streams = tuple(reader.stream(each, np.iinfo(np.int64).max).rebatch(per_lane) for each in visits)
 
     def join(*parts: dict) -> dict:
@@ -89,11 +90,19 @@ def in_memory(ids_BxL: np.ndarray) -> Batch:
 
 
 def count_tokens(manifest: Manifest, *, split: str, records: int = 10_000) -> np.ndarray:
-    """Returns how often each ordinary token occurs in the first records, a fair sample: int64 [V], 0 if special."""
-    counts_V = np.zeros(manifest.vocab_size, np.int64)
-    for batch in itertools.islice(eval_batches(manifest, split=split, batch=500, rows=(0, 500)), records // 500):
-        real = (batch["attention_mask"] > 0) & (batch["valid"] > 0)[:, None]
-        counts_V += np.bincount(batch["input_ids"][real], minlength=manifest.vocab_size)
+    """Returns how often each ordinary token occurs in the first records, a fair sample: int64 [V], 0 if special.
+
+    Of a mixture, each folder's part of the records is its share, and there are fewer if one of them is too small.
+    """
+    counts_V, parts = np.zeros(manifest.vocab_size, np.int64), mixture.parts(manifest)
+    most = min([records, *(part.manifest.splits[split].records / part.share for part in parts)])
+    for part in parts:
+        wanted = math.ceil(most * part.share)
+        read = eval_batches(part.manifest, split=split, batch=500, rows=(0, 500))
+        for batch in itertools.islice(read, math.ceil(wanted / 500)):
+            counted = (batch["valid"] > 0) & (batch["record_id"] < wanted)
+            real = (batch["attention_mask"] > 0) & counted[:, None]
+            counts_V += np.bincount(batch["input_ids"][real], minlength=manifest.vocab_size)
     counts_V[list(manifest.all_special_ids)] = 0
     return counts_V
 
@@ -104,7 +113,7 @@ class _Reader:
     def __init__(self, manifest: Manifest, split: str):
         self.manifest, self.shards = manifest, manifest.splits[split].shards
         self.records = tuple(shard.records for shard in self.shards)
-        self._paths = [f"{manifest.folder}/{shard.file}" for shard in self.shards]
+        self._paths = mixture.paths(manifest, split)
         self._visited: list[int] = []  # shards
 
     def stream(self, visits: Iterator[Visit], count: int):

@@ -92,6 +92,7 @@ class DatasetInfo:
     all_special_ids: tuple[int, ...]
     length: int  # tokens in a row
     records: int  # rows of the training split
+    mixture: tuple[dict[str, Any], ...] = ()  # of several folders: name, share, records and fingerprint of each
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> Self:

@@ -2,12 +2,13 @@
 
 A lane is a virtual host. Lane l of n owns shards l, l + n, l + 2n, ...; in each epoch it visits them in a new order,
 and each visit reads the shard's records in a new order. Lane l supplies the l-th block of rows of every global batch.
-So the batches depend on the lanes, never on the hosts that feed them.
+So the batches depend on the lanes, never on the hosts that feed them. In a mixture of several folders a lane belongs to
+one of them, and owns every n-th of its shards, n being the folder's number of lanes.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,18 +32,24 @@ class Lane:
 
     seed: int
     records: tuple[int, ...]  # in each shard of the split
-    lane: int
+    lane: int  # among those of its folder
     lanes: int
+    folder: tuple[int, int | None] = (0, None)  # in a mixture, where its shards start and stop in the split
+
+    @property
+    def shards(self) -> np.ndarray:
+        """The shards that the lane owns."""
+        return np.arange(len(self.records))[slice(*self.folder)][self.lane :: self.lanes]
 
     @property
     def size(self) -> int:
         """Records in an epoch of the lane."""
-        return sum(self.records[self.lane :: self.lanes])
+        return sum(self.records[shard] for shard in self.shards)
 
     def visits(self, start: int) -> Iterator[Visit]:
         """Yields all visits from the lane's record `start` on, without end; the first omits the rows before it."""
         first, skip = divmod(start, self.size)
-        own = np.arange(self.lane, len(self.records), self.lanes)
+        own = self.shards
         for epoch in itertools.count(first):
             for shard in own[hash_order(self.seed, _SHARDS, epoch, own)].tolist():
                 count = self.records[shard]
@@ -57,6 +64,18 @@ class Lane:
         for shard, epoch, rows in self.visits(start):
             for record in (starts[shard] + rows).tolist():
                 yield record, epoch
+
+
+def make_lanes(seed: int, records: Sequence[tuple[int, ...]], lanes: Sequence[int]) -> list[Lane]:
+    """Returns the lanes of several folders, given the records in the shards of each and its number of lanes.
+
+    The lanes of a folder are spread evenly over the batch, so that every host has its part of them.
+    """
+    joined = tuple(itertools.chain(*records))
+    ends = list(itertools.pairwise(itertools.accumulate(map(len, records), initial=0)))
+    every = ((folder, lane) for folder, count in enumerate(lanes) for lane in range(count))
+    spread = sorted(every, key=lambda each: (2 * each[1] + 1) / lanes[each[0]])
+    return [Lane(seed, joined, lane, lanes[folder], ends[folder]) for folder, lane in spread]
 
 
 def lanes_of(rows: tuple[int, int], *, global_batch: int, lanes: int) -> range:
@@ -75,14 +94,12 @@ def lanes_of(rows: tuple[int, int], *, global_batch: int, lanes: int) -> range:
     return range(start // per_lane, -(-rows[1] // per_lane))
 
 
-def batch_rows(
-    *, seed: int, records: tuple[int, ...], lanes: int, global_batch: int, first: int, last: int
-) -> tuple[np.ndarray, np.ndarray]:
+def batch_rows(lanes: Sequence[Lane], *, global_batch: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns (record ids, epochs), int64 [n, B], of the batches `first` to `last`, counted from 1."""
-    count, per_lane = last - first + 1, global_batch // lanes
-    streams = (Lane(seed, records, lane, lanes).read((first - 1) * per_lane) for lane in range(lanes))
+    count, per_lane = last - first + 1, global_batch // len(lanes)
+    streams = (lane.read((first - 1) * per_lane) for lane in lanes)
     pairs = np.array([list(itertools.islice(stream, count * per_lane)) for stream in streams])
-    pairs = pairs.reshape(lanes, count, per_lane, 2).swapaxes(0, 1).reshape(count, global_batch, 2)
+    pairs = pairs.reshape(len(lanes), count, per_lane, 2).swapaxes(0, 1).reshape(count, global_batch, 2)
     return pairs[..., 0], pairs[..., 1]
 
 

@@ -7,6 +7,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlm import config as configs
+from mlm.config_rules import lanes_of_shares
+from mlm.data import mixture
 from mlm.data.manifest import Manifest, verify
 from mlm.data.tokenizer import load_fast, manifest_fields
 from mlm.doctor import first_batch
@@ -58,7 +60,8 @@ def run(check: Callable[[Case], list[Finding]], case: Case) -> list[Finding]:
 
 def files(case: Case) -> list[Finding]:
     """The shards are those of the manifest."""
-    verify(case.manifest, deep=True)
+    for each in mixture.folders(case.manifest):
+        verify(each, deep=True)
     splits = case.manifest.splits.items()
     counts = ", ".join(f"{len(split.shards)} {name} shards with {split.records:,} rows" for name, split in splits)
     hashed = all(shard.sha256 for _, split in splits for shard in split.shards)
@@ -131,22 +134,32 @@ def _devices(case: Case) -> tuple[tuple[int, ...], np.ndarray]:
 
 
 def lanes(case: Case) -> list[Finding]:
-    """The shards feed the lanes."""
-    batch, count, found = case.config.data.global_batch, case.config.data.lanes, []
-    shards = [shard.records for shard in case.manifest.splits["train"].shards]
+    """The shards of each folder feed its lanes."""
+    parts = mixture.parts(case.manifest)
+    counts = lanes_of_shares([part.share for part in parts], case.config.data.lanes)
+    return [finding for part, count in zip(parts, counts, strict=True) for finding in _lanes(case, part, count)]
+
+
+def _lanes(case: Case, part: mixture.Part, count: int) -> list[Finding]:
+    """Whether the shards of a folder feed its `count` lanes."""
+    batch, lanes, where = case.config.data.global_batch, case.config.data.lanes, part.manifest.folder
+    shards, found = [shard.records for shard in part.manifest.splits["train"].shards], []
     sizes = [sum(shards[lane::count]) for lane in range(count)]
+    share = f" gives it {count}" if count < lanes else ""
     if min(sizes) == 0:
         filled = sum(records > 0 for records in shards)
-        what = f"config.data.lanes = {count}, the training split has {filled} shards with records"
-        return [Finding("error", what, f"set data.lanes to {filled} or less, or write more shards")]
+        what = f"config.data.lanes = {lanes}{share}, the training split has {filled} shards with records"
+        most = lanes * filled // count
+        return [Finding("error", what, f"set data.lanes to {most} or less, or write more shards", where)]
     if max(sizes) > UNEVEN * min(sizes):
         what = f"the lanes hold from {min(sizes):,} to {max(sizes):,} rows: their epochs drift apart"
-        found.append(Finding("warning", what, f"write a multiple of {count} shards (shards.count)"))
-    if batch > sum(sizes):
-        what = f"config.data.global_batch = {batch} is more than the {sum(sizes):,} rows of the training split"
-        found.append(Finding("warning", what, "a step reads rows twice: lower it, or give more text"))
+        found.append(Finding("warning", what, f"write a multiple of {count} shards (shards.count)", where))
+    if batch * count // lanes > sum(sizes):
+        share = f" holds {batch * count // lanes} of its rows, which" if share else ""
+        what = f"config.data.global_batch = {batch}{share} is more than the {sum(sizes):,} rows of the training split"
+        found.append(Finding("warning", what, "a step reads rows twice: lower it, or give more text", where))
     what = f"{count} lanes of {min(sizes):,} to {max(sizes):,} rows from {len(shards)} shards"
-    return found or [Finding("ok", what)]
+    return found or [Finding("ok", what, where=where)]
 
 
 def ids(case: Case) -> list[Finding]:

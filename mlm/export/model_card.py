@@ -14,6 +14,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from markupsafe import Markup
 
 from mlm import config as configs
+from mlm import logs
 from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.inference.fill_mask import longest_row
@@ -24,6 +25,13 @@ from mlm.text import code, markdown, printable, templates
 from mlm.training import recipe
 
 CURVE = "loss.png"
+SCORES = {
+    "loss": "cross entropy, nats per masked token",
+    "perplexity": "perplexity",
+    "accuracy": "accuracy",
+    "bits_per_byte": "bits per byte",
+    "predictions": "masked tokens scored",
+}
 POINTS = 8  # evaluations in the table under the curve
 
 
@@ -40,6 +48,7 @@ def write(
 
     `history` is of the model's run up to its step, None for a model from elsewhere; `scores` are of an evaluation.
     """
+    sets = logs.by_set(scores or {})
     run, fast = model.run_config, tokenizer.load_fast(model.tokenizer)
     name = printable(" ".join(name.split()))
     values: dict[str, Any] = {}
@@ -69,7 +78,10 @@ def write(
         tokenizer=fast,
         tokenizer_model=type(fast.model).__name__,
         history=history,
+        mixture=_folders(model, run),
         scores=scores,
+        score_columns=["", *list(sets)[1:]],
+        score_rows=[(name, *(each.get(key) for each in sets.values())) for key, name in SCORES.items()],
         fingerprints={
             "config": run and configs.fingerprint(configs.unflatten(run)),
             "data": model.meta.get("data_fingerprint"),
@@ -96,7 +108,7 @@ def _cell(value: Any) -> str:
 
 def _metadata(run: dict[str, Any] | None, mask_token: str, scores: dict[str, Any] | None, name: str) -> str:
     """Returns the YAML that the Hub reads; scores are in it where the data set has a name there."""
-    sources = run["corpus.sources"] if run else ()
+    sources = run["corpus.sources"] if run and not run.get("data.mixture") else ()
     names = [match[1] for source in sources if (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(:.*)?", source))]
     results = []
     if scores and len(names) == len(sources) == 1:
@@ -116,6 +128,14 @@ def _metadata(run: dict[str, Any] | None, mask_token: str, scores: dict[str, Any
         model_name=name if results else None,
         eval_results=results or None,
     ).to_yaml()
+
+
+def _folders(model: Pretrained, run: dict[str, Any] | None) -> list[tuple[str, str, int, float]]:
+    """Returns (name, share, rows, epochs read) of each folder of the run's mixture."""
+    folders = model.meta.get("dataset", {}).get("mixture", ()) if run else ()
+    rows = [(each["name"], each["share"], each["records"]) for each in folders]
+    batch = model.step * run["data.global_batch"] if folders else 0
+    return [(name, f"{share:.4g}", count, f"{batch * share / count:.2f}") for name, share, count in rows]
 
 
 def _losses(history: RunSummary) -> list[tuple[str, float, str]]:

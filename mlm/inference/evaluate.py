@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from mlm import cluster, logs
 from mlm import config as configs
 from mlm.data import examples as data
-from mlm.data import tokenizer
+from mlm.data import mixture, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.errors import DamageError, InputError
 from mlm.inference import pseudo_perplexity
@@ -41,14 +41,16 @@ def run(
     """Scores a model; process 0 prints the scores as JSON and adds them to evaluation.json beside the model.
 
     Args:
+      split: of the shards, or the name of a validation set (see `mixture.sets`).
       model: a workdir, a folder or a name on the Hub; "" for the workdir's newest checkpoint.
       masks: kinds to score besides the run's own.
       pseudo: rows to compute the pseudo-perplexity of; 0 for none.
     """
-    if split not in manifest.splits or manifest.splits[split].records == 0:
-        raise InputError(f"--split={split}: the shards in {manifest.folder} hold no records of that split.")
+    read, part = _find_split(manifest, split)
     if pseudo < 0:
         raise InputError(f"--pseudo={pseudo}: must be a number of rows, from 0 up.")
+    if pseudo and len(mixture.parts(read)) > 1:
+        raise InputError(f"--pseudo={pseudo}: takes rows of one set; name it by --split, as one of evaluate.sets.")
     loaded = load.load(model or workdir, head=load.LM_HEAD)
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = _put_on_devices(config, loaded)
@@ -57,20 +59,20 @@ def run(
     network = dataclasses.replace(network, config=padded.config)
 
     weights = f"step {loaded.step}" if loaded.step is not None else f"weights {_digest(loaded.params)}"
-    weights += f", data {manifest.fingerprint[:12]}"
+    weights += f", data {read.fingerprint[:12]}"
     scores, entries = {}, {}
     for kind in dict.fromkeys([config.masking.kind, *masks]):
         own = configs.replace(config, {"masking.kind": kind, "masking.end_rate": 0.0})
         masking = factory.make_masking(own.masking.to_dict(), info, pretraining.word_starts(own, workdir))
         eval_step = step.make_eval_step(network, masking, config.evaluate.seed, mesh, shardings)
-        scores[kind] = pretraining.score_split(config, manifest, mesh, eval_step, params, split)
+        scores[kind] = pretraining.score_split(config, read, mesh, eval_step, params, part)
         entries[f"{split}, {_masks_name(config, kind)}, {weights}"] = scores[kind]
     result = {"split": split, "model": loaded.source, **scores[config.masking.kind]}
     if len(scores) > 1:
         result["masks"] = scores
     if pseudo:
-        sample = {"split": split, "count": pseudo}
-        values = pseudo_perplexity.score_split(config, manifest, params, **sample, network=network, mesh=mesh)
+        sample = {"split": part, "count": pseudo}
+        values = pseudo_perplexity.score_split(config, read, params, **sample, network=network, mesh=mesh)
         entries[f"{split}, pseudo-perplexity of {values['pseudo_rows']} rows, {weights}"] = values
         result |= values
     if cluster.is_primary():
@@ -79,6 +81,15 @@ def run(
         entries = {key: {"model": loaded.source, **values} for key, values in entries.items()}
         add_results(UPath(model) if model and UPath(model).is_dir() else workdir.root, entries)
     return result
+
+
+def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
+    """Returns the shards and the split of them that --split names: a split, or a validation set."""
+    read, split = (mixture.sets(manifest)[name], "validation") if name in mixture.sets(manifest) else (manifest, name)
+    if split not in read.splits or read.splits[split].records == 0:
+        others = f"; the validation sets are {', '.join(mixture.sets(manifest))}" if mixture.sets(manifest) else ""
+        raise InputError(f"--split={name}: the shards in {manifest.folder} hold no records of that split{others}.")
+    return read, split
 
 
 def run_classifier(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict[str, Any]:
@@ -131,12 +142,15 @@ def _put_on_devices(config: ConfigDict, model: load.Pretrained) -> tuple[Mesh, l
 def summary(result: dict[str, Any]) -> str:
     """Returns the scores as text."""
     lines = [f"{result['model']} on {result['split']}"]
-    for kind, scores in result.get("masks", {"": result}).items():
-        line = f"  {kind} masks: loss" if kind else "  loss"
-        line += f" {scores['loss']:.4f} nats, perplexity {scores['perplexity']:,.2f}, accuracy {scores['accuracy']:.2%}"
-        if "bits_per_byte" in scores:
-            line += f", {scores['bits_per_byte']:.4f} bits per byte"
-        lines.append(f"{line}, on {scores['predictions']:,} masked tokens")
+    for kind, both in result.get("masks", {"": result}).items():
+        for name, scores in logs.by_set(both).items():
+            line = f"  {kind} masks: " if kind else "  "
+            line += f"{name}: loss" if name else "loss"
+            line += f" {scores['loss']:.4f} nats, perplexity {scores['perplexity']:,.2f}, accuracy"
+            line += f" {scores['accuracy']:.2%}"
+            if "bits_per_byte" in scores:
+                line += f", {scores['bits_per_byte']:.4f} bits per byte"
+            lines.append(f"{line}, on {scores['predictions']:,} masked tokens")
     if "pseudo_loss" in result:
         lines.append(
             f"  pseudo-perplexity {result['pseudo_perplexity']:,.2f} ({result['pseudo_loss']:.4f} nats, accuracy "

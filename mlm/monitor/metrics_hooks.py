@@ -6,8 +6,8 @@ from typing import Any
 
 from mlm import logs
 from mlm.config_rules import parse_ranges
-from mlm.data import skip_batches
-from mlm.data.manifest import Split
+from mlm.data import mixture, skip_batches
+from mlm.data.manifest import Manifest
 from mlm.data.order import batch_rows
 from mlm.monitor.adviser import Adviser
 from mlm.monitor.loss_spikes import Detector, Spike
@@ -37,14 +37,15 @@ class Monitor(MetricsHook):
         self,
         run: Mapping[str, Any],
         workdir: Workdir,
-        split: Split,
+        manifest: Manifest,
         notify: Callable[[str], None],
         *,
         steps: int,
         warmup_steps: int,
     ):
-        """Reads the files; `run` is a flattened config, `split` the training split."""
-        self._run, self._split, self._notify = run, split, notify
+        """Reads the files; `run` is a flattened config."""
+        self._run, self._manifest, self._notify = run, manifest, notify
+        split = manifest.splits["train"]
         shares = {name: run[f"masking.{name}"] for name in ("mask_share", "random_share")}
         self._adviser = Adviser(steps, warmup_steps, run["data.global_batch"], split.unigram_entropy, **shares)
         self._detector = Detector(run["log.every"])
@@ -77,11 +78,11 @@ class Monitor(MetricsHook):
         if _spike_id(line) in self._noted:
             return
         self._noted.add(_spike_id(line))
-        order = {name: self._run[f"data.{name}"] for name in ("seed", "lanes", "global_batch")}
-        order["records"] = tuple(shard.records for shard in self._split.shards)
-        rows = []
+        order, rows = {name: self._run[f"data.{name}"] for name in ("seed", "lanes")}, []
+        lanes, global_batch = mixture.lanes(self._manifest, "train", **order), self._run["data.global_batch"]
         for first, last in spans:
-            columns = (column.tolist() for column in batch_rows(first=first, last=last, **order))
+            found = batch_rows(lanes, global_batch=global_batch, first=first, last=last)
+            columns = (column.tolist() for column in found)
             for batch, ids_B, epochs_B in zip(range(first, last + 1), *columns, strict=True):
                 rows.append({"batch": batch, "record_id": ids_B, "epoch": epochs_B})
         self._spikes.append(line | {"rows": rows})

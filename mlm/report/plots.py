@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
+from mlm import logs
 from mlm.report.goodput import Line, Session
 
 Points = tuple[list[float], list[float]]
@@ -32,6 +33,9 @@ def draw(
     with _figure(figures, "Loss", "squared error" if regression else "nats per prediction") as axes:
         _curve(axes, points(train, "loss"), TRAIN, "training")
         _curve(axes, points(evals, "loss"), EVAL, "evaluation", marked=True)
+        sets = [name for name in logs.by_set(evals[-1]) if name] if evals else []
+        for color, name in zip(COLORS[2:], sets, strict=False):
+            _curve(axes, points(evals, f"{name}/loss"), color, name.replace("$", r"\$"), marked=True)
         if unigram_entropy is not None:
             axes.axhline(unigram_entropy, color=MARK, linewidth=1, linestyle=(0, (5, 3)), label="unigram entropy")
     if not regression:

@@ -94,13 +94,16 @@ def duration(seconds: float) -> str:
 
 
 def score_rows(lines: Sequence[Line]) -> Rows:
-    """Returns (name, value in each line, ...) for each score that one of the lines has."""
-    shown = [key for key in SCORES if any(key in line for line in lines)]
-    rows = []
-    for key in shown:
-        name, spec = SCORES[key]
-        name = "loss, squared error" if key == "loss" and "mse" in shown else name
-        rows.append((name, *(number(line[key], spec) if key in line else "" for line in lines)))
+    """Returns (name, value in each line, ...) for each score that one of the lines has; validation sets come last."""
+    split, rows = list(map(logs.by_set, lines)), []
+    for owner in dict.fromkeys(name for sets in split for name in sets):
+        own = [sets.get(owner, {}) for sets in split]
+        shown = [key for key in SCORES if any(key in line for line in own)]
+        for key in shown:
+            name, spec = SCORES[key]
+            name = "loss, squared error" if key == "loss" and "mse" in shown else name
+            name = f"{owner}: {name}" if owner else name
+            rows.append((name, *(number(line[key], spec) if key in line else "" for line in own)))
     return rows
 
 

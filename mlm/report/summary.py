@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from mlm import logs
+from mlm.data import mixture
 from mlm.data.manifest import Manifest, read_manifest
 from mlm.report.goodput import Line, Session, TimeUse, sessions, use_of_time
 from mlm.training import recipe
@@ -43,6 +44,12 @@ class RunSummary:
         known = {"data.global_batch", "shards.length"} <= self.config.keys()
         return step * recipe.tokens_per_step(self.config) if known else None
 
+    def epochs(self, step: int) -> list[tuple[str, float, int, float]]:
+        """Returns (name, share, rows, epochs read up to a step) of each folder of a mixture; nothing of one folder."""
+        parts = mixture.parts(self.manifest) if self.manifest else ()
+        sized = [(name, share, each.splits["train"].records) for name, share, each in parts if name]
+        return [(*each, step * self.config["data.global_batch"] * each[1] / each[2]) for each in sized]
+
     def hours(self, line: Line) -> float | None:
         """Returns the hours from the first start to when a line of metrics.jsonl was written, the last time."""
         return self._hours.get((line["kind"], line["step"]))
@@ -65,8 +72,10 @@ class RunSummary:
 
 
 def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("inf")) -> RunSummary:
-    """Reads the logs of a run up to a step, and the manifest of its shards if it is still there."""
+    """Reads the logs of a run up to a step, and the manifest of its shards if they are still there."""
     lines = [line for line in logs.read(workdir.metrics) if line["step"] <= until]
     train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
-    manifest = read_manifest(config.get("shards.dir") or str(workdir.shards))
+    folders = config.get("data.mixture") or [(config.get("shards.dir") or str(workdir.shards), 1.0)]
+    found = [(share, read_manifest(folder)) for folder, share in folders]
+    manifest = None if any(each is None for _, each in found) else mixture.join(found)
     return RunSummary(workdir.root.name, config, train, evals, sessions(logs.read(workdir.timing)), manifest)

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from mlm import cluster
 from mlm import config as configs
 from mlm.config_rules import parse_ranges
-from mlm.data import batches, skip_batches, tokenizer
+from mlm.data import batches, mixture, skip_batches, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.model import factory, priming, roberta
 from mlm.model.attention import Attention, make_attention
@@ -78,7 +78,7 @@ class Pretraining(Task):
     @classmethod
     def open(cls, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> Self:
         """Returns the task of a run."""
-        info, starts_V = DatasetInfo.from_manifest(manifest), word_starts(config, workdir)
+        info, starts_V = dataset_info(manifest), word_starts(config, workdir)
         task = cls(config, info, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
         sharding.check_batch(task.mesh, rows=config.evaluate.batch, key="evaluate.batch")
         return task
@@ -178,7 +178,7 @@ class Pretraining(Task):
         return train_batches(self.config, self.manifest, self.mesh, start)
 
     def evaluate(self, params: Params) -> dict[str, float]:
-        """Returns the scores of the validation split."""
+        """Returns the scores of the validation split and of the sets of evaluate.sets."""
         return score_split(self.config, self.manifest, self.mesh, self.eval_step, params, "validation")
 
     def flops_per_token(self, step: int) -> float:
@@ -189,7 +189,7 @@ class Pretraining(Task):
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
         """Returns the monitor of advice and loss spikes."""
         sizes = {"steps": self.steps, "warmup_steps": recipe.warmup_steps(self.run, self.steps)}
-        return [Monitor(self.run, self.workdir, self.manifest.splits["train"], notify, **sizes)]
+        return [Monitor(self.run, self.workdir, self.manifest, notify, **sizes)]
 
 
 def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int) -> Iterator[dict[str, np.ndarray]]:
@@ -207,11 +207,35 @@ def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int
 def score_split(
     config: ConfigDict, manifest: Manifest, mesh: Mesh, eval_step: Callable, params: Params, split: str
 ) -> dict[str, float]:
-    """Returns the scores of a split (see `evaluation.score`)."""
-    rows, counts = config.evaluate.batch, manifest.splits[split]
-    read = batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
-    tokens_per_byte = counts.tokens / counts.text_bytes if counts.text_bytes else None
-    return evaluation.score(eval_step, params, read, mesh=mesh, rows=rows, tokens_per_byte=tokens_per_byte)
+    """Returns the scores of a split (see `evaluation.score`), of a mixture the mean of its folders by their shares.
+
+    Those of the validation sets follow them, as "NAME/loss" and so on.
+    """
+    parts, named = mixture.parts(manifest), mixture.sets(manifest) if split == "validation" else {}
+    rows, scores = config.evaluate.batch, {}  # by folder
+    for each in (*(part.manifest for part in parts), *named.values()):
+        if each.folder not in scores:
+            read = batches.eval_batches(each, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
+            ratio = _tokens_per_byte(each, split)
+            scores[each.folder] = evaluation.score(eval_step, params, read, mesh=mesh, rows=rows, tokens_per_byte=ratio)
+    own = [(part.share, scores[part.manifest.folder], _tokens_per_byte(part.manifest, split)) for part in parts]
+    found = evaluation.mean(*zip(*own, strict=True))
+    others = [(name, scores[each.folder]) for name, each in named.items()]
+    return found | {f"{name}/{key}": value for name, own in others for key, value in own.items()}
+
+
+def _tokens_per_byte(manifest: Manifest, split: str) -> float | None:
+    counts = manifest.splits[split]
+    return counts.tokens / counts.text_bytes if counts.text_bytes else None
+
+
+def dataset_info(manifest: Manifest) -> DatasetInfo:
+    """Returns what a checkpoint is to know of the data: of a mixture, its folders and shares, too."""
+    own = [
+        {"name": name, "share": share, "records": each.splits["train"].records, "fingerprint": each.fingerprint}
+        for name, share, each in mixture.parts(manifest)
+    ]
+    return dataclasses.replace(DatasetInfo.from_manifest(manifest), mixture=tuple(own) if own[1:] else ())
 
 
 def word_starts(config: ConfigDict, workdir: Workdir) -> np.ndarray | None:

@@ -1,7 +1,7 @@
 """One pass over a split: every record once, whatever the batch size, hosts and devices."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -28,15 +28,30 @@ def score(
     """
     columns = per_row(eval_step, params, batches, mesh=mesh, rows=rows)
     loss, weight, correct = (float(np.sum(column, dtype=np.float64)) for column in columns)
-    mean = loss / weight if weight else math.nan
-    scores = {
-        "loss": mean,
-        "perplexity": math.exp(min(mean, 700.0)),
-        "accuracy": correct / weight if weight else math.nan,
-        "predictions": int(weight),
-    }
+    means = (loss / weight, correct / weight) if weight else (math.nan, math.nan)
+    return _scores(*means, int(weight), tokens_per_byte)
+
+
+def mean(
+    shares: Sequence[float], scores: Sequence[dict[str, float]], tokens_per_byte: Sequence[float | None]
+) -> dict[str, float]:
+    """Returns the mean scores of a mixture, given its folders' shares of the tokens; of one folder, its own scores."""
+
+    def weighted(values: Iterable[float]) -> float:
+        return math.fsum(share * value for share, value in zip(shares, values, strict=True)) / math.fsum(shares)
+
+    if len(scores) == 1:
+        return scores[0]
+    loss, accuracy = (weighted(each[key] for each in scores) for key in ("loss", "accuracy"))
+    known = None not in tokens_per_byte
+    ratio = 1 / weighted(1 / each for each in tokens_per_byte) if known else None
+    return _scores(loss, accuracy, sum(each["predictions"] for each in scores), ratio)
+
+
+def _scores(loss: float, accuracy: float, predictions: int, tokens_per_byte: float | None) -> dict[str, float]:
+    scores = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy, "predictions": predictions}
     if tokens_per_byte is not None:
-        scores["bits_per_byte"] = mean / math.log(2) * tokens_per_byte
+        scores["bits_per_byte"] = loss / math.log(2) * tokens_per_byte
     return scores
 
 

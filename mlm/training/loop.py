@@ -214,6 +214,6 @@ def _check_resume(workdir: Workdir, step: int, meta: dict) -> None:
     skip_batches.check_resume(*skipped, step=step, steps=steps, where=str(folder))
     if saved["data_fingerprint"] != meta["data_fingerprint"]:
         raise InputError(
-            f"{where} was made from other shards or rows (their fingerprint differs); use another --workdir, or put "
-            "the old ones back."
+            f"{where} was made from other shards or rows, or other shares of them (their fingerprint differs); use "
+            "another --workdir, or put the old ones back."
         )

@@ -96,8 +96,9 @@ class Log(AbstractContextManager):
         """Logs the scores of an evaluation."""
         self._line("eval", step, scores)
         self.flush()
-        known = [f"{name} {scores[name]:{spec}}" for name, spec in SHOWN.items() if name in scores]
-        self.notify(f"step {step}: evaluation {', '.join(known)}")
+        for name, own in logs.by_set(scores).items():
+            known = ", ".join(f"{score} {own[score]:{spec}}" for score, spec in SHOWN.items() if score in own)
+            self.notify(f"step {step}: evaluation {f'of {name}: ' if name else ''}{known}")
 
     def _line(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Appends a line to metrics.jsonl and calls the hooks."""

@@ -1,0 +1,99 @@
+"""Several folders of shards, read as one (data.mixture), and the validation sets beside them (evaluate.sets).
+
+Shards and record ids count through the folders, in the order of the mixture. It is a manifest to all who read one.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from mlm.config_rules import lanes_of_shares
+from mlm.data.manifest import SPLITS, Manifest, Split
+from mlm.data.order import Lane, make_lanes
+from mlm.errors import InputError
+from mlm.paths import distinct_parts
+
+COUNTS = ("documents", "duplicates", "tokens", "dropped_tokens", "text_bytes")  # of a split
+
+
+class Part(NamedTuple):
+    """A folder of a mixture."""
+
+    name: str  # what tells its path from the others'; "" for a single folder
+    share: float  # of the rows of every batch
+    manifest: Manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture(Manifest):
+    """Folders as one: shards one folder after the other, counts summed, entropies averaged by share."""
+
+    parts: tuple[Part, ...]
+    sets: Mapping[str, Manifest]  # scored by name: those of evaluate.sets, without any the parts
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of what decides the batches: the folders' own fingerprints and their shares, in order."""
+        own = [(part.manifest.fingerprint, round(part.share, 6)) for part in self.parts]
+        return own[0][0] if len(own) == 1 else hashlib.sha256(json.dumps(own).encode()).hexdigest()
+
+
+def join(folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest] | None = None) -> Manifest:
+    """Returns (share, manifest) of folders, which must have one tokenizer and length, as one manifest."""
+    first = folders[0][1]
+    if len(folders) == 1 and not sets:
+        return first
+    names = distinct_parts([each.folder for _, each in folders]) if folders[1:] else [""]
+    parts = tuple(Part(name, *each) for name, each in zip(names, folders, strict=True))
+    fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
+    fields["folder"] = " + ".join(each.folder for _, each in folders)
+    fields["full_rows"] = all(each.full_rows for _, each in folders)
+    fields["splits"] = {name: _join_splits([(share, each.splits[name]) for share, each in folders]) for name in SPLITS}
+    return Mixture(**fields, parts=parts, sets=sets or {part.name: part.manifest for part in parts})
+
+
+def _join_splits(splits: Sequence[tuple[float, Split]]) -> Split:
+    def total(values: Sequence[float | None]) -> float | None:
+        return None if None in values else sum(values)
+
+    counts = {name: total([getattr(split, name) for _, split in splits]) for name in COUNTS}
+    entropies = [split.unigram_entropy and share * split.unigram_entropy for share, split in splits]
+    shards = itertools.chain.from_iterable(split.shards for _, split in splits)
+    return Split(tuple(shards), **counts, unigram_entropy=total(entropies))
+
+
+def parts(manifest: Manifest) -> tuple[Part, ...]:
+    """Returns the folders of a mixture; of another manifest its own, with all of the rows."""
+    return manifest.parts if isinstance(manifest, Mixture) else (Part("", 1.0, manifest),)
+
+
+def sets(manifest: Manifest) -> Mapping[str, Manifest]:
+    """Returns the folders whose validation splits are scored by name."""
+    return manifest.sets if isinstance(manifest, Mixture) else {}
+
+
+def folders(manifest: Manifest) -> list[Manifest]:
+    """Returns the manifests of all folders that are read, once each; of a validation set, of that split alone."""
+    own = [part.manifest for part in parts(manifest)]
+    others = [each for each in sets(manifest).values() if each not in own]
+    return own + [dataclasses.replace(each, splits={"validation": each.splits["validation"]}) for each in others]
+
+
+def paths(manifest: Manifest, split: str) -> list[str]:
+    """Returns the files of a split, in order."""
+    own = [part.manifest for part in parts(manifest)]
+    return [f"{each.folder}/{shard.file}" for each in own for shard in each.splits[split].shards]
+
+
+def lanes(manifest: Manifest, split: str, *, seed: int, lanes: int) -> list[Lane]:
+    """Returns the lanes of a split; raises InputError if a folder has fewer shards than lanes."""
+    records = [tuple(shard.records for shard in part.manifest.splits[split].shards) for part in parts(manifest)]
+    held = lanes_of_shares([part.share for part in parts(manifest)], lanes)
+    for part, own, count in zip(parts(manifest), records, held, strict=True):
+        if len(own) < count:
+            fault = f"{part.manifest.folder} has only {len(own)} {split} shards for its {count} lanes"
+            raise InputError(f"config.data.lanes = {lanes}: {fault}.")
+    return make_lanes(seed, records, held)
