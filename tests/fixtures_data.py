@@ -161,5 +161,5 @@ def manifest(texts: list[str], tokenizer_folder: str, tmp_path_factory: pytest.T
 @pytest.fixture(scope="session")
 def web(texts: list[str], tokenizer_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """A second folder of shards for mixtures, smaller than that of `manifest`."""
-    folder = tmp_path_factory.mktemp("data") / "web" / "shards"
+    folder = tmp_path_factory.mktemp("web") / "shards"
     return write_shards(texts[400:520], folder, tokenizer_folder, counts={"train": 2, "validation": 1})

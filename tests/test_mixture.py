@@ -11,12 +11,12 @@ import pytest
 
 from mlm.data import batches, mixture
 from mlm.data.manifest import Manifest, load_manifest
-from mlm.data.order import Lane, batch_rows, make_lanes
+from mlm.data.order import Lane, batch_rows
 from mlm.errors import InputError
 from mlm.paths import canonical, distinct_parts
 from mlm.tasks.pretraining import dataset_info
 from tests.fixtures import slow
-from tests.fixtures_data import in_epochs
+from tests.fixtures_data import in_epochs, manifest_of
 from tests.test_batches import all_rows, assert_same
 
 LANES, BATCH = 8, 32
@@ -36,11 +36,13 @@ def train(manifest: Manifest, *, rows: tuple[int, int] = (0, BATCH), start: int 
 # Order ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("counts", [(6, 2), (1, 7), (4, 4), (5, 2, 1), (8,)])
+@pytest.mark.parametrize("counts", [(6, 2), (1, 7), (4, 4), (5, 2, 1)])
 def test_lanes_of_a_folder_are_spread_over_the_hosts(counts):
     """Of every half and quarter of the lanes, each folder has its part, to one lane."""
-    records = [(10 * (folder + 1),) * 9 for folder in range(len(counts))]
-    lanes = make_lanes(3, records, counts)
+    folders = [manifest_of(32, train={"records": (10,) * 9}, validation={}) for _ in counts]
+    folders = [dataclasses.replace(each, folder=f"gs://b/{n}") for n, each in enumerate(folders)]
+    mixed = mixture.join([(count / 8, folder) for count, folder in zip(counts, folders, strict=True)])
+    lanes = mixture.lanes(mixed, "train", seed=3, lanes=8)
     folders = [lane.folder[0] // 9 for lane in lanes]
     assert [folders.count(folder) for folder in range(len(counts))] == list(counts)
     for size in (4, 2):
@@ -51,11 +53,11 @@ def test_lanes_of_a_folder_are_spread_over_the_hosts(counts):
     assert sorted(owned.tolist()) == list(range(9 * len(counts))), "each shard belongs to one lane"
 
 
-def test_lanes_of_one_folder_are_those_without_a_mixture():
-    records = (7, 5, 6, 8, 9)
-    for one, other in zip(make_lanes(1, [records], [2]), (Lane(1, records, lane, 2) for lane in range(2)), strict=True):
-        found, expected = (list(itertools.islice(lane.read(3), 60)) for lane in (one, other))
-        assert found == expected
+def test_lanes_of_one_folder_are_those_without_a_mixture(manifest):
+    records = tuple(shard.records for shard in manifest.splits["train"].shards)
+    expected = [Lane(1, records, lane, 4, (0, 6)) for lane in range(4)]
+    assert mixture.lanes(manifest, "train", seed=1, lanes=4) == expected
+    assert list(itertools.islice(expected[1].read(3), 60)) == list(itertools.islice(Lane(1, records, 1, 4).read(3), 60))
 
 
 def test_every_batch_holds_the_shares_exactly(mixed, manifest):
@@ -104,7 +106,8 @@ def test_rows_of_a_spike_are_those_of_its_batches(mixed):
 def test_a_mixture_of_one_is_its_folder(manifest):
     one = mixture.join([(1.0, manifest)], {"own": manifest})
     assert isinstance(one, mixture.Mixture) and one.fingerprint == manifest.fingerprint
-    assert one.splits == manifest.splits and dataset_info(one) == dataset_info(manifest)
+    assert one.splits["train"] == dataclasses.replace(manifest.splits["train"], sources=None)
+    assert dataset_info(one) == dataset_info(manifest)
     assert_same(in_epochs(train(one, lanes=4), 5), in_epochs(train(manifest, lanes=4), 5))
     assert mixture.join([(1.0, manifest)]) is manifest
 

@@ -5,18 +5,15 @@ Shards and record ids count through the folders, in the order of the mixture. It
 
 import dataclasses
 import hashlib
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mlm.config_rules import lanes_of_shares
 from mlm.data.manifest import SPLITS, Manifest, Split
-from mlm.data.order import Lane, make_lanes
+from mlm.data.order import Lane
 from mlm.errors import InputError
 from mlm.paths import distinct_parts
-
-COUNTS = ("documents", "duplicates", "tokens", "dropped_tokens", "text_bytes")  # of a split
 
 
 class Part(NamedTuple):
@@ -43,26 +40,24 @@ class Mixture(Manifest):
 
 def join(folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest] | None = None) -> Manifest:
     """Returns (share, manifest) of folders, which must have one tokenizer and length, as one manifest."""
-    first = folders[0][1]
     if len(folders) == 1 and not sets:
-        return first
+        return folders[0][1]
     names = distinct_parts([each.folder for _, each in folders]) if folders[1:] else [""]
     parts = tuple(Part(name, *each) for name, each in zip(names, folders, strict=True))
-    fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
-    fields["folder"] = " + ".join(each.folder for _, each in folders)
-    fields["full_rows"] = all(each.full_rows for _, each in folders)
-    fields["splits"] = {name: _join_splits([(share, each.splits[name]) for share, each in folders]) for name in SPLITS}
+    fields = vars(folders[0][1]) | {
+        "folder": " + ".join(each.folder for _, each in folders),
+        "full_rows": all(each.full_rows for _, each in folders),
+        "splits": {name: _join_splits([(share, each.splits[name]) for share, each in folders]) for name in SPLITS},
+    }
     return Mixture(**fields, parts=parts, sets=sets or {part.name: part.manifest for part in parts})
 
 
 def _join_splits(splits: Sequence[tuple[float, Split]]) -> Split:
-    def total(values: Sequence[float | None]) -> float | None:
-        return None if None in values else sum(values)
-
-    counts = {name: total([getattr(split, name) for _, split in splits]) for name in COUNTS}
-    entropies = [split.unigram_entropy and share * split.unigram_entropy for share, split in splits]
-    shards = itertools.chain.from_iterable(split.shards for _, split in splits)
-    return Split(tuple(shards), **counts, unigram_entropy=total(entropies))
+    every = {name: [getattr(split, name) for _, split in splits] for name in vars(splits[0][1]) if name != "sources"}
+    joined = {name: sum(values, type(values[0])()) for name, values in every.items() if None not in values}
+    if "unigram_entropy" in joined:
+        joined["unigram_entropy"] = sum(share * split.unigram_entropy for share, split in splits)
+    return Split(**joined)
 
 
 def parts(manifest: Manifest) -> tuple[Part, ...]:
@@ -84,16 +79,18 @@ def folders(manifest: Manifest) -> list[Manifest]:
 
 def paths(manifest: Manifest, split: str) -> list[str]:
     """Returns the files of a split, in order."""
-    own = [part.manifest for part in parts(manifest)]
+    own = (part.manifest for part in parts(manifest))
     return [f"{each.folder}/{shard.file}" for each in own for shard in each.splits[split].shards]
 
 
 def lanes(manifest: Manifest, split: str, *, seed: int, lanes: int) -> list[Lane]:
-    """Returns the lanes of a split; raises InputError if a folder has fewer shards than lanes."""
-    records = [tuple(shard.records for shard in part.manifest.splits[split].shards) for part in parts(manifest)]
+    """Returns the lanes of a split; a folder's are spread over the batch, so that all hosts have some of them."""
+    records, stop, made = tuple(shard.records for shard in manifest.splits[split].shards), 0, []
     held = lanes_of_shares([part.share for part in parts(manifest)], lanes)
-    for part, own, count in zip(parts(manifest), records, held, strict=True):
-        if len(own) < count:
-            fault = f"{part.manifest.folder} has only {len(own)} {split} shards for its {count} lanes"
+    for part, count in zip(parts(manifest), held, strict=True):
+        start, stop = stop, stop + len(part.manifest.splits[split].shards)
+        if stop - start < count:
+            fault = f"{part.manifest.folder} has only {stop - start} {split} shards for its {count} lanes"
             raise InputError(f"config.data.lanes = {lanes}: {fault}.")
-    return make_lanes(seed, records, held)
+        made += [((2 * lane + 1) / count, Lane(seed, records, lane, count, (start, stop))) for lane in range(count)]
+    return [lane for _, lane in sorted(made, key=lambda each: each[0])]

@@ -66,18 +66,6 @@ class Lane:
                 yield record, epoch
 
 
-def make_lanes(seed: int, records: Sequence[tuple[int, ...]], lanes: Sequence[int]) -> list[Lane]:
-    """Returns the lanes of several folders, given the records in the shards of each and its number of lanes.
-
-    The lanes of a folder are spread evenly over the batch, so that every host has its part of them.
-    """
-    joined = tuple(itertools.chain(*records))
-    ends = list(itertools.pairwise(itertools.accumulate(map(len, records), initial=0)))
-    every = ((folder, lane) for folder, count in enumerate(lanes) for lane in range(count))
-    spread = sorted(every, key=lambda each: (2 * each[1] + 1) / lanes[each[0]])
-    return [Lane(seed, joined, lane, lanes[folder], ends[folder]) for folder, lane in spread]
-
-
 def lanes_of(rows: tuple[int, int], *, global_batch: int, lanes: int) -> range:
     """Returns the lanes that supply a host's rows [start, stop), which must be whole lanes or an even part of one."""
     start, held = rows[0], rows[1] - rows[0]
