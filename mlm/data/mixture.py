@@ -24,7 +24,7 @@ class Part(NamedTuple):
     manifest: Manifest
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Mixture(Manifest):
     """Folders as one: shards one folder after the other, counts summed, entropies averaged by share."""
 
