@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 from mlm import config as configs
 from mlm.cluster.engine import Engine, open_engine
 from mlm.data import docstrings, shards, tokenizer
-from mlm.data.corpus import Corpus
+from mlm.data.corpus import Corpus, Part
 from mlm.data.manifest import Manifest, Shard, Split
+from mlm.data.sources import Document
 from mlm.paths import UPath
 
 LENGTH = 32
@@ -29,6 +30,11 @@ def corpus_of(sources: tuple[str, ...], **settings) -> Corpus:
     """With the defaults of configs/base.py, but for a validation split of a tenth."""
     defaults = configs.load("configs/base.py", ["corpus.validation_fraction=0.1"]).corpus.to_dict()
     return Corpus(**defaults | {"sources": sources, "weights": (1.0,) * len(sources)} | settings)
+
+
+def read_documents(corpus: Corpus) -> list[tuple[Part, Document]]:
+    """All documents in order, read in this process."""
+    return [(part, document) for part in corpus.parts() for document in corpus.read(part, texts="")]
 
 
 def write_jsonl(path: pathlib.Path, texts: list[str], field: str = "text", **columns: list[str]) -> str:

@@ -1,33 +1,32 @@
-"""Documents of a corpus: their splits, duplicates, weights and order."""
+"""Documents of a corpus: their splits and groups, and how many are read."""
 
 import itertools
-import json
-import pathlib
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from mlm.data import corpus
-from tests.fixtures_data import documents, numbered
+from mlm.data import corpus, map_part, sources
+from mlm.data.corpus import Corpus, Part
+from mlm.errors import InputError
+from tests.fixtures_data import corpus_of, numbered, read_documents, shard_texts, write_jsonl, write_shards
 
 
-def write_jsonl(path: pathlib.Path, texts: list[str], field: str = "text") -> str:
-    path.write_text("".join(json.dumps({field: text, "other": 1}) + "\n" for text in texts))
-    return f"jsonl:{path}"
+def split_of(found: Corpus) -> dict[str, str]:
+    splits = {}
+    for part, (text, group) in read_documents(found):
+        split = found.split_of(part, group, corpus.text_hash(text))
+        assert splits.setdefault(text, split) == split
+    return splits
 
 
-def split_of(stream) -> dict[str, str]:
-    found = {}
-    for document in stream:
-        assert found.setdefault(document.text, document.split) == document.split
-    return found
+# Splits ---------------------------------------------------------------------------------------------------------------
 
 
 def test_validation_never_changes_as_the_corpus_grows(tmp_path):
-    small = split_of(documents((write_jsonl(tmp_path / "a.jsonl", numbered(500)),)))
-    large = split_of(documents((write_jsonl(tmp_path / "a.jsonl", numbered(5000)[::-1]),)))
-    more = split_of(documents((write_jsonl(tmp_path / "a.jsonl", numbered(500)),), validation_fraction=0.2))
+    small = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(500)),)))
+    large = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(5000)[::-1]),)))
+    more = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(500)),), validation_fraction=0.2))
     assert small.items() <= large.items()
     assert {text for text in small if small[text] == "validation"} <= {t for t in more if more[t] == "validation"}
     assert corpus.text_hash(numbered(1)[0]) == 12415440598143898091, (
@@ -37,83 +36,131 @@ def test_validation_never_changes_as_the_corpus_grows(tmp_path):
     assert abs(share - 0.1) < 4 * (0.1 * 0.9 / 5000) ** 0.5
 
 
-def test_duplicates_are_dropped_and_counted_across_sources(tmp_path):
-    a = write_jsonl(tmp_path / "a.jsonl", numbered(6000) + numbered(50))
-    b = write_jsonl(tmp_path / "b.jsonl", numbered(40, 5990))
-    counts = Counter()
-    found = split_of(documents((a, b), counts=counts))
-    assert set(found) == set(numbered(6030))
-    splits = Counter(found.values())
-    assert counts["train documents"] == splits["train"]
-    assert counts["validation documents"] == splits["validation"]
-    repeated = numbered(50) + numbered(10, 5990)
-    assert counts["train duplicates"] == sum(found[text] == "train" for text in repeated)
-    assert counts["validation duplicates"] == sum(found[text] == "validation" for text in repeated)
+def test_groups_of_a_growing_corpus_stay_where_they_are(tmp_path):
+    names = [f"package {n % 40}" for n in range(500)]
+    split = {}
+    for count in (100, 500):
+        source = write_jsonl(tmp_path / "a.jsonl", numbered(count), package=names[:count])
+        found = corpus_of((source,), group="package")
+        for part, (text, group) in read_documents(found):
+            assert split.setdefault(group, found.split_of(part, group, corpus.text_hash(text))) == found.split_of(
+                part, group, 0
+            ), "the text decides nothing"
+    assert set(split.values()) == {"train", "validation"} and len(split) == 40
 
 
-def test_seen_is_a_set_in_eight_bytes_a_hash():
-    rng = np.random.default_rng(0)
-    seen, known = corpus.Seen(), set()
-    for _ in range(60):
-        hashes = rng.integers(0, 2000, rng.integers(1, 100)).astype(np.uint64)
-        new = []
-        for number in hashes.tolist():
-            new.append(number not in known)
-            known.add(number)
-        np.testing.assert_array_equal(seen.add(hashes), new)
-    assert sum(level.nbytes for level in seen._levels) == 8 * len(known)
-    assert len(seen._levels) <= 12, "levels grow with the logarithm of the size"
+@pytest.mark.parametrize("group", ["document", "file", "package"])
+def test_a_group_is_in_one_split(tmp_path, monkeypatch, tokenizer_folder, texts, group):
+    """Though parts are cut inside of files and groups, and one text is in two groups."""
+    monkeypatch.setattr(sources, "PART_BYTES", (5000, 10**9))
+    packages = [f"package {n // 10 % 25}" for n in range(400)]
+    found = [write_jsonl(tmp_path / f"{n}.jsonl", texts[:400][n::20], package=packages[n::20]) for n in range(20)]
+    own = corpus_of((f"jsonl:{tmp_path}/*.jsonl",), group=group, validation_fraction=0.2)
+    assert len(own.parts()) > 20
+    key = {"document": {text: text for text in texts[:400]}, "package": dict(zip(texts, packages, strict=False))}
+    key["file"] = {text: found[n % 20] for n, text in enumerate(texts)}
+    made = write_shards(own, tmp_path / "shards", tokenizer_folder, counts={"train": 2, "validation": 1})
+    groups = {}
+    for split in ("train", "validation"):
+        held = shard_texts(made, split, texts[:400], tokenizer_folder)
+        groups[split] = {key[group][text] for shard in held for text in shard}
+    assert groups["train"] and groups["validation"] and not groups["train"] & groups["validation"]
 
 
-def test_weights_are_copies_and_validation_comes_once(tmp_path):
-    a = write_jsonl(tmp_path / "a.jsonl", numbered(2000))
-    b = write_jsonl(tmp_path / "b.jsonl", numbered(2000, 2000))
-    counts = Counter()
-    found = Counter(documents((a, b), weights=(2.25, 0.5), counts=counts))
-    once = split_of(documents((a, b)))
-    for text, split in once.items():
-        copies = found[corpus.Document(text, split)]
-        if split == "validation":
-            assert copies == 1
-        else:
-            assert copies in ((2, 3) if text in numbered(2000) else (0, 1))
-    train_a = [found[corpus.Document(text, "train")] for text in numbered(2000) if once[text] == "train"]
-    train_b = [found[corpus.Document(text, "train")] for text in numbered(2000, 2000) if once[text] == "train"]
-    assert abs(np.mean(train_a) - 2.25) < 4 * (0.25 * 0.75 / len(train_a)) ** 0.5
-    assert abs(np.mean(train_b) - 0.5) < 4 * (0.5 * 0.5 / len(train_b)) ** 0.5
-    assert counts["train documents"] == sum(train_a) + sum(train_b)
+def test_named_groups_are_the_validation_split(tmp_path, monkeypatch, tokenizer_folder, texts):
+    """All of them and nothing else, however small they are among the others."""
+    monkeypatch.setattr(map_part, "GROUPS", 3)
+    titles, named = [f"title {n}" for n in range(400)], [f"title {n}" for n in range(360, 400)]
+    source = write_jsonl(tmp_path / "a.jsonl", texts[:400], title=titles)
+    own = corpus_of((source,), group="title", validation_groups=tuple(named))
+    monkeypatch.setattr("tests.fixtures_data.shared_engine", lambda: InProcess())
+    made = write_shards(own, tmp_path / "shards", tokenizer_folder, counts={"train": 2, "validation": 1})
+    assert made.splits["validation"].documents == 40 and made.splits["train"].documents == 360
+    (held,) = shard_texts(made, "validation", texts[:400], tokenizer_folder)
+    assert set(held) <= set(texts[360:400]) and len(held) >= 39
 
 
-@pytest.mark.parametrize("spread", [0, 2000, 10**9])
-def test_copies_lie_apart(tmp_path, monkeypatch, spread):
-    """In one row, each copy would give away what is masked in the other."""
-    monkeypatch.setattr(corpus, "SPREAD", spread)
-    a = write_jsonl(tmp_path / "a.jsonl", numbered(500))
-    found = [document.text for document in documents((a,), weights=(3.0,), validation_fraction=0.0)]
-    assert Counter(found) == dict.fromkeys(numbered(500), 3)
-    last, gaps = {}, []
-    for place, text in enumerate(found):
-        gaps += [place - last[text]] if text in last else []
-        last[text] = place
-    # the texts have about 40 characters; the last ones have less text after them than they should
-    assert np.median(gaps) >= min(spread / 45, 500)
+class InProcess:
+    """Runs tasks here, where monkeypatch reaches them."""
+
+    workers = 1
+
+    def each(self, function, items, *, label):
+        return enumerate(map(function, items))
 
 
-def test_max_documents_is_of_each_source_and_split(tmp_path):
-    a = write_jsonl(tmp_path / "a.jsonl", numbered(20))
-    b = write_jsonl(tmp_path / "b.jsonl", numbered(20, 20))
-    assert set(split_of(documents((a, b), max_documents=7))) == set(numbered(7) + numbered(7, 20))
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"validation_groups": ("b", "nowhere")}, "validation_groups: there is no group 'nowhere', but a 0.02 MB, b "),
+        ({"validation_groups": ("a",)}, "validation_fraction = 0.1: whole groups .* 0.9.* largest: a 0.02 MB"),
+        (
+            {"validation_fraction": 0.5, "validation_groups": ("c",)},
+            "validation_fraction = 0.5: .* 0.0[0-9]*; name groups",
+        ),
+        ({"validation_fraction": 0.1}, "validation_fraction = 0.1: .* 0.00"),
+    ],
+)
+def test_a_validation_split_of_another_size_is_refused(tmp_path, tokenizer_folder, texts, settings, words):
+    rows = [("a", text) for text in texts[:50]] + [("b", text) for text in texts[50:53]] + [("c", texts[53])]
+    source = write_jsonl(tmp_path / "a.jsonl", [text for _, text in rows], package=[name for name, _ in rows])
+    own = corpus_of((source,), group="package", **settings)
+    with pytest.raises(InputError, match=words):
+        write_shards(own, tmp_path / "shards", tokenizer_folder)
+    assert not (tmp_path / "shards").exists()
 
 
-def test_documents_are_streamed(monkeypatch):
-    read = []
+def test_between_half_and_twice_is_taken(tmp_path, tokenizer_folder, texts):
+    source = write_jsonl(tmp_path / "a.jsonl", texts[:400], package=["a" if n % 6 else "b" for n in range(400)])
+    own = corpus_of((source,), group="package", validation_groups=("b",))  # a sixth, where a tenth is asked for
+    assert write_shards(own, tmp_path / "shards", tokenizer_folder).splits["validation"].documents == 67
 
-    def endless():
-        for number in itertools.count():
-            read.append(number)
-            yield f"text {number}"
 
-    monkeypatch.setitem(corpus.READERS, "text", lambda *args, **kwargs: [("", endless())])
-    stream = documents(("text:endless",))
-    assert len(list(itertools.islice(stream, 10))) == 10
-    assert len(read) <= 2 * corpus.CHUNK
+def test_a_source_s_own_split_stays(tmp_path):
+    own = corpus_of(("text:x",), group="package", validation_groups=("a",))
+    for split in ("train", "validation"):
+        part = Part("text:x", split, "", 0, ())
+        assert {own.split_of(part, group, number) for group in ("a", "b") for number in (0, 2**64 - 1)} == {split}
+
+
+# max_documents --------------------------------------------------------------------------------------------------------
+
+
+def limited(own: Corpus, wave: int) -> tuple[list, Counter]:
+    """What is to be read, and how often each part was."""
+    read = Counter()
+
+    def count(some: list) -> list[int]:
+        read.update(part for part, _ in some)
+        return [len([*itertools.islice(own.read(part, texts=""), most)]) for part, most in some]
+
+    return own.limited(own.parts(), count, wave=wave), read
+
+
+@pytest.mark.parametrize("most", [1, 7, 19, 20, 21, 1000])
+def test_max_documents_are_the_first_of_each_source(tmp_path, monkeypatch, most):
+    """In parts of a few documents each, some of them empty, for any number of workers."""
+    monkeypatch.setattr(sources, "PART_BYTES", (200, 10**9))
+    a = write_jsonl(tmp_path / "a.jsonl", [*numbered(15), *[""] * 9, *numbered(5, 15)])
+    b = write_jsonl(tmp_path / "b.jsonl", numbered(500, 20))
+    own = corpus_of((a, b), max_documents=most)
+    found, read = limited(own, 1)
+    texts = [text for part, count in found for text, _ in itertools.islice(own.read(part, texts=""), count)]
+    assert texts == numbered(min(most, 20)) + numbered(min(most, 500), 20)
+    assert limited(own, 3)[0] == limited(own, 100)[0] == found
+    if most < 20:
+        assert len(read) < len(own.parts()) / 2, "not all is read"
+
+
+def test_max_documents_makes_the_same_shards_with_any_workers(tmp_path, monkeypatch, tokenizer_folder, texts):
+    monkeypatch.setattr(sources, "PART_BYTES", (5000, 10**9))
+    own = corpus_of((write_jsonl(tmp_path / "a.jsonl", texts[:600]),), max_documents=300)
+    made = [write_shards(own, tmp_path / str(n), tokenizer_folder, workers=n) for n in (0, 5)]
+    assert made[0].fingerprint == made[1].fingerprint
+    assert sum(split.documents for split in made[0].splits.values()) == 300
+
+
+def test_a_source_without_text_is_named(tmp_path, tokenizer_folder, texts):
+    good, blank = write_jsonl(tmp_path / "a.jsonl", texts[:400]), write_jsonl(tmp_path / "b.jsonl", ["", " "])
+    with pytest.raises(InputError, match=r"b\.jsonl has no text in it"):
+        write_shards(corpus_of((good, blank)), tmp_path / "shards", tokenizer_folder)

@@ -194,7 +194,8 @@ class _Job:
         if found and sum(sums) and not asked / 2 <= share <= 2 * asked:
             raise InputError(
                 f"config.corpus.validation_fraction = {asked:g}: whole groups (corpus.group) make it {share:.4f}; name "
-                f"some in corpus.validation_groups that are between half and twice of it. The largest: {_shown(found)}."
+                "groups in corpus.validation_groups that hold between half and twice that fraction of the text. "
+                f"The largest: {_shown(found)}."
             )
 
     def _deal(self, split: str, parts: list[Part], blocks: np.ndarray) -> list[np.ndarray]:

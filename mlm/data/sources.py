@@ -49,10 +49,13 @@ class Kind:
     """A kind of source."""
 
     slow = False  # to read, so that the tokenizer and the shards share its text
+    files, fields = False, True  # whether documents can be grouped by them
 
     def __init__(self, rest: str, options: Options):
         """Takes the text of the source after its colon."""
         self.rest, self.options = rest, options
+        if not (self.files if options.group == FILE else self.fields or not _fields(options.group)):
+            raise ValueError(f"its documents can't be grouped by corpus.group = {options.group}")
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         """Returns (split, name, bytes, where) of the parts, see `corpus.Part`."""
@@ -64,7 +67,7 @@ class Kind:
 
 
 class _Docstrings(Kind):
-    slow = True
+    slow = files = True
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         return (("", f"{m.package} {m.version}[{m.first}:]", m.bytes, m) for m in docstrings.parts())
@@ -77,6 +80,8 @@ class _Docstrings(Kind):
 
 class _Lines(Kind):
     """Files of lines: small ones are read together, large ones that are not compressed are cut at line ends."""
+
+    files, fields = True, False
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         system, path = fsspec.core.url_to_fs(self.rest)
@@ -117,6 +122,8 @@ class _Lines(Kind):
 
 
 class _JsonLines(_Lines):
+    fields = True
+
     def __init__(self, rest: str, options: Options):
         pattern, _, name = rest.partition("#")
         super().__init__(pattern, options._replace(field=name or options.field))
@@ -137,20 +144,22 @@ class _JsonLines(_Lines):
 
 class _HuggingFace(Kind):
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
-        loaded = _loaded_hf(self.rest, self.options.streaming)
+        loaded, version = _loaded_hf(self.rest, self.options.streaming), _version_of_hf(self.rest)
         for split, own in _own_splits(loaded, self.options):
             size = getattr((loaded[split].info.splits or {}).get(split), "num_bytes", None) or 0
             if self.options.streaming:
                 count = loaded[split].num_shards
-                yield from ((own, f"{split}, shard {n} of {count}", 0, (split, n, count)) for n in range(count))
+                yield from (
+                    (own, f"{split}, shard {n} of {count}", 0, (split, n, count, version)) for n in range(count)
+                )
                 continue
             rows = loaded[split].num_rows
             step = max(1, rows * part_bytes(size) // size if size else rows)
             for start, stop in itertools.pairwise([*range(0, rows, step), rows]):
-                yield own, f"{split}[{start}:{stop}]", size * (stop - start) // rows, (split, start, stop)
+                yield own, f"{split}[{start}:{stop}]", size * (stop - start) // rows, (split, start, stop, version)
 
     def read(self, where: tuple) -> Iterator[Document]:
-        split, first, second = where
+        split, first, second, _ = where
         data = _loaded_hf(self.rest, self.options.streaming)[split]
         data = data.shard(second, first) if self.options.streaming else data.select(range(first, second))
         for row in data.select_columns(list({self.options.field, *_fields(self.options.group)})):
@@ -165,10 +174,10 @@ class _TensorFlow(Kind):
             rows = list(itertools.accumulate(info.splits[split].shard_lengths, initial=0))
             size = info.splits[split].num_bytes // max(1, len(rows) - 1)
             for start, stop in itertools.pairwise(rows):
-                yield own, f"{split}[{start}:{stop}]", size, (f"{split}[{start}:{stop}]",)
+                yield own, f"{split}[{start}:{stop}]", size, (f"{split}[{start}:{stop}]", info.full_name)
 
     def read(self, where: tuple) -> Iterator[Document]:
-        for row in load_tfds(self.rest)[1](*where):
+        for row in load_tfds(self.rest)[1](where[0]):
             texts = {name: value.decode() if isinstance(value, bytes) else value or "" for name, value in row.items()}
             yield _document(texts, self.options)  # a missing text is empty
 
@@ -257,6 +266,15 @@ def load_hf(name: str, **options: Any) -> Any:
 @functools.lru_cache(1)
 def _loaded_hf(name: str, streaming: bool) -> Any:
     return load_hf(name, streaming=streaming)
+
+
+def _version_of_hf(name: str) -> str:
+    """Returns what changes with the data of a data set."""
+    import datasets
+
+    name, _, config = name.partition(":")
+    builder = datasets.load_dataset_builder(name, config or None)
+    return f"{builder.config_id} {builder.hash}"
 
 
 @functools.lru_cache(1)

@@ -1,0 +1,374 @@
+"""Sources of documents: their parts, what each kind reads, with which splits, and that a bad one is named."""
+
+import gzip
+import json
+import os
+import pathlib
+import random
+
+import fsspec
+import pytest
+
+from mlm.data import docstrings, sources
+from mlm.errors import InputError
+from tests.fixtures_data import corpus_of, numbered, read_documents, write_jsonl
+from tests.test_corpus import split_of
+
+
+def texts_of(*found: str, **settings) -> list[str]:
+    return [text for _, (text, _) in read_documents(corpus_of(found, **settings))]
+
+
+# Files of lines -------------------------------------------------------------------------------------------------------
+
+
+def test_text_is_a_document_a_line(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\n  two  \n\t\n= three =")
+    with gzip.open(tmp_path / "b.txt.gz", "wb") as file:
+        file.write("vier, fünf\nsechs\n".encode())
+    (tmp_path / "c.txt").mkdir()
+    assert texts_of(f"text:{tmp_path}/*.txt*") == ["one", "two", "= three =", "vier, fünf", "sechs"]
+
+
+def test_jsonl_field_is_the_one_named_in_the_source_else_in_the_config(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", ["line one\nline two", "b"], field="body")
+    assert texts_of(f"jsonl:{tmp_path}/*.jsonl#body") == ["line one\nline two", "b"]
+    assert texts_of(f"jsonl:{tmp_path}/*.jsonl", field="body") == ["line one\nline two", "b"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_each_line_is_in_one_part(tmp_path, monkeypatch, seed):
+    """Cut at any byte: lines longer than a part, no end of line at the end, CRLF, empty lines and files, compressed."""
+    draw = random.Random(seed)
+    most, lines = draw.randint(1, 60), []
+    for name in range(draw.randint(1, 6)):
+        own = ["é" * draw.choice([0, 0, 1, 5, 40, 200]) + str(draw.random())[: draw.choice([0, 6])] for _ in range(20)]
+        own = own[: draw.choice([0, 1, 20])]
+        end = draw.choice(["\n", "\r\n"])
+        content = (end.join(own) + draw.choice(["", end]) * bool(own)).encode()
+        packed = draw.random() < 0.2
+        (tmp_path / f"{name}.txt{'.gz' * packed}").write_bytes(gzip.compress(content) if packed else content)
+        lines += [line for line in own if line]
+    monkeypatch.setattr(sources, "PART_BYTES", (most, 10**9))
+    own = corpus_of((f"text:{tmp_path}/*",))
+    assert [text for _, (text, _) in read_documents(own)] == lines
+    parts, total = own.parts(), sum(file.stat().st_size for file in tmp_path.iterdir())
+    for part in parts:
+        if not any(name.endswith(".gz") for name, *_ in part.where):
+            assert part.bytes <= 1.5 * sources.part_bytes(total) + 1
+    assert sum(part.bytes for part in parts) == total, "no byte twice, and none left out"
+
+
+def test_parts_do_not_depend_on_the_order_of_a_listing(tmp_path, monkeypatch):
+    for name in "cab":
+        (tmp_path / f"{name}.txt").write_text(name * 50 + "\n")
+    monkeypatch.setattr(sources, "PART_BYTES", (10, 10**9))
+    own = corpus_of((f"text:{tmp_path}/*.txt",))
+    system = fsspec.filesystem("file")
+    listed = system.glob(f"{tmp_path}/*.txt", detail=True)
+    before = own.parts()
+    monkeypatch.setattr(type(system), "glob", lambda *_, **__: dict(reversed(listed.items())))
+    assert own.parts() == before and [part.where[0][0][-5] for part in before] == ["a"] * 5 + ["b"] * 5 + ["c"] * 5
+
+
+def test_parts_are_listed_and_not_read(tmp_path):
+    """A terabyte, of which the disk holds nothing."""
+    for name in range(4):
+        with (tmp_path / f"{name}.txt").open("wb") as file:
+            os.truncate(file.fileno(), 250 * 10**9)
+    parts = corpus_of((f"text:{tmp_path}/*.txt",)).parts()
+    assert sum(part.bytes for part in parts) == 10**12
+    assert {part.bytes for part in parts[:-1]} <= set(range(128 * 10**6, 384 * 10**6)) and 3900 < len(parts) < 4000
+
+
+def test_many_small_files_are_read_together(tmp_path):
+    for name in range(2000):
+        (tmp_path / f"{name:04}.txt").write_text(f"{name}\n")
+    own = corpus_of((f"text:{tmp_path}/*.txt",), group="file")
+    (part,) = own.parts()
+    assert part.name == f"{tmp_path}/0000.txt and 1999 more files"
+    assert [(text, group) for _, (text, group) in read_documents(own)] == [(str(n), f"{n:04}.txt") for n in range(2000)]
+
+
+@pytest.mark.parametrize(
+    ("group", "groups"), [("", [""]), ("document", [""]), ("file", ["a/x.jsonl", "b.jsonl"]), ("title", ["t0", "t1"])]
+)
+def test_groups_of_lines(tmp_path, group, groups):
+    (tmp_path / "a").mkdir()
+    for name in ("a/x.jsonl", "b.jsonl"):
+        write_jsonl(tmp_path / name, numbered(4), title=["t0", "t0", "t1", "t1"])
+    found = read_documents(corpus_of((f"jsonl:{tmp_path}/**/*.jsonl",), group=group))
+    assert len(found) == 8 and sorted({document.group for _, document in found}) == groups
+
+
+# Docstrings -----------------------------------------------------------------------------------------------------------
+
+
+def test_docstrings_of_modules_classes_and_functions_and_nothing_else(tmp_path):
+    long = "is long enough to be a document of its own, which short phrases are not."
+    code = f'''"""A module {long}
+
+    With a second paragraph.
+    """
+"""A string {long}"""
+
+class A:
+    "A class {long}"
+    """Not a docstring; it {long}"""
+
+    async def method(self):
+        """A method {long}"""
+        if self:
+            def inner():
+                r"""An inner function {long} \\alpha"""
+            return """No docstring; it {long}"""
+
+def short():
+    """Short."""
+'''
+    (tmp_path / "good.py").write_text(code)
+    (tmp_path / "template.py").write_text("def {{ name }}(): pass")
+    found = [docstrings.of_file(tmp_path / name) for name in ("template.py", "good.py", "gone.py")]
+    assert found[0] == found[2] == []
+    assert found[1] == [
+        f"A module {long}\n\nWith a second paragraph.",
+        f"A class {long}",
+        f"A method {long}",
+        f"An inner function {long} \\alpha",
+    ]
+
+
+def test_parts_of_the_docstrings_are_modules_of_one_package(monkeypatch):
+    """Of the pinned packages alone, without their tests; each module once, in parts of about as many bytes."""
+    parts = corpus_of(("docstrings",)).parts()
+    modules = [docstrings.Modules(*part.where) for part in parts]
+    files = [file for each in modules for file in each.files]
+    assert len(files) == len(set(files)) > 5000
+    assert not [
+        file for file in files if "/tests/" in file or file.startswith(("pytest", "_pytest"))
+    ]  # not pinned: in no user's environment
+    assert len({each.package for each in modules}) > 20 and max(part.bytes for part in parts) < 10**6
+    assert 20e6 < sum(part.bytes for part in parts) < 100e6
+    small = min(modules, key=lambda each: abs(each.bytes - 60_000))
+    (part,) = (part for part, each in zip(parts, modules, strict=True) if each == small)
+    for group, groups in (
+        ("", {small.package}),
+        ("package", {small.package}),
+        ("document", {""}),
+        ("file", set(files)),
+    ):
+        found = list(corpus_of(("docstrings",), group=group).read(part, texts=""))
+        assert found and {document.group for document in found} <= groups
+    assert 0.2 < sum(len(text.encode()) for text, _ in found) / small.bytes < 5, "about, of docstrings"
+
+
+def test_docstrings_are_kept_for_the_next_reader(tmp_path, monkeypatch):
+    own = corpus_of(("docstrings",))
+    part = min(own.parts(), key=lambda part: abs(part.bytes - 20_000))
+    found = list(own.read(part, texts=str(tmp_path), keep=True))
+    monkeypatch.setattr(docstrings, "read", lambda modules: 1 / 0)
+    assert list(own.read(part, texts=str(tmp_path))) == found
+    with pytest.raises(ZeroDivisionError):
+        list(corpus_of(("docstrings",), group="file").read(part, texts=str(tmp_path)))
+
+
+# Data sets ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["text", "json", "parquet"])
+def test_hf_reads_a_local_folder_with_its_own_splits(tmp_path, kind, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    train, validation = numbered(30), numbered(5, 28)  # two texts are in both
+    for split, texts in (("train", train), ("validation", validation), ("test", numbered(9, 100))):
+        rows = datasets.Dataset.from_dict({"text": texts})
+        if kind == "text":
+            (folder / f"{split}.txt").write_text("\n".join(texts))
+        elif kind == "json":
+            rows.to_json(folder / f"{split}.jsonl")
+        else:
+            rows.to_parquet(folder / f"{split}.parquet")
+    for streaming in (False, True):
+        own = corpus_of((f"hf:{folder}",), streaming=streaming, group="text", validation_groups=tuple(train))
+        found = read_documents(own)
+        assert [text for part, (text, _) in found if part.split == "validation"] == validation
+        assert [text for part, (text, _) in found if part.split == "train"] == train
+        assert {own.split_of(part, group, 0) for part, (_, group) in found if part.split == "train"} == {"train"}
+
+
+def test_hf_without_a_validation_split_is_split_by_hash(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.txt").write_text("\n".join(numbered(300)))
+    (tmp_path / "same.txt").write_text("\n".join(numbered(300)))
+    found = split_of(corpus_of((f"hf:{tmp_path / 'set'}",), streaming=True))
+    assert found == split_of(corpus_of((f"text:{tmp_path / 'same.txt'}",)))
+    assert set(found.values()) == {"train", "validation"}
+
+
+@pytest.mark.parametrize("splits", [("train", "validation", "test"), ("train", "unlabelled")])
+def test_tfds_reads_a_prepared_set(tmp_path, monkeypatch, splits):
+    import tensorflow_datasets as tfds
+
+    class TinyTexts(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        """Some texts."""
+
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text()})
+            )
+
+        def _split_generators(self, dl_manager):
+            return {split: self._generate_examples(100 * n) for n, split in enumerate(splits)}
+
+        def _generate_examples(self, first):
+            for n, text in enumerate(numbered(100, first)):
+                yield n, {"text": text}
+
+    monkeypatch.setattr(tfds, "builder", lambda name: TinyTexts(data_dir=tmp_path))
+    sources.load_tfds.cache_clear()
+    own = corpus_of(("tfds:tiny_texts",))
+    found = read_documents(own)
+    per_split = [
+        {part.split for part, (text, _) in found if text in numbered(100, 100 * n)} for n in range(len(splits))
+    ]
+    assert per_split == ([{"train"}, {"validation"}, set()] if "validation" in splits else [{""}, {""}])
+    assert len(found) == len({text for _, (text, _) in found}) == 200
+    sources.load_tfds.cache_clear()
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+def bad_sources(folder: pathlib.Path) -> dict[str, tuple[str, str]]:
+    """Source -> what the sentence must name, of each fault."""
+    files = {
+        "latin.txt": b"good\ncaf\xe9\n",
+        "bad.jsonl": b'{"text": "good"}\n{"text": \n',
+        "other.jsonl": b'{"body": "good"}\n',
+        "number.jsonl": b'{"text": 3}\n',
+        "list.jsonl": b"[1, 2]\n",
+        "cut.txt.gz": gzip.compress(b"text\n" * 10_000)[:-20],
+        "plain.txt.gz": b"not compressed",
+    }
+    flipped = bytearray(gzip.compress(b"text\n" * 100))
+    flipped[10] ^= 0xFF  # the head of the first block
+    files["flipped.txt.gz"] = bytes(flipped)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    for name, content in {"set": '{"body": "good"}\n', "numbers": '{"text": 3}\n', "broken": '{"text": \n'}.items():
+        (folder / name).mkdir()
+        (folder / name / "train.jsonl").write_text(content)
+    return {
+        "missing": (f"text:{folder}/missing*", "no such file"),
+        "latin": (f"text:{folder}/latin.txt", "latin.txt, line 2"),
+        "bad json": (f"jsonl:{folder}/bad.jsonl", "bad.jsonl, line 2"),
+        "no field": (f"jsonl:{folder}/other.jsonl", "'text'"),
+        "not a string": (f"jsonl:{folder}/number.jsonl", "number.jsonl, line 1"),
+        "not an object": (f"jsonl:{folder}/list.jsonl", "list.jsonl, line 1"),
+        "surrogate": (f"jsonl:{folder}/surrogate.jsonl", "surrogate.jsonl, line 1"),
+        "cut gz": (f"text:{folder}/cut.txt.gz", "cut.txt.gz"),
+        "flipped gz": (f"text:{folder}/flipped.txt.gz", "flipped.txt.gz"),
+        "no gz": (f"text:{folder}/plain.txt.gz", "plain.txt.gz"),
+        "no folder": (f"hf:{folder}/nowhere", "nowhere"),
+        "no column": (f"hf:{folder}/set", "text"),
+        "column of numbers": (f"hf:{folder}/numbers", "'text' is not a string"),
+        "broken set": (f"hf:{folder}/broken", "JSON"),
+        "no tfds": ("tfds:no_such_set_anywhere", "no_such_set_anywhere"),
+    }
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "missing",
+        "latin",
+        "bad json",
+        "no field",
+        "not a string",
+        "not an object",
+        "surrogate",
+        "cut gz",
+        "flipped gz",
+        "no gz",
+        "no folder",
+        "no column",
+        "column of numbers",
+        "broken set",
+        "no tfds",
+    ],
+)
+def test_bad_sources_are_named(tmp_path, fault):
+    (tmp_path / "surrogate.jsonl").write_text('{"text": "\\ud800"}\n')
+    source, words = bad_sources(tmp_path)[fault]
+    with pytest.raises(InputError) as error:
+        read_documents(corpus_of((source,)))
+    message = str(error.value)
+    assert source in message
+    assert words in message
+    assert "\n" not in message
+
+
+def test_a_bad_line_in_a_later_part_has_its_number(tmp_path, monkeypatch):
+    lines = [json.dumps({"text": text}) for text in numbered(300)]
+    lines[200] = '{"text": '
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    monkeypatch.setattr(sources, "PART_BYTES", (3000, 10**9))
+    own = corpus_of((f"jsonl:{tmp_path}/a.jsonl",))
+    parts = own.parts()
+    good = [len(list(own.read(part, texts=""))) for part in parts[:2]]
+    assert 0 < sum(good) < 200 and len(parts) > 4
+    with pytest.raises(InputError, match=r"a\.jsonl, line 201: is not JSON$"):
+        read_documents(own)
+
+
+@pytest.mark.parametrize("how", ["gone", "longer", "same size", "cut while it is read"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_file_that_changes_after_the_listing(tmp_path, monkeypatch, how, compressed):
+    path = tmp_path / ("a.txt.gz" if compressed else "a.txt")
+    content = "\n".join(numbered(30_000)).encode()
+    content = gzip.compress(content, 1) if compressed else content
+    path.write_bytes(content)
+    own = corpus_of((f"text:{path}",))
+    part = own.parts()[-1]
+    reading = own.read(part, texts="")
+    if how == "gone":
+        path.unlink()
+    elif how == "cut while it is read":
+        next(reading)
+        os.truncate(path, len(content) // 2)
+    else:
+        path.write_bytes(content + b"x" if how == "longer" else content[:-1] + b"x")
+        os.utime(path, (0, 0))
+    words = {"gone": "No such file", "cut while it is read": "after line|ends after .* bytes, .* were listed"}
+    with pytest.raises(InputError, match=words.get(how, "has changed since it was listed; start the same")) as error:
+        list(reading)
+    assert f"text:{path}" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_data_set_that_changed_has_other_parts(tmp_path, monkeypatch):
+    """So that nothing is taken for done that was made of the old one."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    found = []
+    for text in ("one", "two", "two"):
+        if not found or text != "two" or len(found) < 2:
+            (tmp_path / "set" / "train.txt").write_text(text)
+        sources._loaded_hf.cache_clear()
+        found.append(corpus_of((f"hf:{tmp_path / 'set'}",)).parts())
+    assert found[0] != found[1] == found[2]
+
+
+@pytest.mark.parametrize(("source", "group"), [("text:a", "title"), ("hf:a", "file"), ("tfds:a", "file")])
+def test_a_group_that_a_source_has_not_is_refused(source, group):
+    with pytest.raises(InputError, match=f"{source} .* can't be grouped by corpus.group = {group}"):
+        corpus_of((source,), group=group).parts()
