@@ -59,11 +59,9 @@ class Kind:
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         """Returns (split, name, bytes, where) of the parts, see `corpus.Part`."""
-        raise NotImplementedError
 
     def read(self, where: tuple) -> Iterator[Document]:
         """Yields the documents of a part; what a document is, each kind decides for itself."""
-        raise NotImplementedError
 
 
 class _Docstrings(Kind):
@@ -137,9 +135,7 @@ class _JsonLines(_Lines):
             raise ValueError("is not JSON") from None
         if not isinstance(row, dict):
             raise ValueError("is not a JSON object")
-        return Document(
-            _text_in(row, self.options.field), group or "".join(_text_in(row, n) for n in _fields(self.options.group))
-        )
+        return _document(row, self.options, group)
 
 
 class _HuggingFace(Kind):
@@ -148,10 +144,8 @@ class _HuggingFace(Kind):
         for split, own in _own_splits(loaded, self.options):
             size = getattr((loaded[split].info.splits or {}).get(split), "num_bytes", None) or 0
             if self.options.streaming:
-                count = loaded[split].num_shards
-                yield from (
-                    (own, f"{split}, shard {n} of {count}", 0, (split, n, count, version)) for n in range(count)
-                )
+                for n in range(loaded[split].num_shards):
+                    yield own, f"{split}, shard {n}", 0, (split, n, loaded[split].num_shards, version)
                 continue
             rows = loaded[split].num_rows
             step = max(1, rows * part_bytes(size) // size if size else rows)
@@ -162,9 +156,7 @@ class _HuggingFace(Kind):
         split, first, second, _ = where
         data = _loaded_hf(self.rest, self.options.streaming)[split]
         data = data.shard(second, first) if self.options.streaming else data.select(range(first, second))
-        for row in data.select_columns(list({self.options.field, *_fields(self.options.group)})):
-            texts = {name: value.decode() if isinstance(value, bytes) else value or "" for name, value in row.items()}
-            yield _document(texts, self.options)  # a missing text is empty
+        return _documents(data.select_columns(list({self.options.field, *_fields(self.options.group)})), self.options)
 
 
 class _TensorFlow(Kind):
@@ -177,9 +169,7 @@ class _TensorFlow(Kind):
                 yield own, f"{split}[{start}:{stop}]", size, (f"{split}[{start}:{stop}]", info.full_name)
 
     def read(self, where: tuple) -> Iterator[Document]:
-        for row in load_tfds(self.rest)[1](where[0]):
-            texts = {name: value.decode() if isinstance(value, bytes) else value or "" for name, value in row.items()}
-            yield _document(texts, self.options)  # a missing text is empty
+        return _documents(load_tfds(self.rest)[1](where[0]), self.options)
 
 
 KINDS: dict[str, type[Kind]] = {
@@ -272,8 +262,7 @@ def _version_of_hf(name: str) -> str:
     """Returns what changes with the data of a data set."""
     import datasets
 
-    name, _, config = name.partition(":")
-    builder = datasets.load_dataset_builder(name, config or None)
+    builder = datasets.load_dataset_builder(*name.split(":", 1))
     return f"{builder.config_id} {builder.hash}"
 
 
@@ -291,6 +280,12 @@ def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterable[dict[str, Any]]]
 def _fields(group: str) -> list[str]:
     """Returns the field that corpus.group names, if it does."""
     return [] if group in ("", DOCUMENT, FILE) else [group]
+
+
+def _documents(rows: Iterable[dict[str, Any]], options: Options) -> Iterator[Document]:
+    for row in rows:
+        texts = {name: value.decode() if isinstance(value, bytes) else value or "" for name, value in row.items()}
+        yield _document(texts, options)  # a missing text is empty
 
 
 def _document(row: dict[str, Any], options: Options, group: str = "") -> Document:
