@@ -236,11 +236,14 @@ def test_validation_that_training_has_seen(texts, tokenizer_folder, workdir, tmp
     words, rng = sorted({word for text in texts for word in text.split()}), np.random.default_rng(1)
     long = [" ".join(rng.choice(words, 40)) for _ in range(200)]
     for shared, level in ((20, "error"), (2, "warning")):
-        mixed = [long[n + 1] if n % 10 == 0 and n < 10 * shared else long[n] for n in range(200)]  # every tenth
+        mixed = [f"{long[n + 1]} more" if n % 10 == 0 and n < 10 * shared else long[n] for n in range(200)]
         made = write_shards(mixed, tmp_path / str(shared), tokenizer_folder)
-        found = named(checks.ids(case_of(made, workdir)), "overlap")
+        case = case_of(made, workdir, "corpus.sources='text:x'")
+        found = named(checks.ids(case), "overlap")
         assert found.level == level, found
-        assert "; validation record " in found.what
+        count, _, rows = found.what.split()[:3]
+        assert f"; {count} of {rows} from jsonl:{tmp_path}" in found.what and "; validation record " in found.what
+        assert "set corpus.group to file" in found.fix
 
 
 def test_masks_that_predict_special_tokens(healthy, workdir, tmp_path):

@@ -32,8 +32,8 @@ class Repeats:
     documents: int  # whole documents in them
     repeated: int  # of these, copies of an earlier one
     example: tuple[int, int, tuple[int, int]] | None  # two records with the same document, its place in the first
-    rows: int  # validation rows that were compared
-    overlapping: int  # of these, rows of which at least half is in training
+    rows: np.ndarray  # validation records that were compared
+    overlapping: np.ndarray  # of these, records of which at least half is in training
     pair: tuple[int, int] | None  # (validation record, training record) of the worst of these
     largest: tuple[int, str, int]  # (id, split, record) of the largest token id
 
@@ -147,15 +147,15 @@ class _Overlap:
         same = self._sorted[index] == hashes
         self._training[index[same]] = records[same]
 
-    def summary(self) -> tuple[int, int, tuple[int, int] | None]:
-        """Returns (rows compared, rows that overlap, the worst pair)."""
+    def summary(self) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
+        """Returns (records compared, records that overlap, the worst pair)."""
         training = self._training[np.searchsorted(self._sorted, self._hashes)]
         records, index, count = np.unique(self._records, return_inverse=True, return_counts=True)
         compared = count >= LEAST_STRETCHES
         shares = np.where(compared, np.bincount(index, weights=training >= 0) / count, 0)
         if shares.max(initial=0) < 0.5:
-            return int(compared.sum()), 0, None
+            return records[compared], records[:0], None
         worst = np.argmax(shares)
         matches = training[(index == worst) & (training >= 0)]
         pair = int(records[worst]), int(np.bincount(matches).argmax())
-        return int(compared.sum()), int((shares >= 0.5).sum()), pair
+        return records[compared], records[shares >= 0.5], pair

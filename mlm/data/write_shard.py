@@ -10,9 +10,11 @@
 Dimensions: N rows, L tokens in a row, V vocabulary entries.
 """
 
+import contextlib
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -111,14 +113,36 @@ def find_documents(manifest: Manifest, split: str, record: int) -> list[Found]:
     stops = np.cumsum([shard.records for shard in shards])
     index = int(np.searchsorted(stops, record, side="right"))
     first = (record - int(stops[index]) + shards[index].records) * manifest.length
-    file = UPath(f"{manifest.folder}/{table_name(shards[index].file)}")
-    try:
-        with file.open("rb") as opened:
-            table = np.load(opened, allow_pickle=False)
-        parts = json.loads((UPath(manifest.folder) / PARTS).read_text())
+    with _readable(manifest):
+        table, parts = _table(manifest, shards[index].file), _parts(manifest)
         begin, end = np.searchsorted(table["start"], [first, first + manifest.length - 1], side="right")
         return [Found(*map(str, parts[part]), place) for _, part, place in table[begin - 1 : end].tolist()]
+
+
+def find_parts(manifest: Manifest, split: str) -> tuple[list[tuple[str, str]], np.ndarray]:
+    """Returns (source, name) of all parts, and the part that the middle of each record of a split is from."""
+    found = [np.zeros(0, np.uint32)]
+    with _readable(manifest):
+        for shard in manifest.splits[split].shards:
+            table, middles = _table(manifest, shard.file), (np.arange(shard.records) + 0.5) * manifest.length
+            found.append(table["part"][np.searchsorted(table["start"], middles, side="right") - 1])
+        return [(str(source), str(name)) for source, name in _parts(manifest)], np.concatenate(found)
+
+
+def _table(manifest: Manifest, shard: str) -> np.ndarray:
+    with UPath(f"{manifest.folder}/{table_name(shard)}").open("rb") as file:
+        return np.load(file, allow_pickle=False)
+
+
+def _parts(manifest: Manifest) -> list[list[str]]:
+    return json.loads((UPath(manifest.folder) / PARTS).read_text())
+
+
+@contextlib.contextmanager
+def _readable(manifest: Manifest) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError as error:
         raise InputError(f"{manifest.folder}: doesn't say where its records are from ({error.filename}).") from error
     except (ValueError, IndexError, KeyError, TypeError, EOFError) as error:
-        raise DamageError(f"{file} or parts.json: is not what was written; write the shards again.") from error
+        raise DamageError(f"{manifest.folder}/documents: is not what was written; write the shards again.") from error

@@ -1,7 +1,12 @@
 """The checks of `doctor`: each is a function from a case to its findings."""
 
+from __future__ import annotations
+
+import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -15,10 +20,14 @@ from mlm.doctor import first_batch
 from mlm.errors import DamageError, InputError
 from mlm.workdir import Workdir
 
+if TYPE_CHECKING:  # imported when needed
+    from mlm.data import scan
+
 UNEVEN = 1.1  # rows of the largest lane over those of the smallest: above it, their epochs drift apart
 REPEATED = 0.01  # of the documents: in every corpus some boilerplate repeats
 OVERLAP = (0.01, 0.5)  # of the validation rows: a warning above the first; from the second on, the score is of memory
 EXAMPLE = 160  # characters of an example
+GROUPS = 5  # of overlapping rows, listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,16 +196,42 @@ def ids(case: Case) -> list[Finding]:
     fix = "see corpus.weights and the source: a model memorizes repeated lines" if level != "ok" else ""
     found.append(Finding(level, what, fix, check="duplicates"))
 
-    rate = repeats.overlapping / max(repeats.rows, 1)
+    return [*found, _overlap(case, repeats, f"stretches of {scan.STRETCH} tokens in {part}")]
+
+
+def _overlap(case: Case, repeats: scan.Repeats, by: str) -> Finding:
+    """Returns how much of the validation split is in training, from which groups, and what to do."""
+    from mlm.data import scan
+
+    count, rows = len(repeats.overlapping), len(repeats.rows)
+    rate = count / max(rows, 1)
     level = "ok" if rate <= OVERLAP[0] else "error" if rate >= OVERLAP[1] else "warning"
-    what = f"{repeats.overlapping:,} of {repeats.rows:,} validation rows ({rate:.1%}) are at least half in training"
-    what += f", by stretches of {scan.STRETCH} tokens in {part}"
-    if repeats.pair is not None and level != "ok":
-        own, other = repeats.pair
-        text = _decode(case, scan.row(manifest, "validation", own))
-        what += f"; validation record {own}, training record {other}: {text}"
-    fix = "remove repeated text from the corpus, and write the shards again" if level != "ok" else ""
-    return [*found, Finding(level, what, fix, check="overlap")]
+    what = f"{count:,} of {rows:,} validation rows ({rate:.1%}) are at least half in training, by {by}"
+    if repeats.pair is None or level == "ok":
+        return Finding(level, what, check="overlap")
+    worst, fix = _groups(case, repeats)
+    own, other = repeats.pair
+    text = _decode(case, scan.row(case.manifest, "validation", own))
+    what += f"{worst}; validation record {own}, training record {other}: {text}"
+    return Finding(level, what, f"{fix}, and write the shards again", check="overlap")
+
+
+def _groups(case: Case, repeats: scan.Repeats) -> tuple[str, str]:
+    """Returns which packages or parts of the corpus the overlapping rows are from, and what to do."""
+    from mlm.data.write_shard import find_parts
+
+    corpus, worst = case.config.corpus, ""
+    fix = "deal whole groups: set corpus.group to file, or to a field that documents with the same text share"
+    if corpus.group not in ("", "document") or corpus.sources == ("docstrings",):
+        fix = "name groups that share little with the others in corpus.validation_groups"
+    with contextlib.suppress(InputError):  # shards that don't say where their records are from
+        parts, part_of = find_parts(case.manifest, "validation")
+        names = [name.split()[0] if source == "docstrings" else f"{source}, {name}" for source, name in parts]
+        totals, counts = (Counter(names[part] for part in part_of[r]) for r in (repeats.rows, repeats.overlapping))
+        worst = "".join(f"; {n} of {totals[name]} from {name}" for name, n in counts.most_common(GROUPS))
+        if corpus.validation_groups and (left := [name for name in corpus.validation_groups if name in counts]):
+            fix = f"leave {max(left, key=counts.__getitem__)} out of corpus.validation_groups"
+    return worst, fix
 
 
 def _decode(case: Case, ids: np.ndarray) -> str:
