@@ -95,7 +95,7 @@ def run_task(expected: str, task: bytes) -> Any:
     """Runs a task on a worker, if its packages and code are those of the process that has submitted it."""
     if _own_digest() != expected:
         raise WorkerDiffersError(socket.gethostname(), fingerprints.worker_fingerprint())
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     function, item = pickle.loads(task)
     return function(item)
 

@@ -126,7 +126,7 @@ def _start_worker() -> None:
     """Initializes a worker process; it uses one thread, since the processes are the parallelism."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group, and the parent ends us
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}  # rensa's threads
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 
 
 def _exit_with_parent() -> None:
