@@ -49,7 +49,8 @@ def written_texts(texts: list[str], folder: pathlib.Path) -> Corpus:
     """Some texts in a file of their own beside a folder, one in ten of them for validation."""
     splits = ["train" if n % 10 else "validation" for n in range(len(texts))]
     source = write_jsonl(folder.with_name(f"{folder.name}.jsonl"), texts, split=splits)
-    return corpus_of((source,), group="split", validation_groups=("validation",))
+    share = sum(len(text.encode()) for text in texts[::10]) / max(1, sum(len(text.encode()) for text in texts))
+    return corpus_of((source,), group="split", validation_groups=("validation",), validation_fraction=min(share, 0.99))
 
 
 def train_tokenizer(texts: list[str], folder: pathlib.Path, kind: str = "unigram", **settings) -> str:

@@ -13,12 +13,13 @@ import pytest
 
 from mlm.bench import inputs, interleaved, steps, tables
 from mlm.commands import bench as command
-from mlm.data import corpus
+from mlm.data.corpus import Corpus, text_hash
 from mlm.errors import InputError
 from mlm.tasks.pretraining import Pretraining
 from mlm.text import show
 from mlm.training import sharding
 from tests.fixtures import TINY, tiny_config
+from tests.fixtures_data import write_jsonl
 from tests.processes import ROOT, environment
 from tests.torch_environments import torch_python
 
@@ -122,14 +123,14 @@ def test_step_needs_no_tensorflow(tmp_path):
 @pytest.mark.slow
 def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch, capsys):
     """Of the first text of the corpus, by both; nothing is left behind."""
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_jsonl(tmp_path / "texts.jsonl", texts)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(inputs.tempfile, "tempdir", str(tmp_path / "temporary"))
     write = inputs.shards.write
 
-    def write_anew(documents, *, folder, **settings):
+    def write_anew(*args, folder, **settings):
         assert not pathlib.Path(folder).exists(), "what is there would not be written"
-        return write(documents, folder=folder, **settings)
+        return write(*args, folder=folder, **settings)
 
     monkeypatch.setattr(inputs.shards, "write", write_anew)
     config = tiny_config(f"corpus.sources=jsonl:{tmp_path}/texts.jsonl", "shards.count=4", "data.lanes=4")
@@ -137,8 +138,8 @@ def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch, capsys):
     found = measured(config, ["shards"], **settings)["shards"]
     ours, example = found["mlm"], found["tf_tpu_example"]
     fast = inputs.shards.tokenizer.load_fast(tokenizer_folder)
-    assert found["tokens"] == sum(len(fast.encode(document.text).ids) for document in inputs.sample(config, 0.2))
-    assert 0 <= found["tokens"] - ours["rows"] * 32 < 2 * 32, "of each split less than a row is lost"
+    assert found["tokens"] == sum(len(fast.encode(text).ids) for text in inputs.sample_texts(config, 0.2))
+    assert 0 <= found["tokens"] - ours["rows"] * 32 < 6 * 32, "of each shard less than a row is lost"
     assert 0.9 * ours["rows"] < example["rows"] <= ours["rows"]
     for row in (ours, example):
         assert row["tokens_per_second"] * row["milliseconds"] == pytest.approx(found["tokens"] * 1e3)
@@ -148,15 +149,14 @@ def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch, capsys):
     assert f"{found['ratios']['tf_tpu_example']:.3g} times" in printed
 
 
-def test_sample_is_the_beginning_of_the_corpus(texts, tmp_path):
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    config = tiny_config(f"corpus.sources=jsonl:{tmp_path}/texts.jsonl", "corpus.validation_fraction=0.1")
-    documents = list(inputs.sample(config, 0.05))
-    sizes = [len(document.text) for document in documents]
-    assert sum(sizes[:-1]) < 50_000 <= sum(sizes)
-    train = [document.text for document in corpus.Corpus(**config.corpus.to_dict()) if document.split == "train"]
-    assert [document.text for document in documents] == train[: len(documents)]
-    assert {document.split for document in documents} == {"train", "validation"}
+def test_sample_is_of_training_documents(texts, tmp_path):
+    source = write_jsonl(tmp_path / "texts.jsonl", texts)
+    config = tiny_config(f"corpus.sources={source}", "corpus.validation_fraction=0.1")
+    found = inputs.sample_texts(config, 0.05)
+    assert sum(map(len, found[:-1])) < 50_000 <= sum(map(len, found))
+    own = Corpus(**config.corpus.to_dict())
+    assert {own.split_of(part, "", text_hash(text)) for part in own.parts() for text in found} == {"train"}
+    assert set(found) <= set(texts) and len(set(found)) == len(found)
 
 
 @pytest.mark.slow

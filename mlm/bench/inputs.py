@@ -44,7 +44,8 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
         counts = {"train": config.shards.count, "validation": config.shards.validation_count}
         layout, split = shards.Settings(config.shards.length, counts), {"group": "split", "weights": (1.0,)}
         split |= {"sources": (f"jsonl:{folder}/documents.jsonl",), "validation_groups": ("validation",)}
-        split |= {"validation_fraction": 1 / VALIDATION, "field": "text", "max_documents": 0}
+        held_out, everything = (sum(len(text.encode()) for text in own) for own in (splits["validation"], texts))
+        split |= {"validation_fraction": held_out / everything, "field": "text", "max_documents": 0}
         corpus = Corpus(**config.corpus.to_dict() | split)
         rows, tokens = {}, 0
 

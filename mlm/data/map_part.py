@@ -121,7 +121,7 @@ class _Blocks:
             return
         hashes, places, sizes = numbers.T
         ids, lengths = _tokenize(self._tokenizer, texts)
-        np.array(ids, self._dtype).tofile(self._out)
+        self._out.write(np.array(ids, self._dtype).data)
         entries, documents = np.zeros(len(texts), ENTRY), np.zeros(len(texts), DOCUMENT)
         entries["hash"], entries["place"], entries["tokens"] = hashes, places, lengths
         entries["row"], entries["block"] = self._rows + np.arange(len(texts)), len(self.made)

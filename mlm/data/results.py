@@ -81,7 +81,7 @@ def load(file: UPath, dtype: np.dtype | type, first: int = 0, count: int = -1, *
     try:
         with os_errors():
             if is_remote(file):
-                data = file.fs.cat_file(file.path, start, stop) if stop != start else b""
+                data = file.fs.cat_file(file.path, start or None, stop) if stop != start else b""
             else:
                 with Path(str(file)).open("rb") as opened:
                     opened.seek(start)
@@ -89,9 +89,11 @@ def load(file: UPath, dtype: np.dtype | type, first: int = 0, count: int = -1, *
     except FileNotFoundError:
         raise _damaged(file) from None
     except OSError as error:
+        if getattr(error.__cause__, "code", 0) == 416:  # the object ends before `start`
+            raise _damaged(file) from None
         reason = error.strerror or error
         raise InputError(
-            f"{file}: can't be read on {platform.node()} ({reason}); start the same command again."
+            f"{file}: {platform.node()} can't read it ({reason}); start the same command again."
         ) from error
     if (stop is not None and len(data) != stop - start) or len(data) % dtype.itemsize:
         raise _damaged(file)

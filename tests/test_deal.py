@@ -1,0 +1,71 @@
+"""Blocks dealt to shards: evenly, copies apart, otherwise with another seed."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from mlm.data.deal import copies, deal
+
+
+def blocks(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes and tokens of some blocks."""
+    draw = np.random.default_rng(seed)
+    return draw.integers(0, 2**64, count, np.uint64), draw.integers(0, 1000, count)
+
+
+def dealt(hashes_N, tokens_N, copies_N=None, *, count=7, seed=0) -> list[list[int]]:
+    copies_N = np.ones(len(hashes_N), np.int64) if copies_N is None else copies_N
+    return [shard.tolist() for shard in deal(hashes_N, copies_N, tokens_N, count=count, seed=seed)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 100])
+@pytest.mark.parametrize("number", [0, 1, 50, 1000])
+def test_each_block_is_in_one_shard_and_they_differ_by_one_at_most(count, number):
+    hashes, tokens = blocks(number)
+    found = dealt(hashes, tokens, count=count)
+    assert len(found) == count and sorted(sum(found, [])) == list(range(number))  # noqa: RUF017
+    sums = [int(tokens[shard].sum()) for shard in found]
+    assert max(sums) - min(sums) <= tokens.max(initial=0)
+
+
+def test_the_order_is_that_of_the_hashes_and_not_that_of_the_blocks():
+    hashes, tokens = blocks(500)
+    found = dealt(hashes, tokens)
+    order = np.random.default_rng(1).permutation(500)
+    again = dealt(hashes[order], tokens[order])
+    assert [order[shard].tolist() for shard in again] == found
+    assert all(shard != sorted(shard) for shard in found)
+
+
+def test_another_seed_deals_otherwise():
+    hashes, tokens = blocks(500)
+    one, other = dealt(hashes, tokens), dealt(hashes, tokens, seed=1)
+    assert one == dealt(hashes, tokens) and one[0][:3] == [67, 351, 399], "another order would change all shards"
+    same = np.mean([len(set(a) & set(b)) / len(a) for a, b in zip(one, other, strict=True)])
+    assert same < 0.3, "a seventh by chance"
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0, 2.25, 3.0])
+def test_a_weight_is_copies_in_other_shards(weight):
+    hashes, tokens = blocks(2000)
+    wanted = copies(hashes, weight)
+    found = dealt(hashes, tokens, wanted)
+    held = Counter(block for shard in found for block in shard)
+    assert [held[block] for block in range(2000)] == wanted.tolist()
+    assert set(wanted.tolist()) <= {int(weight), int(weight) + 1}
+    part = weight % 1
+    assert abs(wanted.mean() - weight) <= 4 * (part * (1 - part) / 2000) ** 0.5
+    assert all(len(set(shard)) == len(shard) for shard in found), "a shard holds a block once"
+    sums = [int(tokens[shard].sum()) for shard in found]
+    assert max(sums) - min(sums) <= 2 * tokens.max()
+
+
+def test_more_copies_than_shards_share_a_shard():
+    found = dealt(*blocks(40), np.full(40, 5), count=2)
+    assert sorted(Counter(sum(found, [])).values()) == [5] * 40  # noqa: RUF017
+
+
+def test_what_one_weight_keeps_a_larger_one_keeps(tmp_path):
+    hashes, _ = blocks(1000)
+    assert (copies(hashes, 0.3) <= copies(hashes, 0.6)).all() and (copies(hashes, 0.6) <= copies(hashes, 1.6)).all()

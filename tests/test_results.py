@@ -1,0 +1,101 @@
+"""Files of tasks: whole or not there, read in parts, and one sentence where that fails."""
+
+import errno
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from mlm.data import results
+from mlm.errors import DamageError, InputError
+from mlm.paths import UPath
+
+PLACES = ["disk", "bucket"]
+
+
+@pytest.fixture(params=PLACES)
+def folder(request, tmp_path) -> UPath:
+    return UPath(tmp_path / "new" / "tasks") if request.param == "disk" else UPath(request.getfixturevalue("bucket"))
+
+
+def test_a_key_is_of_all_that_it_is_given():
+    keys = [results.key("a", 1), results.key("a", 2), results.key("a1"), results.key("a", 1, {"x": ()})]
+    assert len(set(keys)) == 4 and keys[0] == results.key("a", 1)
+    assert results.key({"a": 1, "b": 2}) == results.key({"b": 2, "a": 1})
+    assert results.key("parts") == "1d13a7df11082c64a43bb9d6468a9966d6e4117de798163d1e7f2c5c901aabc0"
+
+
+def test_what_is_saved_is_loaded(folder):
+    numbers, pairs = np.arange(10, dtype=np.uint32), np.array([(1, 2), (3, 4)], [("a", "<u8"), ("b", "<u4")])
+    results.save(folder / "x.numbers", numbers, pairs)
+    file = folder / "x.numbers"
+    np.testing.assert_array_equal(results.load(file, np.uint32, 0, 10), numbers)
+    np.testing.assert_array_equal(results.load(file, np.uint32, 3, 4), numbers[3:7])
+    np.testing.assert_array_equal(results.load(file, pairs.dtype, 1, 1, after=40), pairs[1:])
+    np.testing.assert_array_equal(results.load(file, pairs.dtype, after=40), pairs)
+    assert results.load(file, np.uint32, 7, 0).size == 0
+    results.save(folder / "x.none")
+    assert results.load(folder / "x.none", np.uint64).size == 0
+    results.save_json(folder / "x.json", {"a": [1, "é"]})
+    assert results.load_json(folder / "x.json") == {"a": [1, "é"]}
+
+
+def test_stretches_of_a_cut_file(folder):
+    items = np.arange(100, dtype=np.uint32)
+    results.save_cut(folder / "x.cut", items, np.array([0, 10, 10, 100]))
+    for first, stop, found in ((0, 1, []), (1, 2, range(10)), (2, 3, []), (1, 4, range(100)), (3, 4, range(10, 100))):
+        assert results.load_cut(folder / "x.cut", np.uint32, 4, first, stop).tolist() == list(found)
+
+
+def test_a_file_appears_whole_or_not_at_all(folder):
+    file = folder / "x.numbers"
+    results.save(file, np.arange(3))
+    with pytest.raises(ZeroDivisionError), results.written(file) as local:
+        local.write_text("half")
+        raise ZeroDivisionError
+    np.testing.assert_array_equal(results.load(file, np.int64), np.arange(3))
+    assert [path.name for path in folder.iterdir()] == ["x.numbers"], "nothing is left"
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "cut in the middle of an item"])
+def test_a_damaged_file_is_named(folder, damage):
+    file = folder / "x.numbers"
+    if damage != "gone":
+        results.save(file, np.arange(10))
+        file.write_bytes(file.read_bytes()[: 72 if damage == "cut" else -1])
+    with pytest.raises(DamageError, match=r"x\.numbers: is missing, or is not what was written; remove .*/x\.\*"):
+        results.load(file, np.int64, 0, 10)
+    results.save(folder / "x.json", np.frombuffer(b'{"a": ', np.uint8))
+    with pytest.raises(DamageError, match=r"x\.json"):
+        results.load_json(folder / "x.json")
+
+
+def test_a_full_disk_is_a_sentence(tmp_path):
+    """/dev/full refuses what is written to it, as a full disk does."""
+    if not pathlib.Path("/dev/full").exists():
+        pytest.skip("only Linux has it")
+    words = (
+        r"x\.numbers: can't be written on .* \(No space left on device\); make room there, or choose another shards.dir"
+    )
+    with pytest.raises(InputError, match=words), results.written(UPath(tmp_path / "x.numbers")) as file:
+        file.symlink_to("/dev/full")
+        with file.open("wb") as out:
+            out.write(b"x" * 10**6)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_permission_is_a_sentence(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(pathlib.Path, "mkdir", refuse)
+    with pytest.raises(InputError, match=r"can't be written on .* \(Permission denied\)"):
+        results.save(UPath(tmp_path / "a" / "x"))
+
+
+def test_leftovers_of_killed_tasks(tmp_path):
+    results.save(UPath(tmp_path / "a" / "x.numbers"), np.arange(3))
+    (tmp_path / "a" / ".0123.tmp").write_text("half")
+    results.remove_leftovers(tmp_path)
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["x.numbers"]
