@@ -144,8 +144,9 @@ def test_a_scheduler_needs_no_code(tmp_path: pathlib.Path) -> None:
 
 
 def refused(sentence: str, address: str, **flags: object) -> None:
-    with pytest.raises(InputError, match=sentence), engine.open_engine(address, **flags):
-        pass
+    with pytest.raises(InputError, match=sentence), engine.open_engine(address, **flags) as dask:
+        assert list(dask.each(square, [], label="nothing")) == []
+        list(dask.each(square, [1], label="square"))
 
 
 def test_strangers_are_refused_by_scheduler_and_worker(cluster: Cluster, tmp_path: pathlib.Path) -> None:

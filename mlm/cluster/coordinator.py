@@ -148,9 +148,12 @@ class Coordinator:
                     name = one_line(name, messages.MAX_NAME)
                     reached = self._barriers.setdefault(name, set())
                     reached.add(member.process)
-                    if len(reached) == self._processes:
+                    complete = len(reached) == self._processes
+                    if complete:
                         del self._barriers[name]
                         self._send_all(barrier=name)
+                    if not self._started and (complete or member.process == 0):  # some may never have been started
+                        self._deadline = None if complete else time.monotonic() + self._start_timeout
                 case {"ready": dict(found)} if not member.fingerprint:
                     member.fingerprint = {one_line(key): value for key, value in found.items()}
                     member.connection.set_timeout(self._heartbeat)
@@ -205,7 +208,8 @@ class Coordinator:
 
     def _terminate_late_start(self) -> None:
         missing = [p for p in range(self._processes) if p not in self._members]
-        unready = [p for p, member in sorted(self._members.items()) if member.fingerprint is None]
+        waiting = set().union(*self._barriers.values())
+        unready = [p for p, m in sorted(self._members.items()) if m.fingerprint is None and p not in waiting]
         what = f"within {self._start_timeout:g} s (config.pod.start_timeout)"
         for some, problem in ((missing, "never connected"), (unready, "connected, but never got ready")):
             if some:

@@ -28,29 +28,44 @@ POLL = 2.0  # seconds between two counts of the workers
 NO_CODE = "mlm is not on this worker"
 
 
+pool: concurrent.futures.Executor | None = None  # where this process, if it is a worker of a run, runs its tasks
+
+
 class WorkerDiffersError(Exception):
     """A worker's packages or code differ; its arguments are the host and `worker_fingerprint` there."""
 
 
 class DaskEngine(Engine):
-    """Runs tasks on a Dask cluster; a task of a worker that is lost runs again on another."""
+    """Runs tasks on a Dask cluster, from the first one on; those of a worker that is lost run again on others."""
 
-    def __init__(self, client: Any, place: str):
-        super().__init__(client.get_executor(pure=False), 1)
-        self._client, self._place, self._counted = client, place, -POLL
-        self._expected = _own_digest()
+    def __init__(self, address: str, security: Any, timeout: float):
+        super().__init__(None, 1)
+        self._address, self._security, self._timeout = address, security, timeout
+        self._client: Any = None
+        self._counted = -POLL
 
     @property
     def workers(self) -> int:
         """The threads of all workers that there are now, at least 1."""
+        self._connect()
         if time.monotonic() - self._counted > POLL:
             self._workers = max(1, self._client.scheduler_info(n_workers=0)["total_threads"])
             self._counted = time.monotonic()
         return self._workers
 
+    def close(self) -> None:
+        """Leaves the cluster."""
+        if self._client is not None:
+            self._client.close()
+
+    def _connect(self) -> None:
+        if self._client is None:
+            self._client = _open_client(self._address, self._security, self._timeout)
+            self._executor = self._client.get_executor(pure=False)
+
     def _submit(self, function: Callable, item: Any) -> concurrent.futures.Future:
         key = f"{getattr(function, '__name__', 'task')}-{uuid.uuid4().hex}"
-        return self._executor.submit(_entry(), self._expected, pickle.dumps((function, item)), key=key)
+        return self._executor.submit(_entry(), _own_digest(), pickle.dumps((function, item)), key=key)
 
     def _cancel(self, tasks: Collection[concurrent.futures.Future]) -> None:
         if tasks and self._client.status == "running":  # all at once
@@ -73,7 +88,7 @@ class DaskEngine(Engine):
         if isinstance(error, KilledWorker):
             return PreemptedError(f"{label}: one task killed several workers in turn ({error}); {AGAIN}")
         if isinstance(error, concurrent.futures.CancelledError):
-            return PreemptedError(f"{label}: the Dask scheduler at {self._place} is lost; {AGAIN}")
+            return PreemptedError(f"{label}: the Dask scheduler at {self._address} is lost; {AGAIN}")
         return super()._known(error, label)
 
 
@@ -95,15 +110,29 @@ def run_task(expected: str, task: bytes) -> Any:
     """Runs a task on a worker, if its packages and code are those of the process that has submitted it."""
     if _own_digest() != expected:
         raise WorkerDiffersError(socket.gethostname(), fingerprints.worker_fingerprint())
+    if pool is not None:  # in a thread of a run's own worker
+        return pool.submit(_run, task).result()
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+    return _run(task)
+
+
+def _run(task: bytes) -> Any:
     function, item = pickle.loads(task)
     return function(item)
 
 
 @contextlib.contextmanager
 def connect(address: str, *, timeout: float, insecure: bool, certificates: str) -> Iterator[DaskEngine]:
-    """Yields an engine on the cluster whose scheduler listens at `address`; raises InputError."""
+    """Yields an engine on the cluster whose scheduler listens at `address`, which it connects to when there is a task.
+
+    Raises InputError, also with the first task, if after `timeout` seconds no scheduler answers or it has no worker.
+    """
     security = security_of(UPath(certificates)) if check_address(address, insecure=insecure) else None
+    with contextlib.closing(DaskEngine(address, security, timeout)) as engine:
+        yield engine
+
+
+def _open_client(address: str, security: Any, timeout: float) -> Any:
     quiet()
     from distributed import Client
 
@@ -113,16 +142,16 @@ def connect(address: str, *, timeout: float, insecure: bool, certificates: str) 
         client = Client(address, security=security, timeout=timeout, set_as_default=False, direct_to_workers=False)
     except (OSError, ValueError) as error:
         raise _nobody(address, timeout, error) from None
-    with contextlib.closing(client):
-        while not client.scheduler_info(n_workers=0)["n_workers"]:
-            if time.monotonic() - begin > timeout:
-                raise InputError(
-                    f"--engine={address}: the scheduler has no worker after {timeout:g} s (--engine-timeout); start "
-                    "some, or wait longer."
-                )
-            time.sleep(min(1.0, timeout / 10))
-        _check_python(client, address)
-        yield DaskEngine(client, address)
+    while not client.scheduler_info(n_workers=0)["n_workers"]:
+        if time.monotonic() - begin > timeout:
+            client.close()
+            raise InputError(
+                f"--engine={address}: the scheduler has no worker after {timeout:g} s (--engine-timeout); start some, "
+                "or wait longer."
+            )
+        time.sleep(RETRY)
+    _check_python(client, address)
+    return client
 
 
 def _await_greeting(address: str, security: Any, timeout: float) -> None:

@@ -25,7 +25,7 @@ Item, Result = TypeVar("Item"), TypeVar("Result")
 class Engine:
     """Runs tasks: module-level functions on picklable arguments, in a process pool or on a Dask cluster."""
 
-    def __init__(self, executor: concurrent.futures.Executor, workers: int):
+    def __init__(self, executor: concurrent.futures.Executor | None, workers: int):
         self._executor, self._workers = executor, workers
 
     @property
@@ -41,6 +41,8 @@ class Engine:
         Raises the first error of a task as it was, and PreemptedError if a worker was killed; then the other tasks are
         cancelled. Each finished task counts as progress.
         """
+        if not len(items):
+            return
         finished: queue.SimpleQueue[concurrent.futures.Future] = queue.SimpleQueue()
         pending: dict[concurrent.futures.Future, int] = {}
         numbers = iter(range(len(items)))
@@ -103,11 +105,18 @@ def open_engine(
             yield engine
         return
     workers = workers or available_cores()
-    context = multiprocessing.get_context("spawn")
+    with process_pool(workers) as pool:
+        yield Engine(pool, workers)
+
+
+@contextlib.contextmanager
+def process_pool(workers: int) -> Iterator[concurrent.futures.Executor]:
+    """Yields a pool of processes of one thread, which start with the first tasks and end with this one."""
     before = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker)
     try:
-        yield Engine(pool, workers)
+        yield pool
     except BaseException:  # an error or Ctrl-C does not wait for what runs: a task writes its file whole or not at all
         pool.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - before:

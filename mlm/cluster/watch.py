@@ -123,20 +123,27 @@ class Watch:
         expected = isinstance(error, StopError | KeyboardInterrupt)
         if self.client is not None and not expected:
             time.sleep(CAUSE_WAIT)  # a collective breaks when another process dies: then `_run_ended` ends this one
+        agreed = isinstance(error, PreemptedError) and self._position[0] not in (UNTIMED, TASKS)  # by all processes
         kind, what, when, stack = "exception", str(error) or type(error).__name__, time.time(), ""
         if not expected:
             what, stack = f"{type(error).__name__}: {what.splitlines()[0]}", "".join(traceback.format_exception(error))
-        elif isinstance(error, PreemptedError) and self._signal is None:
+        elif agreed and self._signal is None:
             kind = "peer"
-        elif isinstance(error, PreemptedError | KeyboardInterrupt):
+        elif agreed or isinstance(error, KeyboardInterrupt):
             name, when = self._signal or ("Ctrl-C", when)
             kind, what = "signal", f"{name}: {what}"
         self._record(kind, code, what, traceback=stack, time=when)
-        if isinstance(error, PreemptedError):
-            return self.end(code)  # all have agreed on it
+        if agreed:
+            return self.end(code)
         if self.client is not None:
             self._quit(kind, code, what)
         return code
+
+    def lost(self, what: str) -> None:
+        """Ends the process at once, in a thread, for something to start again after."""
+        if self._record("exception", PreemptedError.code, what):
+            print(f"mlm {self.command}: {what}; start the same command again.", file=sys.stderr, flush=True)
+            self._quit("exception", PreemptedError.code, what)
 
     def stopped(self, signal_name: str) -> NoReturn:
         """Ends at once, after a signal that came before there was anything to save."""

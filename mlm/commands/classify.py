@@ -14,7 +14,6 @@ from mlm import config as configs
 from mlm.commands import common
 from mlm.commands.export import write_export
 from mlm.commands.tokenizer import make_tokenizer
-from mlm.data.hosts import Hosts
 from mlm.errors import InputError
 from mlm.text import printable
 from mlm.workdir import Workdir
@@ -41,7 +40,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.training import loop
 
     with common.locked(workdir):
-        examples = _open_examples(config, workdir, Hosts(args.processes, args.process_id, config.shards.patience))
+        examples = _open_examples(config, workdir)
         distributed.initialize(config, workdir, examples.fingerprint, examples.tokenizer_fingerprint, saves=True)
         common.keep_compiled(workdir)
         config, body, load_params = _find_model(config, workdir, examples)
@@ -58,7 +57,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         cluster.barrier("finished")
 
 
-def _open_examples(config: ConfigDict, workdir: Workdir, hosts: Hosts) -> Examples:
+def _open_examples(config: ConfigDict, workdir: Workdir) -> Examples:
     """Reads and checks the rows, copies the tokenizer into the workdir, and tokenizes."""
     from mlm.data import examples as data
     from mlm.pretrained import checkpoint_files, locate
@@ -75,7 +74,9 @@ def _open_examples(config: ConfigDict, workdir: Workdir, hosts: Hosts) -> Exampl
             path = f"{init_from}/tokenizer" if locate.is_workdir(init_from) else init_from
         if path:
             config = configs.replace(config, {"tokenizer.path": path}, task=configs.CLASSIFICATION)
-            make_tokenizer(config, workdir, hosts)
+            if cluster.is_primary():
+                make_tokenizer(config, workdir)
+            cluster.barrier("tokenizer")
         elif not (workdir.tokenizer / "tokenizer.json").is_file():
             raise InputError("config.train.init_from is empty: set config.tokenizer.path to name a tokenizer.")
     folder = str(workdir.tokenizer)

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import itertools
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
@@ -23,6 +24,7 @@ from mlm.text import printable
 from mlm.workdir import Workdir, lock
 
 if TYPE_CHECKING:
+    from mlm.cluster.engine import Engine
     from mlm.data.manifest import Manifest
 
 
@@ -42,6 +44,17 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--process-id", type=int, metavar="I", help="index of this process, from 0")
 
 
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine", "What reads the corpus; by default the cores of the run's own hosts.")
+    group.add_argument("--engine", default="", metavar="tls://HOST:PORT", help="scheduler of a Dask cluster")
+    folder = "folder of ca.pem, cert.pem and key.pem; default: WORKDIR/hosts/certificates"
+    group.add_argument("--engine-certificates", default="", metavar="DIR", help=folder)
+    timeout = "time for the scheduler to answer and to have a worker"
+    group.add_argument("--engine-timeout", type=float, default=60.0, metavar="SECONDS", help=timeout)
+    insecure = "allow tcp://, without TLS: whoever reaches a worker can run code on it"
+    group.add_argument("--engine-insecure", action="store_true", help=insecure)
+
+
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser)
     add_host_flags(parser)
@@ -59,11 +72,11 @@ def add_json_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def open_run(
-    args: argparse.Namespace, overrides: list[str], *, task: str = configs.PRETRAINING, connect: bool = True
+    args: argparse.Namespace, overrides: list[str], *, task: str = configs.PRETRAINING
 ) -> tuple[ConfigDict, Workdir]:
     """Joins the other processes if the command has flags for them; returns the config and the workdir, created."""
     if "processes" in args:
-        join(args, overrides, task=task, connect=connect, create=True)
+        join(args, overrides, task=task, create=True)
     config = read_config(args, overrides, task=task)
     if getattr(args, "skip_batches", []):
         ranges = tuple(dict.fromkeys([*config.data.skip_batches, *args.skip_batches]))
@@ -71,15 +84,10 @@ def open_run(
     return config, Workdir(args.workdir)
 
 
-def join(
-    args: argparse.Namespace, overrides: list[str], *, task: str, connect: bool = True, create: bool = False
-) -> None:
-    """Detects which process of the run this is, sets `args.processes` and `args.process_id`, and connects.
-
-    With `connect` off, the processes share nothing but the workdir.
-    """
+def join(args: argparse.Namespace, overrides: list[str], *, task: str, create: bool = False) -> None:
+    """Detects which process of the run this is, sets `args.processes` and `args.process_id`, and connects."""
     flags = {name: getattr(args, name) for name in ("coordinator", "processes", "process_id")}
-    place = detect.detect(**flags, meets=connect)
+    place = detect.detect(**flags)
     args.processes, args.process_id = place.processes, place.process_id
     if place.processes > 1:
         say(f"mlm {args.name}: {printable(place.sentence)}")
@@ -90,6 +98,32 @@ def join(
     if place.processes > 1:  # the workdir holds the secret that proves that a process belongs to the run
         Workdir(args.workdir, create=create)
     watch.current.join(place, args.workdir, config.pod)
+
+
+@contextlib.contextmanager
+def open_engine(args: argparse.Namespace, config: ConfigDict, workdir: Workdir) -> Iterator[Engine | None]:
+    """Yields what runs the tasks of the corpus: in process 0 alone, for the others wait until it is done.
+
+    That is the Dask cluster of --engine, one of the processes of the run, or a pool of processes on this machine.
+    """
+    from mlm.cluster import engine, run_engine
+
+    if args.engine_timeout <= 0:
+        raise InputError(f"--engine-timeout={args.engine_timeout}: must be above 0 seconds.")
+    workers, pod = config.shards.workers, config.pod
+    folder = args.engine_certificates or str(workdir.root / "hosts" / "certificates")
+    cluster.progress(watch.UNTIMED)
+    if watch.current.cluster.processes > 1 and not args.engine:
+        ports = {"port": pod.port, "jax_port": pod.jax_port}
+        opened = run_engine.open_run_engine(folder, **ports, workers=workers, timeout=pod.start_timeout)
+    elif cluster.is_primary():
+        flags = {"timeout": args.engine_timeout, "insecure": args.engine_insecure, "certificates": folder}
+        opened = engine.open_engine(args.engine, workers=workers, **flags)
+    else:
+        opened = contextlib.nullcontext()
+    with opened as found:
+        yield found
+        cluster.barrier("data")
 
 
 def read_config(args: argparse.Namespace, overrides: list[str], *, task: str = configs.PRETRAINING) -> ConfigDict:

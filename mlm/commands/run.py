@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlm import cluster, logs
-from mlm.cluster import watch
-from mlm.cluster.engine import open_engine
 from mlm.commands import common
 from mlm.commands.export import write_export
 from mlm.commands.shards import make_shards
@@ -25,19 +23,20 @@ if TYPE_CHECKING:
     from mlm.data.manifest import Manifest
     from mlm.pretrained.load import Pretrained
 
-add_arguments = common.add_training_flags
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_training_flags(parser)
+    common.add_engine_flags(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides)
     begin = time.monotonic()
     with common.locked(workdir):
-        cluster.progress(watch.UNTIMED)
-        if cluster.is_primary():
-            with open_engine(workers=config.shards.workers) as engine:
+        with common.open_engine(args, config, workdir) as engine:
+            if engine is not None:
                 make_tokenizer(config, workdir, engine)
                 make_shards(config, workdir, engine)
-        cluster.barrier("data")
         manifest = common.open_data(config, workdir)
         pretrain(args, config, workdir, manifest)
         model = write_export(workdir, torch_python="")

@@ -8,29 +8,28 @@ import time
 
 from ml_collections import ConfigDict
 
-from mlm import cluster
-from mlm.cluster import watch
-from mlm.cluster.engine import Engine, open_engine
+from mlm.cluster.engine import Engine
 from mlm.commands import common
 from mlm.commands.tokenizer import make_tokenizer
 from mlm.errors import InputError
 from mlm.paths import UPath
-from mlm.workdir import Workdir, lock
+from mlm.workdir import Workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
     common.add_host_flags(parser)
+    common.add_engine_flags(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    config, workdir = common.open_run(args, overrides, connect=False)
+    config, workdir = common.open_run(args, overrides)
     if config.data.mixture:
         raise InputError("config.data.mixture: its shards are written folder by folder; use a config for each.")
-    cluster.progress(watch.UNTIMED)
-    with lock(workdir.root), open_engine(workers=config.shards.workers) as engine:
-        make_tokenizer(config, workdir, engine)
-        make_shards(config, workdir, engine)
+    with common.locked(workdir), common.open_engine(args, config, workdir) as engine:
+        if engine is not None:
+            make_tokenizer(config, workdir, engine)
+            make_shards(config, workdir, engine)
 
 
 def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:

@@ -7,25 +7,28 @@ import time
 from ml_collections import ConfigDict
 
 from mlm import logs
-from mlm.cluster.engine import Engine, open_engine
+from mlm.cluster.engine import Engine
 from mlm.commands import common
 from mlm.errors import InputError
 from mlm.paths import children, is_begun, replacing
-from mlm.workdir import Workdir, lock
+from mlm.workdir import Workdir
 
 RECIPE = "recipe.json"  # in the tokenizer's folder, written last: the settings that made it
 
-add_arguments = common.add_config_flags
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_config_flags(parser)
+    common.add_engine_flags(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides)
-    with lock(workdir.root), open_engine(workers=config.shards.workers) as engine:
+    with common.locked(workdir), common.open_engine(args, config, workdir) as engine:
         make_tokenizer(config, workdir, engine)
 
 
-def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
-    """Makes the workdir's tokenizer, unless it exists."""
+def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None = None) -> None:
+    """Makes the workdir's tokenizer, unless it exists; only one that is copied needs no engine."""
     from mlm.data import corpus, sample, tokenizer
     from mlm.data.manifest import holds_foreign_shards
     from mlm.data.results import work_folder

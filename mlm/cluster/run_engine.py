@@ -1,0 +1,113 @@
+"""The engine of a run of several processes: Dask's scheduler in process 0 and a worker in each, while data is made.
+
+All of it lives in threads of these processes, so it ends with them however they end. A worker hands its tasks to a
+process pool. Both listen on config.pod.jax_port, which jax takes later, so that no other port need be open.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from mlm.cluster import certificates, dask_engine, ports, watch
+from mlm.cluster.engine import Engine, available_cores, process_pool
+from mlm.errors import StopError
+from mlm.paths import UPath
+
+NEWS = 10.0  # seconds for the reason why a scheduler is lost to come from process 0
+CLOSE = 10.0  # seconds to close a worker or the scheduler
+LOCAL = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}  # Dask's HTTP has no TLS of ours
+
+
+@contextlib.contextmanager
+def open_run_engine(folder: str, *, port: int, jax_port: int, workers: int, timeout: float) -> Iterator[Engine | None]:
+    """Yields the engine in process 0, and None in the others, whose workers run its tasks.
+
+    The body ends with a barrier in all processes. When it raises, nothing is closed: the process ends with its threads.
+
+    Args:
+      folder: where process 0 writes certificates, for the others to read.
+      workers: processes on this host; 0 for one per core.
+      timeout: seconds in which a process connects to the scheduler.
+    """
+    dask_engine.quiet()
+    from distributed.utils import LoopRunner
+
+    place = watch.current.cluster
+    host, _ = ports.parse_address(place.coordinator, port)
+    address = ports.format_address((host, jax_port))
+    loop = LoopRunner(asynchronous=False)
+    loop.start()
+    scheduler = None
+    if watch.is_primary():
+        certificates.make(UPath(folder))
+        ports.listen((host, jax_port), timeout, key="config.pod.jax_port").close()
+        security = dask_engine.security_of(UPath(folder))
+        scheduler = loop.run_sync(_start_scheduler, ports.interface(host), jax_port, security)
+    watch.barrier("scheduler")
+    security = dask_engine.security_of(UPath(folder))
+    workers = workers or max(1, available_cores() // place.local_processes)
+    with process_pool(workers) as dask_engine.pool:
+        name = f"process {place.process_id}"
+        settings = {"nthreads": workers, "name": name, "security": security, "death_timeout": timeout}
+        own = (_own_address(host, jax_port), 0 if scheduler else jax_port)
+        worker = loop.run_sync(_start_worker, f"tls://{address}", own, settings)
+        if scheduler is None:
+            yield None
+        else:
+            with dask_engine.connect(
+                f"tls://{address}", timeout=timeout, insecure=False, certificates=folder
+            ) as engine:
+                yield engine
+        loop.run_sync(_close, worker)
+    if scheduler is not None:
+        loop.run_sync(_close, scheduler)
+    loop.stop()
+
+
+async def _start_scheduler(host: str, port: int, security: Any) -> Any:
+    from distributed import Scheduler
+
+    return await Scheduler(host=host, port=port, protocol="tls", security=security, **LOCAL)
+
+
+async def _start_worker(address: str, own: tuple[str, int], settings: dict[str, Any]) -> Any:
+    """Starts a worker at the port, or at any if that is in use; ends this process if the worker ends by itself."""
+    from distributed import Worker
+
+    host, port = own
+    try:
+        with socket.create_server(own):
+            pass
+    except OSError:
+        port = 0
+    try:
+        worker = await Worker(address, host=host, port=port, memory_limit=0, **settings, **LOCAL)
+    except Exception as error:
+        raise StopError(
+            f"the Dask scheduler of host 0 at {address} can't be reached ({error}); open its port."
+        ) from None
+    worker.guard = asyncio.create_task(_guard(worker))
+    return worker
+
+
+async def _guard(worker: Any) -> None:
+    await worker.finished()
+    await asyncio.sleep(NEWS)
+    watch.current.lost("the connection to the Dask scheduler of host 0 is lost")
+
+
+async def _close(server: Any) -> None:
+    if guard := getattr(server, "guard", None):
+        guard.cancel()
+    with contextlib.suppress(Exception):  # the others close theirs at the same time
+        await asyncio.wait_for(server.close(timeout=CLOSE), CLOSE)
+
+
+def _own_address(host: str, port: int) -> str:
+    """Returns the address from which this machine reaches another."""
+    family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing
+        return probe.getsockname()[0]
