@@ -38,8 +38,8 @@ class Engine:
     ) -> Iterator[tuple[int, Result]]:
         """Runs function(item) for each item; yields (index, result) as they finish.
 
-        Raises the first error of a task as it was, and PreemptedError if a worker was killed; then the other tasks are
-        cancelled. Each finished task counts as progress.
+        Raises the first error of a task as it was, and PreemptedError if a worker was killed; then no other task is
+        begun. Each finished task counts as progress.
         """
         if not len(items):
             return
@@ -63,8 +63,6 @@ class Engine:
                     bar.update()
                     yield number, result
         except Exception as error:
-            if isinstance(error, concurrent.futures.BrokenExecutor):
-                pending.clear()  # a broken pool ends its tasks; to cancel one meanwhile breaks that (Python 3.11)
             if (known := self._known(error, label)) is None:
                 raise
             raise known from None
@@ -76,8 +74,7 @@ class Engine:
         return self._executor.submit(function, item)
 
     def _cancel(self, tasks: Collection[concurrent.futures.Future]) -> None:
-        for task in tasks:
-            task.cancel()
+        """Cancels tasks; a pool does that when it is closed, and until then runs the few that are submitted."""
 
     def _known(self, error: Exception, label: str) -> StopError | None:
         """Returns what an error of the engine means, None for one of a task."""
