@@ -49,7 +49,6 @@ BAD = {
     "shards.count": ["0"],
     "shards.validation_count": ["0"],
     "shards.workers": ["-1"],
-    "shards.patience": ["0", "-1", "nan"],
     "data.seed": ["-1", str(2**32)],
     "data.global_batch": ["0", "-32"],
     "data.lanes": ["0"],

@@ -96,7 +96,6 @@ def test_a_single_process_of_a_platform_is_alone(platform, variables):
     """The last one is the shell of a batch script."""
     platform(variables)
     assert detect.detect() == Cluster()
-    assert detect.detect(processes=2, process_id=1, meets=False) == Cluster("flags", "", 2, 1)
 
 
 def test_what_libtpu_leaves_in_the_environment(platform):
@@ -154,10 +153,6 @@ def test_open_mpi_5_needs_a_coordinator(platform):
 def test_what_contradicts_itself_is_refused(platform, variables, flags, message):
     platform(variables)
     assert message in refused(**flags)
-
-
-def test_shards_need_no_coordinator():
-    assert detect.detect(processes=2, process_id=1, meets=False) == Cluster("flags", "", 2, 1)
 
 
 @pytest.mark.parametrize("old", [True, False])

@@ -39,13 +39,8 @@ class Cluster:
         return f"process {self.process_id} of {self.processes}{where} (from {self.source})"
 
 
-def detect(
-    *, coordinator: str = "", processes: int | None = None, process_id: int | None = None, meets: bool = True
-) -> Cluster:
-    """Returns what the flags of these names and the platform say about this process; raises InputError.
-
-    With `meets` the processes connect to one another, so several need a coordinator.
-    """
+def detect(*, coordinator: str = "", processes: int | None = None, process_id: int | None = None) -> Cluster:
+    """Returns what the flags of these names and the platform say about this process; raises InputError."""
     flags = {"coordinator": coordinator, "processes": processes, "process_id": process_id}
     flags = {name: value for name, value in flags.items() if value not in ("", None)}
     alone = processes == 1 and not process_id
@@ -65,7 +60,7 @@ def detect(
     if found.processes == 1:
         refuse_part_of_a_slice()
         return Cluster()
-    if meets and not found.coordinator:
+    if not found.coordinator:
         why = f"{source} does not say where that is" if source else "several processes need it to meet"
         raise InputError(f"--coordinator=HOST: give the address of process 0; {why}.")
     return found
