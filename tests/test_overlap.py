@@ -4,7 +4,9 @@ import json
 import pathlib
 
 import numpy as np
+import pytest
 
+from mlm import __main__
 from mlm.data import tfrecord
 from tests import overlap
 
@@ -36,3 +38,13 @@ def test_words():
     words = [f"word{n}" for n in range(40)]
     train = [" ".join(words[:20]), "short", " ".join(words[30:])]
     assert overlap.of_words(train, ["x y " + "\n".join(words[:15]), " ".join(words[30:])]) == (5, 3)
+
+
+@pytest.mark.slow
+def test_the_validation_split_of_the_quickstart_is_clean(tmp_path: pathlib.Path):
+    """Measured: 16 of 3,833 rows are half covered, 3,563 share no stretch; dealt by document, 501 and 411 of 1,165."""
+    assert __main__.main(["shards", "--config=configs/quickstart.py", f"--workdir={tmp_path}"]) == 0
+    train, validation = (overlap.rows(str(tmp_path / "shards"), split) for split in ("train", "validation"))
+    found = overlap.of_rows(train, validation, overlap.special_ids(str(tmp_path / "tokenizer")))
+    assert found.rows > 2000
+    assert found.half < 0.05 * found.rows and found.none > 0.8 * found.rows
