@@ -29,12 +29,12 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
         yield found
 
 
-def opened(found: Cluster, timeout: float = 90.0):
+def opened(found: Cluster, timeout: float = 250.0):
     return engine.open_engine(found.address, certificates=str(found.certificates), timeout=timeout)
 
 
 def until(moment) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 250
     while not moment():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -1,0 +1,22 @@
+"""`python -m mlm` whose tasks on the hosts of a run take a moment longer: to be killed in."""
+
+import functools
+import sys
+import time
+
+from mlm import __main__
+from mlm.cluster import dask_engine
+
+run = dask_engine._run
+
+
+@functools.wraps(run)
+def slow_run(task: bytes) -> object:
+    time.sleep(0.4)
+    return run(task)
+
+
+dask_engine._run = slow_run  # at the top: worker processes run this file too
+
+if __name__ == "__main__":
+    sys.exit(__main__.main(sys.argv[1:]))
