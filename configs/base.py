@@ -140,8 +140,8 @@ def get_config() -> ConfigDict:
     config.log.profile_steps = 5  # steps in the trace
 
     config.pod = ConfigDict()  # several processes, or $MLM_HOST_DIR; see mlm/cluster/
-    config.pod.port = 8474  # where the processes connect, on process 0's host; open it and the next one between hosts
-    config.pod.jax_port = 8476  # of jax's own service, there too; never one of libtpu's (8471, TPU_PROCESS_PORT)
+    config.pod.port = 8474  # where the processes connect, on process 0's host; open it and jax_port between hosts
+    config.pod.jax_port = 8476  # of Dask's, then of jax's own service, there too; never one of libtpu's (8471)
     config.pod.start_timeout = 600.0  # seconds that process 0 waits for the others to be ready
     config.pod.heartbeat = 60.0  # seconds without a sign of life after which a process counts as dead
     config.pod.hang = 900.0  # seconds without progress after which a process exits with its stacks; 0 = never
