@@ -12,6 +12,7 @@ import pytest
 from mlm.data import batches, mixture
 from mlm.data.manifest import Manifest, load_manifest
 from mlm.data.order import Lane, batch_rows
+from mlm.data.write_shard import find_documents
 from mlm.errors import InputError
 from mlm.paths import canonical, distinct_parts
 from mlm.tasks.pretraining import dataset_info
@@ -101,6 +102,16 @@ def test_rows_of_a_spike_are_those_of_its_batches(mixed):
     found = in_epochs(train(mixed, start=89), 4)
     np.testing.assert_array_equal(ids.ravel(), found["record_id"])
     np.testing.assert_array_equal(epochs.ravel(), found["epoch"])
+
+
+def test_the_document_of_a_record(mixed, manifest, web):
+    first = manifest.splits["train"].records
+    for record in (0, first - 1):
+        assert find_documents(mixed, "train", record) == find_documents(manifest, "train", record)
+    for record in (0, web.splits["train"].records - 1):
+        assert find_documents(mixed, "train", first + record) == find_documents(web, "train", record)
+    with pytest.raises(InputError, match="has the records 0 to"):
+        find_documents(mixed, "train", mixed.splits["train"].records)
 
 
 def test_a_mixture_of_one_is_its_folder(manifest):

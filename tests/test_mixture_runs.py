@@ -13,7 +13,7 @@ from mlm.data.manifest import Manifest
 from mlm.pretrained import checkpoint_files
 from tests.fixtures import TINY
 from tests.fixtures_data import train_tokenizer, write_shards
-from tests.processes import copy
+from tests.processes import copy, run_together
 from tests.test_bad_input import refuse
 from tests.test_resume import state_of
 
@@ -123,6 +123,17 @@ def test_resumed_to_the_same_bits(ran, manifest, web, tokenizer_folder, tmp_path
     assert (workdir / "metrics.jsonl").read_text() == (ran / "metrics.jsonl").read_text()
     a, b = state_of(ran, 12), state_of(workdir, 12)
     assert a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_same_losses(ran, manifest, web, tokenizer_folder, tmp_path):
+    mixture = shares_of((manifest, 0.75), (web, 0.25))
+    arguments = command("train", tmp_path / "run", f"tokenizer.path={tokenizer_folder}", mixture)
+    run_together(arguments, processes=2, devices=2)
+    old, new = (evaluations(workdir) for workdir in (ran, tmp_path / "run"))
+    assert [line.keys() for line in old] == [line.keys() for line in new]
+    for a, b in zip(old, new, strict=True):
+        assert {key: b[key] for key in a if key != "kind"} == pytest.approx({k: v for k, v in a.items() if k != "kind"})
 
 
 def test_resume_on_the_folders_in_another_order_is_refused(ran, manifest, web, tmp_path, capsys):

@@ -83,6 +83,15 @@ def paths(manifest: Manifest, split: str) -> list[str]:
     return [f"{each.folder}/{shard.file}" for each in own for shard in each.splits[split].shards]
 
 
+def locate(manifest: Manifest, split: str, record: int) -> tuple[Manifest, int]:
+    """Returns the folder that holds a record, and the record's id there."""
+    for part in parts(manifest):
+        if record < part.manifest.splits[split].records:
+            break
+        record -= part.manifest.splits[split].records
+    return part.manifest, record
+
+
 def lanes(manifest: Manifest, split: str, *, seed: int, lanes: int) -> list[Lane]:
     """Returns the lanes of a split; a folder's are spread over the batch, so that all hosts have some of them."""
     records, stop, made = tuple(shard.records for shard in manifest.splits[split].shards), 0, []

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlm.data import deduplicate, results, tfrecord
+from mlm.data import deduplicate, mixture, results, tfrecord
 from mlm.data.manifest import Manifest
 from mlm.data.map_part import BLOCK, DOCUMENT, token_dtype
 from mlm.errors import DamageError, InputError
@@ -107,9 +107,11 @@ class Found(NamedTuple):
 
 def find_documents(manifest: Manifest, split: str, record: int) -> list[Found]:
     """Returns the documents whose tokens a record holds, in order; reads the table of its shard alone."""
-    shards, total = manifest.splits[split].shards, manifest.splits[split].records
+    total = manifest.splits[split].records
     if not 0 <= record < total:
         raise InputError(f"record {record}: the {split} split has the records 0 to {total - 1}.")
+    manifest, record = mixture.locate(manifest, split, record)
+    shards = manifest.splits[split].shards
     stops = np.cumsum([shard.records for shard in shards])
     index = int(np.searchsorted(stops, record, side="right"))
     first = (record - int(stops[index]) + shards[index].records) * manifest.length
