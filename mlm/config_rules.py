@@ -211,7 +211,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("shards.length", length > model.positions, f"must be at most model.positions = {model.positions}"),
         ("shards.count", not mixture and shards.count < lanes, f"must be at least data.lanes = {lanes}"),
         ("data.global_batch", rows % lanes > 0, f"must be a multiple of data.lanes = {lanes}"),
-        ("data.mixture", bool(mixture and shards.dir), "must be empty with shards.dir; name all folders here, or one"),
+        ("data.mixture", bool(mixture and shards.dir), "can't be set together with shards.dir; empty one of them"),
         ("data.mixture", error != "", error),
         ("data.short_length", unfit, f"must be a multiple of 8, below shards.length = {length}, and divide it"),
         ("data.skip_batches", ranges_overlap(parse_ranges(data.skip_batches)), "its ranges must not overlap"),

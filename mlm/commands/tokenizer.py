@@ -36,7 +36,7 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
     path, recipe = config.tokenizer.path, workdir.tokenizer / RECIPE
     if config.data.mixture and not path:
         if not (workdir.tokenizer / "tokenizer.json").is_file():
-            raise InputError("config.data.mixture: was made with a tokenizer; set tokenizer.path to it.")
+            raise InputError("config.data.mixture: its shards have a tokenizer already; set tokenizer.path to it.")
         return
     settings = {"corpus": config.corpus.to_dict(), "tokenizer": config.tokenizer.to_dict()}
     settings = {"path": path} if path else settings

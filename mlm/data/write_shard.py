@@ -123,12 +123,14 @@ def find_documents(manifest: Manifest, split: str, record: int) -> list[Found]:
 
 def find_parts(manifest: Manifest, split: str) -> tuple[list[tuple[str, str]], np.ndarray]:
     """Returns (source, name) of all parts, and the part that the middle of each record of a split is from."""
-    found = [np.zeros(0, np.uint32)]
-    with _readable(manifest):
-        for shard in manifest.splits[split].shards:
-            table, middles = _table(manifest, shard.file), (np.arange(shard.records) + 0.5) * manifest.length
-            found.append(table["part"][np.searchsorted(table["start"], middles, side="right") - 1])
-        return [(str(source), str(name)) for source, name in _parts(manifest)], np.concatenate(found)
+    names, found = [], [np.zeros(0, np.uint32)]
+    for _, _, folder in mixture.parts(manifest):
+        with _readable(folder):
+            for shard in folder.splits[split].shards:
+                table, middles = _table(folder, shard.file), (np.arange(shard.records) + 0.5) * manifest.length
+                found.append(len(names) + table["part"][np.searchsorted(table["start"], middles, side="right") - 1])
+            names += [(str(source), str(name)) for source, name in _parts(folder)]
+    return names, np.concatenate(found)
 
 
 def _table(manifest: Manifest, shard: str) -> np.ndarray:
