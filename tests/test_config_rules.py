@@ -40,6 +40,7 @@ BAD = {
     "corpus.keep_out": ["('web:x',)", "('docstrings', 'text:')", "(3,)"],
     "corpus.weights": ["()", "(0.0,)", "(-1.0,)", "('a',)"],
     "corpus.field": [""],
+    "corpus.validation_groups": ["('',)", "(3,)"],
     "corpus.validation_fraction": ["1.0", "-0.1", "nan"],
     "corpus.max_documents": ["-1"],
     "tokenizer.kind": ["sentencepiece", ""],
@@ -49,6 +50,7 @@ BAD = {
     "shards.count": ["0"],
     "shards.validation_count": ["0"],
     "shards.workers": ["-1"],
+    "shards.seed": ["-1", str(2**32)],
     "data.seed": ["-1", str(2**32)],
     "data.global_batch": ["0", "-32"],
     "data.lanes": ["0"],
@@ -124,7 +126,7 @@ BAD = {
     "pod.heartbeat": ["1", "nan"],
     "pod.hang": ["-1", "inf"],
 }
-ANY_VALUE = {"corpus.streaming", "tokenizer.path", "tokenizer.lowercase", "shards.dir", "model.remat",
+ANY_VALUE = {"corpus.group", "corpus.streaming", "tokenizer.path", "tokenizer.lowercase", "shards.dir", "model.remat",
              "log.tensorboard", "log.wandb", "masking.static",
              "data.isolate_documents", "train.init_from"}  # fmt: skip
 

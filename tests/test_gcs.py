@@ -4,7 +4,6 @@ What reads shards in training, tf.data, has a client that can't be pointed at an
 local, and those in the bucket are read by everything else.
 """
 
-import hashlib
 import json
 import pathlib
 import subprocess
@@ -22,8 +21,9 @@ import pytest
 from mlm import logs
 from mlm import workdir as workdirs
 from mlm.commands.tokenizer import make_tokenizer
-from mlm.data import blocks, corpus, shards, tokenizer
-from mlm.data.hosts import Hosts
+from mlm.data import shards, tokenizer
+from mlm.data.manifest import holds_foreign_shards, load_manifest, verify, work_folder
+from mlm.data.write_shard import find_documents
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, local_folder, move, remove, replacing, sizes, write_text
 from mlm.pretrained import checkpoint_files
@@ -31,13 +31,7 @@ from mlm.training import checkpoint
 from mlm.workdir import Workdir
 from tests import processes
 from tests.fixtures import tiny_config
-from tests.fixtures_data import COUNTS, LENGTH, write_shards
-
-
-def contents(folder: UPath) -> dict[str, str]:
-    """{file below the folder: SHA-256} of a folder, local or not."""
-    files = [path for path in UPath(folder).rglob("*") if path.is_file()]
-    return {str(path)[len(str(folder)) :]: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+from tests.fixtures_data import contents, corpus_of, shared_engine, write_jsonl, write_shards
 
 
 def test_paths(bucket, emulator):
@@ -79,70 +73,87 @@ def test_a_replacement_that_was_cut_short_is_known_as_one(bucket, monkeypatch):
     assert {path.name for path in children(folder)} == {"a", "proof.begun", "z"}
 
 
-def test_shards_in_a_bucket(bucket, manifest, texts, tokenizer_folder, monkeypatch):
-    from mlm.data.manifest import holds_foreign_shards, load_manifest, verify, work_folder
-
-    monkeypatch.setattr(blocks, "BLOCK_DOCUMENTS", 90)
-    folder = f"{bucket}/shards"
-    stopped = write_documents(texts[:400], stop_after=300)
-    settings = {"tokenizer_folder": tokenizer_folder, "folder": folder, "length": LENGTH, "counts": COUNTS}
-    with pytest.raises(InputError, match="stop"):
-        shards.write(stopped, source="texts", workers=1, **settings)
-    kept = {path: path.stat().st_mtime for path in work_folder(folder).glob("blocks-*/*")}
-    assert len(kept) >= 2
+def test_shards_in_a_bucket(bucket, texts, tokenizer_folder, tmp_path, monkeypatch):
+    """Read from a bucket and written to it: what a disk holds. Stopped midway, it goes on where it was."""
+    folder, local = f"{bucket}/shards", write_jsonl(tmp_path / "texts.jsonl", texts[:400])
+    remote = f"jsonl:{bucket}/texts*.jsonl"
+    UPath(f"{bucket}/texts.jsonl").write_bytes((tmp_path / "texts.jsonl").read_bytes())
+    write_shards(corpus_of((local,)), tmp_path / "shards", tokenizer_folder)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shards._Job, "_summary", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        write_shards(corpus_of((remote,)), folder, tokenizer_folder)
+    kept = modified(work_folder(folder) / "tasks") | modified(UPath(folder))
+    assert len(kept) > 20
     # What a kill in the middle of the shards leaves is not taken for the shards of another program.
     (UPath(folder) / "train" / "dataset-0-9.tfrecord").write_bytes(b"half")
     assert not holds_foreign_shards(folder)
     with pytest.raises(InputError, match="not complete"):
         load_manifest(folder, tokenizer_folder=tokenizer_folder)
     with pytest.raises(InputError, match="another corpus"):
-        write_shards(texts[:400], folder, tokenizer_folder, source="others")
-    (UPath(folder) / "train" / "dataset-0-9.tfrecord").unlink()
-
-    made: dict[int, object] = {}
-
-    def host(index: int) -> None:
-        documents = write_documents(texts[:400])
-        made[index] = shards.write(documents, source="texts", workers=1, hosts=Hosts(2, index), **settings)
-
-    threads = [threading.Thread(target=host, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(200)
-    assert made[0].fingerprint == made[1].fingerprint == manifest.fingerprint
-    assert contents(UPath(folder)) == contents(UPath(manifest.folder))
+        write_shards(corpus_of((remote,)), folder, tokenizer_folder, source="others")
+    made = write_shards(corpus_of((remote,)), folder, tokenizer_folder)
+    again = modified(UPath(folder))
+    assert {name: again[name] for name in kept if name in again and "parts.json" not in name} == {
+        name: kept[name] for name in kept if name in again and "parts.json" not in name
+    }, "a shard that was whole was written again"
+    assert len(again.keys() & kept.keys()) >= 16
+    found, expected = contents(folder), contents(tmp_path / "shards")
+    assert found.keys() == expected.keys()
+    assert {name for name in found if found[name] != expected[name]} == {"/manifest.json", "/documents/parts.json"}
     assert children(work_folder(folder)) == []
     verify(load_manifest(folder), deep=True)
-    assert write_shards([], folder, tokenizer_folder) == load_manifest(folder)
-    shard = UPath(folder) / made[0].splits["train"].shards[1].file
+    assert find_documents(made, "train", 3)[0][0] == remote
+    shard = UPath(folder) / made.splits["train"].shards[1].file
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     with pytest.raises(DamageError, match="dataset-1-"):
         verify(load_manifest(folder), deep=True)
 
 
-def write_documents(texts: list[str], stop_after: int | None = None):
-    for number, text in enumerate(texts):
-        if number == stop_after:
-            raise InputError("stop")
-        yield corpus.Document(text, "train" if number % 10 else "validation")
+def modified(folder: UPath) -> dict[str, object]:
+    """When each file below a folder was written."""
+    return {str(path): path.stat().st_mtime for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("failures", [2, None])
+def test_a_bucket_that_answers_503(bucket, emulator, tokenizer_folder, tmp_path, texts, failures, monkeypatch):
+    """For a while: asked again after a pause. For good: one sentence, and a later start goes on."""
+    UPath(f"{bucket}/texts.jsonl").write_bytes(pathlib.Path(write_jsonl(tmp_path / "a.jsonl", texts)[6:]).read_bytes())
+    own, folder = corpus_of((f"jsonl:{bucket}/texts.jsonl",)), f"{bucket}/shards"
+    with refusing(emulator, failures) as (url, refused):
+        environment = {"STORAGE_EMULATOR_HOST": url, "FSSPEC_GCS_ENDPOINT_URL": url}
+        program = PROGRAM.format(texts=f"jsonl:{bucket}/texts.jsonl", folder=folder, tokenizer=tokenizer_folder)
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=processes.environment(1) | environment, capture_output=True, text=True
+        )
+    assert refused() >= (failures or 3)
+    if failures is None:
+        last = done.stderr.strip().splitlines()[-1]
+        assert done.returncode == 1 and last.startswith("mlm.errors.InputError: ") and "503" in last, done.stderr
+        assert "gs://" in last and "start the same command again" in last
+    else:
+        assert done.returncode == 0, done.stderr
+    made = write_shards(own, folder, tokenizer_folder)
+    assert (
+        made.fingerprint
+        == write_shards(corpus_of((f"jsonl:{tmp_path}/a.jsonl",)), tmp_path / "s", tokenizer_folder).fingerprint
+    )
 
 
 def test_the_tokenizer_lies_in_the_bucket(bucket, tokenizer_folder):
     workdir = Workdir(bucket)
     config = tiny_config(f"tokenizer.path={tokenizer_folder}")
-    make_tokenizer(config, workdir)
+    make_tokenizer(config, workdir, shared_engine())
     written = contents(workdir.tokenizer)
     assert "/recipe.json" in written and "/recipe.json.begun" not in written
-    make_tokenizer(config, workdir, Hosts(2, 1))
+    make_tokenizer(config, workdir, shared_engine())
     assert contents(workdir.tokenizer) == written
     assert tokenizer.fingerprint(str(workdir.tokenizer)) == tokenizer.fingerprint(tokenizer_folder)
     assert tokenizer.manifest_fields(str(workdir.tokenizer)) == tokenizer.manifest_fields(tokenizer_folder)
     with pytest.raises(InputError, match="other settings"):
-        make_tokenizer(tiny_config("tokenizer.path=elsewhere"), workdir)
+        make_tokenizer(tiny_config("tokenizer.path=elsewhere"), workdir, shared_engine())
     (workdir.tokenizer / "recipe.json").unlink()
     write_text(workdir.tokenizer / "recipe.json.begun", "")  # as after a kill
-    make_tokenizer(config, workdir)
+    make_tokenizer(config, workdir, shared_engine())
     assert contents(workdir.tokenizer) == written
 
 

@@ -1,6 +1,5 @@
 """The commands `tokenizer` and `shards`: what is there is kept, and what another program made is used as it is."""
 
-import hashlib
 import pathlib
 import shutil
 
@@ -12,6 +11,7 @@ from mlm.commands.tokenizer import make_tokenizer
 from mlm.errors import InputError
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config
+from tests.fixtures_data import contents, shared_engine
 
 
 @pytest.fixture
@@ -23,17 +23,12 @@ def foreign(manifest, tmp_path) -> pathlib.Path:
     return folder
 
 
-def contents(folder: pathlib.Path) -> dict[str, str]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
 def test_run_takes_shards_of_the_tf_tpu_example(foreign, manifest, tokenizer_folder, tmp_path, capfd):
     before = contents(foreign)
     overrides = (f"shards.dir={foreign}", f"tokenizer.path={tokenizer_folder}", "data.lanes=2")
     config, workdir = tiny_config(*overrides), Workdir(str(tmp_path / "run"))
-    make_tokenizer(config, workdir)
-    make_shards(config, workdir)
+    make_tokenizer(config, workdir, shared_engine())
+    make_shards(config, workdir, shared_engine())
     found = open_data(config, workdir)
     assert contents(foreign) == before and "used as they are" in capfd.readouterr().err
     assert found.splits["train"].records == manifest.splits["train"].records
@@ -42,7 +37,7 @@ def test_run_takes_shards_of_the_tf_tpu_example(foreign, manifest, tokenizer_fol
 def test_no_tokenizer_is_trained_for_shards_that_have_one(foreign, tmp_path):
     config = tiny_config(f"shards.dir={foreign}")
     with pytest.raises(InputError, match=r"tokenizer\.path"):
-        make_tokenizer(config, Workdir(str(tmp_path / "run")))
+        make_tokenizer(config, Workdir(str(tmp_path / "run")), shared_engine())
     assert not (tmp_path / "run" / "tokenizer").exists()
 
 
@@ -52,8 +47,8 @@ def test_a_second_start_writes_nothing(texts, tmp_path, capfd):
     sizes = ("tokenizer.vocab_size=600", "shards.workers=1", "data.lanes=2", "corpus.validation_fraction=0.1")
     config, workdir = tiny_config(f"corpus.sources='text:{corpus}'", *sizes), Workdir(str(tmp_path / "run"))
     for words in ("MB in the largest of the workers", "there and unchanged"):
-        make_tokenizer(config, workdir)
-        make_shards(config, workdir)
+        make_tokenizer(config, workdir, shared_engine())
+        make_shards(config, workdir, shared_engine())
         assert words in capfd.readouterr().err
         written = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()}
         if words != "there and unchanged":
