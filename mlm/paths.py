@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import functools
 import itertools
+import logging
 import os
 import posixpath
 import re
@@ -21,6 +22,7 @@ from upath import UPath
 
 # gcsfs keeps the listings of folders, but other hosts write to them too.
 fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs what it raises, with stacks
 CLIENTS = ("gcsfs", "google", "aiohttp", "requests")  # whose errors have no base class in common
 
 

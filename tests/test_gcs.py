@@ -8,7 +8,6 @@ import json
 import pathlib
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 import urllib.request
@@ -30,7 +29,8 @@ from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint
 from mlm.workdir import Workdir
 from tests import processes
-from tests.fixtures import tiny_config
+from tests.fixtures import slow, tiny_config
+from tests.fixtures_bucket import refusing
 from tests.fixtures_data import contents, corpus_of, shared_engine, write_jsonl, write_shards
 
 
@@ -81,7 +81,7 @@ def test_shards_in_a_bucket(bucket, texts, tokenizer_folder, tmp_path, monkeypat
     write_shards(corpus_of((local,)), tmp_path / "shards", tokenizer_folder)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shards._Job, "_summary", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        write_shards(corpus_of((remote,)), folder, tokenizer_folder)
+        write_shards(corpus_of((remote,)), folder, tokenizer_folder, workers=1)
     kept = modified(work_folder(folder) / "tasks") | modified(UPath(folder))
     assert len(kept) > 20
     # What a kill in the middle of the shards leaves is not taken for the shards of another program.
@@ -91,7 +91,7 @@ def test_shards_in_a_bucket(bucket, texts, tokenizer_folder, tmp_path, monkeypat
         load_manifest(folder, tokenizer_folder=tokenizer_folder)
     with pytest.raises(InputError, match="another corpus"):
         write_shards(corpus_of((remote,)), folder, tokenizer_folder, source="others")
-    made = write_shards(corpus_of((remote,)), folder, tokenizer_folder)
+    made = write_shards(corpus_of((remote,)), folder, tokenizer_folder, workers=1)
     again = modified(UPath(folder))
     assert {name: again[name] for name in kept if name in again and "parts.json" not in name} == {
         name: kept[name] for name in kept if name in again and "parts.json" not in name
@@ -114,29 +114,33 @@ def modified(folder: UPath) -> dict[str, object]:
     return {str(path): path.stat().st_mtime for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("failures", [2, None])
-def test_a_bucket_that_answers_503(bucket, emulator, tokenizer_folder, tmp_path, texts, failures, monkeypatch):
-    """For a while: asked again after a pause. For good: one sentence, and a later start goes on."""
-    UPath(f"{bucket}/texts.jsonl").write_bytes(pathlib.Path(write_jsonl(tmp_path / "a.jsonl", texts)[6:]).read_bytes())
-    own, folder = corpus_of((f"jsonl:{bucket}/texts.jsonl",)), f"{bucket}/shards"
-    with refusing(emulator, failures) as (url, refused):
-        environment = {"STORAGE_EMULATOR_HOST": url, "FSSPEC_GCS_ENDPOINT_URL": url}
-        program = PROGRAM.format(texts=f"jsonl:{bucket}/texts.jsonl", folder=folder, tokenizer=tokenizer_folder)
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=processes.environment(1) | environment, capture_output=True, text=True
-        )
-    assert refused() >= (failures or 3)
-    if failures is None:
-        last = done.stderr.strip().splitlines()[-1]
-        assert done.returncode == 1 and last.startswith("mlm.errors.InputError: ") and "503" in last, done.stderr
-        assert "gs://" in last and "start the same command again" in last
-    else:
-        assert done.returncode == 0, done.stderr
-    made = write_shards(own, folder, tokenizer_folder)
-    assert (
-        made.fingerprint
-        == write_shards(corpus_of((f"jsonl:{tmp_path}/a.jsonl",)), tmp_path / "s", tokenizer_folder).fingerprint
+@pytest.mark.parametrize(("first", "last"), [(30, 33), slow(40, 10**6)])
+def test_a_bucket_that_answers_503(bucket, emulator, tokenizer_folder, tmp_path, texts, first, last):
+    """For a while: it is asked again. For good: one sentence, and a later start does what is missing."""
+    local = write_jsonl(tmp_path / "texts.jsonl", texts[:400])
+    UPath(f"{bucket}/texts.jsonl").write_bytes((tmp_path / "texts.jsonl").read_bytes())
+    settings = (f"corpus.sources='jsonl:{bucket}/texts.jsonl'", f"shards.dir={bucket}/shards", "shards.workers=1")
+    settings += (
+        f"tokenizer.path={tokenizer_folder}",
+        "shards.count=6",
+        "shards.validation_count=2",
+        "shards.length=32",
     )
+    settings += ("data.lanes=2", "corpus.validation_fraction=0.1")
+    command = ["shards", "--config=configs/base.py", f"--workdir={tmp_path}/run", *(f"--config.{e}" for e in settings)]
+    refused = []
+    code, proxy = 0 if last < 100 else 2, refusing(emulator, lambda n: first <= n < last and not refused.append(n))
+    with proxy as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", url)
+        _, words = processes.run(command, code=code)
+    assert len(refused) >= 3
+    if code:
+        (line,) = [line for line in words.splitlines() if line.startswith("mlm shards: ")]
+        assert f"{bucket}/" in line and "the bucket does not answer" in line and "503" in line
+        assert "Traceback" not in words and not (UPath(bucket) / "shards" / "manifest.json").exists()
+        processes.run(command)
+    made = write_shards(corpus_of((local,)), tmp_path / "shards", tokenizer_folder)
+    assert load_manifest(f"{bucket}/shards").fingerprint == made.fingerprint
 
 
 def test_the_tokenizer_lies_in_the_bucket(bucket, tokenizer_folder):
