@@ -35,10 +35,17 @@ def contents(folder: pathlib.Path) -> dict[str, str]:
 def arguments(texts, tokenizer_folder, tmp_path_factory) -> Callable[..., list[str]]:
     """Of the command, for a workdir."""
     folder = tmp_path_factory.mktemp("corpus")
-    for number in range(FILES):
-        (folder / f"{number}.txt").write_text("\n".join(" ".join(text.split()) for text in texts[number:600:FILES]))
-    settings = (f"corpus.sources='text:{folder}/*.txt'", "corpus.validation_fraction=0.1", "shards.workers=1")
-    settings += (f"tokenizer.path={tokenizer_folder}", "shards.count=7", "shards.validation_count=2")
+    files = [folder / f"{number}.txt" for number in range(FILES)]
+    for number, file in enumerate(files):
+        file.write_text("\n".join(" ".join(text.split()) for text in texts[number:600:FILES]))
+    sources = tuple(f"text:{file}" for file in files)  # small files of one source would be one part
+    settings = (f"corpus.sources={sources!r}", f"corpus.weights={(1.0,) * FILES}", "corpus.validation_fraction=0.1")
+    settings += (
+        "shards.workers=1",
+        f"tokenizer.path={tokenizer_folder}",
+        "shards.count=7",
+        "shards.validation_count=2",
+    )
     settings += ("shards.length=32", "model.positions=64", "data.lanes=2", "pod.heartbeat=20", "pod.start_timeout=250")
 
     def of(workdir: pathlib.Path, *more: str) -> list[str]:

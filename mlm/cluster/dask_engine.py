@@ -79,7 +79,7 @@ class DaskEngine(Engine):
             host, found = error.args
             how = fingerprints.differing(found, fingerprints.worker_fingerprint())
             return InputError(f"{label}: the worker on {host} differs from this process in {how}; make all alike.")
-        if isinstance(error, ImportError) and error.args[0] == NO_CODE:
+        if isinstance(error, ImportError) and error.args[:1] == (NO_CODE,):
             _, host, why = error.args
             return InputError(
                 f"{label}: the worker on {host} can't import this code ({why}); start it with the same packages, in "
