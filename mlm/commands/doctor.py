@@ -1,14 +1,21 @@
 """`doctor`: check the data and the settings of a run before it starts; writes nothing into the workdir."""
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import json
+import re
+from typing import TYPE_CHECKING
 
 from mlm.cluster import detect
 from mlm.commands import common
 from mlm.errors import DamageError, InputError
-from mlm.text import show, table
+from mlm.text import printable, show, table
 from mlm.workdir import Workdir
+
+if TYPE_CHECKING:
+    from mlm.data.manifest import Manifest
 
 COLORS = {"error": "red", "warning": "yellow", "ok": "green"}
 
@@ -22,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slices", type=int, default=1, metavar="N", help="number of slices of that topology")
     rows = "training rows to search for duplicates; default: 200,000"
     parser.add_argument("--rows", type=int, default=200_000, metavar="N", help=rows)
+    record = "print the text of a training record (validation:ID for another) and its documents, and check nothing"
+    parser.add_argument("--record", default="", metavar="ID", help=record)
     common.add_json_flag(parser)
 
 
@@ -30,6 +39,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.read_config(args, overrides), Workdir(args.workdir, create=False)
     if min(args.hosts, args.devices) < 0 or args.rows < 1:
         raise InputError("--hosts, --devices: must not be negative; --rows: must be 1 or more.")
+    if args.record:
+        show_record(common.load_data(config, workdir), str(workdir.tokenizer), args.record, as_json=args.json)
+        return
     if args.topology:
         from mlm.plan import topology
 
@@ -62,3 +74,23 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if errors:
         names = ", ".join(dict.fromkeys(errors))
         raise InputError(f"{len(errors)} of {len(findings)} findings are errors ({names}); the run can't be right.")
+
+
+def show_record(manifest: Manifest, tokenizer_folder: str, name: str, *, as_json: bool) -> None:
+    """Prints the text of a record, and which documents of the corpus it is from."""
+    from mlm.data import scan, tokenizer, write_shard
+
+    split, _, number = name.rpartition(":")
+    split = split or "train"
+    if split not in manifest.splits or not re.fullmatch("[0-9]{1,18}", number):
+        raise InputError(f"--record={name}: must be the number of a training record, or validation:NUMBER.")
+    found = write_shard.find_documents(manifest, split, int(number))
+    ids = scan.row(manifest, split, int(number)).tolist()
+    text = tokenizer.load_fast(tokenizer_folder).decode(ids, skip_special_tokens=False)
+    if as_json:
+        content = {"split": split, "record": int(number), "text": text}
+        print(json.dumps(content | {"documents": [each._asdict() for each in found]}), flush=True)
+        return
+    print(*map(printable, text.splitlines()), sep="\n")
+    for each in found:
+        print(printable(f"from {each.source}, {each.part}, document {each.place}"), flush=True)
