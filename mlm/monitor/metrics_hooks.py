@@ -90,10 +90,9 @@ class Monitor(MetricsHook):
             flags = " ".join(f"--skip-batches {each}" for each in batches)
             self._notify(
                 f"step {spike.last}: the loss of the steps {spike.first} to {spike.last} jumped to {spike.loss:.2f} "
-                f"nats from {spike.median:.2f} (batches {', '.join(batches)}, their records in spikes.jsonl, the text of "
-                "one by python -m mlm doctor --record=ID); to train without them, stop, remove the checkpoints after step "
-                f"{spike.first - 1}, and start the same "
-                f"command with {flags}."
+                f"nats from {spike.median:.2f} (batches {', '.join(batches)}, their records in spikes.jsonl; "
+                "see doctor --record=ID); to train without them, stop, remove the checkpoints after step "
+                f"{spike.first - 1}, and start the same command with {flags}."
             )
 
     def flush(self) -> None:
