@@ -5,6 +5,7 @@ import itertools
 import json
 import pathlib
 import signal
+import time
 
 import jax
 import numpy as np
@@ -189,6 +190,7 @@ def test_killed_and_stopped_runs_end_with_the_same_bits(straight, tokenizer_fold
     process = start(command, program=DELAYED)
     while logged_step(tmp_path / "run") < 12:
         assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err

@@ -4,6 +4,7 @@ import json
 import pathlib
 import signal
 import subprocess
+import time
 
 import jax
 import numpy as np
@@ -57,6 +58,7 @@ def stop(process: subprocess.Popen, number: signal.Signals, workdir: pathlib.Pat
     """Sends the signal after that step: the run saves, at a step that no checkpoint was due at."""
     while logged_step(workdir) < moment:
         assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
@@ -130,7 +132,7 @@ def test_other_devices_give_the_same_losses(straight, manifest, tmp_path, device
 
 
 @pytest.fixture(scope="module")
-def scheduled(manifest, tmp_path_factory) -> pathlib.Path:
+def scheduled(one_device, manifest, tmp_path_factory) -> pathlib.Path:
     """A run whose rows are short in its first half, and whose masking rate falls."""
     workdir = tmp_path_factory.mktemp("scheduled")
     pretrain(tiny_config(*SCHEDULED), Workdir(str(workdir)), manifest)
