@@ -76,7 +76,7 @@ def test_tree_is_the_stock_one_and_the_rest_untouched():
     }
 
 
-@pytest.mark.parametrize("init", ["stock", "primed"])
+@pytest.mark.parametrize("init", ["stock", slow("primed")])
 def test_the_key_decides(manifest, init):
     config = tiny_config(f"model.init={init}", "data.lanes=2")
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
