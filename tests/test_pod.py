@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from tests import order_dump
 from tests.fixtures import slow
 from tests.processes import run, run_together, train_arguments
 
@@ -16,9 +17,13 @@ PROGRAM, INTERLEAVED = "-m tests.order_dump", "-m tests.interleaved"
 def dump(folder: pathlib.Path, manifest, processes: int, devices: int, start: int, stop: int, **options) -> dict:
     """Returns {"step name": the whole batch}, from what every process holds of it; "array's": as the array lies."""
     folder.mkdir()
-    arguments = [f"--folder={manifest.folder}", f"--out={folder}", f"--start={start}", f"--stop={stop}"]
-    arguments += [f"--{key}={value}" for key, value in ({"fsdp": 1, "interleaved": False} | options).items()]
-    run_together(arguments, processes=processes, devices=devices, program=PROGRAM)
+    options = {"fsdp": 1, "interleaved": False} | options
+    options |= {"folder": manifest.folder, "out": folder, "start": start, "stop": stop}
+    if processes == 1:
+        order_dump.dump({key: str(value) for key, value in options.items()}, 0)
+    else:
+        arguments = [f"--{key}={value}" for key, value in options.items()]
+        run_together(arguments, processes=processes, devices=devices, program=PROGRAM)
     pieces: dict[str, dict[int, np.ndarray]] = {}
     for index in range(processes):
         with np.load(folder / f"{index}.npz") as file:
