@@ -6,13 +6,13 @@ import signal
 import sys
 import tempfile
 
+from tests import QUICK_COMPILE
+
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "launch"))  # its `pods` are imported as its programs do
 CACHE = pathlib.Path(tempfile.gettempdir()) / "mlm-tests-xla"
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Compiling takes most of the tests' time, and these flags a quarter of it; what is compiled stays the same. Flags that
-# are already set come last and win: tests/run.sh --slow asks for the defaults, which users train with.
-QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+DEVICES = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = f"{QUICK_COMPILE} {DEVICES}"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)  # subprocesses of the tests inherit it
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -24,6 +24,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
 import pytest
+
+jax.devices()  # reads XLA_FLAGS
+os.environ["XLA_FLAGS"] = DEVICES  # libtpu, loaded later, aborts on a flag of the CPU that it does not know
 
 pytest_plugins = [
     "tests.fixtures",

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from tests import QUICK_COMPILE
 from tests.fixtures import TINY
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -18,7 +19,7 @@ DELAYED = "tests/delayed_train.py"
 
 
 def environment(devices: int) -> dict[str, str]:
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    flags = f"{QUICK_COMPILE} --xla_force_host_platform_device_count={devices}"
     return os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
 
 

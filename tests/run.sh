@@ -28,9 +28,9 @@ install .venv-torch5 torch==2.13.0 accelerate==1.15.0 transformers==5.23.0 numpy
 .venv/bin/ruff format --check .
 marker='not slow and not hosts' workers=auto
 case ${1:-} in
-  --slow) # compiled as users compile, see tests/conftest.py
+  --slow) # compiled as users compile, see tests/__init__.py
     marker=slow && shift
-    export XLA_FLAGS="--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true"
+    export MLM_TEST_XLA_FLAGS=
     ;;
   --hosts) marker=hosts workers=0 && shift ;; # it needs the machine for itself
 esac
