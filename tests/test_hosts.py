@@ -12,6 +12,7 @@ import local_pod
 import pytest
 
 from mlm.pretrained import checkpoint_files
+from tests import QUICK_COMPILE
 from tests.fixtures import slow
 from tests.processes import logged_step, run, train_arguments
 from tests.test_resume import state_of
@@ -27,6 +28,11 @@ SETTINGS = (
     f"pod.heartbeat={HEARTBEAT}",
     "pod.start_timeout=200",
 )
+
+
+@pytest.fixture(autouse=True)
+def quick_compile(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", QUICK_COMPILE)
 
 
 def pod(workdir: pathlib.Path, shards: str, processes: int, *overrides: str, devices: int = 1) -> local_pod.Pod:
