@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests import order_dump
-from tests.fixtures import slow
 from tests.processes import run, run_together, train_arguments
 
 PROGRAM, INTERLEAVED = "-m tests.order_dump", "-m tests.interleaved"
@@ -45,7 +44,8 @@ def test_same_batches_and_masks(whole, manifest, tmp_path, processes, devices, f
     assert_equal(whole, other)
 
 
-@pytest.mark.parametrize(("processes", "devices", "fsdp"), [(2, 4, 1), slow(4, 2, 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "devices", "fsdp"), [(2, 4, 1), (4, 2, 2)])
 def test_same_batches_and_masks_where_hosts_interleave(whole, manifest, tmp_path, processes, devices, fsdp):
     """From the seventh step on, so that seeking equals walking, too."""
     other = dump(tmp_path / "out", manifest, processes, devices, 7, 12, fsdp=fsdp, interleaved=True)
