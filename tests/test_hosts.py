@@ -145,6 +145,7 @@ def test_evaluate_and_export_from_several_processes(straight, manifest, capfd):
     assert {name for name in first if first[name] != second[name]} == set()
 
 
+@pytest.mark.slow
 def test_one_host_with_another_config(manifest, tmp_path):
     """Told before anything compiles, by all of them, with exit code 2."""
     one = pod(tmp_path, manifest.folder, 3)

@@ -13,7 +13,7 @@ import pytest
 
 from mlm.pretrained import checkpoint_files
 from mlm.workdir import Workdir
-from tests.fixtures import pretrain, slow, tiny_config
+from tests.fixtures import pretrain, tiny_config
 from tests.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start, train_arguments
 
 SETTINGS = (
@@ -153,7 +153,8 @@ SCHEDULED = (
 )
 
 
-@pytest.mark.parametrize("step", [slow(3), 6, slow(9)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, 6, 9])
 def test_resumed_before_at_and_after_the_switch_of_length(scheduled, manifest, tmp_path, step):
     workdir = copy(scheduled, tmp_path / "resumed")
     for later in checkpoint_files.complete_steps(workdir / "checkpoints"):
