@@ -12,6 +12,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
+# TensorFlow would import Keras 3, and with it pandas and matplotlib: more than a second of every start, for nothing.
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+
 # orbax and jax's compilation cache use etils, which would import TensorFlow for gs://; with this it uses gcsfs.
 os.environ.setdefault("EPATH_USE_TF", "false")
 

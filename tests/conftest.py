@@ -6,10 +6,13 @@ import signal
 import sys
 import tempfile
 
+from tests import QUICK_COMPILE
+
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "launch"))  # its `pods` are imported as its programs do
 CACHE = pathlib.Path(tempfile.gettempdir()) / "mlm-tests-xla"
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+DEVICES = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = f"{QUICK_COMPILE} {DEVICES}"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)  # subprocesses of the tests inherit it
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -21,6 +24,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
 import pytest
+
+jax.devices()  # reads XLA_FLAGS
+os.environ["XLA_FLAGS"] = DEVICES  # libtpu, loaded later, aborts on a flag of the CPU that it does not know
 
 pytest_plugins = [
     "tests.fixtures",
@@ -37,6 +43,18 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """As many workers as cores, if there are 4 GB for each: a test may start two processes of its own."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(os.cpu_count() or 1, memory // (4 << 30)))
+
+
+# The longest files, the longest first: begun last, one would keep a single worker busy while the others are done.
+LONGEST = """
+    resume pod step classification torch hosts roberta bench export metrics_hooks evaluate masking attention batches
+    bad_input supervise optimizer tpu_runs warm_start priming build evaluation export_classifier
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {f"test_{name}": place for place, name in enumerate(LONGEST.split())}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 def pytest_configure(config: pytest.Config) -> None:

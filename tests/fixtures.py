@@ -54,6 +54,12 @@ def tiny_run(*overrides: str, mesh: tuple[int, int, int] = (8, 1, 1), info: Data
     return Pretraining(tiny_config(*overrides), info, mesh=sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor))
 
 
+@functools.cache
+def shared_run(*overrides: str, mesh: tuple[int, int, int] = (8, 1, 1)) -> Pretraining:
+    """The same as `tiny_run`, built and compiled once; for tests that change nothing of it."""
+    return tiny_run(*overrides, mesh=mesh)
+
+
 def pretrain(config, workdir, manifest) -> dict[str, float]:
     """Trains as the command does; returns the last scores."""
     return loop.run_task(config, workdir, Pretraining.open(config, workdir, manifest))

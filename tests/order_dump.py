@@ -17,6 +17,10 @@ def main(argv: list[str]) -> None:
     options = dict(argument.removeprefix("--").split("=", 1) for argument in argv)
     process = int(options["process-id"])
     jax.distributed.initialize(options["coordinator"], int(options["processes"]), process)
+    dump(options, process)
+
+
+def dump(options: dict[str, str], process: int) -> None:
     shards = manifest.load_manifest(options["folder"])
     config = tiny_config("data.lanes=4", f"mesh.fsdp={options['fsdp']}")
     make_mesh = interleaved if options["interleaved"] == "True" else sharding.make_mesh

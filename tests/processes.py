@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from tests import QUICK_COMPILE
 from tests.fixtures import TINY
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -18,7 +19,8 @@ DELAYED = "tests/delayed_train.py"
 
 
 def environment(devices: int) -> dict[str, str]:
-    return os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(ROOT)}
+    flags = f"{QUICK_COMPILE} --xla_force_host_platform_device_count={devices}"
+    return os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
 
 
 def seconds_of_children() -> float:
@@ -77,7 +79,7 @@ def kill_when(process: subprocess.Popen, moment: Callable[[], bool]) -> None:
     while not moment():
         assert process.poll() is None, f"the run ended before it could be killed:\n{process.communicate()[1]}"
         assert time.monotonic() < deadline, "the moment to kill at never came"
-        time.sleep(0.002)
+        time.sleep(0.01)
     process.kill()
     process.communicate()
 

@@ -109,6 +109,12 @@ def test_json_is_what_is_returned(capsys):
     assert json.loads(capsys.readouterr().out) == found and set(found) == {"step"}
 
 
+def test_what_it_imports_for_a_step_needs_no_tensorflow():
+    program = "import sys; sys.modules['tensorflow'] = None\nimport mlm.bench.steps, mlm.plan.plan, mlm.training.loop"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment(1), check=True)
+
+
+@pytest.mark.slow
 def test_step_needs_no_tensorflow(tmp_path):
     settings = [f"--config.{text}" for text in (*TINY, SMALL)]
     arguments = ["bench", "--config=configs/base.py", "--seconds=0.1", "--json", *settings]

@@ -5,12 +5,14 @@ import itertools
 import json
 import pathlib
 import signal
+import time
 
 import jax
 import numpy as np
 import pytest
 from transformers import RobertaConfig
 
+from mlm import __main__
 from mlm import config as configs
 from mlm.data import examples as data
 from mlm.data import tokenizer
@@ -169,17 +171,26 @@ def straight(tokenizer_folder, tmp_path_factory) -> pathlib.Path:
     return workdir
 
 
+@pytest.fixture(scope="module")
+def here(tokenizer_folder, tmp_path_factory) -> pathlib.Path:
+    """The same command in this process."""
+    workdir = tmp_path_factory.mktemp("here")
+    with labelled_texts.two_devices():
+        assert __main__.main(arguments(workdir, tmp_path_factory.mktemp("rows"), tokenizer_folder)) == 0
+    return workdir
+
+
 def lines(workdir: pathlib.Path, kind: str) -> list[dict]:
     found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     return [line for line in found if line["kind"] == kind]
 
 
-def test_each_epoch_is_evaluated_and_saved(straight):
-    assert [line["step"] for line in lines(straight, "eval")] == [6, 11, 16]
-    assert [line["step"] for line in lines(straight, "train")] == [4, 8, 12, 16]
-    steps = checkpoint_files.complete_steps(straight / "checkpoints")
+def test_each_epoch_is_evaluated_and_saved(here):
+    assert [line["step"] for line in lines(here, "eval")] == [6, 11, 16]
+    assert [line["step"] for line in lines(here, "train")] == [4, 8, 12, 16]
+    steps = checkpoint_files.complete_steps(here / "checkpoints")
     assert steps[-3:] == [11, 12, 16]
-    assert (straight / "report.html").is_file() and (straight / "export" / "proof.json").is_file()
+    assert (here / "report.html").is_file() and (here / "export" / "proof.json").is_file()
 
 
 @pytest.mark.slow
@@ -189,6 +200,7 @@ def test_killed_and_stopped_runs_end_with_the_same_bits(straight, tokenizer_fold
     process = start(command, program=DELAYED)
     while logged_step(tmp_path / "run") < 12:
         assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
@@ -225,6 +237,6 @@ def test_other_rows_are_refused_and_moved_ones_taken(straight, tokenizer_folder,
     assert "classify.length: 24 -> 16" in err
 
 
-def test_the_config_says_what_the_run_had(straight):
-    saved = configs.load_saved(configs.UPath(straight / "config.json"), [])
+def test_the_config_says_what_the_run_had(here):
+    saved = configs.load_saved(configs.UPath(here / "config.json"), [])
     assert saved.model.layers == 1 and saved.model.positions == 64 and saved.classify.length == 24

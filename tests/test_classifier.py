@@ -1,6 +1,7 @@
 """The classifier is transformers' FlaxRobertaForSequenceClassification: its tree, its numbers, its loss."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -33,16 +34,16 @@ def make(labels: tuple[str, ...] = LABELS, **sizes):
     }
     body = roberta.make_config(settings | sizes, INFO.vocab_size, INFO.special_ids)
     config = classifier.make_config(body, labels)
-    return config, classifier.init_params(config, jax.random.key(0))
+    return config, jax.jit(functools.partial(classifier.init_params, config))(jax.random.key(0))
 
 
 @pytest.mark.parametrize("labels", [LABELS, ()], ids=["classes", "regression"])
 def test_logits_are_the_stock_ones(labels):
     config, params = make(labels)
-    batch = random_batch(rows=6)
+    columns = [random_batch(rows=6)[name] for name in ("input_ids", "attention_mask")]
     stock = FlaxRobertaForSequenceClassification(config, _do_init=False)
-    wanted = stock(batch["input_ids"], batch["attention_mask"], params=params, train=False).logits
-    found = classifier.logits(Network(config), params, batch["input_ids"], batch["attention_mask"])
+    wanted = jax.jit(lambda params, *columns: stock(*columns, params=params, train=False).logits)(params, *columns)
+    found = jax.jit(functools.partial(classifier.logits, Network(config)))(params, *columns)
     assert found.shape == (6, max(len(labels), 1)) and found.dtype == jnp.float32
     assert float(jnp.std(wanted)) > 0.1
     np.testing.assert_allclose(found, wanted, atol=1e-5)

@@ -1,5 +1,6 @@
 """The same line on every host, without a flag about hosts: to the bits of the run that is given flags."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -8,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 
-from tests.fixtures import slow
 from tests.metadata_server import PLATFORM, MetadataServer, tpu_vm
 from tests.processes import ROOT, environment, run_together, train_arguments
 from tests.test_resume import state_of
@@ -71,9 +71,21 @@ def test_on_tpu_vms(with_flags, manifest, tmp_path):
     assert_same(tmp_path / "bare", with_flags(2))
 
 
-@pytest.mark.parametrize("count", [2, slow(4)])
-def test_in_a_jobset_on_gke(count, with_flags, manifest, tmp_path):
+def jobset(count: int) -> list[dict[str, str]]:
     names = ",".join(addresses(count))
-    variables = [{"TPU_WORKER_HOSTNAMES": names, "TPU_WORKER_ID": str(index)} for index in range(count)]
-    start_bare(train_arguments(tmp_path / "bare", manifest.folder, *SETTINGS), variables, devices=4 // count)
+    return [{"TPU_WORKER_HOSTNAMES": names, "TPU_WORKER_ID": str(index)} for index in range(count)]
+
+
+def test_pods_of_a_jobset_meet_and_train(manifest, tmp_path):
+    settings = [*SETTINGS, "train.steps=2"]
+    printed = start_bare(train_arguments(tmp_path, manifest.folder, *settings), jobset(2), devices=1)
+    for index, text in enumerate(printed):
+        assert f"mlm train: process {index} of 2, process 0 at {addresses(2)[0]}" in text
+    assert [json.loads(line)["step"] for line in metrics(tmp_path).splitlines()] == [1, 2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_in_a_jobset_on_gke(count, with_flags, manifest, tmp_path):
+    start_bare(train_arguments(tmp_path / "bare", manifest.folder, *SETTINGS), jobset(count), devices=4 // count)
     assert_same(tmp_path / "bare", with_flags(count))

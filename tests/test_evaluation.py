@@ -10,7 +10,7 @@ from mlm.data.manifest import DatasetInfo
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import evaluation, sharding
-from tests.fixtures import tiny_config
+from tests.fixtures import slow, tiny_config
 
 
 def scores(manifest, rows: int, devices: int) -> dict[str, float]:
@@ -29,7 +29,7 @@ def reference(manifest) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize(("rows", "devices"), [(7, 1), (64, 1), (16, 8), (64, 8)])
+@pytest.mark.parametrize(("rows", "devices"), [(7, 1), slow(64, 1), slow(16, 8), (64, 8)])
 def test_same_scores(reference, manifest, rows, devices):
     found = scores(manifest, rows, devices)
     assert found["predictions"] == reference["predictions"]

@@ -12,6 +12,7 @@ import local_pod
 import pytest
 
 from mlm.pretrained import checkpoint_files
+from tests import QUICK_COMPILE
 from tests.fixtures import slow
 from tests.processes import logged_step, run, train_arguments
 from tests.test_resume import state_of
@@ -27,6 +28,11 @@ SETTINGS = (
     f"pod.heartbeat={HEARTBEAT}",
     "pod.start_timeout=200",
 )
+
+
+@pytest.fixture(autouse=True)
+def quick_compile(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", QUICK_COMPILE)
 
 
 def pod(workdir: pathlib.Path, shards: str, processes: int, *overrides: str, devices: int = 1) -> local_pod.Pod:
@@ -139,6 +145,7 @@ def test_evaluate_and_export_from_several_processes(straight, manifest, capfd):
     assert {name for name in first if first[name] != second[name]} == set()
 
 
+@pytest.mark.slow
 def test_one_host_with_another_config(manifest, tmp_path):
     """Told before anything compiles, by all of them, with exit code 2."""
     one = pod(tmp_path, manifest.folder, 3)

@@ -1,5 +1,7 @@
 """Primed parameters: heads look where they should, the first loss is the unigram entropy, the tree is the stock one."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,8 +22,9 @@ COUNTS = np.random.default_rng(0).zipf(1.2, 512).clip(0, 10_000).astype(np.float
 
 def primed(*overrides: str):
     run = tiny_run(*overrides)
-    params = roberta.init_params(run.network.config, jax.random.key(0))
-    return run, priming.prime(params, run.network.config, COUNTS, jax.random.key(1)), params
+    params = jax.jit(functools.partial(roberta.init_params, run.network.config))(jax.random.key(0))
+    prime = jax.jit(lambda params, counts, key: priming.prime(params, run.network.config, counts, key))
+    return run, prime(params, COUNTS, jax.random.key(1)), params
 
 
 @pytest.mark.parametrize(
@@ -33,9 +36,9 @@ def test_each_head_attends_to_its_offset(width, heads):
     ids = np.random.default_rng(1).integers(5, INFO.vocab_size, (64, 32)).astype(np.int32)
     attention = np.ones_like(ids)
     positions = roberta.position_ids(jnp.asarray(attention), 1)
-    out = baseline.make_module(run.network.config, "float32").apply(
-        {"params": params}, ids, attention, np.zeros_like(ids), positions, None, output_attentions=True
-    )
+    module = baseline.make_module(run.network.config, "float32")
+    apply = jax.jit(lambda params, *columns: module.apply({"params": params}, *columns, None, output_attentions=True))
+    out = apply(params, ids, attention, np.zeros_like(ids), positions)
     weight_HxLxL = np.asarray(out.attentions[0]).mean(0)
     for head, offset in zip(range(heads), (-1, 1, -2, 2), strict=False):
         at = {d: np.diagonal(weight_HxLxL[head], d)[3:-3].mean() for d in range(-8, 9) if d != 0}
@@ -73,7 +76,7 @@ def test_tree_is_the_stock_one_and_the_rest_untouched():
     }
 
 
-@pytest.mark.parametrize("init", ["stock", "primed"])
+@pytest.mark.parametrize("init", ["stock", slow("primed")])
 def test_the_key_decides(manifest, init):
     config = tiny_config(f"model.init={init}", "data.lanes=2")
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)

@@ -4,6 +4,7 @@ import json
 import pathlib
 import signal
 import subprocess
+import time
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from mlm.pretrained import checkpoint_files
 from mlm.workdir import Workdir
-from tests.fixtures import pretrain, slow, tiny_config
+from tests.fixtures import pretrain, tiny_config
 from tests.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start, train_arguments
 
 SETTINGS = (
@@ -57,6 +58,7 @@ def stop(process: subprocess.Popen, number: signal.Signals, workdir: pathlib.Pat
     """Sends the signal after that step: the run saves, at a step that no checkpoint was due at."""
     while logged_step(workdir) < moment:
         assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
@@ -130,7 +132,7 @@ def test_other_devices_give_the_same_losses(straight, manifest, tmp_path, device
 
 
 @pytest.fixture(scope="module")
-def scheduled(manifest, tmp_path_factory) -> pathlib.Path:
+def scheduled(one_device, manifest, tmp_path_factory) -> pathlib.Path:
     """A run whose rows are short in its first half, and whose masking rate falls."""
     workdir = tmp_path_factory.mktemp("scheduled")
     pretrain(tiny_config(*SCHEDULED), Workdir(str(workdir)), manifest)
@@ -151,7 +153,8 @@ SCHEDULED = (
 )
 
 
-@pytest.mark.parametrize("step", [slow(3), 6, slow(9)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, 6, 9])
 def test_resumed_before_at_and_after_the_switch_of_length(scheduled, manifest, tmp_path, step):
     workdir = copy(scheduled, tmp_path / "resumed")
     for later in checkpoint_files.complete_steps(workdir / "checkpoints"):

@@ -10,7 +10,7 @@ import pytest
 
 from mlm.plan import hlo
 from mlm.training import sharding
-from tests.fixtures import random_batch, slow, tiny_run
+from tests.fixtures import random_batch, shared_run, slow, tiny_run
 
 
 def flat(tree) -> dict[str, np.ndarray]:
@@ -45,7 +45,7 @@ def test_one_trace():
 def test_every_mesh_gives_the_same_gradient(mesh):
     # With SGD-like first steps the parameters would hide a wrong scale; so compare loss and gradient norm of every
     # step, and the first moments, which are the gradient.
-    one, other = tiny_run(), tiny_run(mesh=mesh)
+    one, other = shared_run(), shared_run(mesh=mesh)
     state, history = train(one)
     state2, history2 = train(other)
     for a, b in zip(history, history2, strict=True):
@@ -60,7 +60,7 @@ def moments(state):
 
 
 def test_parameters_are_spread_as_the_rules_say():
-    state = tiny_run(mesh=(2, 2, 2)).init()
+    state = shared_run(mesh=(2, 2, 2)).init()
     for leaves in (state.params, moments(state)):
         kernel = leaves["roberta"]["encoder"]["layer"]["0"]["attention"]["self"]["query"]["kernel"]
         assert kernel.sharding.spec == jax.P("fsdp", "tensor")
@@ -70,8 +70,8 @@ def test_parameters_are_spread_as_the_rules_say():
 @pytest.mark.parametrize("accumulate", [2, slow(4)])
 def test_accumulation_equals_the_large_batch(accumulate):
     # 32 rows, with fewer predictions in the padded ones: a mean of means would differ.
-    one = tiny_run("data.global_batch=32")
-    other = tiny_run("data.global_batch=32", f"train.accumulate={accumulate}")
+    one = shared_run("data.global_batch=32")
+    other = shared_run("data.global_batch=32", f"train.accumulate={accumulate}")
     state, history = train(one, 1, 32)
     state2, history2 = train(other, 1, 32)
     assert history[0]["loss"] == pytest.approx(history2[0]["loss"], rel=1e-6)
@@ -87,10 +87,10 @@ def test_microbatches_are_rows_of_every_device():
 
 
 def test_gradient_is_that_of_the_mean_over_predictions():
-    run = tiny_run("optimizer.b1=0")
+    run = shared_run()
     state, history = train(run, 1)
     # Halving the weight of nothing changes nothing: the same batch twice has the same mean and the same gradient.
-    twice = tiny_run("optimizer.b1=0", "data.global_batch=32")
+    twice = shared_run("data.global_batch=32")
     batch = {key: np.concatenate([value, value]) for key, value in random_batch(16).items()}
     state2, metrics = twice.train_step(twice.init(), sharding.put_batch(batch, twice.mesh, 32))
     assert float(metrics["loss"]) == pytest.approx(history[0]["loss"], rel=1e-6)
@@ -221,7 +221,7 @@ def test_dropout_follows_the_rows_where_hosts_interleave(monkeypatch, change, me
     assert_close(moments(state), moments(state2), 1e-4, change)
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("accumulate", [slow(1), 4])
 def test_gradients_cross_the_devices_once_for_each_update(accumulate):
     run = tiny_run("data.global_batch=64", f"train.accumulate={accumulate}")
     batch = sharding.put_batch(random_batch(64), run.mesh, 64)

@@ -19,7 +19,7 @@ from mlm.data.manifest import DatasetInfo
 from mlm.model import weights
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
-from tests.fixtures import random_batch, tiny_config, tiny_run
+from tests.fixtures import random_batch, slow, tiny_config, tiny_run
 from tests.torch_environments import run_torch
 
 STEPS = 20
@@ -70,7 +70,7 @@ def gradient_of(run: Pretraining):
     return jax.jit(run.make_gradient(run.info.length))
 
 
-@pytest.fixture(scope="module", params=[1, 3], ids=["pad 1", "pad 3"])
+@pytest.fixture(scope="module", params=[slow(1), 3], ids=["pad 1", "pad 3"])
 def both(request, tmp_path_factory):
     """Runs both; returns (ours, theirs): losses, gradient norms, first gradient, parameters after 20 updates."""
     info = INFO[request.param]

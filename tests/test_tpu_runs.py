@@ -16,6 +16,7 @@ from pods.causes import HostReport
 from pods.fanout import Answer
 from pods.runs import Job, RunStatus, difference
 
+from tests.fixtures import slow
 from tests.fixtures_pods import wait_for
 from tests.test_host import HOSTILE, alive
 
@@ -81,7 +82,7 @@ def test_what_is_alive_with_other_arguments_is_not_taken_for_it(ready_pod):
     ready_pod.git("checkout", "-q", "stub.py")
 
 
-@pytest.mark.parametrize("follower", ["run", "supervise"])
+@pytest.mark.parametrize("follower", ["run", slow("supervise")])
 def test_what_has_ended_with_other_arguments_is_not_taken_for_it(ready_pod, follower):
     ready_pod.ready("sys.exit(0)")
     ready_pod.tpu(*RUN, "--command=shards")
