@@ -103,7 +103,7 @@ def test_fingerprint_is_of_the_batches_not_of_the_place(manifest, copied):
 # Manifests that can't be used -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 2}', "null"])
 def test_a_manifest_that_cannot_be_read_is_named(copied, text):
     file = pathlib.Path(copied.folder, manifests.NAME)
     file.write_text(text)
@@ -115,8 +115,8 @@ def test_a_manifest_that_cannot_be_read_is_named(copied, text):
 
 def test_a_manifest_of_another_format_is_refused(copied):
     file = pathlib.Path(copied.folder, manifests.NAME)
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 2}))
-    with pytest.raises(InputError, match="format 2"):
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 1}))
+    with pytest.raises(InputError, match="has format 1, this code reads 2"):
         load_manifest(copied.folder)
 
 
@@ -204,7 +204,7 @@ def test_a_manifest_changed_at_random_is_refused_or_read_as_it_stands(copied):
         (("splits", "train", "unigram_entropy"), float("nan"), "unigram_entropy is NaN"),
         (("source",), "\ud800", "source is"),
         (("\x1b[2J",), 1, r'"\\u001b\[2J" is not a field of a manifest'),
-        (("format",), True, "format is missing, or is not the number 1"),
+        (("format",), True, "format is missing, or is not the number 2"),
     ],
 )
 def test_the_sentence_names_the_field_and_what_it_must_be(copied, place, value, words):
