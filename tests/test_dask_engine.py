@@ -1,6 +1,7 @@
 """Tasks on a Dask cluster of real processes, over real TLS."""
 
 import collections
+import contextlib
 import functools
 import os
 import pathlib
@@ -172,12 +173,12 @@ def test_strangers_are_refused_by_scheduler_and_worker(cluster: Cluster, tmp_pat
 
 def greeted(port: int, context: ssl.SSLContext | None) -> bool:
     """Returns whether whoever connects so is sent anything of Dask's protocol."""
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as plain:
-        try:
-            with context.wrap_socket(plain) if context else plain as connection:
-                return bool(connection.recv(8))
-        except OSError:
-            return False
+    try:
+        with contextlib.ExitStack() as stack:
+            plain = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            return bool((stack.enter_context(context.wrap_socket(plain)) if context else plain).recv(8))
+    except OSError:
+        return False
 
 
 def test_a_stranger_is_no_worker(cluster: Cluster, tmp_path: pathlib.Path) -> None:

@@ -141,22 +141,21 @@ def test_bad_input_ends_all_with_its_code(arguments, tmp_path):
 def test_strangers_are_refused_by_the_scheduler_and_the_worker_of_a_run(arguments, tmp_path):
     certificates.make(tmp_path / "other")
     started = Started(arguments(tmp_path), 2)
-    until(lambda: written(tmp_path))
-    folder = tmp_path / "hosts" / "certificates"
-    contexts = {}
+    folder, contexts = tmp_path / "hosts" / "certificates", {}
+    until((folder / "key.pem").exists)
     for name, own in (("proven", folder), ("stranger", tmp_path / "other")):
         contexts[name] = ssl.create_default_context(cafile=str(folder / "ca.pem"))
         contexts[name].check_hostname = False
         contexts[name].load_cert_chain(own / "cert.pem", own / "key.pem")
-    open_ports = set()
-    for process in started.all:
-        for each in psutil.Process(process.pid).net_connections("tcp"):
-            if each.status == psutil.CONN_LISTEN:
-                assert each.laddr.ip == "127.0.0.1", "nothing listens on another interface than the coordinator's"
-                open_ports.add(each.laddr.port)
-    engine_ports = [port for port in open_ports if greeted(port, contexts["proven"])]
-    assert started.jax_port in engine_ports and len(engine_ports) == 3, "a scheduler and two workers"
-    for port in engine_ports:
+
+    def engine_ports() -> list[int]:
+        found = [psutil.Process(process.pid).net_connections("tcp") for process in started.all]
+        local = [each.laddr for own in found for each in own if each.status == psutil.CONN_LISTEN]
+        assert all(each.ip == "127.0.0.1" for each in local), "nothing listens elsewhere than the coordinator does"
+        return [each.port for each in local if greeted(each.port, contexts["proven"])]
+
+    until(lambda: len(engine_ports()) == 3)  # a scheduler and two workers
+    for port in engine_ports():
         assert not greeted(port, contexts["stranger"]) and not greeted(port, None)
     started.finish()
 

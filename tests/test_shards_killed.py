@@ -21,18 +21,32 @@ from tests.fixtures_data import contents, write_jsonl
 LAST = (".blocks", ".dropped", ".json")  # of the files of a task, the one that is written last
 
 
-def start(workdir: pathlib.Path, source: str) -> subprocess.Popen:
-    settings = (f"corpus.sources='{source}'", "corpus.validation_fraction=0.1", "shards.workers=2", "shards.count=7")
-    settings += (f"tokenizer.path={workdir}/tokenizer", "shards.validation_count=2", "shards.length=32", "data.lanes=2")
+def start(workdir: pathlib.Path, source: str, largest: int = 2**40) -> subprocess.Popen:
+    """Runs the command in a process group of its own, which can't write a file beyond `largest` bytes."""
+    workers = 2 if largest == 2**40 else 1  # of whose tasks the first is done before the second begins
+    settings = (f"corpus.sources='{source}'", "corpus.validation_fraction=0.1", f"shards.workers={workers}")
+    settings += (
+        f"tokenizer.path={workdir}/tokenizer",
+        "shards.count=7",
+        "shards.validation_count=2",
+        "shards.length=32",
+    )
+    settings += ("data.lanes=2",)
     command = ["shards", "--config=configs/base.py", f"--workdir={workdir}", *(f"--config.{each}" for each in settings)]
     return subprocess.Popen(
         [sys.executable, "-m", "tests.delayed_results", *command],
         cwd=processes.ROOT,
-        env=processes.environment(1),
+        env=processes.environment(1) | {"MLM_TEST_LARGEST": str(largest)},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+def workdir(folder: pathlib.Path, tokenizer_folder: str) -> pathlib.Path:
+    shutil.copytree(tokenizer_folder, folder / "tokenizer")
+    (folder / "tokenizer" / "recipe.json").write_text(json.dumps({"path": f"{folder}/tokenizer"}))
+    return folder
 
 
 def finish(process: subprocess.Popen) -> None:
@@ -65,10 +79,7 @@ def is_note(file: str) -> bool:
 @pytest.mark.parametrize("kills", [2, slow(10)])
 def test_killed_it_goes_on(texts, tokenizer_folder, tmp_path, kills):
     source = write_jsonl(tmp_path / "texts.jsonl", texts[:900] + texts[:50])
-    for name in ("alone", "killed"):
-        shutil.copytree(tokenizer_folder, tmp_path / name / "tokenizer")
-        (tmp_path / name / "tokenizer" / "recipe.json").write_text(json.dumps({"path": f"{tmp_path}/{name}/tokenizer"}))
-    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    alone, killed = (workdir(tmp_path / name, tokenizer_folder) for name in ("alone", "killed"))
     finish(start(alone, source))
     total, seen, moments = len(whole(alone)), {}, []
     for moment in np.linspace(0.1, 0.95, kills):
@@ -91,3 +102,22 @@ def test_killed_it_goes_on(texts, tokenizer_folder, tmp_path, kills):
     kept = {"/".join(file.split("/")[-2:]): when for file, when in seen.items() if file.endswith(".tfrecord")}
     assert {name: files[name] for name in kept} == kept
     assert contents(killed / "shards") == contents(alone / "shards")
+
+
+def test_no_room_for_a_file(texts, tokenizer_folder, tmp_path):
+    """On a worker: one sentence and code 2; what is done stays, and the next start goes on."""
+    write_jsonl(tmp_path / "a.jsonl", [text[:50] for text in texts[:300]])  # the first part has few tokens
+    write_jsonl(tmp_path / "b.jsonl", texts[:900])
+    source, folder = f"jsonl:{tmp_path}/?.jsonl", workdir(tmp_path / "run", tokenizer_folder)
+    process = start(folder, source, largest=15_000)
+    _, words = process.communicate(timeout=280)
+    assert process.returncode == 2 and "Traceback" not in words, words
+    (line,) = [line for line in words.splitlines() if line.startswith("mlm shards: ")]
+    assert ".tokens: can't be written on" in line and "(File too large); make room there" in line
+    seen = done(whole(folder))
+    assert seen, "none was done before"
+    (work_folder(str(folder / "shards")) / "tasks" / ".0123.tmp").write_text("of a task that was killed")
+    finish(start(folder, source))
+    left = whole(folder)
+    assert {file: left[file] for file in seen} == seen
+    assert not list(work_folder(str(folder / "shards")).rglob(".*.tmp")), "it would take room"

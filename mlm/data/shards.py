@@ -15,6 +15,7 @@ What the tasks leave for one another is in {folder}.tmp, which all workers share
 import dataclasses
 import itertools
 from collections import Counter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +109,8 @@ class _Job:
         if is_remote(self.folder):
             results.save(self.root / self.inputs)  # shows that these shards are begun
             self.shards = self.folder
+        else:
+            results.remove_leftovers(Path(str(self.tasks)))
         parts, maps, blocks = self._map()
         keys, counts = self._deduplicate(maps, blocks)
         self._check_share(parts, maps, blocks)
