@@ -1,6 +1,10 @@
-"""`python -m mlm` whose tasks on the hosts of a run take a moment longer: to be killed in."""
+"""`python -m mlm` whose tasks on the hosts of a run take a moment longer: to be killed in.
+
+MLM_TEST_DELAY is the moment, in seconds.
+"""
 
 import functools
+import os
 import sys
 import time
 
@@ -12,7 +16,7 @@ run = dask_engine._run
 
 @functools.wraps(run)
 def slow_run(task: bytes) -> object:
-    time.sleep(0.4)
+    time.sleep(float(os.environ.get("MLM_TEST_DELAY", "0.4")))
     return run(task)
 
 

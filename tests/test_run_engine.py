@@ -40,12 +40,8 @@ def arguments(texts, tokenizer_folder, tmp_path_factory) -> Callable[..., list[s
         file.write_text("\n".join(" ".join(text.split()) for text in texts[number:600:FILES]))
     sources = tuple(f"text:{file}" for file in files)  # small files of one source would be one part
     settings = (f"corpus.sources={sources!r}", f"corpus.weights={(1.0,) * FILES}", "corpus.validation_fraction=0.1")
-    settings += (
-        "shards.workers=1",
-        f"tokenizer.path={tokenizer_folder}",
-        "shards.count=7",
-        "shards.validation_count=2",
-    )
+    settings += (f"tokenizer.path={tokenizer_folder}", "shards.count=7", "shards.validation_count=2")
+    settings += ("shards.workers=1",)
     settings += ("shards.length=32", "model.positions=64", "data.lanes=2", "pod.heartbeat=20", "pod.start_timeout=250")
 
     def of(workdir: pathlib.Path, *more: str) -> list[str]:
@@ -138,26 +134,32 @@ def test_bad_input_ends_all_with_its_code(arguments, tmp_path):
     assert "Traceback" not in own + told
 
 
-def test_strangers_are_refused_by_the_scheduler_and_the_worker_of_a_run(arguments, tmp_path):
+@pytest.mark.slow
+def test_strangers_are_refused_by_the_scheduler_and_the_workers_of_a_run(arguments, tmp_path, monkeypatch):
     certificates.make(tmp_path / "other")
+    monkeypatch.setenv("MLM_TEST_DELAY", "100")  # of every task, so that all of it is there while we look
     started = Started(arguments(tmp_path), 2)
     folder, contexts = tmp_path / "hosts" / "certificates", {}
-    until((folder / "key.pem").exists)
-    for name, own in (("proven", folder), ("stranger", tmp_path / "other")):
-        contexts[name] = ssl.create_default_context(cafile=str(folder / "ca.pem"))
-        contexts[name].check_hostname = False
-        contexts[name].load_cert_chain(own / "cert.pem", own / "key.pem")
+    with processes_ended(started.all):
+        until((folder / "key.pem").exists)
+        for name, own in (("proven", folder), ("stranger", tmp_path / "other")):
+            contexts[name] = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+            contexts[name].check_hostname = False
+            contexts[name].load_cert_chain(own / "cert.pem", own / "key.pem")
 
-    def engine_ports() -> list[int]:
-        found = [psutil.Process(process.pid).net_connections("tcp") for process in started.all]
-        local = [each.laddr for own in found for each in own if each.status == psutil.CONN_LISTEN]
-        assert all(each.ip == "127.0.0.1" for each in local), "nothing listens elsewhere than the coordinator does"
-        return [each.port for each in local if greeted(each.port, contexts["proven"])]
+        def engine_ports() -> list[int]:
+            found = [psutil.Process(process.pid).net_connections("tcp") for process in started.all]
+            local = [each.laddr for own in found for each in own if each.status == psutil.CONN_LISTEN]
+            assert all(each.ip == "127.0.0.1" for each in local), (
+                "something listens elsewhere than the coordinator does"
+            )
+            return [each.port for each in local if greeted(each.port, contexts["proven"])]
 
-    until(lambda: len(engine_ports()) == 3)  # a scheduler and two workers
-    for port in engine_ports():
-        assert not greeted(port, contexts["stranger"]) and not greeted(port, None)
-    started.finish()
+        until(lambda: len(engine_ports()) == 3)  # a scheduler and two workers
+        ports = engine_ports()
+        assert started.jax_port in ports
+        for port in ports:
+            assert not greeted(port, contexts["stranger"]) and not greeted(port, None)
 
 
 def test_a_host_that_never_starts_is_named(arguments, tmp_path):
