@@ -25,26 +25,33 @@ def parts(tokenizer_folder, tmp_path_factory) -> tuple[str, list[list[str]]]:
     return str(folder), texts
 
 
-def left_out(folder: str, maps: tuple[str, ...], ranges: list[tuple[int, int]]) -> tuple[list[set[int]], np.ndarray]:
-    """The places left out of each part, and all DROPPED."""
-    keys = tuple(f"{len(ranges)}-{first}" for first, _ in ranges)
-    for key, (first, stop) in zip(keys, ranges, strict=True):
-        deduplicate.deduplicate(deduplicate.Deduplicate(maps, first, stop, folder, key))
-    found = []
-    for part, name in enumerate(maps):
-        places = results.load(UPath(f"{folder}/{name}.documents"), DOCUMENT)["place"]
-        rows = deduplicate.left_out(folder, keys, part, len(maps))
-        assert len(set(rows.tolist())) == len(rows)
-        found.append(set(places[rows].tolist()))
-    return found, np.concatenate([results.load(UPath(f"{folder}/{key}.dropped"), deduplicate.DROPPED) for key in keys])
+def left_out(folder: str, maps: tuple[str, ...]) -> tuple[list[set[int]], np.ndarray, list[str]]:
+    """The places left out of each part, all DROPPED, and the labels of the tasks that were run."""
+    labels = []
+
+    def do(function, tasks, *, label, last):
+        for task in tasks:
+            function(task)
+            assert UPath(f"{folder}/{task.key}{last}").is_file()
+            labels.append(label)
+
+    tasks, found = deduplicate.run(do, maps, documents=1000, near=0, folder=folder), []
+    for task in tasks:
+        for part, name in enumerate(task.maps, task.first):
+            places, file = results.load(UPath(f"{folder}/{name}.documents"), DOCUMENT)["place"], task.rows(part)
+            rows = results.load(UPath(f"{folder}/{file}"), np.uint32) if UPath(f"{folder}/{file}").is_file() else []
+            assert sorted(set(rows)) == list(rows)
+            found.append(set(places[rows].tolist()) if len(rows) else set())
+    dropped = [results.load(UPath(f"{folder}/{task.key}.dropped"), deduplicate.DROPPED) for task in tasks]
+    return found, np.concatenate(dropped), labels
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 64])
+@pytest.mark.parametrize(("tasks", "last"), [(1, 1), (2, 7), (64, 7)])
 @pytest.mark.parametrize("order", [range(7), [6, 2, 0, 1, 3, 5, 4], [3]])
-def test_the_first_stays(parts, tasks, order):
+def test_the_first_stays(parts, tasks, last, order, monkeypatch):
     folder, texts = parts
-    ranges = deduplicate.ranges(1000 * tasks, 1000, map_part.RANGES)
-    assert len(ranges) == tasks
+    monkeypatch.setattr(deduplicate, "DOCUMENTS", {1: 1000, 2: 500, 64: 15}[tasks])
+    monkeypatch.setattr(deduplicate, "DECIDED", 1000 if last == 1 else 1)
     maps, seen, expected = tuple(map(str, order)), set(), []
     for part in order:
         expected.append(set())
@@ -52,7 +59,8 @@ def test_the_first_stays(parts, tasks, order):
             if text in seen:
                 expected[-1].add(place)
             seen.add(text)
-    found, dropped = left_out(folder, maps, ranges)
+    found, dropped, labels = left_out(folder, maps)
+    assert labels.count("deduplicate") == tasks and labels.count("leave out") == min(last, len(maps))
     assert found == expected and sum(map(len, found)) > 0
     lost = {}
     for number, name in enumerate(maps):
@@ -64,7 +72,8 @@ def test_the_first_stays(parts, tasks, order):
             if len(rows):
                 lost[number, index] = (len(rows), int(rows["tokens"].sum()))
     sums: dict = {}
-    for part, block, documents, tokens in dropped.tolist():
+    for part, block, why, documents, tokens in dropped.tolist():
+        assert deduplicate.WHY[why] == "duplicates"
         before = sums.get((part, block), (0, 0))
         sums[part, block] = before[0] + documents, before[1] + tokens
     assert sums == lost

@@ -58,7 +58,7 @@ def test_hashes_are_in_their_ranges(corpus, texts, tokenizer_folder, tmp_path):
     documents, own = results.load(file.with_suffix(".documents"), DOCUMENT), [*texts[:200], texts[3]]
     blocks, found = results.load(file, BLOCK), []
     for number in range(map_part.RANGES):
-        entries = results.load_cut(file.with_suffix(".hashes"), ENTRY, map_part.RANGES, number, number + 1)
+        (entries,) = results.load_cut(file.with_suffix(".hashes"), ENTRY, map_part.RANGES, number, number + 1)
         assert {int(entry["hash"]) >> 58 for entry in entries} <= {number}
         found += entries.tolist()
     assert [entry[:2] for entry in found] == sorted((text_hash(text), place) for place, text in enumerate(own))

@@ -3,6 +3,7 @@
 import errno
 import os
 import pathlib
+import time
 
 import numpy as np
 import pytest
@@ -45,7 +46,25 @@ def test_stretches_of_a_cut_file(folder):
     items = np.arange(100, dtype=np.uint32)
     results.save_cut(folder / "x.cut", items, np.array([0, 10, 10, 100]))
     for first, stop, found in ((0, 1, []), (1, 2, range(10)), (2, 3, []), (1, 4, range(100)), (3, 4, range(10, 100))):
-        assert results.load_cut(folder / "x.cut", np.uint32, 4, first, stop).tolist() == list(found)
+        pieces = results.load_cut(folder / "x.cut", np.uint32, 4, first, stop)
+        assert len(pieces) == stop - first and np.concatenate(pieces).tolist() == list(found)
+
+
+def test_several_files_are_read_at_a_time_and_come_in_order():
+    running, most = 0, 0
+
+    def load_one(item):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.01)
+        running -= 1
+        return item
+
+    assert list(results.load_each(load_one, range(100))) == list(range(100))
+    assert 1 < most <= results.READERS
+    with pytest.raises(ZeroDivisionError):
+        list(results.load_each(lambda item: 1 // item, [1, 0, 1]))
 
 
 def test_a_file_appears_whole_or_not_at_all(folder):

@@ -1,15 +1,17 @@
-"""Deduplicate: the documents whose hash is in a range, of all parts -> those that came before, in part and place.
+"""Leave out documents that came before, in the order of parts and places.
 
-    {key}.rows     uint64 [parts + 1], then uint32 rows of documents to leave out: those of part p are the items from
-                   the p-th of the numbers up to the next, in order
-    {key}.dropped  DROPPED of each block that loses documents; written last
+Deduplicate: the documents whose hash is in a range, of all parts -> {key}.duplicates, ENTRY of those to leave out, by
+part. Join: the bands whose hash is in a range, of all parts -> {key}.pairs, near_duplicates.PAIR by the part of the
+later document; if near duplicates are left out. Leave out: the results of both for some parts ->
 
-Near duplicates are found in two steps: bands whose hash is in a range, of all parts -> {key}.pairs, PAIR of documents
-by the part of the later one; and some parts -> files as above, and {key}.near, PAIR of some that are left out.
+    {key}-{part}.rows  uint32 rows of the part's documents to leave out, in order, if there are any
+    {key}.near         PAIR of some near duplicates
+    {key}.dropped      DROPPED of each block that loses documents; written last
 """
 
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,14 +20,16 @@ from mlm.data import near_duplicates, results
 from mlm.data.map_part import BLOCK, DOCUMENT, ENTRY, RANGES
 from mlm.paths import UPath
 
-DOCUMENTS = 8 * 10**6  # of a task, which takes about 100 bytes for each
-BANDS = 2 * 10**6  # of a task, which takes up to 500 bytes for each
+DOCUMENTS = 8 * 10**6  # of a task of `deduplicate`, which takes about 100 bytes for each
+BANDS = 2 * 10**6  # of one of `join`, which takes up to 500 bytes for each
+DECIDED = 5 * 10**5  # documents of one of `leave_out`
 EXAMPLES = 10  # of near duplicates, of each task
-DROPPED = np.dtype([("part", "<u4"), ("block", "<u4"), ("documents", "<u4"), ("tokens", "<u8")])
+WHY = ("duplicates", "near_duplicates")  # the counts of a Split
+DROPPED = np.dtype([("part", "<u4"), ("block", "<u4"), ("why", "<u4"), ("documents", "<u4"), ("tokens", "<u8")])
 
 
-class Deduplicate(NamedTuple):
-    """A task of `deduplicate`: hash ranges `first` up to `stop` of RANGES."""
+class Ranges(NamedTuple):
+    """A task of `deduplicate` or `join`: ranges `first` up to `stop` of the hashes of documents or bands."""
 
     maps: tuple[str, ...]  # the keys of all parts, in order
     first: int
@@ -34,33 +38,49 @@ class Deduplicate(NamedTuple):
     key: str
 
 
-def run(
-    do: Callable[..., None], maps: tuple[str, ...], *, documents: int, near: float, folder: str
-) -> dict[str, tuple[str, ...]]:
-    """Runs all tasks; returns the keys of their results by why documents are left out, as fields of a Split.
+class LeaveOut(NamedTuple):
+    """A task of `leave_out`: parts `first` up to `stop`."""
+
+    maps: tuple[str, ...]  # the keys of these parts
+    first: int
+    stop: int
+    parts: int  # in all
+    duplicates: tuple[str, ...]  # keys of the results of `deduplicate`
+    joined: tuple[str, ...]  # and of `join`
+    near: float  # the similarity above which documents are near duplicates
+    folder: str
+    key: str
+
+    def rows(self, part: int) -> str:
+        """Returns the name of the file of a part's rows."""
+        return f"{self.key}-{part}.rows"
+
+
+def run(do: Callable[..., None], maps: tuple[str, ...], *, documents: int, near: float, folder: str) -> list[LeaveOut]:
+    """Runs all tasks; returns those of `leave_out`.
 
     Args:
       do: runs tasks that are not done, by their last file.
       documents: of all parts.
       near: the similarity above which they are near duplicates; 0 for any.
     """
-    tasks = []
-    for first, stop in ranges(documents, DOCUMENTS, RANGES):
-        tasks.append(Deduplicate(maps, first, stop, folder, results.key(maps, first)))
-    do(deduplicate, tasks, label="deduplicate", last=".dropped")
-    keys = {"duplicates": tuple(task.key for task in tasks)}
+
+    def run_ranges(function: Callable, last: str, found: list[tuple[int, int]]) -> tuple[str, ...]:
+        name = function.__name__
+        tasks = [Ranges(maps, *each, folder, results.key(name, maps, each)) for each in found]
+        do(function, tasks, label=name, last=last)
+        return tuple(task.key for task in tasks)
+
+    duplicates, joined = run_ranges(deduplicate, ".duplicates", ranges(documents, DOCUMENTS, RANGES)), ()
     if near:
-        joins, tasks = [], []
-        for first, stop in ranges(documents * near_duplicates.BANDS, BANDS, near_duplicates.RANGES):
-            joins.append(Join(maps, first, stop, folder, results.key("join", maps, first)))
-        do(join, joins, label="near duplicates", last=".pairs")
-        joined = tuple(task.key for task in joins)
-        for first, stop in ranges(len(maps), -(-len(maps) // RANGES), len(maps)):
-            key = results.key("leave out", maps, first, near)
-            tasks.append(LeaveOut(maps, joined, keys["duplicates"], first, stop, near, folder, key))
-        do(leave_out, tasks, label="near duplicates", last=".dropped")
-        keys["near_duplicates"] = tuple(task.key for task in tasks)
-    return keys
+        found = ranges(documents * near_duplicates.BANDS, BANDS, near_duplicates.RANGES)
+        joined = run_ranges(join, ".pairs", found)
+    tasks = []
+    for first, stop in ranges(documents, DECIDED, len(maps)):
+        key, own = results.key("leave out", maps, first, stop, near), maps[first:stop]
+        tasks.append(LeaveOut(own, first, stop, len(maps), duplicates, joined, near, folder, key))
+    do(leave_out, tasks, label="leave out", last=".dropped")
+    return tasks
 
 
 def ranges(items: int, most: int, pieces: int) -> list[tuple[int, int]]:
@@ -69,103 +89,88 @@ def ranges(items: int, most: int, pieces: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(pieces * number // tasks for number in range(tasks + 1)))
 
 
-def deduplicate(task: Deduplicate) -> None:
-    """Writes the files of some hash ranges."""
-    found = []
-    for name in task.maps:
-        file = UPath(f"{task.folder}/{name}.hashes")
-        found.append(results.load_cut(file, ENTRY, RANGES, task.first, task.stop))
-    parts = np.repeat(np.arange(len(found), dtype=np.uint32), [len(entries) for entries in found])
-    entries = np.concatenate(found)
+def deduplicate(task: Ranges) -> None:
+    """Writes the duplicates of some ranges."""
+    parts, entries = _of_ranges(task, "hashes", ENTRY, RANGES)
     order = np.argsort(entries["hash"], kind="stable")
     hashes = entries["hash"][order]
     again = order[1:][hashes[1:] == hashes[:-1]]
     again = again[np.lexsort((entries["row"][again], parts[again]))]
-    save(f"{task.folder}/{task.key}", len(found), parts[again], entries[again])
+    _save_by_part(task, "duplicates", entries[again], parts[again])
 
 
-def save(base: str, count: int, parts: np.ndarray, entries: np.ndarray) -> None:
-    """Writes the files of documents to leave out, of `count` parts: their parts, in order, rows, blocks and tokens."""
-    stops = np.searchsorted(parts, np.arange(1, count + 1))
-    results.save_cut(UPath(f"{base}.rows"), entries["row"], stops)
-    places, index = np.unique(np.stack([parts, entries["block"]]), axis=1, return_inverse=True)
-    dropped = np.zeros(places.shape[1], DROPPED)
-    dropped["part"], dropped["block"] = places
-    dropped["documents"] = np.bincount(index, minlength=len(dropped))
-    dropped["tokens"] = np.bincount(index, weights=entries["tokens"], minlength=len(dropped))
-    results.save(UPath(f"{base}.dropped"), dropped)
-
-
-class Join(NamedTuple):
-    """A task of `join`: ranges `first` up to `stop` of the hashes of bands."""
-
-    maps: tuple[str, ...]
-    first: int
-    stop: int
-    folder: str
-    key: str
-
-
-def join(task: Join) -> None:
+def join(task: Ranges) -> None:
     """Writes the pairs of some ranges."""
-    found = []
-    for name in task.maps:
-        file = UPath(f"{task.folder}/{name}.bands")
-        found.append(results.load_cut(file, near_duplicates.BAND, near_duplicates.RANGES, task.first, task.stop))
-    parts = np.repeat(np.arange(len(found), dtype=np.uint32), [len(bands) for bands in found])
-    pairs = near_duplicates.join(np.concatenate(found), parts)
-    stops = np.searchsorted(pairs["part"], np.arange(1, len(found) + 1))
-    results.save_cut(UPath(f"{task.folder}/{task.key}.pairs"), pairs, stops)
+    parts, bands = _of_ranges(task, "bands", near_duplicates.BAND, near_duplicates.RANGES)
+    pairs = near_duplicates.join(bands, parts)
+    _save_by_part(task, "pairs", pairs, pairs["part"])
 
 
-class LeaveOut(NamedTuple):
-    """A task of `leave_out`: parts `first` up to `stop`."""
+def _of_ranges(task: Ranges, kind: str, dtype: np.dtype, pieces: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the part of each item of a task's ranges, and the items, in the order of the parts."""
+    load = functools.partial(results.load_cut, dtype=dtype, pieces=pieces, first=task.first, stop=task.stop)
+    found = [np.concatenate(own) for own in results.load_each(load, _files(task.folder, task.maps, kind))]
+    return np.repeat(np.arange(len(found), dtype=np.uint32), [len(own) for own in found]), np.concatenate(found)
 
-    maps: tuple[str, ...]
-    joined: tuple[str, ...]  # keys of all results of `join`
-    deduplicated: tuple[str, ...]  # and of `deduplicate`
-    first: int
-    stop: int
-    threshold: float
-    folder: str
-    key: str
+
+def _save_by_part(task: Ranges, kind: str, items: np.ndarray, parts: np.ndarray) -> None:
+    stops = np.searchsorted(parts, np.arange(1, len(task.maps) + 1))
+    results.save_cut(UPath(f"{task.folder}/{task.key}.{kind}"), items, stops)
+
+
+def _files(folder: str, keys: Sequence[str], kind: str) -> list[UPath]:
+    return [UPath(f"{folder}/{key}.{kind}") for key in keys]
 
 
 def leave_out(task: LeaveOut) -> None:
-    """Writes the files of some parts: the documents that are similar to an earlier one, and not the same."""
-    near, entries, count = [np.zeros(0, near_duplicates.PAIR)], [np.zeros(0, ENTRY)], len(task.maps)
-    for part in range(task.first, task.stop):
-        files = (UPath(f"{task.folder}/{name}.pairs") for name in task.joined)
-        found = [results.load_cut(file, near_duplicates.PAIR, count, part, part + 1) for file in files]
-        pairs = near_duplicates.most_similar(np.concatenate(found), task.threshold)
-        pairs = pairs[~np.isin(pairs["row"], left_out(task.folder, task.deduplicated, part, count))]
-        base = f"{task.folder}/{task.maps[part]}"
-        own = np.zeros(len(pairs), ENTRY)
-        own["row"], own["tokens"] = (
-            pairs["row"],
-            results.load(UPath(f"{base}.documents"), DOCUMENT)["tokens"][pairs["row"]],
-        )
-        own["block"] = np.searchsorted(results.load(UPath(f"{base}.blocks"), BLOCK)["row"], pairs["row"], "right") - 1
-        near.append(pairs)
-        entries.append(own)
-    near, entries = np.concatenate(near), np.concatenate(entries)
-    results.save(UPath(f"{task.folder}/{task.key}.near"), near[:EXAMPLES])
-    save(f"{task.folder}/{task.key}", count, near["part"], entries)
+    """Writes the files of some parts: the duplicates, and what is similar to an earlier document and not the same."""
+    near, dropped = [np.zeros(0, near_duplicates.PAIR)], [np.zeros(0, DROPPED)]
+    found = _by_part(task, task.duplicates, "duplicates", ENTRY)
+    pairs = _by_part(task, task.joined, "pairs", near_duplicates.PAIR)
+    for part, name in enumerate(task.maps, task.first):
+        entries = next(found)
+        dropped.append(_dropped(part, 0, entries))
+        rows = entries["row"]
+        if task.joined:
+            own = near_duplicates.most_similar(next(pairs), task.near)
+            near.append(own[~np.isin(own["row"], rows)])
+            dropped.append(_dropped(part, 1, _entries(UPath(f"{task.folder}/{name}"), near[-1]["row"])))
+            rows = np.concatenate([rows, near[-1]["row"]])
+        if len(rows):
+            results.save(UPath(f"{task.folder}/{task.rows(part)}"), np.sort(rows))
+    results.save(UPath(f"{task.folder}/{task.key}.near"), np.concatenate(near)[:EXAMPLES])
+    results.save(UPath(f"{task.folder}/{task.key}.dropped"), np.concatenate(dropped))
 
 
-def listed(folder: str, keys: dict[str, tuple[str, ...]], names: Sequence[str]) -> dict[str, str]:
-    """Returns what the manifest says of some near duplicates, from what `run` returns and the names of parts."""
-    found = {}
-    for key in keys.get("near_duplicates", ()):
-        pairs = results.load(UPath(f"{folder}/{key}.near"), near_duplicates.PAIR)
-        for pair, similarity in zip(pairs, near_duplicates.similarity(pairs), strict=True):
-            other = f"{names[pair['first_part']]} {pair['first_place']}"
-            found[f"{names[pair['part']]} {pair['place']}"] = f"{similarity:.2f} similar to {other}"
+def _by_part(task: LeaveOut, keys: tuple[str, ...], kind: str, dtype: np.dtype) -> Iterator[np.ndarray]:
+    """Yields the items of each part of a task, out of all results of some tasks."""
+    load = functools.partial(results.load_cut, dtype=dtype, pieces=task.parts, first=task.first, stop=task.stop)
+    return map(np.concatenate, zip(*results.load_each(load, _files(task.folder, keys, kind)), strict=True))
+
+
+def _entries(base: UPath, rows: np.ndarray) -> np.ndarray:
+    """Returns ENTRY of some documents of a part, without hashes and places."""
+    found = np.zeros(len(rows), ENTRY)
+    found["row"], found["tokens"] = rows, results.load(base.with_suffix(".documents"), DOCUMENT)["tokens"][rows]
+    found["block"] = np.searchsorted(results.load(base.with_suffix(".blocks"), BLOCK)["row"], rows, "right") - 1
     return found
 
 
-def left_out(folder: str, keys: tuple[str, ...], part: int, parts: int) -> np.ndarray:
-    """Returns the rows of a part's documents to leave out, by all tasks."""
-    files = (UPath(f"{folder}/{name}.rows") for name in keys)
-    found = [results.load_cut(file, np.uint32, parts, part, part + 1) for file in files]
-    return np.concatenate([np.zeros(0, np.uint32), *found])
+def _dropped(part: int, why: int, entries: np.ndarray) -> np.ndarray:
+    blocks, index = np.unique(entries["block"], return_inverse=True)
+    found = np.zeros(len(blocks), DROPPED)
+    found["part"], found["why"], found["block"] = part, why, blocks
+    found["documents"] = np.bincount(index, minlength=len(blocks))
+    found["tokens"] = np.bincount(index, weights=entries["tokens"], minlength=len(blocks))
+    return found
+
+
+def listed(tasks: Sequence[LeaveOut], names: Sequence[str]) -> dict[str, str]:
+    """Returns what the manifest says of some near duplicates, from what `run` returns and the names of parts."""
+    found = {}
+    for task in tasks:
+        pairs = results.load(UPath(f"{task.folder}/{task.key}.near"), near_duplicates.PAIR) if task.joined else ()
+        for pair in pairs:
+            similar = f"{near_duplicates.similarity(pair):.2f} similar to {names[pair['first_part']]}"
+            found[f"{names[pair['part']]} {pair['place']}"] = f"{similar} {pair['first_place']}"
+    return found

@@ -10,7 +10,7 @@ import functools
 import itertools
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,21 +56,17 @@ def run(do: Callable[..., None], corpus: Corpus, folder: str) -> tuple[str, ...]
     return tuple(task.key for task in tasks)
 
 
-def listed(folder: str, maps: Sequence[str], names: Sequence[str]) -> tuple[int, dict[str, str]]:
-    """Returns how many documents are kept out of all parts, and what the manifest says of the first ones."""
-    count, found = 0, {}
-    for key, name in zip(maps, names, strict=True):
-        places = results.load(UPath(f"{folder}/{key}.kept_out"), np.uint32)
-        count += len(places)
-        for place in places[: max(0, LISTED - len(found))]:
-            found[f"{name} {place}"] = f"has {STRETCH} words of corpus.keep_out"
-    return count, found
+def listed(places: Iterable[Sequence[int]], names: Sequence[str]) -> dict[str, str]:
+    """Returns what the manifest says of the first documents that are kept out, from their places in all parts."""
+    documents = (f"{name} {place}" for name, own in zip(names, places, strict=True) for place in own)
+    return dict.fromkeys(itertools.islice(documents, LISTED), f"has {STRETCH} words of corpus.keep_out")
 
 
 @functools.lru_cache(1)
 def load(folder: str, keys: tuple[str, ...]) -> np.ndarray:
     """Returns the sorted hashes that such tasks have written: uint64 [S]."""
-    found = [results.load(UPath(f"{folder}/{key}.stretches"), np.uint64) for key in keys]
+    files = (UPath(f"{folder}/{key}.stretches") for key in keys)
+    found = results.load_each(lambda file: results.load(file, np.uint64), files)
     return np.unique(np.concatenate([np.zeros(0, np.uint64), *found]))
 
 

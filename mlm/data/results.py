@@ -4,20 +4,25 @@ A file appears whole under its name, which says what it was made from; so a task
 two workers may do the same task, and a listing shows what a restart has to do.
 """
 
+import collections
+import concurrent.futures
 import contextlib
 import hashlib
 import json
 import platform
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, is_remote, make_folder, os_errors, put_file
+
+READERS = 16  # files that a process reads at the same time
+Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
 def work_folder(folder: str) -> UPath:
@@ -112,10 +117,23 @@ def save_cut(target: UPath, items: np.ndarray, stops: np.ndarray) -> None:
     save(target, np.append(0, stops).astype(np.uint64), items)
 
 
-def load_cut(file: UPath, dtype: np.dtype | type, pieces: int, first: int, stop: int) -> np.ndarray:
-    """Returns pieces `first` up to `stop` of the items of a file of so many pieces."""
-    begin, end = load(file, np.uint64, first, stop - first + 1)[[0, -1]].tolist()
-    return load(file, dtype, begin, end - begin, after=8 * (pieces + 1))
+def load_cut(file: UPath, dtype: np.dtype | type, pieces: int, first: int, stop: int) -> list[np.ndarray]:
+    """Returns the items of pieces `first` up to `stop`, of a file of so many pieces."""
+    cuts = load(file, np.uint64, first, stop - first + 1).astype(np.int64)
+    items = load(file, dtype, int(cuts[0]), int(cuts[-1] - cuts[0]), after=8 * (pieces + 1))
+    return np.split(items, cuts[1:-1] - cuts[0])
+
+
+def load_each(load_one: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yields what `load_one` returns for each item, in order; reads several files at a time, since a bucket is slow."""
+    with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+        waiting: collections.deque[concurrent.futures.Future] = collections.deque()
+        for item in items:
+            if len(waiting) == READERS:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(load_one, item))
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def hash_stops(hashes: np.ndarray, ranges: int) -> np.ndarray:

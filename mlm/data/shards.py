@@ -13,8 +13,8 @@ What the tasks leave for one another is in {folder}.tmp, which all workers share
 """
 
 import dataclasses
-import itertools
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,8 +36,8 @@ BLOCKS = 64  # of a shard, between those two
 UNKNOWN_BYTES = 2**20  # of a block, where the size of a source is not known
 DOCUMENT_BYTES = 500  # about
 LISTED = 12  # groups in a message
-# BLOCK and: its part, its index there, its documents and tokens without duplicates
-DEALT = np.dtype([*BLOCK.descr, ("part", "<u4"), ("index", "<u4"), ("kept", "<u4"), ("kept_tokens", "<u8")])
+# BLOCK and: its part, its documents and tokens without those left out
+DEALT = np.dtype([*BLOCK.descr, ("part", "<u4"), ("kept", "<u4"), ("kept_tokens", "<u8")])
 
 
 class Settings(NamedTuple):
@@ -100,6 +100,8 @@ class _Job:
     folder: UPath
     inputs: str
     engine: Engine
+    tables: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # BLOCK of the parts that are mapped
+    kept_out: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # places of what holds text to keep out
 
     def run(self) -> tuple[dict[str, Split], dict[str, str]]:
         """Returns what the manifest says of the splits, and of documents left out."""
@@ -112,12 +114,9 @@ class _Job:
         else:
             results.remove_leftovers(Path(str(self.tasks)))
         parts, maps, blocks = self._map()
-        keys, counts = self._deduplicate(maps, blocks)
         self._check_share(parts, maps, blocks)
-        names = [f"{part.source}, {part.name}, document" for part in parts]
-        counts["train"]["kept_out"], left_out = keep_out.listed(str(self.tasks), maps, names)
-        left_out |= deduplicate.listed(str(self.tasks), keys, names)
-        return self._reduce(parts, maps, blocks, keys, counts), left_out
+        rows, counts, left_out = self._leave_out(parts, maps, blocks)
+        return self._reduce(parts, maps, blocks, rows, counts), left_out
 
     def _do(self, function: Any, tasks: list, *, label: str, last: str) -> None:
         """Runs the tasks whose last file is not there."""
@@ -139,22 +138,24 @@ class _Job:
         def read(limited: list[tuple[Part, int]]) -> list[int]:
             own = [tasks.setdefault(each, self._map_task(*each, size, keep_out_keys)) for each in limited]
             self._do(map_part, own, label="tokenize", last=".blocks")
-            tables = [results.load(self.tasks / f"{task.key}.blocks", BLOCK) for task in own]
-            kept_out = [results.load(self.tasks / f"{task.key}.kept_out", np.uint32) for task in own]
-            return [int(table["documents"].sum()) + len(out) for table, out in zip(tables, kept_out, strict=True)]
+            new = [task.key for task in own if task.key not in self.tables]
+            self.tables |= zip(new, self._load_each(new, "blocks", BLOCK), strict=True)
+            kept_out = self._load_each(new if keep_out_keys else [], "kept_out", np.uint32)
+            self.kept_out |= zip(new, kept_out, strict=False)
+            return [self.tables[task.key]["documents"].sum() + len(self.kept_out.get(task.key, ())) for task in own]
 
         limited = self.corpus.limited(parts, read, wave=self.engine.workers)
         self.corpus.require_text([part for part, _ in limited], read(limited))
         parts, maps = [part for part, _ in limited], [tasks[each].key for each in limited]
-        found = [np.zeros(0, DEALT)]
-        for number, name in enumerate(maps):
-            own = results.load(self.tasks / f"{name}.blocks", BLOCK)
-            found.append(np.zeros(len(own), DEALT))
-            recfunctions.assign_fields_by_name(found[-1], own)
-            found[-1]["part"], found[-1]["index"] = number, np.arange(len(own))
-        blocks = np.concatenate(found)
+        found = np.concatenate([self.tables[name] for name in maps])
+        blocks = np.zeros(len(found), DEALT)
+        recfunctions.assign_fields_by_name(blocks, found)
+        blocks["part"] = np.repeat(np.arange(len(maps)), [len(self.tables[name]) for name in maps])
         blocks["kept"], blocks["kept_tokens"] = blocks["documents"], blocks["tokens"]
         return parts, maps, blocks
+
+    def _load_each(self, keys: Iterable[str], kind: str, dtype: np.dtype | type) -> Iterator[np.ndarray]:
+        return results.load_each(lambda key: results.load(self.tasks / f"{key}.{kind}", dtype), keys)
 
     def _map_task(self, part: Part, most: int, size: int, keep_out_keys: tuple[str, ...]) -> Map:
         corpus = dataclasses.asdict(self.corpus)
@@ -164,22 +165,30 @@ class _Job:
         folders = str(self.root / "texts"), str(self.tasks)
         return Map(part, self.corpus, most, self.tokenizer_folder, size, keep_out_keys, *folders, key)
 
-    def _deduplicate(
-        self, maps: list[str], blocks: np.ndarray
-    ) -> tuple[dict[str, tuple[str, ...]], dict[str, Counter]]:
-        """Subtracts duplicates from the blocks; returns the keys of the results, and the counts of each split."""
-        documents, near = int(blocks["documents"].sum()), self.corpus.near_duplicates
-        keys = deduplicate.run(self._do, tuple(maps), documents=documents, near=near, folder=str(self.tasks))
-        starts = np.searchsorted(blocks["part"], np.arange(len(maps)))
+    def _leave_out(
+        self, parts: list[Part], maps: list[str], blocks: np.ndarray
+    ) -> tuple[dict[int, str], dict[str, Counter], dict[str, str]]:
+        """Subtracts what is left out from the blocks.
+
+        Returns the files of the rows to leave out by part, the counts of each split, and what the manifest lists.
+        """
+        names = [f"{part.source}, {part.name}, document" for part in parts]
+        near, documents = self.corpus.near_duplicates, int(blocks["documents"].sum())
+        tasks = deduplicate.run(self._do, tuple(maps), documents=documents, near=near, folder=str(self.tasks))
+        lost = np.concatenate([*self._load_each([task.key for task in tasks], "dropped", deduplicate.DROPPED)])
+        places = np.searchsorted(blocks["part"], lost["part"]) + lost["block"]
+        np.subtract.at(blocks["kept"], places, lost["documents"])
+        np.subtract.at(blocks["kept_tokens"], places, lost["tokens"])
         counts: dict[str, Counter] = {split: Counter() for split in SPLITS}
-        for why, key in ((why, key) for why, own in keys.items() for key in own):
-            lost = results.load(self.tasks / f"{key}.dropped", deduplicate.DROPPED)
-            places = starts[lost["part"]] + lost["block"]
-            blocks["kept"][places] -= lost["documents"]
-            blocks["kept_tokens"][places] -= lost["tokens"]
-            for number, split in enumerate(SPLITS):
-                counts[split][why] += int(lost["documents"][blocks["split"][places] == number].sum())
-        return keys, counts
+        for number, split in enumerate(SPLITS):
+            own = lost[blocks["split"][places] == number]
+            for index, why in enumerate(deduplicate.WHY):
+                counts[split][why] = int(own["documents"][own["why"] == index].sum())
+        counts["train"]["kept_out"] = sum(len(self.kept_out.get(key, ())) for key in maps)
+        losing = set(lost["part"].tolist())
+        rows = {part: task.rows(part) for task in tasks for part in range(task.first, task.stop) if part in losing}
+        kept_out = keep_out.listed([self.kept_out.get(key, ()) for key in maps], names)
+        return rows, counts, kept_out | deduplicate.listed(tasks, names)
 
     def _check_share(self, parts: list[Part], maps: list[str], blocks: np.ndarray) -> None:
         """Raises InputError if whole groups make a validation split of another size than corpus.validation_fraction."""
@@ -190,8 +199,8 @@ class _Job:
         if not named and (not sum(sums) or asked / 2 <= share <= 2 * asked):
             return
         found: Counter = Counter()
-        for name in maps:
-            found.update(results.load_json(self.tasks / f"{name}.groups"))
+        for sizes_of in results.load_each(results.load_json, (self.tasks / f"{name}.groups" for name in maps)):
+            found.update(sizes_of)
         if missing := sorted(named - found.keys()):
             raise InputError(f"config.corpus.validation_groups: there is no group {missing[0]!r}, but {_shown(found)}.")
         if found and sum(sums) and not asked / 2 <= share <= 2 * asked:
@@ -231,7 +240,7 @@ class _Job:
         parts: list[Part],
         maps: list[str],
         blocks: np.ndarray,
-        keys: dict[str, tuple[str, ...]],
+        rows: dict[int, str],
         counts: dict[str, Counter],
     ) -> dict[str, Split]:
         """Writes the shards; returns what the manifest says of them."""
@@ -248,8 +257,7 @@ class _Job:
                     parts=tuple(own["part"].tolist()),
                     maps={part: maps[part] for part in used},
                     sources={part: parts[part].source for part in used},
-                    deduplicated=tuple(itertools.chain(*keys.values())),
-                    all_parts=len(parts),
+                    left_out={part: rows[part] for part in used if part in rows},
                     length=self.settings.length,
                     vocab_size=self.vocabulary["vocab_size"],
                     folder=str(self.tasks),
@@ -274,10 +282,11 @@ class _Job:
     def _summary(self, tasks: list[WriteShard], left_out: Counter) -> Split:
         notes, sources = [], Counter()
         counts_V = np.zeros(self.vocabulary["vocab_size"], np.int64)
-        for task in tasks:
-            notes.append(results.load_json(self.tasks / f"{task.key}.json"))
-            counts_V += results.load(self.tasks / f"{task.key}.counts", np.int64)
-            sources.update(notes[-1]["sources"])
+        for counts_of_shard in self._load_each([task.key for task in tasks], "counts", np.int64):
+            counts_V += counts_of_shard
+        for note in results.load_each(results.load_json, (self.tasks / f"{task.key}.json" for task in tasks)):
+            notes.append(note)
+            sources.update(note["sources"])
         counts_V[list(self.vocabulary["all_special_ids"])] = 0
         probs = counts_V[counts_V > 0] / counts_V.sum()
         return Split(

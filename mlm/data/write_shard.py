@@ -11,6 +11,7 @@ Dimensions: N rows, L tokens in a row, V vocabulary entries.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 from collections import Counter
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlm.data import deduplicate, mixture, results, tfrecord
+from mlm.data import mixture, results, tfrecord
 from mlm.data.manifest import Manifest
 from mlm.data.map_part import BLOCK, DOCUMENT, token_dtype
 from mlm.errors import DamageError, InputError
@@ -37,8 +38,7 @@ class WriteShard(NamedTuple):
     parts: tuple[int, ...]  # the part of each block
     maps: dict[int, str]  # the keys of these parts
     sources: dict[int, str]  # and their sources
-    deduplicated: tuple[str, ...]  # keys
-    all_parts: int
+    left_out: dict[int, str]  # the files of the rows of documents to leave out, of those that have any
     length: int
     vocab_size: int
     folder: str
@@ -54,8 +54,8 @@ def write_shard(task: WriteShard) -> None:
     target, digest = UPath(f"{task.shards}/{task.name}"), hashlib.sha256()
     with results.written(target) as file:
         with file.open("wb") as out:
-            for part, block in zip(task.parts, np.frombuffer(task.blocks, BLOCK), strict=True):
-                ids, documents = _read(task, part, block)
+            blocks = zip(task.parts, np.frombuffer(task.blocks, BLOCK), strict=True)
+            for part, ids, documents in results.load_each(functools.partial(_read, task), blocks):
                 starts = tokens.total() + np.cumsum(documents["tokens"], dtype=np.uint64) - documents["tokens"]
                 placed.append(np.zeros(len(documents), PLACED))
                 placed[-1]["start"], placed[-1]["part"], placed[-1]["place"] = starts, part, documents["place"]
@@ -79,16 +79,18 @@ def write_shard(task: WriteShard) -> None:
     results.save_json(UPath(f"{task.folder}/{task.key}.json"), note)
 
 
-def _read(task: WriteShard, part: int, block: np.void) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens and the DOCUMENTs of a block, without those left out."""
+def _read(task: WriteShard, part_and_block: tuple[int, np.void]) -> tuple[int, np.ndarray, np.ndarray]:
+    """Returns the part, the tokens and the DOCUMENTs of a block, without those left out."""
+    part, block = part_and_block
     base = f"{task.folder}/{task.maps[part]}"
     dtype, first, count = token_dtype(task.vocab_size), int(block["row"]), int(block["documents"])
     ids = results.load(UPath(f"{base}.tokens"), dtype, int(block["offset"]), int(block["tokens"]))
     documents = results.load(UPath(f"{base}.documents"), DOCUMENT, first, count)
-    rows = deduplicate.left_out(task.folder, task.deduplicated, part, task.all_parts)
-    kept = np.ones(count, bool)
-    kept[rows[(rows >= first) & (rows < first + count)] - first] = False
-    return ids[np.repeat(kept, documents["tokens"])], documents[kept]
+    if part not in task.left_out:
+        return part, ids, documents
+    rows = results.load(UPath(f"{task.folder}/{task.left_out[part]}"), np.uint32)
+    kept = ~np.isin(np.arange(first, first + count), rows)
+    return part, ids[np.repeat(kept, documents["tokens"])], documents[kept]
 
 
 def table_name(shard: str) -> str:
