@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import resource
-import sys
 import time
 
 from ml_collections import ConfigDict
@@ -61,10 +59,4 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
     if complete:
         common.say(f"shards: {folder}, {tokens:,} tokens, there and unchanged")
         return
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
-    peaks = (resource.getrusage(who).ru_maxrss * unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    own, worker = (f"{peak / 1e6:.0f} MB" for peak in peaks)
-    common.say(
-        f"shards: {folder}, {tokens:,} tokens, {seconds:.1f} s, "
-        f"{tokens / seconds:,.0f} tokens/s; peak memory {own}, and {worker} in the largest of the workers"
-    )
+    common.say(f"shards: {folder}, {tokens:,} tokens, {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")

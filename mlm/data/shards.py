@@ -100,23 +100,28 @@ class _Job:
     folder: UPath
     inputs: str
     engine: Engine
-    tables: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # BLOCK of the parts that are mapped
-    kept_out: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # places of what holds text to keep out
+
+    def __post_init__(self):
+        self.root = work_folder(str(self.folder))
+        self.tasks = self.root / "tasks"
+        self.shards = self.folder if is_remote(self.folder) else self.root / self.inputs
+        self.tables: dict[str, np.ndarray] = {}  # BLOCK of the parts that are mapped, by their keys
+        self.kept_out: dict[str, np.ndarray] = {}  # places of what holds text to keep out
+        # What `_map` finds: the parts, their keys, and all blocks as DEALT.
+        self.parts: list[Part] = []
+        self.maps: list[str] = []
+        self.blocks = np.zeros(0, DEALT)
 
     def run(self) -> tuple[dict[str, Split], dict[str, str]]:
         """Returns what the manifest says of the splits, and of documents left out."""
-        self.root = work_folder(str(self.folder))
-        self.tasks = self.root / "tasks"
-        self.shards = self.root / self.inputs
         if is_remote(self.folder):
             results.save(self.root / self.inputs)  # shows that these shards are begun
-            self.shards = self.folder
         else:
             results.remove_leftovers(Path(str(self.tasks)))
-        parts, maps, blocks = self._map()
-        self._check_share(parts, maps, blocks)
-        rows, counts, left_out = self._leave_out(parts, maps, blocks)
-        return self._reduce(parts, maps, blocks, rows, counts), left_out
+        self._map()
+        self._check_share()
+        rows, counts, left_out = self._leave_out()
+        return self._reduce(rows, counts), left_out
 
     def _do(self, function: Any, tasks: list, *, label: str, last: str) -> None:
         """Runs the tasks whose last file is not there."""
@@ -124,8 +129,7 @@ class _Job:
         for _ in self.engine.each(function, [task for task in tasks if f"{task.key}{last}" not in there], label=label):
             pass
 
-    def _map(self) -> tuple[list[Part], list[str], np.ndarray]:
-        """Returns the parts, their keys and all blocks, as DEALT."""
+    def _map(self) -> None:
         parts, most = self.corpus.parts(), self.corpus.max_documents
         total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
         if most:
@@ -142,17 +146,16 @@ class _Job:
             self.tables |= zip(new, self._load_each(new, "blocks", BLOCK), strict=True)
             kept_out = self._load_each(new if keep_out_keys else [], "kept_out", np.uint32)
             self.kept_out |= zip(new, kept_out, strict=False)
-            return [self.tables[task.key]["documents"].sum() + len(self.kept_out.get(task.key, ())) for task in own]
+            return [sum(self.tables[t.key]["documents"].tolist()) + len(self.kept_out.get(t.key, ())) for t in own]
 
         limited = self.corpus.limited(parts, read, wave=self.engine.workers)
         self.corpus.require_text([part for part, _ in limited], read(limited))
-        parts, maps = [part for part, _ in limited], [tasks[each].key for each in limited]
-        found = np.concatenate([self.tables[name] for name in maps])
-        blocks = np.zeros(len(found), DEALT)
-        recfunctions.assign_fields_by_name(blocks, found)
-        blocks["part"] = np.repeat(np.arange(len(maps)), [len(self.tables[name]) for name in maps])
-        blocks["kept"], blocks["kept_tokens"] = blocks["documents"], blocks["tokens"]
-        return parts, maps, blocks
+        self.parts, self.maps = [part for part, _ in limited], [tasks[each].key for each in limited]
+        tables = [self.tables[name] for name in self.maps]
+        self.blocks = np.zeros(sum(map(len, tables)), DEALT)
+        recfunctions.assign_fields_by_name(self.blocks, np.concatenate(tables))
+        self.blocks["part"] = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        self.blocks["kept"], self.blocks["kept_tokens"] = self.blocks["documents"], self.blocks["tokens"]
 
     def _load_each(self, keys: Iterable[str], kind: str, dtype: np.dtype | type) -> Iterator[np.ndarray]:
         return results.load_each(lambda key: results.load(self.tasks / f"{key}.{kind}", dtype), keys)
@@ -165,33 +168,33 @@ class _Job:
         folders = str(self.root / "texts"), str(self.tasks)
         return Map(part, self.corpus, most, self.tokenizer_folder, size, keep_out_keys, *folders, key)
 
-    def _leave_out(
-        self, parts: list[Part], maps: list[str], blocks: np.ndarray
-    ) -> tuple[dict[int, str], dict[str, Counter], dict[str, str]]:
+    def _leave_out(self) -> tuple[dict[int, str], dict[str, Counter], dict[str, str]]:
         """Subtracts what is left out from the blocks.
 
         Returns the files of the rows to leave out by part, the counts of each split, and what the manifest lists.
         """
-        names = [f"{part.source}, {part.name}, document" for part in parts]
-        near, documents = self.corpus.near_duplicates, int(blocks["documents"].sum())
-        tasks = deduplicate.run(self._do, tuple(maps), documents=documents, near=near, folder=str(self.tasks))
+        blocks, near, folder = self.blocks, self.corpus.near_duplicates, str(self.tasks)
+        names = [f"{part.source}, {part.name}, document" for part in self.parts]
+        count = int(blocks["documents"].sum())
+        tasks = deduplicate.run(self._do, tuple(self.maps), documents=count, near=near, folder=folder)
         lost = np.concatenate([*self._load_each([task.key for task in tasks], "dropped", deduplicate.DROPPED)])
         places = np.searchsorted(blocks["part"], lost["part"]) + lost["block"]
         np.subtract.at(blocks["kept"], places, lost["documents"])
         np.subtract.at(blocks["kept_tokens"], places, lost["tokens"])
-        counts: dict[str, Counter] = {split: Counter() for split in SPLITS}
-        for number, split in enumerate(SPLITS):
-            own = lost[blocks["split"][places] == number]
-            for index, why in enumerate(deduplicate.WHY):
-                counts[split][why] = int(own["documents"][own["why"] == index].sum())
-        counts["train"]["kept_out"] = sum(len(self.kept_out.get(key, ())) for key in maps)
+        sums = np.zeros((len(SPLITS), len(deduplicate.WHY)), np.int64)
+        np.add.at(sums, (blocks["split"][places], lost["why"]), lost["documents"])
+        counts = {
+            split: Counter(dict(zip(deduplicate.WHY, sums[n].tolist(), strict=True))) for n, split in enumerate(SPLITS)
+        }
+        kept_out = [self.kept_out.get(key, ()) for key in self.maps]
+        counts["train"]["kept_out"] = sum(map(len, kept_out))
         losing = set(lost["part"].tolist())
         rows = {part: task.rows(part) for task in tasks for part in range(task.first, task.stop) if part in losing}
-        kept_out = keep_out.listed([self.kept_out.get(key, ()) for key in maps], names)
-        return rows, counts, kept_out | deduplicate.listed(tasks, names)
+        return rows, counts, keep_out.listed(kept_out, names) | deduplicate.listed(tasks, names)
 
-    def _check_share(self, parts: list[Part], maps: list[str], blocks: np.ndarray) -> None:
+    def _check_share(self) -> None:
         """Raises InputError if whole groups make a validation split of another size than corpus.validation_fraction."""
+        parts, maps, blocks = self.parts, self.maps, self.blocks
         divided = np.array([not part.split for part in parts], bool)[blocks["part"]]
         sums = [int(blocks["bytes"][divided & (blocks["split"] == number)].sum()) for number in range(len(SPLITS))]
         share, asked = sums[1] / max(1, sum(sums)), self.corpus.validation_fraction
@@ -210,13 +213,14 @@ class _Job:
                 f"The largest: {_shown(found)}."
             )
 
-    def _deal(self, split: str, parts: list[Part], blocks: np.ndarray) -> list[np.ndarray]:
+    def _deal(self, split: str) -> list[np.ndarray]:
         """Returns the indices of the blocks of each shard of a split, at least a row in each."""
-        weights, length = dict(zip(self.corpus.sources, self.corpus.weights, strict=True)), self.settings.length
+        blocks, length = self.blocks, self.settings.length
+        weights = dict(zip(self.corpus.sources, self.corpus.weights, strict=True))
         own = np.flatnonzero(blocks["split"] == SPLITS.index(split))
         hashes, tokens, copies = blocks["hash"][own], blocks["kept_tokens"][own], np.ones(len(own), np.int64)
         if split == "train":
-            of_part = np.array([weights[part.source] for part in parts])
+            of_part = np.array([weights[part.source] for part in self.parts])
             for weight in set(weights.values()):
                 heavy = of_part[blocks["part"][own]] == weight
                 copies[heavy] = deal.copies(hashes[heavy], weight)
@@ -224,39 +228,30 @@ class _Job:
         rows = int((tokens * copies.astype(np.uint64)).sum()) // length
         while True:
             dealt = [own[p] for p in deal.deal(hashes, copies, tokens, count=count, seed=self.settings.seed)]
-            short = any(blocks["kept_tokens"][picks].sum() < length for picks in dealt)
-            if not short:
+            if all(blocks["kept_tokens"][picks].sum() >= length for picks in dealt):
                 return dealt
             if split == "train":
                 text = f"there are only {rows} rows of {length} tokens in {copies.sum()} blocks; lower it."
                 raise InputError(f"config.shards.count = {count}: {text}")
             if count == 1:
-                need = "raise corpus.validation_fraction, or give more text"
-                raise InputError(f"the {split} split is shorter than a row of {length} tokens: {need}.")
+                need = f"{length} tokens: raise corpus.validation_fraction, or give more text."
+                raise InputError(f"the {split} split is shorter than a row of {need}")
             count = min(count - 1 - count // 8, max(1, rows))
 
-    def _reduce(
-        self,
-        parts: list[Part],
-        maps: list[str],
-        blocks: np.ndarray,
-        rows: dict[int, str],
-        counts: dict[str, Counter],
-    ) -> dict[str, Split]:
+    def _reduce(self, rows: dict[int, str], counts: dict[str, Counter]) -> dict[str, Split]:
         """Writes the shards; returns what the manifest says of them."""
         tasks = {split: [] for split in SPLITS}
         for split in SPLITS:
-            for number, picks in enumerate(self._deal(split, parts, blocks)):
-                own = blocks[picks]
+            for number, picks in enumerate(self._deal(split)):
+                own = self.blocks[picks]
                 records = int(own["kept_tokens"].sum()) // self.settings.length
-                content = recfunctions.repack_fields(own[list(BLOCK.names)]).tobytes()
-                used = sorted(set(own["part"].tolist()))
+                used = np.unique(own["part"]).tolist()
                 task = WriteShard(
                     name=f"{split}/dataset-{number}-{records}.tfrecord",
-                    blocks=content,
+                    blocks=recfunctions.repack_fields(own[list(BLOCK.names)]).tobytes(),
                     parts=tuple(own["part"].tolist()),
-                    maps={part: maps[part] for part in used},
-                    sources={part: parts[part].source for part in used},
+                    maps={part: self.maps[part] for part in used},
+                    sources={part: self.parts[part].source for part in used},
                     left_out={part: rows[part] for part in used if part in rows},
                     length=self.settings.length,
                     vocab_size=self.vocabulary["vocab_size"],
@@ -266,8 +261,7 @@ class _Job:
                 )
                 tasks[split].append(task._replace(key=results.key([*map(str, task[:-3]), self.inputs])))
         self._do(write_shard, tasks["train"] + tasks["validation"], label="write", last=".json")
-        names = [[part.source, part.name] for part in parts]
-        results.save_json(self.shards / PARTS, names)
+        results.save_json(self.shards / PARTS, [[part.source, part.name] for part in self.parts])
         self._remove_others({task.name for split in SPLITS for task in tasks[split]})
         return {split: self._summary(tasks[split], counts[split]) for split in SPLITS}
 
@@ -280,12 +274,11 @@ class _Job:
                     (self.shards / folder / name).unlink(missing_ok=True)
 
     def _summary(self, tasks: list[WriteShard], left_out: Counter) -> Split:
-        notes, sources = [], Counter()
-        counts_V = np.zeros(self.vocabulary["vocab_size"], np.int64)
+        counts_V, sources = np.zeros(self.vocabulary["vocab_size"], np.int64), Counter()
         for counts_of_shard in self._load_each([task.key for task in tasks], "counts", np.int64):
             counts_V += counts_of_shard
-        for note in results.load_each(results.load_json, (self.tasks / f"{task.key}.json" for task in tasks)):
-            notes.append(note)
+        notes = list(results.load_each(results.load_json, (self.tasks / f"{task.key}.json" for task in tasks)))
+        for note in notes:
             sources.update(note["sources"])
         counts_V[list(self.vocabulary["all_special_ids"])] = 0
         probs = counts_V[counts_V > 0] / counts_V.sum()
