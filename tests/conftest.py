@@ -48,7 +48,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 # The longest files, the longest first: begun last, one would keep a single worker busy while the others are done.
 LONGEST = """
     resume pod step classification torch hosts roberta bench export metrics_hooks evaluate masking attention batches
-    bad_input supervise optimizer tpu_runs warm_start priming build evaluation export_classifier
+    bad_input supervise optimizer tpu_runs warm_start priming build evaluation export_classifier run_engine dask_engine
+    mixture_runs gcs
 """
 
 

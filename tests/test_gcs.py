@@ -120,13 +120,8 @@ def test_a_bucket_that_answers_503(bucket, emulator, tokenizer_folder, tmp_path,
     local = write_jsonl(tmp_path / "texts.jsonl", texts[:400])
     UPath(f"{bucket}/texts.jsonl").write_bytes((tmp_path / "texts.jsonl").read_bytes())
     settings = (f"corpus.sources='jsonl:{bucket}/texts.jsonl'", f"shards.dir={bucket}/shards", "shards.workers=1")
-    settings += (
-        f"tokenizer.path={tokenizer_folder}",
-        "shards.count=6",
-        "shards.validation_count=2",
-        "shards.length=32",
-    )
-    settings += ("data.lanes=2", "corpus.validation_fraction=0.1")
+    settings += (f"tokenizer.path={tokenizer_folder}", "shards.count=6", "shards.validation_count=2")
+    settings += ("shards.length=32", "data.lanes=2", "corpus.validation_fraction=0.1")
     command = ["shards", "--config=configs/base.py", f"--workdir={tmp_path}/run", *(f"--config.{e}" for e in settings)]
     refused = []
     code, proxy = 0 if last < 100 else 2, refusing(emulator, lambda n: first <= n < last and not refused.append(n))
