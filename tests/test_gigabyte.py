@@ -1,0 +1,74 @@
+"""A gigabyte of text on a Dask cluster of four workers, one of them killed twice: the pool writes the same bytes."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+
+import psutil
+import pytest
+
+from mlm.data import docstrings
+from mlm.data.results import work_folder
+from tests import processes
+from tests.dask_cluster import Cluster
+from tests.fixtures_data import contents
+from tests.test_dask_engine import until
+
+BYTES = 10**9
+
+
+@pytest.fixture
+def source(tmp_path) -> str:
+    """The docstrings again and again, each time with another number in front."""
+    texts, size, again = [text for part in docstrings.parts() for _, text in docstrings.read(part)], 0, 0
+    with (tmp_path / "texts.jsonl").open("w") as file:
+        while size < BYTES:
+            again += 1
+            size += file.write("".join(json.dumps({"text": f"{again} {text}"}) + "\n" for text in texts))
+    return f"jsonl:{tmp_path}/texts.jsonl"
+
+
+def done(workdir: pathlib.Path) -> dict[str, int]:
+    """The files of finished tasks, and when they were written; those that are gone while we look are left out."""
+    found = {}
+    for path in work_folder(str(workdir / "shards")).glob("tasks/*.blocks"):
+        with contextlib.suppress(FileNotFoundError):
+            found[path.name] = path.stat().st_mtime_ns
+    return found
+
+
+@pytest.mark.slow
+def test_a_worker_killed_twice_and_the_same_bytes(source, tokenizer_folder, tmp_path):
+    settings = (f"corpus.sources='{source}'", f"tokenizer.path={tokenizer_folder}", "shards.count=32")
+    flags = ["--config=configs/base.py", *(f"--config.{each}" for each in settings)]
+    workdir, seen, killed = tmp_path / "cluster", {}, []
+    (tmp_path / "dask").mkdir()
+    with Cluster(tmp_path / "dask") as cluster:
+        parent = psutil.Process(cluster.add(workers=4).pid)
+
+        def workers() -> set[int]:
+            return {each.pid for each in parent.children(recursive=True) if "spawn_main" in " ".join(each.cmdline())}
+
+        until(lambda: len(workers()) == 4)
+        before = workers()
+        line = [f"--engine={cluster.address}", f"--engine-certificates={cluster.certificates}"]
+        process = processes.start(["shards", *flags, f"--workdir={workdir}", *line])
+        for count in (40, 100):
+            until(lambda count=count: len(done(workdir)) >= count)
+            until(lambda: len(workers()) == 4)
+            seen |= done(workdir)
+            killed.append(min(before) if not killed else min(workers() - before))
+            os.kill(killed[-1], signal.SIGKILL)
+        until(lambda: len(done(workdir)) >= 180)
+        later = done(workdir)
+        _, words = process.communicate(timeout=600)
+        assert process.returncode == 0, words
+    assert len(killed) == 2 and len(seen) >= 100
+    again = [name for name, when in seen.items() if later[name] != when]
+    assert len(again) <= 2, "a task was done again, and not for want of the answer of a worker that was killed"
+    shutil.rmtree(tmp_path / "dask")
+    processes.run(["shards", *flags, f"--workdir={tmp_path}/pool"])
+    assert contents(workdir / "shards") == contents(tmp_path / "pool" / "shards")
