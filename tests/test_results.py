@@ -63,6 +63,9 @@ def test_several_files_are_read_at_a_time_and_come_in_order():
 
     assert list(results.load_each(load_one, range(100))) == list(range(100))
     assert 1 < most <= results.READERS
+    begun = []
+    next(results.load_each(begun.append, range(100)))
+    assert len(begun) <= results.READERS, "what nobody waits for would fill the memory"
     with pytest.raises(ZeroDivisionError):
         list(results.load_each(lambda item: 1 // item, [1, 0, 1]))
 
