@@ -201,6 +201,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--folder", type=Path, default=FOLDER)
     args = parser.parse_args()
+    fresh(make_text, args.folder, args.megabytes)  # the texts' memory is not the driver's
     for workers in args.workers:
         print(fresh(of_corpus, args.folder, args.megabytes, workers), flush=True)
 
