@@ -1,4 +1,7 @@
-"""A gigabyte of text on a Dask cluster of four workers, one of them killed twice: the pool writes the same bytes."""
+"""A corpus on a Dask cluster of four workers, one of which is killed twice: the bytes that the pool writes.
+
+MLM_TEST_MEGABYTES=1000 bash tests/run.sh --slow -k dask_corpus  takes a gigabyte.
+"""
 
 import contextlib
 import json
@@ -6,18 +9,20 @@ import os
 import pathlib
 import shutil
 import signal
+import subprocess
 
 import psutil
 import pytest
 
 from mlm.data import docstrings
 from mlm.data.results import work_folder
+from mlm.data.sources import part_bytes
 from tests import processes
 from tests.dask_cluster import Cluster
 from tests.fixtures_data import contents
 from tests.test_dask_engine import until
 
-BYTES = 10**9
+BYTES = int(os.environ.get("MLM_TEST_MEGABYTES", "100")) * 10**6
 
 
 @pytest.fixture
@@ -40,6 +45,11 @@ def done(workdir: pathlib.Path) -> dict[str, int]:
     return found
 
 
+def finish(process: subprocess.Popen) -> None:
+    _, words = process.communicate(timeout=1800)
+    assert process.returncode == 0, words
+
+
 @pytest.mark.slow
 def test_a_worker_killed_twice_and_the_same_bytes(source, tokenizer_folder, tmp_path):
     settings = (f"corpus.sources='{source}'", f"tokenizer.path={tokenizer_folder}", "shards.count=32")
@@ -56,19 +66,19 @@ def test_a_worker_killed_twice_and_the_same_bytes(source, tokenizer_folder, tmp_
         before = workers()
         line = [f"--engine={cluster.address}", f"--engine-certificates={cluster.certificates}"]
         process = processes.start(["shards", *flags, f"--workdir={workdir}", *line])
-        for count in (40, 100):
-            until(lambda count=count: len(done(workdir)) >= count)
+        parts = BYTES // part_bytes(BYTES)
+        for share in (0.2, 0.5):
+            until(lambda share=share: len(done(workdir)) >= share * parts)
             until(lambda: len(workers()) == 4)
             seen |= done(workdir)
             killed.append(min(before) if not killed else min(workers() - before))
             os.kill(killed[-1], signal.SIGKILL)
-        until(lambda: len(done(workdir)) >= 180)
+        until(lambda: len(done(workdir)) >= 0.8 * parts)
         later = done(workdir)
-        _, words = process.communicate(timeout=600)
-        assert process.returncode == 0, words
-    assert len(killed) == 2 and len(seen) >= 100
+        finish(process)
+    assert len(killed) == 2 and len(seen) >= 0.5 * parts
     again = [name for name, when in seen.items() if later[name] != when]
     assert len(again) <= 2, "a task was done again, and not for want of the answer of a worker that was killed"
     shutil.rmtree(tmp_path / "dask")
-    processes.run(["shards", *flags, f"--workdir={tmp_path}/pool"])
+    finish(processes.start(["shards", *flags, f"--workdir={tmp_path}/pool"]))
     assert contents(workdir / "shards") == contents(tmp_path / "pool" / "shards")
