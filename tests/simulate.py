@@ -198,7 +198,7 @@ def simulate(args: argparse.Namespace, size: float) -> tuple[list[Row], int, flo
 def _seconds(args: argparse.Namespace, used: np.ndarray, at_once: int) -> dict[str, float]:
     """Returns the seconds of one of so many tasks that share a host's network, by what they go to."""
     latency, rate = args.latency / 1000, args.gigabytes_per_second * 1e9 / at_once
-    waits = (used[SERIAL] + used[THREADED] / results.READERS) * latency
+    waits = (used[SERIAL] + used[THREADED] / results.THREADS) * latency
     return {
         "processor": float(used[SECONDS]),
         "requests": float(waits),

@@ -52,7 +52,7 @@ def requests(name: str, task: Any) -> tuple[int, int]:
         return 1, 2 * len(task.maps)
     if name == "leave_out":
         losing = sum(Path(task.folder, task.rows(part)).exists() for part in range(task.first, task.stop))
-        return 2 + losing, 2 * len(task.duplicates)
+        return 2, 2 * len(task.duplicates) + losing
     return 4, 2 * len(task.parts) + sum(part in task.left_out for part in task.parts)
 
 

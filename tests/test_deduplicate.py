@@ -21,7 +21,7 @@ def parts(tokenizer_folder, tmp_path_factory) -> tuple[str, list[list[str]]]:
     for number, own in enumerate(texts):
         corpus = corpus_of((write_jsonl(folder / f"{number}.jsonl", own),))
         keys = {"texts": "", "folder": str(folder), "key": str(number)}
-        map_part.map_part(Map(corpus.parts()[0], corpus, 0, tokenizer_folder, 100, (), **keys))
+        map_part.map_part(Map(corpus.parts()[0], corpus, 0, tokenizer_folder, "", 100, (), **keys))
     return str(folder), texts
 
 
@@ -35,7 +35,7 @@ def left_out(folder: str, maps: tuple[str, ...]) -> tuple[list[set[int]], np.nda
             assert UPath(f"{folder}/{task.key}{last}").is_file()
             labels.append(label)
 
-    tasks, found = deduplicate.run(do, maps, documents=1000, near=0, folder=folder), []
+    tasks, found = deduplicate.run(do, maps, documents=1024, near=0, folder=folder), []
     for task in tasks:
         for part, name in enumerate(task.maps, task.first):
             places, file = results.load(UPath(f"{folder}/{name}.documents"), DOCUMENT)["place"], task.rows(part)
@@ -50,8 +50,8 @@ def left_out(folder: str, maps: tuple[str, ...]) -> tuple[list[set[int]], np.nda
 @pytest.mark.parametrize("order", [range(7), [6, 2, 0, 1, 3, 5, 4], [3]])
 def test_the_first_stays(parts, tasks, last, order, monkeypatch):
     folder, texts = parts
-    monkeypatch.setattr(deduplicate, "DOCUMENTS", {1: 1000, 2: 500, 64: 15}[tasks])
-    monkeypatch.setattr(deduplicate, "DECIDED", 1000 if last == 1 else 1)
+    monkeypatch.setattr(deduplicate, "DOCUMENTS", {1: 1024, 2: 512, 64: 16}[tasks])
+    monkeypatch.setattr(deduplicate, "DECIDED", 1024 if last == 1 else 1)
     maps, seen, expected = tuple(map(str, order)), set(), []
     for part in order:
         expected.append(set())

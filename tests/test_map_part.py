@@ -18,7 +18,7 @@ def mapped(corpus: Corpus, tokenizer_folder: str, folder, *, most: int = 0, bloc
     """The files of the only part; {key}.* are those at this path with another suffix."""
     (part,) = corpus.parts()
     keys = {"texts": "", "folder": str(folder), "key": "x"}
-    map_part.map_part(Map(part, corpus, most, tokenizer_folder, block_bytes, (), **keys))
+    map_part.map_part(Map(part, corpus, most, tokenizer_folder, "", block_bytes, (), **keys))
     return UPath(folder) / "x.blocks"
 
 
@@ -59,7 +59,7 @@ def test_hashes_are_in_their_ranges(corpus, texts, tokenizer_folder, tmp_path):
     blocks, found = results.load(file, BLOCK), []
     for number in range(map_part.RANGES):
         (entries,) = results.load_cut(file.with_suffix(".hashes"), ENTRY, map_part.RANGES, number, number + 1)
-        assert {int(entry["hash"]) >> 58 for entry in entries} <= {number}
+        assert {int(entry["hash"]) >> 54 for entry in entries} <= {number}
         found += entries.tolist()
     assert [entry[:2] for entry in found] == sorted((text_hash(text), place) for place, text in enumerate(own))
     for _, place, row, block, tokens in found:

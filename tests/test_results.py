@@ -61,13 +61,13 @@ def test_several_files_are_read_at_a_time_and_come_in_order():
         running -= 1
         return item
 
-    assert list(results.load_each(load_one, range(100))) == list(range(100))
-    assert 1 < most <= results.READERS
+    assert list(results.at_once(load_one, range(100))) == list(range(100))
+    assert 1 < most <= results.THREADS
     begun = []
-    next(results.load_each(begun.append, range(100)))
-    assert len(begun) <= results.READERS, "what nobody waits for would fill the memory"
+    next(results.at_once(begun.append, range(100)))
+    assert len(begun) <= results.THREADS, "what nobody waits for would fill the memory"
     with pytest.raises(ZeroDivisionError):
-        list(results.load_each(lambda item: 1 // item, [1, 0, 1]))
+        list(results.at_once(lambda item: 1 // item, [1, 0, 1]))
 
 
 def test_a_file_appears_whole_or_not_at_all(folder):

@@ -64,10 +64,11 @@ def run(do: Callable[..., None], maps: tuple[str, ...], *, documents: int, near:
       documents: of all parts.
       near: the similarity above which they are near duplicates; 0 for any.
     """
+    whole = results.key(maps)
 
     def run_ranges(function: Callable, last: str, found: list[tuple[int, int]]) -> tuple[str, ...]:
         name = function.__name__
-        tasks = [Ranges(maps, *each, folder, results.key(name, maps, each)) for each in found]
+        tasks = [Ranges(maps, *each, folder, results.key(name, whole, each)) for each in found]
         do(function, tasks, label=name, last=last)
         return tuple(task.key for task in tasks)
 
@@ -77,7 +78,7 @@ def run(do: Callable[..., None], maps: tuple[str, ...], *, documents: int, near:
         joined = run_ranges(join, ".pairs", found)
     tasks = []
     for first, stop in ranges(documents, DECIDED, len(maps)):
-        key, own = results.key("leave out", maps, first, stop, near), maps[first:stop]
+        key, own = results.key("leave out", whole, first, stop, near), maps[first:stop]
         tasks.append(LeaveOut(own, first, stop, len(maps), duplicates, joined, near, folder, key))
     do(leave_out, tasks, label="leave out", last=".dropped")
     return tasks
@@ -109,7 +110,7 @@ def join(task: Ranges) -> None:
 def _of_ranges(task: Ranges, kind: str, dtype: np.dtype, pieces: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the part of each item of a task's ranges, and the items, in the order of the parts."""
     load = functools.partial(results.load_cut, dtype=dtype, pieces=pieces, first=task.first, stop=task.stop)
-    found = [np.concatenate(own) for own in results.load_each(load, _files(task.folder, task.maps, kind))]
+    found = [np.concatenate(own) for own in results.at_once(load, _files(task.folder, task.maps, kind))]
     return np.repeat(np.arange(len(found), dtype=np.uint32), [len(own) for own in found]), np.concatenate(found)
 
 
@@ -124,20 +125,20 @@ def _files(folder: str, keys: Sequence[str], kind: str) -> list[UPath]:
 
 def leave_out(task: LeaveOut) -> None:
     """Writes the files of some parts: the duplicates, and what is similar to an earlier document and not the same."""
-    near, dropped = [np.zeros(0, near_duplicates.PAIR)], [np.zeros(0, DROPPED)]
+    near, dropped, rows = [np.zeros(0, near_duplicates.PAIR)], [np.zeros(0, DROPPED)], {}
     found = _by_part(task, task.duplicates, "duplicates", ENTRY)
     pairs = _by_part(task, task.joined, "pairs", near_duplicates.PAIR)
     for part, name in enumerate(task.maps, task.first):
         entries = next(found)
         dropped.append(_dropped(part, 0, entries))
-        rows = entries["row"]
+        rows[part] = entries["row"]
         if task.joined:
             own = near_duplicates.most_similar(next(pairs), task.near)
-            near.append(own[~np.isin(own["row"], rows)])
+            near.append(own[~np.isin(own["row"], rows[part])])
             dropped.append(_dropped(part, 1, _entries(UPath(f"{task.folder}/{name}"), near[-1]["row"])))
-            rows = np.concatenate([rows, near[-1]["row"]])
-        if len(rows):
-            results.save(UPath(f"{task.folder}/{task.rows(part)}"), np.sort(rows))
+            rows[part] = np.concatenate([rows[part], near[-1]["row"]])
+    files = [(UPath(f"{task.folder}/{task.rows(part)}"), np.sort(own)) for part, own in rows.items() if len(own)]
+    list(results.at_once(lambda each: results.save(*each), files))
     results.save(UPath(f"{task.folder}/{task.key}.near"), np.concatenate(near)[:EXAMPLES])
     results.save(UPath(f"{task.folder}/{task.key}.dropped"), np.concatenate(dropped))
 
@@ -145,7 +146,7 @@ def leave_out(task: LeaveOut) -> None:
 def _by_part(task: LeaveOut, keys: tuple[str, ...], kind: str, dtype: np.dtype) -> Iterator[np.ndarray]:
     """Yields the items of each part of a task, out of all results of some tasks."""
     load = functools.partial(results.load_cut, dtype=dtype, pieces=task.parts, first=task.first, stop=task.stop)
-    return map(np.concatenate, zip(*results.load_each(load, _files(task.folder, keys, kind)), strict=True))
+    return map(np.concatenate, zip(*results.at_once(load, _files(task.folder, keys, kind)), strict=True))
 
 
 def _entries(base: UPath, rows: np.ndarray) -> np.ndarray:

@@ -66,7 +66,7 @@ def listed(places: Iterable[Sequence[int]], names: Sequence[str]) -> dict[str, s
 def load(folder: str, keys: tuple[str, ...]) -> np.ndarray:
     """Returns the sorted hashes that such tasks have written: uint64 [S]."""
     files = (UPath(f"{folder}/{key}.stretches") for key in keys)
-    found = results.load_each(lambda file: results.load(file, np.uint64), files)
+    found = results.at_once(lambda file: results.load(file, np.uint64), files)
     return np.unique(np.concatenate([np.zeros(0, np.uint64), *found]))
 
 

@@ -2,8 +2,8 @@
 
     {key}.tokens     uint16 or uint32, special tokens included, block after block
     {key}.documents  DOCUMENT of each document, in that order
-    {key}.hashes     uint64 [65], then ENTRY of each document by hash and place: those of range i of the 64 into which
-                     the hashes are divided are the items from the i-th of the numbers up to the next
+    {key}.hashes     uint64 [1025], then ENTRY of each document by hash and place: those of range i of the 1024 of the
+                     hashes are the items from the i-th of the numbers up to the next
     {key}.bands      near_duplicates.BAND of the documents, by hash in the same way, if near duplicates are left out
     {key}.kept_out   uint32 places of the documents that are left out since they hold text of corpus.keep_out
     {key}.groups     JSON {group: bytes} of the largest groups, and those that corpus.validation_groups names
@@ -13,6 +13,7 @@ A block is about so many bytes of consecutive documents of one split. The key is
 the settings.
 """
 
+import functools
 import itertools
 from collections import Counter
 from typing import NamedTuple
@@ -25,7 +26,7 @@ from mlm.data.corpus import Corpus, Part, text_hash
 from mlm.data.manifest import SPLITS
 from mlm.paths import UPath
 
-RANGES = 64
+RANGES = 1024
 BATCH_DOCUMENTS = 256  # tokenized in one call
 GROUPS = 1000  # whose sizes are known to messages
 DOCUMENT = np.dtype([("place", "<u4"), ("tokens", "<u4"), ("bytes", "<u4")])  # bytes of UTF-8
@@ -50,6 +51,7 @@ class Map(NamedTuple):
     corpus: Corpus
     most: int  # documents to read; 0 for all
     tokenizer_folder: str
+    fingerprint: str  # of the tokenizer
     block_bytes: int
     keep_out: tuple[str, ...]  # keys of what `keep_out.hash_part` has made
     texts: str  # folder for the text of sources that are slow to read
@@ -91,7 +93,7 @@ class _Blocks:
     """Cuts the documents of each split into blocks, and writes their tokens as they fill."""
 
     def __init__(self, task: Map, out):
-        self._tokenizer, self._most, self._out = tokenizer.without_limits(task.tokenizer_folder), task.block_bytes, out
+        self._tokenizer, self._most, self._out = _loaded(task.tokenizer_folder, task.fingerprint), task.block_bytes, out
         self._dtype = token_dtype(self._tokenizer.get_vocab_size())
         self._texts: list[list[str]] = [[] for _ in SPLITS]
         self._numbers: list[list[tuple[int, int, int]]] = [[] for _ in SPLITS]  # hash, place and bytes of each
@@ -133,6 +135,12 @@ class _Blocks:
         if self._near_duplicates:
             self.bands.append(near_duplicates.bands(texts, places, entries["row"]))
         self._rows, self._offset = self._rows + len(texts), self._offset + len(ids)
+
+
+@functools.lru_cache(1)
+def _loaded(folder: str, fingerprint: str) -> Tokenizer:
+    """Returns the tokenizer for the parts that this process maps; another one has another fingerprint."""
+    return tokenizer.without_limits(folder)
 
 
 def _tokenize(tok: Tokenizer, texts: list[str]) -> tuple[list[int], list[int]]:

@@ -21,7 +21,7 @@ import numpy as np
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, is_remote, make_folder, os_errors, put_file
 
-READERS = 16  # files that a process reads at the same time
+THREADS = 16  # that read or write files of a process at the same time
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
@@ -124,14 +124,14 @@ def load_cut(file: UPath, dtype: np.dtype | type, pieces: int, first: int, stop:
     return np.split(items, cuts[1:-1] - cuts[0])
 
 
-def load_each(load_one: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yields what `load_one` returns for each item, in order; reads several files at a time, since a bucket is slow."""
-    with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+def at_once(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yields function(item) for each item, in order; several run at the same time, since a bucket is slow to answer."""
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         waiting: collections.deque[concurrent.futures.Future] = collections.deque()
         for item in items:
-            if len(waiting) == READERS:
+            if len(waiting) == THREADS:
                 yield waiting.popleft().result()
-            waiting.append(pool.submit(load_one, item))
+            waiting.append(pool.submit(function, item))
         while waiting:
             yield waiting.popleft().result()
 

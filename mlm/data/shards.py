@@ -151,14 +151,14 @@ class _Job:
         limited = self.corpus.limited(parts, read, wave=self.engine.workers)
         self.corpus.require_text([part for part, _ in limited], read(limited))
         self.parts, self.maps = [part for part, _ in limited], [tasks[each].key for each in limited]
-        tables = [self.tables[name] for name in self.maps]
+        tables = [self.tables.pop(name) for name in self.maps]
         self.blocks = np.zeros(sum(map(len, tables)), DEALT)
         recfunctions.assign_fields_by_name(self.blocks, np.concatenate(tables))
         self.blocks["part"] = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
         self.blocks["kept"], self.blocks["kept_tokens"] = self.blocks["documents"], self.blocks["tokens"]
 
     def _load_each(self, keys: Iterable[str], kind: str, dtype: np.dtype | type) -> Iterator[np.ndarray]:
-        return results.load_each(lambda key: results.load(self.tasks / f"{key}.{kind}", dtype), keys)
+        return results.at_once(lambda key: results.load(self.tasks / f"{key}.{kind}", dtype), keys)
 
     def _map_task(self, part: Part, most: int, size: int, keep_out_keys: tuple[str, ...]) -> Map:
         corpus = dataclasses.asdict(self.corpus)
@@ -166,7 +166,7 @@ class _Job:
         near, fingerprint = self.corpus.near_duplicates > 0, self.vocabulary["tokenizer_fingerprint"]
         key = results.key(part, most, decisive, size, keep_out_keys, near, fingerprint)
         folders = str(self.root / "texts"), str(self.tasks)
-        return Map(part, self.corpus, most, self.tokenizer_folder, size, keep_out_keys, *folders, key)
+        return Map(part, self.corpus, most, self.tokenizer_folder, fingerprint, size, keep_out_keys, *folders, key)
 
     def _leave_out(self) -> tuple[dict[int, str], dict[str, Counter], dict[str, str]]:
         """Subtracts what is left out from the blocks.
@@ -202,7 +202,7 @@ class _Job:
         if not named and (not sum(sums) or asked / 2 <= share <= 2 * asked):
             return
         found: Counter = Counter()
-        for sizes_of in results.load_each(results.load_json, (self.tasks / f"{name}.groups" for name in maps)):
+        for sizes_of in results.at_once(results.load_json, (self.tasks / f"{name}.groups" for name in maps)):
             found.update(sizes_of)
         if missing := sorted(named - found.keys()):
             raise InputError(f"config.corpus.validation_groups: there is no group {missing[0]!r}, but {_shown(found)}.")
@@ -277,7 +277,7 @@ class _Job:
         counts_V, sources = np.zeros(self.vocabulary["vocab_size"], np.int64), Counter()
         for counts_of_shard in self._load_each([task.key for task in tasks], "counts", np.int64):
             counts_V += counts_of_shard
-        notes = list(results.load_each(results.load_json, (self.tasks / f"{task.key}.json" for task in tasks)))
+        notes = list(results.at_once(results.load_json, (self.tasks / f"{task.key}.json" for task in tasks)))
         for note in notes:
             sources.update(note["sources"])
         counts_V[list(self.vocabulary["all_special_ids"])] = 0

@@ -25,7 +25,7 @@ from mlm.data import batches, docstrings
 from mlm.text import is_text
 
 PART_BYTES = (10**6, 256 * 10**6)  # of a part, if its source can be cut: the least and the most
-PARTS = 256  # of a corpus between those two, so that there is work for many
+PARTS = 1024  # of a corpus between those two, so that there is work for many
 DOCUMENT, FILE = "document", "file"  # values of corpus.group that are not a field
 
 

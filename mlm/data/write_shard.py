@@ -55,7 +55,7 @@ def write_shard(task: WriteShard) -> None:
     with results.written(target) as file:
         with file.open("wb") as out:
             blocks = zip(task.parts, np.frombuffer(task.blocks, BLOCK), strict=True)
-            for part, ids, documents in results.load_each(functools.partial(_read, task), blocks):
+            for part, ids, documents in results.at_once(functools.partial(_read, task), blocks):
                 starts = tokens.total() + np.cumsum(documents["tokens"], dtype=np.uint64) - documents["tokens"]
                 placed.append(np.zeros(len(documents), PLACED))
                 placed[-1]["start"], placed[-1]["part"], placed[-1]["place"] = starts, part, documents["place"]
