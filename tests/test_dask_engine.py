@@ -20,7 +20,6 @@ from mlm.cluster import certificates, dask_engine, engine
 from mlm.errors import DamageError, InputError, PreemptedError
 from tests.dask_cluster import ROOT, Cluster, free_port
 from tests.engine_tasks import die, fail, process_of, run_slowly, square
-from tests.fixtures import slow
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +72,7 @@ def test_an_error_arrives_as_it_was(cluster: Cluster, what: str, error: type) ->
         list(dask.each(fail, [what], label="fail"))
 
 
+@pytest.mark.slow
 def test_a_worker_killed_twice_costs_its_own_tasks_alone(tmp_path: pathlib.Path) -> None:
     with Cluster(tmp_path) as found, opened(found_with(found, 2)) as dask:
         killed = []
@@ -96,7 +96,7 @@ def found_with(cluster: Cluster, workers: int) -> Cluster:
     return cluster
 
 
-@slow
+@pytest.mark.slow
 def test_a_task_that_kills_every_worker_ends_the_run(tmp_path: pathlib.Path) -> None:
     with Cluster(tmp_path) as found:
         found.add()
@@ -218,6 +218,7 @@ def test_plain_tcp_on_the_loopback(tmp_path: pathlib.Path) -> None:
             assert dict(dask.each(square, range(3), label="square")) == {0: 0, 1: 1, 2: 4}
 
 
+@pytest.mark.slow
 def test_nobody_there(tmp_path: pathlib.Path) -> None:
     certificates.make(tmp_path / "certificates")
     begin = time.monotonic()

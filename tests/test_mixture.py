@@ -126,6 +126,7 @@ def test_a_mixture_of_one_is_its_folder(manifest):
     assert mixture.join([(1.0, manifest)]) is manifest
 
 
+@pytest.mark.slow
 def test_folders_of_the_tf_tpu_example_are_mixed(mixed, tokenizer_folder, tmp_path):
     """Without a manifest; attention_mask is read then, in all of them."""
     found = []

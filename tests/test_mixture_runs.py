@@ -11,7 +11,7 @@ import pytest
 from mlm import __main__
 from mlm.data.manifest import Manifest
 from mlm.pretrained import checkpoint_files
-from tests.fixtures import TINY
+from tests.fixtures import TINY, slow
 from tests.fixtures_data import train_tokenizer, write_shards
 from tests.processes import copy, run_together
 from tests.test_bad_input import refuse
@@ -110,7 +110,7 @@ def test_doctor_checks_every_folder(ran, manifest, web, capsys):
     }
 
 
-@pytest.mark.parametrize("step", [4, 8])
+@pytest.mark.parametrize("step", [slow(4), 8])
 def test_resumed_to_the_same_bits(ran, manifest, web, tokenizer_folder, tmp_path, step):
     workdir = copy(ran, tmp_path / "resumed")
     for later in checkpoint_files.complete_steps(workdir / "checkpoints"):

@@ -10,6 +10,7 @@ import pytest
 from mlm.data import docstrings, sample, shards, sources
 from mlm.data.corpus import text_hash
 from mlm.errors import InputError
+from tests.fixtures import slow
 from tests.fixtures_data import corpus_of, numbered, read_documents, shared_engine, train_tokenizer, write_jsonl
 from tests.test_corpus import InProcess
 
@@ -57,7 +58,7 @@ def test_it_reads_no_more_than_it_needs(corpus, monkeypatch):
     assert len(read) < 20_000 / 3
 
 
-@pytest.mark.parametrize("how", ["compressed", "other fields", "empty beginning"])
+@pytest.mark.parametrize("how", ["compressed", slow("other fields"), slow("empty beginning")])
 def test_sizes_that_mislead(tmp_path, monkeypatch, how):
     """A part has far more text than its size says, or far less."""
     monkeypatch.setattr(sources, "PART_BYTES", (20_000, 10**9))

@@ -109,7 +109,7 @@ def test_no_room_for_a_file(texts, tokenizer_folder, tmp_path):
     write_jsonl(tmp_path / "a.jsonl", [text[:50] for text in texts[:300]])  # the first part has few tokens
     write_jsonl(tmp_path / "b.jsonl", texts[:900])
     source, folder = f"jsonl:{tmp_path}/?.jsonl", workdir(tmp_path / "run", tokenizer_folder)
-    process = start(folder, source, largest=15_000)
+    process = start(folder, source, largest=20_000)
     _, words = process.communicate(timeout=280)
     assert process.returncode == 2 and "Traceback" not in words, words
     (line,) = [line for line in words.splitlines() if line.startswith("mlm shards: ")]

@@ -20,6 +20,7 @@ def folder(texts, tokenizer_folder, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_clock(folder):
     """10 parts of 100 MB on 4 workers are 3 rounds of 10 s, and a request each 5 MB of them takes 0.1 s."""
     numbers = {"hosts": 2, "cores": 2, "parts": 10, "shards": 4, "latency": 100.0, "gigabytes_per_second": 1.0}
@@ -35,6 +36,7 @@ def test_clock(folder):
     assert "bound by the number of workers, in 'tokenize'" in simulate.table(rows)
 
 
+@pytest.mark.slow
 def test_real_tasks_make_the_requests_that_the_simulation_counts(texts, folder):
     """`measured` compares them, in every task."""
     write_jsonl(folder / "text.jsonl", texts[:300] + texts[:30])
