@@ -20,6 +20,7 @@ SHORTEST = 60  # characters; below that a docstring is a phrase
 PART_BYTES = 2 * 10**6  # of source code
 SOURCE = 4  # bytes of source code for each byte of docstrings, about
 LEFT_OUT = re.compile(r"(^|/)(tests?|testing|_vendor)/|(^|/)(test_|conftest)|\.\.")  # of the files of a package
+DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Modules(NamedTuple):
@@ -74,10 +75,11 @@ def of_file(file: Path) -> list[str]:
 
 
 def _definitions(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yields the module and its classes and functions in order; searches statements only, which hold them all."""
+    """Yields the module and its classes and functions in order; searches blocks of statements, which hold them all."""
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, DEFINITIONS):
             yield node
-        stack.extend(reversed([child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]))
+        for block in ("finalbody", "orelse", "body"):
+            stack.extend(reversed(getattr(node, block, ())))
