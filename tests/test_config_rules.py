@@ -149,6 +149,10 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
     ("overrides", "sentence"),
     [
         (["corpus.weights=(1, 1)"], "config.corpus.weights = (1, 1): one number for each source."),
+        (
+            ["corpus.group=document", "corpus.validation_groups=('a',)"],
+            "config.corpus.validation_groups = ('a',): must be () where corpus.group is document.",
+        ),
         (["model.heads=7"], "config.model.heads = 7: must divide model.hidden_size."),
         (["shards.length=513"], "config.shards.length = 513: must be at most model.positions = 512."),
         (["pod.port=8476"], "config.pod.jax_port = 8476: must be another port than pod.port = 8476."),

@@ -110,6 +110,19 @@ def test_a_validation_split_of_another_size_is_refused(tmp_path, tokenizer_folde
     assert not (tmp_path / "shards").exists()
 
 
+def test_documents_without_a_group_are_split_by_hash(tmp_path, tokenizer_folder, texts):
+    """So the quickstart, which names packages, takes any other text as well; beside documents with one, too."""
+    text = tmp_path / "a.txt"
+    text.write_text("\n".join(" ".join(each.split()) for each in texts[:300]))
+    splits = [
+        write_shards(
+            corpus_of((f"text:{text}",), validation_groups=names), tmp_path / f"{len(names)}", tokenizer_folder
+        )
+        for names in ((), ("absl-py", "optax"))
+    ]
+    assert splits[0].splits == splits[1].splits and splits[0].splits["validation"].documents > 10
+
+
 def test_between_half_and_twice_is_taken(tmp_path, tokenizer_folder, texts):
     source = write_jsonl(tmp_path / "a.jsonl", texts[:400], package=["a" if n % 6 else "b" for n in range(400)])
     own = corpus_of((source,), group="package", validation_groups=("b",))  # a sixth, where a tenth is asked for

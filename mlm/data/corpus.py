@@ -122,7 +122,7 @@ class Corpus:
         """Returns the split of a document: its source's, or its group's; `number` is the text's hash."""
         if part.split:
             return part.split
-        if self.validation_groups:
+        if group and self.validation_groups:
             return "validation" if group in self.validation_groups else "train"
         number = text_hash(group) if group else number
         return "validation" if number < self.validation_fraction * 2**64 else "train"

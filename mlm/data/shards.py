@@ -204,7 +204,7 @@ class _Job:
         found: Counter = Counter()
         for sizes_of in results.at_once(results.load_json, (self.tasks / f"{name}.groups" for name in maps)):
             found.update(sizes_of)
-        if missing := sorted(named - found.keys()):
+        if found and (missing := sorted(named - found.keys())):
             raise InputError(f"config.corpus.validation_groups: there is no group {missing[0]!r}, but {_shown(found)}.")
         if found and sum(sums) and not asked / 2 <= share <= 2 * asked:
             raise InputError(
