@@ -1,4 +1,4 @@
-"""How much of a validation split stands in training too, counted one by one: shares no code with mlm/data/scan.py.
+"""How much of a validation split stands in training too, counted one by one: shares no code with mlm/doctor/scan.py.
 
     python -m tests.overlap RUN/shards RUN/tokenizer
 

@@ -6,8 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mlm.data import scan, tfrecord
+from mlm.data import tfrecord
 from mlm.data.manifest import Manifest, load_manifest
+from mlm.doctor import scan
 
 CLS, SEP, LENGTH = 0, 2, 48
 SPECIAL = (0, 1, 2, 3, 4)

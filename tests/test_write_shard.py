@@ -9,7 +9,7 @@ import pytest
 
 from mlm.data import shards, sources
 from mlm.data.manifest import Manifest
-from mlm.data.write_shard import find_documents
+from mlm.doctor.origin import find_documents
 from mlm.errors import DamageError, InputError
 from tests.fixtures_data import LENGTH, corpus_of, ids_of, read_documents, shard_rows, write_jsonl, write_shards
 

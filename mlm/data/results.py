@@ -85,12 +85,7 @@ def load(file: UPath, dtype: np.dtype | type, first: int = 0, count: int = -1, *
     stop = None if count < 0 else start + count * dtype.itemsize
     try:
         with os_errors():
-            if is_remote(file):
-                data = file.fs.cat_file(file.path, start or None, stop) if stop != start else b""
-            else:
-                with Path(str(file)).open("rb") as opened:
-                    opened.seek(start)
-                    data = opened.read(-1 if stop is None else stop - start)
+            data = file.fs.cat_file(file.path, start or None, stop) if stop != start else b""
     except FileNotFoundError:
         raise _damaged(file) from None
     except OSError as error:

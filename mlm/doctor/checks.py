@@ -21,7 +21,7 @@ from mlm.errors import DamageError, InputError
 from mlm.workdir import Workdir
 
 if TYPE_CHECKING:  # imported when needed
-    from mlm.data import scan
+    from mlm.doctor import scan
 
 UNEVEN = 1.1  # rows of the largest lane over those of the smallest: above it, their epochs drift apart
 REPEATED = 0.01  # of the documents: in every corpus some boilerplate repeats
@@ -173,7 +173,7 @@ def _lanes(case: Case, part: mixture.Part, count: int) -> list[Finding]:
 
 def ids(case: Case) -> list[Finding]:
     """Ids, duplicates and overlap, in one scan of the rows."""
-    from mlm.data import scan
+    from mlm.doctor import scan
 
     manifest = case.manifest
     if not manifest.splits["validation"].records:
@@ -201,7 +201,7 @@ def ids(case: Case) -> list[Finding]:
 
 def _overlap(case: Case, repeats: scan.Repeats, by: str) -> Finding:
     """Returns how much of the validation split is in training, from which groups, and what to do."""
-    from mlm.data import scan
+    from mlm.doctor import scan
 
     count, rows = len(repeats.overlapping), len(repeats.rows)
     rate = count / max(rows, 1)
@@ -218,7 +218,7 @@ def _overlap(case: Case, repeats: scan.Repeats, by: str) -> Finding:
 
 def _groups(case: Case, repeats: scan.Repeats) -> tuple[str, str]:
     """Returns which packages or parts of the corpus the overlapping rows are from, and what to do."""
-    from mlm.data.write_shard import find_parts
+    from mlm.doctor.origin import find_parts
 
     corpus, worst = case.config.corpus, ""
     fix = "deal whole groups: set corpus.group to file, or to a field that documents with the same text share"
