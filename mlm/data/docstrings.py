@@ -21,6 +21,16 @@ PART_BYTES = 2 * 10**6  # of source code
 SOURCE = 4  # bytes of source code for each byte of docstrings, about
 LEFT_OUT = re.compile(r"(^|/)(tests?|testing|_vendor)/|(^|/)(test_|conftest)|\.\.")  # of the files of a package
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# Of Python's source: triple quotes that open and close, and what shows whether a docstring is between them.
+QUOTES, OTHER_QUOTES = re.compile(r'"""|\'\'\''), re.compile("[\"'#]")
+CLOSING = {quotes: re.compile(rf"(?<!\\)(?:\\\\)*{quotes}") for quotes in ('"""', "'''")}
+PREFIXES = ("", "r", "R", "u", "U")
+HEADER = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)[ \t]", re.MULTILINE)
+COMMENTS, END_OF_LINE = re.compile(r"(?:[ \t\f]*(?:#[^\n]*)?\n)*"), re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
+# A docstring in single quotes: below its header or beside it, or the module's.
+BELOW = r"""(?:[ \t]*(?:#[^\n]*)?\n)+[ \t]*[rRuU]?(["'])(?!\1\1)"""
+BESIDE = r"""[ \t]*[rRuU]?(["'])[^\n]{50,}\2[ \t]*\n"""
+ONE_LINE, FIRST_LINE = re.compile(f":(?:{BELOW}|{BESIDE})"), re.compile(r"""(?:#[^\n]*\n|\s)*[rRuU]?(["'])(?!\1\1)""")
 
 
 class Modules(NamedTuple):
@@ -65,21 +75,53 @@ def read(modules: Modules) -> Iterator[tuple[str, str]]:
 def of_file(file: Path) -> list[str]:
     """Returns the docstrings of the module, classes and functions in a Python file, in order."""
     try:
+        source = file.read_bytes()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in it
-            tree = ast.parse(file.read_bytes())
+            nodes = _headers(source)
+            found = [ast.get_docstring(node) or "" for node in (_definitions(source) if nodes is None else nodes)]
     except (SyntaxError, ValueError, OSError):
         return []  # a template, or a file for another version of Python
-    found = (ast.get_docstring(node) or "" for node in _definitions(tree))
     return [text for text in found if len(text) >= SHORTEST and is_text(text)]
 
 
-def _definitions(tree: ast.Module) -> Iterator[ast.AST]:
+def _definitions(source: bytes) -> Iterator[ast.AST]:
     """Yields the module and its classes and functions in order; searches blocks of statements, which hold them all."""
-    stack: list[ast.AST] = [tree]
+    stack: list[ast.AST] = [ast.parse(source)]
     while stack:
         node = stack.pop()
         if isinstance(node, DEFINITIONS):
             yield node
-        for block in ("finalbody", "orelse", "body"):
+        for block in ("finalbody", "orelse", "handlers", "cases", "body"):
             stack.extend(reversed(getattr(node, block, ())))
+
+
+def _headers(source: bytes) -> list[ast.AST] | None:
+    """Returns the same nodes, of each no more than its header and its docstring, in a quarter of the time.
+
+    Whatever stands in triple quotes is parsed with the header before it. None if the quotes alone don't show that.
+    """
+    text, stop, found = source.decode("utf-8-sig", "replace").replace("\r\n", "\n"), 0, []
+    if FIRST_LINE.match(text):
+        return None
+    while opening := QUOTES.search(text, stop):
+        first, begin = stop, opening.start()
+        line = text[max(first, text.rfind("\n", 0, begin) + 1) : begin]
+        closing = CLOSING[opening[0]].search(text, opening.end())
+        if closing is None or OTHER_QUOTES.search(line) or ONE_LINE.search(text, first, begin):
+            return None
+        stop = closing.end()
+        if line.strip() not in PREFIXES and not HEADER.match(line):
+            continue
+        header = next(iter([*HEADER.finditer(text, first, begin)][::-1]), None)
+        if header is None and first and not text[first:begin].rstrip().endswith(":"):
+            continue
+        if not END_OF_LINE.match(text, stop) or (header is None and not COMMENTS.fullmatch(text, 0, begin - len(line))):
+            return None
+        piece = text[header.start() if header else begin - len(line) : stop]
+        try:
+            tree = ast.parse(f"if 1:\n{piece}" if piece[0] in " \t" else piece)
+        except SyntaxError:
+            continue  # no docstring: there is code between
+        found.append((tree.body[0].body if piece[0] in " \t" else tree.body)[0] if header else tree)
+    return None if ONE_LINE.search(text, stop) else found
