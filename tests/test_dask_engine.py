@@ -138,6 +138,7 @@ def test_a_worker_with_other_code_is_refused_by_name(tmp_path: pathlib.Path, cha
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
+@pytest.mark.slow
 def test_a_scheduler_needs_no_code(tmp_path: pathlib.Path) -> None:
     (tmp_path / "empty").mkdir()
     with Cluster(tmp_path, code=tmp_path / "empty") as found, opened(found_with(found, 1)) as dask:
@@ -164,23 +165,24 @@ def test_strangers_are_refused_by_scheduler_and_worker(cluster: Cluster, tmp_pat
         workers = [int(address.rpartition(":")[2]) for address in dask._client.scheduler_info()["workers"]]
         for port in (cluster.port, *workers):
             assert greeted(port, proven), "the test must be able to see a greeting"
-            assert not greeted(port, own) and not greeted(port, other) and not greeted(port, None)
+            assert not greeted(port, own) and not greeted(port, other) and not greeted(port, None, 1.0)
         assert dict(dask.each(square, range(3), label="square")) == {0: 0, 1: 1, 2: 4}
     begin = time.monotonic()
     refused("other certificates", cluster.address, certificates=str(tmp_path), timeout=3)
     assert time.monotonic() - begin < 15
 
 
-def greeted(port: int, context: ssl.SSLContext | None) -> bool:
+def greeted(port: int, context: ssl.SSLContext | None, timeout: float = 5.0) -> bool:
     """Returns whether whoever connects so is sent anything of Dask's protocol."""
     try:
         with contextlib.ExitStack() as stack:
-            plain = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            plain = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=timeout))
             return bool((stack.enter_context(context.wrap_socket(plain)) if context else plain).recv(8))
     except OSError:
         return False
 
 
+@pytest.mark.slow
 def test_a_stranger_is_no_worker(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     certificates.make(tmp_path)
     stranger = cluster.add(tls=[*cluster.tls_flags(tmp_path), "--death-timeout=5", "--no-nanny"])
@@ -211,6 +213,7 @@ def test_plain_tcp_is_for_the_loopback() -> None:
         dask_engine.check_address("tcp://no.such.host.invalid:8786", insecure=False)
 
 
+@pytest.mark.slow
 def test_plain_tcp_on_the_loopback(tmp_path: pathlib.Path) -> None:
     with Cluster(tmp_path, tls=False) as found:
         found.add()

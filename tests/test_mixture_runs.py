@@ -110,7 +110,7 @@ def test_doctor_checks_every_folder(ran, manifest, web, capsys):
     }
 
 
-@pytest.mark.parametrize("step", [slow(4), 8])
+@pytest.mark.parametrize("step", [slow(4), slow(8)])
 def test_resumed_to_the_same_bits(ran, manifest, web, tokenizer_folder, tmp_path, step):
     workdir = copy(ran, tmp_path / "resumed")
     for later in checkpoint_files.complete_steps(workdir / "checkpoints"):
@@ -142,6 +142,7 @@ def test_resume_on_the_folders_in_another_order_is_refused(ran, manifest, web, t
     refuse(command("train", workdir, mixture), 2, "other shares of them (their fingerprint differs)", capsys=capsys)
 
 
+@pytest.mark.slow
 def test_named_sets_are_scored_beside_the_runs_own(manifest, web, tmp_path, capsys):
     """The own loss is what it is without them, and the scores of a set are those of its folder alone."""
     sets = f"evaluate.sets={(('own', manifest.folder), ('web', web.folder))}"

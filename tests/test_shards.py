@@ -147,6 +147,7 @@ def test_bytes_do_not_depend_on_the_ranges_of_hashes(small, repeated, tokenizer_
     assert contents(tmp_path / "one") == contents(tmp_path / "many")
 
 
+@pytest.mark.slow
 def test_another_seed_deals_the_same_documents_otherwise(small, repeated, tokenizer_folder, tmp_path):
     distinct = dict.fromkeys(read_all(repeated))
     made = [write_shards(repeated, tmp_path / str(n), tokenizer_folder, seed=n, length=8) for n in (0, 1)]
