@@ -40,6 +40,7 @@ python = "{python}"
 SETTINGS = [
     "tokenizer.sample_megabytes=2.0",
     "corpus.max_documents=8000",
+    "corpus.validation_groups=absl-py",
     f"train.steps={STEPS}",
     "checkpoint.every=40",
     "evaluate.every=0",

@@ -20,8 +20,8 @@ COUNT = 4
 LAPTOP = f"{NETWORK}.254"
 LINE = "cd mlm && .venv/bin/python -m mlm run --config=configs/quickstart.py --workdir={workdir} {settings}"
 SETTINGS = (
-    "--config.tokenizer.sample_megabytes=2.0 --config.corpus.max_documents=8000 --config.train.steps=40 "
-    "--config.evaluate.every=0 --config.log.every=10"
+    "--config.tokenizer.sample_megabytes=2.0 --config.corpus.max_documents=8000 --config.evaluate.every=0 "
+    "--config.corpus.validation_groups=absl-py --config.train.steps=40 --config.log.every=10"
 )
 
 
