@@ -80,7 +80,7 @@ def test_healthy_shards_and_nothing_left_in_the_workdir(healthy, workdir, capsys
     assert "(masking.rate = 0.2)" in found["masks"]["what"] and "special tokens never" in found["masks"]["what"]
     assert len(batch) == first_batch.SHOWN
     kinds = [kind for row in batch for _, kind, _ in row]
-    assert {"mask", "", "random"} <= set(kinds)
+    assert {"mask", ""} < set(kinds) <= {"mask", "", "kept", "random"}
     assert all(read == "<mask>" for row in batch for _, kind, read in row if kind == "mask")
 
 

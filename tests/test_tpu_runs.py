@@ -258,10 +258,10 @@ def test_a_secret_is_nowhere_but_in_the_process(ready_pod, monkeypatch):
     watch = threading.Thread(target=look)
     watch.start()
     said = ready_pod.tpu(*RUN, "--env=WANDB_API_KEY", "--detach")
-    wait_for((ready_pod.host_folder(1) / "got").exists)
+    got = ready_pod.host_folder(1) / "got"
+    wait_for(lambda: got.exists() and got.read_text() == canary[::-1])
     stop.set()
     watch.join()
-    assert (ready_pod.host_folder(1) / "got").read_text() == canary[::-1]
     said += ready_pod.tpu("status", "a") + ready_pod.tpu(*RUN, "--env=WANDB_API_KEY", "--dry-run")
     assert seen == [] and canary not in said and '"WANDB_API_KEY": "..."' in said
     for root in (ready_pod.state, ready_pod.repository):
