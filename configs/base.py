@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
     config.corpus.streaming = False  # hf: sources: read over the network without a local copy
     config.corpus.group = ""  # what is in one split as a whole: document | file | a field; "" = document, or a package
     config.corpus.validation_fraction = 0.01  # share of groups, by hash, of sources without a validation split
-    config.corpus.validation_groups = ()  # of documents that have a group, the groups of validation; () = by hash
+    config.corpus.validation_groups = ()  # the groups of the validation split; () or no group = by hash
     config.corpus.near_duplicates = 0.0  # leave out documents more similar to an earlier one (Jaccard); 0 = off
     config.corpus.keep_out = ()  # sources, benchmarks say: training documents with 13 words of theirs are left out
     config.corpus.max_documents = 0  # documents to read from each split of each source; 0 = all

@@ -203,11 +203,11 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     too_many = masking.mask_share + masking.random_share > 1 + 1e-9
     two_warmups = schedule.warmup_steps > 0 and schedule.warmup_fraction > 0
     warmup = schedule.warmup_fraction or schedule.warmup_steps / (steps or math.inf)
-    alone = config.corpus.group == "document" and config.corpus.validation_groups != ()
+    ungrouped = config.corpus.group == "document" and config.corpus.validation_groups != ()
     too_long = schedule.name == "wsd" and schedule.decay_fraction + warmup > 1 + 1e-9
     return [
         ("corpus.weights", len(config.corpus.weights) != len(config.corpus.sources), "one number for each source"),
-        ("corpus.validation_groups", alone, "must be () where corpus.group is document"),
+        ("corpus.validation_groups", ungrouped, "must be () where corpus.group is document"),
         ("model.heads", model.hidden_size % model.heads > 0, "must divide model.hidden_size"),
         ("model.attention", no_dropout, "has no dropout: set model.attention_dropout to 0, or choose another kernel"),
         ("shards.length", length > model.positions, f"must be at most model.positions = {model.positions}"),

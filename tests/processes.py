@@ -47,8 +47,12 @@ def start(arguments: list[str], *, devices: int = 2, program: str = "-m mlm") ->
 
 def run(arguments: list[str], *, devices: int = 2, program: str = "-m mlm", code: int = 0) -> tuple[str, str]:
     """Returns what the command printed, and asserts its exit code."""
-    process = start(arguments, devices=devices, program=program)
-    out, err = process.communicate(timeout=300)
+    return finish(start(arguments, devices=devices, program=program), code=code)
+
+
+def finish(process: subprocess.Popen, *, code: int = 0, timeout: float = 300.0) -> tuple[str, str]:
+    """Returns what a process printed, and asserts its exit code."""
+    out, err = process.communicate(timeout=timeout)
     assert process.returncode == code, f"exit code {process.returncode}, not {code}:\n{out}\n{err}"
     return out, err
 

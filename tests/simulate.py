@@ -145,10 +145,8 @@ def _write(model: Model, task: Any) -> None:
     for name in (task.name, table_name(task.name)):
         Path(task.shards, name).parent.mkdir(parents=True, exist_ok=True)
         Path(task.shards, name).touch()
-    records, size = (
-        int(task.name.removesuffix(".tfrecord").rpartition("-")[2]),
-        int(task_costs.units("write_shard", task)),
-    )
+    records = int(task.name.removesuffix(".tfrecord").rpartition("-")[2])
+    size = int(task_costs.units("write_shard", task))
     shard = {"file": task.name, "records": records, "bytes": 3 * size, "sha256": "0" * 64}
     note = {"shard": shard, "sources": {"made up": size}, "dropped_tokens": 0, "documents": 1, "text_bytes": size}
     _save(task, counts=np.ones(task.vocab_size, np.int64).tobytes(), json=json.dumps(note).encode())

@@ -3,24 +3,21 @@
 MLM_TEST_MEGABYTES=1000 bash tests/run.sh --slow -k dask_corpus  takes a gigabyte.
 """
 
-import contextlib
 import json
 import os
-import pathlib
 import shutil
 import signal
-import subprocess
 
 import psutil
 import pytest
 
 from mlm.data import docstrings
-from mlm.data.results import work_folder
 from mlm.data.sources import part_bytes
 from tests import processes
 from tests.dask_cluster import Cluster
 from tests.fixtures_data import contents
 from tests.test_dask_engine import until
+from tests.test_run_engine import written
 
 BYTES = int(os.environ.get("MLM_TEST_MEGABYTES", "100")) * 10**6
 
@@ -34,20 +31,6 @@ def source(tmp_path) -> str:
             again += 1
             size += file.write("".join(json.dumps({"text": f"{again} {text}"}) + "\n" for text in texts))
     return f"jsonl:{tmp_path}/texts.jsonl"
-
-
-def done(workdir: pathlib.Path) -> dict[str, int]:
-    """The files of finished tasks, and when they were written; those that are gone while we look are left out."""
-    found = {}
-    for path in work_folder(str(workdir / "shards")).glob("tasks/*.blocks"):
-        with contextlib.suppress(FileNotFoundError):
-            found[path.name] = path.stat().st_mtime_ns
-    return found
-
-
-def finish(process: subprocess.Popen) -> None:
-    _, words = process.communicate(timeout=1800)
-    assert process.returncode == 0, words
 
 
 @pytest.mark.slow
@@ -68,17 +51,17 @@ def test_a_worker_killed_twice_and_the_same_bytes(source, tokenizer_folder, tmp_
         process = processes.start(["shards", *flags, f"--workdir={workdir}", *line])
         parts = BYTES // part_bytes(BYTES)
         for share in (0.2, 0.5):
-            until(lambda share=share: len(done(workdir)) >= share * parts)
+            until(lambda share=share: len(written(workdir)) >= share * parts)
             until(lambda: len(workers()) == 4)
-            seen |= done(workdir)
+            seen |= written(workdir)
             killed.append(min(before) if not killed else min(workers() - before))
             os.kill(killed[-1], signal.SIGKILL)
-        until(lambda: len(done(workdir)) >= 0.8 * parts)
-        later = done(workdir)
-        finish(process)
+        until(lambda: len(written(workdir)) >= 0.8 * parts)
+        later = written(workdir)
+        processes.finish(process, timeout=1800)
     assert len(killed) == 2 and len(seen) >= 0.5 * parts
     again = [name for name, when in seen.items() if later[name] != when]
     assert len(again) <= 2, "a task was done again, and not for want of the answer of a worker that was killed"
     shutil.rmtree(tmp_path / "dask")
-    finish(processes.start(["shards", *flags, f"--workdir={tmp_path}/pool"]))
+    processes.finish(processes.start(["shards", *flags, f"--workdir={tmp_path}/pool"]), timeout=1800)
     assert contents(workdir / "shards") == contents(tmp_path / "pool" / "shards")

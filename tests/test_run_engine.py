@@ -42,8 +42,8 @@ def arguments(texts, tokenizer_folder, tmp_path_factory) -> Callable[..., list[s
     sources = tuple(f"text:{file}" for file in files)  # small files of one source would be one part
     settings = (f"corpus.sources={sources!r}", f"corpus.weights={(1.0,) * FILES}", "corpus.validation_fraction=0.1")
     settings += (f"tokenizer.path={tokenizer_folder}", "shards.count=7", "shards.validation_count=2")
-    settings += ("shards.workers=1",)
-    settings += ("shards.length=32", "model.positions=64", "data.lanes=2", "pod.heartbeat=20", "pod.start_timeout=250")
+    settings += ("shards.length=32", "shards.workers=1", "model.positions=64", "data.lanes=2")
+    settings += ("pod.heartbeat=20", "pod.start_timeout=250")
 
     def of(workdir: pathlib.Path, *more: str) -> list[str]:
         keys = [f"--config.{text}" for text in settings]

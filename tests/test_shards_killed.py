@@ -49,11 +49,6 @@ def workdir(folder: pathlib.Path, tokenizer_folder: str) -> pathlib.Path:
     return folder
 
 
-def finish(process: subprocess.Popen) -> None:
-    _, words = process.communicate(timeout=280)
-    assert process.returncode == 0, words
-
-
 def whole(workdir: pathlib.Path) -> dict[str, int]:
     """The files that are whole, and when they were written."""
     found = {}
@@ -80,7 +75,7 @@ def is_note(file: str) -> bool:
 def test_killed_it_goes_on(texts, tokenizer_folder, tmp_path, kills):
     source = write_jsonl(tmp_path / "texts.jsonl", texts[:900] + texts[:50])
     alone, killed = (workdir(tmp_path / name, tokenizer_folder) for name in ("alone", "killed"))
-    finish(start(alone, source))
+    processes.finish(start(alone, source))
     total, seen, moments = len(whole(alone)), {}, []
     for moment in np.linspace(0.1, 0.95, kills):
         process = start(killed, source)
@@ -95,7 +90,7 @@ def test_killed_it_goes_on(texts, tokenizer_folder, tmp_path, kills):
         seen = now
         moments.append(len(now))
     assert moments[0] < moments[-1] and any(file.endswith(".tfrecord") for file in seen)
-    finish(start(killed, source))
+    processes.finish(start(killed, source))
     left = whole(killed)
     assert {file: left[file] for file in seen if "/tasks/" in file} == {f: seen[f] for f in seen if "/tasks/" in f}
     files = {f"{p.parent.name}/{p.name}": p.stat().st_mtime_ns for p in (killed / "shards").rglob("*.tfrecord")}
@@ -110,14 +105,14 @@ def test_no_room_for_a_file(texts, tokenizer_folder, tmp_path):
     write_jsonl(tmp_path / "b.jsonl", texts[:900])
     source, folder = f"jsonl:{tmp_path}/?.jsonl", workdir(tmp_path / "run", tokenizer_folder)
     process = start(folder, source, largest=20_000)
-    _, words = process.communicate(timeout=280)
-    assert process.returncode == 2 and "Traceback" not in words, words
+    _, words = processes.finish(process, code=2)
+    assert "Traceback" not in words, words
     (line,) = [line for line in words.splitlines() if line.startswith("mlm shards: ")]
     assert ".tokens: can't be written on" in line and "(File too large); make room there" in line
     seen = done(whole(folder))
     assert seen, "none was done before"
     (work_folder(str(folder / "shards")) / "tasks" / ".0123.tmp").write_text("of a task that was killed")
-    finish(start(folder, source))
+    processes.finish(start(folder, source))
     left = whole(folder)
     assert {file: left[file] for file in seen} == seen
     assert not list(work_folder(str(folder / "shards")).rglob(".*.tmp")), "it would take room"

@@ -130,12 +130,12 @@ def leave_out(task: LeaveOut) -> None:
     pairs = _by_part(task, task.joined, "pairs", near_duplicates.PAIR)
     for part, name in enumerate(task.maps, task.first):
         entries = next(found)
-        dropped.append(_dropped(part, 0, entries))
+        dropped.append(_dropped(part, "duplicates", entries))
         rows[part] = entries["row"]
         if task.joined:
             own = near_duplicates.most_similar(next(pairs), task.near)
             near.append(own[~np.isin(own["row"], rows[part])])
-            dropped.append(_dropped(part, 1, _entries(UPath(f"{task.folder}/{name}"), near[-1]["row"])))
+            dropped.append(_dropped(part, "near_duplicates", _entries(UPath(f"{task.folder}/{name}"), near[-1]["row"])))
             rows[part] = np.concatenate([rows[part], near[-1]["row"]])
     files = [(UPath(f"{task.folder}/{task.rows(part)}"), np.sort(own)) for part, own in rows.items() if len(own)]
     list(results.at_once(lambda each: results.save(*each), files))
@@ -157,10 +157,10 @@ def _entries(base: UPath, rows: np.ndarray) -> np.ndarray:
     return found
 
 
-def _dropped(part: int, why: int, entries: np.ndarray) -> np.ndarray:
+def _dropped(part: int, why: str, entries: np.ndarray) -> np.ndarray:
     blocks, index = np.unique(entries["block"], return_inverse=True)
     found = np.zeros(len(blocks), DROPPED)
-    found["part"], found["why"], found["block"] = part, why, blocks
+    found["part"], found["why"], found["block"] = part, WHY.index(why), blocks
     found["documents"] = np.bincount(index, minlength=len(blocks))
     found["tokens"] = np.bincount(index, weights=entries["tokens"], minlength=len(blocks))
     return found

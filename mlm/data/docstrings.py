@@ -97,7 +97,7 @@ def _definitions(source: bytes) -> Iterator[ast.AST]:
 
 
 def _headers(source: bytes) -> list[ast.AST] | None:
-    """Returns the same nodes, of each no more than its header and its docstring, in a quarter of the time.
+    """Returns the same nodes, of each no more than its header and its docstring, in less than half of the time.
 
     Whatever stands in triple quotes is parsed with the header before it. None if the quotes alone don't show that.
     """
@@ -113,15 +113,17 @@ def _headers(source: bytes) -> list[ast.AST] | None:
         stop = closing.end()
         if line.strip() not in PREFIXES and not HEADER.match(line):
             continue
-        header = next(iter([*HEADER.finditer(text, first, begin)][::-1]), None)
-        if header is None and first and not text[first:begin].rstrip().endswith(":"):
+        headers, left = [*HEADER.finditer(text, first, begin)], begin - len(line)
+        if not headers and first and not text[first:begin].rstrip().endswith(":"):
             continue
-        if not END_OF_LINE.match(text, stop) or (header is None and not COMMENTS.fullmatch(text, 0, begin - len(line))):
+        if not END_OF_LINE.match(text, stop) or not (headers or COMMENTS.fullmatch(text, 0, left)):
             return None
-        piece = text[header.start() if header else begin - len(line) : stop]
+        piece = text[headers[-1].start() if headers else left : stop]
+        indented = piece[0] in " \t"
         try:
-            tree = ast.parse(f"if 1:\n{piece}" if piece[0] in " \t" else piece)
+            tree = ast.parse(f"if 1:\n{piece}" if indented else piece)
         except SyntaxError:
             continue  # no docstring: there is code between
-        found.append((tree.body[0].body if piece[0] in " \t" else tree.body)[0] if header else tree)
+        block = tree.body[0].body if indented else tree.body
+        found.append(block[0] if headers else tree)
     return None if ONE_LINE.search(text, stop) else found

@@ -234,8 +234,8 @@ class _Job:
                 text = f"there are only {rows} rows of {length} tokens in {copies.sum()} blocks; lower it."
                 raise InputError(f"config.shards.count = {count}: {text}")
             if count == 1:
-                need = f"{length} tokens: raise corpus.validation_fraction, or give more text."
-                raise InputError(f"the {split} split is shorter than a row of {need}")
+                need = "raise corpus.validation_fraction, or give more text"
+                raise InputError(f"the {split} split is shorter than a row of {length} tokens: {need}.")
             count = min(count - 1 - count // 8, max(1, rows))
 
     def _reduce(self, rows: dict[int, str], counts: dict[str, Counter]) -> dict[str, Split]:
