@@ -52,7 +52,7 @@ def test_a_change_trains(name, manifest, tmp_path):
     changed = losses([write(tmp_path, name)], tmp_path / "changed")
     usual = losses(["-m", "mlm"], tmp_path / "usual")
     assert len(changed) == len(usual) == 30 and all(map(math.isfinite, changed))
-    assert changed[-1] < changed[0] - 0.1, "it learns"
+    assert sum(changed[-10:]) / 10 < changed[0] - 0.1, "it learns; single batches differ by 0.3"
     if name == "kernel.py":
         assert changed == pytest.approx(usual, rel=1e-4), "another kernel computes the same attention"
     elif name == "rare.py":
