@@ -54,8 +54,11 @@ def written_texts(texts: list[str], folder: pathlib.Path) -> Corpus:
 
 
 def train_tokenizer(texts: list[str], folder: pathlib.Path, kind: str = "unigram", **settings) -> str:
-    settings = {"vocab_size": 600, "sample_megabytes": 0.3, "lowercase": False, "length": 64, **settings}
-    tokenizer.train(texts, kind=kind, folder=str(folder), **settings)
+    """Of the first 0.3 megabytes of some texts."""
+    settings = {"vocab_size": 600, "lowercase": False, "length": 64, **settings}
+    sizes = itertools.accumulate((len(text) for text in texts), initial=0)
+    first = [text for text, before in zip(texts, sizes, strict=False) if before < 0.3e6]
+    tokenizer.train(first, kind=kind, folder=str(folder), **settings)
     return str(folder)
 
 

@@ -161,8 +161,8 @@ def write_shards(folder: Path, text: Path, counts: dict[str, int], workers: int)
     target, words = folder / f"{text.stem}-{workers}", folder / "tokenizer"
     shutil.rmtree(target, ignore_errors=True)
     if not words.exists():
-        texts = (json.loads(line)["text"] for line in text.open())
-        options = {"kind": "bpe", "vocab_size": VOCABULARY, "sample_megabytes": 40.0, "lowercase": False}
+        texts = (json.loads(line)["text"] for line in itertools.islice(text.open(), 50_000))
+        options = {"kind": "bpe", "vocab_size": VOCABULARY, "lowercase": False}
         tokenizer.train(texts, **options, length=LENGTH, folder=str(words))
     corpus = corpus_of((f"jsonl:{text}",), validation_fraction=VALIDATION)
     with process_pool(workers) as pool:

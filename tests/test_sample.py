@@ -32,13 +32,20 @@ def test_it_is_of_training_documents_of_all_parts(corpus):
     for part, (text, _) in read_documents(corpus):
         per_part.setdefault(part, set()).add(text)
     size = sum(len(text.encode()) for text in found)
-    assert 100_000 <= size < 300_000 and len(set(found)) == len(found)
+    assert 100_000 <= size < 100_100 and len(set(found)) == len(found)
     parts = corpus.parts()
     assert {corpus.split_of(parts[0], "", text_hash(text)) for text in found} == {"train"}
     shares = [len(own.intersection(found)) / len(own) for own in per_part.values()]
     assert len(shares) > 30 and min(shares) > 0 and max(shares[:-1]) < 4 * np.mean(shares)
     order = [int(text.rpartition(" ")[2][:-1]) for text in found]
     assert abs(np.corrcoef(order, range(len(order)))[0, 1]) < 0.1, "mixed: a tokenizer reads the beginning"
+
+
+def test_a_book_is_not_the_whole_sample(tmp_path):
+    book = "".join(chr(ord("a") + n % 26) * 2 for n in range(sample.LONGEST))
+    source = write_jsonl(tmp_path / "a.jsonl", [book, *numbered(3000)])
+    found = draw(corpus_of((source,), validation_fraction=0.0), 1000.0)
+    assert sorted(found) == sorted([book[: sample.LONGEST], *numbered(3000)])
 
 
 def test_it_does_not_depend_on_the_workers(corpus):

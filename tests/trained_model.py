@@ -39,8 +39,8 @@ def docstrings() -> list[str]:
 
 
 def train_tokenizer(folder: pathlib.Path, kind: str = "unigram", vocab_size: int = 1000) -> str:
-    settings = {"sample_megabytes": 1.0, "lowercase": False, "length": LENGTH}
-    tokenizer.train(docstrings(), kind=kind, vocab_size=vocab_size, folder=str(folder), **settings)
+    options = {"kind": kind, "vocab_size": vocab_size, "lowercase": False, "length": LENGTH}
+    tokenizer.train(docstrings(), **options, folder=str(folder))
     return str(folder)
 
 

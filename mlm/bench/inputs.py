@@ -75,14 +75,8 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
 
 def sample_texts(config: ConfigDict, megabytes: float) -> list[str]:
     """Returns so many megabytes of training documents of the corpus."""
-    texts, left = [], megabytes * 1e6
     with tempfile.TemporaryDirectory(prefix="mlm-bench-") as kept, open_engine(workers=config.shards.workers) as engine:
-        for text in sample.draw(Corpus(**config.corpus.to_dict()), megabytes=megabytes, engine=engine, texts=kept):
-            texts.append(text)
-            left -= len(text)
-            if left <= 0:
-                break
-    return texts
+        return sample.draw(Corpus(**config.corpus.to_dict()), megabytes=megabytes, engine=engine, texts=kept)
 
 
 def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> dict[str, Any]:

@@ -54,10 +54,11 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
         if path:
             tokenizer.load(path).save_pretrained(str(new))
         else:
-            keys = {key: value for key, value in config.tokenizer.items() if key != "path"}
+            keys = {key: config.tokenizer[key] for key in ("kind", "vocab_size", "lowercase")}
             kept = str(work_folder(workdir.shards_of(config)) / "texts")
             made_from = corpus.Corpus(**config.corpus.to_dict())
-            texts = sample.draw(made_from, megabytes=keys["sample_megabytes"], engine=engine, texts=kept)
+            megabytes = config.tokenizer.sample_megabytes
+            texts = sample.draw(made_from, megabytes=megabytes, engine=engine, texts=kept)
             tokenizer.train(texts, **keys, length=config.model.positions, folder=str(new))
         (new / RECIPE).write_text(json.dumps(settings))
     common.say(f"tokenizer: {workdir.tokenizer}, {time.monotonic() - begin:.1f} s")

@@ -40,7 +40,7 @@ def hash_part(task: HashPart) -> None:
     """Writes {key}.stretches: the hashes of all stretches of a part of what is kept out."""
     texts, found = (text for text, _ in task.corpus.read(task.part, texts="")), [np.zeros(0, np.uint64)]
     while batch := list(itertools.islice(texts, BATCH)):
-        found.append(of_texts(batch))
+        found.append(np.unique(stretches(batch, STRETCH)[0]))
     results.save(UPath(f"{task.folder}/{task.key}.stretches"), np.unique(np.concatenate(found)))
 
 
@@ -68,11 +68,6 @@ def load(folder: str, keys: tuple[str, ...]) -> np.ndarray:
     files = (UPath(f"{folder}/{key}.stretches") for key in keys)
     found = results.at_once(lambda file: results.load(file, np.uint64), files)
     return np.unique(np.concatenate([np.zeros(0, np.uint64), *found]))
-
-
-def of_texts(texts: Sequence[str]) -> np.ndarray:
-    """Returns the hashes of all stretches, sorted, once each: uint64 [S]."""
-    return np.unique(stretches(texts, STRETCH)[0])
 
 
 def holds(texts: Sequence[str], hashes_S: np.ndarray) -> np.ndarray:

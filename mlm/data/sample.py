@@ -4,9 +4,12 @@ import itertools
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from mlm.cluster.engine import Engine
 from mlm.data.corpus import Corpus, Part, text_hash
 
+LONGEST = 100_000  # characters of a document that are used: a book must not be the whole sample
 LEAST_SHARE = 1 / 8  # of the documents that are read: a part is read up to where it has given its quota
 MARGINS = (1.5, 8.0, math.inf)  # of the quotas, tried one after the other: the sizes of texts are known roughly
 
@@ -30,6 +33,7 @@ def sample_part(task: Sample) -> tuple[int, list[tuple[int, str]]]:
         count += 1
         number = text_hash(text)
         if number % 2**32 < task.share * 2**32 and task.corpus.split_of(task.part, group, number) == "train":
+            text = text[:LONGEST]
             picked.append((number, text))
             left -= len(text.encode())
             if left <= 0:
@@ -38,7 +42,7 @@ def sample_part(task: Sample) -> tuple[int, list[tuple[int, str]]]:
 
 
 def draw(corpus: Corpus, *, megabytes: float, engine: Engine, texts: str) -> list[str]:
-    """Returns texts of at least so many megabytes, or all, in an order that mixes them; the same for any workers."""
+    """Returns so many megabytes of training documents, or all, mixed; the same for any workers."""
     asked, parts = megabytes * 1e6, corpus.parts()
     total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
     picked: list[tuple[int, str]] = []
@@ -59,6 +63,7 @@ def draw(corpus: Corpus, *, megabytes: float, engine: Engine, texts: str) -> lis
         limited = corpus.limited(parts, read, wave=engine.workers)
         corpus.require_text([part for part, _ in limited], read(limited))
         picked = sorted({pair for each in limited for pair in found[each][1]})
-        if sum(len(text.encode()) for _, text in picked) >= asked:
+        sizes = np.cumsum([len(text.encode()) for _, text in picked])
+        if len(sizes) and sizes[-1] >= asked:
             break
-    return [text for _, text in picked]
+    return [text for _, text in picked[: np.searchsorted(sizes, asked) + 1]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,20 +24,10 @@ if TYPE_CHECKING:
 
 ROLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
 MASK = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False}  # it takes the space before it
-LONGEST_DOCUMENT = 100_000  # characters of a document used for training: a book must not fill the whole sample
 
 
-def train(
-    texts: Iterable[str],
-    *,
-    kind: str,
-    vocab_size: int,
-    sample_megabytes: float,
-    lowercase: bool,
-    length: int,
-    folder: str,
-) -> None:
-    """Trains a tokenizer on the first texts and writes it to a new local folder; its model reads `length` tokens.
+def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, length: int, folder: str) -> None:
+    """Trains a tokenizer and writes it to a new local folder; its model reads `length` tokens.
 
     Unigram (Kudo, 2018) keeps line breaks, and round-trips NFC text of the sample's characters except for a space at
     its start. Byte-level BPE round-trips every text. WordPiece drops white space. Only BPE training is deterministic:
@@ -45,7 +35,7 @@ def train(
     """
     tokenizer, trainer = _untrained(kind, vocab_size, lowercase)
     try:
-        tokenizer.train_from_iterator(_sample(texts, sample_megabytes), trainer)
+        tokenizer.train_from_iterator(texts, trainer)
         size = tokenizer.get_vocab_size()
     except Exception as error:  # tokenizers raises plain Exception
         if "not large enough" not in str(error):
@@ -105,16 +95,6 @@ def _untrained(kind: str, vocab_size: int, lowercase: bool) -> tuple[Tokenizer, 
         folds = [normalizers.NFKC(), normalizers.Lowercase()]
         tokenizer.normalizer = normalizers.Sequence(folds + ([tokenizer.normalizer] if tokenizer.normalizer else []))
     return tokenizer, trainer
-
-
-def _sample(texts: Iterable[str], megabytes: float) -> Iterator[str]:
-    left = megabytes * 1e6
-    for text in texts:
-        text = text[:LONGEST_DOCUMENT]
-        yield text
-        left -= len(text.encode())
-        if left <= 0:
-            return
 
 
 def load(path: str) -> PreTrainedTokenizerFast:
