@@ -292,7 +292,7 @@ def test_a_data_set_that_changed_has_other_parts(tmp_path, monkeypatch):
     for text in ("one", "two", "two"):
         if not found or text != "two" or len(found) < 2:
             (tmp_path / "set" / "train.txt").write_text(text)
-        sources.load_hf.cache_clear()
+        sources._loaded_hf.cache_clear()
         found.append(corpus_of((f"hf:{tmp_path / 'set'}",)).parts())
     assert found[0] != found[1] == found[2]
 

@@ -74,8 +74,7 @@ def run(do: Callable[..., None], maps: tuple[str, ...], *, documents: int, near:
 
     duplicates, joined = run_ranges(deduplicate, ".duplicates", ranges(documents, DOCUMENTS, RANGES)), ()
     if near:
-        found = ranges(documents * near_duplicates.BANDS, BANDS, near_duplicates.RANGES)
-        joined = run_ranges(join, ".pairs", found)
+        joined = run_ranges(join, ".pairs", ranges(documents * near_duplicates.BANDS, BANDS, near_duplicates.RANGES))
     tasks = []
     for first, stop in ranges(documents, DECIDED, len(maps)):
         key, own = results.key("leave out", whole, first, stop, near), maps[first:stop]

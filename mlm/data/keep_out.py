@@ -46,8 +46,7 @@ def hash_part(task: HashPart) -> None:
 
 def run(do: Callable[..., None], corpus: Corpus, folder: str) -> tuple[str, ...]:
     """Hashes the texts to keep out; returns the keys of the results. `do` runs tasks that are not done."""
-    key = functools.partial(results.key, "keep out", corpus.field)
-    tasks = [HashPart(part, corpus, folder, key(part)) for part in corpus.parts()]
+    tasks = [HashPart(part, corpus, folder, results.key("keep out", corpus.field, part)) for part in corpus.parts()]
     do(hash_part, tasks, label="keep out", last=".stretches")
     found = sizes(UPath(folder))
     for source in corpus.sources:

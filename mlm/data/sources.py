@@ -140,7 +140,7 @@ class _JsonLines(_Lines):
 
 class _HuggingFace(Kind):
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
-        loaded, version = load_hf(self.rest, streaming=self.options.streaming), _version_of_hf(self.rest)
+        loaded, version = _loaded_hf(self.rest, streaming=self.options.streaming), _version_of_hf(self.rest)
         for split, own in _own_splits(loaded, self.options):
             size = getattr((loaded[split].info.splits or {}).get(split), "num_bytes", None) or 0
             if self.options.streaming:
@@ -154,7 +154,7 @@ class _HuggingFace(Kind):
 
     def read(self, where: tuple) -> Iterator[Document]:
         split, first, second, _ = where
-        data = load_hf(self.rest, streaming=self.options.streaming)[split]
+        data = _loaded_hf(self.rest, streaming=self.options.streaming)[split]
         data = data.shard(second, first) if self.options.streaming else data.select(range(first, second))
         return _documents(data.select_columns(list({self.options.field, *_fields(self.options.group)})), self.options)
 
@@ -242,7 +242,6 @@ def _own_splits(names: Iterable[str], options: Options) -> Iterator[tuple[str, s
         yield name, "train" if "validation" in names else ""
 
 
-@functools.lru_cache(1)
 def load_hf(name: str, **options: Any) -> Any:
     """Returns what `datasets.load_dataset` does for NAME[:CONFIG]; raises ValueError for a bad data set."""
     import datasets
@@ -252,6 +251,9 @@ def load_hf(name: str, **options: Any) -> Any:
         return datasets.load_dataset(name, config or None, trust_remote_code=False, **options)
     except datasets.exceptions.DatasetsError as error:
         raise ValueError(str(error.__cause__ or error)) from error
+
+
+_loaded_hf = functools.lru_cache(1)(load_hf)
 
 
 def _version_of_hf(name: str) -> str:
