@@ -100,7 +100,7 @@ def get_config() -> ConfigDict:
     config.train.steps = 100_000  # steps; or, with steps = 0:
     config.train.epochs = 0.0  # passes over the training split; of a mixture, over the rows of all its folders together
     config.train.seed = 0  # of the initial parameters and of dropout
-    config.train.init_from = ""  # workdir, export, RoBERTa folder or Hub name to start from; "" = random parameters
+    config.train.init_from = ""  # workdir (or WORKDIR@STEP), RoBERTa folder or Hub name to start from; "" = random
     config.train.accumulate = 1  # microbatches per step
     config.train.guard_limit = 10  # consecutive nonfinite steps after which the run stops with code 3
 

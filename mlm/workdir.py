@@ -60,6 +60,10 @@ class Workdir:
         """Returns the folder of the shards: config.shards.dir, or the workdir's own."""
         return config.shards.dir or str(self.shards)
 
+    def export_of(self, step: int | None) -> UPath:
+        """Returns the folder of the export of a step: `export` for None, which is the newest or best one."""
+        return self.export if step is None else self.root / f"export-{step}"
+
     def _create(self, path: str) -> None:
         try:
             make_folder(self.root)

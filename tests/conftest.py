@@ -34,6 +34,7 @@ pytest_plugins = [
     "tests.fixtures_data",
     "tests.fixtures_fake_gcloud",
     "tests.fixtures_pods",
+    "tests.trained_family",
     "tests.trained_model",
     "tests.trained_classifier",
 ]

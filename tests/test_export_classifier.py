@@ -32,7 +32,7 @@ def workdirs(tmp_path_factory) -> dict[str, Workdir]:
     for kind, settings in KINDS.items():
         workdir = Workdir(str(tmp_path_factory.mktemp(kind)))
         (workdir.root / "metrics.jsonl").write_text(json.dumps(EVAL) + "\n")
-        export_classifier.export(make(pathlib.Path(str(workdir.root)), **settings), workdir, name=kind)
+        export_classifier.export(make(pathlib.Path(str(workdir.root)), **settings), workdir, workdir.export, name=kind)
         found[kind] = workdir
     return found
 
@@ -103,7 +103,7 @@ def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(workdirs, tmp
 
     monkeypatch.setattr(export, "write_model", wrong)
     with pytest.raises(DamageError, match=f"{broken}: read back, its logits differ"):
-        export_classifier.export(make(tmp_path), workdir, name="x")
+        export_classifier.export(make(tmp_path), workdir, workdir.export, name="x")
     assert {path.name: path.read_bytes() for path in workdir.export.iterdir()} == before
 
 

@@ -28,11 +28,14 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
+    common.add_step_flag(parser, "train.init_from")
     common.add_host_flags(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides, task=configs.CLASSIFICATION)
+    start = common.at_step(config.train.init_from, args.step)
+    config = configs.replace(config, {"train.init_from": start}, task=configs.CLASSIFICATION)
     from mlm.cluster import distributed
     from mlm.inference import evaluate
     from mlm.report import report
@@ -71,7 +74,7 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> Examples:
     if not checkpoint_files.complete_steps(workdir.checkpoints):
         path, init_from = config.tokenizer.path, config.train.init_from
         if init_from:
-            path = f"{init_from}/tokenizer" if locate.is_workdir(init_from) else init_from
+            path = f"{locate.split_step(init_from)[0]}/tokenizer" if locate.is_workdir(init_from) else init_from
         if path:
             config = configs.replace(config, {"tokenizer.path": path}, task=configs.CLASSIFICATION)
             if cluster.is_primary():

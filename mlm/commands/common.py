@@ -20,6 +20,7 @@ from mlm.cluster import detect, watch
 from mlm.config_rules import lanes_of_shares
 from mlm.errors import InputError, StopError
 from mlm.paths import canonical
+from mlm.pretrained import locate
 from mlm.text import printable
 from mlm.workdir import Workdir, lock
 
@@ -63,8 +64,27 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_flag(parser: argparse.ArgumentParser) -> None:
-    models = "workdir, folder or name on the Hugging Face Hub; default: the checkpoint of the workdir"
+    models = "workdir, WORKDIR@STEP, folder or name on the Hugging Face Hub; default: the checkpoint of the workdir"
     parser.add_argument("--model", default="", metavar="MODEL", help=models)
+    add_step_flag(parser)
+
+
+def add_step_flag(parser: argparse.ArgumentParser, of: str = "the workdir, or of --model if that is one") -> None:
+    parser.add_argument("--step", type=int, metavar="N", help=f"step of the checkpoint, of {of}; default: the newest")
+
+
+def at_step(name: str, step: int | None) -> str:
+    """Returns "WORKDIR@STEP", or the name if no step is asked for; raises InputError if it has no steps."""
+    if step is None:
+        return name
+    if locate.split_step(f"{name}@{step}")[1] is None:
+        raise InputError(f"--step={step}: needs a workdir with checkpoints; {name or 'no model'} is none.")
+    return f"{name}@{step}"
+
+
+def named_model(args: argparse.Namespace) -> str:
+    """Returns what --model and --step name; "" for the newest checkpoint of the workdir."""
+    return args.model if args.step is None else at_step(args.model or args.workdir, args.step)
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:

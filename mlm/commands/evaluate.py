@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
-    is_classifier = locate.is_classifier(args.model or workdir)
+    model = common.named_model(args)
+    is_classifier = locate.is_classifier(model or workdir)
     task = configs.CLASSIFICATION if is_classifier else configs.PRETRAINING
     common.join(args, overrides, task=task)
     config = common.read_config(args, overrides, task=task)
@@ -33,7 +34,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.inference import evaluate
 
     if is_classifier:
-        evaluate.run_classifier(config, workdir, model=args.model, split=args.split)
+        evaluate.run_classifier(config, workdir, model=model, split=args.split)
     else:
-        flags = {"model": args.model, "split": args.split, "masks": args.masks, "pseudo": args.pseudo}
+        flags = {"model": model, "split": args.split, "masks": args.masks, "pseudo": args.pseudo}
         evaluate.run(config, workdir, manifest, **flags)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser, required=False)
+    common.add_step_flag(parser, "the workdir, exported to export-N")
     parser.add_argument("--torch", default="", metavar="PYTHON", help="Python with PyTorch to verify the export in")
     parser.add_argument("--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub")
     parser.add_argument("--public", action="store_true", help="with --push: to a public repository, not a private one")
@@ -40,30 +41,31 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
             config = configs.load_saved(workdir.config, overrides, task=task)
             distributed.initialize(config, workdir, saves=False)
-        write_export(workdir, torch_python=args.torch)
+        write_export(workdir, torch_python=args.torch, step=args.step)
+    folder = workdir.export_of(args.step)
     if args.process_id == 0:
-        print(workdir.export)
+        print(folder)
         if args.push:
-            print(push.push(workdir.export, args.push, public=args.public))
+            print(push.push(folder, args.push, public=args.public))
 
 
-def write_export(workdir: Workdir, *, torch_python: str) -> Pretrained:
-    """Exports the newest checkpoint, or a classifier's best one, from process 0; returns its model in all of them."""
+def write_export(workdir: Workdir, *, torch_python: str, step: int | None = None) -> Pretrained:
+    """Exports a checkpoint (see `load.from_workdir`) from process 0; returns its model in all of them."""
     from mlm.export import export, export_classifier
     from mlm.pretrained import load
     from mlm.report import summary
 
-    name = workdir.root.name
+    name, folder = workdir.root.name, workdir.export_of(step)
     if locate.is_classifier(workdir):
-        model = load.from_workdir(workdir, head=load.CLASSIFIER)
+        model = load.from_workdir(workdir, head=load.CLASSIFIER, step=step)
         if cluster.is_primary():
-            export_classifier.export(model, workdir, name=name, torch_python=torch_python)
+            export_classifier.export(model, workdir, folder, name=name, torch_python=torch_python)
     else:
-        model = load.from_workdir(workdir, head=load.LM_HEAD)
+        model = load.from_workdir(workdir, head=load.LM_HEAD, step=step)
         if cluster.is_primary():
             history = summary.gather(workdir, model.run_config, until=model.step)
             scores = [line for line in history.evals if line["step"] == model.step]
             shown = {"scores": scores[-1] if scores else None, "name": name, "history": history}
-            export.export(model, workdir.export, torch_python=torch_python, **shown)
+            export.export(model, folder, torch_python=torch_python, **shown)
     cluster.barrier("exported")
     return model

@@ -21,10 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     detect.refuse_part_of_a_slice()
     workdir = None if args.model else Workdir(args.workdir, create=False)
-    is_classifier = locate.is_classifier(args.model or workdir)
+    name = common.named_model(args) or workdir
+    is_classifier = locate.is_classifier(name)
     from mlm.pretrained import load
 
-    model = load.load(args.model or workdir, head=load.CLASSIFIER if is_classifier else load.LM_HEAD)
+    model = load.load(name, head=load.CLASSIFIER if is_classifier else load.LM_HEAD)
     shared = {"texts": args.texts, "top_k": args.top_k, "stdin": sys.stdin, "stdout": sys.stdout}
     if is_classifier:
         from mlm.inference import classify_texts

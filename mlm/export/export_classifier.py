@@ -15,6 +15,7 @@ from mlm.export import model_card
 from mlm.inference.classify_texts import TextClassifier, Texts
 from mlm.inference.fill_mask import longest_row
 from mlm.model import classifier
+from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.pretrained.load import Pretrained
 from mlm.workdir import Workdir
@@ -22,8 +23,8 @@ from mlm.workdir import Workdir
 TASK = "text-classification"  # transformers' name
 
 
-def export(model: Pretrained, workdir: Workdir, *, name: str, torch_python: str = "") -> None:
-    """Writes a run's classifier into the workdir's export, as `exports.export` does."""
+def export(model: Pretrained, workdir: Workdir, folder: UPath, *, name: str, torch_python: str = "") -> None:
+    """Writes a run's classifier into a folder, as `exports.export` does."""
     tok = exports.fitting_tokenizer(model)
     predictor, longest = TextClassifier(model, tok), longest_row(model)
     texts = _proof_texts(longest, pair=len(predictor.columns) == 2)
@@ -32,7 +33,7 @@ def export(model: Pretrained, workdir: Workdir, *, name: str, torch_python: str 
     def logits_of(again: Pretrained) -> list[np.ndarray]:
         return list(TextClassifier(again, tokenizer.load(again.tokenizer)).logits(ids))
 
-    with exports.writing(model, workdir.export, torch_python) as new:
+    with exports.writing(model, folder, torch_python) as new:
         (new / "README.md").write_text(_card(model, workdir, name), encoding="utf-8")
         logits_NxC = predictor.logits(ids)
         found = predictor.classify(ids, max(len(predictor.names), 1))

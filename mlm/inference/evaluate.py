@@ -22,7 +22,7 @@ from mlm.inference.fill_mask import longest_row
 from mlm.model import classifier, factory
 from mlm.model.roberta import Params
 from mlm.paths import UPath, is_remote, write_text
-from mlm.pretrained import load
+from mlm.pretrained import load, locate
 from mlm.tasks import classification, pretraining
 from mlm.training import sharding, step
 from mlm.workdir import Workdir
@@ -79,7 +79,8 @@ def run(
         print(json.dumps(result))
         print(summary(result), file=sys.stderr)
         entries = {key: {"model": loaded.source, **values} for key, values in entries.items()}
-        add_results(UPath(model) if model and UPath(model).is_dir() else workdir.root, entries)
+        folder = UPath(locate.split_step(model)[0])
+        add_results(folder if model and folder.is_dir() else workdir.root, entries)
     return result
 
 
@@ -121,7 +122,8 @@ def score_classifier(
     network = classification.make_network(config, padded.config, examples, mesh)
     eval_step = classification.make_eval_step(network, mesh, shardings)
     scores, predicted_N = classification.evaluate(config, examples, mesh, eval_step, params, split)
-    if model.tokenizer == str(workdir.tokenizer) and cluster.is_primary():
+    named = locate.split_step(model.source)[1] is not None  # the report shows the best checkpoint
+    if model.tokenizer == str(workdir.tokenizer) and not named and cluster.is_primary():
         content = {"split": split, "step": model.step, "scores": scores}
         if examples.labels:
             table = classification.confusion(examples.splits[split].labels_N, predicted_N, len(examples.labels))

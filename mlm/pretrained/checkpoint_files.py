@@ -45,6 +45,17 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
     return None
 
 
+def check_step(folder: UPath, step: int, where: str) -> None:
+    """Raises InputError if a step is not there, with those that are, and DamageError if it is damaged."""
+    steps = complete_steps(folder)
+    if step not in steps:
+        known = ", ".join(map(str, steps))
+        there = f"those that are there: {known}" if steps else "there is none at all"
+        raise InputError(f"{where}: there is no complete checkpoint of step {step}; {there}.")
+    if damage := find_damage(folder, step):
+        raise DamageError(f"{folder / str(step)}: {damage}; restore that folder from a copy, or name another step.")
+
+
 def _score(folder: UPath, step: int) -> float:
     """Returns the score that a step was saved with, infinite if none."""
     file = folder / str(step) / "metrics" / "metrics"

@@ -81,7 +81,7 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
     """Returns the model of a run, or the one that a person named.
 
     Args:
-      model: a workdir, a folder with config.json and weights (safetensors in one file or several, or
+      model: a workdir, WORKDIR@STEP, a folder with config.json and weights (safetensors in one file or several, or
         flax_model.msgpack), local or in a bucket, or a name on the Hub.
       head: LM_HEAD or CLASSIFIER: the model has this head, and no parameters but those of its config; None for a
         model with any head or none, with all its parameters.
@@ -91,7 +91,8 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
         return from_workdir(model, head=head)
     where = f"{flag}{model}"
     if locate.is_workdir(model):
-        found = from_workdir(Workdir(model, create=False), head=head, where=where)
+        folder, step = locate.split_step(model)
+        found = from_workdir(Workdir(folder, create=False), head=head, step=step, where=where)
         return dataclasses.replace(found, source=model)
     folder = locate.local_copy(model, flag)
     config = read_config(folder, where)
@@ -109,10 +110,16 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
     return found
 
 
-def from_workdir(workdir: Workdir, *, head: str | None, where: str = "") -> Pretrained:
-    """Returns the model of a run's newest checkpoint, a classifier's best: averaged, if the run keeps an average."""
+def from_workdir(workdir: Workdir, *, head: str | None, step: int | None = None, where: str = "") -> Pretrained:
+    """Returns the model of a checkpoint: averaged, if the run keeps an average.
+
+    `step` None stands for the newest checkpoint, a classifier's best.
+    """
     where = where or str(workdir.checkpoints)
-    step = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=locate.is_classifier(workdir))
+    if step is not None:
+        checkpoint_files.check_step(workdir.checkpoints, step, where)
+    else:
+        step = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=locate.is_classifier(workdir))
     if step is None:
         raise InputError(f"{where}: there is no complete checkpoint; train first.")
     meta = checkpoint_files.read_meta(workdir.checkpoints, step)

@@ -11,16 +11,24 @@ INDEX, SAFETENSORS, MSGPACK = "model.safetensors.index.json", "model.safetensors
 DOWNLOADED = ["config.json", "*token*.json", "vocab.*", "merges.txt", "*.bpe.model"]  # from the Hub, beside the weights
 
 
+def split_step(name: str) -> tuple[str, int | None]:
+    """Returns (WORKDIR, N) of "WORKDIR@N", and (name, None) of any other name."""
+    match = re.fullmatch(r"(.+)@([0-9]{1,18})", name)
+    if match is None or UPath(name).is_dir() or not (UPath(match[1]) / "checkpoints").is_dir():
+        return name, None
+    return match[1], int(match[2])
+
+
 def is_workdir(name: str) -> bool:
-    """Returns whether a folder is that of a run."""
-    return (UPath(name) / "checkpoints").is_dir()
+    """Returns whether a name is that of a run's folder, or of one of its steps: WORKDIR@N."""
+    return (UPath(split_step(name)[0]) / "checkpoints").is_dir()
 
 
 def is_classifier(model: str | Workdir) -> bool:
     """Returns whether a model, named as for `load.load`, is a classifier; False for one that can't be read."""
     try:
         if isinstance(model, Workdir) or is_workdir(model):
-            root = model.root if isinstance(model, Workdir) else UPath(model)
+            root = model.root if isinstance(model, Workdir) else UPath(split_step(model)[0])
             metas = sorted(root.glob("checkpoints/*/meta/metadata"))
             return bool(metas) and "labels" in json.loads(metas[0].read_text())["dataset"]
         config = json.loads((local_copy(model, "--model=") / "config.json").read_text())
