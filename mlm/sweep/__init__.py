@@ -1,0 +1,1 @@
+"""Many runs of a command: their folders, their scores in one table, and whether two models differ."""

@@ -1,0 +1,147 @@
+"""Runs of `python -m mlm` as subprocesses: skipped when done, resumed when killed. Nothing here imports jax."""
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from mlm import logs
+from mlm.cluster import watch
+from mlm.cluster.engine import Engine
+from mlm.errors import InputError, PreemptedError
+from mlm.paths import UPath, is_remote, make_folder, staging_folder, upload, write_text
+
+OUTPUT = "output.txt"  # in the folder of a run: what it printed
+STATE = "run.json"  # there, written when it has ended: arguments, exit code, seconds of all its starts, last line
+STOP = "stop"  # in the folder of all runs: a file that stops them
+PACKAGE = str(Path(__file__).parents[2])
+_alone = threading.Lock()  # a worker of several threads runs one run at a time: it may hold the accelerator
+
+
+class Run(NamedTuple):
+    """A run of a command."""
+
+    name: str
+    folder: str  # of OUTPUT and STATE: an absolute path, or gs://
+    arguments: tuple[str, ...]  # after `python -m mlm`
+
+
+class Outcome(NamedTuple):
+    """How a run has ended."""
+
+    run: Run
+    code: int  # exit code; 128 + N if signal N killed it
+    seconds: float  # of all its starts
+    last_line: str  # of its output: a sentence about what is wrong if there is one
+
+
+def run_all(runs: Sequence[Run], *, root: UPath, engine: Engine | None) -> list[Outcome]:
+    """Runs in turn on this machine, or on the workers of an engine, what is not done; returns all outcomes, in order.
+
+    A run that fails ends no other. SIGTERM, Ctrl-C or a file `stop` in `root` lets the running ones save and exit,
+    which raises PreemptedError; the same call resumes them.
+    """
+    outcomes = {index: found for index, run in enumerate(runs) if (found := _finished(run)) is not None}
+    rest = [index for index in range(len(runs)) if index not in outcomes]
+    stop = root / STOP
+    stop.unlink(missing_ok=True)
+    with _stop_on_signal(stop):
+        todo = [runs[index] for index in rest]
+        if engine is None:
+            ended = ((number, _execute(str(root), run, shared_cache=True)) for number, run in enumerate(todo))
+        else:
+            ended = engine.each(functools.partial(_execute, str(root)), todo, label="runs")
+        for number, outcome in ended:
+            outcomes[rest[number]] = outcome
+            if outcome.last_line:
+                how = "done" if outcome.code == 0 else f"exit code {outcome.code}"
+                line = f"{len(outcomes)}/{len(runs)} {outcome.run.name}: {how}, {outcome.seconds:.0f} s"
+                print(line, file=sys.stderr, flush=True)
+    done = sum(outcome.code == 0 for outcome in outcomes.values())
+    if stop.is_file() and done < len(runs):
+        raise PreemptedError(f"stopped, {done} of {len(runs)} runs are done; run the same command to continue.")
+    return [outcomes[index] for index in range(len(runs))]
+
+
+def _finished(run: Run) -> Outcome | None:
+    state = logs.read_object(UPath(run.folder) / STATE)
+    same = state.get("code") == 0 and state.get("arguments") == list(run.arguments)
+    return Outcome(run, 0, state["seconds"], state["last_line"]) if same else None
+
+
+def _execute(root: str, run: Run, *, shared_cache: bool = False) -> Outcome:
+    """Starts a run or resumes it, and waits for its end; with a `shared_cache`, one of compiled programs for all."""
+    with _alone:
+        folder, stop = UPath(run.folder), UPath(root) / STOP
+        if not UPath(root).is_dir():
+            raise InputError(f"{root}: {socket.gethostname()} has no such folder; name one that all workers share.")
+        if stop.is_file():
+            return Outcome(run, PreemptedError.code, 0.0, "")
+        make_folder(folder)
+        before, begin = logs.read_object(folder / STATE), time.monotonic()
+        cache = {"JAX_COMPILATION_CACHE_DIR": f"{root}/xla_cache"} if shared_cache else {}
+        staging = staging_folder(folder)
+        with (staging / OUTPUT).open("ab+") as file:
+            start = file.seek(0, os.SEEK_END)
+            code = _wait(_start(run, file, cache), stop)
+            file.seek(start)
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        upload(staging, folder)
+        seconds = time.monotonic() - begin
+        seconds += before.get("seconds", 0.0) if before.get("arguments") == list(run.arguments) else 0.0
+        sentences = [line for line in lines if code and line.startswith("mlm ")]
+        last_line = (sentences or lines or ["no output"])[-1]
+        state = {"arguments": run.arguments, "code": code, "seconds": seconds, "last_line": last_line}
+        write_text(folder / STATE, json.dumps(state) + "\n")
+        return Outcome(run, code, seconds, last_line)
+
+
+def _start(run: Run, output: BinaryIO, defaults: dict[str, str]) -> subprocess.Popen:
+    """Starts the command with this code and Python; `defaults` are of the environment."""
+    path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
+    command, env = [sys.executable, "-m", "mlm", *run.arguments], defaults | os.environ | {"PYTHONPATH": path}
+    return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+
+
+def _wait(process: subprocess.Popen, stop: UPath) -> int:
+    """Returns the exit code of a process, which gets SIGTERM when the stop file appears."""
+    told = False
+    try:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(5.0 if is_remote(stop) else 0.5)
+                return code if code >= 0 else 128 - code
+            if not told and stop.is_file():
+                told = True
+                process.terminate()
+    except BaseException:
+        process.terminate()
+        raise
+
+
+@contextlib.contextmanager
+def _stop_on_signal(stop: UPath) -> Iterator[None]:
+    """Writes the stop file when SIGTERM or Ctrl-C comes; a second Ctrl-C ends at once."""
+
+    def handle(number: int, frame: types.FrameType | None) -> None:
+        if number == signal.SIGINT and stop.is_file():
+            raise KeyboardInterrupt
+        watch.current.signaled(signal.Signals(number).name)
+        write_text(stop, "")
+
+    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
