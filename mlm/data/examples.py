@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mlm.data import labelled, tokenizer
-from mlm.data.labelled import Table
+from mlm.data import tokenizer
+from mlm.data.labelled import Table, read
 from mlm.data.order import Lane
 from mlm.errors import InputError
 
@@ -29,7 +29,7 @@ class Split:
 
     tokens: np.ndarray  # int32, all rows, one after the other
     starts: np.ndarray  # int64 [N + 1], where each row begins
-    labels_N: np.ndarray  # int32 class indices, or float32 targets
+    labels_N: np.ndarray  # int32 class indices, or float32 targets; -1 or NaN where a row to predict has none
     truncated: int  # number of truncated rows
 
     @property
@@ -74,15 +74,21 @@ class Examples:
 
 
 def read_tables(
-    sources: dict[str, str], *, text: tuple[str, ...], label: str, kind: str, names: tuple[str, ...] | None = None
+    sources: dict[str, str],
+    *,
+    text: tuple[str, ...],
+    label: str,
+    kind: str,
+    names: tuple[str, ...] | None = None,
+    labelled: bool = True,
 ) -> tuple[dict[str, Table], tuple[str, ...]]:
     """Returns {split: its rows} and the names of the classes: those given, or the labels in training; () if numbers."""
-    columns = {"text": text, "label": label, "kind": kind}
-    tables = {split: labelled.read(source, split=split, **columns) for split, source in sources.items()}
+    options = {"text": text, "label": label, "kind": kind, "labelled": labelled}
+    tables = {split: read(source, split=split, **options) for split, source in sources.items()}
     if kind == "regression":
         return tables, ()
     names = names or class_names(tables["train"])
-    known = set(names)
+    known = {*names, *([] if labelled else [None])}
     for split, table in tables.items():
         row = next((row for row, label in enumerate(table.labels) if label not in known), None)
         if row is not None:
@@ -94,10 +100,15 @@ def read_tables(
 
 
 def class_names(table: Table) -> tuple[str, ...]:
-    """Returns the distinct labels of a table, sorted as numbers where all are whole numbers; InputError if only one."""
+    """Returns the classes of a table: in a library's order, else sorted, as numbers where all are whole numbers.
+
+    Raises InputError if there is only one.
+    """
     names = set(table.labels)
     if len(names) < 2:
         raise InputError(f"{table.source}: all of its rows have the label {table.labels[0]!r}; two labels are needed.")
+    if table.names:
+        return tuple(table.names)
     numeric = all(name.removeprefix("-").isdecimal() for name in names)
     return tuple(sorted(names, key=int if numeric else None))
 
@@ -120,7 +131,7 @@ def tokenize(
         for row, ids in enumerate(rows):
             if tok.pad_token_id in ids:
                 raise InputError(f"{table.where(row)}: holds the padding token {tok.pad_token}; remove it.")
-        labels = [indices[label] for label in table.labels] if names else table.labels
+        labels = [indices.get(label, -1) for label in table.labels] if names else table.labels
         labels_N = np.asarray(labels, np.int32 if names else np.float32)
         splits[split] = Split(np.concatenate(rows), np.cumsum([0, *map(len, rows)]), labels_N, truncated)
     digest = hashlib.sha256(json.dumps([names, sorted(splits)]).encode())

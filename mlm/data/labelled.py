@@ -23,6 +23,7 @@ from mlm.text import is_text
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]  # (place, row)
+UNKNOWN = (None, "", -1, "-1")  # labels of rows that have none
 Names = list[str] | None  # of the classes by index, where a library has them
 
 
@@ -32,7 +33,8 @@ class Table:
 
     source: str  # as in the config
     texts: list[tuple[str, ...]]  # one or two a row
-    labels: list[str] | list[float]
+    labels: list[str | None] | list[float | None]  # None where the source has none, as in a test split
+    names: Names  # of the classes by index, where a library has them
     places: list[str]  # of the rows in the source: "line 7"
 
     def where(self, row: int) -> str:
@@ -40,22 +42,26 @@ class Table:
         return f"{self.source}, {self.places[row]}"
 
 
-def read(source: str, *, split: str, text: tuple[str, ...], label: str, kind: str) -> Table:
-    """Reads a split of a source; `text`, `label` and `kind` are keys of config.classify."""
+def read(source: str, *, split: str, text: tuple[str, ...], label: str, kind: str, labelled: bool = True) -> Table:
+    """Reads a split of a source; `text`, `label` and `kind` are keys of config.classify.
+
+    Unless they must be `labelled`, rows may have no label: no such column, an empty one, or the class -1.
+    """
     reader, _, rest = source.partition(":")
     texts, labels, places = [], [], []
     try:
-        names, rows = READERS[reader](rest, split, (*text, label))
+        names, rows = READERS[reader](rest, split, (*text, label) if labelled else text, label)
         for place, row in rows:
             places.append(place)
             texts.append(tuple(_text(row, column, f"{source}, {place}: its {column!r}") for column in text))
-            labels.append(_label(row, label, f"{source}, {place}: its {label!r}", kind, names))
+            absent = not labelled and row.get(label) in UNKNOWN
+            labels.append(None if absent else _label(row, label, f"{source}, {place}: its {label!r}", kind, names))
     except (OSError, ValueError, KeyError, ImportError, csv.Error) as error:
         message = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"config.classify.{split}: {source} can't be read: {message[:300]}.") from error
     if not texts:
         raise InputError(f"config.classify.{split}: {source} has no rows.")
-    return Table(source, texts, labels, places)
+    return Table(source, texts, labels, names, places)
 
 
 def _value(row: Row, column: str, where: str) -> Any:
@@ -97,7 +103,7 @@ def _label(row: Row, column: str, where: str, kind: str, names: Names) -> str | 
     raise InputError(f"{where} is {value!r}; a label is a string or a whole number.")
 
 
-# Readers take (the source after its colon, the split, the columns, the label's last) and return (Names, Rows).
+# Readers take (the source after its colon, the split, the columns that must be there, the label's) -> (Names, Rows).
 
 
 def _csv(file: str, columns: tuple[str, ...]) -> Rows:
@@ -129,22 +135,23 @@ def _jsonl(file: str) -> Rows:
             yield f"line {number}", row
 
 
-def _hf(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Rows]:
+def _hf(name: str, split: str, columns: tuple[str, ...], label: str) -> tuple[Names, Rows]:
     name, _, own = name.partition("#")
     loaded = sources.load_hf(name, split=own or split)
-    wanted = [column for column in loaded.column_names if column in columns]  # others may be images
-    return _of_library(loaded.features, columns, loaded.select_columns(wanted))
+    wanted = [column for column in loaded.column_names if column in (*columns, label)]  # others may be images
+    return _of_library(loaded.features, columns, label, loaded.select_columns(wanted))
 
 
-def _tfds(name: str, split: str, columns: tuple[str, ...]) -> tuple[Names, Rows]:
+def _tfds(name: str, split: str, columns: tuple[str, ...], label: str) -> tuple[Names, Rows]:
     name, _, own = name.partition("#")
     info, rows = sources.load_tfds(name)
-    return _of_library(info.features, columns, rows(own or split))
+    return _of_library(info.features, columns, label, rows(own or split))
 
 
-def _of_library(features: Any, columns: tuple[str, ...], rows: Iterable[Row]) -> tuple[Names, Rows]:
+def _of_library(features: Any, columns: tuple[str, ...], label: str, rows: Iterable[Row]) -> tuple[Names, Rows]:
     _check_columns(columns, features)
-    return getattr(features[columns[-1]], "names", None), ((f"row {n}", row) for n, row in enumerate(rows, 1))
+    names = getattr(features[label], "names", None) if label in features else None
+    return names, ((f"row {n}", row) for n, row in enumerate(rows, 1))
 
 
 def _check_columns(wanted: Iterable[str], there: Iterable[str]) -> None:
@@ -154,8 +161,8 @@ def _check_columns(wanted: Iterable[str], there: Iterable[str]) -> None:
 
 
 READERS = {
-    "csv": lambda file, split, columns: (None, _csv(file, columns)),
-    "jsonl": lambda file, split, columns: (None, _jsonl(file)),
+    "csv": lambda file, split, columns, label: (None, _csv(file, columns)),
+    "jsonl": lambda file, split, columns, label: (None, _jsonl(file)),
     "hf": _hf,
     "tfds": _tfds,
 }

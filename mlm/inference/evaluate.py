@@ -1,13 +1,16 @@
 """Scores of a model on a split: a checkpoint, an export or any RoBERTa folder; a language model or a classifier."""
 
+import csv
 import dataclasses
 import hashlib
+import io
 import json
 import math
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -21,9 +24,10 @@ from mlm.inference import pseudo_perplexity
 from mlm.inference.fill_mask import longest_row
 from mlm.model import classifier, factory
 from mlm.model.roberta import Params
-from mlm.paths import UPath, is_remote, write_text
+from mlm.paths import UPath, is_remote, make_folder, write_text
 from mlm.pretrained import load, locate
 from mlm.tasks import classification, pretraining
+from mlm.tasks.scores import confusion
 from mlm.training import sharding, step
 from mlm.workdir import Workdir
 
@@ -115,21 +119,49 @@ def run_classifier(config: ConfigDict, workdir: Workdir, *, model: str, split: s
 
 
 def score_classifier(
-    config: ConfigDict, workdir: Workdir, examples: data.Examples, model: load.Pretrained, split: str
+    config: ConfigDict,
+    workdir: Workdir,
+    examples: data.Examples,
+    model: load.Pretrained,
+    split: str,
+    predict: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Returns the scores of a model on a split; writes those of the workdir's own model to classification.json."""
+    """Returns the scores of a model on a split; writes those of the workdir's own model to classification.json.
+
+    The splits of `predict` are scored, too, where they have labels; predictions/SPLIT.tsv holds their predictions.
+    """
     mesh, padded, shardings, params = _put_on_devices(config, model)
     network = classification.make_network(config, padded.config, examples, mesh)
     eval_step = classification.make_eval_step(network, mesh, shardings)
-    scores, predicted_N = classification.evaluate(config, examples, mesh, eval_step, params, split)
+    names = dict.fromkeys([split, *predict])
+    found = {n: classification.evaluate(config, examples, mesh, eval_step, params, n) for n in names}
     named = locate.split_step(model.source)[1] is not None  # the report shows the best checkpoint
     if model.tokenizer == str(workdir.tokenizer) and not named and cluster.is_primary():
-        content = {"split": split, "step": model.step, "scores": scores}
+        own = {name: scores for name, (scores, _) in found.items()}
+        content = {"split": split, "step": model.step, "scores": own.pop(split), "sets": own}
         if examples.labels:
-            table = classification.confusion(examples.splits[split].labels_N, predicted_N, len(examples.labels))
+            table = confusion(examples.splits[split].labels_N, found[split][1], len(examples.labels))
             content |= {"labels": examples.labels, "confusion": table.tolist()}
+        for name in predict:
+            make_folder(workdir.predictions)
+            write_text(workdir.predictions / f"{name}.tsv", _prediction_rows(examples, name, found[name][1]))
         write_text(workdir.classification, json.dumps(content) + "\n")
-    return scores
+    return found[split][0]
+
+
+def _prediction_rows(examples: data.Examples, split: str, predicted_N: np.ndarray) -> str:
+    """Returns the predictions of a split as tab-separated values: index, prediction, label ("" where it is unknown)."""
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter="\t", lineterminator="\n")
+    writer.writerow(["index", "prediction", "label"])
+    if examples.labels:
+        names = dict(enumerate(examples.labels)) | {-1: ""}
+        columns = ([names[int(value)] for value in own] for own in (predicted_N, examples.splits[split].labels_N))
+    else:
+        labels = ("" if math.isnan(value) else f"{value:.7g}" for value in examples.splits[split].labels_N)
+        columns = ([f"{value:.7g}" for value in predicted_N], labels)
+    writer.writerows((index, *pair) for index, pair in enumerate(zip(*columns, strict=True)))
+    return out.getvalue()
 
 
 def _put_on_devices(config: ConfigDict, model: load.Pretrained) -> tuple[Mesh, load.Pretrained, Params, Params]:

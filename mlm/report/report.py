@@ -17,6 +17,7 @@ from mlm.paths import write_text
 from mlm.report import plots, summary
 from mlm.report.goodput import Line
 from mlm.report.summary import RunSummary
+from mlm.tasks.scores import selected
 from mlm.text import templates
 from mlm.workdir import Workdir
 
@@ -31,6 +32,9 @@ SCORES = {  # of a line of metrics.jsonl: key -> (name on the page, format)
     "bits_per_byte": ("bits per byte", ".4f"),
     "predictions": ("predictions", ","),
     "f1": ("F1, weighted", ".2%"),
+    "f1_macro": ("F1, mean of classes", ".2%"),
+    "f1_positive": ("F1 of the second class", ".2%"),
+    "matthews": ("Matthews", ".4f"),
     "mse": ("mse", ".4f"),
     "pearson": ("pearson", ".4f"),
     "spearman": ("spearman", ".4f"),
@@ -123,7 +127,8 @@ def _scores(run: RunSummary) -> Rows:
     """Head and rows of the scores: of the last and the best evaluation and the last training line."""
     lines = {}
     if run.evals:
-        by = (lambda line: -line["accuracy"]) if "f1" in run.evals[0] else (lambda line: line["loss"])
+        metrics = run.config.get("classify.metric") or (("accuracy",) if "f1" in run.evals[0] else ())
+        by = (lambda line: -selected(line, metrics)) if metrics else (lambda line: line["loss"])
         best = min(run.evals, key=lambda line: math.inf if line["loss"] is None else by(line))
         lines |= {"evaluation, last": run.evals[-1], "evaluation, best": best}
     if run.train:

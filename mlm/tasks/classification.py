@@ -4,7 +4,6 @@ Dimensions: B rows of a batch, L tokens in a row, N rows of a split.
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from mlm.model import classifier
 from mlm.model.attention import make_attention
 from mlm.model.loss import RowSums
 from mlm.model.roberta import Network, Params
+from mlm.tasks import scores
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
 from mlm.training.loop import Task
 
@@ -95,9 +95,10 @@ class Classification(Task):
         rows = self.config.data.global_batch
         return step * rows // self._count > (step - 1) * rows // self._count
 
-    def minimized_metric(self, scores: dict[str, Any]) -> float:
-        """Returns the error rate of a classification, the loss of a regression."""
-        return 1 - scores["accuracy"] if self.examples.labels else scores["loss"]
+    def minimized_metric(self, found: dict[str, Any]) -> float:
+        """Returns the loss of a regression, else the error rate, or one less the mean of config.classify.metric."""
+        metrics = self.config.classify.metric or (("accuracy",) if self.examples.labels else ())
+        return 1 - scores.selected(found, metrics) if metrics else found["loss"]
 
     def flops_per_token(self, step: int) -> float:
         """Returns the useful FLOPs of a step per token; the head reads one token of a row."""
@@ -113,6 +114,10 @@ def _check_data(config: ConfigDict, examples: Examples, body: RobertaConfig) -> 
         raise InputError(
             f"config.train.init_from: its model has {body.vocab_size} vocabulary entries and pad id "
             f"{body.pad_token_id}, its tokenizer {examples.vocab_size} and {examples.pad_id}; take those of one model."
+        )
+    if "f1_positive" in config.classify.metric and len(examples.labels) != 2:
+        raise InputError(
+            f"config.classify.metric: f1_positive is of two classes, the rows have {len(examples.labels)}."
         )
     count = len(examples.splits["train"].labels_N)
     if count < config.data.lanes:
@@ -156,46 +161,18 @@ def make_eval_step(network: Network, mesh: Mesh, param_shardings: Params) -> Cal
 def evaluate(
     config: ConfigDict, examples: Examples, mesh: Mesh, eval_step: Callable, params: Params, split: str
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Returns the scores of a split (loss, those below, rows) and the predictions, float32 [N].
+    """Returns the scores of a split (loss, those of mlm/tasks/scores.py, rows) and the predictions, float32 [N].
 
-    The loss is the cross entropy in nats, or the mean squared error.
+    The loss is the cross entropy in nats, or the mean squared error. Rows without a label are predicted alone.
     """
     rows = config.evaluate.batch
     batches = data.eval_batches(examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
-    found = evaluation.per_row(eval_step, params, batches, mesh=mesh, rows=rows)
+    columns = evaluation.per_row(eval_step, params, batches, mesh=mesh, rows=rows)
     order, own = data.eval_order(examples, split), examples.splits[split]
-    loss_N, predicted_N = (values[np.argsort(order)] for values in found)
-    if examples.labels:
-        scores = score_classes(own.labels_N, predicted_N, len(examples.labels))
-    else:
-        scores = score_numbers(own.labels_N, predicted_N)
-    return {"loss": float(np.mean(loss_N, dtype=np.float64)), **scores, "rows": len(order)}, predicted_N
-
-
-def score_classes(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> dict[str, float]:
-    """Returns the accuracy of `count` classes, and F1 as scikit-learn's `f1_score(average="weighted")`.
-
-    A class without rows and predictions has no weight; one that is never right has F1 0.
-    """
-    table = confusion(labels_N, predicted_N, count)
-    right, rows, predicted = np.diag(table), table.sum(axis=1), table.sum(axis=0)
-    f1 = 2 * right / np.maximum(rows + predicted, 1)
-    return {"accuracy": float(right.sum() / table.sum()), "f1": float((f1 * rows).sum() / table.sum())}
-
-
-def score_numbers(targets_N: np.ndarray, predicted_N: np.ndarray) -> dict[str, float]:
-    """Returns mean squared error and Pearson and Spearman correlations (NaN if labels or predictions are constant)."""
-    from scipy import stats  # takes a second
-
-    targets_N, predicted_N = targets_N.astype(np.float64), predicted_N.astype(np.float64)
-    scores = {"mse": float(np.mean((targets_N - predicted_N) ** 2)), "pearson": math.nan, "spearman": math.nan}
-    if len(targets_N) > 1 and np.ptp(targets_N) > 0 and np.ptp(predicted_N) > 0:
-        scores["pearson"] = float(stats.pearsonr(targets_N, predicted_N).statistic)
-        scores["spearman"] = float(stats.spearmanr(targets_N, predicted_N).statistic)
-    return scores
-
-
-def confusion(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> np.ndarray:
-    """Returns int64 [count, count]: the number of rows of each class (first axis) by predicted class (second)."""
-    cells = np.bincount(labels_N.astype(np.int64) * count + predicted_N.astype(np.int64), minlength=count * count)
-    return cells.reshape(count, count)
+    loss_N, predicted_N = (values[np.argsort(order)] for values in columns)
+    known_N = own.labels_N >= 0 if examples.labels else ~np.isnan(own.labels_N)
+    if not known_N.any():
+        return {}, predicted_N
+    pair, count = (own.labels_N[known_N], predicted_N[known_N]), len(examples.labels)
+    found = scores.score_classes(*pair, count) if count else scores.score_numbers(*pair)
+    return {"loss": float(np.mean(loss_N[known_N], dtype=np.float64)), **found, "rows": len(pair[0])}, predicted_N

@@ -1,0 +1,54 @@
+"""Scores of predicted classes and numbers: scikit-learn's and scipy's definitions.
+
+Dimensions: N rows, C classes.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+
+def score_classes(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> dict[str, float]:
+    """Returns scores of `count` classes: those of scikit-learn's functions of these names.
+
+    accuracy, f1 (average="weighted"), f1_macro, matthews (0 if undefined) and, of two classes, f1_positive, that of the
+    second. A class without rows and predictions has no weight; one that is never right has F1 0.
+    """
+    table = confusion(labels_N, predicted_N, count)
+    total, right, rows_C, predicted_C = len(labels_N), np.diag(table), table.sum(axis=1), table.sum(axis=0)
+    f1_C = 2 * right / np.maximum(rows_C + predicted_C, 1)
+    spread = math.sqrt((total**2 - rows_C @ rows_C) * (total**2 - predicted_C @ predicted_C))
+    found = {
+        "accuracy": right.sum() / total,
+        "f1": f1_C @ rows_C / total,
+        "f1_macro": f1_C[rows_C + predicted_C > 0].mean(),
+        "matthews": (right.sum() * total - rows_C @ predicted_C) / spread if spread else 0.0,
+    }
+    if count == 2:
+        found["f1_positive"] = f1_C[1]
+    return {name: float(value) for name, value in found.items()}
+
+
+def score_numbers(targets_N: np.ndarray, predicted_N: np.ndarray) -> dict[str, float]:
+    """Returns mean squared error and Pearson and Spearman correlations (NaN if labels or predictions are constant)."""
+    from scipy import stats  # takes a second
+
+    targets_N, predicted_N = targets_N.astype(np.float64), predicted_N.astype(np.float64)
+    scores = {"mse": float(np.mean((targets_N - predicted_N) ** 2)), "pearson": math.nan, "spearman": math.nan}
+    if len(targets_N) > 1 and np.ptp(targets_N) > 0 and np.ptp(predicted_N) > 0:
+        scores["pearson"] = float(stats.pearsonr(targets_N, predicted_N).statistic)
+        scores["spearman"] = float(stats.spearmanr(targets_N, predicted_N).statistic)
+    return scores
+
+
+def confusion(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> np.ndarray:
+    """Returns int64 [C, C]: the number of rows of each class (first axis) by predicted class (second)."""
+    cells = np.bincount(labels_N.astype(np.int64) * count + predicted_N.astype(np.int64), minlength=count * count)
+    return cells.reshape(count, count)
+
+
+def selected(scores: Mapping[str, float | None], metrics: Sequence[str]) -> float:
+    """Returns the mean of the metrics that choose a checkpoint; one that is undefined counts as its worst, -1."""
+    values = [scores[name] for name in metrics]
+    return sum(-1.0 if value is None or math.isnan(value) else value for value in values) / len(values)
