@@ -112,9 +112,8 @@ def get_config() -> ConfigDict:
     config.classify.label = "label"  # column of labels
     # Rows for the best checkpoint to predict, into predictions/NAME.tsv; those with labels are scored, too.
     config.classify.predict = ()  # (("NAME", SOURCE), ...)
-    # The mean of these chooses the best checkpoint: accuracy | f1 | f1_macro | f1_positive (of the second of two
-    # classes) | matthews, of a regression pearson | spearman; () = accuracy, or the loss of a regression.
-    config.classify.metric = ()
+    # Their mean chooses the best checkpoint: accuracy | f1 | f1_macro | f1_positive (of the second of two classes) |
+    config.classify.metric = ()  # matthews, or pearson | spearman; () = accuracy, or the loss of a regression
     config.classify.kind = "classes"  # classes (strings or whole numbers) | regression (numbers)
     config.classify.length = 128  # tokens; longer rows are truncated
     config.classify.multiple = 32  # tokens; batches are padded to a multiple of this, each compiled once

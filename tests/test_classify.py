@@ -1,5 +1,6 @@
 """The command `classify`, and `evaluate`, `predict`, `export` and `report` on what it leaves; what it refuses."""
 
+import csv
 import json
 import pathlib
 import shutil
@@ -38,7 +39,11 @@ def finished(trained_workdir, tmp_path_factory) -> tuple[Workdir, pathlib.Path]:
     """A run that started from a pretrained workdir, and the folder of its rows."""
     folder = tmp_path_factory.mktemp("rows")
     test = write_csv(folder / "test.csv", rows(17, seed=2))
+    unlabelled = write_csv(folder / "new.csv", [{"text": row["text"]} for row in rows(9, seed=3)])
+    some = [row if n % 2 else row | {"label": ""} for n, row in enumerate(rows(9, seed=3))]
+    predict = (("new", unlabelled), ("half", write_csv(folder / "half.csv", some)))
     overrides = (f"train.init_from={trained_workdir.root}", f"classify.test={test}", "optimizer.learning_rate=0.01")
+    overrides += (f"classify.predict={predict!r}", "classify.metric=('f1_macro', 'matthews')")
     assert __main__.main(arguments(folder / "run", folder, *overrides, "train.epochs=6", "checkpoint.keep=1")) == 0
     return Workdir(str(folder / "run"), create=False), folder
 
@@ -95,6 +100,21 @@ def test_a_classifier_in_another_workdir(finished, tmp_path, capsys):
     assert "classifier/dense/kernel" in found.leaves and found.body.keys() == {"embeddings", "encoder"}
     with pytest.raises(InputError, match=r"^--model=.*: holds a classifier, which has no language-model head\.$"):
         load.load(str(workdir.root), head=load.LM_HEAD)
+
+
+def test_predictions_of_rows_with_and_without_labels(finished):
+    workdir, _ = finished
+    content = json.loads(workdir.classification.read_text())
+    files = workdir.predictions.glob("*.tsv")
+    tables = {path.stem: list(csv.DictReader(path.read_text().splitlines(), delimiter="\t")) for path in files}
+    assert set(tables) == {"validation", "new", "half"} and set(content["sets"]) == {"validation", "new", "half"}
+    labels = [row["label"] for row in rows(9, seed=3)]
+    assert [row["label"] for row in tables["half"]] == ["" if n % 2 == 0 else label for n, label in enumerate(labels)]
+    assert [row["prediction"] for row in tables["half"]] == [row["prediction"] for row in tables["new"]]
+    assert content["sets"]["new"] == {} and content["sets"]["half"]["rows"] == 4
+    right = [row["prediction"] == row["label"] for row in tables["validation"]]
+    assert content["sets"]["validation"]["accuracy"] == pytest.approx(np.mean(right)) and len(right) == 29
+    assert [row["index"] for row in tables["new"]] == [str(n) for n in range(9)]
 
 
 def test_the_confusion_table_has_a_row_for_each_true_class(finished, tmp_path, monkeypatch, capsys):

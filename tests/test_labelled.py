@@ -11,8 +11,8 @@ from tests.labelled_texts import rows, write_csv, write_jsonl
 TABLE = rows(40)
 
 
-def read(source: str, *, split: str = "train", text=("text",), label: str = "label", kind: str = "classes"):
-    return labelled.read(source, split=split, text=text, label=label, kind=kind)
+def read(source: str, *, split: str = "train", text=("text",), label: str = "label", kind: str = "classes", **more):
+    return labelled.read(source, split=split, text=text, label=label, kind=kind, **more)
 
 
 def refused(source: str, **settings) -> str:
@@ -163,3 +163,17 @@ def test_files_that_can_not_be_read(tmp_path):
     assert "no_such_set_anywhere" in refused("tfds:no_such_set_anywhere")
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a", "label": 1}) + "\n")
     assert read(f"jsonl:{tmp_path}/a.jsonl").places == ["line 1"]
+
+
+@pytest.mark.parametrize("absent", [{}, {"label": None}, {"label": ""}, {"label": -1}, {"label": "-1"}])
+def test_rows_to_predict_need_no_label(tmp_path, absent):
+    table = [{"text": "a", "label": "x"}, {"text": "b"} | absent]
+    assert read(write_jsonl(tmp_path / "a.jsonl", table), labelled=False).labels == ["x", None]
+    table[1]["text"] = " "
+    assert "line 2" in refused(write_jsonl(tmp_path / "b.jsonl", table), labelled=False)
+
+
+def test_a_file_to_predict_needs_no_column_of_labels(tmp_path):
+    (tmp_path / "a.csv").write_text("text\na\nb\n")
+    assert read(f"csv:{tmp_path}/a.csv", labelled=False).labels == [None, None]
+    assert "there is no column 'words'" in refused(f"csv:{tmp_path}/a.csv", text=("words",), labelled=False)

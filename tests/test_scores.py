@@ -10,7 +10,6 @@ import pytest
 from mlm.tasks import scores
 from tests.processes import ROOT
 
-
 SKLEARN = """
 import json, sys, warnings
 from scipy import stats

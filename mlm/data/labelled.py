@@ -34,8 +34,8 @@ class Table:
     source: str  # as in the config
     texts: list[tuple[str, ...]]  # one or two a row
     labels: list[str | None] | list[float | None]  # None where the source has none, as in a test split
-    names: Names  # of the classes by index, where a library has them
     places: list[str]  # of the rows in the source: "line 7"
+    names: Names = None  # of the classes by index, where a library has them
 
     def where(self, row: int) -> str:
         """Returns the source and the place of a row, for messages."""
@@ -61,7 +61,7 @@ def read(source: str, *, split: str, text: tuple[str, ...], label: str, kind: st
         raise InputError(f"config.classify.{split}: {source} can't be read: {message[:300]}.") from error
     if not texts:
         raise InputError(f"config.classify.{split}: {source} has no rows.")
-    return Table(source, texts, labels, names, places)
+    return Table(source, texts, labels, places, names)
 
 
 def _value(row: Row, column: str, where: str) -> Any:

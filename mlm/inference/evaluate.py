@@ -137,8 +137,10 @@ def score_classifier(
     found = {n: classification.evaluate(config, examples, mesh, eval_step, params, n) for n in names}
     named = locate.split_step(model.source)[1] is not None  # the report shows the best checkpoint
     if model.tokenizer == str(workdir.tokenizer) and not named and cluster.is_primary():
-        own = {name: scores for name, (scores, _) in found.items()}
-        content = {"split": split, "step": model.step, "scores": own.pop(split), "sets": own}
+        old = logs.read_object(workdir.classification)
+        sets = old.get("sets", {}) if old.get("step") == model.step else {}
+        sets |= {name: scores for name, (scores, _) in found.items() if name != split}
+        content = {"split": split, "step": model.step, "scores": found[split][0], "sets": sets}
         if examples.labels:
             table = confusion(examples.splits[split].labels_N, found[split][1], len(examples.labels))
             content |= {"labels": examples.labels, "confusion": table.tolist()}
