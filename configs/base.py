@@ -134,6 +134,9 @@ def get_config() -> ConfigDict:
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 1_000  # steps; 0 = only at the end
     config.checkpoint.keep = 3  # newest ones to keep, besides the one with the best evaluation loss
+    # "1000" (a step), "every:5000" (steps), "words:1M" (words of text read, about; k, M or B), "words:10M..100M" (10M,
+    # 20M and so on). Those of BabyLM are ("words:1M..10M", "words:10M..100M").
+    config.checkpoint.milestones = ()  # steps that are evaluated, saved, and kept for good
     config.checkpoint.on_damage = "stop"  # stop (code 4) | fallback (to the newest good one)
 
     config.log = ConfigDict()

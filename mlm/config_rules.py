@@ -40,6 +40,28 @@ def ranges_overlap(ranges: list[Range]) -> bool:
     return any(last >= first for (_, last), (first, _) in itertools.pairwise(ranges))
 
 
+def parse_words(text: str) -> range:
+    """Returns the numbers of words of "10M", or of "10M..100M": 10M, 20M and so on; raises ValueError for others."""
+    match = re.fullmatch(r"([1-9][0-9]*)([kMB]?)(?:\.\.([1-9][0-9]*)([kMB]?))?", text)
+    if match is None:
+        raise ValueError(text)
+    factors = {"": 1, "k": 1_000, "M": 1_000_000, "B": 1_000_000_000}
+    first = int(match[1]) * factors[match[2]]
+    return range(first, (int(match[3]) * factors[match[4]] if match[3] else first) + 1, first)
+
+
+def is_milestone(value: object) -> bool:
+    """Returns whether a config value is one of checkpoint.milestones: a step, "every:STEPS" or "words:COUNT"."""
+    if type(value) is int:
+        return value > 0
+    if type(value) is not str or not value.startswith("words:"):
+        return type(value) is str and re.fullmatch(r"(every:)?[1-9][0-9]{0,17}", value) is not None
+    try:
+        return len(parse_words(value.removeprefix("words:"))) in range(1, 1001)
+    except ValueError:
+        return False
+
+
 def is_mixture(value: object) -> bool:
     """Returns whether a config value is a tuple of (folder, share) pairs."""
     return _is_pairs(value) and all(_finite(share) and share > 0 for _, share in value)
@@ -193,6 +215,10 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "classify.kind": _one_of("classes", "regression"),
     "classify.predict": (is_named_tables, 'a tuple of ("NAME", SOURCE), the sources as of classify.test'),
     "classify.metric": (lambda v: v == () or _tuple_of(METRICS.__contains__)(v), f"a tuple of {', '.join(METRICS)}"),
+    "checkpoint.milestones": (
+        lambda v: v == () or _tuple_of(is_milestone)(v),
+        'a tuple of steps ("1000"), "every:STEPS", "words:10M" (k, M or B) and "words:10M..100M" (1,000 at most)',
+    ),
     "checkpoint.on_damage": _one_of("stop", "fallback"),
     "pod.start_timeout": _number(1, 86_400),
     "pod.heartbeat": _number(2, 3_600),
@@ -209,6 +235,8 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     classify, correlations = config.classify, {"pearson", "spearman"}
     metrics = set(classify.metric)
     known = correlations if classify.kind == "regression" else set(METRICS) - correlations
+    named = [str(m).removeprefix("every:") for m in config.checkpoint.milestones]
+    late = any(int(step) > steps > 0 for step in named if step.isdecimal())
     axes = [config.mesh[name] for name in ("data", "fsdp", "tensor")]
     no_dropout = model.attention in ("splash", "cudnn") and model.attention_dropout > 0
     unfit = short > 0 and (short % 8 > 0 or length % short > 0 or short == length)
@@ -239,6 +267,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("classify.metric", not metrics <= known, f"must be of {', '.join(sorted(known))} for {classify.kind}"),
         ("classify.label", config.classify.label in config.classify.text, "must be another column than classify.text"),
         ("pod.jax_port", config.pod.jax_port == port, f"must be another port than pod.port = {port}"),
+        ("checkpoint.milestones", late, f"its steps must be at most train.steps = {steps}"),
         ("evaluate.sets", len(set(names)) < len(names), "each name must stand there once"),
         ("mesh.data", axes.count(-1) > 1, "at most one axis of the mesh can be -1"),
     ]

@@ -179,7 +179,7 @@ def test_fingerprint_depends_on_values_alone():
 MAY_CHANGE = {
     "model.remat", "model.remat_feed_forward", "train.guard_limit",
     "evaluate.every", "evaluate.batch", "mesh.data", "mesh.fsdp", "mesh.tensor",
-    "checkpoint.every", "checkpoint.keep", "checkpoint.on_damage",
+    "checkpoint.every", "checkpoint.keep", "checkpoint.on_damage", "checkpoint.milestones",
     "log.every", "log.tensorboard", "log.wandb", "log.profile_start", "log.profile_steps",
     "corpus.sources", "corpus.weights", "corpus.field", "corpus.streaming", "corpus.validation_fraction",
     "corpus.max_documents", "tokenizer.path", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.sample_megabytes",

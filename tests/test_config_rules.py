@@ -118,6 +118,20 @@ BAD = {
     "evaluate.sets": ["('a', 'b')", "(('a', ''),)", "(('train', 'b'),)", "(('a/b', 'c'),)", "(('a', 1),)", "a"],
     "checkpoint.every": ["-1"],
     "checkpoint.keep": ["0"],
+    "checkpoint.milestones": [
+        *(
+            "0",
+            "-1",
+            "1.5",
+            "('every:0',)",
+            "('every:',)",
+            "('1000,2000',)",
+            "('words:1m',)",
+            "('words:0',)",
+            "('1k',)",
+        ),
+        *("('tokens:1M',)", "('words:10M..1M',)", "('words:1..1M',)", "('words:',)", "('',)"),
+    ],
     "checkpoint.on_damage": ["ignore"],
     "log.every": ["0"],
     "log.profile_start": ["-1"],
@@ -167,6 +181,10 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
                 "it.",
             )
             for short in (96, 4, 512, 1024)
+        ),
+        (
+            ["train.steps=1000", "checkpoint.milestones=('words:1M', 'every:1001')"],
+            "config.checkpoint.milestones = ('words:1M', 'every:1001'): its steps must be at most train.steps = 1000.",
         ),
         (["train.accumulate=3"], "config.train.accumulate = 3: must divide data.global_batch = 256."),
         (

@@ -94,17 +94,28 @@ def count_tokens(manifest: Manifest, *, split: str, records: int = 10_000) -> np
 
     Of a mixture, each folder's part of the records is its share, and there are fewer if one of them is too small.
     """
-    counts_V, parts = np.zeros(manifest.vocab_size, np.int64), mixture.parts(manifest)
-    most = min([records, *(part.manifest.splits[split].records / part.share for part in parts)])
-    for part in parts:
-        wanted = math.ceil(most * part.share)
-        read = eval_batches(part.manifest, split=split, batch=500, rows=(0, 500))
+    counts_V = np.zeros(manifest.vocab_size, np.int64)
+    for part, wanted in _sample_sizes(manifest, split, records):
+        read = eval_batches(part, split=split, batch=500, rows=(0, 500))
         for batch in itertools.islice(read, math.ceil(wanted / 500)):
             counted = (batch["valid"] > 0) & (batch["record_id"] < wanted)
             real = (batch["attention_mask"] > 0) & counted[:, None]
             counts_V += np.bincount(batch["input_ids"][real], minlength=manifest.vocab_size)
     counts_V[list(manifest.all_special_ids)] = 0
     return counts_V
+
+
+def words_per_row(manifest: Manifest, starts_V: np.ndarray, *, records: int = 10_000) -> float:
+    """Returns the mean number of words in a row of the training split, over the sample of `count_tokens`."""
+    counts_V = count_tokens(manifest, split="train", records=records)
+    return float(counts_V @ starts_V) / sum(wanted for _, wanted in _sample_sizes(manifest, "train", records))
+
+
+def _sample_sizes(manifest: Manifest, split: str, records: int) -> list[tuple[Manifest, int]]:
+    """Returns each folder of a mixture, and how many of its first records are in a sample of about `records`."""
+    parts = mixture.parts(manifest)
+    most = min([records, *(part.manifest.splits[split].records / part.share for part in parts)])
+    return [(part.manifest, math.ceil(most * part.share)) for part in parts]
 
 
 class _Reader:

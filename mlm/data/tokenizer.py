@@ -165,7 +165,7 @@ def manifest_fields(folder: str) -> dict[str, Any]:
     }
 
 
-def word_starts(folder: str, *, key: str) -> np.ndarray:
+def word_starts(folder: str, *, key: str, fix: str = "set masking.kind to token") -> np.ndarray:
     """Returns which entries of the vocabulary start a word, bool [V]; `key` is the setting that asks for it."""
     fast = load_fast(folder)
     text_of, vocabulary = surface(fast), fast.get_vocab()
@@ -176,7 +176,7 @@ def word_starts(folder: str, *, key: str) -> np.ndarray:
     if not starts_V.any():
         raise InputError(
             f"{key}: the vocabulary and decoder of {folder} ({type(fast.model).__name__}) do not show which tokens "
-            "start a word; set masking.kind to token, or use another tokenizer."
+            f"start a word; {fix}, or use another tokenizer."
         )
     starts_V[list(fast.get_added_tokens_decoder())] = True
     return starts_V

@@ -4,12 +4,12 @@ import concurrent.futures
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, CustomSteps, LatestN
 
 from mlm import cluster
 from mlm.errors import InputError
@@ -25,8 +25,11 @@ logger = logging.getLogger(__name__)
 class Checkpoints(AbstractContextManager):
     """The checkpoints of one run; a context manager that ends when, on every host, all of them are complete."""
 
-    def __init__(self, folder: UPath, *, keep: int):
-        """Hides incomplete steps from orbax, which keeps the newest `keep` checkpoints and the one of lowest score."""
+    def __init__(self, folder: UPath, *, keep: int, milestones: Iterable[int] = ()):
+        """Hides incomplete steps from orbax.
+
+        It keeps the newest `keep` checkpoints, the one of lowest score, and those of the steps in `milestones`.
+        """
         self.folder = folder
         if cluster.is_primary():
             make_folder(folder)
@@ -39,7 +42,7 @@ class Checkpoints(AbstractContextManager):
         best = BestN(get_metric_fn=lambda m: -m["loss"], n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
             best_fn=lambda m: -m["loss"],  # without it the scores are not written, which the policy needs on restart
-            preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
+            preservation_policy=AnyPreservationPolicy([LatestN(keep), best, CustomSteps(list(milestones))]),
             cleanup_tmp_directories=True,
             enable_background_delete=False,
         )

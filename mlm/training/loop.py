@@ -19,7 +19,7 @@ from mlm.model.roberta import Params
 from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.paths import staging_folder, upload, write_text
 from mlm.pretrained import checkpoint_files
-from mlm.training import checkpoint, sharding
+from mlm.training import checkpoint, milestones, sharding
 from mlm.training.metrics import Log
 from mlm.training.state import TrainState
 from mlm.training.step import TrainStep
@@ -62,6 +62,10 @@ class Task(Protocol):
     def flops_per_token(self, step: int) -> float:
         """Returns the useful FLOPs of a step per token, for MFU."""
 
+    def words_per_step(self) -> float:
+        """Returns the words of training text that a step reads, for milestones."""
+        raise InputError("config.checkpoint.milestones: words are counted in pretraining alone; name steps.")
+
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
         """Returns the metrics hooks of the run, on the first host; `notify` prints a message."""
         return []
@@ -78,17 +82,18 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
     }
     found = checkpoint_files.choose(workdir.checkpoints, on_damage=config.checkpoint.on_damage)
     start = found or 0
-    if found is not None:
-        _check_resume(workdir, found, meta)
+    earlier = [] if found is None else _check_resume(workdir, found, meta)
+    kept = milestones.steps_of(config.checkpoint.milestones, task.steps, task.words_per_step)
+    kept = sorted({*kept, *earlier})
     if cluster.is_primary():
         write_text(workdir.config, config.to_json(indent=1) + "\n")
-    with checkpoint.Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep) as checkpoints:
+    with checkpoint.Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep, milestones=kept) as checkpoints:
         state = task.initial_state() if found is None else checkpoints.restore(found, task.shapes)
         sizes = {"steps": task.steps, "tokens_per_step": task.tokens_per_step}
         with Log(workdir.root, meta["config"], start=start, **sizes) as log, distributed.StopSignal() as stop:
             if cluster.is_primary():
                 log.hooks += task.make_hooks(log.notify)
-            return Loop(config, task, checkpoints, log, meta, stop, workdir).run_from(start, state)
+            return Loop(config, task, checkpoints, log, meta, stop, workdir, kept).run_from(start, state)
 
 
 @dataclasses.dataclass
@@ -102,6 +107,7 @@ class Loop:
     meta: dict
     stop: distributed.StopSignal
     workdir: Workdir
+    milestones: list[int]
     trace: Path | None = None  # the folder of a profile that is being taken
 
     def run_from(self, start: int, state: TrainState) -> dict[str, float]:
@@ -134,7 +140,7 @@ class Loop:
             last = step == steps
             pending = (step, metrics) if last or step % self.config.log.every == 0 else None
             stopped = self.stop.requested(step)
-            ends = last or task.is_epoch_end(step)
+            ends = last or task.is_epoch_end(step) or step in self.milestones
             evaluates = ends or _is_due(step, self.config.evaluate.every)
             saves = ends or stopped or _is_due(step, self.config.checkpoint.every)
             if pending and (evaluates or saves):
@@ -178,7 +184,8 @@ class Loop:
         self.log.flush()
         with self.log.paused("checkpoint", step):
             metric = scores and self.task.minimized_metric(scores)
-            self.checkpoints.save(step, state, self.meta | {"step": step}, metric)
+            kept = [milestone for milestone in self.milestones if milestone <= step]
+            self.checkpoints.save(step, state, self.meta | {"step": step, "milestones": kept}, metric)
 
     def _profile(self, step: int, state: TrainState) -> None:
         first = self.config.log.profile_start
@@ -199,8 +206,8 @@ def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _check_resume(workdir: Workdir, step: int, meta: dict) -> None:
-    """Raises InputError if the checkpoint was made with another config or other data."""
+def _check_resume(workdir: Workdir, step: int, meta: dict) -> list[int]:
+    """Returns the checkpoint's milestones; raises InputError if it was made with another config or other data."""
     folder, where = workdir.checkpoints, workdir.checkpoints / str(step)
     saved = checkpoint_files.read_meta(folder, step)
     changed = configs.diff(saved["config"], meta["config"])
@@ -217,3 +224,4 @@ def _check_resume(workdir: Workdir, step: int, meta: dict) -> None:
             f"{where} was made from other shards or rows, or other shares of them (their fingerprint differs); use "
             "another --workdir, or put the old ones back."
         )
+    return saved.get("milestones", [])

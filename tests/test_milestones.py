@@ -1,0 +1,109 @@
+"""Milestones: which steps they are, and that their checkpoints outlive the newest and the best."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+from mlm.data import batches, tokenizer
+from mlm.errors import InputError
+from mlm.pretrained import checkpoint_files
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import loop
+from mlm.training.milestones import steps_of
+from mlm.workdir import Workdir
+from tests.fixtures import pretrain, tiny_config
+
+pytestmark = pytest.mark.usefixtures("one_device")
+SETTINGS = ("data.lanes=4", "checkpoint.every=1", "evaluate.every=0", "checkpoint.keep=1")
+
+
+@pytest.mark.parametrize(
+    ("milestones", "steps"),
+    [
+        ((), []),
+        (("7", 3), [3, 7]),
+        (("every:4", "10"), [4, 8, 10, 12]),
+        (("words:1k",), [3]),
+        (("words:1200",), [3]),
+        (("words:1201",), [4]),
+        (("words:1k..4k", "words:1k"), [3, 5, 8, 10]),
+        (("words:400..1k",), [1, 2]),
+    ],
+)
+def test_the_steps_of_milestones(milestones, steps):
+    """At 400 words in a step."""
+    assert steps_of(milestones, 12, lambda: 400.0) == steps
+
+
+@pytest.mark.parametrize("late", ["13", "every:13", "words:5k", "words:1k..5k", "words:1B"])
+def test_a_milestone_after_the_last_step_is_refused(late):
+    step = {"5": 13, "B": 2_500_000}.get(late[-2] if late[-1] == "k" else late[-1], 13)
+    with pytest.raises(InputError) as error:
+        steps_of((late,), 12, lambda: 400.0)
+    sentence = f"config.checkpoint.milestones: {late} is reached at step {step:,}, but the run ends after step 12;"
+    assert str(error.value) == f"{sentence} remove it, or train longer."
+
+
+def test_words_are_counted_as_a_person_counts_them(manifest, tokenizer_folder, tmp_path):
+    """Within a tenth of the words of the rows' texts, cut at white space."""
+    workdir = Workdir(str(tmp_path))
+    shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
+    task = Pretraining.open(tiny_config(*SETTINGS), workdir, manifest)
+    tok = tokenizer.load(tokenizer_folder)
+    read = batches.eval_batches(manifest, split="train", batch=500, rows=(0, 500))
+    rows = np.concatenate([batch["input_ids"][batch["valid"] > 0] for batch in read])
+    words = sum(len(text.split()) for text in tok.batch_decode(rows, skip_special_tokens=True))
+    assert len(rows) < 10_000
+    assert task.words_per_step() == pytest.approx(16 * words / len(rows), rel=0.1)
+
+
+def test_milestones_are_kept_whatever_later_lists_say(manifest, tokenizer_folder, tmp_path, capsys):
+    """Beside the newest and the best; a run that goes on with another list keeps those of the first, too."""
+    workdir = Workdir(str(tmp_path / "run"))
+    shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
+
+    def train(steps: int, *milestones: str) -> None:
+        config = tiny_config(*SETTINGS, "schedule.name=constant", f"checkpoint.milestones={milestones!r}")
+        task = Pretraining.open(config, workdir, manifest)
+        task.steps = steps  # as if it was stopped there
+        loop.run_task(config, workdir, task)
+
+    def steps() -> list[int]:
+        return checkpoint_files.complete_steps(workdir.checkpoints)
+
+    train(6, "3", "every:2")
+    best = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=True)
+    assert set(steps()) == {2, 3, 4, 6} and best in steps()
+    train(8)
+    assert {2, 3, 4, 6, 8} <= set(steps()) and not {1, 5, 7} & set(steps()), "without any"
+    train(12, "9")
+    assert {2, 3, 4, 6, 9, 12} <= set(steps()) and not {1, 5, 7, 10, 11} & set(steps()), "with another list"
+    assert checkpoint_files.milestones(workdir.checkpoints) == [2, 3, 4, 6, 9]
+    assert all(checkpoint_files.find_damage(workdir.checkpoints, step) is None for step in steps())
+    evaluated = [json.loads(line) for line in workdir.metrics.read_text().splitlines()]
+    assert {line["step"] for line in evaluated if line["kind"] == "eval"} >= {2, 3, 4, 6, 9, 12}
+
+
+def test_milestones_of_words_are_saved_at_their_step(manifest, tokenizer_folder, tmp_path, capsys):
+    workdir = Workdir(str(tmp_path / "run"))
+    shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
+    settings = ("data.lanes=4", "checkpoint.every=0", "checkpoint.keep=1", "evaluate.every=0")
+    rate = Pretraining.open(tiny_config(*settings), workdir, manifest).words_per_step()
+    pretrain(tiny_config(*settings, "checkpoint.milestones=words:1k"), workdir, manifest)
+    first = math.ceil(1000 / rate)
+    assert checkpoint_files.complete_steps(workdir.checkpoints) == [first, 12]
+    assert f"milestones, of {rate:,.1f} words in a step: 1,000 at step {first}" in capsys.readouterr().err
+
+
+def test_nothing_is_written_before_a_milestone_is_refused(manifest, tokenizer_folder, tmp_path):
+    workdir = Workdir(str(tmp_path / "run"))
+    shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
+    with pytest.raises(InputError, match="words:1B is reached at step"):
+        pretrain(tiny_config(*SETTINGS, "checkpoint.milestones=words:1B"), workdir, manifest)
+    (workdir.tokenizer / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match=r"tokenizer.json: there is no such file"):
+        pretrain(tiny_config(*SETTINGS, "checkpoint.milestones=words:1k"), workdir, manifest)
+    assert not workdir.config.exists() and not workdir.checkpoints.exists()
