@@ -9,6 +9,7 @@ import http.server
 import json
 import re
 import threading
+import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,7 +22,8 @@ class Hub(http.server.ThreadingHTTPServer):
     """The server and its state.
 
     Attributes:
-      repos: {name: {"private": bool, "files": {path: bytes}}}, what is committed.
+      repos: {name: {"private": bool, "files": {path: bytes}, "branches": {name: {path: bytes}}}}, what is committed;
+        "files" are those of main.
       objects: {SHA-256: bytes}, large files that arrived whole.
       sent: names of requests, and of the objects put: what a test counts.
       stall: SHA-256 of an object of which half is read, and no answer given; `stalled` is set then.
@@ -91,7 +93,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         name = f"{wish['organization']}/{wish['name']}"
         there = name in self.server.repos
         if not there:
-            self.server.repos[name] = {"private": wish["private"], "files": {}}
+            self.server.repos[name] = {"private": wish["private"], "files": (main := {}), "branches": {"main": main}}
         self.answer(409 if there else 200, {"url": f"{self.server.url}/{name}"})
 
     def validate(self, card: str) -> None:
@@ -107,22 +109,32 @@ class Handler(http.server.BaseHTTPRequestHandler):
         repo = self.server.repos.get(name)
         if repo is None:
             self.answer(404, {"error": "Repository not found"}, **{"X-Error-Code": "RepoNotFound"})
-        elif rest in ("", "/revision/main"):
+            return
+        what, _, branch = rest.removeprefix("/").partition("/")
+        branch = urllib.parse.unquote(branch or "main")
+        if what == "branch":
+            there = branch in repo["branches"]
+            if not there:
+                repo["branches"][branch] = dict(repo["files"])  # a branch starts from main
+            self.answer(409 if there else 200, {"error": "Reference already exists"} if there else {})
+        elif branch not in repo["branches"]:
+            self.answer(404, {"error": f"Invalid rev id: {branch}"}, **{"X-Error-Code": "RevisionNotFound"})
+        elif what in ("", "revision"):
             self.answer(200, {"id": name, "private": repo["private"], "sha": "0" * 40})
-        elif rest == "/preupload/main":
-            modes = []
+        elif what == "preupload":
+            modes, files = [], repo["branches"][branch]
             for file in json.loads(body)["files"]:
                 mode = "lfs" if file["path"].endswith(LARGE) else "regular"
-                oid = _oid(repo["files"][file["path"]], mode) if file["path"] in repo["files"] else None
+                oid = _oid(files[file["path"]], mode) if file["path"] in files else None
                 modes.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid})
             self.answer(200, {"files": modes})
-        elif rest == "/commit/main":
-            self.commit(name, [json.loads(line) for line in body.splitlines()])
-        elif rest == "/settings":
+        elif what == "commit":
+            self.commit(name, repo["branches"][branch], [json.loads(line) for line in body.splitlines()])
+        elif what == "settings":
             repo["private"] = json.loads(body)["private"]
             self.answer(200, {"private": repo["private"]})
 
-    def commit(self, name: str, lines: list[dict]) -> None:
+    def commit(self, name: str, branch: dict[str, bytes], lines: list[dict]) -> None:
         files = {}
         for line in lines[1:]:
             value = line["value"]
@@ -133,7 +145,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 files[value["path"]] = self.server.objects[value["oid"]]
             else:
                 files[value["path"]] = base64.b64decode(value["content"])
-        self.server.repos[name]["files"] |= files
+        branch.update(files)
         self.answer(200, {"commitUrl": f"{self.server.url}/{name}/commit/{'0' * 40}", "commitOid": "0" * 40})
 
     def batch(self, objects: list[dict]) -> None:

@@ -1,6 +1,7 @@
 """`export --push` against a stand-in for the Hub: what arrives, what isn't sent twice, and that no token is shown."""
 
 import hashlib
+import json
 import os
 import pathlib
 import shutil
@@ -9,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+import requests
 
 from mlm.errors import InputError
 from mlm.export import push
@@ -23,7 +25,8 @@ from mlm.errors import StopError
 from mlm.export import push
 from mlm.paths import UPath
 try:
-    print(push.push(UPath(sys.argv[1]), sys.argv[2], public="--public" in sys.argv))
+    revision = sys.argv[-1] if sys.argv[-1].startswith("step-") else ""
+    print(push.push(UPath(sys.argv[1]), sys.argv[2], public="--public" in sys.argv, revision=revision))
 except StopError as error:
     print(f"mlm export: {error}", file=sys.stderr)
     sys.exit(error.code)
@@ -148,6 +151,35 @@ def test_public_when_asked_and_never_by_accident(hub, folder):
     assert hub.repos["me/small"]["private"] is False
 
 
+def test_a_revision_is_a_branch_of_its_own(hub, folder):
+    """Made before anything is sent to it, and again it is taken as it is."""
+    out, _ = run(hub, folder, "me/small", "step-4")
+    assert out.strip() == f"{hub.url}/me/small/tree/step-4"
+    files = {p.name: p.read_bytes() for p in folder.iterdir() if p.name != ".hidden"}
+    branches = hub.repos["me/small"]["branches"]
+    assert branches == {"main": {}, "step-4": files}
+    (folder / "config.json").write_text("{}")
+    run(hub, folder, "me/small", "step-4")
+    run(hub, folder, "me/small")
+    assert branches["step-4"]["config.json"] == branches["main"]["config.json"] == b"{}"
+    assert branches.keys() == {"main", "step-4"}
+
+
+def test_the_stand_in_refuses_a_revision_that_is_not_there(hub, folder):
+    """As the Hub does, so that a push that makes no branch can't pass here."""
+    run(hub, folder, "me/small")
+
+    def post(path: str) -> requests.Response:
+        return requests.post(
+            f"{hub.url}/api/models/me/small/{path}", headers={"Authorization": f"Bearer {TOKEN}"}, json={}
+        )
+
+    for what in ("preupload", "commit"):
+        assert (found := post(f"{what}/step-8")).status_code == 404
+        assert found.headers["X-Error-Code"] == "RevisionNotFound"
+    assert [post("branch/step-8").status_code for _ in range(2)] == [200, 409]
+
+
 @pytest.mark.parametrize(
     ("refuse", "words"),
     [
@@ -180,6 +212,14 @@ def test_the_command_refuses_before_it_works(hub, tmp_path):
         (["--push=small"], TOKEN, "name the repository with its user"),
         (["--push=me/my model"], TOKEN, "name the repository with its user"),
         (["--public"], TOKEN, "--public: goes with --push"),
+        (["--revision=step-4"], TOKEN, "--revision: goes with --push"),
+        (["--push=me/small", "--revision=a/../b"], TOKEN, "--revision=a/../b: must be letters, digits"),
+        (
+            ["--push=me/small", "--revision=x", "--milestones"],
+            TOKEN,
+            "--milestones: names the steps and their branches",
+        ),
+        (["--milestones", "--step=4"], TOKEN, "--milestones: names the steps and their branches"),
     ]:
         done = subprocess.run(
             [sys.executable, "-X", "importtime", "-m", "mlm", "export", f"--workdir={tmp_path / 'run'}", *arguments],
@@ -211,3 +251,26 @@ def test_export_pushes_what_it_wrote(hub, trained_workdir, tmp_path):
     no_token(tmp_path, done.stdout, done.stderr)
     assert done.stdout.split() == [str(workdir / "export"), f"{hub.url}/me/small"]
     assert hub.repos["me/small"]["files"] == {p.name: p.read_bytes() for p in (workdir / "export").iterdir()}
+
+
+@pytest.mark.slow
+def test_each_milestone_is_pushed_to_its_own_revision(hub, family, tmp_path):
+    """One command; and a run that kept none says which steps it has."""
+    workdir = pathlib.Path(shutil.copytree(str(family.root), tmp_path / "run"))
+    command = [sys.executable, "-m", "mlm", "export", f"--workdir={workdir}", "--milestones", "--push=me/small"]
+    done = subprocess.run(command, env=environment(hub, tmp_path), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pairs = [(workdir / f"export-{step}", f"{hub.url}/me/small/tree/step-{step}") for step in (4, 8)]
+    assert done.stdout.split() == [str(each) for pair in pairs for each in pair]
+    branches = hub.repos["me/small"]["branches"]
+    assert branches.keys() == {"main", "step-4", "step-8"} and branches["main"] == {}
+    for folder, address in pairs:
+        assert branches[address.rpartition("/")[2]] == {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert branches["step-4"]["model.safetensors"] != branches["step-8"]["model.safetensors"]
+    shutil.rmtree(workdir / "checkpoints" / "12")
+    for step in (4, 8):
+        meta = workdir / "checkpoints" / str(step) / "meta" / "metadata"
+        meta.write_text(json.dumps(json.loads(meta.read_text()) | {"milestones": []}))
+    done = subprocess.run(command[:-1], env=environment(hub, tmp_path), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "keeps no milestone" in sentence(done.stderr) and "those that are there: 4, 8." in sentence(done.stderr)

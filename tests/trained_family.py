@@ -1,4 +1,4 @@
-"""A run of twelve steps whose checkpoints after 4, 8 and 12 are all there, with its tokenizer and its shards."""
+"""A run of twelve steps with its tokenizer and shards; its checkpoints are 4 and 8, which are milestones, and 12."""
 
 import functools
 import shutil
@@ -11,7 +11,7 @@ from mlm.training import sharding
 from mlm.workdir import Workdir
 from tests.fixtures import pretrain, tiny_config
 
-SETTINGS = ("data.lanes=4", "checkpoint.every=4", "evaluate.every=4", "checkpoint.keep=9")
+SETTINGS = ("data.lanes=4", "checkpoint.every=4", "evaluate.every=4", "checkpoint.milestones=('4', 8)")
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser, required=False)
     common.add_step_flag(parser, "the workdir, exported to export-N")
+    milestones = "export each milestone of the workdir to export-STEP, and push it to a branch step-STEP"
+    parser.add_argument("--milestones", action="store_true", help=milestones)
     parser.add_argument("--torch", default="", metavar="PYTHON", help="Python with PyTorch to verify the export in")
     parser.add_argument("--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub")
+    branch = "with --push: the branch to upload to, such as step-1000; made if it is missing; default: main"
+    parser.add_argument("--revision", default="", metavar="BRANCH", help=branch)
     parser.add_argument("--public", action="store_true", help="with --push: to a public repository, not a private one")
     common.add_host_flags(parser)
 
@@ -29,24 +33,41 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
     task = configs.CLASSIFICATION if locate.is_classifier(workdir) else configs.PRETRAINING
     common.join(args, overrides, task=task)
-    if args.public and not args.push:
-        raise InputError("--public: goes with --push=USER/NAME.")
+    for flag in ("public", "revision"):
+        if getattr(args, flag) and not args.push:
+            raise InputError(f"--{flag}: goes with --push=USER/NAME.")
+    if args.milestones and (args.step is not None or args.revision):
+        raise InputError("--milestones: names the steps and their branches; leave out --step and --revision.")
     if args.push:
         from mlm.export import push
 
-        push.check(args.push)  # before anything that takes time
+        push.check(args.push, args.revision)  # before anything that takes time
     with common.locked(workdir):
         if args.processes > 1:
             from mlm.cluster import distributed
 
             config = configs.load_saved(workdir.config, overrides, task=task)
             distributed.initialize(config, workdir, saves=False)
-        write_export(workdir, torch_python=args.torch, step=args.step)
-    folder = workdir.export_of(args.step)
-    if args.process_id == 0:
+        steps = _milestones(workdir) if args.milestones else [args.step]
+        for step in steps:
+            write_export(workdir, torch_python=args.torch, step=step)
+    for step in steps if args.process_id == 0 else ():
+        folder, revision = workdir.export_of(step), f"step-{step}" if args.milestones else args.revision
         print(folder)
         if args.push:
-            print(push.push(folder, args.push, public=args.public))
+            print(push.push(folder, args.push, public=args.public, revision=revision))
+
+
+def _milestones(workdir: Workdir) -> list[int]:
+    """Returns the milestones that a run has reached; raises InputError if there are none."""
+    from mlm.pretrained import checkpoint_files
+
+    steps = checkpoint_files.milestones(workdir.checkpoints)
+    if not steps:
+        there = ", ".join(map(str, checkpoint_files.complete_steps(workdir.checkpoints))) or "none"
+        where = f"--milestones: {workdir.checkpoints} keeps no milestone of checkpoint.milestones"
+        raise InputError(f"{where}; name a step with --step, one of those that are there: {there}.")
+    return steps
 
 
 def write_export(workdir: Workdir, *, torch_python: str, step: int | None = None) -> Pretrained:

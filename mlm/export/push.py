@@ -6,6 +6,7 @@ command is started after a kill. (`upload_large_folder` of huggingface_hub keeps
 pieces, and tries forever when the Hub refuses.)
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from mlm.errors import InputError
 from mlm.paths import UPath, local_folder
 
 
-def check(name: str) -> str:
-    """Returns the user's token; raises InputError if there is none, or if the repository's name is wrong."""
+def check(name: str, revision: str = "") -> str:
+    """Returns the user's token; raises InputError if there is none, or if the name of repository or branch is wrong."""
+    if revision and not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[\w-])?", revision, re.ASCII):
+        raise InputError(f"--revision={revision}: must be letters, digits, '_', '-' and '.', such as step-1000.")
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -32,10 +35,11 @@ def check(name: str) -> str:
     return token
 
 
-def push(folder: UPath, name: str, *, public: bool) -> str:
-    """Uploads all files of an export, and returns the address of the repository "user/model", created if missing.
+def push(folder: UPath, name: str, *, public: bool, revision: str = "") -> str:
+    """Uploads all files of an export, and returns their address in the repository "user/model".
 
-    With `public` the repository is made public when everything has arrived; otherwise it must be private.
+    The repository and its branch `revision` (main if empty) are created if they are missing. With `public` the
+    repository is made public when everything has arrived; otherwise it must be private.
     """
     token = check(name)
     api = HfApi(token=token)
@@ -45,12 +49,14 @@ def push(folder: UPath, name: str, *, public: bool) -> str:
         private = api.model_info(name).private
         if not private and not public:
             raise InputError(f"--push={name}: that repository is public; add --public, or name another.")
+        if revision:
+            api.create_branch(name, branch=revision, exist_ok=True)
         files = sorted(path for path in local.iterdir() if path.is_file() and not path.name.startswith("."))
         operations = [CommitOperationAdd(path.name, path) for path in files]
         for number, (path, operation) in enumerate(zip(files, operations, strict=True), 1):
             print(f"push: {number} of {len(files)}: {path.name}, {path.stat().st_size / 1e6:,.1f} MB", file=sys.stderr)
-            api.preupload_lfs_files(name, [operation], free_memory=False)
-        api.create_commit(name, operations, commit_message="Export of mlm")
+            api.preupload_lfs_files(name, [operation], free_memory=False, revision=revision or None)
+        api.create_commit(name, operations, commit_message="Export of mlm", revision=revision or None)
         if public and private:
             api.update_repo_settings(name, private=False)
     except OfflineModeIsEnabled:
@@ -60,7 +66,7 @@ def push(folder: UPath, name: str, *, public: bool) -> str:
         hint = "start the same command again: what has arrived is not sent again."
         raise InputError(f"--push={name}: {api.endpoint} {reason}; {hint}") from None
     print(f"push: {url}, {'public' if public else 'private'}", file=sys.stderr)
-    return str(url)
+    return f"{url}/tree/{revision}" if revision else str(url)
 
 
 def _reason(error: BaseException) -> str:
