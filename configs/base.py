@@ -130,6 +130,10 @@ def get_config() -> ConfigDict:
     # folders' splits, weighted by their shares as in training; each of these is logged as well, if this names no set.
     config.evaluate.sets = ()  # (("NAME", "FOLDER"), ...): validation splits to score as well, logged as NAME/loss ...
     config.evaluate.seed = 0  # of the evaluation masks
+    # These two are for training's evaluations and the command `evaluate`; the best checkpoint depends on them, so they
+    # can't change on resume. The command takes other values at any time (--draws=N).
+    config.evaluate.draws = 1  # of the masks of each record; the loss is the mean, with its standard error over draws
+    config.evaluate.count = "fixed"  # predictions: fixed (as in training) | independent (each token by masking.rate)
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 1_000  # steps; 0 = only at the end

@@ -172,7 +172,7 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
     FLAG: "corpus.streaming tokenizer.lowercase data.isolate_documents masking.static model.remat log.tensorboard",
     POSITIVE: """shards.count shards.validation_count data.global_batch data.lanes model.hidden_size model.layers
         model.heads model.intermediate_size model.positions model.vocab_multiple train.accumulate train.guard_limit
-        classify.multiple evaluate.batch checkpoint.keep log.every log.profile_steps""",
+        classify.multiple evaluate.batch evaluate.draws checkpoint.keep log.every log.profile_steps""",
     COUNT: """corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps
         train.steps evaluate.every checkpoint.every log.profile_start""",
     SEED: "shards.seed data.seed masking.seed train.seed evaluate.seed",
@@ -202,6 +202,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
     "data.mixture": (is_mixture, 'a tuple of ("FOLDER", SHARE), shares above 0'),
     "evaluate.sets": (is_named_folders, 'a tuple of ("NAME", "FOLDER"), names of letters, digits, ".", "_" and "-"'),
+    "evaluate.count": _one_of("fixed", "independent"),
     "masking.kind": _one_of("token", "word", "span"),
     "masking.longest": _whole(1, 1025, "to 1,024"),
     "model.activation": _one_of("gelu", "gelu_new", "relu", "silu"),
@@ -240,6 +241,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     axes = [config.mesh[name] for name in ("data", "fsdp", "tensor")]
     no_dropout = model.attention in ("splash", "cudnn") and model.attention_dropout > 0
     unfit = short > 0 and (short % 8 > 0 or length % short > 0 or short == length)
+    uneven = config.evaluate.count != "fixed" and masking.kind != "token"
     too_many = masking.mask_share + masking.random_share > 1 + 1e-9
     two_warmups = schedule.warmup_steps > 0 and schedule.warmup_fraction > 0
     warmup = schedule.warmup_fraction or schedule.warmup_steps / (steps or math.inf)
@@ -269,5 +271,6 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("pod.jax_port", config.pod.jax_port == port, f"must be another port than pod.port = {port}"),
         ("checkpoint.milestones", late, f"its steps must be at most train.steps = {steps}"),
         ("evaluate.sets", len(set(names)) < len(names), "each name must stand there once"),
+        ("evaluate.count", uneven, f"must be fixed with masks of masking.kind = {masking.kind}"),
         ("mesh.data", axes.count(-1) > 1, "at most one axis of the mesh can be -1"),
     ]

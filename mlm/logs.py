@@ -65,6 +65,13 @@ def by_set(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def errors(scores: dict[str, Any], digits: int = 4) -> str:
+    """Returns " (standard error 0.0123 over records, 0.0045 over draws)" of the loss, as far as it is known."""
+    values = {of: scores.get(f"loss_se_{of}") for of in ("records", "draws")}
+    known = [f"{value:.{digits}f} over {of}" for of, value in values.items() if value is not None]
+    return f" (standard error {', '.join(known)})" if known else ""
+
+
 def read_object(path: UPath) -> dict[str, Any]:
     """Returns the object in a JSON file such as config.json; {} if there is no such file. Raises DamageError."""
     if not path.is_file():

@@ -115,6 +115,8 @@ BAD = {
     "evaluate.every": ["-1"],
     "evaluate.batch": ["0"],
     "evaluate.seed": ["-1"],
+    "evaluate.draws": ["0"],
+    "evaluate.count": ["poisson"],
     "evaluate.sets": ["('a', 'b')", "(('a', ''),)", "(('train', 'b'),)", "(('a/b', 'c'),)", "(('a', 1),)", "a"],
     "checkpoint.every": ["-1"],
     "checkpoint.keep": ["0"],
@@ -190,6 +192,10 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
         (
             ["masking.random_share=0.3"],
             "config.masking.random_share = 0.3: mask_share and random_share must not exceed 1 together.",
+        ),
+        (
+            ["evaluate.count=independent", "masking.kind=span"],
+            "config.evaluate.count = 'independent': must be fixed with masks of masking.kind = span.",
         ),
         (["train.steps=0"], "config.train.steps = 0: set exactly one of train.steps and train.epochs above 0."),
         (

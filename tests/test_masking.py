@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mlm.model import factory
 from mlm.model.masking import SpanMasking, TokenMasking, WordMasking
 from tests.fixtures import INFO, random_batch
 
@@ -252,3 +253,27 @@ def test_rows_with_few_tokens(ordinary: int):
     assert np.all(masked.ids_BxL[:, :ordinary] == 4)
     assert np.all(masked.ids_BxL[:, ordinary:] == 1)
     assert jnp.all(jnp.isfinite(masked.weights_BxK))
+
+
+def test_independent_masks_have_the_rate_and_shares_of_the_collators():
+    """Each ordinary token by itself: a binomial number of predictions in a row, 80/10/10, never a special token."""
+    batch = random_batch(4096, 0, LONG)
+    masked = draw(
+        factory.make_eval_masking(dataclasses.replace(MASKING, end_rate=0.4, static=True), "independent"), batch
+    )
+    ordinary, found = ordinary_of(batch), predicted(masked, batch)
+    assert masked.positions_BxK.shape[1] == 96
+    assert not found[~ordinary].any() and (masked.ids_BxL[~found] == batch["input_ids"][~found]).all()
+    count, total = found.sum(1), ordinary.sum(1)
+    assert found.sum() / ordinary.sum() == pytest.approx(0.15, abs=4 * (0.15 * 0.85 / ordinary.sum()) ** 0.5)
+    spread = np.mean((count - 0.15 * total) ** 2 / (0.15 * 0.85 * total))
+    assert spread == pytest.approx(1, abs=0.1), "the variance of a binomial distribution"
+    read, labels = masked.ids_BxL[found], batch["input_ids"][found]
+    assert not np.isin(read[read != 4], SPECIAL).any()
+    for share, wanted in (((read == 4).mean(), 0.8), ((read == labels).mean(), 0.1)):
+        assert share == pytest.approx(wanted, abs=4 * (wanted * (1 - wanted) / len(read)) ** 0.5 + 1 / INFO.vocab_size)
+    neighbours = np.corrcoef(found[:, 10], found[:, 11])[0, 1]
+    assert abs(neighbours) < 4 / len(found) ** 0.5
+    assert (
+        draw(factory.make_eval_masking(MASKING, "fixed"), batch).positions_BxK == draw(MASKING, batch).positions_BxK
+    ).all()

@@ -150,7 +150,7 @@ def test_named_sets_are_scored_beside_the_runs_own(manifest, web, tmp_path, caps
     for name, overrides in (("plain", shards), ("sets", (*shards, sets))):
         assert __main__.main(command("train", tmp_path / name, *overrides)) == 0
     plain, named = (evaluations(tmp_path / name) for name in ("plain", "sets"))
-    keys = ("loss", "perplexity", "accuracy", "predictions", "bits_per_byte")
+    keys = ("loss", "perplexity", "accuracy", "predictions", "bits_per_byte", "loss_se_records")
     for one, other in zip(plain, named, strict=True):
         assert other == one | {key: value for key, value in other.items() if "/" in key}
         assert {key: other[f"own/{key}"] for key in keys} == {key: one[key] for key in keys}

@@ -16,11 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = ["token", "word", "span"]
     parser.add_argument("--masks", nargs="+", default=[], choices=kinds, help="masks to score besides the run's own")
     parser.add_argument("--pseudo", type=int, default=0, metavar="N", help="also the pseudo-perplexity of N rows")
+    draws = "draws of the masks to score; default: evaluate.draws"
+    parser.add_argument("--draws", default="", metavar="N", help=draws)
     common.add_host_flags(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
+    overrides = overrides + ([f"evaluate.draws={args.draws}"] if args.draws else [])
     model = common.named_model(args)
     is_classifier = locate.is_classifier(model or workdir)
     task = configs.CLASSIFICATION if is_classifier else configs.PRETRAINING

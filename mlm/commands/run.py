@@ -58,7 +58,8 @@ def _summarize(workdir: Workdir, manifest: Manifest, model: Pretrained) -> None:
     scores = logs.read(workdir.metrics, "eval")[-1]
     entropy = manifest.splits["validation"].unigram_entropy
     print(f"\nevaluation after {scores['step']} steps, on {scores['predictions']:,} masked tokens")
-    print(f"  loss {scores['loss']:.3f} nats, perplexity {scores['perplexity']:.1f}, accuracy {scores['accuracy']:.1%}")
+    loss = f"{scores['loss']:.3f} nats{logs.errors(scores, 3)}"
+    print(f"  loss {loss}, perplexity {scores['perplexity']:.1f}, accuracy {scores['accuracy']:.1%}")
     if entropy is not None:
         below = entropy - scores["loss"]
         print(f"  unigram entropy of the split {entropy:.3f} nats: the model is {below:.2f} below it")

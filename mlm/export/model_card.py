@@ -27,6 +27,8 @@ from mlm.training import recipe
 CURVE = "loss.png"
 SCORES = {
     "loss": "cross entropy, nats per masked token",
+    "loss_se_records": "its standard error over records",
+    "loss_se_draws": "its standard error over draws of the masks",
     "perplexity": "perplexity",
     "accuracy": "accuracy",
     "bits_per_byte": "bits per byte",

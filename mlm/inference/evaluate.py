@@ -66,8 +66,9 @@ def run(
     weights += f", data {read.fingerprint[:12]}"
     scores, entries = {}, {}
     for kind in dict.fromkeys([config.masking.kind, *masks]):
-        own = configs.replace(config, {"masking.kind": kind, "masking.end_rate": 0.0})
+        own = configs.replace(config, {"masking.kind": kind})
         masking = factory.make_masking(own.masking.to_dict(), info, pretraining.word_starts(own, workdir))
+        masking = factory.make_eval_masking(masking, config.evaluate.count)
         eval_step = step.make_eval_step(network, masking, config.evaluate.seed, mesh, shardings)
         scores[kind] = pretraining.score_split(config, read, mesh, eval_step, params, part)
         entries[f"{split}, {_masks_name(config, kind)}, {weights}"] = scores[kind]
@@ -182,7 +183,7 @@ def summary(result: dict[str, Any]) -> str:
         for name, scores in logs.by_set(both).items():
             line = f"  {kind} masks: " if kind else "  "
             line += f"{name}: loss" if name else "loss"
-            line += f" {scores['loss']:.4f} nats, perplexity {scores['perplexity']:,.2f}, accuracy"
+            line += f" {scores['loss']:.4f} nats{logs.errors(scores)}, perplexity {scores['perplexity']:,.2f}, accuracy"
             line += f" {scores['accuracy']:.2%}"
             if "bits_per_byte" in scores:
                 line += f", {scores['bits_per_byte']:.4f} bits per byte"
@@ -233,7 +234,9 @@ def _masks_name(config: ConfigDict, kind: str) -> str:
     own = config.masking
     name = f"{kind} masks {own.rate:g} {own.mask_share:g}/{own.random_share:g} seed {config.evaluate.seed}"
     name += "" if kind == "token" else f" longest {own.longest}"
-    return name + (f" p {own.span_p:g}" if kind == "span" else "")
+    name += f" p {own.span_p:g}" if kind == "span" else ""
+    name += " independent" if config.evaluate.count == "independent" else ""
+    return name + (f", {config.evaluate.draws} draws" if config.evaluate.draws > 1 else "")
 
 
 def _digest(params: Any) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.model import roberta
-from mlm.model.masking import SpanMasking, TokenMasking, WordMasking
+from mlm.model.masking import IndependentMasking, SpanMasking, TokenMasking, WordMasking
 
 MASKING = {"token": TokenMasking, "word": WordMasking, "span": SpanMasking}
 
@@ -40,3 +40,9 @@ def make_masking(masking: Mapping[str, Any], info: DatasetInfo, word_starts_V: n
     }
     kind = MASKING[masking["kind"]]
     return kind(**{field.name: settings[field.name] for field in dataclasses.fields(kind)})
+
+
+def make_eval_masking(masking: TokenMasking, count: str) -> TokenMasking:
+    """Returns the masking of evaluation, given that of training and evaluate.count."""
+    masking = dataclasses.replace(masking, end_rate=0.0, static=False)
+    return masking if count == "fixed" else IndependentMasking(**vars(masking))

@@ -102,6 +102,19 @@ class TokenMasking:
         return Masked(ids_L.at[positions_K].set(read_K), positions_K, labels_K, weights_K)
 
 
+class IndependentMasking(TokenMasking):
+    """Each ordinary token is predicted with probability `rate`, as transformers' and fairseq's collators draw them."""
+
+    def max_predictions_per_row(self, length: int) -> int:
+        """Returns K for rows of `length` tokens: all of them."""
+        return length
+
+    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: float | Array) -> Masked:
+        score_L, kind_L, token_L = jax.random.bits(key, (3, len(ids_L)))
+        weights_L = (ordinary_L & (_uniform(score_L) < rate)).astype(jnp.float32)
+        return self._masked(ids_L, jnp.arange(len(ids_L)), weights_L, kind_L, token_L)
+
+
 class _Units(NamedTuple):
     """The word or span of each token; undefined for tokens outside of any."""
 

@@ -27,6 +27,8 @@ Rows = list[tuple[str, ...]]
 SCORES = {  # of a line of metrics.jsonl: key -> (name on the page, format)
     "step": ("steps", ","),
     "loss": ("loss, nats", ".4f"),
+    "loss_se_records": ("loss, standard error over records", ".4f"),
+    "loss_se_draws": ("loss, standard error over draws of the masks", ".4f"),
     "perplexity": ("perplexity", ",.2f"),
     "accuracy": ("accuracy", ".2%"),
     "bits_per_byte": ("bits per byte", ".4f"),

@@ -67,7 +67,7 @@ class Pretraining(Task):
         self.init, self.shapes = state.jit_init(self._init, self.mesh)
         self.train_step = self._make_step(info.length)
         self.short_step = self._make_step(config.data.short_length) if config.data.short_length else None
-        self.eval_masking = dataclasses.replace(self.masking, end_rate=0.0)
+        self.eval_masking = factory.make_eval_masking(self.masking, config.evaluate.count)
         shardings = state.shardings_of(self.shapes).params
         self.eval_step = step.make_eval_step(
             self.network, self.eval_masking, config.evaluate.seed, self.mesh, shardings
@@ -222,8 +222,8 @@ def score_split(
     for each in (*(part.manifest for part in parts), *named.values()):
         if each.folder not in scores:
             read = batches.eval_batches(each, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
-            ratio = _tokens_per_byte(each, split)
-            scores[each.folder] = evaluation.score(eval_step, params, read, mesh=mesh, rows=rows, tokens_per_byte=ratio)
+            own = {"tokens_per_byte": _tokens_per_byte(each, split), "draws": config.evaluate.draws}
+            scores[each.folder] = evaluation.score(eval_step, params, read, mesh=mesh, rows=rows, **own)
     own = [(part.share, scores[part.manifest.folder], _tokens_per_byte(part.manifest, split)) for part in parts]
     found = evaluation.mean(*zip(*own, strict=True))
     others = [(name, scores[each.folder]) for name, each in named.items()]

@@ -13,23 +13,54 @@ from mlm.cluster import distributed
 from mlm.training.sharding import logical_rows, put_batch
 
 EvalStep = Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, ...]]
+ERRORS = ("loss_se_draws", "loss_se_records")  # standard errors; those of several folders are independent
 Batches = Iterable[dict[str, np.ndarray]]  # this host's rows of each
 
 
 def score(
-    eval_step: EvalStep, params: Any, batches: Batches, *, mesh: Mesh, rows: int, tokens_per_byte: float | None
+    eval_step: EvalStep,
+    params: Any,
+    batches: Batches,
+    *,
+    mesh: Mesh,
+    rows: int,
+    tokens_per_byte: float | None,
+    draws: int = 1,
 ) -> dict[str, float]:
     """Returns the scores of a split over its masked positions; sums are taken in float64, in the order of the records.
+
+    Loss and accuracy are means over the draws of the masks. `loss_se_draws` is the standard error of the loss over the
+    draws, if there are several; `loss_se_records` that over the records, of a ratio of sums by the delta method, with
+    each row as a cluster.
 
     Args:
       eval_step: `(params, batch) -> RowSums`; gives rows whose "valid" is 0 the weight 0.
       rows: in a batch, over all hosts.
       tokens_per_byte: of UTF-8 text, for bits per byte, which are comparable across tokenizers; None if unknown.
+      draws: of the masks of each record.
     """
-    columns = per_row(eval_step, params, batches, mesh=mesh, rows=rows)
-    loss, weight, correct = (float(np.sum(column, dtype=np.float64)) for column in columns)
-    means = (loss / weight, correct / weight) if weight else (math.nan, math.nan)
-    return _scores(*means, int(weight), tokens_per_byte)
+    drawn = (_draw(batch, number) for batch in batches for number in range(draws))
+    columns = per_row(eval_step, params, drawn, mesh=mesh, rows=rows)
+    by_draw = [np.moveaxis(column.reshape(-1, draws, rows), 1, 0).reshape(draws, -1) for column in columns]
+    loss_D, weight_D, correct_D = (np.array([np.sum(x, dtype=np.float64) for x in column]) for column in by_draw)
+    predictions = int(weight_D.sum())
+    if not weight_D.all():
+        return _scores(math.nan, math.nan, predictions, tokens_per_byte)
+    loss_D, accuracy_D = loss_D / weight_D, correct_D / weight_D
+    scores = _scores(float(loss_D.mean()), float(accuracy_D.mean()), predictions, tokens_per_byte)
+    if draws > 1:
+        scores["loss_se_draws"] = float(loss_D.std(ddof=1)) / math.sqrt(draws)
+    loss_DxN, weight_DxN = by_draw[:2]
+    records = np.count_nonzero(weight_DxN.any(axis=0))
+    if records > 1:  # each record's influence on the mean loss; their sum is 0
+        influence_N = np.mean((loss_DxN - loss_D[:, None] * weight_DxN) / weight_D[:, None], axis=0)
+        scores["loss_se_records"] = math.sqrt(records / (records - 1) * float(np.sum(influence_N**2)))
+    return scores
+
+
+def _draw(batch: dict[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
+    """Returns the batch with the masks of a draw: they depend on the epoch, and evaluation needs that for nothing."""
+    return batch | {"epoch": np.full_like(batch["epoch"], number)} if number else batch
 
 
 def mean(
@@ -45,7 +76,10 @@ def mean(
     loss, accuracy = (weighted(each[key] for each in scores) for key in ("loss", "accuracy"))
     known = None not in tokens_per_byte
     ratio = 1 / weighted(1 / each for each in tokens_per_byte) if known else None
-    return _scores(loss, accuracy, sum(each["predictions"] for each in scores), ratio)
+    found = _scores(loss, accuracy, sum(each["predictions"] for each in scores), ratio)
+    known = [key for key in ERRORS if all(key in each for each in scores)]
+    parts = {key: [share * each[key] for share, each in zip(shares, scores, strict=True)] for key in known}
+    return found | {key: math.hypot(*each) / math.fsum(shares) for key, each in parts.items()}
 
 
 def _scores(loss: float, accuracy: float, predictions: int, tokens_per_byte: float | None) -> dict[str, float]:

@@ -190,13 +190,13 @@ def make_eval_step(
 ) -> Callable[[Params, Batch], RowSums]:
     """Returns the jitted `(params, batch) -> RowSums`, without dropout.
 
-    The masks depend on the record alone; rows whose "valid" is 0 have weight 0.
+    The masks depend on the record and the draw, which is the batch's "epoch"; rows whose "valid" is 0 have weight 0.
     """
 
     def step(params: Params, batch: Batch) -> RowSums:
-        attention_BxL, record_B = batch["attention_mask"], batch["record_id"]
-        key = jax.random.key(mask_seed)
-        masked = masking(key, batch["input_ids"], attention_BxL, record_B, jnp.zeros_like(record_B))
+        attention_BxL = batch["attention_mask"]
+        columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
+        masked = masking(jax.random.key(mask_seed), *columns)
         logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK)
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
         return masked_cross_entropy(logits, masked.labels_BxK, weights_BxK, masking.vocab_size)
