@@ -23,6 +23,7 @@ COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `
     "evaluate": "score a checkpoint or a model folder on a split",
     "predict": "fill <mask> in texts, or classify them",
     "export": "write a transformers folder and verify it",
+    "average": "average checkpoints into one",
     "bench": "time step, shards and batches beside the baselines",
     "plan": "compile the step for a TPU that is not attached: does it fit?",
     "report": "write curves and tables as one HTML page",

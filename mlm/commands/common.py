@@ -101,7 +101,13 @@ def open_run(
     if getattr(args, "skip_batches", []):
         ranges = tuple(dict.fromkeys([*config.data.skip_batches, *args.skip_batches]))
         config = configs.replace(config, {"data.skip_batches": ranges})
-    return config, Workdir(args.workdir)
+    workdir = Workdir(args.workdir)
+    if locate.is_average(workdir):
+        start = f"start from it with --config.train.init_from={workdir.root} in another --workdir"
+        raise InputError(
+            f"--workdir={args.workdir}: holds an average, which is no state of a run to go on from; {start}."
+        )
+    return config, workdir
 
 
 def join(args: argparse.Namespace, overrides: list[str], *, task: str, create: bool = False) -> None:

@@ -66,6 +66,7 @@ def _card(model: Pretrained, workdir: Workdir, name: str) -> str:
         pair=len(model.run_config["classify.text"]) == 2,
         reads=longest_row(model),
         step=model.step,
+        averaged=model_card.averaged(model),
         scores=[(key, value) for line in scores[-1:] for key, value in line.items() if key not in ("step", "kind")],
         labels=classifier.class_names(model.config),
     )

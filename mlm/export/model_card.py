@@ -74,6 +74,7 @@ def write(
         run=run,
         run_json=json.dumps(run, indent=1).replace("\x7f", "\\u007f"),
         step=model.step,
+        averaged=averaged(model),
         parameters=sum(value.size for value in jax.tree.leaves(model.params)),
         reads=longest_row(model),
         example=json.dumps(f"The function returns a {mask_token} of all elements."),
@@ -93,6 +94,13 @@ def write(
         **values,
     )
     (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def averaged(model: Pretrained) -> str:
+    """Returns what the parameters are the mean of, "" if they are of one checkpoint."""
+    parts = model.meta.get("averaged", ())
+    names = [f"{part['checkpoint'].rpartition('/')[2]} (weight {part['weight']:.3g})" for part in parts]
+    return f"the mean of {', '.join(names)}" if names else ""
 
 
 def render(template: str, **values: Any) -> str:

@@ -127,14 +127,25 @@ def from_workdir(workdir: Workdir, *, head: str | None, step: int | None = None,
     own, kind = (CLASSIFIER, "classifier") if "labels" in dataset else (LM_HEAD, "masked language model")
     if head not in (None, own):
         raise InputError(f"{where}: holds a {kind}, which has no {HEAD_NAMES[head]}.")
-    config = RobertaConfig.from_dict(dataset["model"])
-    device = SingleDeviceSharding(jax.local_devices()[0])
-    shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), _shapes(config, own))
-    part = "ema" if meta["config"]["optimizer.ema_decay"] > 0 else "params"
-    params = jax.device_get(checkpoint_files.restore_params(workdir.checkpoints, step, shapes, part))
+    config, params = restore(workdir, step, meta)
     source = str(workdir.checkpoints / str(step))
     found = Pretrained(config, params, str(workdir.tokenizer), step, meta, source)
     return found.with_vocabulary(dataset["vocab_size"])
+
+
+def part_of(meta: dict[str, Any]) -> str:
+    """Returns which part of a checkpoint's state is evaluated: "ema" if the run keeps an average, else "params"."""
+    return "ema" if meta["config"]["optimizer.ema_decay"] > 0 else "params"
+
+
+def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[RobertaConfig, Params]:
+    """Returns the config and the parameters of a checkpoint, on the host, the vocabulary padded as in training."""
+    config = RobertaConfig.from_dict(meta["dataset"]["model"])
+    head = CLASSIFIER if "labels" in meta["dataset"] else LM_HEAD
+    device = SingleDeviceSharding(jax.local_devices()[0])
+    shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), _shapes(config, head))
+    restored = checkpoint_files.restore_params(workdir.checkpoints, step, shapes, part_of(meta))
+    return config, jax.device_get(restored)
 
 
 def read_config(folder: UPath, where: str) -> RobertaConfig:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 from mlm.errors import InputError
 from mlm.paths import UPath, local_folder
@@ -29,12 +30,24 @@ def is_classifier(model: str | Workdir) -> bool:
     try:
         if isinstance(model, Workdir) or is_workdir(model):
             root = model.root if isinstance(model, Workdir) else UPath(split_step(model)[0])
-            metas = sorted(root.glob("checkpoints/*/meta/metadata"))
-            return bool(metas) and "labels" in json.loads(metas[0].read_text())["dataset"]
+            return "labels" in _first_meta(root)["dataset"]
         config = json.loads((local_copy(model, "--model=") / "config.json").read_text())
         return any("SequenceClassification" in name for name in config.get("architectures") or ())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
+
+
+def is_average(workdir: Workdir) -> bool:
+    """Returns whether a workdir holds what `average` wrote: parameters, and no state of a run."""
+    try:
+        return "averaged" in _first_meta(workdir.root)
+    except (OSError, ValueError, LookupError, RecursionError):
+        return False
+
+
+def _first_meta(root: UPath) -> dict[str, Any]:
+    """Returns the metadata of one of a workdir's checkpoints; raises an error if there is none that can be read."""
+    return json.loads(sorted(root.glob("checkpoints/*/meta/metadata"))[0].read_text())
 
 
 def local_copy(name: str, flag: str) -> UPath:

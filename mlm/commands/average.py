@@ -1,0 +1,34 @@
+"""`average`: the mean of several checkpoints, as a checkpoint in a workdir of its own."""
+
+import argparse
+
+from mlm.cluster import detect
+from mlm.commands import common
+from mlm.errors import InputError
+from mlm.workdir import Workdir, lock
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    names = "checkpoints: WORKDIR@A..B (all that are there), WORKDIR@A,B,C, or WORKDIR: its newest, or best"
+    parser.add_argument("names", nargs="+", metavar="WORKDIR[@STEPS]", help=names)
+    parser.add_argument("--workdir", default="", metavar="DIR", help="new folder for the mean, local or gs://")
+    parser.add_argument("--last", type=int, default=0, metavar="K", help="the newest K of each WORKDIR")
+    decay = "weight of a checkpoint, as a share of that of the one after it; default: 1, the plain mean"
+    parser.add_argument("--decay", type=float, default=1.0, metavar="D", help=decay)
+
+
+def main(args: argparse.Namespace, overrides: list[str]) -> None:
+    detect.refuse_part_of_a_slice()
+    if overrides:
+        raise InputError("average: takes no --config.KEY; the config is that of the newest checkpoint.")
+    if args.last < 0:
+        raise InputError(f"--last={args.last}: must be a number of checkpoints, 2 or more.")
+    if not 0 < args.decay <= 1:
+        raise InputError(f"--decay={args.decay}: must be a number above 0, and 1 at most.")
+    workdir = Workdir(args.workdir)
+    with lock(workdir.root):
+        from mlm.training import average
+
+        chosen = average.average(args.names, workdir, last=args.last, decay=args.decay)
+    common.say("average of " + ", ".join(f"{source.root}@{step}" for source, step in chosen))
+    print(workdir.root)

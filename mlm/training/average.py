@@ -1,0 +1,113 @@
+"""The mean of checkpoints (Izmailov et al., 2018; Wortsman et al., 2022), as a checkpoint in a workdir of its own."""
+
+import functools
+import operator
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from mlm import config as configs
+from mlm.data import tokenizer
+from mlm.errors import InputError
+from mlm.paths import UPath, children, make_folder, write_text
+from mlm.pretrained import checkpoint_files, load, locate
+from mlm.training.checkpoint import Checkpoints
+from mlm.workdir import LOCK, Workdir
+
+STEPS = re.compile(r"|[0-9]{1,18}\.\.[0-9]{1,18}|[0-9]{1,18}(,[0-9]{1,18})*")
+SAME = (*load.SIZES, "hidden_act", "layer_norm_eps")  # keys of transformers' config in which the models must agree
+Checkpoint = tuple[Workdir, int]
+
+
+def average(names: Sequence[str], new: Workdir, *, last: int = 0, decay: float = 1.0) -> list[Checkpoint]:
+    """Writes the mean of the parameters that are evaluated to `new`; returns the checkpoints, the newest last.
+
+    Args:
+      names: WORKDIR@A..B (what is there from A to B), WORKDIR@A,B,C, or WORKDIR: its newest, a classifier's best.
+      last: take so many of the newest of each WORKDIR instead; 0 = off.
+      decay: weight of a checkpoint, as a share of that of the one after it; 1 for the plain mean.
+    """
+    if [path for path in children(new.root) if path.name != LOCK]:
+        raise InputError(f"--workdir={new.root}: holds something already; name a new folder.")
+    chosen = [each for name in names for each in _find(name, last)]
+    if len({_name(each) for each in chosen}) < max(len(chosen), 2):
+        found = ", ".join(map(_name, chosen)) or "none"
+        raise InputError(f"average: takes two checkpoints or more, each once; {' '.join(names)} names {found}.")
+    if decay != 1 and len({workdir.root for workdir, _ in chosen}) > 1:
+        raise InputError(f"--decay={decay:g}: goes with the checkpoints of one workdir.")
+    metas = [checkpoint_files.read_meta(workdir.checkpoints, step) for workdir, step in chosen]
+    for each, meta in zip(chosen, metas, strict=True):
+        _check_same(each, meta, chosen[-1], metas[-1])
+    weights = [decay**age for age in reversed(range(len(chosen)))]
+    total: Any = None
+    for (workdir, step), meta, weight in zip(chosen, metas, weights, strict=True):
+        _, params = load.restore(workdir, step, meta)
+        own = jax.tree.map(functools.partial(operator.mul, weight), params)  # float32 times a Python number
+        total = own if total is None else jax.tree.map(operator.add, total, own)
+    mean = jax.tree.map(lambda value: value / sum(weights), total)
+    _write(new, chosen, metas[-1], mean, weights)
+    return chosen
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    return f"{checkpoint[0].root}@{checkpoint[1]}"
+
+
+def _find(name: str, last: int) -> list[Checkpoint]:
+    """Returns the checkpoints that a name stands for."""
+    folder, at, text = name.rpartition("@")
+    if not at or UPath(name).is_dir():
+        folder, text = name, ""
+    if not (UPath(folder) / "checkpoints").is_dir() or STEPS.fullmatch(text) is None:
+        raise InputError(f"{name}: is not a workdir with checkpoints; name WORKDIR@A..B, WORKDIR@A,B,C or WORKDIR.")
+    workdir = Workdir(folder, create=False)
+    there = checkpoint_files.complete_steps(workdir.checkpoints)
+    if last and (text or last > len(there)):
+        raise InputError(f"--last={last}: {name} must be a workdir with so many checkpoints; it has {len(there)}.")
+    if ".." in text:
+        first, final = map(int, text.split(".."))
+        steps = [step for step in there if first <= step <= final]
+    elif text:
+        steps = sorted(map(int, text.split(",")))
+    elif last:
+        steps = there[-last:]
+    else:
+        best = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=locate.is_classifier(workdir))
+        steps = [] if best is None else [best]
+    for step in steps:
+        checkpoint_files.check_step(workdir.checkpoints, step, name)
+    return [(workdir, step) for step in steps]
+
+
+def _check_same(one: Checkpoint, meta: dict[str, Any], other: Checkpoint, wanted: dict[str, Any]) -> None:
+    """Raises InputError unless the checkpoints are of one architecture, tokenizer and set of labels."""
+    sizes = [
+        {"labels": data.get("labels"), "vocabulary": data["vocab_size"]} | {key: data["model"].get(key) for key in SAME}
+        for data in (meta["dataset"], wanted["dataset"])
+    ]
+    if one[0].root != other[0].root and (one[0].tokenizer / "tokenizer.json").is_file():
+        for (workdir, _), own in zip((one, other), sizes, strict=True):
+            own["tokenizer"] = tokenizer.fingerprint(str(workdir.tokenizer))[:12]
+    for key, value in sizes[0].items():
+        if value != sizes[1][key]:
+            what = f"its {key} ({value!s:.80}) differs from that of {_name(other)} ({sizes[1][key]!s:.80})"
+            raise InputError(f"{_name(one)}: {what}; only checkpoints of one model can be averaged.")
+
+
+def _write(new: Workdir, chosen: list[Checkpoint], meta: dict[str, Any], mean: Any, weights: list[float]) -> None:
+    """Writes a workdir with the tokenizer and the config of the newest checkpoint, and the mean in its place."""
+    source, step = chosen[-1]
+    config = configs.unflatten(meta["config"])
+    if not config.data.mixture:
+        config.shards.dir = source.shards_of(config)
+    make_folder(new.tokenizer)
+    for file in children(source.tokenizer):
+        if file.is_file():
+            (new.tokenizer / file.name).write_bytes(file.read_bytes())
+    write_text(new.config, config.to_json(indent=1) + "\n")
+    averaged = [{"checkpoint": _name(each), "weight": weight} for each, weight in zip(chosen, weights, strict=True)]
+    meta = meta | {"config": configs.flatten(config), "milestones": [], "averaged": averaged}
+    with Checkpoints(new.checkpoints, keep=1) as checkpoints:
+        checkpoints.save(step, {load.part_of(meta): mean}, meta, None)
