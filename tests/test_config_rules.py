@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 def test_every_key_has_a_rule_a_unit_or_a_comment_and_there_are_not_too_many():
     keys = configs.flatten(configs.load(BASE, []))
     assert keys.keys() == RULES.keys()
-    assert len(keys) <= 105, "a base config over 105 keys needs a reason in the commit that crosses it"
+    assert len(keys) <= 110, "a base config over 110 keys needs a reason in the commit that crosses it"
     speaking = {  # keys whose name and group say it all
         "tokenizer.lowercase", "masking.seed", "model.hidden_size", "model.layers", "model.heads",
         "model.intermediate_size", "model.hidden_dropout", "model.attention_dropout", "model.layer_norm_eps",
