@@ -21,6 +21,7 @@ COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `
     "train": "train, evaluate, checkpoint, resume",
     "classify": "fine-tune a model to classify texts or to predict a number",
     "evaluate": "score a checkpoint or a model folder on a split",
+    "sweep": "run a command over a grid of settings and seeds: one table",
     "predict": "fill <mask> in texts, or classify them",
     "export": "write a transformers folder and verify it",
     "average": "average checkpoints into one",

@@ -82,7 +82,7 @@ def test_commands_run(texts, tmp_path):
             short += "".join(f" --config.{setting}" for setting in SHORT)
             if "my.txt" not in short:
                 short += f" --config.corpus.sources=jsonl:{tmp_path}/corpus.jsonl"
-        if "mlm classify" in line:
+        if re.search("mlm (sweep )?classify", line):
             overrides = labelled_texts.settings(tmp_path, "")
             sources = [each for each in overrides if each.startswith(("classify.train=", "classify.validation="))]
             for setting in (

@@ -45,8 +45,11 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--process-id", type=int, metavar="I", help="index of this process, from 0")
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("engine", "What reads the corpus; by default the cores of the run's own hosts.")
+CORPUS_ENGINE = "What reads the corpus; by default the cores of the run's own hosts."
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, description: str = CORPUS_ENGINE) -> None:
+    group = parser.add_argument_group("engine", description)
     group.add_argument("--engine", default="", metavar="tls://HOST:PORT", help="scheduler of a Dask cluster")
     folder = "folder of ca.pem, cert.pem and key.pem; default: WORKDIR/hosts/certificates"
     group.add_argument("--engine-certificates", default="", metavar="DIR", help=folder)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -69,6 +70,31 @@ def draw_together(runs: dict[str, Sequence[Points]], unit: str) -> Figure:
             marker = "o" if len(evals[0]) < FEW else ""
             axes.plot(*thinned(evals), color=color, marker=marker, markersize=4, label=name.replace("$", r"\$"))
     return figures[""]
+
+
+def draw_over_values(curves: dict[str, Sequence[tuple[Any, float, float, float]]], key: str, score: str) -> Figure:
+    """Returns a score over the values of a key: name -> (value, lowest, median, highest score) of a curve."""
+    values = list(dict.fromkeys(value for curve in curves.values() for value, *_ in curve))
+    numbers = all(type(value) in (int, float) for value in values)
+    places = values if numbers else range(len(values))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.7, 2.9), layout="constrained")
+        axes = figure.add_subplot()
+        for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
+            x = [places[values.index(value)] for value, *_ in curve]
+            low, median, high = np.transpose([scores for _, *scores in curve])
+            style = {"color": color, "marker": "o", "markersize": 4, "capsize": 2.5, "elinewidth": 1}
+            axes.errorbar(x, median, [median - low, high - median], label=name.replace("$", r"\$") or None, **style)
+        if numbers and 0 < 10 * min(values) <= max(values):
+            axes.set_xscale("log")
+        names = [f"{value:g}" if numbers else (str(value) or '""').replace("$", r"\$")[-20:] for value in values]
+        axes.set_xticks(places, names)
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel(key)
+        axes.set_ylabel(score)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend()
+    return figure
 
 
 def points(
