@@ -20,6 +20,7 @@ COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `
     "doctor": "check the data and the settings of a run before it starts",
     "train": "train, evaluate, checkpoint, resume",
     "classify": "fine-tune a model to classify texts or to predict a number",
+    "glue": "fine-tune on the tasks of GLUE by a published protocol, as one table",
     "evaluate": "score a checkpoint or a model folder on a split",
     "sweep": "run a command over a grid of settings and seeds: one table",
     "predict": "fill <mask> in texts, or classify them",

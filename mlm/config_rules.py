@@ -13,6 +13,7 @@ Rule = tuple[Check, str]  # the second says what is allowed
 Range = tuple[int, int]  # of batches, both ends included
 
 SHARE_ROUNDING = 1e-6  # of a share of data.mixture: 0.333333 is a third
+NAME = re.compile(r"(?!(train|validation)$)[A-Za-z0-9][\w.-]*", re.ASCII)  # of a validation set; splits are taken
 MOST_LANES = 10_001  # that are tried for shares that data.lanes don't hold
 
 
@@ -69,14 +70,12 @@ def is_mixture(value: object) -> bool:
 
 def is_named_folders(value: object) -> bool:
     """Returns whether a config value is a tuple of (name, folder) pairs; the names of splits are taken."""
-    names = re.compile(r"(?!(train|validation)$)[A-Za-z0-9][\w.-]*", re.ASCII)
-    return _is_pairs(value) and all(names.fullmatch(name) and type(folder) is str and folder for name, folder in value)
+    return _is_pairs(value) and all(NAME.fullmatch(name) and type(folder) is str and folder for name, folder in value)
 
 
 def is_named_tables(value: object) -> bool:
     """Returns whether a config value is a tuple of (name, source of labelled rows) pairs."""
-    names = re.compile(r"(?!(train|validation|test)$)[A-Za-z0-9][\w.-]*", re.ASCII)
-    return _is_pairs(value) and all(names.fullmatch(name) and source and TABLE[0](source) for name, source in value)
+    return _is_pairs(value) and all(NAME.fullmatch(name) and source and TABLE[0](source) for name, source in value)
 
 
 def _is_pairs(value: object) -> bool:
@@ -234,7 +233,8 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     mixture, error = data.mixture, mixture_error(data.mixture, lanes)
     names = [name for name, _ in config.evaluate.sets]
     classify, correlations = config.classify, {"pearson", "spearman"}
-    metrics = set(classify.metric)
+    predicted = [name for name, _ in classify.predict] + ["test"] * bool(classify.test)
+    taken, metrics = len(set(predicted)) < len(predicted), set(classify.metric)
     known = correlations if classify.kind == "regression" else set(METRICS) - correlations
     named = [str(m).removeprefix("every:") for m in config.checkpoint.milestones]
     late = any(int(step) > steps > 0 for step in named if step.isdecimal())
@@ -266,6 +266,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("schedule.warmup_steps", two_warmups, "set at most one of warmup_steps and warmup_fraction"),
         ("schedule.warmup_steps", 0 < steps < schedule.warmup_steps, f"must be at most train.steps = {steps}"),
         ("schedule.decay_fraction", too_long, "warmup and decay must fit into the run"),
+        ("classify.predict", taken, "no name can be test beside classify.test, nor stand there twice"),
         ("classify.metric", not metrics <= known, f"must be of {', '.join(sorted(known))} for {classify.kind}"),
         ("classify.label", config.classify.label in config.classify.text, "must be another column than classify.text"),
         ("pod.jax_port", config.pod.jax_port == port, f"must be another port than pod.port = {port}"),

@@ -104,7 +104,7 @@ BAD = {
     "classify.text": ["()", "('a', 'b', 'c')", "(1,)", "('',)"],
     "classify.label": [""],
     "classify.kind": ["pairs"],
-    "classify.predict": ["(('test', 'csv:a.csv'),)", "(('a', 'a.csv'),)", "('a',)", "(('a b', 'csv:a.csv'),)"],
+    "classify.predict": ["(('train', 'csv:a.csv'),)", "(('a', 'a.csv'),)", "('a',)", "(('a b', 'csv:a.csv'),)"],
     "classify.metric": ["('recall',)", "('loss',)"],
     "classify.length": ["7"],
     "classify.multiple": ["0"],

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+from mlm import logs
 from mlm.errors import InputError
 from mlm.paths import UPath, local_folder
 from mlm.workdir import Workdir
@@ -29,8 +30,7 @@ def is_classifier(model: str | Workdir) -> bool:
     """Returns whether a model, named as for `load.load`, is a classifier; False for one that can't be read."""
     try:
         if isinstance(model, Workdir) or is_workdir(model):
-            root = model.root if isinstance(model, Workdir) else UPath(split_step(model)[0])
-            return "labels" in _first_meta(root)["dataset"]
+            return "labels" in _metadata(model)["dataset"]
         config = json.loads((local_copy(model, "--model=") / "config.json").read_text())
         return any("SequenceClassification" in name for name in config.get("architectures") or ())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -40,13 +40,25 @@ def is_classifier(model: str | Workdir) -> bool:
 def is_average(workdir: Workdir) -> bool:
     """Returns whether a workdir holds what `average` wrote: parameters, and no state of a run."""
     try:
-        return "averaged" in _first_meta(workdir.root)
+        return "averaged" in _metadata(workdir)
     except (OSError, ValueError, LookupError, RecursionError):
         return False
 
 
-def _first_meta(root: UPath) -> dict[str, Any]:
-    """Returns the metadata of one of a workdir's checkpoints; raises an error if there is none that can be read."""
+def longest_row(model: str) -> int:
+    """Returns how many tokens a model reads, special ones included."""
+    try:
+        if is_workdir(model):
+            return int(_metadata(model)["config"]["model.positions"])
+        config = logs.read_object(local_copy(model, "--model=") / "config.json")
+        return int(config["max_position_embeddings"]) - int(config["pad_token_id"]) - 1
+    except (LookupError, TypeError, ValueError):
+        raise InputError(f"--model={model}: its config.json does not say how many tokens it reads.") from None
+
+
+def _metadata(model: str | Workdir) -> dict[str, Any]:
+    """Returns the metadata of one of a run's checkpoints; raises an error if there is none that can be read."""
+    root = model.root if isinstance(model, Workdir) else UPath(split_step(model)[0])
     return json.loads(sorted(root.glob("checkpoints/*/meta/metadata"))[0].read_text())
 
 

@@ -1,0 +1,75 @@
+"""`glue`: the tasks of GLUE by a published protocol, over seeds, as one table."""
+
+import argparse
+import contextlib
+import json
+
+from mlm import config as configs
+from mlm import logs
+from mlm.commands import common
+from mlm.errors import InputError
+from mlm.paths import UPath, canonical, write_text
+from mlm.pretrained import locate
+from mlm.workdir import Workdir, lock
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from mlm.glue.tasks import GLUE, PROTOCOLS, TASKS
+
+    parser.add_argument("--model", required=True, metavar="MODEL", help="what to judge: workdir, WORKDIR@STEP, folder")
+    parser.add_argument("--workdir", default="", metavar="DIR", help="folder of the table and its runs")
+    parser.add_argument("--protocol", default="roberta", help=f"{', '.join(PROTOCOLS)}; default: roberta")
+    names = f"some of {', '.join(TASKS)}; default: those of GLUE"
+    parser.add_argument("--tasks", nargs="+", default=list(GLUE), metavar="TASK", help=names)
+    data = "copy of the data: hf:FOLDER as on the Hub, or jsonl:FOLDER with TASK/SPLIT.jsonl; default: from the Hub"
+    parser.add_argument("--data", default="", metavar="FOLDER", help=data)
+    parser.add_argument(
+        "--config", default=str(configs.BASE), metavar="FILE", help="config of the runs; default: base.py"
+    )
+    parser.add_argument("--against", default="", metavar="DIR", help="another model's table: do the two differ?")
+    common.add_engine_flags(parser)
+    common.add_json_flag(parser)
+
+
+def main(args: argparse.Namespace, overrides: list[str]) -> None:
+    from mlm.glue import glue
+    from mlm.glue.tasks import PROTOCOLS, TASKS
+    from mlm.text import show
+
+    if args.protocol not in PROTOCOLS:
+        raise InputError(f"--protocol={args.protocol}: is not known; take {' or '.join(PROTOCOLS)}.")
+    unknown = [name for name in args.tasks if name not in TASKS]
+    if unknown:
+        raise InputError(f"--tasks: there is no task {unknown[0]}; take some of {', '.join(TASKS)}.")
+    names = [name for name in TASKS if name in args.tasks]
+    needed = [name for name in names if name in PROTOCOLS[args.protocol].from_mnli]
+    if needed and "mnli" not in names:
+        raise InputError(
+            f"--tasks: {needed[0]} starts from MNLI's model in the protocol {args.protocol}; name mnli, too."
+        )
+    settings = [f"{key}={value}" for key, value in next(PROTOCOLS[args.protocol].cells(names[0])).items()]
+    config = configs.load(args.config, [*settings, *overrides], task=configs.CLASSIFICATION)
+    most = locate.longest_row(args.model)
+    for name in names:
+        for split in TASKS[name].validation:
+            glue.read(args.data, name, split)  # before anything is trained
+    workdir = Workdir(args.workdir)
+    other = logs.read_object(UPath(args.against) / glue.RESULT) if args.against else None
+    if other == {}:
+        raise InputError(f"--against={args.against}: has no {glue.RESULT}; name the --workdir of another `glue`.")
+    model = canonical(args.model) if locate.is_workdir(args.model) or UPath(args.model).is_dir() else args.model
+    line = [f"--config={args.config}", f"--config.train.init_from={model}"]
+    line += [f"--config.{override}" for override in overrides]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lock(workdir.root))
+        engine = stack.enter_context(common.open_engine(args, config, workdir)) if args.engine else None
+        options = {"protocol": args.protocol, "data": args.data, "root": workdir.root, "line": line, "most": most}
+        found = glue.run(names, **options, engine=engine) | {"model": args.model}
+        differences = glue.compare(found, other) if other else None
+    if locate.is_workdir(args.model):
+        write_text(UPath(locate.split_step(args.model)[0]) / glue.RESULT, json.dumps(found) + "\n")
+    if args.json:
+        print(json.dumps(found | ({"against": differences} if other else {})))
+    else:
+        show(*glue.render(found, differences))
+    print(workdir.root / "submission")

@@ -1,0 +1,152 @@
+"""GLUE by a protocol, on tables of its shapes: what is run, chosen, shown and submitted."""
+
+import csv
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mlm import config as configs
+from mlm.glue import glue
+from mlm.glue.tasks import GLUE, MAJORITY, PROTOCOLS, TASKS
+from tests import glue_shaped
+from tests.fixtures import TINY
+from tests.processes import ROOT
+from tests.test_bad_input import refuse
+
+KEYS = [*(key for key in TINY if not key.startswith(("train.steps", "shards.", "data.global_batch", "model.")))]
+KEYS += ["data.lanes=4", "data.global_batch=16", "train.epochs=1", "model.dtype=float32", "model.vocab_multiple=8"]
+FILES = {"CoLA", "SST-2", "MRPC", "STS-B", "MNLI-m", "MNLI-mm", "AX", "QNLI", "QQP", "RTE", "WNLI"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    return glue_shaped.write(tmp_path_factory.mktemp("glue"))
+
+
+def run(model: object, workdir: pathlib.Path, *flags: str, keys=KEYS) -> subprocess.CompletedProcess:
+    line = ["glue", f"--model={model}", f"--workdir={workdir}", *flags, *(f"--config.{key}" for key in keys)]
+    return subprocess.run([sys.executable, "-m", "mlm", *line], cwd=ROOT, capture_output=True, text=True)
+
+
+def read_tsv(file: pathlib.Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(file.read_text().splitlines(), delimiter="\t"))
+
+
+def test_tasks_are_those_of_the_benchmark():
+    assert len(GLUE) == 9 and GLUE[0] == "mnli"
+    assert {file.removesuffix(".tsv") for name in GLUE for _, file in TASKS[name].tests} == FILES
+    assert all(
+        metric in ("accuracy",) or len(task.labels) != 2 or metric in ("f1_positive", "matthews")
+        for task in TASKS.values()
+        if task.labels
+        for metric in task.metrics
+        if metric != "f1_macro"
+    )
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - {MAJORITY}))
+def test_settings_of_every_cell_are_keys_that_a_config_takes(protocol, name, data, tmp_path):
+    seen = set()
+    for settings in PROTOCOLS[protocol].cells(name):
+        cell = glue.Cell(PROTOCOLS[protocol], name, settings, tmp_path, data, 128)
+        for each in cell.runs(["--config=configs/base.py"]):
+            overrides = [flag.removeprefix("--config.") for flag in each.arguments if flag.startswith("--config.")]
+            config = configs.load("configs/base.py", overrides, task=configs.CLASSIFICATION)
+            assert config.classify.length <= 128 and config.train.epochs > 0
+            seen.add((config.optimizer.learning_rate, config.data.global_batch, config.train.seed, each.folder))
+    count = {"roberta": 30, "quick": 1, "mosaic": {"rte": 5, "stsb": 5, "mrpc": 5, "sst2": 3, "cola": 4}.get(name, 1)}
+    assert len(seen) == count[protocol]
+
+
+def test_a_table_of_some_tasks(trained_workdir, data, tmp_path):
+    flags = ("--protocol=quick", f"--data={data}", "--tasks", "rte", "wnli")
+    done = run(trained_workdir.root, tmp_path, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "glue.json").read_text())
+    rte = found["tasks"]["rte"]
+    held = read_tsv(pathlib.Path(rte["run"]) / "predictions" / "validation.tsv")
+    assert rte["median"] == pytest.approx(np.mean([row["prediction"] == row["label"] for row in held]))
+    assert found["average"] == rte["median"], "WNLI is not in it"
+    for file, labels in (("RTE", {"entailment", "not_entailment"}), ("WNLI", {"0", "1"})):
+        rows = read_tsv(tmp_path / "submission" / f"{file}.tsv")
+        assert [row["index"] for row in rows] == [str(n) for n in range(16)]
+        assert {row["prediction"] for row in rows} <= labels
+    assert len({row["prediction"] for row in read_tsv(tmp_path / "submission" / "WNLI.tsv")}) == 1
+    assert "without WNLI; protocol quick" in done.stdout and f"{rte['median']:.1%}" in done.stdout
+    assert not (pathlib.Path(rte["run"]) / "checkpoints").exists(), "a table of a large model has many"
+    again = run(trained_workdir.root, tmp_path, *flags)
+    assert again.returncode == 0 and json.loads((tmp_path / "glue.json").read_text()) == found, "nothing is done again"
+
+
+@pytest.mark.slow
+def test_all_tasks_from_mnli(trained_workdir, data, tmp_path):
+    """The protocol that starts from MNLI's model, cut to a seed; and against another table."""
+    keys = [*KEYS, "optimizer.learning_rate=0.01"]
+    flags = ("--protocol=mosaic", f"--data={data}", "--tasks", *GLUE[:4], "stsb", "cb", "boolq", "wnli")
+    done = run(trained_workdir.root, tmp_path / "a", *flags, keys=keys)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "a" / "glue.json").read_text())
+    assert {len(task["scores"]) for task in found["tasks"].values()} == {1, 5}
+    start = json.loads((pathlib.Path(found["tasks"]["rte"]["run"]) / "config.json").read_text())["train"]["init_from"]
+    assert start == f"{found['tasks']['mnli']['run']}/export"
+    mnli = read_tsv(tmp_path / "a" / "submission" / "AX.tsv")
+    assert len(mnli) == 11 and {row["prediction"] for row in mnli} <= set(TASKS["mnli"].labels)
+    numbers = [float(row["prediction"]) for row in read_tsv(tmp_path / "a" / "submission" / "STS-B.tsv")]
+    assert all(0 <= number <= 5 for number in numbers)
+    flags = ("--protocol=quick", f"--data={data}", "--tasks", "qnli", f"--against={tmp_path / 'a'}", "--json")
+    done = run(trained_workdir.root, tmp_path / "b", *flags, keys=KEYS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    difference = json.loads(done.stdout.splitlines()[0])["against"]["qnli"]
+    assert difference["low"] <= difference["difference"] <= difference["high"]
+
+
+def test_the_best_cell_is_that_of_the_best_median(tmp_path):
+    """A seed that is better by luck does not choose it; the files are of its best run."""
+    cells = []
+    settings = next(PROTOCOLS["roberta"].cells("rte"))
+    for number, scores in enumerate([(0.5, 0.5, 0.9, 0.5, 0.5), (0.6, 0.7, 0.6, 0.6, 0.2)]):
+        cell = glue.Cell(
+            PROTOCOLS["roberta"], "rte", settings | {"data.global_batch": 16 * (number + 1)}, tmp_path, "", 64
+        )
+        outcomes = []
+        for folder, score, each in zip(cell.folders, scores, cell.runs([]), strict=True):
+            (folder / "predictions").mkdir(parents=True)
+            content = {"scores": {"accuracy": score}, "sets": {}, "step": 1}
+            (folder / "classification.json").write_text(json.dumps(content))
+            (folder / "predictions" / "test.tsv").write_text(f"index\tprediction\tlabel\n0\t{int(score == 0.7)}\t\n")
+            (folder / "timing.jsonl").write_text('{"step": 0, "kind": "start", "devices": 4}\n')
+            outcomes.append(glue.Outcome(each, 0, 1800.0, ""))
+        cells.append((cell, outcomes))
+    found = glue._choose(cells, tmp_path)
+    assert (found["median"], found["low"], found["high"]) == (0.6, 0.2, 0.7)
+    assert found["setting"]["data.global_batch"] == 32 and found["device_hours"] == 20
+    assert (tmp_path / "submission" / "RTE.tsv").read_text() == "index\tprediction\n0\tnot_entailment\n"
+    cells[0][1][3] = cells[0][1][3]._replace(code=2, last_line="no such file")
+    assert glue._choose(cells, tmp_path)["failed"].endswith("seed=3: no such file")
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_refused_before_anything_is_trained(trained_workdir, data, tmp_path, capsys):
+    def refused(*more: str, words: str, data: str = data) -> None:
+        line = ["glue", f"--model={trained_workdir.root}", f"--workdir={tmp_path / 'out'}", f"--data={data}", *more]
+        refuse(line, 2, words, capsys=capsys)
+
+    refused("--protocol=bert", words="--protocol=bert: is not known; take roberta or mosaic or quick.")
+    refused("--tasks", "ner", words="there is no task ner")
+    refused("--protocol=mosaic", "--tasks", "rte", words="rte starts from MNLI's model")
+    own, copy = pathlib.Path(data.removeprefix("jsonl:")) / "rte" / "validation.jsonl", tmp_path / "copy" / "rte"
+    copy.mkdir(parents=True)
+    for old, new, words in (
+        ("sentence2", "other", "line 1: its 'sentence2' is missing"),
+        ('"label": 1', '"label": 7', "has the label '7'; rte has entailment, not_entailment, or their indices"),
+    ):
+        (copy / "validation.jsonl").write_text(own.read_text().replace(old, new))
+        refused("--tasks", "rte", words=words, data=f"jsonl:{tmp_path / 'copy'}")
+    assert not (tmp_path / "out").exists()
