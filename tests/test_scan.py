@@ -109,3 +109,18 @@ def test_a_sample_of_the_shards_keeps_the_records_numbers(splits, tokenizer_fold
     part = scan.find_repeats(manifest, max_rows=400)
     assert part.share == share
     assert part.documents == len(whole_documents(splits["train"][records]))
+
+
+def test_texts_that_training_holds_are_those_counted_one_by_one(splits, tokenizer_folder, tmp_path):
+    """Texts longer than a row, too: no stretch is lost or counted twice where they are cut."""
+    manifest = write(tmp_path, tokenizer_folder, splits)
+    tokens, rng = [token for token in splits["train"].ravel().tolist() if token > 4], np.random.default_rng(5)
+    pieces = [rng.integers(5, 600, size).tolist() for size in (5, 12, 13, 40, 47, 48, 49, 100, 500)]
+    held = splits["train"][700, splits["train"][700] > 4].tolist()
+    texts = [*pieces, *(piece + held for piece in pieces), tokens[:300], held]
+    found, share = scan.find_held(manifest, texts, max_rows=10_000)
+    known = {piece for row in splits["train"].tolist() for piece in grams(row)}
+    for text, own in zip(texts, found, strict=True):
+        inside = [piece in known for piece in grams(text)]
+        assert own == pytest.approx(np.mean(inside)) if inside else np.isnan(own)
+    assert share == 1 and 0 < found[-2] < 1 and found[-1] > 0.1 and np.isnan(found[0])

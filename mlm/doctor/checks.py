@@ -54,6 +54,7 @@ class Case:
     rows: int  # of the training split to read
     topology: str  # to compile for; "" for none
     slices: int = 1
+    against: tuple[str, ...] = ()  # sources of a benchmark's texts
     batch: list[list[first_batch.Piece]] = dataclasses.field(default_factory=list)  # rows to show, added by `masks`
 
 
@@ -241,6 +242,30 @@ def _decode(case: Case, ids: np.ndarray) -> str:
     return repr(" ".join(text.split())[:EXAMPLE])
 
 
+def against(case: Case) -> list[Finding]:
+    """How much of a benchmark's texts the training rows hold."""
+    from mlm.data.corpus import Corpus
+    from mlm.doctor import scan
+
+    if not case.against or case.folder is None:
+        text = "--against: there is no tokenizer in the workdir to read its texts with"
+        return [Finding("error", text, "run `tokenizer`")] if case.against else []
+    own = dataclasses.replace(Corpus(**case.config.corpus.to_dict()), keep_out=case.against).kept_out()
+    texts = [document.text for part in own.parts() for document in own.read(part, texts="")]
+    ids = [encoding.ids for encoding in load_fast(case.folder).encode_batch_fast(texts, add_special_tokens=False)]
+    held_N, share = scan.find_held(case.manifest, ids, max_rows=case.rows)
+    compared, some, half = (int(np.sum(which)) for which in (~np.isnan(held_N), held_N > 0, held_N >= 0.5))
+    what = (
+        f"{some:,} of {compared:,} texts ({some / max(compared, 1):.1%}) share a stretch of {scan.STRETCH} tokens with "
+        f"training, {half:,} at least half of their stretches; {share:.0%} of the training rows were read"
+    )
+    if not some:
+        return [Finding("ok", what, where=", ".join(case.against))]
+    what += f"; the most: {' '.join(texts[int(np.nanargmax(held_N))].split())[:EXAMPLE]!r}"
+    fix = "leave them out by corpus.keep_out, and write the shards again, or report the scores without them"
+    return [Finding("warning", what, fix, ", ".join(case.against))]
+
+
 def masks(case: Case) -> list[Finding]:
     """The masks of the first batch are those that the config asks for."""
     special = case.manifest.all_special_ids
@@ -271,4 +296,4 @@ def step(case: Case) -> list[Finding]:
     return [Finding("ok", f"{what}{hours} (optimistic: see python -m mlm plan)", where=case.topology)]
 
 
-ALL = (files, length, tokenizer, mesh, lanes, ids, masks, step)
+ALL = (files, length, tokenizer, mesh, lanes, ids, against, masks, step)

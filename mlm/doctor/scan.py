@@ -66,6 +66,32 @@ def find_repeats(manifest: Manifest, *, max_rows: int, max_validation: int = 5_0
     return Repeats(share, len(hashes), len(hashes) - len(unique), example, *overlap.summary(), largest)
 
 
+def find_held(manifest: Manifest, texts: Sequence[Sequence[int]], *, max_rows: int) -> tuple[np.ndarray, float]:
+    """Returns the share of each text's stretches that training rows have, and the share of the rows that were read.
+
+    Args:
+      texts: their ids; those of less than STRETCH tokens have the share NaN.
+      max_rows: about so many rows of the training split are read.
+    """
+    hasher, length, found = _Hasher(manifest), manifest.length, []
+    cut = [(n, ids[at : at + length]) for n, ids in enumerate(texts) for at in range(0, len(ids), length - STRETCH + 1)]
+    for first in range(0, len(cut), BATCH):
+        numbers, pieces = zip(*cut[first : first + BATCH], strict=True)
+        ids_BxL = np.zeros((len(pieces), length), np.int32)
+        attention_BxL = np.arange(length) < np.array([len(piece) for piece in pieces])[:, None]
+        ids_BxL[attention_BxL] = np.concatenate(pieces)
+        batch = {"input_ids": ids_BxL, "attention_mask": attention_BxL, "record_id": np.array(numbers)}
+        found.append(hasher.stretches(batch, hasher.prefix_sums(ids_BxL)))
+    overlap = _Overlap(*map(np.concatenate, zip(*found, strict=True)))
+    stream, share = rows(manifest, "train", max_rows)
+    for batch in stream:
+        overlap.add(*hasher.stretches(batch, hasher.prefix_sums(batch["input_ids"])))
+    held_N = np.full(len(texts), np.nan)
+    numbers, _, _, shares = overlap.shares()
+    held_N[numbers] = shares
+    return held_N, share
+
+
 def rows(manifest: Manifest, split: str, most: int) -> tuple[Iterator[batches.Batch], float]:
     """Returns (batches of about `most` rows with their record ids, their share of the split): every n-th shard."""
     records = [shard.records for shard in manifest.splits[split].shards]
@@ -147,12 +173,20 @@ class _Overlap:
         same = self._sorted[index] == hashes
         self._training[index[same]] = records[same]
 
+    def _found(self) -> np.ndarray:
+        """Returns a training record that has each of the stretches, -1 if none has."""
+        return self._training[np.searchsorted(self._sorted, self._hashes)]
+
+    def shares(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the records, how many stretches each has, which is each stretch's, and their share in training."""
+        records, index, count = np.unique(self._records, return_inverse=True, return_counts=True)
+        return records, count, index, np.bincount(index, weights=self._found() >= 0) / np.maximum(count, 1)
+
     def summary(self) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
         """Returns (records compared, records that overlap, the worst pair)."""
-        training = self._training[np.searchsorted(self._sorted, self._hashes)]
-        records, index, count = np.unique(self._records, return_inverse=True, return_counts=True)
-        compared = count >= LEAST_STRETCHES
-        shares = np.where(compared, np.bincount(index, weights=training >= 0) / count, 0)
+        records, count, index, shares = self.shares()
+        compared, training = count >= LEAST_STRETCHES, self._found()
+        shares = np.where(compared, shares, 0)
         if shares.max(initial=0) < 0.5:
             return records[compared], records[:0], None
         worst = np.argmax(shares)
