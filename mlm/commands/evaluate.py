@@ -18,6 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pseudo", type=int, default=0, metavar="N", help="also the pseudo-perplexity of N rows")
     draws = "draws of the masks to score; default: evaluate.draws"
     parser.add_argument("--draws", default="", metavar="N", help=draws)
+    pairs = "score minimal pairs instead: jsonl:FILE (a pattern, too), csv:FILE, hf:NAME[:CONFIG][#SPLIT]"
+    parser.add_argument("--pairs", default="", metavar="SOURCE", help=pairs)
+    phenomenon = "field to group the pairs by; default: UID if there is one, else the file"
+    parser.add_argument("--phenomenon", default="", metavar="FIELD", help=phenomenon)
     common.add_host_flags(parser)
 
 
@@ -25,18 +29,21 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
     overrides = overrides + ([f"evaluate.draws={args.draws}"] if args.draws else [])
     model = common.named_model(args)
-    is_classifier = locate.is_classifier(model or workdir)
+    is_classifier = not args.pairs and locate.is_classifier(model or workdir)
     task = configs.CLASSIFICATION if is_classifier else configs.PRETRAINING
     common.join(args, overrides, task=task)
     config = common.read_config(args, overrides, task=task)
-    manifest = None if is_classifier else common.open_data(config, workdir)  # before jax is imported
+    manifest = None if is_classifier or args.pairs else common.open_data(config, workdir)  # before jax is imported
     from mlm.cluster import distributed
 
-    fingerprints = () if is_classifier else common.fingerprints(manifest)
+    fingerprints = () if manifest is None else common.fingerprints(manifest)
     distributed.initialize(config, workdir, *fingerprints, saves=False)
-    from mlm.inference import evaluate
+    from mlm.inference import evaluate, minimal_pairs
 
-    if is_classifier:
+    if args.pairs:
+        flags = {"source": args.pairs, "phenomenon": args.phenomenon}
+        minimal_pairs.run(config, workdir, model=model, **flags)
+    elif is_classifier:
         evaluate.run_classifier(config, workdir, model=model, split=args.split)
     else:
         flags = {"model": model, "split": args.split, "masks": args.masks, "pseudo": args.pseudo}

@@ -42,11 +42,14 @@ class Table:
         return f"{self.source}, {self.places[row]}"
 
 
-def read(source: str, *, split: str, text: tuple[str, ...], label: str, kind: str, labelled: bool = True) -> Table:
-    """Reads a split of a source; `text`, `label` and `kind` are keys of config.classify.
+def read(
+    source: str, *, split: str, text: tuple[str, ...], label: str, kind: str, labelled: bool = True, key: str = ""
+) -> Table:
+    """Reads a split of a source; `text`, `label` and `kind` are keys of config.classify, `key` is for errors.
 
     Unless they must be `labelled`, rows may have no label: no such column, an empty one, or the class -1.
     """
+    key = key or f"config.classify.{split}"
     reader, _, rest = source.partition(":")
     texts, labels, places = [], [], []
     try:
@@ -58,9 +61,9 @@ def read(source: str, *, split: str, text: tuple[str, ...], label: str, kind: st
             labels.append(None if absent else _label(row, label, f"{source}, {place}: its {label!r}", kind, names))
     except (OSError, ValueError, KeyError, ImportError, csv.Error) as error:
         message = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"config.classify.{split}: {source} can't be read: {message[:300]}.") from error
+        raise InputError(f"{key}: {source} can't be read: {message[:300]}.") from error
     if not texts:
-        raise InputError(f"config.classify.{split}: {source} has no rows.")
+        raise InputError(f"{key}: {source} has no rows.")
     return Table(source, texts, labels, places, names)
 
 
@@ -157,7 +160,7 @@ def _of_library(features: Any, columns: tuple[str, ...], label: str, rows: Itera
 def _check_columns(wanted: Iterable[str], there: Iterable[str]) -> None:
     for column in wanted:
         if column not in there:
-            raise ValueError(f"there is no column {column!r} (config.classify.text, .label) among {', '.join(there)}")
+            raise ValueError(f"there is no column {column!r} among {', '.join(there)}")
 
 
 READERS = {

@@ -57,13 +57,12 @@ def run(
         raise InputError(f"--pseudo={pseudo}: takes rows of one set; name it by --split, as one of evaluate.sets.")
     loaded = load.load(model or workdir, head=load.LM_HEAD)
     _check_fit(loaded, workdir, manifest)
-    mesh, padded, shardings, params = _put_on_devices(config, loaded)
+    mesh, padded, shardings, params = put_on_devices(config, loaded)
     info = DatasetInfo.from_manifest(manifest)
     network = factory.make_network(config.model.to_dict(), info, isolated=config.data.isolate_documents)
     network = dataclasses.replace(network, config=padded.config)
 
-    weights = f"step {loaded.step}" if loaded.step is not None else f"weights {_digest(loaded.params)}"
-    weights += f", data {read.fingerprint[:12]}"
+    weights = f"{weights_name(loaded)}, data {read.fingerprint[:12]}"
     scores, entries = {}, {}
     for kind in dict.fromkeys([config.masking.kind, *masks]):
         own = configs.replace(config, {"masking.kind": kind})
@@ -84,8 +83,7 @@ def run(
         print(json.dumps(result))
         print(summary(result), file=sys.stderr)
         entries = {key: {"model": loaded.source, **values} for key, values in entries.items()}
-        folder = UPath(locate.split_step(model)[0])
-        add_results(folder if model and folder.is_dir() else workdir.root, entries)
+        add_results(results_folder(model, workdir), entries)
     return result
 
 
@@ -131,7 +129,7 @@ def score_classifier(
 
     The splits of `predict` are scored, too, where they have labels; predictions/SPLIT.tsv holds their predictions.
     """
-    mesh, padded, shardings, params = _put_on_devices(config, model)
+    mesh, padded, shardings, params = put_on_devices(config, model)
     network = classification.make_network(config, padded.config, examples, mesh)
     eval_step = classification.make_eval_step(network, mesh, shardings)
     names = dict.fromkeys([split, *predict])
@@ -167,7 +165,7 @@ def _prediction_rows(examples: data.Examples, split: str, predicted_N: np.ndarra
     return out.getvalue()
 
 
-def _put_on_devices(config: ConfigDict, model: load.Pretrained) -> tuple[Mesh, load.Pretrained, Params, Params]:
+def put_on_devices(config: ConfigDict, model: load.Pretrained) -> tuple[Mesh, load.Pretrained, Params, Params]:
     """Returns the mesh, the model with its vocabulary padded, and its parameters' shardings and arrays there."""
     mesh = sharding.make_mesh(**config.mesh.to_dict())
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
@@ -195,6 +193,12 @@ def summary(result: dict[str, Any]) -> str:
             "each masked alone"
         )
     return "\n".join(lines)
+
+
+def results_folder(model: str, workdir: Workdir) -> UPath:
+    """Returns where the scores of `model` are kept: beside it, or in the workdir if it is a name on the Hub."""
+    folder = UPath(locate.split_step(model)[0])
+    return folder if model and folder.is_dir() else workdir.root
 
 
 def add_results(folder: UPath, entries: dict[str, dict[str, Any]]) -> None:
@@ -237,6 +241,11 @@ def _masks_name(config: ConfigDict, kind: str) -> str:
     name += f" p {own.span_p:g}" if kind == "span" else ""
     name += " independent" if config.evaluate.count == "independent" else ""
     return name + (f", {config.evaluate.draws} draws" if config.evaluate.draws > 1 else "")
+
+
+def weights_name(model: load.Pretrained) -> str:
+    """Returns what tells the weights from others of the same folder."""
+    return f"step {model.step}" if model.step is not None else f"weights {_digest(model.params)}"
 
 
 def _digest(params: Any) -> str:

@@ -60,12 +60,17 @@ def score(
 def make_step(
     *, network: Network, mask_id: int, vocab_size: int, mesh: Mesh, param_shardings: Params
 ) -> Callable[[Params, Batch], RowSums]:
-    """Returns the jitted `(params, batch) -> RowSums`, which masks and predicts each row's token at "position"."""
+    """Returns the jitted `(params, batch) -> RowSums`, which predicts each row's token at "position".
+
+    It and those after it, up to the one before "stop", are masked.
+    """
 
     def step(params: Params, batch: Batch) -> RowSums:
         ids_BxL, position_Bx1 = batch["input_ids"], batch["position"][:, None]
         label_Bx1 = jnp.take_along_axis(ids_BxL, position_Bx1, axis=1)
-        masked_BxL = jnp.where(jnp.arange(ids_BxL.shape[1]) == position_Bx1, mask_id, ids_BxL)
+        place_L = jnp.arange(ids_BxL.shape[1])
+        hidden_BxL = (place_L >= position_Bx1) & (place_L < batch["stop"][:, None])
+        masked_BxL = jnp.where(hidden_BxL, mask_id, ids_BxL)
         logits_Bx1xV = network.masked_logits(params, masked_BxL, batch["attention_mask"], position_Bx1)
         return masked_cross_entropy(logits_Bx1xV, label_Bx1, batch["valid"][:, None], vocab_size)
 
@@ -75,10 +80,23 @@ def make_step(
 def masked_copies(
     ids_NxL: np.ndarray, attention_NxL: np.ndarray, *, special_ids: tuple[int, ...], batch: int
 ) -> Iterator[Batch]:
-    """Yields batches of B copies of rows, one copy for each ordinary token; the last one is padded with "valid" 0."""
+    """Returns batches of B copies of rows, one copy for each ordinary token; the last one is padded with "valid" 0."""
     row_P, position_P = np.nonzero((attention_NxL > 0) & ~np.isin(ids_NxL, special_ids))
     if not len(row_P):
         raise InputError("--pseudo: the rows of the sample hold special tokens alone; check the shards.")
+    return batches_of_copies(ids_NxL, attention_NxL, row_P, position_P, position_P + 1, batch=batch)
+
+
+def batches_of_copies(
+    ids_NxL: np.ndarray,
+    attention_NxL: np.ndarray,
+    row_P: np.ndarray,
+    position_P: np.ndarray,
+    stop_P: np.ndarray,
+    *,
+    batch: int,
+) -> Iterator[Batch]:
+    """Yields the batches of B copies that `make_step` takes, in this order, given the row of each copy."""
     for start in range(0, len(row_P), batch):
         place_B = start + np.arange(batch)
         index_B = np.minimum(place_B, len(row_P) - 1)
@@ -86,6 +104,7 @@ def masked_copies(
             "input_ids": ids_NxL[row_P[index_B]],
             "attention_mask": attention_NxL[row_P[index_B]],
             "position": position_P[index_B].astype(np.int32),
+            "stop": stop_P[index_B].astype(np.int32),
             "valid": (place_B < len(row_P)).astype(np.float32),
         }
 

@@ -1,0 +1,202 @@
+"""Minimal pairs (BLiMP; Warstadt et al., 2020): does the model prefer the acceptable sentence of each pair?
+
+It prefers the one of the higher pseudo-log-likelihood, in float32, by two methods: "original" masks each token in turn
+(Salazar et al., 2020); "within_word" masks those to its right in the same word, too (Kauf and Ivanova, 2023). Words are
+those of the tokenizer: what it cuts into pieces. Tokens that it adds around a sentence are read, and not scored.
+
+Dimensions: N sentences, L tokens in a row, P copies of rows with masks.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import fsspec
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from mlm import cluster
+from mlm.data import labelled, tokenizer
+from mlm.errors import DamageError, InputError
+from mlm.inference import evaluate, pseudo_perplexity
+from mlm.inference.fill_mask import longest_row, pad
+from mlm.paths import UPath
+from mlm.pretrained import load
+from mlm.text import show, table
+from mlm.training import evaluation, sharding
+from mlm.workdir import Workdir
+
+FIELDS = ("sentence_good", "sentence_bad")
+PHENOMENON = "UID"  # BLiMP's field
+METHODS = ("original", "within_word")
+LENGTHS = 16  # tokens: rows are padded to a multiple of it, each of which is compiled once
+Z = 1.959964  # of a 95% interval
+
+
+class Pair(NamedTuple):
+    """Two sentences, the acceptable one first."""
+
+    texts: tuple[str, str]
+    phenomenon: str
+    where: str  # its source and line
+
+
+class Sentence(NamedTuple):
+    """The tokens of a sentence."""
+
+    ids: tuple[int, ...]
+    ends: tuple[int, ...]  # where the word of each token ends; 0 for a token that isn't scored
+
+
+def run(config: ConfigDict, workdir: Workdir, *, model: str, source: str, phenomenon: str = "") -> dict[str, Any]:
+    """Scores a model on pairs; process 0 prints the results as JSON and adds them to evaluation.json beside the model.
+
+    Args:
+      model: as in `evaluate.run`.
+      source: as in `read`, as is `phenomenon`.
+    """
+    pairs = read(source, phenomenon)
+    loaded = load.load(model or workdir, head=load.LM_HEAD)
+    sentences = encode(pairs, loaded)
+    scores = pseudo_log_likelihoods(config, loaded, [each for both in sentences for each in both])
+    differences = {method: own[::2] - own[1::2] for method, own in scores.items()}
+    result = {"pairs": source, "model": loaded.source, **accuracies(pairs, differences)}
+    if cluster.is_primary():
+        print(json.dumps(result))
+        print(f"{loaded.source} on {source}", file=sys.stderr)
+        show(_table(result), out=sys.stderr)
+        name = f"pairs {source}{f' by {phenomenon}' if phenomenon else ''}, {evaluate.weights_name(loaded)}"
+        evaluate.add_results(evaluate.results_folder(model, workdir), {name: result})
+    return result
+
+
+def read(source: str, phenomenon: str = "") -> list[Pair]:
+    """Reads pairs: rows with FIELDS and the field `phenomenon`, by default PHENOMENON, or the name of the file.
+
+    `source` is as in `labelled`; a FILE may be a pattern such as blimp/*.jsonl.
+    """
+    kind, _, rest = source.partition(":")
+    if kind not in labelled.READERS:
+        raise InputError(
+            f"--pairs={source}: must be jsonl:FILE, csv:FILE, hf:NAME[:CONFIG][#SPLIT] or tfds:NAME[#SPLIT]."
+        )
+    pairs, fields = [], {"text": FIELDS, "label": phenomenon or PHENOMENON, "kind": "classes", "split": "train"}
+    for name in _files(rest, source) if kind in ("jsonl", "csv") else [rest]:
+        found = labelled.read(f"{kind}:{name}", **fields, labelled=phenomenon != "", key=f"--pairs={source}")
+        labels = [label or UPath(name).stem for label in found.labels]
+        places = (found.where(row) for row in range(len(labels)))
+        pairs += map(Pair, found.texts, labels, places)
+    return pairs
+
+
+def _files(pattern: str, source: str) -> list[str]:
+    system, path = fsspec.core.url_to_fs(pattern)
+    scheme = pattern.partition("://")[0] + "://" if "://" in pattern else ""
+    names = [scheme + name for name in sorted(system.glob(path))]
+    if not names:
+        raise InputError(f"--pairs={source}: there is no such file.")
+    return names
+
+
+def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[tuple[Sentence, Sentence]]:
+    """Returns the tokens of both sentences of each pair; raises InputError for one that the model can't read."""
+    tok, longest = tokenizer.load(model.tokenizer), longest_row(model)
+    texts = [text for pair in pairs for text in pair.texts]
+    encoded = tok(texts, return_special_tokens_mask=True, split_special_tokens=True)
+    sentences = []
+    for index, (ids, added) in enumerate(zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True)):
+        where = f"{pairs[index // 2].where}: its {FIELDS[index % 2]!r}"
+        if len(ids) > longest:
+            raise InputError(f"{where} has {len(ids)} tokens, the model reads at most {longest}; shorten it.")
+        if all(added):
+            raise InputError(f"{where} has no tokens; fill it in, or remove the row.")
+        if max(ids) >= model.config.vocab_size:
+            raise InputError(
+                f"{model.source}: has fewer entries than its tokenizer {model.tokenizer}; use a matching pair."
+            )
+        ends, words = [0] * len(ids), encoded.word_ids(index)
+        for place in reversed(range(len(ids))):
+            within = place + 1 < len(ids) and words[place] is not None and words[place] == words[place + 1]
+            ends[place] = 0 if added[place] else ends[place + 1] if within else place + 1
+        sentences.append(Sentence(tuple(ids), tuple(ends)))
+    return list(zip(sentences[::2], sentences[1::2], strict=True))
+
+
+def pseudo_log_likelihoods(
+    config: ConfigDict, model: load.Pretrained, sentences: Iterable[Sentence]
+) -> dict[str, np.ndarray]:
+    """Returns {method: sum of the tokens' log-probabilities, in nats, for each sentence, float64 [N]}.
+
+    Equal sentences are scored once, so that they are equal to the bit.
+    """
+    sentences = list(sentences)
+    distinct = sorted(set(sentences), key=lambda each: (len(each.ids), each))
+    mesh, padded, shardings, params = evaluate.put_on_devices(config, model)
+    ids = {"mask_id": tokenizer.load(model.tokenizer).mask_token_id, "vocab_size": model.config.vocab_size}
+    step = pseudo_perplexity.make_step(network=padded.network, mesh=mesh, param_shardings=shardings, **ids)
+    rows, pad_id = config.evaluate.batch, model.config.pad_token_id
+    start, stop = sharding.local_rows(mesh, rows)
+    by_length: dict[int, list[Sentence]] = {}
+    for each in distinct:
+        by_length.setdefault(min(-(-len(each.ids) // LENGTHS) * LENGTHS, longest_row(model)), []).append(each)
+    parts = []  # [methods, N] of each length
+    for length, own in by_length.items():
+        row_P, first_P, stop_P, end_P = np.array(list(_copies(own))).T
+        copies = pseudo_perplexity.batches_of_copies(
+            *pad([list(each.ids) for each in own], length, pad_id), row_P, first_P, stop_P, batch=rows
+        )
+        local = ({name: column[start:stop] for name, column in copy.items()} for copy in copies)
+        with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
+            loss_P = evaluation.per_row(step, params, local, mesh=mesh, rows=rows)[0][: len(row_P)].astype(np.float64)
+        counted = (stop_P == first_P + 1, stop_P == end_P)  # by METHODS; the last token of a word counts for both
+        parts.append([np.bincount(row_P, -loss_P * chosen, len(own)) for chosen in counted])
+    scores = np.concatenate(parts, axis=1)
+    if not np.isfinite(scores).all():
+        raise DamageError(f"{model.source}: gives probabilities that are not finite; take a good copy of its weights.")
+    place = {each: index for index, each in enumerate(distinct)}
+    order = [place[each] for each in sentences]
+    return {method: own[order] for method, own in zip(METHODS, scores, strict=True)}
+
+
+def _copies(sentences: list[Sentence]) -> Iterator[tuple[int, int, int, int]]:
+    """Yields (row, first and end of what is masked, end of the word): a token alone, and with the rest of its word."""
+    for row, each in enumerate(sentences):
+        for place, end in enumerate(each.ends):
+            for stop in {place + 1, end} if end else ():
+                yield row, place, stop, end
+
+
+def accuracies(pairs: Sequence[Pair], differences: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Returns {method: scores of all pairs, "phenomena": {name: {method: scores}}}, given good minus bad of each pair.
+
+    Scores are accuracy, low and high (the 95% interval of Wilson, 1927), pairs and ties; a tie is half right.
+    """
+    names = np.array([pair.phenomenon for pair in pairs])
+    phenomena = {
+        str(name): {method: _accuracy(own[names == name]) for method, own in differences.items()}
+        for name in np.unique(names)
+    }
+    return {method: _accuracy(own) for method, own in differences.items()} | {"phenomena": phenomena}
+
+
+def _accuracy(difference_N: np.ndarray) -> dict[str, float]:
+    count, ties = len(difference_N), int(np.sum(difference_N == 0))
+    share = (int(np.sum(difference_N > 0)) + ties / 2) / count
+    center = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
+    half = Z * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2)) / (1 + Z**2 / count)
+    return {"accuracy": share, "low": center - half, "high": center + half, "pairs": count, "ties": ties}
+
+
+def _table(result: dict[str, Any]) -> Any:
+    heads = ("phenomenon", ">pairs", ">original", "95%", ">ties", ">within words", "95%", ">ties")
+    rows = []
+    for name, own in (*result["phenomena"].items(), ("all", result)):
+        cells = (
+            (f"{each['accuracy']:.1%}", f"{each['low']:.1%} to {each['high']:.1%}", f"{each['ties']:,}")
+            for each in (own[method] for method in METHODS)
+        )
+        rows.append((name, f"{own['original']['pairs']:,}", *(cell for part in cells for cell in part)))
+    return table(*heads, rows=rows, indent=2)
