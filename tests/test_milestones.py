@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from mlm.data import batches, tokenizer
 from mlm.errors import InputError
-from mlm.pretrained import checkpoint_files
+from mlm.pretrained import checkpoint_files, locate
+from mlm.report import report
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import loop
 from mlm.training.milestones import steps_of
@@ -81,8 +83,13 @@ def test_milestones_are_kept_whatever_later_lists_say(manifest, tokenizer_folder
     assert {2, 3, 4, 6, 8} <= set(steps()) and not {1, 5, 7} & set(steps()), "without any"
     train(12, "9")
     assert {2, 3, 4, 6, 9, 12} <= set(steps()) and not {1, 5, 7, 10, 11} & set(steps()), "with another list"
-    assert checkpoint_files.milestones(workdir.checkpoints) == [2, 3, 4, 6, 9]
+    assert locate.milestones(workdir) == [2, 3, 4, 6, 9]
     assert all(checkpoint_files.find_damage(workdir.checkpoints, step) is None for step in steps())
+    report.write(workdir)
+    table = re.search(r"<summary>Milestones <span>5</span>.*?</details>", workdir.report.read_text(), re.DOTALL)[0]
+    assert re.findall(r"<tr><td>(\d+)</td>.*<td>([\d,]+)</td></tr>", table) == [
+        (str(step), f"{step * 16 * 32:,}") for step in (2, 3, 4, 6, 9)
+    ]
     evaluated = [json.loads(line) for line in workdir.metrics.read_text().splitlines()]
     assert {line["step"] for line in evaluated if line["kind"] == "eval"} >= {2, 3, 4, 6, 9, 12}
 

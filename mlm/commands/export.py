@@ -48,7 +48,10 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
             config = configs.load_saved(workdir.config, overrides, task=task)
             distributed.initialize(config, workdir, saves=False)
-        steps = _milestones(workdir) if args.milestones else [args.step]
+        steps = locate.milestones(workdir) if args.milestones else [args.step]
+        if not steps:
+            where = f"--milestones: no milestone was kept in {workdir.checkpoints}"
+            raise InputError(f"{where}; name a step that is there with --step.")
         for step in steps:
             write_export(workdir, torch_python=args.torch, step=step)
     for step in steps if args.process_id == 0 else ():
@@ -56,18 +59,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         print(folder)
         if args.push:
             print(push.push(folder, args.push, public=args.public, revision=revision))
-
-
-def _milestones(workdir: Workdir) -> list[int]:
-    """Returns the milestones that a run has reached; raises InputError if there are none."""
-    from mlm.pretrained import checkpoint_files
-
-    steps = checkpoint_files.milestones(workdir.checkpoints)
-    if not steps:
-        there = ", ".join(map(str, checkpoint_files.complete_steps(workdir.checkpoints))) or "none"
-        where = f"--milestones: {workdir.checkpoints} keeps no milestone of checkpoint.milestones"
-        raise InputError(f"{where}; name a step with --step, one of those that are there: {there}.")
-    return steps
 
 
 def write_export(workdir: Workdir, *, torch_python: str, step: int | None = None) -> Pretrained:

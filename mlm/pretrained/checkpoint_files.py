@@ -119,13 +119,6 @@ def read_meta(folder: UPath, step: int) -> dict[str, Any]:
     return found
 
 
-def milestones(folder: UPath) -> list[int]:
-    """Returns the steps that are kept for good, as the newest complete one has them."""
-    steps = complete_steps(folder)
-    kept = read_meta(folder, steps[-1]).get("milestones", ()) if steps else ()
-    return [step for step in steps if step in kept]
-
-
 def restore_params(folder: UPath, step: int, shapes: Any, name: str) -> Any:
     """Returns one part of a saved state alone, "params" or "ema", placed as `shapes` says."""
     item = {name: shapes}

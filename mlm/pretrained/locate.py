@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from mlm import logs
-from mlm.errors import InputError
+from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, local_folder
 from mlm.workdir import Workdir
 
@@ -39,10 +39,13 @@ def is_classifier(model: str | Workdir) -> bool:
 
 def is_average(workdir: Workdir) -> bool:
     """Returns whether a workdir holds what `average` wrote: parameters, and no state of a run."""
-    try:
-        return "averaged" in _metadata(workdir)
-    except (OSError, ValueError, LookupError, RecursionError):
-        return False
+    return "averaged" in _metadata(workdir)
+
+
+def milestones(workdir: Workdir) -> list[int]:
+    """Returns the steps whose checkpoints are kept for good."""
+    metas = _metadata_of_steps(workdir.root)
+    return sorted(metas.keys() & {step for meta in metas.values() for step in meta.get("milestones", ())})
 
 
 def longest_row(model: str) -> int:
@@ -57,9 +60,21 @@ def longest_row(model: str) -> int:
 
 
 def _metadata(model: str | Workdir) -> dict[str, Any]:
-    """Returns the metadata of one of a run's checkpoints; raises an error if there is none that can be read."""
+    """Returns the metadata of one of a run's checkpoints, {} if there is none that can be read."""
     root = model.root if isinstance(model, Workdir) else UPath(split_step(model)[0])
-    return json.loads(sorted(root.glob("checkpoints/*/meta/metadata"))[0].read_text())
+    return next(filter(None, _metadata_of_steps(root).values()), {})
+
+
+def _metadata_of_steps(root: UPath) -> dict[int, dict[str, Any]]:
+    """Returns the metadata of each step of a run, {} of one that is damaged."""
+    metas = {}
+    for file in root.glob("checkpoints/*/meta/metadata"):
+        if file.parents[1].name.isdecimal():
+            try:
+                metas[int(file.parents[1].name)] = logs.read_object(file)
+            except DamageError:
+                metas[int(file.parents[1].name)] = {}
+    return metas
 
 
 def local_copy(name: str, flag: str) -> UPath:

@@ -14,6 +14,7 @@ from mlm import logs
 from mlm.errors import InputError
 from mlm.monitor import adviser
 from mlm.paths import write_text
+from mlm.pretrained import locate
 from mlm.report import plots, summary
 from mlm.report.goodput import Line
 from mlm.report.summary import RunSummary
@@ -48,6 +49,8 @@ PAIRS = 20  # of classes most often confused, on the page
 def write(workdir: Workdir) -> None:
     """Makes report.html: one file that needs no network."""
     run, classification = gather(workdir), logs.read_object(workdir.classification)
+    milestones = [line for line in run.evals if line["step"] in locate.milestones(workdir)]
+    read = [("tokens read", *(f"{run.tokens(line['step']):,}" for line in milestones))] if run.tokens(0) == 0 else []
     page = render_page(
         "report.html.j2",
         plots.draw(run.train, run.evals, run.sessions, run.unigram_entropy),
@@ -58,6 +61,7 @@ def write(workdir: Workdir) -> None:
         spikes=logs.read(workdir.spikes),
         scores=_scores(run),
         evaluations=list(zip(*score_rows(run.evals), strict=True)) or [()],
+        milestones=list(zip(*score_rows(milestones), *read, strict=True)) or [()],
         classification=classification,
         confused=confused_pairs(classification, PAIRS),
         base=json.loads(json.dumps(configs.flatten(configs.load(str(BASE), [])))),
