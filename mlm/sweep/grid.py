@@ -3,12 +3,21 @@
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 from mlm.errors import InputError
+from mlm.sweep.runs import Run
 
 LONGEST, LONGEST_NAME = 40, 200  # characters of a value in a name, and of a name
+
+
+class Case(NamedTuple):
+    """A run of the grid."""
+
+    values: dict[str, Any]  # of the varied keys
+    config: dict[str, Any]  # flattened
+    run: Run
 
 
 def read(entries: Sequence[str]) -> dict[str, list[str]]:
@@ -21,31 +30,32 @@ def read(entries: Sequence[str]) -> dict[str, list[str]]:
         if key in found:
             raise InputError(f"--vary {entry}: {key} is varied twice; name all its values at once.")
         found[key] = split(text)
-        check_distinct(key, found[key])
     return found
 
 
 def split(text: str) -> list[str]:
-    """Splits at commas outside brackets and quotes; a value within quotes loses them."""
+    """Splits at commas outside brackets and quotes; a value that is quoted as a whole loses its quotes."""
     values, depth, quote = [""], 0, ""
     for char in text:
         if quote or char in "'\"":
             quote = "" if char == quote else quote or char
-        depth += 0 if quote else (char in "([{") - (char in ")]}")
+        else:
+            depth += (char in "([{") - (char in ")]}")
         if char == "," and not quote and depth == 0:
             values.append("")
         else:
             values[-1] += char
     if quote or depth:
         raise InputError(f"--vary: {text} has a quote or a bracket without its other half; write both.")
-    return [value[1:-1] if re.fullmatch(r"'[^']*'|\"[^\"]*\"", value) else value for value in values]
+    return [re.sub(r"^'([^']*)'$|^\"([^\"]*)\"$", r"\1\2", value) for value in values]
 
 
-def check_distinct(key: str, values: Sequence[Any]) -> None:
-    """Raises InputError if a value is given twice."""
-    value, count = Counter(values).most_common(1)[0]
-    if count > 1:
-        raise InputError(f"--vary {key}: the value {value!r} is given twice; name each value once.")
+def check_distinct(varied: dict[str, list[str]], cases: Sequence[Case]) -> None:
+    """Raises InputError if a value is given twice, spelled alike (0,0) or not (0.1,1e-1)."""
+    for key, texts in varied.items():
+        found = {repr(case.values[key]) for case in cases}
+        if len(found) < len(texts):
+            raise InputError(f"--vary {key}={','.join(texts)}: has a value twice; name each value once.")
 
 
 def is_seed(key: str) -> bool:
@@ -53,37 +63,31 @@ def is_seed(key: str) -> bool:
     return key.endswith("seed")
 
 
-def short_keys(keys: Sequence[str]) -> dict[str, str]:
+def short_keys(keys: Collection[str]) -> dict[str, str]:
     """Returns {key: its last part, or all of it if another key ends in the same one}."""
     lasts = Counter(key.rpartition(".")[2] for key in keys)
     return {key: last if lasts[last := key.rpartition(".")[2]] == 1 else key for key in keys}
 
 
-def label(values: dict[str, Any]) -> str:
-    """Returns "learning_rate=1e-05, warmup_steps=100" of {key: value}."""
-    short = short_keys(list(values))
-    return ", ".join(f"{short[key]}={text_of(value)}" for key, value in values.items())
-
-
 def text_of(value: Any) -> str:
-    """Returns a value for a table."""
+    """Returns a value for people."""
     return str(value) or '""'
 
 
-def names(cases: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns a name for each run of {key: value}, which is a folder's, and does not depend on the other runs."""
-    short = short_keys(list(cases[0]))
-    found = (",".join(f"{short[key]}={_slug(value)}" for key, value in case.items()) for case in cases)
-    return [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 7]}-{_digest(name)}" for name in found]
+def name(values: dict[str, Any]) -> str:
+    """Returns a name for the folder of a run, which does not depend on the other runs: "learning_rate=1e-05,seed=0"."""
+    short = short_keys(values)
+    return _shorten(",".join(f"{short[key]}={_slug(str(value))}" for key, value in values.items()), LONGEST_NAME)
 
 
-def _slug(value: Any) -> str:
-    """Returns a value in letters, digits and a few signs; a digest tells those apart that look the same so."""
-    text = str(value)
-    slug = re.sub(r"[^A-Za-z0-9.@+_-]+", "-", text)
-    if slug == text and 0 < len(slug) <= LONGEST:
-        return slug
-    return f"{slug.strip('-')[-LONGEST + 8 :] or 'empty'}-{_digest(text)}"
+def _slug(text: str) -> str:
+    """Returns a value in letters, digits and a few signs; a digest tells apart what looks the same then."""
+    slug = re.sub(r"[^A-Za-z0-9.@+_-]+", "-", text).strip("-") or "empty"
+    return _shorten(slug, LONGEST) if slug == text else f"{_shorten(slug, LONGEST)}-{_digest(text)}"
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 7]}-{_digest(text)}"
 
 
 def _digest(text: str) -> str:
