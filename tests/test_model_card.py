@@ -137,6 +137,21 @@ def test_losses_have_a_table_and_a_picture(model, history, tmp_path):
     assert re.findall(r"^\| (\d+) \| 4.125", card, re.MULTILINE) == ["1", "15", "29", "43", "58", "72", "86", "100"]
 
 
+def test_the_table_of_glue(model, history, tmp_path):
+    rte = {"metrics": ["accuracy"], "median": 0.61, "low": 0.58, "high": 0.65, "scores": [0.58, 0.61, 0.65]}
+    table = {
+        "protocol": "mosaic",
+        "device_hours": 1.5,
+        "average": 0.61,
+        "tasks": {"rte": rte, "cola": {"failed": "no"}},
+    }
+    card = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, glue=table))
+    assert row(card, "rte") == ["accuracy", "61.0%", "58.0% to 65.0%", "3"] and "| cola" not in card
+    assert row(card, "average")[:2] == ["without WNLI", "61.0%"]
+    assert "By the protocol mosaic, in 1.50 device hours" in card
+    assert "## GLUE" not in card_of(with_keys(model), tmp_path, history=history)
+
+
 def test_the_whole_config_and_every_fingerprint(model, history, tmp_path):
     trained = with_keys(model, corpus__sources=["text:a|b\n</details>*"])
     card = card_of(trained, tmp_path, history=history)

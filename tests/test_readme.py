@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests import labelled_texts
+from tests import glue_shaped, labelled_texts
 from tests.fixtures import TINY
 from tests.processes import ROOT, environment
 
@@ -82,6 +82,10 @@ def test_commands_run(texts, tmp_path):
             short += "".join(f" --config.{setting}" for setting in SHORT)
             if "my.txt" not in short:
                 short += f" --config.corpus.sources=jsonl:{tmp_path}/corpus.jsonl"
+        if "mlm glue" in line:
+            short = short.partition("--config.")[0] + f"--data={glue_shaped.write(tmp_path / 'glue')} --tasks rte wnli"
+            for setting in ("data.global_batch=16", "train.epochs=1", "model.dtype=float32"):
+                short += f" --config.{setting}"
         if re.search("mlm (sweep )?classify", line):
             overrides = labelled_texts.settings(tmp_path, "")
             sources = [each for each in overrides if each.startswith(("classify.train=", "classify.validation="))]

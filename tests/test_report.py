@@ -128,6 +128,17 @@ def test_every_evaluation_and_start_has_its_row(tmp_path):
     assert ["35", "40", "0", "31.0 s", "4 x cpu", "b"] in rows
 
 
+def test_the_table_of_glue(tmp_path):
+    workdir = make_workdir(tmp_path)
+    assert "GLUE" not in page_of(workdir).text
+    rte = {"metrics": ["accuracy"], "median": 0.61, "low": 0.58, "high": 0.65, "scores": [0.58, 0.61, 0.65]}
+    content = {"protocol": "quick", "model": "runs/a", "device_hours": 1.5, "average": 0.61, "tasks": {"rte": rte}}
+    workdir.glue.write_text(json.dumps(content))
+    page = page_of(workdir)
+    assert ["rte", "accuracy", "61.0%", "58.0% to 65.0%", "3"] in page.rows
+    assert "Protocol quick, 1.50 device hours; of runs/a." in page.text
+
+
 def test_plots_show_the_points_of_the_logs():
     found = goodput.sessions(TIMING)
     figures = plots.draw(TRAIN, EVALS, found, 6.0)

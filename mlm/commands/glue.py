@@ -67,7 +67,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         found = glue.run(names, **options, engine=engine) | {"model": args.model}
         differences = glue.compare(found, other) if other else None
     if locate.is_workdir(args.model):
-        write_text(UPath(locate.split_step(args.model)[0]) / glue.RESULT, json.dumps(found) + "\n")
+        own = Workdir(locate.split_step(args.model)[0], create=False)
+        write_text(own.glue, json.dumps(found) + "\n")  # for its report and model card
     if args.json:
         print(json.dumps(found | ({"against": differences} if other else {})))
     else:

@@ -23,6 +23,19 @@ class RunSummary:
     evals: list[Line]
     sessions: list[Session]
     manifest: Manifest | None  # of its shards; None if they are gone
+    glue: dict[str, Any] = dataclasses.field(default_factory=dict)  # the table of the command `glue`, if there is one
+
+    @property
+    def glue_rows(self) -> list[tuple[str, ...]]:
+        """Head and rows of that table; none without one."""
+        rows = [("task", "metric", "median", "range", "seeds")]
+        for name, task in self.glue.get("tasks", {}).items():
+            if "median" in task:
+                shown = (f"{task['median']:.1%}", f"{task['low']:.1%} to {task['high']:.1%}", str(len(task["scores"])))
+                rows.append((name, " + ".join(task["metrics"]), *shown))
+        if self.glue.get("average") is not None:
+            rows.append(("average", "without WNLI", f"{self.glue['average']:.1%}", "", ""))
+        return rows[: len(rows) * (len(rows) > 1)]
 
     @property
     def step(self) -> int:
@@ -78,4 +91,5 @@ def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("in
     folders = config.get("data.mixture") or [(config.get("shards.dir") or str(workdir.shards), 1.0)]
     found = [(share, read_manifest(folder)) for folder, share in folders]
     manifest = None if any(each is None for _, each in found) else mixture.join(found)
-    return RunSummary(workdir.root.name, config, train, evals, sessions(logs.read(workdir.timing)), manifest)
+    found = (sessions(logs.read(workdir.timing)), manifest, logs.read_object(workdir.glue))
+    return RunSummary(workdir.root.name, config, train, evals, *found)
