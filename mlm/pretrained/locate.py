@@ -1,5 +1,6 @@
 """Where the model that a person named is: a workdir, a folder, a bucket or the Hub; and what it is. Without jax."""
 
+import contextlib
 import json
 import re
 from typing import Any
@@ -62,18 +63,15 @@ def longest_row(model: str) -> int:
 def _metadata(model: str | Workdir) -> dict[str, Any]:
     """Returns the metadata of one of a run's checkpoints, {} if there is none that can be read."""
     root = model.root if isinstance(model, Workdir) else UPath(split_step(model)[0])
-    return next(filter(None, _metadata_of_steps(root).values()), {})
+    return next(iter(_metadata_of_steps(root).values()), {})
 
 
 def _metadata_of_steps(root: UPath) -> dict[int, dict[str, Any]]:
-    """Returns the metadata of each step of a run, {} of one that is damaged."""
+    """Returns the metadata of each step of a run, unless it is damaged."""
     metas = {}
     for file in root.glob("checkpoints/*/meta/metadata"):
-        if file.parents[1].name.isdecimal():
-            try:
-                metas[int(file.parents[1].name)] = logs.read_object(file)
-            except DamageError:
-                metas[int(file.parents[1].name)] = {}
+        with contextlib.suppress(DamageError, ValueError):  # ValueError: a folder that was set aside
+            metas[int(file.parents[1].name)] = logs.read_object(file)
     return metas
 
 

@@ -38,8 +38,11 @@ def average(names: Sequence[str], new: Workdir, *, last: int = 0, decay: float =
     if decay != 1 and len({workdir.root for workdir, _ in chosen}) > 1:
         raise InputError(f"--decay={decay:g}: goes with the checkpoints of one workdir.")
     metas = [checkpoint_files.read_meta(workdir.checkpoints, step) for workdir, step in chosen]
-    for each, meta in zip(chosen, metas, strict=True):
-        _check_same(each, meta, chosen[-1], metas[-1])
+    models = [_architecture(workdir, meta) for (workdir, _), meta in zip(chosen, metas, strict=True)]
+    for each, model in zip(chosen, models, strict=True):
+        for key in [key for key in model if model[key] != models[-1][key]]:
+            what = f"its {key} ({model[key]!s:.80}) differs from that of {_name(chosen[-1])} ({models[-1][key]!s:.80})"
+            raise InputError(f"{_name(each)}: {what}; only checkpoints of one model can be averaged.")
     weights = [decay**age for age in reversed(range(len(chosen)))]
     total: Any = None
     for (workdir, step), meta, weight in zip(chosen, metas, weights, strict=True):
@@ -81,19 +84,12 @@ def _find(name: str, last: int) -> list[Checkpoint]:
     return [(workdir, step) for step in steps]
 
 
-def _check_same(one: Checkpoint, meta: dict[str, Any], other: Checkpoint, wanted: dict[str, Any]) -> None:
-    """Raises InputError unless the checkpoints are of one architecture, tokenizer and set of labels."""
-    sizes = [
-        {"labels": data.get("labels"), "vocabulary": data["vocab_size"]} | {key: data["model"].get(key) for key in SAME}
-        for data in (meta["dataset"], wanted["dataset"])
-    ]
-    if one[0].root != other[0].root and (one[0].tokenizer / "tokenizer.json").is_file():
-        for (workdir, _), own in zip((one, other), sizes, strict=True):
-            own["tokenizer"] = tokenizer.fingerprint(str(workdir.tokenizer))[:12]
-    for key, value in sizes[0].items():
-        if value != sizes[1][key]:
-            what = f"its {key} ({value!s:.80}) differs from that of {_name(other)} ({sizes[1][key]!s:.80})"
-            raise InputError(f"{_name(one)}: {what}; only checkpoints of one model can be averaged.")
+def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
+    """Returns what checkpoints that are averaged must have in common."""
+    data, folder = meta["dataset"], workdir.tokenizer
+    own = tokenizer.fingerprint(str(folder)) if (folder / "tokenizer.json").is_file() else None
+    found = {"labels": data.get("labels"), "vocabulary": data["vocab_size"], "tokenizer": own}
+    return found | {key: data["model"].get(key) for key in SAME}
 
 
 def _write(new: Workdir, chosen: list[Checkpoint], meta: dict[str, Any], mean: Any, weights: list[float]) -> None:
