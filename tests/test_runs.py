@@ -1,5 +1,6 @@
 """Runs of a sweep as subprocesses: in turn and on a Dask cluster, skipped when done, stopped and resumed."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ from mlm.sweep import runs
 from mlm.sweep.runs import Run
 from tests import processes
 from tests.dask_cluster import Cluster
+from tests.fixtures import slow
 
 
 def helps(root: pathlib.Path, *commands: str) -> list[Run]:
@@ -73,8 +75,16 @@ def long_run(root: pathlib.Path, shards: str) -> Run:
     return Run("long", str(root / "long"), tuple(processes.train_arguments(root / "long", shards, *settings)))
 
 
-def test_sigterm_lets_the_running_one_save_and_begins_no_other(manifest, tmp_path):
+@pytest.mark.parametrize("place", ["here", slow("cluster")])
+def test_sigterm_lets_the_running_one_save_and_begins_no_other(manifest, tmp_path_factory, tmp_path, place):
     planned = [long_run(tmp_path, manifest.folder), *helps(tmp_path, "train")]
+    stack = contextlib.ExitStack()
+    dask = None
+    if place == "cluster":
+        cluster = stack.enter_context(Cluster(tmp_path_factory.mktemp("cluster")))
+        cluster.add(workers=1)
+        flags = {"certificates": str(cluster.certificates), "timeout": 250}
+        dask = stack.enter_context(engine.open_engine(cluster.address, **flags))
 
     def stop():
         deadline = time.monotonic() + 200
@@ -85,8 +95,9 @@ def test_sigterm_lets_the_running_one_save_and_begins_no_other(manifest, tmp_pat
     old = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=stop)
     thread.start()
-    with pytest.raises(PreemptedError, match=r"^stopped, 0 of 2 runs are done; run the same command to continue\.$"):
-        runs.run_all(planned, root=UPath(tmp_path), engine=None)
+    stopped = r"^stopped, 0 of 2 runs are done; run the same command to continue\.$"
+    with stack, pytest.raises(PreemptedError, match=stopped):
+        runs.run_all(planned, root=UPath(tmp_path), engine=dask)
     thread.join()
     assert signal.getsignal(signal.SIGTERM) == old
     state = json.loads((tmp_path / "long" / "run.json").read_text())

@@ -40,7 +40,7 @@ def test_two_rates_and_two_seeds(tokenizer_folder, tmp_path, capfd, monkeypatch)
     names = [f"learning_rate={rate},seed={seed}" for rate in ("0.01", "0.001") for seed in (0, 1)]
     assert [line.split()[1].rstrip(":") for line in err.splitlines()] == names
     found = content(root)
-    assert [run["run"]["name"] for run in found["runs"]] == names and found["command"] == "classify"
+    assert [run["run"] for run in found["runs"]] == names and found["command"] == "classify"
     scores = {}
     for run, name in zip(found["runs"], names, strict=True):
         lines = [json.loads(line) for line in (root / name / "metrics.jsonl").read_text().splitlines()]
@@ -106,7 +106,7 @@ def test_killed_it_goes_on(manifest, tmp_path, name):
 def test_a_failing_run_is_named_and_the_others_go_on(manifest, tmp_path):
     arguments = train_arguments(tmp_path, manifest.folder, vary=("train.init_from=/nowhere,", "train.seed=3"))
     out, err = processes.run(arguments, devices=1, code=2)
-    bad, good = (run["run"]["name"] for run in content(tmp_path)["runs"])
+    bad, good = (run["run"] for run in content(tmp_path)["runs"])
     lines = err.splitlines()
     assert lines[-2].startswith(f"{bad}: exit code 2: mlm train: config.train.init_from = /nowhere: is not a folder")
     assert lines[-1] == (

@@ -8,6 +8,8 @@ import itertools
 import math
 from typing import NoReturn
 
+from ml_collections import ConfigDict
+
 from mlm import config as configs
 from mlm.commands import common
 from mlm.errors import InputError, StopError
@@ -86,8 +88,9 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
         arguments = [*fixed, *(f"{_flag(key)}={text}" for key, text in zip(varied, texts, strict=True))]
         others, own = configs.split_overrides([*arguments, f"--workdir={args.workdir}"])
         parsed = flags.parse_args(others)
-        config = configs.flatten(common.read_config(parsed, own, task=_task(parsed, args.command)))
-        values = {key: config[key] if "." in key else _text_or_number(parsed, key) for key in varied}
+        config = configs.flatten(_read_config(parsed, own, args.command))
+        values = {key: config[key] if "." in key else getattr(parsed, key.replace("-", "_")) for key in varied}
+        values = {key: " ".join(value) if isinstance(value, list) else value for key, value in values.items()}
         folder = f"{root}/{grid.name(values)}"
         workdir = args.workdir if args.command == "evaluate" else folder
         run = (args.command, *arguments, f"--workdir={workdir}")
@@ -96,16 +99,11 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
     return cases
 
 
-def _task(args: argparse.Namespace, command: str) -> str:
+def _read_config(args: argparse.Namespace, overrides: list[str], command: str) -> ConfigDict:
     classifies = command == "classify"
     if command == "evaluate":
         classifies = locate.is_classifier(common.named_model(args) or Workdir(args.workdir, create=False))
-    return configs.CLASSIFICATION if classifies else configs.PRETRAINING
-
-
-def _text_or_number(args: argparse.Namespace, key: str) -> str | float:
-    value = getattr(args, key.replace("-", "_"))
-    return " ".join(value) if isinstance(value, list) else value
+    return common.read_config(args, overrides, task=configs.CLASSIFICATION if classifies else configs.PRETRAINING)
 
 
 def _flag(key: str) -> str:

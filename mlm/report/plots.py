@@ -76,23 +76,24 @@ def draw_over_values(curves: dict[str, Sequence[tuple[Any, float, float, float]]
     """Returns a score over the values of a key: name -> (value, lowest, median, highest score) of a curve."""
     values = list(dict.fromkeys(value for curve in curves.values() for value, *_ in curve))
     numbers = all(type(value) in (int, float) for value in values)
-    places = values if numbers else range(len(values))
+    places = values if numbers else list(range(len(values)))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.7, 2.9), layout="constrained")
-        axes = figure.add_subplot()
+        axes = figure.add_subplot(xlabel=key, ylabel=score)
+        style = {"marker": "o", "markersize": 4, "capsize": 2.5, "elinewidth": 1}
         for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
-            x = [places[values.index(value)] for value, *_ in curve]
-            low, median, high = np.transpose([scores for _, *scores in curve])
-            style = {"color": color, "marker": "o", "markersize": 4, "capsize": 2.5, "elinewidth": 1}
-            axes.errorbar(x, median, [median - low, high - median], label=name.replace("$", r"\$") or None, **style)
+            x, (low, median, high) = (
+                [places[values.index(point[0])] for point in curve],
+                np.array([p[1:] for p in curve]).T,
+            )
+            axes.errorbar(
+                x, median, [median - low, high - median], color=color, label=name.replace("$", r"\$"), **style
+            )
         if numbers and 0 < 10 * min(values) <= max(values):
             axes.set_xscale("log")
-        names = [f"{value:g}" if numbers else (str(value) or '""').replace("$", r"\$")[-20:] for value in values]
-        axes.set_xticks(places, names)
+        axes.set_xticks(places, [f"{each:g}" if numbers else str(each).replace("$", r"\$")[-20:] for each in values])
         axes.set_xticks([], minor=True)
-        axes.set_xlabel(key)
-        axes.set_ylabel(score)
-        if axes.get_legend_handles_labels()[1]:
+        if any(curves):
             axes.legend()
     return figure
 

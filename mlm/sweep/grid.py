@@ -69,9 +69,9 @@ def short_keys(keys: Collection[str]) -> dict[str, str]:
     return {key: last if lasts[last := key.rpartition(".")[2]] == 1 else key for key in keys}
 
 
-def text_of(value: Any) -> str:
-    """Returns a value for people."""
-    return str(value) or '""'
+def label(values: dict[str, Any]) -> str:
+    """Returns {key: value} for people: "learning_rate=1e-05, init_from="."""
+    return ", ".join(f"{short}={values[key]}" for key, short in short_keys(values).items())
 
 
 def name(values: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ import time
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from mlm import logs
 from mlm.cluster import watch
@@ -51,26 +51,24 @@ def run_all(runs: Sequence[Run], *, root: UPath, engine: Engine | None) -> list[
     A run that fails ends no other. SIGTERM, Ctrl-C or a file `stop` in `root` lets the running ones save and exit,
     which raises PreemptedError; the same call resumes them.
     """
-    outcomes = {index: found for index, run in enumerate(runs) if (found := _finished(run)) is not None}
-    rest = [index for index in range(len(runs)) if index not in outcomes]
-    stop = root / STOP
+    outcomes = {run: found for run in runs if (found := _finished(run)) is not None}
+    todo, stop = [run for run in runs if run not in outcomes], root / STOP
     stop.unlink(missing_ok=True)
     with _stop_on_signal(stop):
-        todo = [runs[index] for index in rest]
         if engine is None:
-            ended = ((number, _execute(str(root), run, shared_cache=True)) for number, run in enumerate(todo))
+            ended = (_execute(str(root), run, shared_cache=True) for run in todo)
         else:
-            ended = engine.each(functools.partial(_execute, str(root)), todo, label="runs")
-        for number, outcome in ended:
-            outcomes[rest[number]] = outcome
+            ended = (outcome for _, outcome in engine.each(functools.partial(_execute, str(root)), todo, label="runs"))
+        for outcome in ended:
+            outcomes[outcome.run] = outcome
             if outcome.last_line:
-                how = "done" if outcome.code == 0 else f"exit code {outcome.code}"
+                how = f"exit code {outcome.code}" if outcome.code else "done"
                 line = f"{len(outcomes)}/{len(runs)} {outcome.run.name}: {how}, {outcome.seconds:.0f} s"
                 print(line, file=sys.stderr, flush=True)
     done = sum(outcome.code == 0 for outcome in outcomes.values())
     if stop.is_file() and done < len(runs):
         raise PreemptedError(f"stopped, {done} of {len(runs)} runs are done; run the same command to continue.")
-    return [outcomes[index] for index in range(len(runs))]
+    return [outcomes[run] for run in runs]
 
 
 def _finished(run: Run) -> Outcome | None:
@@ -89,44 +87,37 @@ def _execute(root: str, run: Run, *, shared_cache: bool = False) -> Outcome:
             return Outcome(run, PreemptedError.code, 0.0, "")
         make_folder(folder)
         before, begin = logs.read_object(folder / STATE), time.monotonic()
-        cache = {"JAX_COMPILATION_CACHE_DIR": f"{root}/xla_cache"} if shared_cache else {}
-        staging = staging_folder(folder)
+        env = {"JAX_COMPILATION_CACHE_DIR": f"{root}/xla_cache"} if shared_cache else {}
+        env |= os.environ | {"PYTHONPATH": os.pathsep.join([PACKAGE, os.environ.get("PYTHONPATH", "")])}
+        command, staging = [sys.executable, "-m", "mlm", *run.arguments], staging_folder(folder)
         with (staging / OUTPUT).open("ab+") as file:
-            start = file.seek(0, os.SEEK_END)
-            code = _wait(_start(run, file, cache), stop)
+            start, pipes = file.seek(0, os.SEEK_END), {"stdout": file, "stderr": subprocess.STDOUT}
+            code = _wait(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, **pipes), stop)
             file.seek(start)
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         upload(staging, folder)
-        seconds = time.monotonic() - begin
-        seconds += before.get("seconds", 0.0) if before.get("arguments") == list(run.arguments) else 0.0
-        sentences = [line for line in lines if code and line.startswith("mlm ")]
-        last_line = (sentences or lines or ["no output"])[-1]
+        resumed = before.get("arguments") == list(run.arguments)
+        seconds = time.monotonic() - begin + (before["seconds"] if resumed else 0.0)
+        last_line = ([line for line in lines if code and line.startswith("mlm ")] or lines or ["no output"])[-1]
         state = {"arguments": run.arguments, "code": code, "seconds": seconds, "last_line": last_line}
         write_text(folder / STATE, json.dumps(state) + "\n")
         return Outcome(run, code, seconds, last_line)
-
-
-def _start(run: Run, output: BinaryIO, defaults: dict[str, str]) -> subprocess.Popen:
-    """Starts the command with this code and Python; `defaults` are of the environment."""
-    path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
-    command, env = [sys.executable, "-m", "mlm", *run.arguments], defaults | os.environ | {"PYTHONPATH": path}
-    return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
 
 
 def _wait(process: subprocess.Popen, stop: UPath) -> int:
     """Returns the exit code of a process, which gets SIGTERM when the stop file appears."""
     told = False
     try:
-        while True:
+        while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(5.0 if is_remote(stop) else 0.5)
-                return code if code >= 0 else 128 - code
+                process.wait(5.0 if is_remote(stop) else 0.5)
             if not told and stop.is_file():
                 told = True
-                process.terminate()
+                process.terminate()  # nothing happens if it has ended
     except BaseException:
         process.terminate()
         raise
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 @contextlib.contextmanager
