@@ -71,7 +71,7 @@ def write(path, rows) -> str:
 
 
 def scores(model, pairs: list[Pair], *overrides: str) -> dict[str, np.ndarray]:
-    sentences = [each for both in minimal_pairs.encode(pairs, model) for each in both]
+    sentences = minimal_pairs.encode(pairs, model)
     return minimal_pairs.pseudo_log_likelihoods(tiny_config(*CONFIG, *overrides), model, sentences)
 
 
@@ -147,6 +147,8 @@ def test_the_command(trained_workdir, tmp_path, capsys):
     assert kept[key] == found and key == f"pairs jsonl:{tmp_path}/?.jsonl, step 5"
     assert __main__.main([*command, "--phenomenon=field"]) == 0
     assert list(json.loads(capsys.readouterr().out)["phenomena"]) == ["syntax"]
+    assert __main__.main([*command, "--masks", "word"]) == 2
+    assert "takes no --split, --masks, --draws or --pseudo" in capsys.readouterr().err
 
 
 def test_other_sources(tmp_path):

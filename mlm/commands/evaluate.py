@@ -4,6 +4,7 @@ import argparse
 
 from mlm import config as configs
 from mlm.commands import common
+from mlm.errors import InputError
 from mlm.pretrained import locate
 from mlm.workdir import Workdir
 
@@ -26,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
+    if args.pairs and (args.masks or args.pseudo or args.draws or args.split != "validation"):
+        raise InputError(f"--pairs={args.pairs}: takes no --split, --masks, --draws or --pseudo; leave them out.")
     workdir = Workdir(args.workdir, create=False)
     overrides = overrides + ([f"evaluate.draws={args.draws}"] if args.draws else [])
     model = common.named_model(args)

@@ -7,10 +7,11 @@ those of the tokenizer: what it cuts into pieces. Tokens that it adds around a s
 Dimensions: N sentences, L tokens in a row, P copies of rows with masks.
 """
 
+import itertools
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import fsspec
@@ -44,24 +45,14 @@ class Pair(NamedTuple):
     where: str  # its source and line
 
 
-class Sentence(NamedTuple):
-    """The tokens of a sentence."""
-
-    ids: tuple[int, ...]
-    ends: tuple[int, ...]  # where the word of each token ends; 0 for a token that isn't scored
+Sentence = tuple[tuple[int, ...], tuple[int, ...]]  # ids, and where the word of each ends; 0 if it isn't scored
 
 
 def run(config: ConfigDict, workdir: Workdir, *, model: str, source: str, phenomenon: str = "") -> dict[str, Any]:
-    """Scores a model on pairs; process 0 prints the results as JSON and adds them to evaluation.json beside the model.
-
-    Args:
-      model: as in `evaluate.run`.
-      source: as in `read`, as is `phenomenon`.
-    """
+    """Scores a model on the pairs of `read`; prints and keeps the results as `evaluate.run` does."""
     pairs = read(source, phenomenon)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
-    sentences = encode(pairs, loaded)
-    scores = pseudo_log_likelihoods(config, loaded, [each for both in sentences for each in both])
+    scores = pseudo_log_likelihoods(config, loaded, encode(pairs, loaded))
     differences = {method: own[::2] - own[1::2] for method, own in scores.items()}
     result = {"pairs": source, "model": loaded.source, **accuracies(pairs, differences)}
     if cluster.is_primary():
@@ -101,8 +92,8 @@ def _files(pattern: str, source: str) -> list[str]:
     return names
 
 
-def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[tuple[Sentence, Sentence]]:
-    """Returns the tokens of both sentences of each pair; raises InputError for one that the model can't read."""
+def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[Sentence]:
+    """Returns the sentences of the pairs in turn, the acceptable one first; InputError names one that is too long."""
     tok, longest = tokenizer.load(model.tokenizer), longest_row(model)
     texts = [text for pair in pairs for text in pair.texts]
     encoded = tok(texts, return_special_tokens_mask=True, split_special_tokens=True)
@@ -121,33 +112,28 @@ def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[tuple[Sentence
         for place in reversed(range(len(ids))):
             within = place + 1 < len(ids) and words[place] is not None and words[place] == words[place + 1]
             ends[place] = 0 if added[place] else ends[place + 1] if within else place + 1
-        sentences.append(Sentence(tuple(ids), tuple(ends)))
-    return list(zip(sentences[::2], sentences[1::2], strict=True))
+        sentences.append((tuple(ids), tuple(ends)))
+    return sentences
 
 
 def pseudo_log_likelihoods(
-    config: ConfigDict, model: load.Pretrained, sentences: Iterable[Sentence]
+    config: ConfigDict, model: load.Pretrained, sentences: Sequence[Sentence]
 ) -> dict[str, np.ndarray]:
     """Returns {method: sum of the tokens' log-probabilities, in nats, for each sentence, float64 [N]}.
 
-    Equal sentences are scored once, so that they are equal to the bit.
+    Equal sentences are scored once, so that they tie whatever the rounding.
     """
-    sentences = list(sentences)
-    distinct = sorted(set(sentences), key=lambda each: (len(each.ids), each))
     mesh, padded, shardings, params = evaluate.put_on_devices(config, model)
-    ids = {"mask_id": tokenizer.load(model.tokenizer).mask_token_id, "vocab_size": model.config.vocab_size}
-    step = pseudo_perplexity.make_step(network=padded.network, mesh=mesh, param_shardings=shardings, **ids)
+    sizes = {"mask_id": tokenizer.load(model.tokenizer).mask_token_id, "vocab_size": model.config.vocab_size}
+    step = pseudo_perplexity.make_step(network=padded.network, mesh=mesh, param_shardings=shardings, **sizes)
     rows, pad_id = config.evaluate.batch, model.config.pad_token_id
     start, stop = sharding.local_rows(mesh, rows)
-    by_length: dict[int, list[Sentence]] = {}
-    for each in distinct:
-        by_length.setdefault(min(-(-len(each.ids) // LENGTHS) * LENGTHS, longest_row(model)), []).append(each)
-    parts = []  # [methods, N] of each length
-    for length, own in by_length.items():
+    distinct, parts = sorted(set(sentences), key=lambda each: (len(each[0]), each)), []  # parts: [methods, N]
+    for length, group in itertools.groupby(distinct, lambda each: -(-len(each[0]) // LENGTHS) * LENGTHS):
+        own = list(group)
+        ids_NxL, attention_NxL = pad([list(ids) for ids, _ in own], min(length, longest_row(model)), pad_id)
         row_P, first_P, stop_P, end_P = np.array(list(_copies(own))).T
-        copies = pseudo_perplexity.batches_of_copies(
-            *pad([list(each.ids) for each in own], length, pad_id), row_P, first_P, stop_P, batch=rows
-        )
+        copies = pseudo_perplexity.batches_of_copies(ids_NxL, attention_NxL, row_P, first_P, stop_P, batch=rows)
         local = ({name: column[start:stop] for name, column in copy.items()} for copy in copies)
         with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
             loss_P = evaluation.per_row(step, params, local, mesh=mesh, rows=rows)[0][: len(row_P)].astype(np.float64)
@@ -156,15 +142,14 @@ def pseudo_log_likelihoods(
     scores = np.concatenate(parts, axis=1)
     if not np.isfinite(scores).all():
         raise DamageError(f"{model.source}: gives probabilities that are not finite; take a good copy of its weights.")
-    place = {each: index for index, each in enumerate(distinct)}
-    order = [place[each] for each in sentences]
-    return {method: own[order] for method, own in zip(METHODS, scores, strict=True)}
+    index = {each: index for index, each in enumerate(distinct)}
+    return dict(zip(METHODS, scores[:, [index[each] for each in sentences]], strict=True))
 
 
 def _copies(sentences: list[Sentence]) -> Iterator[tuple[int, int, int, int]]:
     """Yields (row, first and end of what is masked, end of the word): a token alone, and with the rest of its word."""
-    for row, each in enumerate(sentences):
-        for place, end in enumerate(each.ends):
+    for row, (_, ends) in enumerate(sentences):
+        for place, end in enumerate(ends):
             for stop in {place + 1, end} if end else ():
                 yield row, place, stop, end
 

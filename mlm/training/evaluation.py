@@ -29,9 +29,8 @@ def score(
 ) -> dict[str, float]:
     """Returns the scores of a split over its masked positions; sums are taken in float64, in the order of the records.
 
-    Loss and accuracy are means over the draws of the masks. `loss_se_draws` is the standard error of the loss over the
-    draws, if there are several; `loss_se_records` that over the records, of a ratio of sums by the delta method, with
-    each row as a cluster.
+    Loss and accuracy are means over the draws of the masks. The standard errors of the loss are `loss_se_draws`, if
+    there are several, and `loss_se_records`: of a ratio of sums by the delta method, each row a cluster.
 
     Args:
       eval_step: `(params, batch) -> RowSums`; gives rows whose "valid" is 0 the weight 0.
