@@ -272,6 +272,11 @@ def test_independent_masks_have_the_rate_and_shares_of_the_collators():
     assert not np.isin(read[read != 4], SPECIAL).any()
     for share, wanted in (((read == 4).mean(), 0.8), ((read == labels).mean(), 0.1)):
         assert share == pytest.approx(wanted, abs=4 * (wanted * (1 - wanted) / len(read)) ** 0.5 + 1 / INFO.vocab_size)
+    other = draw(
+        factory.make_eval_masking(dataclasses.replace(MASKING, static=True), "independent"),
+        batch | {"epoch": batch["epoch"] + 1},
+    )
+    assert (predicted(other, batch) != found).any(), "static masks are of training: evaluation can draw others"
     neighbours = np.corrcoef(found[:, 10], found[:, 11])[0, 1]
     assert abs(neighbours) < 4 / len(found) ** 0.5
     assert (
