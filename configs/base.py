@@ -101,6 +101,8 @@ def get_config() -> ConfigDict:
     config.train.epochs = 0.0  # passes over the training split; of a mixture, over the rows of all its folders together
     config.train.seed = 0  # of the initial parameters and of dropout
     config.train.init_from = ""  # workdir (or WORKDIR@STEP), RoBERTa folder or Hub name to start from; "" = random
+    # A new workdir goes on after that step of another run, with its whole state: see mlm/training/branch.py.
+    config.train.branch_from = ""  # WORKDIR@STEP; configs may differ in the keys of mlm/config.py's BRANCH_MAY_CHANGE
     config.train.accumulate = 1  # microbatches per step
     config.train.guard_limit = 10  # consecutive nonfinite steps after which the run stops with code 3
 

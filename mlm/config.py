@@ -26,6 +26,11 @@ MAY_CHANGE = re.compile(
     r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch|sets)|checkpoint\..*|log\..*|model\.remat\w*|"
     r"train\.guard_limit|pod\..*|data\.(mixture|skip_batches)|classify\.(train|validation|test|predict)"
 )
+# Keys that a branch (train.branch_from) may change: all but those that decide what the parts of its state mean.
+BRANCH_MAY_CHANGE = re.compile(
+    rf"{MAY_CHANGE.pattern}|data\..*|masking\..*|schedule\..*|evaluate\..*|classify\..*|train\..*|"
+    r"optimizer\.(?!name).*|model\.(positions|\w+_dropout|dtype|attention|init|init_stddev)"
+)
 PRETRAINING, CLASSIFICATION = "pretraining", "classification"
 NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others don't apply
     PRETRAINING: re.compile(r"classify\..*"),
@@ -160,6 +165,8 @@ def _validate(config: ConfigDict, task: str) -> None:
     missing = RULES.keys() - flat.keys()
     if missing:
         raise InputError(f"config.{min(missing)} is missing; start a config from configs/base.py.")
+    if task == CLASSIFICATION and flat["train.branch_from"]:
+        raise InputError("config.train.branch_from: is for pretraining alone; start with train.init_from.")
     for key, broken, allowed in across(config):
         if broken and not NOT_READ[task].fullmatch(key):
             raise InputError(f"config.{key} = {flat[key]!r}: {allowed}.")
@@ -170,11 +177,11 @@ def fingerprint(config: ConfigDict) -> str:
     return hashlib.sha256(json.dumps(flatten(config), sort_keys=True).encode()).hexdigest()
 
 
-def diff(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Returns a line "key: old -> new" for each change of two flattened configs that resume does not allow."""
+def diff(old: dict[str, Any], new: dict[str, Any], allowed: re.Pattern[str] = MAY_CHANGE) -> list[str]:
+    """Returns a line "key: old -> new" for each change of two flattened configs that is not allowed, as on resume."""
     old, new = ({k: list(v) if isinstance(v, tuple) else v for k, v in flat.items()} for flat in (old, new))
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
-        if not MAY_CHANGE.fullmatch(key) and old.get(key) != new.get(key)
+        if not allowed.fullmatch(key) and old.get(key) != new.get(key)
     ]

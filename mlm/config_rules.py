@@ -219,6 +219,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
         lambda v: v == () or _tuple_of(is_milestone)(v),
         'a tuple of steps ("1000"), "every:STEPS", "words:10M" (k, M or B) and "words:10M..100M" (1,000 at most)',
     ),
+    "train.branch_from": (_matching(r"|.+@[0-9]{1,18}"), "WORKDIR@STEP or empty"),
     "checkpoint.on_damage": _one_of("stop", "fallback"),
     "pod.start_timeout": _number(1, 86_400),
     "pod.heartbeat": _number(2, 3_600),
@@ -243,6 +244,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     unfit = short > 0 and (short % 8 > 0 or length % short > 0 or short == length)
     uneven = config.evaluate.count != "fixed" and masking.kind != "token"
     too_many = masking.mask_share + masking.random_share > 1 + 1e-9
+    branches = train.branch_from != ""
     two_warmups = schedule.warmup_steps > 0 and schedule.warmup_fraction > 0
     warmup = schedule.warmup_fraction or schedule.warmup_steps / (steps or math.inf)
     ungrouped = config.corpus.group == "document" and config.corpus.validation_groups != ()
@@ -262,6 +264,8 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("train.accumulate", rows % train.accumulate > 0, f"must divide data.global_batch = {rows}"),
         ("masking.random_share", too_many, "mask_share and random_share must not exceed 1 together"),
         ("train.steps", (steps > 0) == (train.epochs > 0), "set exactly one of train.steps and train.epochs above 0"),
+        ("train.branch_from", branches and train.init_from != "", "can't be set together with train.init_from"),
+        ("model.init", branches and model.init != "stock", "must be stock with train.branch_from"),
         ("model.init", model.init != "stock" and train.init_from != "", "must be stock with train.init_from"),
         ("schedule.warmup_steps", two_warmups, "set at most one of warmup_steps and warmup_fraction"),
         ("schedule.warmup_steps", 0 < steps < schedule.warmup_steps, f"must be at most train.steps = {steps}"),

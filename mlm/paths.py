@@ -188,6 +188,14 @@ def is_begun(folder: UPath, *, last: str) -> bool:
     return is_remote(folder) and (folder / f"{last}.begun").is_file()
 
 
+def copy_files(source: UPath, target: UPath) -> None:
+    """Copies the files of a folder into another one, which is created."""
+    make_folder(target)
+    for file in children(source):
+        if file.is_file():
+            (target / file.name).write_bytes(file.read_bytes())
+
+
 @contextlib.contextmanager
 def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
     """Yields the path of a local folder to create, which replaces `folder` unless an exception is raised.

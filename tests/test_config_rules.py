@@ -96,6 +96,7 @@ BAD = {
     "train.steps": ["-5"],
     "train.epochs": ["-1", "inf"],
     "train.seed": ["-1"],
+    "train.branch_from": ["runs/a", "@5", "runs/a@x"],
     "train.accumulate": ["0"],
     "train.guard_limit": ["0"],
     "classify.train": ["train.csv", "csv:", "text:a.txt"],
@@ -198,6 +199,14 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
             "config.evaluate.count = 'independent': must be fixed with masks of masking.kind = span.",
         ),
         (["train.steps=0"], "config.train.steps = 0: set exactly one of train.steps and train.epochs above 0."),
+        (
+            ["train.branch_from=runs/a@5", "train.init_from=runs/b"],
+            "config.train.branch_from = 'runs/a@5': can't be set together with train.init_from.",
+        ),
+        (
+            ["train.branch_from=runs/a@5", "model.init=primed"],
+            "config.model.init = 'primed': must be stock with train.branch_from.",
+        ),
         (
             ["model.init=primed", "train.init_from=runs/a"],
             "config.model.init = 'primed': must be stock with train.init_from.",

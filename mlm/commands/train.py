@@ -10,6 +10,8 @@ from ml_collections import ConfigDict
 from mlm import cluster
 from mlm.cluster import watch
 from mlm.commands import common
+from mlm.paths import UPath, copy_files, replacing
+from mlm.pretrained import locate
 from mlm.workdir import Workdir
 
 if TYPE_CHECKING:
@@ -21,9 +23,20 @@ add_arguments = common.add_training_flags
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides)
     cluster.progress(watch.UNTIMED)
+    if config.train.branch_from:
+        _take_tokenizer(config, workdir)
     manifest = common.open_data(config, workdir)  # before jax is imported
     with common.locked(workdir):
         pretrain(args, config, workdir, manifest)
+
+
+def _take_tokenizer(config: ConfigDict, workdir: Workdir) -> None:
+    """Copies the tokenizer of the run that train.branch_from names, if the workdir has none."""
+    source, step = locate.split_step(config.train.branch_from)
+    if cluster.is_primary() and step is not None and not (workdir.tokenizer / "tokenizer.json").is_file():
+        with replacing(workdir.tokenizer, last="tokenizer.json") as new:
+            copy_files(UPath(source) / "tokenizer", UPath(new))
+    cluster.barrier("tokenizer")
 
 
 def pretrain(args: argparse.Namespace, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> None:

@@ -18,6 +18,7 @@ from mlm import logs
 from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.inference.fill_mask import longest_row
+from mlm.pretrained import locate
 from mlm.pretrained.load import Pretrained
 from mlm.report import plots
 from mlm.report.summary import RunSummary
@@ -75,6 +76,7 @@ def write(
         run_json=json.dumps(run, indent=1).replace("\x7f", "\\u007f"),
         step=model.step,
         averaged=averaged(model),
+        branch=locate.describe_branch(model.meta),
         parameters=sum(value.size for value in jax.tree.leaves(model.params)),
         reads=longest_row(model),
         example=json.dumps(f"The function returns a {mask_token} of all elements."),

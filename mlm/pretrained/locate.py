@@ -49,6 +49,23 @@ def milestones(workdir: Workdir) -> list[int]:
     return sorted(metas.keys() & {step for meta in metas.values() for step in meta.get("milestones", ())})
 
 
+def describe_branch(meta: dict[str, Any]) -> str:
+    """Returns where the run of a checkpoint's metadata branched off, and what it changed; "" if it is no branch."""
+    if "branch" not in meta:
+        return ""
+    branch = meta["branch"]
+    changed = ", ".join(branch["config_changes"])
+    return f"step {branch['step']:,} of {branch['from']}, with {changed or 'nothing changed'}"
+
+
+def branch_of(workdir: Workdir) -> str:
+    """Returns `describe_branch` of a run; "" if its checkpoints can't be read."""
+    try:
+        return describe_branch(_metadata(workdir))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
+
+
 def longest_row(model: str) -> int:
     """Returns how many tokens a model reads, special ones included."""
     try:

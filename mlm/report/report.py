@@ -63,6 +63,7 @@ def write(workdir: Workdir) -> None:
         evaluations=list(zip(*score_rows(run.evals), strict=True)) or [()],
         milestones=list(zip(*score_rows(milestones), *read, strict=True)) or [()],
         classification=classification,
+        branch=locate.branch_of(workdir),
         confused=confused_pairs(classification, PAIRS),
         base=json.loads(json.dumps(configs.flatten(configs.load(str(BASE), [])))),
     )

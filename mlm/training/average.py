@@ -11,7 +11,7 @@ import jax
 from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.paths import UPath, children, make_folder, write_text
+from mlm.paths import UPath, children, copy_files, write_text
 from mlm.pretrained import checkpoint_files, load, locate
 from mlm.training.checkpoint import Checkpoints
 from mlm.workdir import LOCK, Workdir
@@ -98,10 +98,7 @@ def _write(new: Workdir, chosen: list[Checkpoint], meta: dict[str, Any], mean: A
     config = configs.unflatten(meta["config"])
     if not config.data.mixture:
         config.shards.dir = source.shards_of(config)
-    make_folder(new.tokenizer)
-    for file in children(source.tokenizer):
-        if file.is_file():
-            (new.tokenizer / file.name).write_bytes(file.read_bytes())
+    copy_files(source.tokenizer, new.tokenizer)
     write_text(new.config, config.to_json(indent=1) + "\n")
     averaged = [{"checkpoint": _name(each), "weight": weight} for each, weight in zip(chosen, weights, strict=True)]
     meta = meta | {"config": configs.flatten(config), "milestones": [], "averaged": averaged}

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, CustomSteps, LatestN
 
 from mlm import cluster
@@ -93,16 +94,27 @@ class Checkpoints(AbstractContextManager):
             self._hashing = None
 
     def restore(self, step: int, shapes: Any) -> Any:
-        """Returns the state of a step, with the shardings of the abstract state `shapes`."""
-        trees = (self._manager.item_metadata(step)["state"], shapes)
-        old, new = ({name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree)} for tree in trees)
-        for name in sorted(old.keys() | new.keys()):  # orbax would cast a dtype silently
-            there, here = old.get(name, "absent"), new.get(name, "absent")
-            if there != here:
-                where = f"{self.folder}/{step} is of another model"
-                raise InputError(f"{where}: {name} is {there} there and {here} in this config.")
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(shapes))
-        return self._manager.restore(step, args=args)["state"]
+        """Returns the state of a step, see the function `restore`."""
+        return restore(self.folder, step, shapes)
+
+
+def saved_leaves(folder: UPath, step: int) -> dict[str, Any]:
+    """Returns {name: metadata, with its shape and dtype} of a saved state."""
+    found = ocp.StandardCheckpointHandler().metadata(epath.Path(str(folder / str(step) / "state")))
+    return dict(named_leaves(found.tree))
+
+
+def restore(folder: UPath, step: int, shapes: Any) -> Any:
+    """Returns the state of a step of a run's checkpoints, with the shardings of the abstract state `shapes`."""
+    trees = (saved_leaves(folder, step), dict(named_leaves(shapes)))
+    old, new = ({name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in tree.items()} for tree in trees)
+    for name in sorted(old.keys() | new.keys()):  # orbax would cast a dtype silently
+        there, here = old.get(name, "absent"), new.get(name, "absent")
+        if there != here:
+            where = f"{folder}/{step} is of another model"
+            raise InputError(f"{where}: {name} is {there} there and {here} in this config.")
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(str(folder / str(step) / "state"), shapes)
 
 
 def _complete(folder: UPath, step: int) -> None:

@@ -19,7 +19,7 @@ from mlm.model.roberta import Params
 from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.paths import staging_folder, upload, write_text
 from mlm.pretrained import checkpoint_files
-from mlm.training import checkpoint, milestones, sharding
+from mlm.training import branch, checkpoint, milestones, sharding
 from mlm.training.metrics import Log
 from mlm.training.state import TrainState
 from mlm.training.step import TrainStep
@@ -72,7 +72,7 @@ class Task(Protocol):
 
 
 def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, float]:
-    """Trains from the newest checkpoint to the task's last step; returns the last scores."""
+    """Trains from the newest checkpoint, or that of train.branch_from, to the last step; returns the last scores."""
     meta = {
         "format": checkpoint_files.FORMAT,
         "config": configs.flatten(config),
@@ -81,14 +81,21 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
         "dataset": task.metadata,
     }
     found = checkpoint_files.choose(workdir.checkpoints, on_damage=config.checkpoint.on_damage)
-    start = found or 0
-    earlier = [] if found is None else _check_resume(workdir, found, meta)
+    saved, source = {} if found is None else _check_resume(workdir, found, meta), None
+    if found is None and config.train.branch_from:
+        source = branch.open_source(meta, workdir, task.steps)
+        saved = {"branch": source.lineage}
+    meta |= {key: saved[key] for key in ("branch",) if key in saved}
+    start = source.step if source else found or 0
     kept = milestones.steps_of(config.checkpoint.milestones, task.steps, task.words_per_step)
-    kept = sorted({*kept, *earlier})
+    kept = sorted({*kept, *saved.get("milestones", ())})
     if cluster.is_primary():
         write_text(workdir.config, config.to_json(indent=1) + "\n")
     with checkpoint.Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep, milestones=kept) as checkpoints:
-        state = task.initial_state() if found is None else checkpoints.restore(found, task.shapes)
+        if source:
+            state = branch.restore(source, task.shapes, task.initial_state)
+        else:
+            state = task.initial_state() if found is None else checkpoints.restore(found, task.shapes)
         sizes = {"steps": task.steps, "tokens_per_step": task.tokens_per_step}
         with Log(workdir.root, meta["config"], start=start, **sizes) as log, distributed.StopSignal() as stop:
             if cluster.is_primary():
@@ -206,8 +213,8 @@ def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _check_resume(workdir: Workdir, step: int, meta: dict) -> list[int]:
-    """Returns the checkpoint's milestones; raises InputError if it was made with another config or other data."""
+def _check_resume(workdir: Workdir, step: int, meta: dict) -> dict[str, Any]:
+    """Returns the checkpoint's metadata; raises InputError if it was made with another config or other data."""
     folder, where = workdir.checkpoints, workdir.checkpoints / str(step)
     saved = checkpoint_files.read_meta(folder, step)
     changed = configs.diff(saved["config"], meta["config"])
@@ -224,4 +231,4 @@ def _check_resume(workdir: Workdir, step: int, meta: dict) -> list[int]:
             f"{where} was made from other shards or rows, or other shares of them (their fingerprint differs); use "
             "another --workdir, or put the old ones back."
         )
-    return saved.get("milestones", [])
+    return saved

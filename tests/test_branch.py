@@ -1,0 +1,171 @@
+"""Branches: one that changes nothing is the run it left, to the bit; what may change does, the rest is refused."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from mlm import config as configs
+from mlm.errors import DamageError, InputError
+from mlm.pretrained import checkpoint_files, locate
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import average, branch
+from mlm.workdir import Workdir
+from tests.fixtures import pretrain, tiny_config
+from tests.processes import copy, run, train_arguments
+from tests.test_resume import state_of
+
+pytestmark = pytest.mark.usefixtures("one_device")
+SETTINGS = (
+    "data.lanes=4",
+    "checkpoint.every=6",
+    "checkpoint.keep=9",
+    "evaluate.every=4",
+    "log.every=4",
+    "model.hidden_dropout=0.1",
+    "masking.end_rate=0.1",
+    "optimizer.ema_decay=0.9",
+    "schedule.name=wsd",
+    "schedule.decay_fraction=0.25",
+)
+POSITIONS = "position_embeddings"
+
+
+@pytest.fixture(scope="module")
+def trunk(one_device, manifest, tmp_path_factory) -> pathlib.Path:
+    """A run of 12 steps, with checkpoints of the steps 6 and 12."""
+    workdir = tmp_path_factory.mktemp("trunk")
+    pretrain(tiny_config(*SETTINGS), Workdir(str(workdir)), manifest)
+    return workdir
+
+
+def start(trunk: pathlib.Path, path: pathlib.Path, manifest, *overrides: str, step: int = 6) -> pathlib.Path:
+    """Trains a branch of the trunk; returns its folder."""
+    pretrain(tiny_config(*SETTINGS, f"train.branch_from={trunk}@{step}", *overrides), Workdir(str(path)), manifest)
+    return path
+
+
+def lines_after(workdir: pathlib.Path, step: int) -> list[dict]:
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["step"] > step]
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys() and len(one) > 60
+    assert [name for name in one if not np.array_equal(one[name], other[name])] == []
+
+
+def test_a_branch_that_changes_nothing_is_the_run_it_left(trunk, manifest, tmp_path):
+    start(trunk, tmp_path, manifest)
+    assert_same(state_of(trunk, 12), state_of(tmp_path, 12))
+    assert lines_after(tmp_path, 0) == lines_after(trunk, 6), "the window of the log goes on within it"
+    assert [line["step"] for line in lines_after(tmp_path, 0)] == [8, 8, 12, 12]
+    lineage = {"from": str(trunk), "step": 6, "config_changes": []}
+    assert checkpoint_files.read_meta(Workdir(str(tmp_path)).checkpoints, 12)["branch"] == lineage
+    assert checkpoint_files.complete_steps(Workdir(str(trunk)).checkpoints) == [6, 12]
+
+
+def test_later_starts_resume_the_branch(trunk, manifest, tmp_path):
+    overrides = ("train.steps=10", "checkpoint.every=2", "data.seed=7")
+    start(trunk, tmp_path / "a", manifest, *overrides)
+    start(trunk, tmp_path / "b", manifest, *overrides)
+    folder = Workdir(str(tmp_path / "b")).checkpoints
+    checkpoint_files.set_aside(folder, 10, "later")
+    start(trunk, tmp_path / "b", manifest, *overrides)
+    assert_same(state_of(tmp_path / "a", 10), state_of(tmp_path / "b", 10))
+    assert lines_after(tmp_path / "a", 0) == lines_after(tmp_path / "b", 0)
+    assert "8" in (tmp_path / "b" / "timing.jsonl").read_text().splitlines()[-3]
+    branch = checkpoint_files.read_meta(folder, 10)["branch"]
+    assert branch["config_changes"] == ["checkpoint.every: 6 -> 2", "data.seed: 0 -> 7", "train.steps: 12 -> 10"]
+    expected = f"step 6 of {trunk}, with checkpoint.every: 6 -> 2, data.seed: 0 -> 7, train.steps: 12 -> 10"
+    assert locate.branch_of(Workdir(str(tmp_path / "b"))) == expected
+
+
+def test_what_may_change_changes(trunk, manifest, tmp_path):
+    """A longer table of positions, another schedule, batch and rate: all but the new rows comes from the trunk."""
+    config = tiny_config(*SETTINGS, f"train.branch_from={trunk}@6", "model.positions=80", "train.steps=20",
+                         "schedule.name=constant", "data.global_batch=8", "optimizer.learning_rate=0.001",
+                         "optimizer.weight_decay=0.2", "optimizer.ema_decay=0.5", "masking.rate=0.3")  # fmt: skip
+    workdir = Workdir(str(tmp_path))
+    task = Pretraining.open(config, workdir, manifest)
+    meta = {"config": configs.flatten(config), "dataset": task.metadata}
+    source = branch.open_source(meta, workdir, task.steps)
+    found = branch.restore(source, task.shapes, task.initial_state)
+    assert [leaf.sharding for leaf in jax.tree.leaves(found)] == [s.sharding for s in jax.tree.leaves(task.shapes)]
+    old, fresh = state_of(trunk, 6), task.initial_state()
+    leaves, _ = jax.tree_util.tree_flatten_with_path(found)
+    by_size = {path: np.asarray(leaf) for path, leaf in leaves if POSITIONS in jax.tree_util.keystr(path)}
+    assert len(by_size) == 4 and {leaf.shape for leaf in by_size.values()} == {(82, 32)}, "parameter, ema, two moments"
+    for path, leaf in by_size.items():
+        name = jax.tree_util.keystr(path)
+        kept = next(value for key, value in old.items() if POSITIONS in key and np.array_equal(value, leaf[:66]))
+        assert kept.any(), name
+        new = np.asarray(fresh.params["roberta"]["embeddings"]["position_embeddings"]["embedding"])[66:]
+        assert np.allclose(leaf[66:], 0 if "opt_state" in name else new, rtol=1e-5, atol=0), name
+    assert int(found.step) == 6
+    pretrain(config, workdir, manifest)
+    rates = [line["learning_rate"] for line in lines_after(tmp_path, 0) if line["kind"] == "train"]
+    assert rates == pytest.approx([0.001] * len(rates)) and len(rates) == 4
+    changes = checkpoint_files.read_meta(workdir.checkpoints, 20)["branch"]["config_changes"]
+    assert "model.positions: 64 -> 80" in changes and len(changes) == 8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "step", "sentence"),
+    [
+        ((), 7, r"train.branch_from = .*@7: there is no complete checkpoint of step 7; those that are there: 6, 12\.$"),
+        (("train.branch_from=nowhere@6",), 6, r"nowhere@6: no checkpoints are there; name a workdir and one of its"),
+        (("model.hidden_size=16",), 6, r"can't change these keys, set them back:\n  model.hidden_size: 32 -> 16$"),
+        (("optimizer.name=lion", "model.layers=2"), 6, r"\n  model.layers: 1 -> 2\n  opt.*name: 'adamw' -> 'lion'"),
+        (("optimizer.ema_decay=0",), 6, r"\n  optimizer.ema_decay: 0.9 -> 0.0$"),
+        (("optimizer.clip_norm=1",), 6, r"\n  optimizer.clip_norm: 0.0 -> 1.0$"),
+        (("train.steps=6",), 6, r"the run would end after step 6, where the branch starts; train longer\.$"),
+    ],
+)  # fmt: skip
+def test_what_may_not_is_refused(trunk, manifest, tmp_path, overrides, step, sentence):
+    with pytest.raises(InputError, match=sentence):
+        start(trunk, tmp_path, manifest, *overrides, step=step)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_other_sources_are_refused(trunk, manifest, tmp_path, tokenizer_folder):
+    mean = Workdir(str(tmp_path / "mean"))
+    average.average([f"{trunk}@6,12"], mean)
+    with pytest.raises(InputError, match="@12: holds an average, not the state of pretraining; name a pretraining run"):
+        start(mean.root, tmp_path / "new", manifest, step=12)
+    other = copy(trunk, tmp_path / "other")
+    folder = Workdir(str(other)).checkpoints
+    file = folder / "6" / "meta" / "metadata"
+    meta = json.loads(file.read_text())
+    for dataset, sentence in (
+        ({"labels": ["a", "b"]}, "holds a classifier, not"),
+        ({"special_ids": meta["dataset"]["special_ids"] | {"mask": 7}}, "was trained with another tokenizer; use shar"),
+    ):
+        file.write_text(json.dumps(meta | {"dataset": meta["dataset"] | dataset}))
+        with pytest.raises(DamageError, match=r"checkpoints/6: the file meta/metadata "):
+            start(other, tmp_path / "new", manifest)
+        checkpoint_files.write_hashes(folder, 6)
+        with pytest.raises(InputError, match=sentence):
+            start(other, tmp_path / "new", manifest)
+    shutil.copytree(tokenizer_folder, trunk / "tokenizer")
+    shutil.copytree(tokenizer_folder, tmp_path / "new" / "tokenizer")
+    tokens = tmp_path / "new" / "tokenizer" / "tokenizer.json"
+    tokens.write_text(tokens.read_text().replace('"the"', '"thf"').replace("\u2581the", "\u2581thf"))
+    with pytest.raises(InputError, match="was trained with another tokenizer; use shards and a tokenizer like that"):
+        start(trunk, tmp_path / "new", manifest)
+    with pytest.raises(InputError, match=r"train.branch_from: is for pretraining alone; start with train.init_from"):
+        configs.load("configs/base.py", ["train.branch_from=runs/a@1"], task=configs.CLASSIFICATION)
+
+
+@pytest.mark.slow
+def test_the_command_takes_the_tokenizer_and_names_the_trunk(trunk, manifest, tmp_path, tokenizer_folder):
+    shutil.copytree(tokenizer_folder, trunk / "tokenizer", dirs_exist_ok=True)
+    run(train_arguments(tmp_path, manifest.folder, *SETTINGS, f"train.branch_from={trunk}@6", "train.seed=3"))
+    for command in ("report", "export"):
+        run([command, f"--workdir={tmp_path}"])
+    assert f"<td>step 6 of {trunk}, with shards.dir: " in (tmp_path / "report.html").read_text()
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert f"| started from | step 6 of {trunk}, with shards.dir&#58; ''" in card
