@@ -107,16 +107,16 @@ def get_config() -> ConfigDict:
     config.train.guard_limit = 10  # consecutive nonfinite steps after which the run stops with code 3
 
     config.classify = ConfigDict()  # the command `classify`; train.init_from decides the sizes of the model
-    config.classify.train = ""  # csv:FILE (.tsv too) | jsonl:FILE | hf:NAME[:CONFIG][#SPLIT] | tfds:NAME[#SPLIT]
+    config.classify.train = ""  # csv:FILE (.tsv too) | jsonl: | conll: | hf:NAME[:CONFIG][#SPLIT] | tfds:NAME[#SPLIT]
     config.classify.validation = ""  # the same, rows to evaluate on after each epoch
     config.classify.test = ""  # the same, rows to score the best checkpoint on at the end; "" = none
-    config.classify.text = ("text",)  # one column of text, or two for pairs
-    config.classify.label = "label"  # column of labels
+    config.classify.text = ("text",)  # one column of text, or two for pairs; of tokens, a column of lists of words
+    config.classify.label = "label"  # column of labels; of tokens, lists of them
     # Rows for the best checkpoint to predict, into predictions/NAME.tsv; those with labels are scored, too.
     config.classify.predict = ()  # (("NAME", SOURCE), ...)
     # Their mean chooses the best checkpoint: accuracy | f1 | f1_macro | f1_positive (of the second of two classes) |
-    config.classify.metric = ()  # matthews, or pearson | spearman; () = accuracy, or the loss of a regression
-    config.classify.kind = "classes"  # classes (strings or whole numbers) | regression (numbers)
+    config.classify.metric = ()  # matthews, or pearson | spearman; () = accuracy, the loss of a regression, f1 of spans
+    config.classify.kind = "classes"  # classes (strings or whole numbers) | regression (numbers) | tokens (of words)
     config.classify.length = 128  # tokens; longer rows are truncated
     config.classify.multiple = 32  # tokens; batches are padded to a multiple of this, each compiled once
 

@@ -159,8 +159,8 @@ SOURCES: Rule = (
     "a tuple of docstrings, text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG] or tfds:NAME",
 )
 TABLE: Rule = (
-    _matching(r"|(csv|jsonl|hf|tfds):.+"),
-    "csv:FILE, jsonl:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
+    _matching(r"|(csv|jsonl|conll|hf|tfds):.+"),
+    "csv:FILE, jsonl:FILE, conll:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
 )
 GROUPS: Rule = (lambda v: v == () or _tuple_of(lambda name: type(name) is str and name != "")(v)), "a tuple of names"
 METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "spearman")
@@ -212,7 +212,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "schedule.name": _one_of("linear", "cosine", "inverse_sqrt", "wsd", "constant"),
     "classify.text": (_tuple_of(_matching(r"(?s).+"), most=2), "a tuple of one or two names of columns"),
     "classify.label": (_matching(r"(?s).+"), "the name of a column"),
-    "classify.kind": _one_of("classes", "regression"),
+    "classify.kind": _one_of("classes", "regression", "tokens"),
     "classify.predict": (is_named_tables, 'a tuple of ("NAME", SOURCE), the sources as of classify.test'),
     "classify.metric": (lambda v: v == () or _tuple_of(METRICS.__contains__)(v), f"a tuple of {', '.join(METRICS)}"),
     "checkpoint.milestones": (
@@ -236,7 +236,8 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     classify, correlations = config.classify, {"pearson", "spearman"}
     predicted = [name for name, _ in classify.predict] + ["test"] * bool(classify.test)
     taken, metrics = len(set(predicted)) < len(predicted), set(classify.metric)
-    known = correlations if classify.kind == "regression" else set(METRICS) - correlations
+    known = {"regression": correlations, "tokens": {"accuracy", "f1"}}.get(classify.kind, set(METRICS) - correlations)
+    two_texts = classify.kind == "tokens" and len(classify.text) > 1
     named = [str(m).removeprefix("every:") for m in config.checkpoint.milestones]
     late = any(int(step) > steps > 0 for step in named if step.isdecimal())
     axes = [config.mesh[name] for name in ("data", "fsdp", "tensor")]
@@ -272,6 +273,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("schedule.decay_fraction", too_long, "warmup and decay must fit into the run"),
         ("classify.predict", taken, "no name can be test beside classify.test, nor stand there twice"),
         ("classify.metric", not metrics <= known, f"must be of {', '.join(sorted(known))} for {classify.kind}"),
+        ("classify.text", two_texts, "must name one column, a list of words, for tokens"),
         ("classify.label", config.classify.label in config.classify.text, "must be another column than classify.text"),
         ("pod.jax_port", config.pod.jax_port == port, f"must be another port than pod.port = {port}"),
         ("checkpoint.milestones", late, f"its steps must be at most train.steps = {steps}"),

@@ -77,3 +77,27 @@ def settings(folder: pathlib.Path, tokenizer_folder: str, *overrides: str, train
 
 def config(folder: pathlib.Path, tokenizer_folder: str, *overrides: str, **sizes: int):
     return configs.load("configs/base.py", settings(folder, tokenizer_folder, *overrides, **sizes))
+
+
+def sentences(count: int, seed: int = 0) -> list[dict]:
+    """Words and their labels, in a list each: an animal, of one or two words, and money; the word alone says which."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        words, tags = [], []
+        for _ in range(rng.integers(1, 4)):
+            kind, colour = LABELS[rng.integers(3)], COLOURS[rng.integers(5)]
+            word = rng.choice(WORDS[kind].split())
+            both = kind == "animal" and rng.random() < 0.5
+            words += [colour, word, str(rng.choice(WORDS["animal"].split()))] if both else [colour, str(word)]
+            tag = {"animal": ["B-LIFE"], "money": ["B-CASH"], "weather": ["O"]}[kind]
+            tags += ["O", *tag, *["I-LIFE"] * both]
+        found.append({"tokens": list(map(str, words)), "ner_tags": tags})
+    return found
+
+
+def write_conll(path: pathlib.Path, table: list[dict]) -> str:
+    """As CoNLL-2003 is: four columns, and -DOCSTART- lines."""
+    blocks = ["".join(f"{w} NN B-NP {t}\n" for w, t in zip(*row.values(), strict=True)) for row in table]
+    path.write_text("-DOCSTART- -X- -X- O\n\n" + "\n".join(blocks), encoding="utf-8")
+    return f"conll:{path}"

@@ -129,7 +129,7 @@ def test_scores_do_not_depend_on_the_batch(reference, tokenizer_folder, rows, me
     model = classification.classifier.make_config(body, examples.labels)
     network = classification.make_network(config, model, examples, there)
     places = sharding.tree_shardings(params, there, params)
-    eval_step = classification.make_eval_step(network, there, places)
+    eval_step = classification.make_eval_step(network, there, places, longest=examples.length)
     params = jax.device_put(params, places)
     scores, predicted = classification.evaluate(config, examples, there, eval_step, params, "validation")
     assert scores["rows"] == wanted["rows"] == 29

@@ -1,4 +1,4 @@
-"""`classify`: fine-tune for text classification or regression, in the loop that pretrains."""
+"""`classify`: fine-tune for classes, numbers or labels of words, in the loop that pretrains."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from mlm import cluster, logs
@@ -123,6 +124,8 @@ def _find_model(
     body.classifier_dropout = None  # as in the layers
     sizes = {key: getattr(body, name) for key, name in warm_start.SAME.items()}
     sizes["model.positions"] = body.max_position_embeddings - body.pad_token_id - 1
+    if config.classify.kind == "tokens" and not config.classify.metric:  # so that the report knows it
+        sizes["classify.metric"] = ("f1" if any(name[1:2] == "-" for name in examples.labels) else "accuracy",)
     config = configs.replace(config, sizes, task=configs.CLASSIFICATION)
     return config, body, (lambda: source().body) if init_from else None
 
@@ -131,8 +134,14 @@ def _describe(config: ConfigDict, examples: Examples, body: RobertaConfig) -> No
     for name, split in examples.splits.items():
         cut = f", {split.truncated:,} of them truncated to {examples.length}" if split.truncated else ""
         lengths = f"{split.lengths.min()} to {split.lengths.max()} tokens"
-        common.say(f"classify: {name}: {config.classify[name]}, {len(split.labels_N):,} rows of {lengths}{cut}")
-    predicts = f"{len(examples.labels)} classes" if examples.labels else "a number"
+        if split.words:
+            cut += f", {len(split.labels_N):,} words, {np.sum(split.words.token_W < 0):,} of them cut off"
+        common.say(f"classify: {name}: {config.classify[name]}, {len(split):,} rows of {lengths}{cut}")
+    predicts = (
+        f"{len(examples.labels)} {'labels of words' if examples.splits['train'].words else 'classes'}"
+        if examples.labels
+        else "a number"
+    )
     common.say(
         f"classify: {predicts}; {body.num_hidden_layers} layers of {body.hidden_size}, from "
         f"{config.train.init_from or 'random values'}; batches are padded to "

@@ -1,18 +1,23 @@
 """Labelled texts as token ids in memory: their labels, their order, and batches padded to a few lengths.
 
+Words with labels are tokenized as running text, with a space between them; the first piece of a word has its label.
+
 The order is that of `order.py`, except that lane l of n owns the rows l, l + n, .... A batch is padded to the longest
 row of the whole global batch, rounded up: every host knows all lengths, so all have the same shape.
 
-Dimensions: N rows of a split, B rows of a batch, L tokens in a row.
+Dimensions: N rows of a split, B rows of a batch, L tokens in a row, W words, T tokens of a split.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from tokenizers import Encoding
 
 from mlm.data import tokenizer
 from mlm.data.labelled import Table, read
@@ -24,28 +29,56 @@ SPLITS = ("train", "validation", "test")
 
 
 @dataclasses.dataclass(frozen=True)
+class Words:
+    """The words of a split with token labels, in the order of its source."""
+
+    texts: list[str]
+    row_W: np.ndarray  # int64, the row of each
+    token_W: np.ndarray  # int64, its first piece in the row; -1 where it has none, see `first_pieces`
+
+
+@dataclasses.dataclass(frozen=True)
 class Split:
     """Token ids and labels of a split, in the order of its source."""
 
     tokens: np.ndarray  # int32, all rows, one after the other
     starts: np.ndarray  # int64 [N + 1], where each row begins
-    labels_N: np.ndarray  # int32 class indices, or float32 targets; -1 or NaN where a row to predict has none
+    labels_N: np.ndarray  # int32 class indices, or float32 targets; -1 or NaN where a row to predict has none; [W]
     truncated: int  # number of truncated rows
+    words: Words | None = None  # with token labels alone
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
 
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each row."""
         return np.diff(self.starts)
 
+    @functools.cached_property
+    def token_labels(self) -> np.ndarray:
+        """The labels of words at their first pieces, int32; -1 at other tokens."""
+        labels_T = np.full(len(self.tokens), -1, np.int32)
+        read = self.words.token_W >= 0
+        labels_T[self.starts[self.words.row_W[read]] + self.words.token_W[read]] = self.labels_N[read]
+        return labels_T
+
     def batch(self, rows_B: np.ndarray, length: int, pad_id: int) -> dict[str, np.ndarray]:
-        """Returns {"input_ids", "attention_mask": int32 [B, L], "label": [B], "record_id": uint32 [B]} of some rows."""
+        """Returns {"input_ids", "attention_mask": int32 [B, L], "label": [B], "record_id": uint32 [B]} of some rows.
+
+        The labels of words are [B, L], and -1 at tokens that have none.
+        """
         real_BxL = np.arange(length) < self.lengths[rows_B][:, None]
-        ids_BxL = np.full(real_BxL.shape, pad_id, np.int32)
-        ids_BxL[real_BxL] = np.concatenate([self.tokens[self.starts[row] : self.starts[row + 1]] for row in rows_B])
+
+        def padded(values_T: np.ndarray, padding: int) -> np.ndarray:
+            values_BxL = np.full(real_BxL.shape, padding, np.int32)
+            values_BxL[real_BxL] = np.concatenate([values_T[self.starts[row] : self.starts[row + 1]] for row in rows_B])
+            return values_BxL
+
         return {
-            "input_ids": ids_BxL,
+            "input_ids": padded(self.tokens, pad_id),
             "attention_mask": real_BxL.astype(np.int32),
-            "label": self.labels_N[rows_B],
+            "label": padded(self.token_labels, -1) if self.words else self.labels_N[rows_B],
             "record_id": rows_B.astype(np.uint32),
         }
 
@@ -90,13 +123,18 @@ def read_tables(
     names = names or class_names(tables["train"])
     known = {*names, *([] if labelled else [None])}
     for split, table in tables.items():
-        row = next((row for row, label in enumerate(table.labels) if label not in known), None)
-        if row is not None:
+        odd = ((row, each) for row, label in enumerate(table.labels) for each in _each(label) if each not in known)
+        for row, label in odd:
             raise InputError(
-                f"{table.where(row)}: its label {table.labels[row]!r} is not one of the {len(known)} of the training "
-                f"split; correct it, or remove the row from the {split} split."
+                f"{table.where(row)}: its label {label!r} is not one of the {len(known)} of the training split; "
+                f"correct it, or remove the row from the {split} split."
             )
     return tables, names
+
+
+def _each(label: Any) -> tuple:
+    """Returns the labels of a row: one, or one of each word."""
+    return label if isinstance(label, tuple) else (label,)
 
 
 def class_names(table: Table) -> tuple[str, ...]:
@@ -104,9 +142,9 @@ def class_names(table: Table) -> tuple[str, ...]:
 
     Raises InputError if there is only one.
     """
-    names = set(table.labels)
+    names = {each for label in table.labels for each in _each(label)}
     if len(names) < 2:
-        raise InputError(f"{table.source}: all of its rows have the label {table.labels[0]!r}; two labels are needed.")
+        raise InputError(f"{table.source}: all of its rows have the label {names.pop()!r}; two labels are needed.")
     if table.names:
         return tuple(table.names)
     numeric = all(name.removeprefix("-").isdecimal() for name in names)
@@ -122,21 +160,29 @@ def tokenize(
     indices = {name: index for index, name in enumerate(names)}
     splits = {}
     for split, table in tables.items():
-        rows, truncated = [], 0
+        rows, pieces, truncated = [], [], 0
         for first in range(0, len(table.texts), CHUNK):
-            columns = [list(column) for column in zip(*table.texts[first : first + CHUNK], strict=True)]
-            encoded = tok(*columns, truncation="longest_first", max_length=length)
+            texts = table.texts[first : first + CHUNK]
+            own = [(" ".join(words),) for words in texts] if table.is_tokens else texts
+            encoded = tok(*map(list, zip(*own, strict=True)), truncation="longest_first", max_length=length)
             truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
             rows += [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
+            if table.is_tokens:
+                pieces += map(first_pieces, encoded.encodings, texts)
         for row, ids in enumerate(rows):
             if tok.pad_token_id in ids:
                 raise InputError(f"{table.where(row)}: holds the padding token {tok.pad_token}; remove it.")
-        labels = [indices.get(label, -1) for label in table.labels] if names else table.labels
+        labels, words = table.labels, None
+        if table.is_tokens:
+            labels = [each for own, text in zip(labels, table.texts, strict=True) for each in own or [None] * len(text)]
+            row_W = np.repeat(np.arange(len(rows)), list(map(len, table.texts)))
+            words = Words([word for text in table.texts for word in text], row_W, np.concatenate(pieces))
+        labels = [indices.get(label, -1) for label in labels] if names else labels
         labels_N = np.asarray(labels, np.int32 if names else np.float32)
-        splits[split] = Split(np.concatenate(rows), np.cumsum([0, *map(len, rows)]), labels_N, truncated)
+        splits[split] = Split(np.concatenate(rows), np.cumsum([0, *map(len, rows)]), labels_N, truncated, words)
     digest = hashlib.sha256(json.dumps([names, sorted(splits)]).encode())
     for _, own in sorted(splits.items()):
-        for array in (own.tokens, own.starts, own.labels_N):
+        for array in (own.tokens, own.starts, own.labels_N, *([own.words.token_W] if own.words else [])):
             digest.update(array.tobytes())
     return Examples(
         splits=splits,
@@ -150,12 +196,27 @@ def tokenize(
     )
 
 
+def first_pieces(encoding: Encoding, words: Sequence[str]) -> np.ndarray:
+    """Returns the index of each word's first piece, int64 [W], in the encoding of " ".join(words).
+
+    The space before a word belongs to it, as some tokenizers make it a piece. A word that was truncated, or that the
+    tokenizer drops, has -1.
+    """
+    starts_W = np.cumsum([0, *(len(word) + 1 for word in words[:-1])])  # characters
+    tokens_T = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
+    offsets_T = np.array(encoding.offsets)[tokens_T, 0]
+    first_W = np.full(len(words), -1)
+    words_T = np.searchsorted(starts_W - 1, offsets_T, side="right") - 1
+    first_W[words_T[::-1]] = tokens_T[::-1]  # the last one written is the first
+    return first_W
+
+
 def train_batches(
     examples: Examples, *, seed: int, global_batch: int, lanes: int, start_step: int, rows: tuple[int, int]
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields the rows [start, stop) of the batches from `start_step` on: those of `Split.batch`, and "epoch"."""
     split, per_lane = examples.splits["train"], global_batch // lanes
-    owned = [np.arange(lane, len(split.labels_N), lanes) for lane in range(lanes)]
+    owned = [np.arange(lane, len(split), lanes) for lane in range(lanes)]
     sizes, row_of_record = tuple(map(len, owned)), np.concatenate(owned)
     streams = [Lane(seed, sizes, lane, lanes).read(start_step * per_lane) for lane in range(lanes)]
     while True:

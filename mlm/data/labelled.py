@@ -2,15 +2,18 @@
 
     csv:FILE                  with a header; .tsv: separated by tabs, without quotes, as in GLUE
     jsonl:FILE                an object a line
+    conll:FILE                a word a line, its label in the last column; a blank line ends a sentence
     hf:NAME[:CONFIG][#SPLIT]  a data set of the Hugging Face hub, or a local folder of one
     tfds:NAME[#SPLIT]         a data set of TensorFlow Datasets
 
 FILEs are local or gs://. SPLIT is written as in its library, for example "train[:90%]"; the default is the split to be
-read ("train", "validation", "test"). To add a source: a function here that returns rows, and its name in `READERS`.
+read ("train", "validation", "test"). For token labels the column of text holds lists of words, that of labels a list of
+the same length. To add a source: a function here that returns rows, and its name in `READERS`.
 """
 
 import csv
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -32,10 +35,13 @@ class Table:
     """The rows of one split, in the order of the source."""
 
     source: str  # as in the config
-    texts: list[tuple[str, ...]]  # one or two a row
-    labels: list[str | None] | list[float | None]  # None where the source has none, as in a test split
+    texts: list[tuple[str, ...]]  # one or two a row; with token labels, its words
+    labels: list[
+        Any
+    ]  # a str, a float or, with token labels, a tuple of str; None for a row without, as in a test split
     places: list[str]  # of the rows in the source: "line 7"
     names: Names = None  # of the classes by index, where a library has them
+    is_tokens: bool = False  # whether each word has a label
 
     def where(self, row: int) -> str:
         """Returns the source and the place of a row, for messages."""
@@ -56,15 +62,24 @@ def read(
         names, rows = READERS[reader](rest, split, (*text, label) if labelled else text, label)
         for place, row in rows:
             places.append(place)
-            texts.append(tuple(_text(row, column, f"{source}, {place}: its {column!r}") for column in text))
-            absent = not labelled and row.get(label) in UNKNOWN
-            labels.append(None if absent else _label(row, label, f"{source}, {place}: its {label!r}", kind, names))
+            where = f"{source}, {place}: its"
+            texts.append(_words(row, text[0], where) if kind == "tokens" else _texts(row, text, where))
+            absent = not labelled and _is_unknown(row.get(label))
+            labels.append(None if absent else _label(row, label, f"{where} {label!r}", kind, names))
+            if kind == "tokens" and not absent and len(texts[-1]) != len(labels[-1]):
+                raise InputError(
+                    f"{source}, {place}: has {len(texts[-1])} words and {len(labels[-1])} labels; give each word one."
+                )
     except (OSError, ValueError, KeyError, ImportError, csv.Error) as error:
         message = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{key}: {source} can't be read: {message[:300]}.") from error
     if not texts:
         raise InputError(f"{key}: {source} has no rows.")
-    return Table(source, texts, labels, places, names)
+    return Table(source, texts, labels, places, names, kind == "tokens")
+
+
+def _is_unknown(label: Any) -> bool:
+    return all(each in UNKNOWN for each in label) if isinstance(label, list) else label in UNKNOWN
 
 
 def _value(row: Row, column: str, where: str) -> Any:
@@ -75,8 +90,23 @@ def _value(row: Row, column: str, where: str) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _text(row: Row, column: str, where: str) -> str:
-    text = _value(row, column, where)
+def _texts(row: Row, columns: tuple[str, ...], where: str) -> tuple[str, ...]:
+    return tuple(_text(_value(row, column, f"{where} {column!r}"), f"{where} {column!r}") for column in columns)
+
+
+def _words(row: Row, column: str, where: str) -> tuple[str, ...]:
+    words = _list(row, column, f"{where} {column!r}")
+    return tuple(_text(word, f"{where} {column!r}, word {number},") for number, word in enumerate(words, 1))
+
+
+def _list(row: Row, column: str, where: str) -> list:
+    values = _value(row, column, where)
+    if not isinstance(values, list) or not values:
+        raise InputError(f"{where} is {values!r:.80}; config.classify.kind = tokens needs a list with an entry a word.")
+    return values
+
+
+def _text(text: Any, where: str) -> str:
     if not isinstance(text, str):
         raise InputError(f"{where} is {text!r}, which is not a string.")
     if not text.strip():
@@ -86,7 +116,10 @@ def _text(row: Row, column: str, where: str) -> str:
     return text
 
 
-def _label(row: Row, column: str, where: str, kind: str, names: Names) -> str | float:
+def _label(row: Row, column: str, where: str, kind: str, names: Names) -> str | float | tuple[str, ...]:
+    if kind == "tokens":
+        labels = enumerate(_list(row, column, where), 1)
+        return tuple(_class(label, f"{where}, word {number},", names) for number, label in labels)
     value = _value(row, column, where)
     if kind == "regression":
         try:
@@ -95,6 +128,10 @@ def _label(row: Row, column: str, where: str, kind: str, names: Names) -> str | 
         except (TypeError, ValueError):
             pass
         raise InputError(f"{where} is {value!r}; config.classify.kind = regression needs a number.")
+    return _class(value, where, names)
+
+
+def _class(value: Any, where: str, names: Names) -> str:
     if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int) and names is not None:
@@ -138,6 +175,29 @@ def _jsonl(file: str) -> Rows:
             yield f"line {number}", row
 
 
+def _conll(file: str, columns: tuple[str, ...], label: str) -> Rows:
+    """Yields sentences. "# ..." before one is a comment unless it ends in a known label, as the word "#" would."""
+    known, words, labels, start = {"O"}, [], [], 0
+    with UPath(file).open("r", encoding="utf-8-sig") as lines:
+        for number, line in enumerate(itertools.chain(lines, [""]), 1):
+            cells = [cell.strip() for cell in line.rstrip("\r\n").split("\t" if "\t" in line else None)]
+            if not any(cells) or cells[0] == "-DOCSTART-":
+                if words:
+                    yield f"line {start}", {columns[0]: words, **({label: labels} if labels else {})}
+                words, labels = [], []
+                continue
+            if line.startswith("# ") and not words and cells[-1] not in known:
+                continue
+            if not cells[0] or not cells[-1] or (len(cells) == 1 and label in columns):
+                raise InputError(
+                    f"conll:{file}, line {number}: lacks a word or its label; give it both, in two columns."
+                )
+            start = start if words else number
+            words.append(cells[0])
+            labels += cells[1:][-1:]
+            known.update(cells[1:][-1:])
+
+
 def _hf(name: str, split: str, columns: tuple[str, ...], label: str) -> tuple[Names, Rows]:
     name, _, own = name.partition("#")
     loaded = sources.load_hf(name, split=own or split)
@@ -153,7 +213,9 @@ def _tfds(name: str, split: str, columns: tuple[str, ...], label: str) -> tuple[
 
 def _of_library(features: Any, columns: tuple[str, ...], label: str, rows: Iterable[Row]) -> tuple[Names, Rows]:
     _check_columns(columns, features)
-    names = getattr(features[label], "names", None) if label in features else None
+    names = None
+    if label in features:  # a class, or a list of classes
+        names = getattr(getattr(features[label], "feature", features[label]), "names", None)
     return names, ((f"row {n}", row) for n, row in enumerate(rows, 1))
 
 
@@ -166,6 +228,7 @@ def _check_columns(wanted: Iterable[str], there: Iterable[str]) -> None:
 READERS = {
     "csv": lambda file, split, columns, label: (None, _csv(file, columns)),
     "jsonl": lambda file, split, columns, label: (None, _jsonl(file)),
+    "conll": lambda file, split, columns, label: (None, _conll(file, columns, label)),
     "hf": _hf,
     "tfds": _tfds,
 }

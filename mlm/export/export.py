@@ -25,7 +25,6 @@ from flax.serialization import to_bytes
 from safetensors.numpy import save_file
 from transformers import (
     FlaxRobertaForMaskedLM,
-    FlaxRobertaForSequenceClassification,
     PreTrainedTokenizerFast,
     RobertaConfig,
 )
@@ -35,7 +34,7 @@ from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import model_card, verify_export
 from mlm.inference import fill_mask
-from mlm.model import weights
+from mlm.model import classifier, weights
 from mlm.paths import UPath, is_begun, is_remote, replacing
 from mlm.pretrained import load
 from mlm.pretrained.load import Pretrained
@@ -43,7 +42,6 @@ from mlm.report.summary import RunSummary
 
 PROOF = "proof.json"  # written last: a folder with it is an export
 TOP_K = 5
-FLAX_CLASSES = {load.LM_HEAD: FlaxRobertaForMaskedLM, load.CLASSIFIER: FlaxRobertaForSequenceClassification}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES += ("vocab.json", "merges.txt", "vocab.txt")
 # What the tokenizer and the model are compared on: masks first, last, alone, twice, inside a word; figures, letters
@@ -149,8 +147,10 @@ def check_files(
     try:
         if not (folder / "model.safetensors").is_file():  # flax_model.msgpack can't stand in for it
             raise InputError(f"{folder}: has no model.safetensors")
-        found = logits_of(load.load(str(folder), head=head, flag=""))
-        reference = FLAX_CLASSES[head].from_pretrained(str(folder), trust_remote_code=False)
+        again = load.load(str(folder), head=head, flag="")
+        found = logits_of(again)
+        flax_class = FlaxRobertaForMaskedLM if head == load.LM_HEAD else classifier.flax_class(again.config)
+        reference = flax_class.from_pretrained(str(folder), trust_remote_code=False)
         with jax.default_matmul_precision("highest"):
             last = np.asarray(reference(np.asarray([ids], np.int32)).logits[0])[positions]
     except (InputError, OSError, ValueError) as error:

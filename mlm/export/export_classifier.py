@@ -1,9 +1,10 @@
-"""`export` of a classifier: a folder for transformers' RobertaForSequenceClassification, proven as export.py's are.
+"""`export` of a classifier for transformers' RobertaForSequenceClassification or ...ForTokenClassification, proven.
 
-proof.json holds {"task": "text-classification", "longest", "rows": [{"texts", "ids", "scores"}, ...], "made_with"}, and
-proof.safetensors their logits [rows, C], all rows but the last, the longest, as one padded batch.
+proof.json holds {"task": transformers' name, "longest", "rows": [{"texts", "ids", "scores"}, ...], "made_with"}, and
+proof.safetensors their logits [rows, C], all rows but the last, the longest, as one padded batch. Of token labels,
+"scores" are those of each token, and the logits [L, C] of each row are "logits.{row}".
 
-Dimensions: N rows, C classes, 1 for regression.
+Dimensions: N rows, L tokens in a row, C classes, 1 for regression.
 """
 
 import numpy as np
@@ -20,7 +21,7 @@ from mlm.pretrained import load
 from mlm.pretrained.load import Pretrained
 from mlm.workdir import Workdir
 
-TASK = "text-classification"  # transformers' name
+TASKS = ("text-classification", "token-classification")  # transformers' names
 
 
 def export(model: Pretrained, workdir: Workdir, folder: UPath, *, name: str, torch_python: str = "") -> None:
@@ -31,18 +32,20 @@ def export(model: Pretrained, workdir: Workdir, folder: UPath, *, name: str, tor
     ids = [tok(*each, truncation="longest_first", max_length=longest)["input_ids"] for each in texts]
 
     def logits_of(again: Pretrained) -> list[np.ndarray]:
-        return list(TextClassifier(again, tokenizer.load(again.tokenizer)).logits(ids))
+        return TextClassifier(again, tokenizer.load(again.tokenizer)).logits(ids)
 
     with exports.writing(model, folder, torch_python) as new:
         (new / "README.md").write_text(_card(model, workdir, name), encoding="utf-8")
-        logits_NxC = predictor.logits(ids)
-        found = predictor.classify(ids, max(len(predictor.names), 1))
-        rows = [
-            {"texts": list(each), "ids": own, "scores": scores.get("probabilities", scores)}
-            for each, own, scores in zip(texts, ids, found, strict=True)
-        ]
-        exports.save_proof(new, {"task": TASK, "longest": longest, "rows": rows}, {"logits": logits_NxC})
-        exports.check_files(new, load.CLASSIFIER, logits_of, list(logits_NxC), ids[-1])
+        logits = predictor.logits(ids)
+        if predictor.of_tokens:
+            found, proof = predictor.label_tokens(ids), {f"logits.{row}": own for row, own in enumerate(logits)}
+        else:
+            answers = predictor.classify(ids, max(len(predictor.names), 1))
+            found, proof = [own.get("probabilities", own) for own in answers], {"logits": np.stack(logits)}
+        columns = zip(map(list, texts), ids, found, strict=True)
+        rows = [dict(zip(("texts", "ids", "scores"), row, strict=True)) for row in columns]
+        exports.save_proof(new, {"task": TASKS[predictor.of_tokens], "longest": longest, "rows": rows}, proof)
+        exports.check_files(new, load.CLASSIFIER, logits_of, logits, ids[-1])
 
 
 def _proof_texts(longest: int, *, pair: bool) -> list[Texts]:
@@ -59,7 +62,7 @@ def _card(model: Pretrained, workdir: Workdir, name: str) -> str:
     scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == model.step]
     return model_card.render(
         "classifier_card.md.j2",
-        task=TASK,
+        task=TASKS[classifier.kind(model.config) == "tokens"],
         name=name,
         config=model.config,
         run=model.run_config,

@@ -22,13 +22,19 @@ def verify(folder: str) -> bool:
 
     proof = json.loads((Path(folder) / "proof.json").read_text(encoding="utf-8"))
     tensors = load_file(Path(folder) / "proof.safetensors")
-    rows, classifier = proof["rows"], proof.get("task") == "text-classification"
-    logits = tensors["logits"] if classifier else [tensors[f"logits.{number}"] for number in range(len(rows))]
+    rows, task = proof["rows"], proof.get("task", "fill-mask")
+    classifier = task != "fill-mask"
+    logits = (
+        tensors["logits"]
+        if task == "text-classification"
+        else [tensors[f"logits.{number}"] for number in range(len(rows))]
+    )
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {len(rows)} texts")
 
     tok = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tok.padding_side = tok.truncation_side = "right"
-    auto = transformers.AutoModelForSequenceClassification if classifier else transformers.AutoModelForMaskedLM
+    auto = {"fill-mask": "MaskedLM", "token-classification": "TokenClassification"}.get(task, "SequenceClassification")
+    auto = getattr(transformers, f"AutoModelFor{auto}")
     safe = {"trust_remote_code": False, "use_safetensors": True}  # neither code of the folder nor a pickle
     model, loading = auto.from_pretrained(folder, output_loading_info=True, **safe)
     model = model.float().eval()
@@ -44,8 +50,12 @@ def verify(folder: str) -> bool:
         f"not in {list(map(_texts, different[:1]))}",
     )
     good &= _same_logits(model, tok, rows, logits, cut)
-    task, top_k = ("text-classification", None) if classifier else ("fill-mask", proof["top_k"])
-    settings = {"device": "cpu", "top_k": top_k, "trust_remote_code": False}
+    settings = {"device": "cpu", "trust_remote_code": False}
+    if task == "token-classification":
+        tok.model_max_length = proof["longest"]  # its pipeline takes no other limit
+        answer = transformers.pipeline(task, model=model, tokenizer=tok, ignore_labels=[], **settings)
+        return good & _same_labels(answer, rows)
+    settings["top_k"] = None if classifier else proof["top_k"]
     answer = transformers.pipeline(task, model=model, tokenizer=tok, **settings)
     if classifier:
         return good & (model.config.problem_type == "regression" or _same_probabilities(answer, rows, cut))
@@ -69,7 +79,8 @@ def _same_logits(model, tok, rows: list[dict], logits, cut: dict) -> bool:
             found = model(**tok(*columns, padding=True, return_tensors="pt", **cut)).logits
         for index, row in enumerate(batch):
             own, wanted = found[index], logits[first + index]
-            own = own[row["positions"]] if "positions" in row else own
+            if own.ndim > 1:  # of a padded row
+                own = own[row["positions"]] if "positions" in row else own[: len(row["ids"])]
             if own.shape != wanted.shape:
                 return _check(False, "", f"logits: {tuple(own.shape)} where {tuple(wanted.shape)} are expected")
             difference = (own - wanted).abs().max().item()
@@ -88,6 +99,19 @@ def _same_probabilities(classify, rows: list[dict], cut: dict) -> bool:
             return _check(False, "", f"pipeline: its labels are {sorted(found)[:5]}")
         worst = max(worst, *(abs(found[label] - score) for label, score in row["scores"].items()))
     text = f"probabilities: of pipeline('text-classification') are equal to {worst:.1e}"
+    return _check(worst < SCORES, text, "too large a difference")
+
+
+def _same_labels(label, rows: list[dict]) -> bool:
+    worst, count = 0.0, 0
+    for row in rows:
+        for theirs in label(row["texts"][0]):
+            ours = row["scores"][theirs["index"]]
+            worst = max(worst, abs(theirs["score"] - ours["probability"]))
+            if theirs["entity"] != ours["label"]:
+                return _check(False, "", f"labels: {theirs['entity']}, not {ours['label']} in {row['texts']}")
+            count += 1
+    text = f"labels: {count} of pipeline('token-classification') are equal, probabilities to {worst:.1e}"
     return _check(worst < SCORES, text, "too large a difference")
 
 

@@ -1,6 +1,6 @@
-"""Classify texts or pairs of texts, or predict a number for each: the command `predict` of a classifier.
+"""Classify texts, pairs of texts or words, or predict a number for each text: the command `predict` of a classifier.
 
-Dimensions: B rows, L tokens in a row, C classes.
+Dimensions: B rows, L tokens in a row, C classes, W words of a text.
 """
 
 import functools
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from mlm.data import tokenizer
+from mlm.data import examples, tokenizer
 from mlm.errors import InputError
 from mlm.inference.fill_mask import answer_texts, check_utf8, in_batches, longest_row
 from mlm.model import classifier
@@ -32,6 +32,7 @@ class TextClassifier:
         self._tok, self._longest = tok, longest_row(model)
         run = model.run_config or {}
         self.names = classifier.class_names(model.config)
+        self.of_tokens = classifier.kind(model.config) == "tokens"
         self.columns: Texts = tuple(run.get("classify.text", ()))  # empty if unknown
         self._truncated = min(self._longest, run.get("classify.length", self._longest))
 
@@ -49,48 +50,80 @@ class TextClassifier:
             raise InputError(f"{name}: holds the padding token {self._tok.pad_token}, which no text can; take it out.")
         return ids
 
-    def logits(self, rows: list[list[int]]) -> np.ndarray:
-        """Returns float32 logits [rows, C] of rows of ids."""
+    def encode_words(self, text: str, name: str) -> tuple[list[str], list[int], np.ndarray]:
+        """Returns the words of a text, its ids as in training, and the first piece of each word (-1: cut off)."""
+        words = text.split()
+        ids = self.encode((" ".join(words),), name)
+        encoded = self._tok(" ".join(words), truncation=True, max_length=self._truncated)
+        return words, ids, examples.first_pieces(encoded.encodings[0], words)
+
+    def logits(self, rows: list[list[int]]) -> list[np.ndarray]:
+        """Returns float32 logits [C] of rows of ids; of tokens, [L, C]."""
 
         def compute(*batch: np.ndarray) -> np.ndarray:
             return jax.device_get(self._logits(self._params, *batch))
 
-        return np.stack(in_batches(rows, self._longest, self._tok.pad_token_id, compute))
+        found = in_batches(rows, self._longest, self._tok.pad_token_id, compute)
+        return [own[: len(row)] for own, row in zip(found, rows, strict=True)] if self.of_tokens else found
 
     def classify(self, rows: list[list[int]], top_k: int) -> list[dict[str, Any]]:
         """Returns {"label", "probabilities": {label: probability}} of each row, the `top_k` best; or {"value"}."""
-        logits = self.logits(rows).astype(np.float64)
+        logits = self.logits(rows)
         if not self.names:
-            return [{"value": float(value)} for value in logits[:, 0]]
-        probs = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probs /= probs.sum(axis=1, keepdims=True)
+            return [{"value": float(logits_C[0])} for logits_C in logits]
         results = []
-        for probs_C in probs:
+        for probs_C in map(_softmax, logits):
             best = np.argsort(-probs_C, kind="stable")[:top_k]
             shown = {self.names[index]: float(probs_C[index]) for index in best}
             results.append({"label": self.names[best[0]], "probabilities": shown})
         return results
 
+    def label_tokens(self, rows: list[list[int]]) -> list[list[dict[str, Any]]]:
+        """Returns {"label", "probability"} of each token of each row."""
+        return [
+            [{"label": self.names[int(np.argmax(own_C))], "probability": float(own_C.max())} for own_C in probs_LxC]
+            for probs_LxC in map(_softmax, self.logits(rows))
+        ]
+
+    def label_words(self, rows: list[tuple[list[str], list[int], np.ndarray]]) -> list[dict[str, Any]]:
+        """Returns {"words": [{"word", "label", "probability"}, ...]} of texts; a word that was cut off has "O"."""
+        found = self.label_tokens([ids for _, ids, _ in rows])
+        cut = {"label": "O", "probability": None}
+        return [
+            {"words": [{"word": w} | (own[at] if at >= 0 else cut) for w, at in zip(words, first_W, strict=True)]}
+            for own, (words, _, first_W) in zip(found, rows, strict=True)
+        ]
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    probs = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return probs / probs.sum(axis=-1, keepdims=True)
+
 
 def run(model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdout: TextIO) -> None:
     """Classifies the texts, or the lines of `stdin`, see `answer_texts`; a tab separates the two texts of a pair.
 
-    In JSON, an answer is {"text"} or {"text", "text_pair"}, and what `TextClassifier.classify` returns.
+    In JSON, an answer is {"text"} or {"text", "text_pair"}, and what `TextClassifier.classify` returns, or, of words,
+    which white space separates, `label_words`.
     """
     if top_k < 1:
         raise InputError(f"--top-k={top_k}: must be at least 1.")
     predictor = TextClassifier(model, tokenizer.load(model.tokenizer))
 
-    def read(text: str, name: str) -> tuple[dict[str, Any], list[int]]:
+    def read(text: str, name: str) -> tuple[dict[str, Any], Any]:
+        if predictor.of_tokens:
+            return {"text": text}, predictor.encode_words(text, name)
         given = tuple(text.split("\t")) if texts else parse(text, predictor.columns, name)
         return dict(zip(("text", "text_pair"), given, strict=False)), predictor.encode(given, name)
 
     def table(answer: dict[str, Any]) -> Iterator[str]:
         if "value" in answer:
             yield f"  {answer['value']:.4f}"
+        yield from (f"  {word['label']:12} {word['word']}" for word in answer.get("words", ()))
         yield from (f"  {prob:7.2%}  {label}" for label, prob in answer.get("probabilities", {}).items())
 
-    answer_texts(texts, stdin, stdout, read, lambda rows: predictor.classify(rows, top_k), table)
+    answer = predictor.label_words if predictor.of_tokens else lambda rows: predictor.classify(rows, top_k)
+    answer_texts(texts, stdin, stdout, read, answer, table)
 
 
 def parse(line: str, columns: Texts, name: str) -> Texts:

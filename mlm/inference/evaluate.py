@@ -104,10 +104,9 @@ def run_classifier(config: ConfigDict, workdir: Workdir, *, model: str, split: s
         raise InputError(f"--split={split}: config.classify only names rows for {', '.join(known)}.")
     loaded = load.load(model or workdir, head=load.CLASSIFIER)
     names = classifier.class_names(loaded.config)
-    if bool(names) != (own.kind == "classes"):
-        raise InputError(
-            f"{loaded.source}: predicts {'classes' if names else 'a number'}; set config.classify.kind to match."
-        )
+    if (kind := classifier.kind(loaded.config)) != own.kind:
+        predicts = {"classes": "classes", "regression": "a number", "tokens": "labels of words"}[kind]
+        raise InputError(f"{loaded.source}: predicts {predicts}; set config.classify.kind to match.")
     tables, _ = data.read_tables({split: own[split]}, text=own.text, label=own.label, kind=own.kind, names=names)
     sizes = {"length": own.length, "multiple": own.multiple}
     examples = data.tokenize(tables, names, tokenizer_folder=loaded.tokenizer, **sizes)
@@ -131,7 +130,7 @@ def score_classifier(
     """
     mesh, padded, shardings, params = put_on_devices(config, model)
     network = classification.make_network(config, padded.config, examples, mesh)
-    eval_step = classification.make_eval_step(network, mesh, shardings)
+    eval_step = classification.make_eval_step(network, mesh, shardings, longest=examples.length)
     names = dict.fromkeys([split, *predict])
     found = {n: classification.evaluate(config, examples, mesh, eval_step, params, n) for n in names}
     named = locate.split_step(model.source)[1] is not None  # the report shows the best checkpoint
@@ -141,7 +140,10 @@ def score_classifier(
         sets |= {name: scores for name, (scores, _) in found.items() if name != split}
         content = {"split": split, "step": model.step, "scores": found[split][0], "sets": sets}
         if examples.labels:
-            table = confusion(examples.splits[split].labels_N, found[split][1], len(examples.labels))
+            labels_N, predicted_N = (
+                each[found[split][1] >= 0] for each in (examples.splits[split].labels_N, found[split][1])
+            )
+            table = confusion(labels_N, predicted_N, len(examples.labels))
             content |= {"labels": examples.labels, "confusion": table.tolist()}
         for name in predict:
             make_folder(workdir.predictions)
@@ -151,17 +153,24 @@ def score_classifier(
 
 
 def _prediction_rows(examples: data.Examples, split: str, predicted_N: np.ndarray) -> str:
-    """Returns the predictions of a split as tab-separated values: index, prediction, label ("" where it is unknown)."""
-    out = io.StringIO()
+    """Returns the predictions of a split as tab-separated values: index, prediction, label ("" where it is unknown).
+
+    Of words: the row's index, the word, prediction ("O" where it was cut off), label.
+    """
+    out, words = io.StringIO(), examples.splits[split].words
     writer = csv.writer(out, delimiter="\t", lineterminator="\n")
-    writer.writerow(["index", "prediction", "label"])
+    writer.writerow(["index", *["word"] * bool(words), "prediction", "label"])
     if examples.labels:
-        names = dict(enumerate(examples.labels)) | {-1: ""}
-        columns = ([names[int(value)] for value in own] for own in (predicted_N, examples.splits[split].labels_N))
+        names = dict(enumerate(examples.labels))
+        columns = (
+            [names.get(int(value), unknown) for value in own]
+            for own, unknown in ((predicted_N, "O"), (examples.splits[split].labels_N, ""))
+        )
     else:
         labels = ("" if math.isnan(value) else f"{value:.7g}" for value in examples.splits[split].labels_N)
         columns = ([f"{value:.7g}" for value in predicted_N], labels)
-    writer.writerows((index, *pair) for index, pair in enumerate(zip(*columns, strict=True)))
+    places = zip(words.row_W, words.texts, strict=True) if words else zip(range(len(predicted_N)), strict=True)
+    writer.writerows((*place, *pair) for place, *pair in zip(places, *columns, strict=True))
     return out.getvalue()
 
 

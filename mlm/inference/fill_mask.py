@@ -140,8 +140,8 @@ def answer_texts(
     texts: list[str],
     stdin: TextIO,
     stdout: TextIO,
-    read: Callable[[str, str], tuple[dict[str, Any], list[int]]],
-    answer: Callable[[list[list[int]]], list[dict[str, Any]]],
+    read: Callable[[str, str], tuple[dict[str, Any], Any]],
+    answer: Callable[[list[Any]], list[dict[str, Any]]],
     table: Callable[[dict[str, Any]], Iterator[str]],
 ) -> None:
     """Answers texts as tables; without texts the lines of `stdin`, each with a line of JSON.
@@ -149,8 +149,8 @@ def answer_texts(
     If `read` refuses a line, those before it are answered.
 
     Args:
-      read: (text, its name for errors) -> (what the answer repeats of it, its ids).
-      answer: rows of ids -> their answers.
+      read: (text, its name for errors) -> (what the answer repeats of it, its row: ids, and what else `answer` takes).
+      answer: rows -> their answers.
       table: an answer -> its lines.
     """
     if texts:
@@ -162,10 +162,10 @@ def answer_texts(
         raise InputError("predict: give texts as arguments, or one a line through a pipe.")
     if isinstance(stdin, io.TextIOWrapper):  # in any locale; `read` refuses a line that is not UTF-8
         stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    waiting: list[tuple[dict[str, Any], list[int]]] = []
+    waiting: list[tuple[dict[str, Any], Any]] = []
 
     def flush() -> None:
-        answers = answer([ids for _, ids in waiting]) if waiting else []
+        answers = answer([row for _, row in waiting]) if waiting else []
         lines = (json.dumps(own | rest, ensure_ascii=False) for (own, _), rest in zip(waiting, answers, strict=True))
         show(*lines, out=stdout)
         waiting.clear()

@@ -1,4 +1,4 @@
-"""transformers' FlaxRobertaForSequenceClassification: its configuration, its parameter tree, its numbers.
+"""transformers' FlaxRobertaForSequenceClassification and ...ForTokenClassification: their trees and their numbers.
 
 Dimensions: B rows, L tokens in a row, H hidden size, C classes (1 for regression).
 """
@@ -8,18 +8,23 @@ import copy
 import jax
 import jax.numpy as jnp
 from jax import Array
-from transformers import FlaxRobertaForSequenceClassification, RobertaConfig
+from transformers import (
+    FlaxRobertaForSequenceClassification,
+    FlaxRobertaForTokenClassification,
+    FlaxRobertaPreTrainedModel,
+    RobertaConfig,
+)
 
 from mlm.model import layers
 from mlm.model.loss import RowSums
 from mlm.model.roberta import Network, Params
 
 
-def make_config(body: RobertaConfig, labels: tuple[str, ...]) -> RobertaConfig:
+def make_config(body: RobertaConfig, labels: tuple[str, ...], *, of_tokens: bool = False) -> RobertaConfig:
     """Returns transformers' config of a classifier with these class names, of a regression without."""
     config = copy.deepcopy(body)
-    config.architectures = ["RobertaForSequenceClassification"]
-    config.problem_type = "single_label_classification" if labels else "regression"
+    config.architectures = [f"RobertaFor{'Token' if of_tokens else 'Sequence'}Classification"]
+    config.problem_type = None if of_tokens else "single_label_classification" if labels else "regression"
     config.id2label = dict(enumerate(labels or ("LABEL_0",)))  # sets num_labels
     config.label2id = {label: index for index, label in config.id2label.items()}
     return config
@@ -27,14 +32,26 @@ def make_config(body: RobertaConfig, labels: tuple[str, ...]) -> RobertaConfig:
 
 def class_names(config: RobertaConfig) -> tuple[str, ...]:
     """Returns the names of the classes in order; none for regression."""
-    if config.problem_type == "regression" or config.num_labels == 1:
+    if kind(config) == "regression":
         return ()
     return tuple(config.id2label[index] for index in range(config.num_labels))
 
 
+def kind(config: RobertaConfig) -> str:
+    """Returns what a classifier predicts, as config.classify.kind names it."""
+    if "TokenClassification" in str(config.architectures):  # a folder's list may hold anything
+        return "tokens"
+    return "regression" if config.problem_type == "regression" or config.num_labels == 1 else "classes"
+
+
+def flax_class(config: RobertaConfig) -> type[FlaxRobertaPreTrainedModel]:
+    """Returns transformers' class of a classifier."""
+    return FlaxRobertaForTokenClassification if kind(config) == "tokens" else FlaxRobertaForSequenceClassification
+
+
 def init_params(config: RobertaConfig, key: Array) -> Params:
     """Returns float32 parameters as transformers initialises them."""
-    return FlaxRobertaForSequenceClassification(config, _do_init=False).init_weights(key, (1, 1))
+    return flax_class(config)(config, _do_init=False).init_weights(key, (1, 1))
 
 
 def logits(
@@ -45,12 +62,15 @@ def logits(
     dropout_key: Array | None = None,
     rows_B: Array | None = None,
 ) -> Array:
-    """Returns logits_BxC, float32, of the first token of each row (see `Network.encode`)."""
-    first_Bx1 = jnp.zeros((len(ids_BxL), 1), jnp.int32)
+    """Returns logits_BxC, float32, of the first token of each row (see `Network.encode`); of tokens, logits_BxLxC."""
+    of_tokens = kind(network.config) == "tokens"
+    first_Bx1 = None if of_tokens else jnp.zeros((len(ids_BxL), 1), jnp.int32)
     x_Bx1xH = network.encode(params, ids_BxL, attention_BxL, first_Bx1, dropout_key, rows_B)
     seeds = [None] * 2 if dropout_key is None else list(jax.random.bits(jax.random.fold_in(dropout_key, 1), (2,)))
     rate, head = network.config.hidden_dropout_prob, params["classifier"]
     with jax.named_scope("classifier"):
+        if of_tokens:
+            return layers.dense(head, layers.dropout(x_Bx1xH, rate, seeds[0], rows_B)).astype(jnp.float32)
         x_Bx1xH = layers.dropout(x_Bx1xH, rate, seeds[0], rows_B)
         x_Bx1xH = jnp.tanh(layers.dense(head["dense"], x_Bx1xH))
         x_Bx1xH = layers.dropout(x_Bx1xH, rate, seeds[1], rows_B)
@@ -58,16 +78,26 @@ def logits(
 
 
 def row_sums(logits_BxC: Array, label_B: Array) -> RowSums:
-    """Returns the loss of each row: cross entropy in nats, or the squared error of a single logit; float32."""
+    """Returns the loss of each row: cross entropy in nats, or the squared error of a single logit; float32.
+
+    Of tokens, logits_BxLxC and label_BxL, it is the sum over those whose label is not -1.
+    """
     weight_B = jnp.ones(label_B.shape, jnp.float32)
     if logits_BxC.shape[-1] == 1:
         return RowSums((logits_BxC[:, 0] - label_B) ** 2, weight_B, jnp.zeros_like(weight_B))
-    one_hot_BxC = jnp.arange(logits_BxC.shape[-1]) == label_B[:, None]  # a mesh would have to split a gather
-    loss_B = -jnp.sum(jnp.where(one_hot_BxC, jax.nn.log_softmax(logits_BxC), 0), axis=-1)
-    return RowSums(loss_B, weight_B, (jnp.argmax(logits_BxC, axis=-1) == label_B).astype(jnp.float32))
+    one_hot_BxC = jnp.arange(logits_BxC.shape[-1]) == label_B[..., None]  # a mesh would have to split a gather
+    loss_B = -jnp.sum(jnp.where(one_hot_BxC, jax.nn.log_softmax(logits_BxC), 0), axis=-1)  # 0 at -1
+    sums = RowSums(loss_B, weight_B, (jnp.argmax(logits_BxC, axis=-1) == label_B).astype(jnp.float32))
+    if label_B.ndim == 1:
+        return sums
+    weight_BxL = (label_B >= 0).astype(jnp.float32)
+    return RowSums(*(jnp.sum(each_BxL, axis=1) for each_BxL in sums._replace(weight_B=weight_BxL)))
 
 
 def row_scores(logits_BxC: Array, label_B: Array) -> tuple[Array, Array]:
-    """Returns (loss_B, prediction_B), float32; a class is predicted by its index, the first of the largest logits."""
+    """Returns (loss_B, prediction_B), float32; a class is predicted by its index, the first of the largest logits.
+
+    Of tokens, arguments as of `row_sums`, it is prediction_BxL.
+    """
     value_B = logits_BxC[:, 0] if logits_BxC.shape[-1] == 1 else jnp.argmax(logits_BxC, axis=-1)
     return row_sums(logits_BxC, label_B).loss_B, value_B.astype(jnp.float32)

@@ -33,7 +33,10 @@ def is_classifier(model: str | Workdir) -> bool:
         if isinstance(model, Workdir) or is_workdir(model):
             return "labels" in _metadata(model)["dataset"]
         config = json.loads((local_copy(model, "--model=") / "config.json").read_text())
-        return any("SequenceClassification" in name for name in config.get("architectures") or ())
+        return any(
+            name.endswith(("SequenceClassification", "TokenClassification"))
+            for name in config.get("architectures") or ()
+        )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
 

@@ -34,6 +34,8 @@ SCORES = {  # of a line of metrics.jsonl: key -> (name on the page, format)
     "accuracy": ("accuracy", ".2%"),
     "bits_per_byte": ("bits per byte", ".4f"),
     "predictions": ("predictions", ","),
+    "precision": ("precision, spans of words", ".2%"),
+    "recall": ("recall, spans of words", ".2%"),
     "f1": ("F1, weighted", ".2%"),
     "f1_macro": ("F1, mean of classes", ".2%"),
     "f1_positive": ("F1 of the second class", ".2%"),
@@ -41,6 +43,8 @@ SCORES = {  # of a line of metrics.jsonl: key -> (name on the page, format)
     "mse": ("mse", ".4f"),
     "pearson": ("pearson", ".4f"),
     "spearman": ("spearman", ".4f"),
+    "words": ("words", ","),
+    "words_cut": ("words cut off", ","),
     "rows": ("rows", ","),
 }
 PAIRS = 20  # of classes most often confused, on the page
@@ -113,6 +117,7 @@ def score_rows(lines: Sequence[Line]) -> Rows:
         for key in shown:
             name, spec = SCORES[key]
             name = "loss, squared error" if key == "loss" and "mse" in shown else name
+            name = "F1, spans of words" if key == "f1" and "recall" in shown else name
             name = f"{owner}: {name}" if owner else name
             rows.append((name, *(number(line[key], spec) if key in line else "" for line in own)))
     return rows

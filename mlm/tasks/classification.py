@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -42,10 +43,11 @@ class Classification(Task):
         sharding.check_batch(self.mesh, rows=rows // accumulate, key="data.global_batch / train.accumulate")
         sharding.check_batch(self.mesh, rows=config.evaluate.batch, key="evaluate.batch")
         _check_data(config, examples, body)
-        self.model_config = classifier.make_config(body, examples.labels)
+        of_tokens = config.classify.kind == "tokens"
+        self.model_config = classifier.make_config(body, examples.labels, of_tokens=of_tokens)
         self.network = make_network(config, self.model_config, examples, self.mesh)
 
-        self._count = len(examples.splits["train"].labels_N)
+        self._count = len(examples.splits["train"])
         self._run = run = configs.flatten(config)
         self.steps = recipe.total_steps(run, self._count)
         schedule = optimizer.make_schedule(run, self.steps)
@@ -60,7 +62,8 @@ class Classification(Task):
         gradient = step.mean_gradient(run, _inputs, functools.partial(_row_sums, self.network), self.mesh)
         has_accuracy = bool(examples.labels)
         self.train_step = step.make_train_step(run, gradient, tx, schedule, self.shapes, has_accuracy=has_accuracy)
-        self.eval_step = make_eval_step(self.network, self.mesh, state.shardings_of(self.shapes).params)
+        shardings = state.shardings_of(self.shapes).params
+        self.eval_step = make_eval_step(self.network, self.mesh, shardings, longest=examples.length)
         self._mean_length = float(np.mean(examples.splits["train"].lengths))
         self.tokens_per_step = round(rows * self._mean_length)
         self.expected_compiles = len(examples.lengths("train"))
@@ -101,9 +104,10 @@ class Classification(Task):
         return 1 - scores.selected(found, metrics) if metrics else found["loss"]
 
     def flops_per_token(self, step: int) -> float:
-        """Returns the useful FLOPs of a step per token; the head reads one token of a row."""
+        """Returns the useful FLOPs of a step per token; the head reads one token of a row, or all."""
         length = self._mean_length
-        return recipe.flops_per_token(self._run, self.model_config.num_labels, length=length, rate=1 / length)
+        rate = 1.0 if classifier.kind(self.model_config) == "tokens" else 1 / length
+        return recipe.flops_per_token(self._run, self.model_config.num_labels, length=length, rate=rate)
 
 
 def _check_data(config: ConfigDict, examples: Examples, body: RobertaConfig) -> None:
@@ -119,7 +123,7 @@ def _check_data(config: ConfigDict, examples: Examples, body: RobertaConfig) -> 
         raise InputError(
             f"config.classify.metric: f1_positive is of two classes, the rows have {len(examples.labels)}."
         )
-    count = len(examples.splits["train"].labels_N)
+    count = len(examples.splits["train"])
     if count < config.data.lanes:
         raise InputError(f"config.data.lanes = {config.data.lanes}: there are only {count} training rows; lower it.")
 
@@ -148,12 +152,18 @@ def _row_sums(network: Network, params: Params, inputs: step.Inputs, rows_B: jax
     return classifier.row_sums(logits_BxC, inputs["label"])
 
 
-def make_eval_step(network: Network, mesh: Mesh, param_shardings: Params) -> Callable:
-    """Returns the jitted `(params, batch) -> (loss_B, prediction_B)`, without dropout."""
+def make_eval_step(network: Network, mesh: Mesh, param_shardings: Params, *, longest: int) -> Callable:
+    """Returns the jitted `(params, batch) -> (loss_B, prediction_B)`, without dropout.
+
+    Of tokens, the predictions are padded to the `longest` row, so that those of all batches fit together.
+    """
 
     def eval_step(params: Params, batch: step.Batch) -> tuple[jax.Array, jax.Array]:
         logits_BxC = classifier.logits(network, params, batch["input_ids"], batch["attention_mask"])
-        return classifier.row_scores(logits_BxC, batch["label"])
+        loss_B, predicted = classifier.row_scores(logits_BxC, batch["label"])
+        return loss_B, jnp.pad(
+            predicted, [(0, 0), (0, longest - predicted.shape[1])]
+        ) if predicted.ndim > 1 else predicted
 
     return step.jit_eval_step(eval_step, mesh, param_shardings)
 
@@ -163,16 +173,24 @@ def evaluate(
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Returns the scores of a split (loss, those of mlm/tasks/scores.py, rows) and the predictions, float32 [N].
 
-    The loss is the cross entropy in nats, or the mean squared error. Rows without a label are predicted alone.
+    The loss is the cross entropy in nats, or the mean squared error. Rows without a label are predicted alone. With
+    labels of words, the predictions are [W], and -1 where a word was cut off.
     """
     rows = config.evaluate.batch
     batches = data.eval_batches(examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
     columns = evaluation.per_row(eval_step, params, batches, mesh=mesh, rows=rows)
     order, own = data.eval_order(examples, split), examples.splits[split]
     loss_N, predicted_N = (values[np.argsort(order)] for values in columns)
+    if own.words:
+        predicted_N = np.where(own.words.token_W < 0, -1, predicted_N[own.words.row_W, own.words.token_W])
     known_N = own.labels_N >= 0 if examples.labels else ~np.isnan(own.labels_N)
     if not known_N.any():
         return {}, predicted_N
     pair, count = (own.labels_N[known_N], predicted_N[known_N]), len(examples.labels)
+    if own.words:
+        row_W, read_W = own.words.row_W[known_N], own.words.token_W[known_N] >= 0
+        found = scores.score_words(*pair, row_W, examples.labels)
+        found |= {"words": len(row_W), "words_cut": int(np.sum(~read_W)), "rows": len(np.unique(row_W))}
+        return {"loss": float(np.sum(loss_N, dtype=np.float64)) / max(int(read_W.sum()), 1), **found}, predicted_N
     found = scores.score_classes(*pair, count) if count else scores.score_numbers(*pair)
     return {"loss": float(np.mean(loss_N[known_N], dtype=np.float64)), **found, "rows": len(pair[0])}, predicted_N

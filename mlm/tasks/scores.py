@@ -1,6 +1,6 @@
-"""Scores of predicted classes and numbers: scikit-learn's and scipy's definitions.
+"""Scores of predicted classes, numbers and labels of words: scikit-learn's, scipy's and seqeval's definitions.
 
-Dimensions: N rows, C classes.
+Dimensions: N rows, C classes, W words.
 """
 
 import math
@@ -40,6 +40,44 @@ def score_numbers(targets_N: np.ndarray, predicted_N: np.ndarray) -> dict[str, f
         scores["pearson"] = float(stats.pearsonr(targets_N, predicted_N).statistic)
         scores["spearman"] = float(stats.spearmanr(targets_N, predicted_N).statistic)
     return scores
+
+
+def score_words(
+    labels_W: np.ndarray, predicted_W: np.ndarray, row_W: np.ndarray, names: Sequence[str]
+) -> dict[str, float]:
+    """Returns the accuracy over words, and precision, recall and F1 of all spans together, as seqeval does by default.
+
+    A word that the model could not read, -1 in `predicted_W`, is wrong, and "O" to the spans. `row_W` rises.
+    """
+    ends = np.flatnonzero(np.diff(row_W, append=-1)) + 1  # a span ends with its row
+    true, found = (
+        spans([(*names, "O")[int(label)] for label in np.insert(each_W, ends, -1)])
+        for each_W in (labels_W, predicted_W)
+    )
+    right = len(true & found)
+    return {
+        "accuracy": float(np.mean(labels_W == predicted_W)),
+        "precision": right / max(len(found), 1),
+        "recall": right / max(len(true), 1),
+        "f1": 2 * right / max(len(true) + len(found), 1),
+    }
+
+
+def spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
+    """Returns (first, last, type) of the spans in tags, the last of which is "O", as seqeval reads them by default.
+
+    Of IOB1, IOB2 and IOBES alike: a span begins and ends where prefix or type say so, whatever the scheme allows.
+    """
+    found, first, before, type_before = set(), 0, "O", ""
+    for index, (prefix, *rest) in enumerate(tags):
+        own_type = "".join(rest).split("-", 1)[-1] or "_"
+        differs = own_type != type_before
+        if before in "ES" or (before in "BI" and prefix in "BSO") or (before not in "O." and differs):
+            found.add((first, index - 1, type_before))
+        if prefix in "BS" or (before in "ESO" and prefix in "EI") or (prefix not in "O." and differs):
+            first = index
+        before, type_before = prefix, own_type
+    return found
 
 
 def confusion(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> np.ndarray:
