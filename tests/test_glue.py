@@ -83,6 +83,17 @@ def test_a_table_of_some_tasks(trained_workdir, data, tmp_path):
     assert again.returncode == 0 and json.loads((tmp_path / "glue.json").read_text()) == found, "nothing is done again"
 
 
+def test_what_fails_is_named_and_the_others_are_done(trained_workdir, data, tmp_path, monkeypatch):
+    """MNLI's model is not there: what starts from it is not trained from another."""
+    flags = ("--protocol=mosaic", f"--data={data}", "--tasks", "mnli", "rte", "wnli")
+    done = run(trained_workdir.root, tmp_path, *flags, keys=[*KEYS, "classify.length=1000", "model.positions=1000"])
+    assert done.returncode == 2 and "mlm glue: mnli, rte failed; run the same command" in done.stderr, done.stderr
+    tasks = json.loads((tmp_path / "glue.json").read_text())["tasks"]
+    assert "classify.length = 1000: the model reads 32 tokens" in tasks["mnli"]["failed"]
+    assert tasks["rte"]["failed"] == "starts from MNLI's model, which failed" and "median" in tasks["wnli"]
+    assert not (tmp_path / "runs" / "rte").exists()
+
+
 @pytest.mark.slow
 def test_all_tasks_from_mnli(trained_workdir, data, tmp_path):
     """The protocol that starts from MNLI's model, cut to a seed; and against another table."""

@@ -7,7 +7,7 @@ import json
 from mlm import config as configs
 from mlm import logs
 from mlm.commands import common
-from mlm.errors import InputError
+from mlm.errors import InputError, StopError
 from mlm.paths import UPath, canonical, write_text
 from mlm.pretrained import locate
 from mlm.workdir import Workdir, lock
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.glue import glue
-    from mlm.glue.tasks import PROTOCOLS, TASKS
+    from mlm.glue.tasks import MAJORITY, PROTOCOLS, TASKS
     from mlm.text import show
 
     if args.protocol not in PROTOCOLS:
@@ -47,7 +47,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         raise InputError(
             f"--tasks: {needed[0]} starts from MNLI's model in the protocol {args.protocol}; name mnli, too."
         )
-    settings = [f"{key}={value}" for key, value in next(PROTOCOLS[args.protocol].cells(names[0])).items()]
+    trained = next((name for name in names if name != MAJORITY), "mnli")
+    settings = [f"{key}={value}" for key, value in next(PROTOCOLS[args.protocol].cells(trained)).items()]
     config = configs.load(args.config, [*settings, *overrides], task=configs.CLASSIFICATION)
     most = locate.longest_row(args.model)
     for name in names:
@@ -74,3 +75,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     else:
         show(*glue.render(found, differences))
     print(workdir.root / "submission")
+    failed = [(name, task["code"]) for name, task in found["tasks"].items() if "failed" in task]
+    if failed:
+        error = StopError(f"{', '.join(name for name, _ in failed)} failed; run the same command to repeat what did.")
+        error.code = failed[0][1]
+        raise error

@@ -21,6 +21,7 @@ from mlm.glue.tasks import AX, MAJORITY, PROTOCOLS, TASKS, Protocol, Settings, T
 from mlm.paths import UPath, make_folder, remove, write_text
 from mlm.sweep.bootstrap import paired
 from mlm.sweep.runs import Outcome, Run, run_all
+from mlm.tasks.scores import selected
 from mlm.text import table
 from mlm.workdir import Workdir
 
@@ -80,6 +81,9 @@ def run(
         if name == MAJORITY:
             tasks[name] = _majority(data, root)
             continue
+        if name in own.from_mnli and not start:
+            tasks[name] = {"failed": "starts from MNLI's model, which failed", "code": tasks["mnli"]["code"]}
+            continue
         first = (f"--config.train.init_from={start}",) if name in own.from_mnli else ()
         cells = [Cell(own, name, settings, root, data, most) for settings in own.cells(name)]
         outcomes = iter(
@@ -87,10 +91,11 @@ def run(
         )
         ended = [[next(outcomes) for _ in cell.folders] for cell in cells]
         tasks[name] = _choose(list(zip(cells, ended, strict=True)), root)
-        if name == "mnli" and "failed" not in tasks[name]:
-            start = f"{tasks[name]['run']}/export"
-        for cell in cells if name != "mnli" else ():
-            cell.remove_models()
+        if name == "mnli":
+            start = f"{tasks[name]['run']}/export" if "run" in tasks[name] else ""
+        elif "run" in tasks[name]:
+            for cell in cells:
+                cell.remove_models()
     scores = [task["median"] for name, task in tasks.items() if name != MAJORITY and "median" in task]
     hours = sum(task.get("device_hours", 0.0) for task in tasks.values())
     average = statistics.mean(scores) if scores else None
@@ -137,7 +142,7 @@ class Cell:
         for folder in self.folders:
             content = logs.read_object(Workdir(str(folder), create=False).classification)
             sets = [content["scores"], *(content["sets"][split] for split in self.task.validation[1:])]
-            found.append(statistics.mean(statistics.mean(own[m] for m in self.task.metrics) for own in sets))
+            found.append(statistics.mean(selected(own, self.task.metrics) for own in sets))
         return found
 
     def remove_models(self) -> None:
@@ -152,7 +157,7 @@ def _choose(cells: list[tuple[Cell, list[Outcome]]], root: UPath) -> dict[str, A
     """Returns the entry of a task: of the cell whose seeds have the best median; writes the files of its best run."""
     failed = [outcome for _, own in cells for outcome in own if outcome.code]
     if failed:
-        return {"failed": f"{failed[0].run.name}: {failed[0].last_line}"}
+        return {"failed": f"{failed[0].run.name}: {failed[0].last_line}", "code": failed[0].code}
     scores = [cell.scores() for cell, _ in cells]
     best = max(range(len(cells)), key=lambda n: statistics.median(scores[n]))
     cell, own = cells[best][0], scores[best]
