@@ -5,10 +5,8 @@ import math
 import re
 import shutil
 
-import numpy as np
 import pytest
 
-from mlm.data import batches, tokenizer
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files, locate
 from mlm.report import report
@@ -16,7 +14,8 @@ from mlm.tasks.pretraining import Pretraining
 from mlm.training import loop
 from mlm.training.milestones import steps_of
 from mlm.workdir import Workdir
-from tests.fixtures import pretrain, tiny_config
+from tests.fixtures import pretrain, slow, tiny_config
+from tests.fixtures_data import train_tokenizer, write_shards
 
 pytestmark = pytest.mark.usefixtures("one_device")
 SETTINGS = ("data.lanes=4", "checkpoint.every=1", "evaluate.every=0", "checkpoint.keep=1")
@@ -49,17 +48,17 @@ def test_a_milestone_after_the_last_step_is_refused(late):
     assert str(error.value) == f"{sentence} remove it, or train longer."
 
 
-def test_words_are_counted_as_a_person_counts_them(manifest, tokenizer_folder, tmp_path):
-    """Within a tenth of the words of the rows' texts, cut at white space."""
+@pytest.mark.parametrize("kind", [slow("unigram"), slow("bpe"), "wordpiece"])
+def test_words_are_counted_as_a_person_counts_them(texts, kind, tmp_path):
+    """Within a tenth of the words of the documents, cut at white space, whatever the tokenizer does."""
     workdir = Workdir(str(tmp_path))
-    shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
+    folder = train_tokenizer(texts, tmp_path / "tokenizer", kind, vocab_size=2000)
+    manifest = write_shards(texts[:400], tmp_path / "shards", folder)
     task = Pretraining.open(tiny_config(*SETTINGS), workdir, manifest)
-    tok = tokenizer.load(tokenizer_folder)
-    read = batches.eval_batches(manifest, split="train", batch=500, rows=(0, 500))
-    rows = np.concatenate([batch["input_ids"][batch["valid"] > 0] for batch in read])
-    words = sum(len(text.split()) for text in tok.batch_decode(rows, skip_special_tokens=True))
-    assert len(rows) < 10_000
-    assert task.words_per_step() == pytest.approx(16 * words / len(rows), rel=0.1)
+    rows = manifest.splits["train"].records
+    words = sum(len(text.split()) for number, text in enumerate(texts[:400]) if number % 10)
+    assert rows < 10_000
+    assert task.words_per_step() == pytest.approx(16 * words / rows, rel=0.1)
 
 
 def test_milestones_are_kept_whatever_later_lists_say(manifest, tokenizer_folder, tmp_path, capsys):

@@ -105,10 +105,10 @@ def count_tokens(manifest: Manifest, *, split: str, records: int = 10_000) -> np
     return counts_V
 
 
-def words_per_row(manifest: Manifest, starts_V: np.ndarray, *, records: int = 10_000) -> float:
-    """Returns the mean number of words in a row of the training split, over the sample of `count_tokens`."""
+def words_per_row(manifest: Manifest, words_V: np.ndarray, *, records: int = 10_000) -> float:
+    """Returns the mean of `tokenizer.counted_words` in a row of the training split, over `count_tokens`' sample."""
     counts_V = count_tokens(manifest, split="train", records=records)
-    return float(counts_V @ starts_V) / sum(wanted for _, wanted in _sample_sizes(manifest, "train", records))
+    return float(counts_V @ words_V) / sum(wanted for _, wanted in _sample_sizes(manifest, "train", records))
 
 
 def _sample_sizes(manifest: Manifest, split: str, records: int) -> list[tuple[Manifest, int]]:

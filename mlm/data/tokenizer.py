@@ -182,6 +182,14 @@ def word_starts(folder: str, *, key: str, fix: str = "set masking.kind to token"
     return starts_V
 
 
+def counted_words(folder: str, *, key: str) -> np.ndarray:
+    """Returns which entries of the vocabulary make one more word of a text cut at white space, about, bool [V]."""
+    starts_V, fast = word_starts(folder, key=key, fix="name steps"), load_fast(folder)
+    if isinstance(fast.decoder, decoders.WordPiece):  # its punctuation marks stand alone
+        starts_V[[number for piece, number in fast.get_vocab().items() if not any(map(str.isalnum, piece))]] = False
+    return starts_V
+
+
 def surface(fast: Tokenizer) -> Callable[[str], str] | None:
     """Returns the function from a vocabulary entry to its text, after a space if it starts a word; None if unknown."""
     decoder = fast.decoder

@@ -187,10 +187,9 @@ class Pretraining(Task):
         return recipe.flops_per_token(self.run, self.info.vocab_size, length=length)
 
     def words_per_step(self) -> float:
-        """Returns the words that a step reads, by the tokens that start one."""
-        key, fix = "config.checkpoint.milestones", "name steps"
-        starts_V = tokenizer.word_starts(str(self.workdir.tokenizer), key=key, fix=fix)
-        return self.config.data.global_batch * batches.words_per_row(self.manifest, starts_V)
+        """Returns the words that a step reads, about, as cut at white space."""
+        words_V = tokenizer.counted_words(str(self.workdir.tokenizer), key="config.checkpoint.milestones")
+        return self.config.data.global_batch * batches.words_per_row(self.manifest, words_V)
 
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
         """Returns the monitor of advice and loss spikes."""
