@@ -45,6 +45,15 @@ def test_a_failing_run_ends_no_other_and_what_is_done_is_skipped(tmp_path, capsy
     assert (tmp_path / "train" / "run.json").stat().st_mtime_ns > when, "done with other arguments"
 
 
+def test_in_a_bucket(bucket):
+    root = UPath(bucket) / "sweep"
+    planned = [Run(run.name, f"{root}/{run.name}", run.arguments) for run in helps(pathlib.Path(), "train", "bad")]
+    outcomes = runs.run_all(planned, root=root, engine=None)
+    assert [outcome.code for outcome in outcomes] == [0, 2]
+    assert "usage: python -m mlm train" in (root / "train" / "output.txt").read_text()
+    assert runs.run_all(planned[:1], root=root, engine=None) == outcomes[:1]
+
+
 def test_what_a_kill_leaves_is_not_done(tmp_path):
     planned = helps(tmp_path, "train")
     for content in ({"code": 143, "arguments": ["train", "--help"], "seconds": 100.0, "last_line": ""}, {}):

@@ -81,7 +81,7 @@ def _execute(root: str, run: Run, *, shared_cache: bool = False) -> Outcome:
     """Starts a run or resumes it, and waits for its end; with a `shared_cache`, one of compiled programs for all."""
     with _alone:
         folder, stop = UPath(run.folder), UPath(root) / STOP
-        if not UPath(root).is_dir():
+        if not is_remote(root) and not Path(root).is_dir():
             raise InputError(f"{root}: {socket.gethostname()} has no such folder; name one that all workers share.")
         if stop.is_file():
             return Outcome(run, PreemptedError.code, 0.0, "")
