@@ -62,9 +62,10 @@ def test_it_starts_from_a_run_with_its_sizes_and_tokenizer(finished, trained_wor
 def test_the_best_checkpoint_is_kept_and_exported(finished):
     workdir, _ = finished
     evals = logs.read(workdir.metrics, "eval")
-    best = max(line["accuracy"] for line in evals)
+    best = max(line["f1_macro"] + line["matthews"] for line in evals)
     found = load.from_workdir(workdir, head=load.CLASSIFIER)
-    assert next(line for line in evals if line["step"] == found.step)["accuracy"] == best
+    chosen = next(line for line in evals if line["step"] == found.step)
+    assert chosen["f1_macro"] + chosen["matthews"] == best
     assert len(checkpoint_files.complete_steps(workdir.checkpoints)) <= 2, "keep=1, and the best"
     assert json.loads((workdir.export / "run_config.json").read_text())["classify.label"] == "label"
     steps = checkpoint_files.complete_steps(workdir.checkpoints)

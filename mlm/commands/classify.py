@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from mlm import cluster, logs
@@ -135,7 +134,7 @@ def _describe(config: ConfigDict, examples: Examples, body: RobertaConfig) -> No
         cut = f", {split.truncated:,} of them truncated to {examples.length}" if split.truncated else ""
         lengths = f"{split.lengths.min()} to {split.lengths.max()} tokens"
         if split.words:
-            cut += f", {len(split.labels_N):,} words, {np.sum(split.words.token_W < 0):,} of them cut off"
+            cut += f", {len(split.labels_N):,} words, {(split.words.token_W < 0).sum():,} of them cut off"
         common.say(f"classify: {name}: {config.classify[name]}, {len(split):,} rows of {lengths}{cut}")
     predicts = (
         f"{len(examples.labels)} {'labels of words' if examples.splits['train'].words else 'classes'}"
