@@ -99,6 +99,9 @@ def get_config() -> ConfigDict:
     config.train = ConfigDict()
     config.train.steps = 100_000  # steps; or, with steps = 0:
     config.train.epochs = 0.0  # passes over the training split; of a mixture, over the rows of all its folders together
+    # Or hours, with both at 0: schedules follow the share of them that is used, evaluations and checkpoints left out.
+    config.train.hours = 0.0  # of training time, by process 0's clock
+    config.train.replay = ""  # timing.jsonl of a run of train.hours, whose share of each step replaces the clock's
     config.train.seed = 0  # of the initial parameters and of dropout
     config.train.init_from = ""  # workdir (or WORKDIR@STEP), RoBERTa folder or Hub name to start from; "" = random
     # A new workdir goes on after that step of another run, with its whole state: see mlm/training/branch.py.

@@ -165,8 +165,9 @@ def _validate(config: ConfigDict, task: str) -> None:
     missing = RULES.keys() - flat.keys()
     if missing:
         raise InputError(f"config.{min(missing)} is missing; start a config from configs/base.py.")
-    if task == CLASSIFICATION and flat["train.branch_from"]:
-        raise InputError("config.train.branch_from: is for pretraining alone; start with train.init_from.")
+    for key, fix in (("branch_from", "start with train.init_from"), ("hours", "set train.epochs or train.steps")):
+        if task == CLASSIFICATION and flat[f"train.{key}"]:
+            raise InputError(f"config.train.{key}: is for pretraining alone; {fix}.")
     for key, broken, allowed in across(config):
         if broken and not NOT_READ[task].fullmatch(key):
             raise InputError(f"config.{key} = {flat[key]!r}: {allowed}.")

@@ -167,7 +167,7 @@ METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "
 WEIGHTS: Rule = _tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0"
 
 KEYS_OF: dict[Rule, str] = {  # rules that several keys share
-    TEXT: "tokenizer.path shards.dir train.init_from log.wandb",
+    TEXT: "tokenizer.path shards.dir train.init_from train.replay log.wandb",
     FLAG: "corpus.streaming tokenizer.lowercase data.isolate_documents masking.static model.remat log.tensorboard",
     POSITIVE: """shards.count shards.validation_count data.global_batch data.lanes model.hidden_size model.layers
         model.heads model.intermediate_size model.positions model.vocab_multiple train.accumulate train.guard_limit
@@ -181,7 +181,7 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
         optimizer.ema_decay""",
     ABOVE_ZERO: """tokenizer.sample_megabytes model.layer_norm_eps model.init_stddev
         optimizer.learning_rate optimizer.eps""",
-    FROM_ZERO: "optimizer.weight_decay optimizer.clip_norm train.epochs pod.hang",
+    FROM_ZERO: "optimizer.weight_decay optimizer.clip_norm train.epochs train.hours pod.hang",
     PORT: "pod.port pod.jax_port",
     AXIS: "mesh.data mesh.fsdp mesh.tensor",
     TABLE: "classify.train classify.validation classify.test",
@@ -245,6 +245,8 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     unfit = short > 0 and (short % 8 > 0 or length % short > 0 or short == length)
     uneven = config.evaluate.count != "fixed" and masking.kind != "token"
     too_many = masking.mask_share + masking.random_share > 1 + 1e-9
+    hours, no_start = train.hours > 0, schedule.name == "inverse_sqrt" and schedule.warmup_fraction == 0
+    lengths = (steps > 0) + (train.epochs > 0) + hours
     branches = train.branch_from != ""
     two_warmups = schedule.warmup_steps > 0 and schedule.warmup_fraction > 0
     warmup = schedule.warmup_fraction or schedule.warmup_steps / (steps or math.inf)
@@ -264,7 +266,10 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("data.skip_batches", ranges_overlap(parse_ranges(data.skip_batches)), "its ranges must not overlap"),
         ("train.accumulate", rows % train.accumulate > 0, f"must divide data.global_batch = {rows}"),
         ("masking.random_share", too_many, "mask_share and random_share must not exceed 1 together"),
-        ("train.steps", (steps > 0) == (train.epochs > 0), "set exactly one of train.steps and train.epochs above 0"),
+        ("train.steps", lengths != 1, "set exactly one of train.steps, train.epochs and train.hours above 0"),
+        ("train.replay", train.replay != "" and not hours, "must be empty without train.hours"),
+        ("schedule.warmup_steps", hours and schedule.warmup_steps > 0, "use warmup_fraction with train.hours"),
+        ("schedule.name", hours and no_start, "needs schedule.warmup_fraction above 0 with train.hours"),
         ("train.branch_from", branches and train.init_from != "", "can't be set together with train.init_from"),
         ("model.init", branches and model.init != "stock", "must be stock with train.branch_from"),
         ("model.init", model.init != "stock" and train.init_from != "", "must be stock with train.init_from"),

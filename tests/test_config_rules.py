@@ -95,6 +95,7 @@ BAD = {
     "schedule.final_fraction": ["nan"],
     "train.steps": ["-5"],
     "train.epochs": ["-1", "inf"],
+    "train.hours": ["-1", "inf", "nan"],
     "train.seed": ["-1"],
     "train.branch_from": ["runs/a", "@5", "runs/a@x"],
     "train.accumulate": ["0"],
@@ -147,7 +148,7 @@ BAD = {
 }
 ANY_VALUE = {"corpus.group", "corpus.streaming", "tokenizer.path", "tokenizer.lowercase", "shards.dir", "model.remat",
              "log.tensorboard", "log.wandb", "masking.static",
-             "data.isolate_documents", "train.init_from"}  # fmt: skip
+             "data.isolate_documents", "train.init_from", "train.replay"}  # fmt: skip
 
 
 def test_bad_values_are_listed_for_every_key():
@@ -198,7 +199,22 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
             ["evaluate.count=independent", "masking.kind=span"],
             "config.evaluate.count = 'independent': must be fixed with masks of masking.kind = span.",
         ),
-        (["train.steps=0"], "config.train.steps = 0: set exactly one of train.steps and train.epochs above 0."),
+        *(
+            (
+                keys,
+                f"config.train.steps = {steps}: set exactly one of train.steps, train.epochs and train.hours above 0.",
+            )
+            for keys, steps in ((["train.steps=0"], 0), (["train.epochs=2"], 100000), (["train.hours=2"], 100000))
+        ),
+        (["train.replay=a"], "config.train.replay = 'a': must be empty without train.hours."),
+        (
+            ["train.steps=0", "train.hours=2", "schedule.warmup_steps=9"],
+            "config.schedule.warmup_steps = 9: use warmup_fraction with train.hours.",
+        ),
+        (
+            ["train.steps=0", "train.hours=2", "schedule.name=inverse_sqrt"],
+            "config.schedule.name = 'inverse_sqrt': needs schedule.warmup_fraction above 0 with train.hours.",
+        ),
         (
             ["train.branch_from=runs/a@5", "train.init_from=runs/b"],
             "config.train.branch_from = 'runs/a@5': can't be set together with train.init_from.",
@@ -211,7 +227,6 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
             ["model.init=primed", "train.init_from=runs/a"],
             "config.model.init = 'primed': must be stock with train.init_from.",
         ),
-        (["train.epochs=2"], "config.train.steps = 100000: set exactly one of train.steps and train.epochs above 0."),
         (
             ["schedule.warmup_steps=5", "schedule.warmup_fraction=0.1"],
             "config.schedule.warmup_steps = 5: set at most one of warmup_steps and warmup_fraction.",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import jax
+from jax._src import distributed as jax_distributed
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
@@ -17,6 +18,7 @@ from mlm.errors import InputError
 from mlm.workdir import Workdir
 
 MARGIN = 10  # seconds by which jax's own timeouts, which abort a process without a reason, come after ours
+SHARE_TIMEOUT = 3_600_000  # milliseconds
 SLOW_START = 45.0  # seconds until a warning says that the devices have not started
 _compiled: set[tuple] = set()
 
@@ -84,6 +86,18 @@ def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array]) -> N
         function.lower(tree, batch).compile()
         _compiled.add(shapes)
         watch.current.barrier("compiled")
+
+
+def share_of_primary(step: int, share: int) -> int:
+    """Returns process 0's share of the budget on every process: through jax's service, so that no device waits."""
+    client = jax_distributed.global_state.client
+    if jax.process_count() == 1:
+        return share
+    if jax.process_index() > 0:
+        return int(client.blocking_key_value_get(f"share/{step}", SHARE_TIMEOUT))
+    client.key_value_set(f"share/{step}", str(share))
+    client.key_value_delete(f"share/{step - 1000}")  # every process has long read it
+    return share
 
 
 class StopSignal:

@@ -57,6 +57,8 @@ def write(
     values: dict[str, Any] = {}
     if history is not None:
         steps = recipe.total_steps(run, model.meta["dataset"]["records"])
+        if share := model.meta.get("share"):  # of train.hours
+            steps = round(model.step / share)
         if history.train or history.evals:
             curve = plots.draw(history.train, history.evals, [], history.unigram_entropy)["Loss"]
             plots.save_png(curve, folder / CURVE)

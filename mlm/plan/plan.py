@@ -35,6 +35,9 @@ class Job:
 
 def make_job(config: ConfigDict, manifest: Manifest | None, *, records: int | None, price: float | None) -> Job:
     """Returns the job of a config, and of its shards if they exist; `records` replaces their number of rows."""
+    if config.train.hours:
+        fix = "set it to 0, and train.steps"
+        raise InputError(f"config.train.hours = {config.train.hours:g}: plan estimates the hours of steps; {fix}.")
     if manifest is None:
         sizes = {"vocab_size": config.tokenizer.vocab_size, "length": config.shards.length}
         info = DatasetInfo.synthetic(**sizes, records=config.data.global_batch)

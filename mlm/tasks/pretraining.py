@@ -114,9 +114,9 @@ class Pretraining(Task):
         rate_at = rate_schedule(config.masking.rate, config.masking.end_rate, self.steps)
 
         def prepare(batch: step.Batch, number: jax.Array) -> step.Inputs:
+            rate = None if rate_at is None else rate_at(step.schedule_step(batch) if "share" in batch else number)
             batch = step.split_rows(batch, parts)
             columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
-            rate = None if rate_at is None else rate_at(number)
             return self.masking(jax.random.key(config.masking.seed), *columns, rate), batch["attention_mask"]
 
         def row_sums(params: Params, inputs: step.Inputs, rows_B: jax.Array, key: jax.Array) -> RowSums:
@@ -136,7 +136,7 @@ class Pretraining(Task):
     # What the loop calls
 
     def step_at(self, step: int) -> step.TrainStep:
-        """Returns the jitted train step for a step, counted from 1."""
+        """Returns the jitted train step for a step of the schedules, counted from 1."""
         return self.short_step if step <= self.short_steps else self.train_step
 
     def _init(self, counts_V: jax.Array | None = None) -> state.TrainState:

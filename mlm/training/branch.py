@@ -32,6 +32,14 @@ class Source(NamedTuple):
     meta: dict[str, Any]
     lineage: dict[str, Any]  # "from", "step", "config_changes": goes into the metadata of the branch's checkpoints
 
+    def share(self, hours: float) -> float:
+        """Returns which share of a branch's train.hours its source has used; 0 if either counts steps."""
+        used = self.meta.get("share", 0.0) * self.meta["config"].get("train.hours", 0.0) if hours else 0.0
+        if hours and used >= hours:
+            name = f"{self.lineage['from']}@{self.step}"
+            raise InputError(f"config.train.hours = {hours:g}: {name} has used {used:g} of them; set it higher.")
+        return used / hours if hours else 0.0
+
 
 def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
     """Returns the checkpoint that train.branch_from names, verified; raises InputError if the run can't start there.

@@ -1,6 +1,8 @@
 """The training loop: the same numbers however often a run is stopped and restarted."""
 
+import collections
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +22,7 @@ from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.paths import staging_folder, upload, write_text
 from mlm.pretrained import checkpoint_files
 from mlm.training import branch, checkpoint, milestones, sharding
+from mlm.training.budget import Budget
 from mlm.training.metrics import Log
 from mlm.training.state import TrainState
 from mlm.training.step import TrainStep
@@ -30,7 +33,7 @@ class Task(Protocol):
     """The data and the objective of a run, a class of mlm/tasks/; holds no array of a device."""
 
     mesh: Mesh
-    steps: int  # in total
+    steps: int  # in total; with train.hours, those of the schedules
     train_step: TrainStep
     shapes: TrainState  # abstract, with shardings, from `state.jit_init`
     metadata: dict[str, Any]  # of data and model, as JSON: saved with a checkpoint, for those who load it
@@ -39,7 +42,7 @@ class Task(Protocol):
     expected_compiles: int = 1  # of a train step: in how many row lengths its batches come
 
     def step_at(self, step: int) -> TrainStep:
-        """Returns the jitted train step for a step, counted from 1."""
+        """Returns the jitted train step for a step of the schedules, counted from 1."""
         return self.train_step
 
     def initial_state(self) -> TrainState:
@@ -84,7 +87,7 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
     saved, source = {} if found is None else _check_resume(workdir, found, meta), None
     if found is None and config.train.branch_from:
         source = branch.open_source(meta, workdir, task.steps)
-        saved = {"branch": source.lineage}
+        saved = {"branch": source.lineage, "share": source.share(config.train.hours)}
     meta |= {key: saved[key] for key in ("branch",) if key in saved}
     start = source.step if source else found or 0
     kept = milestones.steps_of(config.checkpoint.milestones, task.steps, task.words_per_step)
@@ -96,11 +99,13 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
             state = branch.restore(source, task.shapes, task.initial_state)
         else:
             state = task.initial_state() if found is None else checkpoints.restore(found, task.shapes)
-        sizes = {"steps": task.steps, "tokens_per_step": task.tokens_per_step}
+        hours, share = config.train.hours, saved.get("share", 0.0)
+        sizes = {"steps": None if hours else task.steps, "tokens_per_step": task.tokens_per_step}
         with Log(workdir.root, meta["config"], start=start, **sizes) as log, distributed.StopSignal() as stop:
             if cluster.is_primary():
                 log.hooks += task.make_hooks(log.notify)
-            return Loop(config, task, checkpoints, log, meta, stop, workdir, kept).run_from(start, state)
+            spent = Budget(hours, config.train.replay, start=start, share=share, log=log) if hours else None
+            return Loop(config, task, checkpoints, log, meta, stop, workdir, kept, spent).run_from(start, state)
 
 
 @dataclasses.dataclass
@@ -115,36 +120,49 @@ class Loop:
     stop: distributed.StopSignal
     workdir: Workdir
     milestones: list[int]
+    budget: Budget | None  # with train.hours
     trace: Path | None = None  # the folder of a profile that is being taken
 
     def run_from(self, start: int, state: TrainState) -> dict[str, float]:
         """Runs the steps after `start`; returns the scores after the last, from the log if it was run before."""
         task, steps, rows = self.task, self.task.steps, self.config.data.global_batch
-        if start >= steps:
+        budget, recent = self.budget, collections.deque[Any](maxlen=2)
+        if budget.share >= 1 if budget else start >= steps:
             return logs.read(self.workdir.metrics, "eval")[-1]
         batches = task.batches(start)
         pending: tuple[int, Any] | None = None  # metrics of a step, read when the next one is dispatched
         scores: dict[str, float] | None = None
-        for step in range(start + 1, steps + 1):
+        train_step: TrainStep | None = None
+        for step in itertools.count(start + 1):
             self._profile(step, state)
-            train_step = task.step_at(step)
-            first = step == start + 1 or train_step is not task.step_at(step - 1)  # it opens the data, or compiles
+            if budget and len(recent) == 2:
+                jax.block_until_ready(recent[0])  # else the clock would be read long before the step is made
+            share = budget and budget.start_step(step)
+            position = step if share is None else max(round(share * steps), 1)
+            before, train_step = train_step, task.step_at(position)
+            first = train_step is not before  # it opens the data, or compiles
             if first and pending:
                 pending = self._read(*pending)
             cluster.progress("start" if first else "input", step)
-            batch = sharding.put_batch(next(batches), task.mesh, rows)
+            columns = next(batches)
+            if budget:
+                columns["share"] = np.full(len(columns["epoch"]), share, np.float32)
+            batch = sharding.put_batch(columns, task.mesh, rows)
             cluster.progress("compile" if first else "step", step)
             distributed.compile_together(train_step, state, batch)
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch)
             if first:
-                self.log.flops_per_token = task.flops_per_token(step)
+                self.log.flops_per_token = task.flops_per_token(position)
                 with self.log.paused("first_step", step):
                     jax.block_until_ready(metrics)
                 self.log.restart_clock(step)
+                if budget:
+                    budget.restart_clock()
+            recent.append(metrics)
             if pending:
                 self._read(*pending)
-            last = step == steps
+            last = position >= steps
             pending = (step, metrics) if last or step % self.config.log.every == 0 else None
             stopped = self.stop.requested(step)
             ends = last or task.is_epoch_end(step) or step in self.milestones
@@ -160,7 +178,10 @@ class Loop:
                 self._end_profile(state)
             if stopped and not last:
                 self.checkpoints.finish()
-                raise PreemptedError(f"stopped after step {step} of {steps}, saved; start the same command to go on.")
+                of = f"{share:.1%} of train.hours" if budget else str(steps)
+                raise PreemptedError(f"stopped after step {step} of {of}, saved; start the same command to go on.")
+            if last:
+                break
         compiles = max(made._cache_size() for made in map(task.step_at, (1, steps)))
         if compiles > task.expected_compiles:
             self.log.notify(f"warning: the step was compiled {compiles} times; its inputs changed shape or sharding.")
@@ -169,6 +190,8 @@ class Loop:
     def _read(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Logs the metrics of a step; raises NumericsError if the nonfinite guard stops the run."""
         self.log.train(step, metrics)
+        if self.budget:
+            self.budget.record()
         nonfinite = int(metrics["consecutive_nonfinite"])
         if nonfinite >= self.config.train.guard_limit:
             raise NumericsError(
@@ -188,11 +211,14 @@ class Loop:
         if int(metrics["consecutive_nonfinite"]) >= self.config.train.guard_limit:
             self._read(step, metrics)  # raises
         cluster.progress("save", step)
+        own = {"step": step, "milestones": [milestone for milestone in self.milestones if milestone <= step]}
+        if self.budget:
+            self.budget.record()
+            own["share"] = self.budget.share
         self.log.flush()
         with self.log.paused("checkpoint", step):
             metric = scores and self.task.minimized_metric(scores)
-            kept = [milestone for milestone in self.milestones if milestone <= step]
-            self.checkpoints.save(step, state, self.meta | {"step": step, "milestones": kept}, metric)
+            self.checkpoints.save(step, state, self.meta | own, metric)
 
     def _profile(self, step: int, state: TrainState) -> None:
         first = self.config.log.profile_start

@@ -30,9 +30,10 @@ SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spear
 class Log(AbstractContextManager):
     """Writes the logs of a run on the first host, and nothing on the others; a context manager."""
 
-    def __init__(self, workdir: UPath, run: Run, *, start: int, steps: int, tokens_per_step: int):
+    def __init__(self, workdir: UPath, run: Run, *, start: int, steps: int | None, tokens_per_step: int):
         """Opens the logs, and drops the lines of metrics.jsonl after step `start`: these steps will come again."""
         self.hooks: list[MetricsHook] = []  # called with every line of metrics.jsonl
+        self.paused_seconds = 0.0
         self.flops_per_token = 0.0  # of the coming steps; the loop sets it, since it depends on the length of rows
         self._writes, self._tokens_per_step = cluster.is_primary(), tokens_per_step
         device = jax.devices()[0].device_kind
@@ -67,6 +68,7 @@ class Log(AbstractContextManager):
         yield
         seconds = time.monotonic() - begin
         self._clock += seconds
+        self.paused_seconds += seconds
         self.timing(kind, step, seconds=round(seconds, 3))
 
     def train(self, step: int, metrics: dict[str, Any]) -> None:
@@ -86,8 +88,10 @@ class Log(AbstractContextManager):
             text += f", MFU {timing['mfu']:.1%}"
         self.timing("train", step, **timing)
         if self._bar.disable:
-            left = tqdm.format_interval((self._bar.total - step) * self._tokens_per_step / rate)
-            self.notify(f"step {step}/{self._bar.total}: {text}, {left} left")
+            total, left = self._bar.total, ""
+            if total:
+                left = f", {tqdm.format_interval((total - step) * self._tokens_per_step / rate)} left"
+            self.notify(f"step {step}{f'/{total}' if total else ''}: {text}{left}")
         else:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)

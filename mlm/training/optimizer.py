@@ -4,6 +4,7 @@ To add one: a branch here, its name in mlm/config_rules.py, a line in tests/test
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,7 @@ def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransfor
     name, clip_norm = run["optimizer.name"], run["optimizer.clip_norm"]
     b1, b2, eps = (run[f"optimizer.{key}"] for key in ("b1", "b2", "eps"))
     clip = [optax.clip_by_global_norm(clip_norm)] if clip_norm > 0 else []
-    after = [optax.add_decayed_weights(run["optimizer.weight_decay"], decayed), optax.scale_by_learning_rate(schedule)]
+    after = [optax.add_decayed_weights(run["optimizer.weight_decay"], decayed), _scale_by(schedule)]
     if name == "adamw":
         return optax.chain(*clip, optax.scale_by_adam(b1, b2, eps), *after)
     if name == "lion":
@@ -75,6 +76,19 @@ def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransfor
         parts = {"kernel": optax.chain(orthogonal, sized), "rest": optax.scale_by_adam(b1, b2, eps)}
         return optax.chain(*clip, optax.partition(parts, _kernel_or_rest), *after)
     raise ValueError(f"unknown optimizer {name}")
+
+
+def _scale_by(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
+    """Returns `optax.scale_by_learning_rate`; given `progress`, that is where the schedule is, not at its own count."""
+    by_count = optax.scale_by_learning_rate(schedule)
+
+    def update(updates: Params, state: Any, params: Params | None = None, *, progress: Any = None, **_: Any) -> tuple:
+        new, state_after = by_count.update(updates, state, params)
+        if progress is not None:
+            new, _ = by_count.update(updates, optax.ScaleByScheduleState(progress), params)
+        return new, state_after
+
+    return optax.GradientTransformationExtraArgs(by_count.init, update)
 
 
 def decayed(params: Params) -> Params:

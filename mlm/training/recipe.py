@@ -7,10 +7,13 @@ from typing import Any
 from mlm.model import flops
 
 Run = Mapping[str, Any]
+HOURS_STEPS = 1_000_000  # with train.hours, a step of a schedule is a millionth of them
 
 
 def total_steps(run: Run, records: int) -> int:
-    """Returns the steps of a run whose training split has `records` rows."""
+    """Returns the steps of a run whose training split has `records` rows; with train.hours, those of its schedules."""
+    if run.get("train.hours"):  # older runs lack the key
+        return HOURS_STEPS
     return run["train.steps"] or math.ceil(run["train.epochs"] * records / run["data.global_batch"])
 
 

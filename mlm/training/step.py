@@ -16,11 +16,13 @@ from jax.sharding import PartitionSpec as P
 from mlm.model.loss import RowSums, masked_cross_entropy
 from mlm.model.masking import TokenMasking
 from mlm.model.roberta import Network, Params
+from mlm.training import recipe
 from mlm.training.recipe import Run
 from mlm.training.sharding import BATCH, logical_rows
 from mlm.training.state import TrainState, Window, shardings_of
 
-Batch = dict[str, jax.Array]  # input_ids and attention_mask [B, L] int32, record_id and epoch [B] uint32
+# input_ids and attention_mask [B, L] int32, record_id and epoch [B] uint32; share [B] float32 with train.hours
+Batch = dict[str, jax.Array]
 Inputs = Any  # what a loss reads: a tree of arrays with an entry for each row
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]  # metrics are scalars
 Gradient = Callable[[Params, Batch, jax.Array], tuple[Params, RowSums]]
@@ -117,6 +119,11 @@ def split_rows(batch: Batch, parts: int) -> Batch:
     return {**rows, "record_id": record_id, "epoch": jnp.repeat(batch["epoch"], parts)}
 
 
+def schedule_step(batch: Batch) -> jax.Array:
+    """Returns where in its schedules a run of train.hours is, as a number of steps."""
+    return jnp.max(batch["share"]) * recipe.HOURS_STEPS
+
+
 def make_train_step(
     run: Run,
     gradient: Gradient,
@@ -135,7 +142,11 @@ def make_train_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         grads, sums = gradient(state.params, batch, state.step)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        progress, extra = state.step - state.skipped, {}
+        if "share" in batch:
+            progress = schedule_step(batch)
+            extra = {"progress": progress}
+        updates, opt_state = tx.update(grads, state.opt_state, state.params, **extra)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(sums.loss_B) & jnp.isfinite(grad_norm)
         keep = finite & (state.consecutive_nonfinite < run["train.guard_limit"])
@@ -164,7 +175,7 @@ def make_train_step(
             "loss": window.loss / window.weight,
             **({"accuracy": window.correct / window.weight} if has_accuracy else {}),
             "grad_norm": grad_norm,
-            "learning_rate": jnp.asarray(schedule(state.step - state.skipped), jnp.float32),
+            "learning_rate": jnp.asarray(schedule(progress), jnp.float32),
             "skipped": new.skipped,
             "consecutive_nonfinite": new.consecutive_nonfinite,
         }

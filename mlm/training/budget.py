@@ -1,0 +1,75 @@
+"""Runs of train.hours instead of steps (Izsak et al., 2021): schedules follow the share of the training time used.
+
+The share of each step is an input of it. It is a whole number of UNITS, so exact in float32 and short in timing.jsonl,
+whose lines of the kind "share" hold that of every step: the first, then differences. train.replay reads them, and such
+a run equals the one that it replays.
+"""
+
+import itertools
+import time
+
+from mlm import logs
+from mlm.cluster import distributed
+from mlm.errors import InputError
+from mlm.paths import UPath
+from mlm.training.metrics import Log
+
+UNITS = 2**24  # of a budget
+
+
+class Budget:
+    """The share of train.hours that is used: by process 0's clock, without pauses, or as another run recorded it."""
+
+    def __init__(self, hours: float, replay: str, *, start: int, share: float, log: Log):
+        """Goes on after step `start`, at which `share` was used; raises InputError for a replay that lacks a step."""
+        self.units, self._hours, self._log = round(share * UNITS), hours, log
+        self._clock: float | None = None
+        self._used = share * hours * 3600  # seconds
+        self._taken: list[int] = []  # by the steps since the last line
+        self._replay = _read(replay, start) if replay else None
+
+    @property
+    def share(self) -> float:
+        """The share that was used when the last step started."""
+        return self.units / UNITS
+
+    def restart_clock(self) -> None:
+        """Leaves out the time since the last step started: it went into opening the data and compiling."""
+        self._clock = time.monotonic() - self._log.paused_seconds
+
+    def start_step(self, step: int) -> float:
+        """Returns the share that is used as a step starts, the same on every host; 1 for the last step."""
+        if self._replay is not None:
+            units = self._replay[step]
+        else:
+            before = self._clock
+            self.restart_clock()
+            self._used += 0.0 if before is None else self._clock - before
+            units = distributed.share_of_primary(step, min(int(self._used / self._hours / 3600 * UNITS), UNITS))
+        self._taken.append(units if not self._taken else units - self.units)
+        self.units, self._step = units, step
+        return self.share
+
+    def record(self) -> None:
+        """Logs the shares of the steps up to the last one that was started."""
+        if self._taken:
+            self._log.timing("share", self._step, share=round(self.share, 6), units=self._taken)
+            self._taken = []
+
+
+def _read(replay: str, start: int) -> dict[int, int]:
+    """Returns the units of each step after `start`; raises InputError if one is missing."""
+    found: dict[int, int] = {}
+    last = 0
+    for line in logs.read(UPath(replay), "share"):
+        first = line["step"] - len(line["units"]) + 1
+        for stale in range(first, last + 1):  # made again after a restart
+            found.pop(stale, None)
+        last = line["step"]
+        found |= zip(range(first, last + 1), itertools.accumulate(line["units"]), strict=True)
+    ends = next((step for step, units in found.items() if units >= UNITS), 0)
+    missing = next((step for step in range(start + 1, ends) if step not in found), None)
+    if ends <= start or missing:
+        what = f"has no share of step {missing}" if missing else "holds no finished run with train.hours"
+        raise InputError(f"config.train.replay = {replay}: {what}; name the timing.jsonl of one that was finished.")
+    return found

@@ -1,0 +1,127 @@
+"""Runs of train.hours: the schedules follow the clock, a replay equals the run to the bit, a resumed run goes on."""
+
+import itertools
+import json
+import pathlib
+
+import pytest
+
+from mlm import config as configs
+from mlm.errors import InputError
+from mlm.pretrained import checkpoint_files
+from mlm.training.budget import UNITS, _read
+from mlm.workdir import Workdir
+from tests.fixtures import pretrain, tiny_config
+from tests.processes import copy, run_together, train_arguments
+from tests.test_branch import assert_same, lines_after
+from tests.test_resume import state_of
+
+SETTINGS = (
+    "train.steps=0",
+    "train.hours=0.001",
+    "data.lanes=4",
+    "data.short_length=16",
+    "data.short_share=0.5",
+    "data.isolate_documents=true",
+    "schedule.warmup_fraction=0.2",
+    "masking.end_rate=0.1",
+    "model.hidden_dropout=0.1",
+    "checkpoint.every=20",
+    "checkpoint.keep=99",
+    "evaluate.every=0",
+    "log.every=5",
+)
+
+
+@pytest.fixture(scope="module")
+def timed(one_device, manifest, tmp_path_factory) -> pathlib.Path:
+    """A run of 3.6 seconds."""
+    workdir = tmp_path_factory.mktemp("timed")
+    pretrain(tiny_config(*SETTINGS), Workdir(str(workdir)), manifest)
+    return workdir
+
+
+def timing(workdir: pathlib.Path, kind: str) -> list[dict]:
+    lines = map(json.loads, (workdir / "timing.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+def last_step(workdir: pathlib.Path) -> int:
+    return checkpoint_files.complete_steps(workdir / "checkpoints")[-1]
+
+
+def test_schedules_follow_the_share_of_the_time(timed):
+    shares, steps = _read(str(timed / "timing.jsonl"), 0), last_step(timed)
+    assert list(shares) == list(range(1, steps + 1)) and steps > 40
+    assert all(a <= b for a, b in itertools.pairwise(shares.values()))
+    assert shares[steps] == UNITS > shares[steps - 1] and shares[1] < UNITS / 50
+    for line in lines_after(timed, 0):
+        if line["kind"] == "train":
+            share = shares[line["step"]] / UNITS
+            rate = 0.003 * min(share / 0.2, (1 - share) / 0.8)
+            assert line["learning_rate"] == pytest.approx(rate, rel=1e-4, abs=1e-9), line["step"]
+    lines = timing(timed, "share")
+    assert lines[-1]["share"] == 1 and {line["step"] for line in timing(timed, "train")} >= {10, 15, 20}
+    seconds = sum(line["seconds"] for line in timing(timed, "train"))
+    assert seconds == pytest.approx(3.6, abs=0.9), "pauses are not of the budget"
+    assert len(timing(timed, "first_step")) == 2, "one of each length of rows"
+    assert checkpoint_files.read_meta(timed / "checkpoints", steps)["share"] == 1
+
+
+def test_a_replay_is_the_run_to_the_bit(timed, manifest, tmp_path):
+    replayed = (*SETTINGS, f"train.replay={timed / 'timing.jsonl'}")
+    pretrain(tiny_config(*replayed), Workdir(str(tmp_path)), manifest)
+    assert (tmp_path / "metrics.jsonl").read_text() == (timed / "metrics.jsonl").read_text()
+    steps = last_step(timed)
+    assert_same(state_of(timed, steps), state_of(tmp_path, steps))
+    again = copy(tmp_path, tmp_path.parent / "again")
+    for later in checkpoint_files.complete_steps(again / "checkpoints")[1:]:
+        checkpoint_files.set_aside(again / "checkpoints", later, "later")
+    pretrain(tiny_config(*replayed), Workdir(str(again)), manifest)
+    assert (again / "metrics.jsonl").read_text() == (timed / "metrics.jsonl").read_text()
+
+
+def test_a_resumed_run_and_a_branch_go_on_with_what_is_left(timed, manifest, tmp_path):
+    workdir = copy(timed, tmp_path / "resumed")
+    for later in checkpoint_files.complete_steps(workdir / "checkpoints")[1:]:
+        checkpoint_files.set_aside(workdir / "checkpoints", later, "later")
+    before = _read(str(timed / "timing.jsonl"), 0)
+    saved = checkpoint_files.read_meta(workdir / "checkpoints", 20)["share"]
+    assert 0 < saved < 1
+    pretrain(tiny_config(*SETTINGS), Workdir(str(workdir)), manifest)
+    after = _read(str(workdir / "timing.jsonl"), 0)
+    assert [after[step] for step in range(1, 21)] == [before[step] for step in range(1, 21)]
+    assert after[21] == pytest.approx(saved * UNITS, abs=0.02 * UNITS) and after[last_step(workdir)] == UNITS
+    assert list(after) == list(range(1, last_step(workdir) + 1)), "the steps of the first time are replaced"
+    branch = f"train.branch_from={timed}@20"
+    pretrain(tiny_config(*SETTINGS, branch, "train.hours=0.0005"), Workdir(str(tmp_path / "branch")), manifest)
+    assert timing(tmp_path / "branch", "share")[0]["units"][0] == pytest.approx(2 * saved * UNITS, abs=0.02 * UNITS)
+    with pytest.raises(InputError, match=r"train.hours = 1e-09: .*@20 has used .* of them; set it higher\.$"):
+        pretrain(tiny_config(*SETTINGS, branch, "train.hours=1e-9"), Workdir(str(tmp_path / "late")), manifest)
+
+
+def test_what_can_not_be_replayed_is_refused(timed, manifest, tmp_path):
+    lines = (timed / "timing.jsonl").read_text().splitlines(keepends=True)
+    shares = [line for line in lines if '"share"' in line]
+    file = tmp_path / "timing.jsonl"
+    for kept, sentence in (
+        ("", "holds no finished run with train.hours; name the timing.jsonl of one that was finished"),
+        ("".join(shares[:-1]), "holds no finished run"),
+        ("".join(shares[:2] + shares[3:]), r"has no share of step \d+; name"),
+    ):
+        file.write_text(kept)
+        with pytest.raises(InputError, match=rf"train.replay = .*timing.jsonl: {sentence}"):
+            pretrain(tiny_config(*SETTINGS, f"train.replay={file}"), Workdir(str(tmp_path / "run")), manifest)
+    with pytest.raises(InputError, match=r"train.hours: is for pretraining alone; set train.epochs or train.steps\.$"):
+        configs.load("configs/base.py", ["train.steps=0", "train.hours=1"], task=configs.CLASSIFICATION)
+
+
+@pytest.mark.slow
+def test_processes_agree_on_the_share(manifest, tmp_path):
+    keys = [key for key in SETTINGS if not key.startswith("train.hours")] + ["train.hours=0.003"]
+    arguments = train_arguments(tmp_path / "a", manifest.folder, *keys)
+    run_together(arguments, processes=2, devices=1)
+    assert timing(tmp_path / "a", "share")[-1]["share"] == 1
+    replayed = (*keys, f"train.replay={tmp_path / 'a' / 'timing.jsonl'}")
+    run_together(train_arguments(tmp_path / "b", manifest.folder, *replayed), processes=2, devices=1)
+    assert (tmp_path / "a" / "metrics.jsonl").read_text() == (tmp_path / "b" / "metrics.jsonl").read_text()
