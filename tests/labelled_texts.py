@@ -96,6 +96,16 @@ def sentences(count: int, seed: int = 0) -> list[dict]:
     return found
 
 
+TOKENS = ("classify.kind=tokens", "classify.text=('tokens',)", "classify.label=ner_tags")
+
+
+def word_settings(folder: pathlib.Path, *, train: int = 120) -> tuple[str, ...]:
+    """Overrides of `settings` for a run on sentences."""
+    source = write_conll(folder / "train.conll", sentences(train))
+    held_out = write_jsonl(folder / "validation.jsonl", sentences(29, seed=1))
+    return (*TOKENS, f"classify.train={source}", f"classify.validation={held_out}", "classify.length=32")
+
+
 def write_conll(path: pathlib.Path, table: list[dict]) -> str:
     """As CoNLL-2003 is: four columns, and -DOCSTART- lines."""
     blocks = ["".join(f"{w} NN B-NP {t}\n" for w, t in zip(*row.values(), strict=True)) for row in table]

@@ -89,6 +89,38 @@ def test_it_predicts_numbers(tmp_path, tokenizer_folder):
     assert "accuracy" not in metrics, "of a number there is none"
 
 
+def test_it_labels_words(tmp_path, tokenizer_folder):
+    overrides = ("train.epochs=8", "optimizer.learning_rate=0.01", "model.init_stddev=0.1", "classify.metric=('f1',)")
+    with labelled_texts.two_devices():
+        config, examples, task = build(tmp_path, tokenizer_folder, *labelled_texts.word_settings(tmp_path), *overrides)
+    state, losses = train(task, config)
+    assert losses[0] == pytest.approx(np.log(4), abs=0.4)
+    found = task.evaluate(state.params)
+    words = examples.splits["validation"].words
+    assert found["words"] == len(words.texts) and found["rows"] == 29 and found["words_cut"] == 0
+    assert found["f1"] > 0.6 and found["accuracy"] > 0.8 and found["loss"] < 0.7
+    assert task.minimized_metric(found) == 1 - found["f1"]
+    _, metrics = task.step_at(1)(state, sharding.put_batch(next(task.batches(0)), task.mesh, 16))
+    assert 0 < metrics["accuracy"] <= 1
+
+
+def test_words_that_are_cut_off_are_wrong(tmp_path, tokenizer_folder):
+    """They have no part in the loss."""
+    own = (*labelled_texts.word_settings(tmp_path), "classify.length=12", "model.init_stddev=0.3")
+    with labelled_texts.two_devices():
+        config, examples, task = build(tmp_path, tokenizer_folder, *own)
+    params, split = task.initial_state().params, examples.splits["validation"]
+    found, predicted = classification.evaluate(config, examples, task.mesh, task.eval_step, params, "validation")
+    cut = split.words.token_W < 0
+    assert found["words_cut"] == cut.sum() > 0 and (predicted[cut] == -1).all() and (predicted[~cut] >= 0).all()
+    assert found["accuracy"] == np.mean(predicted == split.labels_N)
+    batch = split.batch(np.arange(len(split)), 12, examples.pad_id)
+    logits = classification.classifier.logits(task.network, params, batch["input_ids"], batch["attention_mask"])
+    label = batch["label"]
+    log_probs = np.asarray(jax.nn.log_softmax(logits))[label >= 0, label[label >= 0]]
+    assert len(log_probs) == (~cut).sum() and found["loss"] == pytest.approx(-log_probs.mean(), rel=1e-5)
+
+
 @pytest.mark.slow
 def test_microbatches_change_rounding_alone(tmp_path, tokenizer_folder):
     config, _, one = build(tmp_path, tokenizer_folder, "mesh.data=4", "mesh.fsdp=2")

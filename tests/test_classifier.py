@@ -1,4 +1,4 @@
-"""The classifier is transformers' FlaxRobertaForSequenceClassification: its tree, its numbers, its loss."""
+"""The classifiers of texts and of words are transformers' Flax classes: their trees, their numbers, their losses."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
-from transformers import FlaxRobertaForSequenceClassification
+from transformers import FlaxRobertaForSequenceClassification, FlaxRobertaForTokenClassification
 
 from mlm.model import classifier, roberta
 from mlm.model.roberta import Network
@@ -17,7 +17,7 @@ from tests.fixtures import INFO, random_batch
 LABELS = ("no", "perhaps", "yes")
 
 
-def make(labels: tuple[str, ...] = LABELS, **sizes):
+def make(labels: tuple[str, ...] = LABELS, *, of_tokens: bool = False, **sizes):
     """Returns (transformers' config, parameters with a head that is not near zero)."""
     settings = {
         "hidden_size": 32,
@@ -33,7 +33,7 @@ def make(labels: tuple[str, ...] = LABELS, **sizes):
         "vocab_multiple": 8,
     }
     body = roberta.make_config(settings | sizes, INFO.vocab_size, INFO.special_ids)
-    config = classifier.make_config(body, labels)
+    config = classifier.make_config(body, labels, of_tokens=of_tokens)
     return config, jax.jit(functools.partial(classifier.init_params, config))(jax.random.key(0))
 
 
@@ -47,6 +47,34 @@ def test_logits_are_the_stock_ones(labels):
     assert found.shape == (6, max(len(labels), 1)) and found.dtype == jnp.float32
     assert float(jnp.std(wanted)) > 0.1
     np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_logits_of_tokens_are_the_stock_ones():
+    config, params = make(of_tokens=True)
+    assert classifier.kind(config) == "tokens" and classifier.class_names(config) == LABELS
+    assert params["roberta"].keys() == {"embeddings", "encoder"} and params["classifier"].keys() == {"kernel", "bias"}
+    columns = [random_batch(rows=6)[name] for name in ("input_ids", "attention_mask")]
+    stock = FlaxRobertaForTokenClassification(config, _do_init=False)
+    wanted = jax.jit(lambda params, *columns: stock(*columns, params=params, train=False).logits)(params, *columns)
+    found = jax.jit(functools.partial(classifier.logits, Network(config)))(params, *columns)
+    assert found.shape == (*columns[0].shape, 3) and float(jnp.std(wanted)) > 0.1
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    key = jax.random.key(1)
+    assert np.abs(classifier.logits(Network(config), params, *columns, key) - found).max() > 0.1, "dropout with a key"
+
+
+def test_loss_of_tokens():
+    logits = jax.random.normal(jax.random.key(0), (2, 4, 3))
+    labels = np.array([[-1, 2, -1, 0], [-1, -1, 1, -1]], np.int32)
+    sums = classifier.row_sums(logits, labels)
+    log_probs = np.asarray(jax.nn.log_softmax(logits))
+    np.testing.assert_allclose(sums.loss_B, [-log_probs[0, 1, 2] - log_probs[0, 3, 0], -log_probs[1, 2, 1]], atol=1e-6)
+    assert sums.weight_B.tolist() == [2, 1]
+    right = np.argmax(logits, -1) == labels
+    assert sums.correct_B.tolist() == right.sum(axis=1).tolist()
+    np.testing.assert_array_equal(classifier.row_scores(logits, labels)[1], np.argmax(logits, -1))
+    grads = jax.grad(lambda x: classifier.row_sums(x, labels).loss_B.sum())(logits)
+    np.testing.assert_array_equal(np.abs(grads).sum(-1) > 0, labels >= 0)
 
 
 def test_the_tree_is_the_stock_one_without_pooler():

@@ -18,7 +18,7 @@ from mlm.pretrained import checkpoint_files, load, locate
 from mlm.tasks import classification
 from mlm.workdir import Workdir
 from tests import labelled_texts
-from tests.labelled_texts import rows, write_csv
+from tests.labelled_texts import rows, sentences, word_settings, write_csv
 from tests.test_bad_input import refuse
 from tests.test_fill_mask import Pipe
 
@@ -171,6 +171,59 @@ def test_pairs_of_texts(tmp_path, tokenizer_folder, capsys):
     overrides = (*overrides, f"tokenizer.path={tokenizer_folder}", "train.epochs=1")
     assert __main__.main(arguments(tmp_path / "run", tmp_path, *overrides)) == 0
     assert logs.read(Workdir(str(tmp_path / "run")).metrics, "eval")[-1]["rows"] == 40
+
+
+@pytest.fixture(scope="module")
+def labelled_words(trained_workdir, tmp_path_factory) -> tuple[Workdir, pathlib.Path]:
+    """A run on words with labels, and the folder of its sentences."""
+    folder = tmp_path_factory.mktemp("words")
+    (folder / "new.conll").write_text("\n\n".join("\n".join(row["tokens"]) for row in sentences(5, seed=4)))
+    overrides = (*word_settings(folder), f"tokenizer.path={trained_workdir.tokenizer}", "optimizer.learning_rate=0.01")
+    overrides += (f"classify.predict=(('new', 'conll:{folder}/new.conll'),)", "train.epochs=8", "model.init_stddev=0.1")
+    assert __main__.main(arguments(folder / "run", folder, *overrides)) == 0
+    return Workdir(str(folder / "run"), create=False), folder
+
+
+def test_words_with_labels(labelled_words, capsys, monkeypatch):
+    workdir, _ = labelled_words
+    evals = logs.read(workdir.metrics, "eval")
+    assert json.loads(workdir.config.read_text())["classify"]["metric"] == ["f1"], "what chooses, for the report"
+    best = load.from_workdir(workdir, head=load.CLASSIFIER)
+    chosen = next(line for line in evals if line["step"] == best.step)
+    assert classifier.kind(best.config) == "tokens" and chosen["f1"] == max(line["f1"] for line in evals) > 0.5
+    capsys.readouterr()
+    for place in ([], [f"--model={workdir.export}"]):
+        assert __main__.main(["evaluate", f"--workdir={workdir.root}", *place]) == 0
+        found = json.loads(capsys.readouterr().out)
+        keys = ("accuracy", "precision", "recall", "f1", "words", "rows")
+        assert {key: found[key] for key in keys} == {key: chosen[key] for key in keys} and found["rows"] == 29
+    tables = {}
+    for name, rows_of in (("validation", sentences(29, seed=1)), ("new", sentences(5, seed=4))):
+        lines = list(csv.DictReader((workdir.predictions / f"{name}.tsv").read_text().splitlines(), delimiter="\t"))
+        words = [(str(number), word) for number, row in enumerate(rows_of) for word in row["tokens"]]
+        assert [(line["index"], line["word"]) for line in lines] == words
+        tables[name] = lines
+    assert np.mean([line["prediction"] == line["label"] for line in tables["validation"]]) == chosen["accuracy"]
+    assert {line["label"] for line in tables["new"]} == {""}
+    monkeypatch.setattr("sys.stdin", Pipe(" ".join(sentences(5, seed=4)[0]["tokens"]) + "\n"))
+    assert __main__.main(["predict", f"--workdir={workdir.root}"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    own = [(line["word"], line["prediction"]) for line in tables["new"] if line["index"] == "0"]
+    assert [(word["word"], word["label"]) for word in answer["words"]] == own
+    assert __main__.main(["report", f"--workdir={workdir.root}"]) == 0
+    page = workdir.report.read_text()
+    assert "F1, spans of words" in page and "recall, spans of words" in page and "F1, weighted" not in page
+
+
+def test_a_model_of_words_meets_rows_of_classes(labelled_words, finished, tmp_path, capsys):
+    (workdir, _), (other, _) = labelled_words, finished
+    command = ["evaluate", f"--workdir={other.root}", f"--model={workdir.root}"]
+    refuse(command, 2, "predicts labels of words; set config.classify.kind to match.", capsys=capsys)
+    command = ["evaluate", f"--workdir={workdir.root}", f"--model={other.root}"]
+    refuse(command, 2, "predicts classes; set config.classify.kind to match.", capsys=capsys)
+    start = (f"train.init_from={other.root}", "classify.kind=tokens")
+    words = "line 2: its 'text' is "
+    refuse(arguments(tmp_path / "run", tmp_path, *start), 2, words, capsys=capsys)
 
 
 BAD = {

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlm.data import tokenizer
+from mlm.data import examples, tokenizer
 from mlm.errors import InputError
 from mlm.inference import classify_texts
 from mlm.model import classifier
@@ -78,6 +78,31 @@ def test_a_number(tmp_path_factory):
     model = make(tmp_path_factory.mktemp("numbers"), labels=())
     (line,) = predicted(model, "rain\n")
     assert line.keys() == {"text", "value"} and isinstance(line["value"], float)
+
+
+def test_words(tmp_path_factory):
+    """Each has the label of its first piece, whatever the spaces; those that are cut off have "O"."""
+    model = make(tmp_path_factory.mktemp("words"), of_tokens=True)
+    text = "the default value of " * 9
+    found, same = predicted(model, f'  {text}\n{{"text": "{text.replace(" ", "  ")}"}}\n')
+    assert found["words"] == same["words"] and [each["word"] for each in found["words"]] == text.split()
+    tok = tokenizer.load(model.tokenizer)
+    ids = tok(text.strip(), truncation=True, max_length=24)
+    logits = classifier.logits(model.network, model.params, *(np.array([own]) for own in ids.values()))[0]
+    first = examples.first_pieces(ids.encodings[0], text.split())
+    assert (first < 0).any() and (first >= 0).sum() > 5
+    for at, word in zip(first, found["words"], strict=True):
+        if at < 0:
+            assert (word["label"], word["probability"]) == ("O", None)
+        else:
+            probs = np.asarray(jax.nn.softmax(logits[at]))
+            assert word["label"] == classifier.class_names(model.config)[probs.argmax()]
+            assert word["probability"] == pytest.approx(probs.max(), rel=1e-4)
+    out = io.StringIO()
+    classify_texts.run(model, texts=["the\tvalue"], top_k=1, stdin=Terminal(), stdout=out)
+    assert [line.split()[-1] for line in out.getvalue().split("\n\n")[0].splitlines()][1:] == ["the", "value"]
+    with pytest.raises(InputError, match="line 1: is empty"):
+        predicted(model, " \n")
 
 
 def test_texts_give_a_table(trained_classifier, predictor):

@@ -276,6 +276,19 @@ def test_rules_hold_for_the_task_that_reads_the_key(task, override, words):
     assert str(again.value) == str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("classify.metric=('f1_macro',)", "must be of accuracy, f1 for tokens"),
+        ("classify.text=('a', 'b')", "must name one column, a list of words, for tokens"),
+    ],
+)
+def test_rules_of_token_labels(override, words):
+    configs.load(BASE, [override], task=configs.CLASSIFICATION)
+    with pytest.raises(InputError, match=words):
+        configs.load(BASE, ["classify.kind=tokens", override], task=configs.CLASSIFICATION)
+
+
 def test_what_just_fits_is_taken():
     configs.load(BASE, ["masking.mask_share=0.9", "masking.random_share=0.1"])
     configs.load(BASE, ["schedule.name=wsd", "train.steps=100", "schedule.warmup_steps=90"])

@@ -4,13 +4,15 @@ import itertools
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from mlm.data import examples as data
 from mlm.data import tokenizer
 from mlm.data.examples import Examples
 from mlm.data.labelled import Table
 from mlm.errors import InputError
-from tests.labelled_texts import rows
+from tests.labelled_texts import rows, sentences, write_conll, write_jsonl
+from tests.trained_model import train_tokenizer
 
 ORDER = {"seed": 3, "global_batch": 16, "lanes": 4}
 
@@ -152,3 +154,68 @@ def test_a_label_that_the_training_split_lacks(tmp_path):
     sources = {"train": f"csv:{tmp_path}/a.csv", "validation": f"csv:{tmp_path}/b.csv"}
     with pytest.raises(InputError, match=r"b\.csv, line 3: its label 'z' is not one of the 2 of the training split"):
         data.read_tables(sources, text=("text",), label="label", kind="classes")
+
+
+# Words with labels ----------------------------------------------------------------------------------------------------
+
+SENTENCE = "Peter's cat , in Zürich-West , is called # Numpy 3.5 ( the naïve one ) ."
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "wordpiece"])
+def test_the_pieces_of_words_are_those_of_running_text(tmp_path, kind):
+    """And the first piece is transformers' of words that are split already."""
+    tok, words = tokenizer.load(train_tokenizer(tmp_path / "tok", kind, vocab_size=700)), SENTENCE.split()
+    encoding = tok(SENTENCE).encodings[0]
+    first = data.first_pieces(encoding, words)
+    assert first[0] == 1 and (np.diff(first) > 0).all()
+    ends = [*first[1:], len(encoding.ids) - 1]
+    pieces = [tok.decode(encoding.ids[start:end]).strip() for start, end in zip(first, ends, strict=True)]
+    assert set(words if kind == "bpe" else [word for word in words if word.isascii() and word.isalpha()]) <= set(pieces)
+    if kind == "bpe":  # transformers asks for a space before the first word, too
+        tok.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    if kind != "unigram":
+        stock, encoding = tok(words, is_split_into_words=True).encodings[0], tok(SENTENCE).encodings[0]
+        wanted = [stock.word_ids.index(word) for word in range(len(words))]
+        assert stock.ids == encoding.ids and data.first_pieces(encoding, words).tolist() == wanted
+
+
+def make_words(folder: str, length: int) -> Examples:
+    found = sentences(40)
+    texts, labels = zip(*((tuple(row["tokens"]), tuple(row["ner_tags"])) for row in found), strict=True)
+    tables = {
+        "train": Table("conll:x", list(texts), list(labels), ["line 1"] * 40, is_tokens=True),
+        "new": Table("conll:y", list(texts), [None] * 40, ["line 1"] * 40, is_tokens=True),
+    }
+    return data.tokenize(tables, data.class_names(tables["train"]), tokenizer_folder=folder, length=length, multiple=8)
+
+
+def test_the_label_of_a_word_is_at_its_first_piece(tokenizer_folder):
+    examples, tok = make_words(tokenizer_folder, 64), tokenizer.load(tokenizer_folder)
+    assert examples.labels == ("B-CASH", "B-LIFE", "I-LIFE", "O")
+    split = examples.splits["train"]
+    assert len(split) == 40 and split.words.texts == [word for row in sentences(40) for word in row["tokens"]]
+    batch = split.batch(np.array([7, 3]), 64, examples.pad_id)
+    for ids, labels, row in zip(batch["input_ids"], batch["label"], (7, 3), strict=True):
+        own = sentences(40)[row]
+        places = np.flatnonzero(labels >= 0)
+        assert [examples.labels[label] for label in labels[places]] == own["ner_tags"]
+        assert all(
+            word.startswith(tok.decode([ids[at]]).strip()) for at, word in zip(places, own["tokens"], strict=True)
+        )
+    assert examples.splits["new"].labels_N.tolist() == [-1] * len(split.labels_N)
+    assert (examples.splits["new"].batch(np.arange(3), 64, 1)["label"] == -1).all()
+
+
+def test_words_that_are_cut_off(tokenizer_folder):
+    whole, cut = (make_words(tokenizer_folder, length).splits["train"] for length in (64, 16))
+    assert (whole.words.token_W >= 0).all()
+    lost = cut.words.token_W < 0
+    np.testing.assert_array_equal(lost, whole.words.token_W >= 15)
+    assert lost.sum() > 0 and np.array_equal(cut.labels_N, whole.labels_N)
+
+
+def test_a_label_of_a_word_that_training_lacks(tmp_path):
+    sources = {"train": write_conll(tmp_path / "a", sentences(9))}
+    sources["test"] = write_jsonl(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "ner_tags": ["O", "B-NEW"]}])
+    with pytest.raises(InputError, match=r"b\.jsonl, line 1: its label 'B-NEW' is not one of the 4 of the training"):
+        data.read_tables(sources, text=("tokens",), label="ner_tags", kind="tokens")

@@ -1,4 +1,4 @@
-"""Export of a classifier: PyTorch's RobertaForSequenceClassification gives its logits, and a damage is found."""
+"""Export of a classifier: PyTorch's classes for texts and for words give its logits, and a damage is found."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from tests.torch_environments import run_torch
 from tests.trained_classifier import make
 
 EVAL = {"step": 5, "kind": "eval", "loss": 1.25, "accuracy": 0.5, "f1": 0.4321, "rows": 29}
-KINDS = {"classes": {}, "pairs": {"pair": True}, "regression": {"labels": ()}}
+KINDS = {"classes": {}, "pairs": {"pair": True}, "regression": {"labels": ()}, "tokens": {"of_tokens": True}}
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +37,11 @@ def workdirs(tmp_path_factory) -> dict[str, Workdir]:
     return found
 
 
-def damaged(workdir: Workdir, folder: pathlib.Path) -> pathlib.Path:
+def damaged(workdir: Workdir, folder: pathlib.Path, tensor: str) -> pathlib.Path:
     """A copy of the export whose head is wrong by little."""
     shutil.copytree(str(workdir.export), folder)
     tensors = load_file(folder / "model.safetensors")
-    tensors["classifier.dense.weight"][3, 4] += 0.1
+    tensors[tensor][2, 4] += 0.1
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -50,13 +50,15 @@ def damaged(workdir: Workdir, folder: pathlib.Path) -> pathlib.Path:
 def test_pytorch_gives_the_same(workdirs, tmp_path, generation):
     """Ids, logits and the pipeline's probabilities, of one process; and a damage is seen."""
     folders = [workdir.export for workdir in workdirs.values()]
-    folders.append(damaged(workdirs["classes"], tmp_path / "damaged"))
+    folders.append(damaged(workdirs["classes"], tmp_path / "damaged", "classifier.dense.weight"))
+    folders.append(damaged(workdirs["tokens"], tmp_path / "damaged tokens", "classifier.weight"))
     found = [json.loads(line) for line in run_torch(generation, "tests/torch_verify.py", *folders).splitlines()]
-    for each, kind in zip(found, [*KINDS, "damaged"], strict=True):
-        assert each["code"] == (4 if kind == "damaged" else 0), f"{kind}: {each['printed']}"
-        assert "every parameter of RobertaForSequenceClassification is there" in each["printed"]
+    for each, kind in zip(found, [*KINDS, "damaged", "damaged tokens"], strict=True):
+        assert each["code"] == (4 if "damaged" in kind else 0), f"{kind}: {each['printed']}"
+        own = "Token" if "tokens" in kind else "Sequence"
+        assert f"every parameter of RobertaFor{own}Classification is there" in each["printed"]
         assert ("probabilities" in each["printed"]) == (kind != "regression")
-    assert "WRONG logits" in found[-1]["printed"]
+        assert ("WRONG logits" in each["printed"]) == ("damaged" in kind)
 
 
 def test_the_folder_is_read_back(workdirs, trained_classifier):
@@ -72,8 +74,26 @@ def test_the_folder_is_read_back(workdirs, trained_classifier):
     assert config["problem_type"] == "single_label_classification"
 
 
+def test_the_folder_of_a_classifier_of_words_is_read_back(workdirs, tmp_path):
+    folder = str(workdirs["tokens"].export)
+    assert locate.is_classifier(folder)
+    again = load.load(folder, head=load.CLASSIFIER)
+    assert classifier.kind(again.config) == "tokens" and set(again.params["classifier"]) == {"kernel", "bias"}
+    tensors = load_file(UPath(folder) / "model.safetensors")
+    assert {name for name in tensors if "roberta" not in name} == {"classifier.weight", "classifier.bias"}
+    assert not any("pooler" in name for name in tensors)
+    config = json.loads((UPath(folder) / "config.json").read_text())
+    assert config["architectures"] == ["RobertaForTokenClassification"] and config["id2label"]["2"] == "weather"
+    proof = json.loads((UPath(folder) / "proof.json").read_text())
+    assert proof["task"] == "token-classification" and len(proof["rows"][0]["scores"]) == len(proof["rows"][0]["ids"])
+    card = (UPath(folder) / "README.md").read_text()
+    assert "pipeline_tag: token-classification" in card and "one of 3 labels for each word" in card
+
+
 def test_the_proof_has_several_lengths_and_texts_that_differ(workdirs):
     for kind, workdir in workdirs.items():
+        if kind == "tokens":
+            continue
         proof = json.loads((workdir.export / "proof.json").read_text())
         lengths = [len(row["ids"]) for row in proof["rows"]]
         assert max(lengths) == lengths[-1] == 32 and len(set(lengths)) > 3

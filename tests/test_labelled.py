@@ -6,7 +6,7 @@ import pytest
 
 from mlm.data import labelled
 from mlm.errors import InputError
-from tests.labelled_texts import rows, write_csv, write_jsonl
+from tests.labelled_texts import rows, sentences, write_conll, write_csv, write_jsonl
 
 TABLE = rows(40)
 
@@ -177,3 +177,72 @@ def test_a_file_to_predict_needs_no_column_of_labels(tmp_path):
     (tmp_path / "a.csv").write_text("text\na\nb\n")
     assert read(f"csv:{tmp_path}/a.csv", labelled=False).labels == [None, None]
     assert "there is no column 'words'" in refused(f"csv:{tmp_path}/a.csv", text=("words",), labelled=False)
+
+
+# Words with labels ----------------------------------------------------------------------------------------------------
+
+WORDS = {"text": ("tokens",), "label": "ner_tags", "kind": "tokens"}
+SENTENCES = sentences(20)
+
+
+def test_the_same_sentences_of_each_source(tmp_path):
+    import datasets
+
+    (tmp_path / "set").mkdir()
+    names = ["O", "I-LIFE", "B-LIFE", "B-CASH"]
+    tags = datasets.List(datasets.ClassLabel(names=names))
+    features = datasets.Features({"tokens": datasets.List(datasets.Value("string")), "ner_tags": tags})
+    datasets.Dataset.from_list(SENTENCES, features=features).to_parquet(tmp_path / "set" / "train.parquet")
+    sources = [write_conll(tmp_path / "a.txt", SENTENCES), write_jsonl(tmp_path / "a.jsonl", SENTENCES)]
+    for source in (*sources, f"hf:{tmp_path}/set"):
+        found = read(source, **WORDS)
+        assert found.texts == [tuple(row["tokens"]) for row in SENTENCES] and found.is_tokens
+        assert found.labels == [tuple(row["ner_tags"]) for row in SENTENCES]
+    assert found.names == names
+
+
+def test_conll_comments_tabs_and_places(tmp_path):
+    text = "\ufeff# id = 1\nEU B-X\r\nrejects O\n\n\n-DOCSTART- O\n\n# x\n# B-X\n#tag O\n# O\n\n"
+    text += "New York\tNNP\tB-X\n.\t.\tO"
+    (tmp_path / "a.conll").write_text(text, encoding="utf-8")
+    found = read(f"conll:{tmp_path}/a.conll", **WORDS)
+    assert found.texts == [("EU", "rejects"), ("#", "#tag", "#"), ("New York", ".")]
+    assert found.labels == [("B-X", "O"), ("B-X", "O", "O"), ("B-X", "O")]
+    assert found.places == ["line 2", "line 9", "line 13"]
+
+
+def test_sentences_to_predict_need_no_labels(tmp_path):
+    (tmp_path / "a.conll").write_text("EU\nrejects\n")
+    assert read(f"conll:{tmp_path}/a.conll", **WORDS, labelled=False).labels == [None]
+    table = [{"tokens": ["a", "b"]}, {"tokens": ["c"], "ner_tags": [-1]}, {"tokens": ["c"], "ner_tags": ["O"]}]
+    assert read(write_jsonl(tmp_path / "a.jsonl", table), **WORDS, labelled=False).labels == [None, None, ("O",)]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "line 1: has 2 words and 1 labels; give each word one."),
+        ({"tokens": ["a", " "], "ner_tags": ["O", "O"]}, "line 1: its 'tokens', word 2, is empty"),
+        ({"tokens": ["a", 3], "ner_tags": ["O", "O"]}, "line 1: its 'tokens', word 2, is 3, which is not a string"),
+        ({"tokens": ["a"], "ner_tags": [""]}, "line 1: its 'ner_tags', word 1, is ''; a label is a string"),
+        ({"tokens": ["a"], "ner_tags": [None]}, "line 1: its 'ner_tags', word 1, is None"),
+        ({"tokens": ["a"]}, "line 1: its 'ner_tags' is missing"),
+        ({"tokens": [], "ner_tags": []}, r"line 1: its 'tokens' is []; config.classify.kind = tokens needs a list"),
+        ({"tokens": "a cat", "ner_tags": "x"}, "line 1: its 'tokens' is 'a cat'; config.classify.kind = tokens needs"),
+    ],
+)
+def test_bad_sentences(tmp_path, row, words):
+    assert words in refused(write_jsonl(tmp_path / "a.jsonl", [row]), **WORDS)
+
+
+@pytest.mark.parametrize("line", ["rejects", "\tO", "rejects\t"])
+def test_a_line_without_a_word_or_a_label(tmp_path, line):
+    (tmp_path / "a.conll").write_text(f"EU\tO\n{line}\n")
+    assert refused(f"conll:{tmp_path}/a.conll", **WORDS).endswith(
+        "a.conll, line 2: lacks a word or its label; give it both, in two columns."
+    )
+
+
+def test_lists_are_no_texts(tmp_path):
+    source = write_jsonl(tmp_path / "a.jsonl", SENTENCES)
+    assert "which is not a string" in refused(source, text=("tokens",), label="ner_tags")

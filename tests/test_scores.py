@@ -65,3 +65,57 @@ def test_confusion_has_rows_of_the_true_class():
 def test_a_constant_has_no_correlation():
     found = scores.score_numbers(np.arange(4.0), np.ones(4))
     assert np.isnan(found["pearson"]) and np.isnan(found["spearman"]) and found["mse"] == 1.5
+
+
+SEQEVAL = """
+import json, sys, warnings
+from seqeval import metrics
+warnings.simplefilter("ignore")
+for line in sys.stdin:
+    case = json.loads(line)
+    found = {name: getattr(metrics, f"{name}_score")(*case) for name in ("accuracy", "precision", "recall", "f1")}
+    print(json.dumps(found))
+"""
+ODD = [  # true and predicted tags of a few sentences, separated by "|"
+    ("B-A I-A O B-B", "B-A I-A O B-B"),
+    ("B-A I-A I-A | I-A O", "I-A I-A I-A | B-A O"),  # IOB1
+    ("I-A I-B B-B | B-A I-B", "I-A B-B I-B | B-A B-B"),
+    ("S-A B-A I-A E-A | E-A S-A", "B-A I-A I-A E-A | I-A E-A"),  # IOBES
+    ("E-A I-A E-A E-A | S-B I-B", "E-A I-A I-A E-A | O I-B"),
+    ("NOUN VERB NOUN NOUN . | X", "NOUN NOUN NOUN VERB . | NOUN"),
+    ("B I O | B-A-B I-A-B . I-A-B", "B B O | B-A-B I-A-C . I-A-B"),
+    ("U-A L-A B-A L-A", "U-A U-A B-A I-A"),
+    ("O O", "O O"),
+    ("O B-A", "O O"),
+    ("I-", "B-"),
+]
+
+
+def test_scores_of_words_are_those_of_seqeval():
+    rng, cases = np.random.default_rng(0), []
+    for tags in (["O", "B-A", "I-A", "B-B", "I-B"], ["O", *(f"{p}-{t}" for p in "BIESU" for t in "AB")], ["NN", "VB"]):
+        for right in (0.3, 0.7, 0.97):
+            lengths = rng.integers(1, 9, 30)
+            true = [rng.choice(tags, length).tolist() for length in lengths]
+            found = [[t if rng.random() < right else str(rng.choice(tags)) for t in row] for row in true]
+            cases.append((true, found))
+    cases += [tuple([part.split() for part in tags.split("|")] for tags in pair) for pair in ODD]
+    lines = "".join(json.dumps(case) + "\n" for case in cases)
+    python = ROOT / ".venv-torch4" / "bin" / "python"
+    done = subprocess.run([python, "-c", SEQEVAL], input=lines, capture_output=True, text=True, check=True)
+    for (true, predicted), line in zip(cases, done.stdout.splitlines(), strict=True):
+        names = sorted({tag for row in (*true, *predicted) for tag in row})
+        labels, guesses = (np.array([names.index(tag) for row in rows for tag in row]) for rows in (true, predicted))
+        rows = np.repeat(np.arange(len(true)) * 3, list(map(len, true)))
+        found = scores.score_words(labels, guesses.astype(np.float32), rows, names)
+        assert found == pytest.approx(json.loads(line), abs=1e-12), (true, predicted)
+
+
+def test_words_that_were_cut_off_are_wrong():
+    """And "O" to the spans; a span does not go on in the next row."""
+    names, rows = ("B-A", "I-A", "O"), np.array([0, 0, 0, 1, 1])
+    labels, predicted = np.array([0, 1, 2, 1, 2]), np.array([0.0, 1.0, -1.0, 1.0, -1.0])
+    found = scores.score_words(labels, predicted, rows, names)
+    assert found == {"accuracy": 0.6, "precision": 1.0, "recall": 1.0, "f1": 1.0}
+    found = scores.score_words(np.array([0, 1]), np.array([0.0, -1.0]), np.array([0, 0]), names)
+    assert found["f1"] == 0 and found["accuracy"] == 0.5

@@ -14,14 +14,20 @@ from tests import labelled_texts
 from tests.trained_model import train_tokenizer
 
 
-def make(folder: pathlib.Path, *, labels: tuple[str, ...] = labelled_texts.LABELS, pair: bool = False) -> Pretrained:
+def make(
+    folder: pathlib.Path,
+    *,
+    labels: tuple[str, ...] = labelled_texts.LABELS,
+    pair: bool = False,
+    of_tokens: bool = False,
+) -> Pretrained:
     tok = tokenizer.load(train_tokenizer(folder / "tokenizer", vocab_size=600))
     columns = "('first', 'second')" if pair else "('text',)"
     overrides = (*labelled_texts.SETTINGS, "model.positions=32", "model.init_stddev=0.3", f"classify.text={columns}")
     config = configs.load("configs/base.py", [*overrides, "model.layers=2", "model.hidden_size=64"])
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")}
     body = roberta.make_config(config.model, len(tok), special_ids)
-    model_config = classifier.make_config(body, labels)
+    model_config = classifier.make_config(body, labels, of_tokens=of_tokens)
     params = jax.tree.map(np.asarray, jax.device_get(classifier.init_params(model_config, jax.random.key(0))))
     meta = {"config": configs.flatten(config)}
     return Pretrained(model_config, params, str(folder / "tokenizer"), 5, meta, str(folder))

@@ -111,9 +111,9 @@ def run(model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdou
     predictor = TextClassifier(model, tokenizer.load(model.tokenizer))
 
     def read(text: str, name: str) -> tuple[dict[str, Any], Any]:
-        if predictor.of_tokens:
-            return {"text": text}, predictor.encode_words(text, name)
         given = tuple(text.split("\t")) if texts else parse(text, predictor.columns, name)
+        if predictor.of_tokens:
+            return {"text": " ".join(given)}, predictor.encode_words(" ".join(given), name)
         return dict(zip(("text", "text_pair"), given, strict=False)), predictor.encode(given, name)
 
     def table(answer: dict[str, Any]) -> Iterator[str]:
