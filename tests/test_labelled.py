@@ -239,7 +239,7 @@ def test_bad_sentences(tmp_path, row, words):
 def test_a_line_without_a_word_or_a_label(tmp_path, line):
     (tmp_path / "a.conll").write_text(f"EU\tO\n{line}\n")
     assert refused(f"conll:{tmp_path}/a.conll", **WORDS).endswith(
-        "a.conll, line 2: lacks a word or its label; give it both, in two columns."
+        "a.conll, line 2: lacks a word or its label; give it both columns."
     )
 
 

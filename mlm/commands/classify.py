@@ -136,11 +136,8 @@ def _describe(config: ConfigDict, examples: Examples, body: RobertaConfig) -> No
         if split.words:
             cut += f", {len(split.labels_N):,} words, {(split.words.token_W < 0).sum():,} of them cut off"
         common.say(f"classify: {name}: {config.classify[name]}, {len(split):,} rows of {lengths}{cut}")
-    predicts = (
-        f"{len(examples.labels)} {'labels of words' if examples.splits['train'].words else 'classes'}"
-        if examples.labels
-        else "a number"
-    )
+    unit = "labels of words" if examples.splits["train"].words else "classes"
+    predicts = f"{len(examples.labels)} {unit}" if examples.labels else "a number"
     common.say(
         f"classify: {predicts}; {body.num_hidden_layers} layers of {body.hidden_size}, from "
         f"{config.train.init_from or 'random values'}; batches are padded to "
@@ -157,6 +154,7 @@ def _summarize(workdir: Workdir, best: Pretrained, scores: dict[str, Any]) -> No
     for name, own in {"": scores, **content["sets"]}.items():
         shown = (f"{key} {own[key]:{spec}}" for key, (_, spec) in report.SCORES.items() if key in own and key != "rows")
         print(f"  {name}{': ' * bool(name)}{', '.join(shown) or 'no labels'}")
+    unit = "words" if "words" in scores else "rows"
     for true, predicted, count, rows in report.confused_pairs(content, 5):
-        print(printable(f"  {count} of {rows} rows of {true} predicted as {predicted}"))
+        print(printable(f"  {count} of {rows} {unit} of {true} predicted as {predicted}"))
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")

@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mlm.data import sources
@@ -35,10 +35,8 @@ class Table:
     """The rows of one split, in the order of the source."""
 
     source: str  # as in the config
-    texts: list[tuple[str, ...]]  # one or two a row; with token labels, its words
-    labels: list[
-        Any
-    ]  # a str, a float or, with token labels, a tuple of str; None for a row without, as in a test split
+    texts: list[tuple[str, ...]]  # one or two a row; the words of a row where each has a label
+    labels: list[Any]  # str, float or, of words, a tuple of str; None where the source has none, as in a test split
     places: list[str]  # of the rows in the source: "line 7"
     names: Names = None  # of the classes by index, where a library has them
     is_tokens: bool = False  # whether each word has a label
@@ -63,7 +61,10 @@ def read(
         for place, row in rows:
             places.append(place)
             where = f"{source}, {place}: its"
-            texts.append(_words(row, text[0], where) if kind == "tokens" else _texts(row, text, where))
+            if kind == "tokens":
+                texts.append(_by_word(row, text[0], f"{where} {text[0]!r}", _text))
+            else:
+                texts.append(tuple(_text(_value(row, key, f"{where} {key!r}"), f"{where} {key!r}") for key in text))
             absent = not labelled and _is_unknown(row.get(label))
             labels.append(None if absent else _label(row, label, f"{where} {label!r}", kind, names))
             if kind == "tokens" and not absent and len(texts[-1]) != len(labels[-1]):
@@ -90,20 +91,11 @@ def _value(row: Row, column: str, where: str) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _texts(row: Row, columns: tuple[str, ...], where: str) -> tuple[str, ...]:
-    return tuple(_text(_value(row, column, f"{where} {column!r}"), f"{where} {column!r}") for column in columns)
-
-
-def _words(row: Row, column: str, where: str) -> tuple[str, ...]:
-    words = _list(row, column, f"{where} {column!r}")
-    return tuple(_text(word, f"{where} {column!r}, word {number},") for number, word in enumerate(words, 1))
-
-
-def _list(row: Row, column: str, where: str) -> list:
+def _by_word(row: Row, column: str, where: str, read_one: Callable[[Any, str], str]) -> tuple[str, ...]:
     values = _value(row, column, where)
     if not isinstance(values, list) or not values:
         raise InputError(f"{where} is {values!r:.80}; config.classify.kind = tokens needs a list with an entry a word.")
-    return values
+    return tuple(read_one(value, f"{where}, word {number},") for number, value in enumerate(values, 1))
 
 
 def _text(text: Any, where: str) -> str:
@@ -118,8 +110,7 @@ def _text(text: Any, where: str) -> str:
 
 def _label(row: Row, column: str, where: str, kind: str, names: Names) -> str | float | tuple[str, ...]:
     if kind == "tokens":
-        labels = enumerate(_list(row, column, where), 1)
-        return tuple(_class(label, f"{where}, word {number},", names) for number, label in labels)
+        return _by_word(row, column, where, lambda label, place: _class(label, place, names))
     value = _value(row, column, where)
     if kind == "regression":
         try:
@@ -189,9 +180,7 @@ def _conll(file: str, columns: tuple[str, ...], label: str) -> Rows:
             if line.startswith("# ") and not words and cells[-1] not in known:
                 continue
             if not cells[0] or not cells[-1] or (len(cells) == 1 and label in columns):
-                raise InputError(
-                    f"conll:{file}, line {number}: lacks a word or its label; give it both, in two columns."
-                )
+                raise InputError(f"conll:{file}, line {number}: lacks a word or its label; give it both columns.")
             start = start if words else number
             words.append(cells[0])
             labels += cells[1:][-1:]

@@ -24,11 +24,7 @@ def verify(folder: str) -> bool:
     tensors = load_file(Path(folder) / "proof.safetensors")
     rows, task = proof["rows"], proof.get("task", "fill-mask")
     classifier = task != "fill-mask"
-    logits = (
-        tensors["logits"]
-        if task == "text-classification"
-        else [tensors[f"logits.{number}"] for number in range(len(rows))]
-    )
+    logits = tensors["logits"] if "logits" in tensors else [tensors[f"logits.{row}"] for row in range(len(rows))]
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {len(rows)} texts")
 
     tok = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

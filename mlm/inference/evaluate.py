@@ -140,10 +140,9 @@ def score_classifier(
         sets |= {name: scores for name, (scores, _) in found.items() if name != split}
         content = {"split": split, "step": model.step, "scores": found[split][0], "sets": sets}
         if examples.labels:
-            labels_N, predicted_N = (
-                each[found[split][1] >= 0] for each in (examples.splits[split].labels_N, found[split][1])
-            )
-            table = confusion(labels_N, predicted_N, len(examples.labels))
+            labels_N, predicted_N = examples.splits[split].labels_N, found[split][1]
+            read_N = predicted_N >= 0  # not words that were cut off
+            table = confusion(labels_N[read_N], predicted_N[read_N], len(examples.labels))
             content |= {"labels": examples.labels, "confusion": table.tolist()}
         for name in predict:
             make_folder(workdir.predictions)

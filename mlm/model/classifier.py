@@ -82,16 +82,13 @@ def row_sums(logits_BxC: Array, label_B: Array) -> RowSums:
 
     Of tokens, logits_BxLxC and label_BxL, it is the sum over those whose label is not -1.
     """
-    weight_B = jnp.ones(label_B.shape, jnp.float32)
     if logits_BxC.shape[-1] == 1:
-        return RowSums((logits_BxC[:, 0] - label_B) ** 2, weight_B, jnp.zeros_like(weight_B))
+        error_B = logits_BxC[:, 0] - label_B
+        return RowSums(error_B**2, jnp.ones_like(error_B), jnp.zeros_like(error_B))
     one_hot_BxC = jnp.arange(logits_BxC.shape[-1]) == label_B[..., None]  # a mesh would have to split a gather
     loss_B = -jnp.sum(jnp.where(one_hot_BxC, jax.nn.log_softmax(logits_BxC), 0), axis=-1)  # 0 at -1
-    sums = RowSums(loss_B, weight_B, (jnp.argmax(logits_BxC, axis=-1) == label_B).astype(jnp.float32))
-    if label_B.ndim == 1:
-        return sums
-    weight_BxL = (label_B >= 0).astype(jnp.float32)
-    return RowSums(*(jnp.sum(each_BxL, axis=1) for each_BxL in sums._replace(weight_B=weight_BxL)))
+    columns = (loss_B, label_B >= 0, jnp.argmax(logits_BxC, axis=-1) == label_B)
+    return RowSums(*(jnp.sum(each.reshape(len(each), -1), axis=1, dtype=jnp.float32) for each in columns))
 
 
 def row_scores(logits_BxC: Array, label_B: Array) -> tuple[Array, Array]:
