@@ -10,7 +10,7 @@ import pytest
 from jax.test_util import check_grads
 from transformers import FlaxRobertaForSequenceClassification, FlaxRobertaForTokenClassification
 
-from mlm.model import classifier, roberta
+from mlm.model import classifier, layers, roberta
 from mlm.model.roberta import Network
 from tests.fixtures import INFO, random_batch
 
@@ -60,7 +60,11 @@ def test_logits_of_tokens_are_the_stock_ones():
     assert found.shape == (*columns[0].shape, 3) and float(jnp.std(wanted)) > 0.1
     np.testing.assert_allclose(found, wanted, atol=1e-5)
     key = jax.random.key(1)
-    assert np.abs(classifier.logits(Network(config), params, *columns, key) - found).max() > 0.1, "dropout with a key"
+    hidden = Network(config).encode(params, *columns, None, key)
+    without = layers.dense(params["classifier"], hidden)
+    assert np.abs(classifier.logits(Network(config), params, *columns, key) - without).max() > 0.1, (
+        "no dropout before it"
+    )
 
 
 def test_loss_of_tokens():
