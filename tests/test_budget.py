@@ -3,19 +3,24 @@
 import itertools
 import json
 import pathlib
+import time
 
+import numpy as np
 import pytest
 
 from mlm import config as configs
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
 from mlm.training.budget import UNITS, _read
 from mlm.workdir import Workdir
-from tests.fixtures import pretrain, tiny_config
+from tests.fixtures import pretrain, tiny_config, tiny_run
 from tests.processes import copy, run_together, train_arguments
 from tests.test_branch import assert_same, lines_after
 from tests.test_resume import state_of
 
+pytestmark = pytest.mark.usefixtures("one_device")
 SETTINGS = (
     "train.steps=0",
     "train.hours=0.001",
@@ -28,16 +33,18 @@ SETTINGS = (
     "model.hidden_dropout=0.1",
     "checkpoint.every=20",
     "checkpoint.keep=99",
-    "evaluate.every=0",
+    "evaluate.every=20",
     "log.every=5",
 )
 
 
 @pytest.fixture(scope="module")
 def timed(one_device, manifest, tmp_path_factory) -> pathlib.Path:
-    """A run of 3.6 seconds."""
-    workdir = tmp_path_factory.mktemp("timed")
-    pretrain(tiny_config(*SETTINGS), Workdir(str(workdir)), manifest)
+    """A run of 3.6 seconds, and as long again in evaluations."""
+    workdir, evaluate = tmp_path_factory.mktemp("timed"), Pretraining.evaluate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pretraining, "evaluate", lambda task, params: time.sleep(0.5) or evaluate(task, params))
+        pretrain(tiny_config(*SETTINGS), Workdir(str(workdir)), manifest)
     return workdir
 
 
@@ -62,10 +69,27 @@ def test_schedules_follow_the_share_of_the_time(timed):
             assert line["learning_rate"] == pytest.approx(rate, rel=1e-4, abs=1e-9), line["step"]
     lines = timing(timed, "share")
     assert lines[-1]["share"] == 1 and {line["step"] for line in timing(timed, "train")} >= {10, 15, 20}
+    assert sum(line["seconds"] for line in timing(timed, "eval")) > 1
     seconds = sum(line["seconds"] for line in timing(timed, "train"))
     assert seconds == pytest.approx(3.6, abs=0.9), "pauses are not of the budget"
     assert len(timing(timed, "first_step")) == 2, "one of each length of rows"
     assert checkpoint_files.read_meta(timed / "checkpoints", steps)["share"] == 1
+
+
+@pytest.mark.parametrize(("share", "rate", "masked"), [(0.0, 0.0, 0.2), (0.1, 0.0015, 0.19), (1.0, 0.0, 0.1)])
+def test_the_step_takes_the_share(share, rate, masked, batch):
+    """What the optimizer does, not only what is logged: lion moves each parameter by the rate."""
+    run = tiny_run("train.steps=0", "train.hours=1", "schedule.warmup_fraction=0.2", "masking.end_rate=0.1",
+                   "optimizer.name=lion", "optimizer.weight_decay=0", mesh=(1, 1, 1))  # fmt: skip
+    state = run.init()
+    before = np.asarray(state.params["lm_head"]["dense"]["kernel"])
+    columns = batch | {"share": np.full(16, share, np.float32)}
+    state, metrics = run.train_step(state, sharding.put_batch(columns, run.mesh, 16))
+    assert float(metrics["learning_rate"]) == pytest.approx(rate, rel=1e-5, abs=1e-8)  # within the rounding of float32
+    moved = np.abs(np.asarray(state.params["lm_head"]["dense"]["kernel"]) - before)
+    assert moved.max() == pytest.approx(rate, rel=1e-3, abs=1e-8) and int(state.step) == 1
+    ordinary = batch["attention_mask"].sum() - 2 * 16  # without <s> and </s>
+    assert float(state.window.weight) == pytest.approx(masked * ordinary, abs=8)
 
 
 def test_a_replay_is_the_run_to_the_bit(timed, manifest, tmp_path):
