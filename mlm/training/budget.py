@@ -7,6 +7,9 @@ a run equals the one that it replays.
 
 import itertools
 import time
+from typing import Any
+
+import jax
 
 from mlm import logs
 from mlm.cluster import distributed
@@ -24,6 +27,7 @@ class Budget:
         """Goes on after step `start`, at which `share` was used; raises InputError for a replay that lacks a step."""
         self.units, self._hours, self._log = round(share * UNITS), hours, log
         self._clock: float | None = None
+        self._running: Any = None
         self._used = share * hours * 3600  # seconds
         self._taken: list[int] = []  # by the steps since the last line
         self._replay = _read(replay, start) if replay else None
@@ -37,14 +41,19 @@ class Budget:
         """Leaves out the time since the last step started: it went into opening the data and compiling."""
         self._clock = time.monotonic() - self._log.paused_seconds
 
-    def start_step(self, step: int) -> float:
-        """Returns the share that is used as a step starts, the same on every host; 1 for the last step."""
+    def start_step(self, step: int, metrics: Any) -> float:
+        """Returns the share that is used as a step starts, the same on every host; 1 for the last step.
+
+        It waits for the step before that of `metrics`, the last one: dispatched far ahead, steps would be of one time.
+        """
+        self._running, before = metrics, self._running
+        jax.block_until_ready(before)
         if self._replay is not None:
             units = self._replay[step]
         else:
-            before = self._clock
+            begin = self._clock
             self.restart_clock()
-            self._used += 0.0 if before is None else self._clock - before
+            self._used += 0.0 if begin is None else self._clock - begin
             units = distributed.share_of_primary(step, min(int(self._used / self._hours / 3600 * UNITS), UNITS))
         self._taken.append(units if not self._taken else units - self.units)
         self.units, self._step = units, step

@@ -1,6 +1,5 @@
 """The training loop: the same numbers however often a run is stopped and restarted."""
 
-import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
@@ -126,18 +125,17 @@ class Loop:
     def run_from(self, start: int, state: TrainState) -> dict[str, float]:
         """Runs the steps after `start`; returns the scores after the last, from the log if it was run before."""
         task, steps, rows = self.task, self.task.steps, self.config.data.global_batch
-        budget, recent = self.budget, collections.deque[Any](maxlen=2)
+        budget = self.budget
         if budget.share >= 1 if budget else start >= steps:
             return logs.read(self.workdir.metrics, "eval")[-1]
         batches = task.batches(start)
         pending: tuple[int, Any] | None = None  # metrics of a step, read when the next one is dispatched
         scores: dict[str, float] | None = None
         train_step: TrainStep | None = None
+        metrics: dict[str, jax.Array] | None = None
         for step in itertools.count(start + 1):
             self._profile(step, state)
-            if budget and len(recent) == 2:
-                jax.block_until_ready(recent[0])  # else the clock would be read long before the step is made
-            share = budget and budget.start_step(step)
+            share = budget and budget.start_step(step, metrics)
             position = step if share is None else max(round(share * steps), 1)
             before, train_step = train_step, task.step_at(position)
             first = train_step is not before  # it opens the data, or compiles
@@ -159,7 +157,6 @@ class Loop:
                 self.log.restart_clock(step)
                 if budget:
                     budget.restart_clock()
-            recent.append(metrics)
             if pending:
                 self._read(*pending)
             last = position >= steps
