@@ -10,6 +10,7 @@ import functools
 import itertools
 import logging
 import os
+import platform
 import posixpath
 import re
 import shutil
@@ -19,6 +20,8 @@ from pathlib import Path
 
 import fsspec
 from upath import UPath
+
+from mlm.errors import InputError
 
 # gcsfs keeps the listings of folders, but other hosts write to them too.
 fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
@@ -93,12 +96,20 @@ def os_errors() -> Iterator[None]:
 
 
 def sizes(folder: UPath) -> dict[str, int]:
-    """Returns {name: bytes} of the files in a folder, from one listing; none if it does not exist."""
+    """Returns {name: bytes} of the files in a folder, from one listing; none if it does not exist.
+
+    Raises InputError if it can't be listed, as of a bucket that does not answer.
+    """
     try:
         with os_errors():
             entries = folder.fs.ls(folder.path, detail=True)
     except (FileNotFoundError, NotADirectoryError):
         return {}
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(
+            f"{folder}: {platform.node()} can't list it ({reason}); start the same command again."
+        ) from error
     return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] != "directory"}
 
 

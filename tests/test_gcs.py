@@ -12,6 +12,7 @@ import time
 import urllib.parse
 import urllib.request
 
+import gcsfs.retry
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -136,6 +137,17 @@ def test_a_bucket_that_answers_503(bucket, emulator, tokenizer_folder, tmp_path,
         processes.run(command)
     made = write_shards(corpus_of((local,)), tmp_path / "shards", tokenizer_folder)
     assert load_manifest(f"{bucket}/shards").fingerprint == made.fingerprint
+
+
+def test_a_folder_that_can_not_be_listed(bucket, monkeypatch):
+    folder = UPath(f"{bucket}/a")
+
+    def ls(*_, **__):
+        raise gcsfs.retry.HttpError({"code": 503, "message": "later"})
+
+    monkeypatch.setattr(folder.fs, "ls", ls)
+    with pytest.raises(InputError, match=r"/a: .* can't list it \(the bucket does not answer: later, 503\); start the"):
+        sizes(folder)
 
 
 def test_the_tokenizer_lies_in_the_bucket(bucket, tokenizer_folder):

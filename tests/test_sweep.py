@@ -13,7 +13,7 @@ import pytest
 
 from mlm import __main__
 from tests import labelled_texts, processes
-from tests.fixtures import TINY, slow
+from tests.fixtures import TINY
 from tests.test_bad_input import refuse
 
 GRID = ("optimizer.learning_rate=1e-2,1e-3", "train.seed=0,1")
@@ -74,7 +74,8 @@ def train_arguments(root: pathlib.Path, shards: str, *settings: str, vary: tuple
     return ["sweep", *line, "--vary", *vary]
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", slow("SIGINT")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_killed_it_goes_on(manifest, tmp_path, name):
     """SIGTERM reaches the sweep alone, Ctrl-C its run as well."""
     root, number = tmp_path / "sweep", signal.Signals[name]
