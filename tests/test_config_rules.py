@@ -23,12 +23,7 @@ def test_every_key_has_a_rule_a_unit_or_a_comment_and_there_are_not_too_many():
         "model.intermediate_size", "model.hidden_dropout", "model.attention_dropout", "model.layer_norm_eps",
         "model.init_stddev", "optimizer.b1", "optimizer.b2", "optimizer.eps", "log.tensorboard",
     }  # fmt: skip
-    lines = (ROOT / BASE).read_text().splitlines()
-    set_here = {}
-    for line in lines:
-        match = re.match(r"    config\.(\w+\.\w+) = [^#]*?(#.*)?$", line)
-        if match:
-            set_here[match[1]] = match[2]
+    set_here = dict(re.findall(r"(?m)^    config\.(\w+\.\w+) = [^#\n]*?(#.*)?$", (ROOT / BASE).read_text()))
     assert set_here.keys() == keys.keys()
     assert {key for key, comment in set_here.items() if not comment} == speaking
 

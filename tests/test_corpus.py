@@ -177,3 +177,9 @@ def test_a_source_without_text_is_named(tmp_path, tokenizer_folder, texts):
     good, blank = write_jsonl(tmp_path / "a.jsonl", texts[:400]), write_jsonl(tmp_path / "b.jsonl", ["", " "])
     with pytest.raises(InputError, match=r"b\.jsonl has no text in it"):
         write_shards(corpus_of((good, blank)), tmp_path / "shards", tokenizer_folder)
+
+
+@pytest.mark.parametrize(("source", "group"), [("text:a", "title"), ("hf:a", "file"), ("tfds:a", "file")])
+def test_a_group_that_a_source_has_not_is_refused(source, group):
+    with pytest.raises(InputError, match=f"{source} .* can't be grouped by corpus.group = {group}"):
+        corpus_of((source,), group=group).parts()

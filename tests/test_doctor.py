@@ -11,11 +11,11 @@ import pytest
 from mlm import __main__
 from mlm.data import shards, tokenizer
 from mlm.data.manifest import Manifest, load_manifest
-from mlm.doctor import checks, first_batch, scan
+from mlm.doctor import checks, first_batch
 from mlm.doctor.checks import Case, Finding
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config
-from tests.fixtures_data import train_tokenizer, write_jsonl, write_shards, written_texts
+from tests.fixtures_data import train_tokenizer, write_shards, written_texts
 from tests.processes import train_arguments
 from tests.test_bad_input import foreign, snapshot
 
@@ -246,18 +246,6 @@ def test_validation_that_training_has_seen(texts, tokenizer_folder, workdir, tmp
         assert "set corpus.group to file" in found.fix
 
 
-def test_a_benchmark_that_training_holds(healthy, workdir, texts, tmp_path, capsys):
-    own = tokenizer.load_fast(str(workdir / "tokenizer")).decode(scan.row(healthy, "train", 7).tolist())
-    files = {"held": [own, "a text that nobody has written"], "other": [text[::-1] for text in texts[:5]]}
-    sources = [write_jsonl(tmp_path / f"{name}.jsonl", lines) for name, lines in files.items()]
-    found = run_doctor(workdir, healthy.folder, capsys, flags=("--against", *sources))["against"]
-    assert found["level"] == "warning" and found["what"].startswith("1 of 6 texts (16.7%) share a stretch of 13")
-    assert "1 at least half of their stretches; 100% of the training rows were read" in found["what"]
-    assert "corpus.keep_out" in found["fix"] and found["where"] == ", ".join(sources)
-    assert run_doctor(workdir, healthy.folder, capsys, flags=("--against", sources[1]))["against"]["level"] == "ok"
-    assert "against" not in run_doctor(workdir, healthy.folder, capsys)
-
-
 def test_masks_that_predict_special_tokens(healthy, workdir, tmp_path):
     """The manifest has lost one of the special ids."""
     special = tuple(each for each in healthy.all_special_ids if each != healthy.special_ids["sep"])
@@ -310,5 +298,3 @@ def test_a_step_that_does_not_fit_is_an_error(fits, healthy, workdir, monkeypatc
 def test_a_flag_that_can_not_be(healthy, workdir, capsys):
     assert __main__.main(["doctor", *train_arguments(workdir, healthy.folder)[1:], "--rows=0"]) == 2
     assert "--rows" in capsys.readouterr().err
-    assert __main__.main(["doctor", *train_arguments(workdir, healthy.folder)[1:], "--against", "a.jsonl"]) == 2
-    assert "--against a.jsonl: must be a tuple of docstrings, text:GLOB" in capsys.readouterr().err

@@ -168,15 +168,15 @@ def test_files_that_can_not_be_read(tmp_path):
 @pytest.mark.parametrize("absent", [{}, {"label": None}, {"label": ""}, {"label": -1}, {"label": "-1"}])
 def test_rows_to_predict_need_no_label(tmp_path, absent):
     table = [{"text": "a", "label": "x"}, {"text": "b"} | absent]
-    assert read(write_jsonl(tmp_path / "a.jsonl", table), labelled=False).labels == ["x", None]
+    assert read(write_jsonl(tmp_path / "a.jsonl", table), require_labels=False).labels == ["x", None]
     table[1]["text"] = " "
-    assert "line 2" in refused(write_jsonl(tmp_path / "b.jsonl", table), labelled=False)
+    assert "line 2" in refused(write_jsonl(tmp_path / "b.jsonl", table), require_labels=False)
 
 
 def test_a_file_to_predict_needs_no_column_of_labels(tmp_path):
     (tmp_path / "a.csv").write_text("text\na\nb\n")
-    assert read(f"csv:{tmp_path}/a.csv", labelled=False).labels == [None, None]
-    assert "there is no column 'words'" in refused(f"csv:{tmp_path}/a.csv", text=("words",), labelled=False)
+    assert read(f"csv:{tmp_path}/a.csv", require_labels=False).labels == [None, None]
+    assert "there is no column 'words'" in refused(f"csv:{tmp_path}/a.csv", text=("words",), require_labels=False)
 
 
 # Words with labels ----------------------------------------------------------------------------------------------------
@@ -213,9 +213,9 @@ def test_conll_comments_tabs_and_places(tmp_path):
 
 def test_sentences_to_predict_need_no_labels(tmp_path):
     (tmp_path / "a.conll").write_text("EU\nrejects\n")
-    assert read(f"conll:{tmp_path}/a.conll", **WORDS, labelled=False).labels == [None]
+    assert read(f"conll:{tmp_path}/a.conll", **WORDS, require_labels=False).labels == [None]
     table = [{"tokens": ["a", "b"]}, {"tokens": ["c"], "ner_tags": [-1]}, {"tokens": ["c"], "ner_tags": ["O"]}]
-    assert read(write_jsonl(tmp_path / "a.jsonl", table), **WORDS, labelled=False).labels == [None, None, ("O",)]
+    assert read(write_jsonl(tmp_path / "a.jsonl", table), **WORDS, require_labels=False).labels == [None, None, ("O",)]
 
 
 @pytest.mark.parametrize(

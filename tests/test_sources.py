@@ -295,9 +295,3 @@ def test_a_data_set_that_changed_has_other_parts(tmp_path, monkeypatch):
         sources._loaded_hf.cache_clear()
         found.append(corpus_of((f"hf:{tmp_path / 'set'}",)).parts())
     assert found[0] != found[1] == found[2]
-
-
-@pytest.mark.parametrize(("source", "group"), [("text:a", "title"), ("hf:a", "file"), ("tfds:a", "file")])
-def test_a_group_that_a_source_has_not_is_refused(source, group):
-    with pytest.raises(InputError, match=f"{source} .* can't be grouped by corpus.group = {group}"):
-        corpus_of((source,), group=group).parts()

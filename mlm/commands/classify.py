@@ -75,7 +75,7 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict
     sources = {split: own[split] for split in data.SPLITS if own[split]}
     columns = {"text": own.text, "label": own.label, "kind": own.kind}
     tables, names = data.read_tables(sources, **columns)
-    others, _ = data.read_tables(dict(own.predict), **columns, names=names, labelled=False)
+    others, _ = data.read_tables(dict(own.predict), **columns, names=names, require_labels=False)
     if not checkpoint_files.complete_steps(workdir.checkpoints):
         path, init_from = config.tokenizer.path, config.train.init_from
         if init_from:

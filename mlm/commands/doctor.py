@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mlm.cluster import detect
 from mlm.commands import common
+from mlm.config_rules import SOURCES
 from mlm.errors import DamageError, InputError
 from mlm.text import printable, show, table
 from mlm.workdir import Workdir
@@ -29,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slices", type=int, default=1, metavar="N", help="number of slices of that topology")
     rows = "training rows to search for duplicates; default: 200,000"
     parser.add_argument("--rows", type=int, default=200_000, metavar="N", help=rows)
-    against = (
-        "benchmarks, as sources of a corpus (hf:nyu-mll/glue:rte, jsonl:FILE#FIELD): does training hold their texts?"
-    )
+    against = "benchmarks, as sources of a corpus (hf:nyu-mll/glue:rte, jsonl:FILE#FIELD): what training has of them"
     parser.add_argument("--against", nargs="+", default=[], metavar="SOURCE", help=against)
     record = "print the text of a training record (validation:ID for another) and its documents, and check nothing"
     parser.add_argument("--record", default="", metavar="ID", help=record)
@@ -43,6 +42,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.read_config(args, overrides), Workdir(args.workdir, create=False)
     if min(args.hosts, args.devices) < 0 or args.rows < 1:
         raise InputError("--hosts, --devices: must not be negative; --rows: must be 1 or more.")
+    for source in args.against:
+        if not SOURCES[0]((source,)):
+            raise InputError(f"--against {source}: must be {SOURCES[1].removeprefix('a tuple of ')}.")
     if args.record:
         show_record(common.load_data(config, workdir), str(workdir.tokenizer), args.record, as_json=args.json)
         return
@@ -63,7 +65,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         findings = [checks.Finding("error", str(error), "python -m mlm shards writes them", folder, "data")]
     else:
         options = {name: getattr(args, name) for name in ("hosts", "devices", "rows", "topology", "slices")}
-        options["against"] = sources_of(args.against)
+        options["against"] = tuple(args.against)
         case = checks.Case(config, workdir, manifest, tokenizer, **options)
         findings, batch = [finding for check in checks.ALL for finding in checks.run(check, case)], case.batch
     errors = [finding.check for finding in findings if finding.level == "error"]
@@ -79,17 +81,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if errors:
         names = ", ".join(dict.fromkeys(errors))
         raise InputError(f"{len(errors)} of {len(findings)} findings are errors ({names}); the run can't be right.")
-
-
-def sources_of(names: list[str]) -> tuple[str, ...]:
-    """Returns the sources of --against; raises InputError for one that isn't."""
-    from mlm.config_rules import RULES
-
-    check, allowed = RULES["corpus.keep_out"]
-    for name in names:
-        if not check((name,)):
-            raise InputError(f"--against {name}: must be {allowed.removeprefix('empty, or ')}.")
-    return tuple(names)
 
 
 def show_record(manifest: Manifest, tokenizer_folder: str, name: str, *, as_json: bool) -> None:

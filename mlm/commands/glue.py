@@ -48,8 +48,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             f"--tasks: {needed[0]} starts from MNLI's model in the protocol {args.protocol}; name mnli, too."
         )
     trained = next((name for name in names if name != MAJORITY), "mnli")
-    settings = [f"{key}={value}" for key, value in next(PROTOCOLS[args.protocol].cells(trained)).items()]
+    settings = [f"{key}={value}" for key, value in next(PROTOCOLS[args.protocol].cells(trained, {})).items()]
     config = configs.load(args.config, [*settings, *overrides], task=configs.CLASSIFICATION)
+    given = configs.parse(config, overrides)
     most = locate.longest_row(args.model)
     for name in names:
         for split in TASKS[name].validation:
@@ -65,6 +66,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         stack.enter_context(lock(workdir.root))
         engine = stack.enter_context(common.open_engine(args, config, workdir)) if args.engine else None
         options = {"protocol": args.protocol, "data": args.data, "root": workdir.root, "line": line, "most": most}
+        options["given"] = given
         found = glue.run(names, **options, engine=engine) | {"model": args.model}
         differences = glue.compare(found, other) if other else None
     if locate.is_workdir(args.model):

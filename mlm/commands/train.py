@@ -23,10 +23,10 @@ add_arguments = common.add_training_flags
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides)
     cluster.progress(watch.UNTIMED)
-    if config.train.branch_from:
-        _take_tokenizer(config, workdir)
-    manifest = common.open_data(config, workdir)  # before jax is imported
     with common.locked(workdir):
+        if config.train.branch_from:
+            _take_tokenizer(config, workdir)
+        manifest = common.open_data(config, workdir)  # before jax is imported
         pretrain(args, config, workdir, manifest)
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from mlm.data import tokenizer
-from mlm.data.labelled import Table, read
+from mlm.data import labelled, tokenizer
+from mlm.data.labelled import Table
 from mlm.data.order import Lane
 from mlm.errors import InputError
 
@@ -113,15 +113,15 @@ def read_tables(
     label: str,
     kind: str,
     names: tuple[str, ...] | None = None,
-    labelled: bool = True,
+    require_labels: bool = True,
 ) -> tuple[dict[str, Table], tuple[str, ...]]:
     """Returns {split: its rows} and the names of the classes: those given, or the labels in training; () if numbers."""
-    options = {"text": text, "label": label, "kind": kind, "labelled": labelled}
-    tables = {split: read(source, split=split, **options) for split, source in sources.items()}
+    options = {"text": text, "label": label, "kind": kind, "require_labels": require_labels}
+    tables = {split: labelled.read(source, split=split, **options) for split, source in sources.items()}
     if kind == "regression":
         return tables, ()
     names = names or class_names(tables["train"])
-    known = {*names, *([] if labelled else [None])}
+    known = {*names, *([] if require_labels else [None])}
     for split, table in tables.items():
         odd = ((row, each) for row, label in enumerate(table.labels) for each in _each(label) if each not in known)
         for row, label in odd:

@@ -47,17 +47,17 @@ class Table:
 
 
 def read(
-    source: str, *, split: str, text: tuple[str, ...], label: str, kind: str, labelled: bool = True, key: str = ""
+    source: str, *, split: str, text: tuple[str, ...], label: str, kind: str, require_labels: bool = True, key: str = ""
 ) -> Table:
     """Reads a split of a source; `text`, `label` and `kind` are keys of config.classify, `key` is for errors.
 
-    Unless they must be `labelled`, rows may have no label: no such column, an empty one, or the class -1.
+    Without `require_labels`, rows may have no label: no such column, an empty one, or the class -1.
     """
     key = key or f"config.classify.{split}"
     reader, _, rest = source.partition(":")
     texts, labels, places = [], [], []
     try:
-        names, rows = READERS[reader](rest, split, (*text, label) if labelled else text, label)
+        names, rows = READERS[reader](rest, split, (*text, label) if require_labels else text, label)
         for place, row in rows:
             places.append(place)
             where = f"{source}, {place}: its"
@@ -65,7 +65,7 @@ def read(
                 texts.append(_by_word(row, text[0], f"{where} {text[0]!r}", _text))
             else:
                 texts.append(tuple(_text(_value(row, key, f"{where} {key!r}"), f"{where} {key!r}") for key in text))
-            absent = not labelled and _is_unknown(row.get(label))
+            absent = not require_labels and _is_unknown(row.get(label))
             labels.append(None if absent else _label(row, label, f"{where} {label!r}", kind, names))
             if kind == "tokens" and not absent and len(texts[-1]) != len(labels[-1]):
                 raise InputError(

@@ -15,7 +15,7 @@ from rich.console import RenderableType
 
 from mlm import logs
 from mlm.cluster.engine import Engine
-from mlm.data import labelled as rows
+from mlm.data import labelled
 from mlm.errors import InputError
 from mlm.glue.tasks import AX, MAJORITY, PROTOCOLS, TASKS, Protocol, Settings, Task
 from mlm.paths import UPath, make_folder, remove, write_text
@@ -35,12 +35,12 @@ def source(data: str, name: str, split: str) -> str:
     return f"{data}/{name}/{split}.jsonl" if data.startswith("jsonl:") else f"{data}:{name}#{split}"
 
 
-def read(data: str, name: str, split: str, *, labelled: bool = True) -> list[str | None]:
+def read(data: str, name: str, split: str, *, require_labels: bool = True) -> list[str | None]:
     """Returns the labels of a split; raises InputError for other columns or classes than the task's."""
     task, where = TASKS[name], source(data, name, split)
     options = {"text": task.text, "label": "label", "kind": "classes" if task.labels else "regression"}
-    labels = rows.read(where, split="validation", **options, labelled=labelled).labels
-    if task.labels and labelled:
+    labels = labelled.read(where, split="validation", **options, require_labels=require_labels).labels
+    if task.labels and require_labels:
         index = [_index(task, label) for label in labels]
         if None in index:
             odd = labels[index.index(None)]
@@ -62,6 +62,7 @@ def run(
     data: str,
     root: UPath,
     line: Sequence[str],
+    given: Settings,
     most: int,
     engine: Engine | None,
 ) -> dict[str, Any]:
@@ -69,7 +70,8 @@ def run(
 
     Args:
       data: the folder of the data sets, "" for those of the Hub.
-      line: the flags of each run: where it starts, and settings that override the protocol's.
+      line: flags of each run: its config file, the model that it starts from, and what sets the keys of `given`.
+      given: settings that take the place of the protocol's.
       most: tokens that the model reads.
 
     Returns:
@@ -85,7 +87,7 @@ def run(
             tasks[name] = {"failed": "starts from MNLI's model, which failed", "code": tasks["mnli"]["code"]}
             continue
         first = (f"--config.train.init_from={start}",) if name in own.from_mnli else ()
-        cells = [Cell(own, name, settings, root, data, most) for settings in own.cells(name)]
+        cells = [Cell(own, name, settings, root, data, most) for settings in own.cells(name, given)]
         outcomes = iter(
             run_all([run for cell in cells for run in cell.runs((*line, *first))], root=root, engine=engine)
         )
@@ -201,7 +203,7 @@ def _majority(data: str, root: UPath) -> dict[str, Any]:
     most = Counter(read(data, MAJORITY, "train")).most_common(1)[0][0]
     labels = read(data, MAJORITY, "validation")
     for split, file in task.tests:
-        _submit(task, [most] * len(read(data, MAJORITY, split, labelled=False)), root / "submission" / file)
+        _submit(task, [most] * len(read(data, MAJORITY, split, require_labels=False)), root / "submission" / file)
     share = labels.count(most) / len(labels)
     return {"metrics": task.metrics, "scores": [share], "median": share, "low": share, "high": share, "majority": most}
 

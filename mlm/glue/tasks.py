@@ -73,10 +73,11 @@ class Protocol(NamedTuple):
     seeds: Mapping[str, int]  # how many; "" of the tasks without a number of their own
     from_mnli: tuple[str, ...] = ()  # tasks that start from MNLI's model
 
-    def cells(self, task: str) -> Iterator[Settings]:
-        """Yields the settings to choose from, without seeds."""
-        for values in itertools.product(*self.grid.values()):
-            yield COMMON | self.settings | self.own.get(task, {}) | dict(zip(self.grid, values, strict=True))
+    def cells(self, task: str, given: Settings) -> Iterator[Settings]:
+        """Yields the settings to choose from, without seeds; those `given` take the place of the protocol's."""
+        grid = {key: values for key, values in self.grid.items() if key not in given}
+        for values in itertools.product(*grid.values()):
+            yield COMMON | self.settings | self.own.get(task, {}) | dict(zip(grid, values, strict=True)) | given
 
 
 def _mosaic(rate: float, decay: float, epochs: float, rows: int) -> Settings:

@@ -76,7 +76,7 @@ def read(source: str, phenomenon: str = "") -> list[Pair]:
         )
     pairs, fields = [], {"text": FIELDS, "label": phenomenon or PHENOMENON, "kind": "classes", "split": "train"}
     for name in _files(rest, source) if kind in ("jsonl", "csv") else [rest]:
-        found = labelled.read(f"{kind}:{name}", **fields, labelled=phenomenon != "", key=f"--pairs={source}")
+        found = labelled.read(f"{kind}:{name}", **fields, require_labels=phenomenon != "", key=f"--pairs={source}")
         labels = [label or UPath(name).stem for label in found.labels]
         places = (found.where(row) for row in range(len(labels)))
         pairs += map(Pair, found.texts, labels, places)

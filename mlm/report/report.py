@@ -53,7 +53,8 @@ PAIRS = 20  # of classes most often confused, on the page
 def write(workdir: Workdir) -> None:
     """Makes report.html: one file that needs no network."""
     run, classification = gather(workdir), logs.read_object(workdir.classification)
-    milestones = [line for line in run.evals if line["step"] in locate.milestones(workdir)]
+    kept = locate.milestones(workdir)
+    milestones = [line for line in run.evals if line["step"] in kept]
     read = [("tokens read", *(f"{run.tokens(line['step']):,}" for line in milestones))] if run.tokens(0) == 0 else []
     page = render_page(
         "report.html.j2",

@@ -35,7 +35,7 @@ class RunSummary:
                 rows.append((name, " + ".join(task["metrics"]), *shown))
         if self.glue.get("average") is not None:
             rows.append(("average", "without WNLI", f"{self.glue['average']:.1%}", "", ""))
-        return rows[: len(rows) * (len(rows) > 1)]
+        return rows if rows[1:] else []
 
     @property
     def step(self) -> int:
@@ -91,5 +91,5 @@ def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("in
     folders = config.get("data.mixture") or [(config.get("shards.dir") or str(workdir.shards), 1.0)]
     found = [(share, read_manifest(folder)) for folder, share in folders]
     manifest = None if any(each is None for _, each in found) else mixture.join(found)
-    found = (sessions(logs.read(workdir.timing)), manifest, logs.read_object(workdir.glue))
-    return RunSummary(workdir.root.name, config, train, evals, *found)
+    starts, glue = sessions(logs.read(workdir.timing)), logs.read_object(workdir.glue)
+    return RunSummary(workdir.root.name, config, train, evals, starts, manifest, glue)

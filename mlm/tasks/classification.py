@@ -161,9 +161,9 @@ def make_eval_step(network: Network, mesh: Mesh, param_shardings: Params, *, lon
     def eval_step(params: Params, batch: step.Batch) -> tuple[jax.Array, jax.Array]:
         logits_BxC = classifier.logits(network, params, batch["input_ids"], batch["attention_mask"])
         loss_B, predicted = classifier.row_scores(logits_BxC, batch["label"])
-        return loss_B, jnp.pad(
-            predicted, [(0, 0), (0, longest - predicted.shape[1])]
-        ) if predicted.ndim > 1 else predicted
+        if predicted.ndim > 1:
+            predicted = jnp.pad(predicted, [(0, 0), (0, longest - predicted.shape[1])])
+        return loss_B, predicted
 
     return step.jit_eval_step(eval_step, mesh, param_shardings)
 

@@ -76,8 +76,8 @@ def mean(
     known = None not in tokens_per_byte
     ratio = 1 / weighted(1 / each for each in tokens_per_byte) if known else None
     found = _scores(loss, accuracy, sum(each["predictions"] for each in scores), ratio)
-    known = [key for key in ERRORS if all(key in each for each in scores)]
-    parts = {key: [share * each[key] for share, each in zip(shares, scores, strict=True)] for key in known}
+    errors = [key for key in ERRORS if all(key in each for each in scores)]
+    parts = {key: [share * each[key] for share, each in zip(shares, scores, strict=True)] for key in errors}
     return found | {key: math.hypot(*each) / math.fsum(shares) for key, each in parts.items()}
 
 

@@ -87,10 +87,11 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
     if found is None and config.train.branch_from:
         source = branch.open_source(meta, workdir, task.steps)
         saved = {"branch": source.lineage, "share": source.share(config.train.hours)}
-    meta |= {key: saved[key] for key in ("branch",) if key in saved}
+    if "branch" in saved:
+        meta["branch"] = saved["branch"]
     start = source.step if source else found or 0
     kept = milestones.steps_of(config.checkpoint.milestones, task.steps, task.words_per_step)
-    kept = sorted({*kept, *saved.get("milestones", ())})
+    kept = {*kept, *saved.get("milestones", ())}
     if cluster.is_primary():
         write_text(workdir.config, config.to_json(indent=1) + "\n")
     with checkpoint.Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep, milestones=kept) as checkpoints:
@@ -118,7 +119,7 @@ class Loop:
     meta: dict
     stop: distributed.StopSignal
     workdir: Workdir
-    milestones: list[int]
+    milestones: set[int]
     budget: Budget | None  # with train.hours
     trace: Path | None = None  # the folder of a profile that is being taken
 
@@ -208,7 +209,7 @@ class Loop:
         if int(metrics["consecutive_nonfinite"]) >= self.config.train.guard_limit:
             self._read(step, metrics)  # raises
         cluster.progress("save", step)
-        own = {"step": step, "milestones": [milestone for milestone in self.milestones if milestone <= step]}
+        own = {"step": step, "milestones": sorted(milestone for milestone in self.milestones if milestone <= step)}
         if self.budget:
             self.budget.record()
             own["share"] = self.budget.share

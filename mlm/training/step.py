@@ -142,11 +142,8 @@ def make_train_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         grads, sums = gradient(state.params, batch, state.step)
-        progress, extra = state.step - state.skipped, {}
-        if "share" in batch:
-            progress = schedule_step(batch)
-            extra = {"progress": progress}
-        updates, opt_state = tx.update(grads, state.opt_state, state.params, **extra)
+        by_share = {"progress": schedule_step(batch)} if "share" in batch else {}
+        updates, opt_state = tx.update(grads, state.opt_state, state.params, **by_share)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(sums.loss_B) & jnp.isfinite(grad_norm)
         keep = finite & (state.consecutive_nonfinite < run["train.guard_limit"])
@@ -158,10 +155,7 @@ def make_train_step(
         ema = state.ema
         if ema is not None:
             ema = jax.tree.map(lambda e, p: choose(ema_decay * e + (1 - ema_decay) * p, e), ema, params)
-        fresh = state.step % run["log.every"] == 0
-        window = jax.tree.map(
-            lambda old, new: jnp.where(fresh, 0, old) + jnp.where(keep, new, 0), state.window, Window(*sums)
-        )
+        window = _added(state.window, sums, fresh=state.step % run["log.every"] == 0, keep=keep)
         new = TrainState(
             step=state.step + 1,
             params=params,
@@ -175,7 +169,7 @@ def make_train_step(
             "loss": window.loss / window.weight,
             **({"accuracy": window.correct / window.weight} if has_accuracy else {}),
             "grad_norm": grad_norm,
-            "learning_rate": jnp.asarray(schedule(progress), jnp.float32),
+            "learning_rate": jnp.asarray(schedule(by_share.get("progress", state.step - state.skipped)), jnp.float32),
             "skipped": new.skipped,
             "consecutive_nonfinite": new.consecutive_nonfinite,
         }
@@ -188,6 +182,11 @@ def make_train_step(
         out_shardings=(shardings, NamedSharding(mesh, P())),
         donate_argnums=0,
     )
+
+
+def _added(window: Window, sums: RowSums, *, fresh: jax.Array, keep: jax.Array) -> Window:
+    """Returns the sums since the last logged step, with those of a step that is kept."""
+    return jax.tree.map(lambda old, new: jnp.where(fresh, 0, old) + jnp.where(keep, new, 0), window, Window(*sums))
 
 
 def jit_eval_step(step: Callable[[Params, Batch], Any], mesh: Mesh, param_shardings: Params) -> Callable:
