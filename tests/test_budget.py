@@ -70,9 +70,10 @@ def test_schedules_follow_the_share_of_the_time(timed):
     lines = timing(timed, "share")
     assert lines[-1]["share"] == 1 and {line["step"] for line in timing(timed, "train")} >= {10, 15, 20}
     assert sum(line["seconds"] for line in timing(timed, "eval")) > 1
-    seconds = sum(line["seconds"] for line in timing(timed, "train"))
-    assert seconds == pytest.approx(3.6, abs=0.9), "pauses are not of the budget"
-    assert len(timing(timed, "first_step")) == 2, "one of each length of rows"
+    begin, second = timing(timed, "first_step")  # one of each length of rows
+    pauses = [second, *timing(timed, "eval"), *timing(timed, "checkpoint")]
+    seconds = lines[-1]["time"] - begin["time"] - sum(line["seconds"] for line in pauses)
+    assert seconds > 3.5, "pauses are not of the budget"
     assert checkpoint_files.read_meta(timed / "checkpoints", steps)["share"] == 1
 
 
