@@ -52,7 +52,7 @@ class Workdir:
         self.timing = self.root / "timing.jsonl"
         self.advice = self.root / "advice.jsonl"
         self.spikes = self.root / "spikes.jsonl"
-        self.glue = self.root / "glue.json"  # the newest table of the command `glue`
+        self.glue = self.root / "glue.json"  # {step: the newest table of the command `glue`}
         self.report = self.root / "report.html"
         # A classifier's {"split", "step", "scores", "sets": {NAME: scores}}, and of classes {"labels",
         # "confusion": [true][predicted]}.

@@ -83,6 +83,9 @@ def test_a_table_of_some_tasks(trained_workdir, data, tmp_path):
     assert rte["setting"]["data.global_batch"] == 16, "as the command line says, not the protocol"
     assert "without WNLI; protocol quick" in done.stdout and f"{rte['median']:.1%}" in done.stdout
     assert not (pathlib.Path(rte["run"]) / "checkpoints").exists(), "a table of a large model has many"
+    newest = max(int(path.name) for path in (trained_workdir.root / "checkpoints").iterdir() if path.name.isdecimal())
+    kept = json.loads((trained_workdir.root / "glue.json").read_text())
+    assert {step: table["average"] for step, table in kept.items()} == {str(newest): found["average"]}
     again = run(trained_workdir.root, tmp_path, *flags)
     assert again.returncode == 0 and json.loads((tmp_path / "glue.json").read_text()) == found, "nothing is done again"
 

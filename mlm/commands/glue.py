@@ -9,7 +9,7 @@ from mlm import logs
 from mlm.commands import common
 from mlm.errors import InputError, StopError
 from mlm.paths import UPath, canonical, write_text
-from mlm.pretrained import locate
+from mlm.pretrained import checkpoint_files, locate
 from mlm.workdir import Workdir, lock
 
 
@@ -70,8 +70,11 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         found = glue.run(names, **options, engine=engine) | {"model": args.model}
         differences = glue.compare(found, other) if other else None
     if locate.is_workdir(args.model):
-        own = Workdir(locate.split_step(args.model)[0], create=False)
-        write_text(own.glue, json.dumps(found) + "\n")  # for its report and model card
+        folder, step = locate.split_step(args.model)
+        own = Workdir(folder, create=False)
+        step = step or checkpoint_files.complete_steps(own.checkpoints)[-1]
+        tables = logs.read_object(own.glue) | {str(step): found}  # for its report and model card
+        write_text(own.glue, json.dumps(tables) + "\n")
     if args.json:
         print(json.dumps(found | ({"against": differences} if other else {})))
     else:

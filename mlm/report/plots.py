@@ -60,10 +60,10 @@ def draw(
     return figures
 
 
-def draw_together(runs: dict[str, Sequence[Points]], unit: str) -> Figure:
+def draw_together(runs: dict[str, Sequence[Points]], x_unit: str, y_unit: str = "loss, nats per prediction") -> Figure:
     """Returns the losses of several runs: name -> (points of training, drawn faintly, points of evaluation)."""
     figures: dict[str, Figure] = {}
-    with _figure(figures, "", "loss, nats per prediction", unit) as axes:
+    with _figure(figures, "", y_unit, x_unit) as axes:
         for color, (name, (train, evals)) in zip(COLORS, runs.items(), strict=False):
             if train[0]:
                 axes.plot(*thinned(train), color=color, linewidth=1, alpha=0.5)

@@ -16,6 +16,7 @@ from mlm.monitor import adviser
 from mlm.paths import write_text
 from mlm.pretrained import locate
 from mlm.report import plots, summary
+from mlm.report.family import Family
 from mlm.report.goodput import Line
 from mlm.report.summary import RunSummary
 from mlm.tasks.scores import selected
@@ -53,12 +54,14 @@ PAIRS = 20  # of classes most often confused, on the page
 def write(workdir: Workdir) -> None:
     """Makes report.html: one file that needs no network."""
     run, classification = gather(workdir), logs.read_object(workdir.classification)
-    kept = locate.milestones(workdir)
-    milestones = [line for line in run.evals if line["step"] in kept]
-    read = [("tokens read", *(f"{run.tokens(line['step']):,}" for line in milestones))] if run.tokens(0) == 0 else []
+    family, figures = None, plots.draw(run.train, run.evals, run.sessions, run.unigram_entropy)
+    if run.config:
+        family = Family(workdir)
+        if curves := {name: (([], []), points) for name, points in family.curves().items()}:
+            figures["Downstream scores"] = plots.draw_together(curves, "tokens read", "%")
     page = render_page(
         "report.html.j2",
-        plots.draw(run.train, run.evals, run.sessions, run.unigram_entropy),
+        figures,
         run=run,
         last=run.evals[-1] if run.evals else {},
         advice=logs.read(workdir.advice),
@@ -66,7 +69,7 @@ def write(workdir: Workdir) -> None:
         spikes=logs.read(workdir.spikes),
         scores=_scores(run),
         evaluations=list(zip(*score_rows(run.evals), strict=True)) or [()],
-        milestones=list(zip(*score_rows(milestones), *read, strict=True)) or [()],
+        family=family.table() if family else [],
         classification=classification,
         branch=locate.branch_of(workdir),
         confused=confused_pairs(classification, PAIRS),

@@ -91,5 +91,7 @@ def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("in
     folders = config.get("data.mixture") or [(config.get("shards.dir") or str(workdir.shards), 1.0)]
     found = [(share, read_manifest(folder)) for folder, share in folders]
     manifest = None if any(each is None for _, each in found) else mixture.join(found)
-    starts, glue = sessions(logs.read(workdir.timing)), logs.read_object(workdir.glue)
-    return RunSummary(workdir.root.name, config, train, evals, starts, manifest, glue)
+    tables = {int(step): table for step, table in logs.read_object(workdir.glue).items()}
+    newest = max((step for step in tables if step <= until), default=None)
+    starts = sessions(logs.read(workdir.timing))
+    return RunSummary(workdir.root.name, config, train, evals, starts, manifest, tables.get(newest, {}))

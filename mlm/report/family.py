@@ -1,0 +1,120 @@
+"""The family of a run: milestones and branches as a tree, with what their checkpoints score on other tasks. No jax."""
+
+import contextlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from mlm import config as configs
+from mlm import logs
+from mlm.errors import DamageError
+from mlm.paths import UPath
+from mlm.pretrained import locate
+from mlm.report import plots
+from mlm.training import recipe
+from mlm.workdir import Workdir
+
+PAIRS = re.compile(r"(pairs .+), step ([0-9]+)")  # of evaluation.json
+INDENT = "\u2003"
+Scores = dict[int, dict[str, float]]  # step -> name -> from 0 to 1
+
+
+class Run(NamedTuple):
+    """A run of the family."""
+
+    workdir: Workdir
+    config: dict[str, Any]  # flattened
+    parent: UPath | None  # the folder of the run that it branched off from, if it is still there
+    start: int  # the step of the parent where it begins
+
+    @property
+    def root(self) -> UPath:
+        """Its folder."""
+        return self.workdir.root
+
+
+def downstream(workdir: Workdir) -> Scores:
+    """Returns the average of GLUE, and the accuracy on minimal pairs within words, of the checkpoints of a run."""
+    found: Scores = defaultdict(dict)
+    for step, table in logs.read_object(workdir.glue).items():
+        if table["average"] is not None:
+            found[int(step)][f"GLUE {table['protocol']}"] = table["average"]
+    for key, values in logs.read_object(workdir.root / logs.RESULTS).items():
+        if match := PAIRS.fullmatch(key):
+            found[int(match[2])][match[1]] = values["within_word"]["accuracy"]
+    return found
+
+
+class Family:
+    """A run, those that it came from, and the branches of all of them that lie beside one of them."""
+
+    def __init__(self, workdir: Workdir):
+        """Reads their configs."""
+        self.run, self.line = _read(workdir.root), []  # the line goes from the run up to the first one
+        run: Run | None = self.run
+        while run and run.root not in [each.root for each in self.line]:
+            self.line.append(run)
+            run = run.parent and _read(run.parent)
+        self.runs = {run.root: run for run in self.line}
+        beside = {
+            file.parent for root in {each.root.parent for each in self.line} for file in root.glob("*/config.json")
+        }
+        others = []
+        for root in sorted(beside - self.runs.keys(), key=str):
+            with contextlib.suppress(DamageError):
+                others.append(_read(root))
+        while found := [run for run in others if run.parent in self.runs and run.root not in self.runs]:
+            self.runs |= {run.root: run for run in found}
+        self.scores = {run.root: downstream(run.workdir) for run in self.runs.values()}
+
+    def tokens(self, run: Run, step: int) -> int:
+        """Returns the tokens read up to a step of a run, those of the runs that it came from included."""
+        parent = self.runs.get(run.parent)
+        before = self.tokens(parent, run.start) if parent else 0
+        return before + (step - run.start * bool(parent)) * recipe.tokens_per_step(run.config)
+
+    def curves(self) -> dict[str, plots.Points]:
+        """Returns {name: (tokens read, scores in %)} of the run, with those of the runs that it came from."""
+        found: dict[str, dict[int, float]] = defaultdict(dict)
+        end = None
+        for run in self.line:
+            for step, scores in self.scores[run.root].items():
+                for name, value in scores.items() if end is None or step <= end else ():
+                    found[name][self.tokens(run, step)] = 100 * value
+            end = run.start
+        return {name: tuple(zip(*sorted(own.items()), strict=True)) for name, own in found.items()}
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Returns head and rows: the first run, its milestones, and below each step the branches that leave there."""
+        scored = [each for own in self.scores.values() for each in own.values()]
+        names = sorted({name for each in scored for name in each})
+        rows = list(self._rows(self.line[-1], names, 0))
+        return [("", "tokens read", "loss, nats", *names, "changes"), *rows] if len(rows) > 2 or names else []
+
+    def _rows(self, run: Run, names: list[str], depth: int) -> Iterator[tuple[str, ...]]:
+        parent = self.runs.get(run.parent)
+        changes = configs.diff(parent.config, run.config, re.compile(r"train\.branch_from")) if parent else []
+        branches = [each for each in self.runs.values() if each.parent == run.root]
+        losses = {line["step"]: line["loss"] for line in logs.read(run.workdir.metrics, "eval")}
+        own = self.scores[run.root]
+        steps = {*locate.milestones(run.workdir), *own, *(each.start for each in branches), *list(losses)[-1:]}
+        yield (INDENT * depth + run.root.name, "", "", *("" for _ in names), ", ".join(changes))
+        for step in sorted(steps):
+            loss = losses.get(step)
+            scores = (f"{own[step][name]:.1%}" if name in own.get(step, ()) else "" for name in names)
+            read = "" if run.config.get("classify.train") else f"{self.tokens(run, step):,}"
+            cells = (read, "" if loss is None else f"{loss:.4f}", *scores, "")
+            yield (f"{INDENT * (depth + 1)}step {step:,}", *cells)
+            for each in branches:
+                if each.start == step:
+                    yield from self._rows(each, names, depth + 2)
+
+
+def _read(root: UPath) -> Run:
+    workdir = Workdir(str(root), create=False)
+    config = configs.flatten(logs.read_object(workdir.config))
+    name, _, step = str(config.get("train.branch_from", "")).rpartition("@")
+    beside = workdir.root.parent / UPath(name).name  # where the command was started elsewhere
+    parent = next((each for each in (UPath(name).absolute(), beside) if (each / "checkpoints").is_dir()), None)
+    return Run(workdir, config, parent, int(step)) if parent and step.isdecimal() else Run(workdir, config, None, 0)
