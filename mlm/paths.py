@@ -95,21 +95,26 @@ def os_errors() -> Iterator[None]:
         raise OSError(f"the bucket does not answer: {error or type(error).__name__}") from error
 
 
+@contextlib.contextmanager
+def refusing(what: str, fix: str) -> Iterator[None]:
+    """Turns what a file system or a bucket raises into the InputError "{what} ({reason}); {fix}."."""
+    try:
+        with os_errors():
+            yield
+    except Exception as error:
+        raise InputError(f"{what} ({getattr(error, 'strerror', None) or error}); {fix}.") from error
+
+
 def sizes(folder: UPath) -> dict[str, int]:
     """Returns {name: bytes} of the files in a folder, from one listing; none if it does not exist.
 
     Raises InputError if it can't be listed, as of a bucket that does not answer.
     """
-    try:
-        with os_errors():
+    with refusing(f"{folder}: {platform.node()} can't list it", "start the same command again"):
+        try:
             entries = folder.fs.ls(folder.path, detail=True)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(
-            f"{folder}: {platform.node()} can't list it ({reason}); start the same command again."
-        ) from error
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
     return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] != "directory"}
 
 
@@ -125,12 +130,10 @@ def write_text(path: UPath, text: str) -> None:
 
 def write_secret(path: UPath | Path, text: str) -> None:
     """Writes a file that on a disk only its owner can read."""
-    if is_remote(path):
-        path.write_text(text, encoding="utf-8")
-        return
-    path.unlink(missing_ok=True)
-    with open(path, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(text)
+    if not is_remote(path):
+        path.unlink(missing_ok=True)
+        path.touch(0o600, exist_ok=False)
+    path.write_text(text, encoding="utf-8")
 
 
 def put_file(file: Path, target: UPath) -> None:

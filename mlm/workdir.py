@@ -22,7 +22,7 @@ import psutil
 from ml_collections import ConfigDict
 
 from mlm.errors import InputError
-from mlm.paths import UPath, is_remote, make_folder
+from mlm.paths import UPath, is_remote, make_folder, refusing
 from mlm.text import printable
 
 LOCK = ".lock"
@@ -40,7 +40,11 @@ class Workdir:
         root = UPath(path)
         self.root = root if is_remote(path) else root.absolute()  # orbax wants absolute paths
         if create:
-            self._create(path)
+            with refusing(f"--workdir={path}: can't be written", "choose another folder"):
+                make_folder(self.root)
+                probe = self.root / f".writable.{uuid.uuid4().hex}"  # several hosts may do this at once
+                probe.write_text("")
+                probe.unlink()
         elif not self.root.is_dir():
             raise InputError(f"--workdir={path}: there is no such folder.")
         self.tokenizer = self.root / "tokenizer"
@@ -66,18 +70,6 @@ class Workdir:
     def export_of(self, step: int | None) -> UPath:
         """Returns the folder of the export of a step: `export` for None, which is the newest or best one."""
         return self.export if step is None else self.root / f"export-{step}"
-
-    def _create(self, path: str) -> None:
-        try:
-            make_folder(self.root)
-            probe = self.root / f".writable.{uuid.uuid4().hex}"  # several hosts may do this at once
-            probe.write_text("")
-            probe.unlink()
-        except Exception as error:  # a bucket's client raises its own
-            if not isinstance(error, OSError) and not is_remote(path):
-                raise
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"--workdir={path}: can't be written ({reason}); choose another folder.") from None
 
 
 @contextlib.contextmanager

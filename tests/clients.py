@@ -5,11 +5,14 @@ import secrets
 import socket
 import threading
 import time
+from types import SimpleNamespace
 from typing import ClassVar
 from unittest import mock
 
 from mlm.cluster.client import Client
+from mlm.cluster.detect import Cluster
 from mlm.cluster.messages import Termination
+from mlm.cluster.ports import format_address
 from mlm.errors import StopError
 
 FINGERPRINT = {"config.optimizer.learning_rate": 0.1, "code mlm/commands/run.py": "abc"}
@@ -37,15 +40,11 @@ class Several:
 
     def add(self, process: int, **changed) -> Client:
         ends, host = self.ends, changed.pop("host", f"w-{process}")
-        arguments = {"token": self.token, "jax_port": self.jax_port} | self.limits
+        cluster = Cluster("test", format_address(self.where), changed.pop("processes", self.processes), process)
+        token = changed.pop("token", self.token)
+        pod = SimpleNamespace(**{"port": 1, "jax_port": self.jax_port} | self.limits | changed)
         with mock.patch.object(socket, "gethostname", lambda: host):
-            self.clients[process] = Client(
-                self.where,
-                changed.pop("processes", self.processes),
-                process,
-                lambda end: ends.setdefault(process, end),
-                **arguments | changed,
-            )
+            self.clients[process] = Client(cluster, pod, token, lambda end: ends.setdefault(process, end))
         Several.every.append(self.clients[process])
         return self.clients[process]
 

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from mlm.cluster import client, coordinator, messages
+from mlm.cluster.detect import Cluster
 from mlm.cluster.messages import Termination
 from mlm.errors import StopError
 from tests.clients import FINGERPRINT, Several
@@ -169,8 +171,8 @@ def test_another_number_of_processes_in_the_middle_of_a_run(tmp_path):
     several = Several(tmp_path, 2)
     several.ready()
     ends: list[Termination] = []
-    own = {"token": several.token, "jax_port": several.jax_port, "start_timeout": 2.0, "heartbeat": 1.0}
-    client.Client(several.where, 3, 2, ends.append, **own)
+    pod = SimpleNamespace(port=1, jax_port=several.jax_port, start_timeout=2.0, heartbeat=1.0)
+    client.Client(Cluster("test", several.address, 3, 2), pod, several.token, ends.append)
     several.meet("data")
     deadline = time.monotonic() + 5
     while not ends and time.monotonic() < deadline:
@@ -185,13 +187,13 @@ def test_another_number_of_processes_in_the_middle_of_a_run(tmp_path):
 def test_a_process_that_is_killed_or_stopped(tmp_path, number, message):
     several = Several(tmp_path, 2, present=[0], start_timeout=30.0)
     program = (
-        "import pathlib, sys, time\nfrom mlm.cluster.client import Client\n"
-        "token = pathlib.Path(sys.argv[2])\n"
-        "limits = {'start_timeout': 30, 'heartbeat': 1}\n"
-        "p = Client(('127.0.0.1', int(sys.argv[1])), 2, 1, print, token=token, jax_port=1, **limits)\n"
+        "import pathlib, sys, time, types\nfrom mlm.cluster.client import Client\n"
+        "from mlm.cluster.detect import Cluster\n"
+        "pod = types.SimpleNamespace(port=1, jax_port=1, start_timeout=30, heartbeat=1)\n"
+        "p = Client(Cluster('test', sys.argv[1], 2, 1), pod, pathlib.Path(sys.argv[2]), print)\n"
         "p.ready({'a': 1})\nprint('ready', flush=True)\ntime.sleep(60)"
     )
-    command = [sys.executable, "-c", program, str(several.where[1]), str(several.token)]
+    command = [sys.executable, "-c", program, several.address, str(several.token)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         several.ready({0: {"a": 1}})

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from mlm.errors import InputError, StopError
-from mlm.paths import UPath, make_folder, write_secret
+from mlm.paths import UPath, make_folder, refusing, write_secret
 
 NAMES = ("ca.pem", "cert.pem", "key.pem")
 AUTHORITY = "mlm engine authority"
@@ -43,27 +43,18 @@ def make(folder: UPath | Path) -> None:
         certificate("mlm engine", key.public_key(), authority=False),
         key.private_bytes(*private).decode(),
     )
-    try:
+    with refusing(f"{folder}: can't be written", "choose another folder"):
         make_folder(folder)
         for name, content in zip(NAMES, contents, strict=True):
             write_secret(folder / name, content)
-    except Exception as error:  # a bucket's client raises its own
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{folder}: can't be written ({reason}); choose another folder.") from None
 
 
 def read(folder: UPath | Path) -> dict[str, str]:
     """Returns {name: content} of the certificates in a folder; raises InputError."""
-    contents = {}
+    contents, fix = {}, "--engine-certificates=DIR names the folder of ca.pem, cert.pem and key.pem, which "
     for name in NAMES:
-        try:
+        with refusing(f"{folder / name}: can't be read", f"{fix}`python -m mlm.cluster.certificates DIR` makes"):
             contents[name] = (folder / name).read_text(encoding="utf-8")
-        except Exception as error:  # a bucket's client raises its own
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(
-                f"{folder / name}: can't be read ({reason}); --engine-certificates=DIR names the folder of ca.pem, "
-                "cert.pem and key.pem, which `python -m mlm.cluster.certificates DIR` makes."
-            ) from None
     return contents
 
 

@@ -16,8 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from mlm.cluster import coordinator, messages, ports
 from mlm.cluster.coordinator import Coordinator
+from mlm.cluster.detect import Cluster
 from mlm.cluster.messages import Connection, Termination, one_line, prove
 from mlm.errors import StopError
 from mlm.paths import UPath
@@ -32,33 +35,21 @@ class Client:
     """This process's connection to the coordinator; in process 0, the coordinator as well."""
 
     def __init__(
-        self,
-        address: tuple[str, int],
-        processes: int,
-        process: int,
-        on_termination: Callable[[Termination], None],
-        *,
-        token: UPath | Path,
-        jax_port: int,
-        start_timeout: float,
-        heartbeat: float,
+        self, cluster: Cluster, pod: ConfigDict, token: UPath | Path, on_termination: Callable[[Termination], None]
     ):
         """Starts to connect, and keeps trying; process 0 first starts the coordinator, and raises as that does.
 
-        Args:
-          on_termination: called in a thread when the run ends, unless by `notify` or after `close`.
-          token: file that process 0 writes and the others read.
-          jax_port: of jax's own service, on the coordinator's host.
+        Process 0 writes the file `token`, the others read it. `on_termination` is called in a thread when the run ends,
+        unless by `notify` or after `close`.
         """
-        self._address, self._jax_address = address, (address[0], jax_port)
-        self._place = ports.format_address(address)
-        self._process, self._processes, self._on_termination = process, processes, on_termination
+        self._cluster, self._pod, self._on_termination = cluster, pod, on_termination
+        self._address = ports.parse_address(cluster.coordinator, pod.port)
+        self._place = ports.format_address(self._address)
         self._host = one_line(socket.gethostname(), messages.MAX_NAME)
         self._token_file, self._token = token, b""
-        self._start_timeout, self._heartbeat = start_timeout, heartbeat
         self._coordinator: Coordinator | None = None
-        if process == 0:
-            self._coordinator = Coordinator(address, processes, token, start_timeout, heartbeat)
+        if cluster.process_id == 0:
+            self._coordinator = Coordinator(self._address, cluster.processes, pod, token)
         self._connection: Connection | None = None
         self._changed = threading.Condition()
         self._received: set[str] = set()  # "connected", and the names of messages
@@ -71,18 +62,19 @@ class Client:
     def ready(self, fingerprint: dict[str, Any]) -> tuple[str, int]:
         """Waits until all processes are ready and alike; returns the address of jax's own service. Raises StopError.
 
-        From now on a process counts as dead after `heartbeat` seconds of silence.
+        From now on a process counts as dead after config.pod.heartbeat seconds of silence.
         """
+        jax_address, timeout = (self._address[0], self._pod.jax_port), self._pod.start_timeout
         if self._coordinator is not None:
-            ports.listen(self._jax_address, self._start_timeout, key="config.pod.jax_port").close()
-        deadline = time.monotonic() + self._start_timeout
+            ports.listen(jax_address, timeout, key="config.pod.jax_port").close()
+        deadline = time.monotonic() + timeout
         self._wait_until_connected()
-        self._connection.set_timeout(self._heartbeat)
+        self._connection.set_timeout(self._pod.heartbeat)
         self._connection.send(ready={key: _abridged(value) for key, value in fingerprint.items()})
         remaining = deadline - time.monotonic()
         if not self._wait("go", remaining + coordinator.LINGER):  # first the coordinator, which knows who is missing
-            raise StopError(f"host 0 was not ready within {self._start_timeout:g} s (config.pod.start_timeout).")
-        return self._jax_address
+            raise StopError(f"host 0 was not ready within {timeout:g} s (config.pod.start_timeout).")
+        return jax_address
 
     def barrier(self, name: str) -> None:
         """Waits until all have come here; they come to all barriers in the same order. Raises StopError."""
@@ -117,9 +109,9 @@ class Client:
             self._coordinator.finish(timeout)
 
     def _wait_until_connected(self) -> None:
-        if not self._wait("connected", self._start_timeout):
+        if not self._wait("connected", self._pod.start_timeout):
             problem = self._problem or f"host 0 has not answered at {self._place}"
-            raise StopError(f"{problem} (tried for {self._start_timeout:g} s, config.pod.start_timeout).")
+            raise StopError(f"{problem} (tried for {self._pod.start_timeout:g} s, config.pod.start_timeout).")
 
     def _wait(self, name: str, timeout: float | None) -> bool:
         with self._changed:
@@ -159,9 +151,9 @@ class Client:
 
     def _handshake(self, connection: Connection) -> str:
         """Returns what is wrong, or ""; raises OSError or ValueError if the other side is not a coordinator."""
-        own = secrets.token_hex(32)
+        own, process, processes = secrets.token_hex(32), self._cluster.process_id, self._cluster.processes
         challenge = messages.hexadecimal((connection.receive() or {}).get("challenge"))
-        signed = (challenge, own, self._process, self._processes, self._host)
+        signed = (challenge, own, process, processes, self._host)
         if not self._token:
             try:
                 self._token = bytes.fromhex(messages.hexadecimal(self._token_file.read_text(encoding="utf-8")))
@@ -170,7 +162,7 @@ class Client:
             except Exception as error:  # a bucket's client raises its own
                 reason = one_line(str(getattr(error, "strerror", None) or error))
                 return f"{self._token_file} can't be read ({reason}); check its permissions"
-        hello = {"hello": self._process, "processes": self._processes, "host": self._host, "challenge": own}
+        hello = {"hello": process, "processes": processes, "host": self._host, "challenge": own}
         connection.send(**hello, proof=prove(self._token, "process", *signed))
         match connection.receive():
             case {"welcome": proof} if hmac.compare_digest(
@@ -179,7 +171,7 @@ class Client:
                 return ""
             case {"refused": "taken", "host": other}:
                 other = one_line(other, messages.MAX_NAME)
-                return f"process {self._process} is already connected, from {other}; stop one of the two"
+                return f"process {process} is already connected, from {other}; stop one of the two"
             case {"refused": "token"} | {"welcome": _}:
                 self._token = b""  # of an earlier attempt: read again
                 return (

@@ -14,10 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from mlm.cluster import fingerprints, messages, ports
 from mlm.cluster.messages import PHASES, Connection, Termination, one_line, prove
 from mlm.errors import InputError
-from mlm.paths import UPath, make_folder, write_secret
+from mlm.paths import UPath, make_folder, refusing, write_secret
 
 LINGER = 5.0  # seconds to wait for the last message
 COLLECT = 2.0  # seconds for several processes to report that they hang, before the one that is behind is named
@@ -38,15 +40,14 @@ class _Member:
 class Coordinator:
     """One thread for each connection, one that listens, one for pings and time limits."""
 
-    def __init__(
-        self, address: tuple[str, int], processes: int, token: UPath | Path, start_timeout: float, heartbeat: float
-    ):
+    def __init__(self, address: tuple[str, int], processes: int, pod: ConfigDict, token: UPath | Path):
         """Listens, as `ports.listen`, and writes the token; raises InputError or StopError."""
-        self._processes, self._token = processes, secrets.token_bytes(32)
-        self._start_timeout, self._heartbeat = start_timeout, heartbeat
-        self._server = ports.listen(address, start_timeout)
+        self._processes, self._pod, self._token = processes, pod, secrets.token_bytes(32)
+        self._server = ports.listen(address, pod.start_timeout)
         try:
-            _write_token(token, self._token)  # before the first greeting
+            with refusing(f"{token}: host 0 can't write it", "choose another --workdir"):
+                make_folder(token.parent)
+                write_secret(token, self._token.hex())  # before the first greeting; who reads it too early tries again
         except InputError:
             self._server.close()
             raise
@@ -153,12 +154,12 @@ class Coordinator:
                         del self._barriers[name]
                         self._send_all(barrier=name)
                     if not self._started and (complete or member.process == 0):  # some may never have been started
-                        self._deadline = None if complete else time.monotonic() + self._start_timeout
+                        self._deadline = None if complete else time.monotonic() + self._pod.start_timeout
                 case {"ready": dict(found)} if not member.fingerprint:
                     member.fingerprint = {one_line(key): value for key, value in found.items()}
-                    member.connection.set_timeout(self._heartbeat)
+                    member.connection.set_timeout(self._pod.heartbeat)
                     if member.process == 0:
-                        self._deadline = time.monotonic() + self._start_timeout
+                        self._deadline = time.monotonic() + self._pod.start_timeout
                     self._start()
                 case _:
                     raise ValueError("not a message of a process")
@@ -210,21 +211,11 @@ class Coordinator:
         missing = [p for p in range(self._processes) if p not in self._members]
         waiting = set().union(*self._barriers.values())
         unready = [p for p, m in sorted(self._members.items()) if m.fingerprint is None and p not in waiting]
-        what = f"within {self._start_timeout:g} s (config.pod.start_timeout)"
+        what = f"within {self._pod.start_timeout:g} s (config.pod.start_timeout)"
         for some, problem in ((missing, "never connected"), (unready, "connected, but never got ready")):
             if some:
                 what += f" host{'s' * (len(some) > 1)} {', '.join(map(str, some))} {problem};"
         self._terminate(Termination(0, self._members[0].host, "exception", 1, f"{what} look there for the reason"))
-
-
-def _write_token(path: UPath | Path, token: bytes) -> None:
-    """Writes the file; raises InputError."""
-    try:
-        make_folder(path.parent)
-        write_secret(path, token.hex())  # a process that reads it too early tries again
-    except Exception as error:  # a bucket's client raises its own
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: host 0 can't write it ({reason}); choose another --workdir.") from None
 
 
 def _position(termination: Termination) -> tuple[int, int]:

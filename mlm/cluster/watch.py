@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ml_collections import ConfigDict
 
-from mlm.cluster import detect, messages, ports
+from mlm.cluster import detect, messages
 from mlm.cluster.client import Client
 from mlm.cluster.detect import Cluster
 from mlm.cluster.messages import Termination
@@ -68,16 +68,7 @@ class Watch:
             for name in ("port", "jax_port"):
                 if pod[name] in detect.libtpu_ports():
                     raise InputError(f"config.pod.{name} = {pod[name]}: libtpu uses this port; choose another one.")
-            self.client = Client(
-                ports.parse_address(cluster.coordinator, pod.port),
-                cluster.processes,
-                cluster.process_id,
-                self._run_ended,
-                token=UPath(workdir) / "hosts" / "token",
-                jax_port=pod.jax_port,
-                start_timeout=pod.start_timeout,
-                heartbeat=pod.heartbeat,
-            )
+            self.client = Client(cluster, pod, UPath(workdir) / "hosts" / "token", self._run_ended)
 
     def set_limits(self, *, hang: float, heartbeat: float) -> None:
         """Sets the seconds without progress, and without any Python thread running, after which the process ends."""
