@@ -13,18 +13,17 @@ Rule = tuple[Check, str]  # the second says what is allowed
 Range = tuple[int, int]  # of batches, both ends included
 
 SHARE_ROUNDING = 1e-6  # of a share of data.mixture: 0.333333 is a third
-NAME = re.compile(r"(?!(train|validation)$)[A-Za-z0-9][\w.-]*", re.ASCII)  # of a validation set; splits are taken
+NAME = r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*"  # of a validation set; splits are taken
+TABLE_SOURCE = r"(csv|jsonl|conll|hf|tfds):.+"
 MOST_LANES = 10_001  # that are tried for shares that data.lanes don't hold
 
 
 def parse_ranges(texts: Iterable[str]) -> list[Range]:
     """Returns the ranges "A:B" as numbers, sorted; raises ValueError for anything else."""
-    ranges = []
-    for text in texts:
-        match = re.fullmatch(r"([1-9][0-9]*):([1-9][0-9]*)", text) if isinstance(text, str) else None
-        if match is None or int(match[1]) > int(match[2]):
-            raise ValueError(text)
-        ranges.append((int(match[1]), int(match[2])))
+    matches = [re.fullmatch(r"([1-9][0-9]*):([1-9][0-9]*)", text) for text in texts]
+    ranges = [(int(match[1]), int(match[2])) for match in matches if match]
+    if len(ranges) < len(matches) or any(first > last for first, last in ranges):
+        raise ValueError(texts)
     return sorted(ranges)
 
 
@@ -32,7 +31,7 @@ def is_ranges(value: object) -> bool:
     """Returns whether a config value is a tuple of ranges."""
     try:
         return type(value) is tuple and parse_ranges(value) is not None
-    except ValueError:
+    except (ValueError, TypeError):
         return False
 
 
@@ -53,36 +52,13 @@ def parse_words(text: str) -> range:
 
 def is_milestone(value: object) -> bool:
     """Returns whether a config value is one of checkpoint.milestones: a step, "every:STEPS" or "words:COUNT"."""
-    if type(value) is int:
-        return value > 0
-    if type(value) is not str or not value.startswith("words:"):
-        return type(value) is str and re.fullmatch(r"(every:)?[1-9][0-9]{0,17}", value) is not None
+    text = str(value) if type(value) in (int, str) else ""
+    if not text.startswith("words:"):
+        return re.fullmatch(r"(every:)?[1-9][0-9]{0,17}", text) is not None
     try:
-        return len(parse_words(value.removeprefix("words:"))) in range(1, 1001)
+        return len(parse_words(text.removeprefix("words:"))) in range(1, 1001)
     except ValueError:
         return False
-
-
-def is_mixture(value: object) -> bool:
-    """Returns whether a config value is a tuple of (folder, share) pairs."""
-    return _is_pairs(value) and all(_finite(share) and share > 0 for _, share in value)
-
-
-def is_named_folders(value: object) -> bool:
-    """Returns whether a config value is a tuple of (name, folder) pairs; the names of splits are taken."""
-    return _is_pairs(value) and all(NAME.fullmatch(name) and type(folder) is str and folder for name, folder in value)
-
-
-def is_named_tables(value: object) -> bool:
-    """Returns whether a config value is a tuple of (name, source of labelled rows) pairs."""
-    return _is_pairs(value) and all(NAME.fullmatch(name) and source and TABLE[0](source) for name, source in value)
-
-
-def _is_pairs(value: object) -> bool:
-    """Returns whether a config value is a tuple of pairs, each of a text and something else."""
-    return type(value) is tuple and all(
-        type(pair) is tuple and len(pair) == 2 and type(pair[0]) is str and pair[0] for pair in value
-    )
 
 
 def lanes_of_shares(shares: Sequence[float], lanes: int) -> list[int]:
@@ -134,7 +110,8 @@ def _number(low: float, high: float, *, open_low: bool = False, open_high: bool 
     return check, f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
 
 
-def _whole(low: int, high: float = math.inf, end: str = "up") -> Rule:
+def whole(low: int, high: float = math.inf, end: str = "up") -> Rule:
+    """Returns the rule of a whole number from `low` up, and below `high`."""
     return (lambda v: type(v) is int and low <= v < high), f"a whole number from {low} {end}"
 
 
@@ -142,27 +119,32 @@ def _matching(pattern: str) -> Check:
     return lambda v: type(v) is str and re.fullmatch(pattern, v) is not None
 
 
-def _tuple_of(check: Check, most: float = math.inf) -> Check:
-    return lambda v: type(v) is tuple and 0 < len(v) <= most and all(map(check, v))
+def _tuple_of(check: Check, *, least: int = 1, most: float = math.inf) -> Check:
+    return lambda v: type(v) is tuple and least <= len(v) <= most and all(map(check, v))
 
 
-POSITIVE, COUNT, SEED = _whole(1), _whole(0), _whole(0, 2**32, "to 2^32 - 1")
-PORT = _whole(1024, 65_536, "to 65,535")
+def _pairs_of(first: Check, second: Check) -> Check:
+    return _tuple_of(lambda v: type(v) is tuple and len(v) == 2 and first(v[0]) and second(v[1]), least=0)
+
+
+POSITIVE, COUNT, SEED = whole(1), whole(0), whole(0, 2**32, "to 2^32 - 1")
+PORT = whole(1024, 65_536, "to 65,535")
 FRACTION, BELOW_ONE = _number(0, 1), _number(0, 1, open_high=True)
 ABOVE_ZERO: Rule = (lambda v: _finite(v) and v > 0), "a finite number above 0"
 FROM_ZERO: Rule = (lambda v: _finite(v) and v >= 0), "a finite number from 0 up"
 FLAG: Rule = (lambda v: type(v) is bool), "true or false"
 TEXT: Rule = (lambda v: type(v) is str), "a string"
+SOME_TEXT = _matching(r"(?s).+")
 AXIS: Rule = (lambda v: type(v) is int and (v == -1 or v >= 1)), "a whole number from 1 up, or -1 for all that are left"
 SOURCES: Rule = (
     _tuple_of(_matching(r"docstrings|(text|jsonl|hf|tfds):.+")),
     "a tuple of docstrings, text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG] or tfds:NAME",
 )
 TABLE: Rule = (
-    _matching(r"|(csv|jsonl|conll|hf|tfds):.+"),
+    _matching(f"|{TABLE_SOURCE}"),
     "csv:FILE, jsonl:FILE, conll:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
 )
-GROUPS: Rule = (lambda v: v == () or _tuple_of(lambda name: type(name) is str and name != "")(v)), "a tuple of names"
+GROUPS: Rule = _tuple_of(SOME_TEXT, least=0), "a tuple of names"
 METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "spearman")
 WEIGHTS: Rule = _tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0"
 
@@ -185,7 +167,7 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
     PORT: "pod.port pod.jax_port",
     AXIS: "mesh.data mesh.fsdp mesh.tensor",
     TABLE: "classify.train classify.validation classify.test",
-    _whole(8): "shards.length classify.length",
+    whole(8): "shards.length classify.length",
     _number(0, 1, open_low=True): "data.short_share masking.rate masking.span_p",
 }
 RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in keys.split()} | {
@@ -193,30 +175,36 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "corpus.weights": WEIGHTS,
     "corpus.keep_out": (lambda v: v == () or SOURCES[0](v), f"empty, or {SOURCES[1]}"),
     "corpus.near_duplicates": (lambda v: _finite(v) and (v == 0 or 0.7 <= v < 1), "0, or a number in [0.7, 1)"),
-    "corpus.field": (_matching(r"(?s).+"), "the name of a field"),
-    "corpus.group": (_matching(r"(?s).*"), "document, file, or the name of a field"),
+    "corpus.field": (SOME_TEXT, "the name of a field"),
+    "corpus.group": (TEXT[0], "document, file, or the name of a field"),
     "corpus.validation_groups": GROUPS,
     "tokenizer.kind": _one_of("unigram", "bpe", "wordpiece"),
-    "tokenizer.vocab_size": _whole(16, 2**31),
+    "tokenizer.vocab_size": whole(16, 2**31),
     "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
-    "data.mixture": (is_mixture, 'a tuple of ("FOLDER", SHARE), shares above 0'),
-    "evaluate.sets": (is_named_folders, 'a tuple of ("NAME", "FOLDER"), names of letters, digits, ".", "_" and "-"'),
+    "data.mixture": (_pairs_of(SOME_TEXT, ABOVE_ZERO[0]), 'a tuple of ("FOLDER", SHARE), shares above 0'),
+    "evaluate.sets": (
+        _pairs_of(_matching(NAME), SOME_TEXT),
+        'a tuple of ("NAME", "FOLDER"), names of letters, digits, ".", "_" and "-"',
+    ),
     "evaluate.count": _one_of("fixed", "independent"),
     "masking.kind": _one_of("token", "word", "span"),
-    "masking.longest": _whole(1, 1025, "to 1,024"),
+    "masking.longest": whole(1, 1025, "to 1,024"),
     "model.activation": _one_of("gelu", "gelu_new", "relu", "silu"),
     "model.init": _one_of("stock", "primed"),
     "model.dtype": _one_of("float32", "bfloat16"),
     "model.attention": _one_of("auto", "xla", "fused", "splash", "cudnn"),
     "optimizer.name": _one_of("adamw", "lamb", "lion", "adafactor", "muon"),
     "schedule.name": _one_of("linear", "cosine", "inverse_sqrt", "wsd", "constant"),
-    "classify.text": (_tuple_of(_matching(r"(?s).+"), most=2), "a tuple of one or two names of columns"),
-    "classify.label": (_matching(r"(?s).+"), "the name of a column"),
+    "classify.text": (_tuple_of(SOME_TEXT, most=2), "a tuple of one or two names of columns"),
+    "classify.label": (SOME_TEXT, "the name of a column"),
     "classify.kind": _one_of("classes", "regression", "tokens"),
-    "classify.predict": (is_named_tables, 'a tuple of ("NAME", SOURCE), the sources as of classify.test'),
-    "classify.metric": (lambda v: v == () or _tuple_of(METRICS.__contains__)(v), f"a tuple of {', '.join(METRICS)}"),
+    "classify.predict": (
+        _pairs_of(_matching(NAME), _matching(TABLE_SOURCE)),
+        'a tuple of ("NAME", SOURCE), the sources as of classify.test',
+    ),
+    "classify.metric": (_tuple_of(METRICS.__contains__, least=0), f"a tuple of {', '.join(METRICS)}"),
     "checkpoint.milestones": (
-        lambda v: v == () or _tuple_of(is_milestone)(v),
+        _tuple_of(is_milestone, least=0),
         'a tuple of steps ("1000"), "every:STEPS", "words:10M" (k, M or B) and "words:10M..100M" (1,000 at most)',
     ),
     "train.branch_from": (_matching(r"|.+@[0-9]{1,18}"), "WORKDIR@STEP or empty"),

@@ -161,10 +161,10 @@ def test_positions_are_cut_and_grown_from_the_right_one(exported, model, positio
     shapes = {name: leaf.shape for name, leaf in source.leaves.items()}
     shapes[warm_start.POSITIONS] = (positions + pad + 1, 64)
     taken, lines = warm_start.fit(source, shapes, pad_id=pad, vocab_size=1000, tokenizer_folder=str(exported))
-    table, theirs = taken[warm_start.POSITIONS], source.leaves[warm_start.POSITIONS]
+    (table, is_taken), theirs = taken[warm_start.POSITIONS], source.leaves[warm_start.POSITIONS]
     count = min(positions, 32)
-    assert np.array_equal(table.values[pad + 1 :][:count], theirs[2:][:count])
-    assert np.flatnonzero(table.rows_R).tolist() == list(range(pad - 1, pad + count + 1))
+    assert np.array_equal(table[pad + 1 :][:count], theirs[2:][:count])
+    assert np.flatnonzero(is_taken).tolist() == list(range(pad - 1, pad + count + 1))
     assert lines[3] == f"  {warm_start.POSITIONS}: {words} positions"
 
 

@@ -28,17 +28,14 @@ def initialize(
 ) -> None:
     """Joins the processes of a run, if they are alike; must come before anything else touches jax's devices.
 
-    Args:
-      shards, tokenizer: the fingerprints of the data, if the command reads any.
-      saves: the command answers SIGTERM by saving; otherwise it ends at once.
+    `shards` and `tokenizer` are fingerprints of the data, if any is read. A command that `saves` answers SIGTERM so.
     """
     pod, current = config.pod, watch.current
     cluster, client = current.cluster, current.client
     current.set_limits(hang=pod.hang, heartbeat=pod.heartbeat if client is not None else 0)
     if client is not None:
         data = {"shards": shards, "tokenizer": tokenizer}
-        fingerprint = fingerprints.host_fingerprint(config, current.command, str(workdir.root), data)
-        host, port = client.ready(fingerprint)
+        host, port = client.ready(fingerprints.host_fingerprint(config, current.command, str(workdir.root), data))
         interface = ports.interface(host) if cluster.process_id == 0 else host
         jax.config.update("jax_enable_preemption_service", saves)  # it handles SIGTERM itself
         jax.distributed.initialize(

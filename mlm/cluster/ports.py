@@ -59,13 +59,11 @@ def listen(address: tuple[str, int], timeout: float, *, key: str = "config.pod.p
 
 
 def interface(host: str) -> str:
-    """Returns the address to listen at so that others reach this machine as `host`.
-
-    Every interface for a name that is a loopback here: Debian's /etc/hosts has 127.0.1.1 for a machine's own name.
-    """
+    """Returns the address to listen at so that others reach this machine as `host`: it, or every interface."""
     if _is_ip(host) or host == "localhost":
         return host
     found = {sockaddr[0].partition("%")[0] for *_, sockaddr in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    # Debian's /etc/hosts has 127.0.1.1 for a machine's own name.
     return "0.0.0.0" if all(ipaddress.ip_address(each).is_loopback for each in found) else host
 
 
@@ -84,14 +82,13 @@ def holder(address: tuple[str, int]) -> str:
 
 def _listen(address: tuple[str, int]) -> socket.socket:
     """Listens at the first address of a name that allows it."""
-    failure: OSError | None = None
+    errors = []
     for family, _, _, _, sockaddr in socket.getaddrinfo(interface(address[0]), address[1], type=socket.SOCK_STREAM):
         try:
             return socket.create_server(sockaddr, family=family, backlog=1024)
         except OSError as error:
-            if failure is None or error.errno == errno.EADDRINUSE:
-                failure = error
-    raise failure
+            errors.append(error)
+    raise max(errors, key=lambda error: error.errno == errno.EADDRINUSE)
 
 
 def _problem(address: tuple[str, int], error: OSError, key: str, timeout: float) -> tuple[str, type[StopError], float]:

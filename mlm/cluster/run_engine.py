@@ -25,13 +25,10 @@ def open_run_engine(folder: str, *, port: int, jax_port: int, workers: int, time
     """Yields the engine in process 0, and None in the others, whose workers run its tasks.
 
     The body ends with a barrier in all processes. When it raises, nothing is closed: the process ends with its threads.
-
-    Args:
-      folder: where process 0 writes certificates, for the others to read.
-      workers: processes on this host; 0 for one per core.
-      timeout: seconds in which a process connects to the scheduler.
+    Process 0 writes the certificates to `folder`, where the others read them; 0 `workers` are one for each core.
     """
     dask_engine.quiet()
+    from distributed import Scheduler
     from distributed.utils import LoopRunner
 
     place = watch.current.cluster
@@ -43,8 +40,8 @@ def open_run_engine(folder: str, *, port: int, jax_port: int, workers: int, time
     if watch.is_primary():
         certificates.make(UPath(folder))
         ports.listen((host, jax_port), timeout, key="config.pod.jax_port").close()
-        security = dask_engine.security_of(UPath(folder))
-        scheduler = loop.run_sync(_start_scheduler, ports.interface(host), jax_port, security)
+        where = {"host": ports.interface(host), "port": jax_port, "protocol": "tls"}
+        scheduler = loop.run_sync(Scheduler, **where, security=dask_engine.security_of(UPath(folder)), **LOCAL)
     watch.barrier("scheduler")
     security = dask_engine.security_of(UPath(folder))
     workers = workers or max(1, available_cores() // place.local_processes)
@@ -56,20 +53,12 @@ def open_run_engine(folder: str, *, port: int, jax_port: int, workers: int, time
         if scheduler is None:
             yield None
         else:
-            with dask_engine.connect(
-                f"tls://{address}", timeout=timeout, insecure=False, certificates=folder
-            ) as engine:
+            with contextlib.closing(dask_engine.DaskEngine(f"tls://{address}", security, timeout)) as engine:
                 yield engine
         loop.run_sync(_close, worker)
     if scheduler is not None:
         loop.run_sync(_close, scheduler)
     loop.stop()
-
-
-async def _start_scheduler(host: str, port: int, security: Any) -> Any:
-    from distributed import Scheduler
-
-    return await Scheduler(host=host, port=port, protocol="tls", security=security, **LOCAL)
 
 
 async def _start_worker(address: str, own: tuple[str, int], settings: dict[str, Any]) -> Any:

@@ -13,8 +13,6 @@ import logging
 import math
 from typing import Any
 
-import orbax.checkpoint as ocp
-
 from mlm import cluster
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, move, write_text
@@ -27,9 +25,8 @@ logger = logging.getLogger(__name__)
 def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
     """Returns the newest complete step, verified; None if there is none.
 
-    Args:
-      on_damage: "stop" with a DamageError, or "fallback" to the newest good step; damaged ones are set aside.
-      best: the step with the lowest score instead, the newest of several; one that was not evaluated comes last.
+    A damaged one is a DamageError, or with `on_damage` "fallback" it is set aside and the next one taken. `best` asks
+    for the lowest score instead, of several the newest; a step that was not evaluated comes last.
     """
     steps = complete_steps(folder)[::-1]
     for step in sorted(steps, key=lambda step: _score(folder, step)) if best else steps:
@@ -117,15 +114,6 @@ def read_meta(folder: UPath, step: int) -> dict[str, Any]:
         text = f"its format is {found.get('format')!r}, this code reads {FORMAT}; use the code that wrote it."
         raise InputError(f"{folder / str(step)}: {text}")
     return found
-
-
-def restore_params(folder: UPath, step: int, shapes: Any, name: str) -> Any:
-    """Returns one part of a saved state alone, "params" or "ema", placed as `shapes` says."""
-    item = {name: shapes}
-    restore_args = ocp.checkpoint_utils.construct_restore_args(item)
-    args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        return checkpointer.restore(str(folder / str(step) / "state"), args=args)[name]
 
 
 def _files(root: UPath) -> dict[str, UPath]:

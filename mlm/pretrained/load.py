@@ -9,6 +9,7 @@ from typing import Any, Self
 import flax.serialization
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import safetensors.flax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import SingleDeviceSharding
@@ -16,6 +17,7 @@ from transformers import RobertaConfig
 from transformers.modeling_flax_utils import ACT2FN
 
 from mlm import logs
+from mlm.config_rules import BELOW_ONE, Rule, whole
 from mlm.errors import DamageError, InputError
 from mlm.model import classifier, roberta, weights
 from mlm.model.roberta import Params
@@ -29,10 +31,15 @@ LM_HEAD, CLASSIFIER = "lm_head", "classifier"  # as Flax's tree names them
 INIT = {LM_HEAD: roberta.init_params, CLASSIFIER: classifier.init_params}
 HEAD_NAMES = {LM_HEAD: "language-model head", CLASSIFIER: "classification head"}
 INIT_FROM = "config.train.init_from = "
-SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-SIZES += ("max_position_embeddings", "type_vocab_size", "pad_token_id")
-LEAST = {"max_position_embeddings": 2, "pad_token_id": 0}  # of a size; 1 for the others
-RATES = ("layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+SIZES = "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size type_vocab_size"
+RATES = "layer_norm_eps hidden_dropout_prob attention_probs_dropout_prob initializer_range"
+RULES: dict[str, Rule] = {  # of config.json
+    **dict.fromkeys(SIZES.split(), whole(1, 2**31)),
+    "max_position_embeddings": whole(2, 2**31),
+    "pad_token_id": whole(0, 2**31),
+    **dict.fromkeys(RATES.split(), BELOW_ONE),
+    "hidden_act": (lambda v: isinstance(v, str) and v in ACT2FN, "an activation that transformers knows"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +85,12 @@ class Pretrained:
 
 
 def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> Pretrained:
-    """Returns the model of a run, or the one that a person named.
+    """Returns the model of a run, or the one that a person named with `flag`.
 
     Args:
       model: a workdir, WORKDIR@STEP, a folder with config.json and weights (safetensors in one file or several, or
         flax_model.msgpack), local or in a bucket, or a name on the Hub.
-      head: LM_HEAD or CLASSIFIER: the model has this head, and no parameters but those of its config; None for a
-        model with any head or none, with all its parameters.
-      flag: what the name was given with, for an error.
+      head: LM_HEAD or CLASSIFIER, which the model then has, and no parameters but its config's; None for any or none.
     """
     if isinstance(model, Workdir):
         return from_workdir(model, head=head)
@@ -140,12 +145,16 @@ def part_of(meta: dict[str, Any]) -> str:
 
 def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[RobertaConfig, Params]:
     """Returns the config and the parameters of a checkpoint, on the host, the vocabulary padded as in training."""
-    config = RobertaConfig.from_dict(meta["dataset"]["model"])
+    config, part = RobertaConfig.from_dict(meta["dataset"]["model"]), part_of(meta)
     head = CLASSIFIER if "labels" in meta["dataset"] else LM_HEAD
     device = SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), _shapes(config, head))
-    restored = checkpoint_files.restore_params(workdir.checkpoints, step, shapes, part_of(meta))
-    return config, jax.device_get(restored)
+    item = {part: shapes}
+    restore_args = ocp.checkpoint_utils.construct_restore_args(item)
+    args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        restored = checkpointer.restore(str(workdir.checkpoints / str(step) / "state"), args=args)
+    return config, jax.device_get(restored[part])
 
 
 def read_config(folder: UPath, where: str) -> RobertaConfig:
@@ -160,16 +169,9 @@ def read_config(folder: UPath, where: str) -> RobertaConfig:
     if content.get("model_type") != "roberta":
         name = printable(str(content.get("model_type")))[:80]
         raise InputError(f"{where}: is a {name} according to its config.json; a RoBERTa is needed.")
-    for key in (*SIZES, *RATES, "hidden_act"):
-        value: Any = getattr(config, key)
-        if key in SIZES:
-            least = LEAST.get(key, 1)
-            good, allowed = type(value) is int and least <= value < 2**31, f"a whole number from {least} up"
-        elif key in RATES:
-            good, allowed = type(value) in (int, float) and 0 <= value < 1, "a number from 0 up, and below 1"
-        else:
-            good, allowed = isinstance(value, str) and value in ACT2FN, "an activation that transformers knows"
-        if not good:
+    for key, (check, allowed) in RULES.items():
+        value = getattr(config, key)
+        if not check(value):
             raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")
     if config.hidden_size % config.num_attention_heads or config.pad_token_id >= config.vocab_size:
         text = "has attention heads that don't divide hidden_size, or a pad_token_id outside the vocabulary"

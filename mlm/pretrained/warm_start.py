@@ -6,7 +6,6 @@ Dimensions: R rows of a table, V entries of the vocabulary.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ VOCABULARY = ("roberta/embeddings/word_embeddings/embedding", "lm_head/bias")
 POSITIONS = "roberta/embeddings/position_embeddings/embedding"
 TYPES = "roberta/embeddings/token_type_embeddings/embedding"
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")  # one of them is there
+Taken = tuple[np.ndarray, np.ndarray]  # float32 of our shape, and a mask that broadcasts to it: True where it counts
 SAME = {  # keys of our config, and what transformers calls them: the parameters mean nothing in another model
     "model.hidden_size": "hidden_size",
     "model.layers": "num_hidden_layers",
@@ -44,13 +44,6 @@ def refuse_another_model(source: Pretrained, config: RobertaConfig) -> None:
             raise InputError(f"config.{key} = {ours}: train.init_from = {source.source} has {theirs}; {fix}")
 
 
-class Taken(NamedTuple):
-    """What of a parameter comes from the source: `rows_R` of `values`, float32 of our shape; None for all rows."""
-
-    values: np.ndarray
-    rows_R: np.ndarray | None
-
-
 def fit(
     source: Pretrained,
     shapes: dict[str, tuple[int, ...]],
@@ -61,11 +54,8 @@ def fit(
 ) -> tuple[dict[str, Taken], list[str]]:
     """Returns what is taken, by name, and lines that say what happened to every parameter of both models.
 
-    Args:
-      source: of the same architecture; all else is ours.
-      pad_id: positions are counted from the next id.
-      vocab_size: V, without the padding of the table.
-      tokenizer_folder: None to match rows by id.
+    The source has our architecture. `vocab_size` is V without the padding of the table; rows are matched by id if
+    `tokenizer_folder` is None.
     """
     leaves = source.leaves
     entries = len(leaves[VOCABULARY[0]])
@@ -76,16 +66,16 @@ def fit(
     types = np.arange(min(len(leaves[TYPES]), shapes[TYPES][0]))
     rows = dict.fromkeys(VOCABULARY, pairs)
     rows |= {POSITIONS: (steps + pads[0], steps + pads[1]), TYPES: (types, types)}
-    taken: dict[str, Taken] = {}
+    taken = {}
     for name, shape in shapes.items():
         values = leaves.get(name)
         if values is not None and name in rows and values.shape[1:] == shape[1:]:
             theirs_R, ours_R = rows[name]
             table, is_taken_R = np.zeros(shape, np.float32), np.zeros(shape[0], bool)
             table[ours_R], is_taken_R[ours_R] = values[theirs_R], True
-            taken[name] = Taken(table, is_taken_R)
+            taken[name] = table, is_taken_R.reshape(-1, *[1] * (table.ndim - 1))
         elif values is not None and values.shape == shape:
-            taken[name] = Taken(values, None)
+            taken[name] = values, np.True_
     by_token = [name for name in VOCABULARY if name in taken]
     whole = [name for name in taken if name not in (*VOCABULARY, POSITIONS)]
     fresh, left = [name for name in shapes if name not in taken], [name for name in leaves if name not in shapes]
@@ -95,10 +85,8 @@ def fit(
         f"  {' and '.join(by_token)}: {_counts(len(pairs[0]), vocab_size, entries)} rows, matched by {how}",
         f"  {POSITIONS}: {_counts(min(lengths), lengths[1], lengths[0])} positions",
     ]
-    if fresh:
-        lines.append(f"  fresh, for the source lacks them or has them in another shape: {_grouped(fresh)}")
-    if left:
-        lines.append(f"  left over in the source: {_grouped(left)}")
+    rest = {"fresh, for the source lacks them or has them in another shape": fresh, "left over in the source": left}
+    lines += [f"  {what}: {_grouped(names)}" for what, names in rest.items() if names]
     return taken, lines
 
 
@@ -151,9 +139,8 @@ def start(params: Params, taken: dict[str, Taken]) -> Params:
         return jax.make_array_from_callback(like.shape, like.sharding, lambda index: values[index])
 
     leaves = flatten_dict(params, sep="/")
-    for name, (values, rows_R) in taken.items():
+    for name, (values, mask) in taken.items():
         leaf = leaves[name]
-        mask = np.True_ if rows_R is None else rows_R.reshape(-1, *[1] * (leaf.ndim - 1))
         # jnp.where allocates, so the result is safe to donate.
         where = jax.jit(jnp.where, out_shardings=leaf.sharding)
         leaves[name] = where(shard(np.broadcast_to(mask, leaf.shape), leaf), shard(values, leaf), leaf)
