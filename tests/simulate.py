@@ -27,7 +27,7 @@ import numpy as np
 from mlm.cluster.engine import process_pool
 from mlm.data import deduplicate, results, shards, sources
 from mlm.data.deduplicate import DROPPED
-from mlm.data.map_part import BLOCK, ENTRY, RANGES
+from mlm.data.map_part import BLOCK, ENTRY, RANGES, WIDTH
 from mlm.data.write_shard import table_name
 from mlm.paths import UPath
 from tests import task_costs
@@ -79,7 +79,7 @@ def measured_deduplicate(folder: Path, documents: int = deduplicate.DOCUMENTS //
     for name, own in zip(maps, np.split(rng.permutation(hashes), parts), strict=True):
         entries, blocks = np.zeros(len(own), ENTRY), np.zeros(1, BLOCK)
         entries["hash"], entries["row"], blocks["documents"] = np.sort(own), np.arange(len(own)), len(own)
-        results.save_cut(UPath(f"{folder}/made_up/{name}.hashes"), entries, results.hash_stops(entries["hash"], RANGES))
+        results.save_cut(UPath(f"{folder}/made_up/{name}.hashes"), entries, entries["hash"] // WIDTH, RANGES)
         results.save(UPath(f"{folder}/made_up/{name}.blocks"), blocks)
     task = deduplicate.Ranges(maps, 0, RANGES, f"{folder}/made_up", "made_up")
     record = task_costs.measured(deduplicate.deduplicate, task)

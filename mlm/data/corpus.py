@@ -50,8 +50,7 @@ class Corpus:
         found = []
         for source in dict.fromkeys(self.sources):
             with self._readable(source):
-                own = [Part(source, *part) for part in self._kind(source).parts()]
-            found += own
+                found += [Part(source, *part) for part in self._kind(source).parts()]
         return found
 
     def require_text(self, parts: Iterable[Part], counts: Iterable[int]) -> None:

@@ -74,7 +74,7 @@ def run(do: Callable[..., None], maps: tuple[str, ...], *, documents: int, near:
 
     duplicates, joined = run_ranges(deduplicate, ".duplicates", ranges(documents, DOCUMENTS, RANGES)), ()
     if near:
-        joined = run_ranges(join, ".pairs", ranges(documents * near_duplicates.BANDS, BANDS, near_duplicates.RANGES))
+        joined = run_ranges(join, ".pairs", ranges(documents * near_duplicates.BANDS, BANDS, RANGES))
     tasks = []
     for first, stop in ranges(documents, DECIDED, len(maps)):
         key, own = results.key("leave out", whole, first, stop, near), maps[first:stop]
@@ -91,48 +91,46 @@ def ranges(items: int, most: int, pieces: int) -> list[tuple[int, int]]:
 
 def deduplicate(task: Ranges) -> None:
     """Writes the duplicates of some ranges."""
-    parts, entries = _of_ranges(task, "hashes", ENTRY, RANGES)
+    parts, entries = _of_ranges(task, "hashes", ENTRY)
     order = np.argsort(entries["hash"], kind="stable")
     hashes = entries["hash"][order]
     again = order[1:][hashes[1:] == hashes[:-1]]
     again = again[np.lexsort((entries["row"][again], parts[again]))]
-    _save_by_part(task, "duplicates", entries[again], parts[again])
+    results.save_cut(UPath(f"{task.folder}/{task.key}.duplicates"), entries[again], parts[again], len(task.maps))
 
 
 def join(task: Ranges) -> None:
     """Writes the pairs of some ranges."""
-    parts, bands = _of_ranges(task, "bands", near_duplicates.BAND, near_duplicates.RANGES)
+    parts, bands = _of_ranges(task, "bands", near_duplicates.BAND)
     pairs = near_duplicates.join(bands, parts)
-    _save_by_part(task, "pairs", pairs, pairs["part"])
+    results.save_cut(UPath(f"{task.folder}/{task.key}.pairs"), pairs, pairs["part"], len(task.maps))
 
 
-def _of_ranges(task: Ranges, kind: str, dtype: np.dtype, pieces: int) -> tuple[np.ndarray, np.ndarray]:
+def _of_ranges(task: Ranges, kind: str, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Returns the part of each item of a task's ranges, and the items, in the order of the parts."""
-    load = functools.partial(results.load_cut, dtype=dtype, pieces=pieces, first=task.first, stop=task.stop)
-    found = [np.concatenate(own) for own in results.at_once(load, _files(task.folder, task.maps, kind))]
+    found = [np.concatenate(own) for own in _load(task, task.maps, kind, dtype, RANGES)]
     return np.repeat(np.arange(len(found), dtype=np.uint32), [len(own) for own in found]), np.concatenate(found)
 
 
-def _save_by_part(task: Ranges, kind: str, items: np.ndarray, parts: np.ndarray) -> None:
-    stops = np.searchsorted(parts, np.arange(1, len(task.maps) + 1))
-    results.save_cut(UPath(f"{task.folder}/{task.key}.{kind}"), items, stops)
-
-
-def _files(folder: str, keys: Sequence[str], kind: str) -> list[UPath]:
-    return [UPath(f"{folder}/{key}.{kind}") for key in keys]
+def _load(
+    task: Ranges | LeaveOut, keys: tuple[str, ...], kind: str, dtype: np.dtype, pieces: int
+) -> Iterator[list[np.ndarray]]:
+    """Yields the pieces `first` up to `stop` of each of some files, which have so many pieces."""
+    load = functools.partial(results.load_cut, dtype=dtype, pieces=pieces, first=task.first, stop=task.stop)
+    return results.at_once(load, (UPath(f"{task.folder}/{key}.{kind}") for key in keys))
 
 
 def leave_out(task: LeaveOut) -> None:
     """Writes the files of some parts: the duplicates, and what is similar to an earlier document and not the same."""
     near, dropped, rows = [np.zeros(0, near_duplicates.PAIR)], [np.zeros(0, DROPPED)], {}
-    found = _by_part(task, task.duplicates, "duplicates", ENTRY)
-    pairs = _by_part(task, task.joined, "pairs", near_duplicates.PAIR)
+    found = zip(*_load(task, task.duplicates, "duplicates", ENTRY, task.parts), strict=True)
+    pairs = zip(*_load(task, task.joined, "pairs", near_duplicates.PAIR, task.parts), strict=True)
     for part, name in enumerate(task.maps, task.first):
-        entries = next(found)
+        entries = np.concatenate(next(found))
         dropped.append(_dropped(part, "duplicates", entries))
         rows[part] = entries["row"]
         if task.joined:
-            own = near_duplicates.most_similar(next(pairs), task.near)
+            own = near_duplicates.most_similar(np.concatenate(next(pairs)), task.near)
             near.append(own[~np.isin(own["row"], rows[part])])
             dropped.append(_dropped(part, "near_duplicates", _entries(UPath(f"{task.folder}/{name}"), near[-1]["row"])))
             rows[part] = np.concatenate([rows[part], near[-1]["row"]])
@@ -140,12 +138,6 @@ def leave_out(task: LeaveOut) -> None:
     list(results.at_once(lambda each: results.save(*each), files))
     results.save(UPath(f"{task.folder}/{task.key}.near"), np.concatenate(near)[:EXAMPLES])
     results.save(UPath(f"{task.folder}/{task.key}.dropped"), np.concatenate(dropped))
-
-
-def _by_part(task: LeaveOut, keys: tuple[str, ...], kind: str, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """Yields the items of each part of a task, out of all results of some tasks."""
-    load = functools.partial(results.load_cut, dtype=dtype, pieces=task.parts, first=task.first, stop=task.stop)
-    return map(np.concatenate, zip(*results.at_once(load, _files(task.folder, keys, kind)), strict=True))
 
 
 def _entries(base: UPath, rows: np.ndarray) -> np.ndarray:

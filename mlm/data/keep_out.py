@@ -85,12 +85,18 @@ def stretches(texts: Sequence[str], words: int) -> tuple[np.ndarray, np.ndarray]
     sizes = [len(own) for own in split]
     hashes_W = np.fromiter(map(xxh3_64_intdigest, itertools.chain.from_iterable(split)), np.uint64, sum(sizes))
     numbers_W = np.repeat(np.arange(len(texts)), sizes)
+    hashes_S, first_S = hash_stretches(hashes_W, numbers_W, words)
+    return hashes_S, numbers_W[first_S]
+
+
+def hash_stretches(hashes_W: np.ndarray, numbers_W: np.ndarray, words: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the hashes of all stretches of words with the same number, and where each begins."""
     hashes_S = np.zeros(max(0, len(hashes_W) - words + 1), np.uint64)
     for place in range(words):
-        hashes_S = hashes_S * FACTOR + hashes_W[place : place + len(hashes_S)]
-    numbers_S = numbers_W[: len(hashes_S)]
-    whole = numbers_S == numbers_W[words - 1 :]
-    return hashes_S[whole], numbers_S[whole]
+        hashes_S *= FACTOR
+        hashes_S += hashes_W[place : place + len(hashes_S)]
+    first_S = np.flatnonzero(numbers_W[: len(hashes_S)] == numbers_W[words - 1 :])
+    return hashes_S[first_S], first_S
 
 
 @functools.cache

@@ -16,6 +16,7 @@ the settings.
 import functools
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from mlm.data.manifest import SPLITS
 from mlm.paths import UPath
 
 RANGES = 1024
+WIDTH = np.uint64(2**64 // RANGES)
 BATCH_DOCUMENTS = 256  # tokenized in one call
 GROUPS = 1000  # whose sizes are known to messages
 DOCUMENT = np.dtype([("place", "<u4"), ("tokens", "<u4"), ("bytes", "<u4")])  # bytes of UTF-8
@@ -61,96 +63,75 @@ class Map(NamedTuple):
 
 def map_part(task: Map) -> None:
     """Writes the files of a part in one pass over its text."""
-    base = f"{task.folder}/{task.key}"
-    groups: Counter[str] = Counter()
+    base, groups, made, kept_out = f"{task.folder}/{task.key}", Counter(), [], []
+    columns, bands = [np.zeros((0, 4), np.uint64)], [np.zeros(0, near_duplicates.BAND)]
+    fast, held_out = _loaded(task.tokenizer_folder, task.fingerprint), keep_out.load(task.folder, task.keep_out)
+    row = offset = 0
     with results.written(UPath(f"{base}.tokens")) as file, file.open("wb") as out:
-        blocks = _Blocks(task, out)
-        for place, (text, group) in enumerate(task.corpus.read(task.part, texts=task.texts)):
-            if task.most and place == task.most:
-                break
-            number, size = text_hash(text), len(text.encode())
-            split = SPLITS.index(task.corpus.split_of(task.part, group, number))
-            if group and not task.part.split:
-                groups[group] += size
-            blocks.add(split, text, (number, place, size))
-        for split in range(len(SPLITS)):
-            blocks.flush(split)
-    entries, table = (np.concatenate(parts) for parts in (blocks.entries, blocks.documents))
-    results.save(UPath(f"{base}.documents"), table)
+        for split, block in _cut(task, groups):
+            texts = [text for text, *_ in block]
+            numbers = np.array([own for _, *own in block], np.uint64).reshape(-1, 3)
+            if SPLITS[split] == "train":
+                held = keep_out.holds(texts, held_out)
+                kept_out += numbers[held, 1].tolist()
+                texts, numbers = list(itertools.compress(texts, ~held)), numbers[~held]
+            if not texts:
+                continue
+            ids, lengths = [], []
+            for first in range(0, len(texts), BATCH_DOCUMENTS):
+                for encoding in fast.encode_batch_fast(texts[first : first + BATCH_DOCUMENTS]):
+                    ids += encoding.ids
+                    lengths.append(len(encoding.ids))
+            out.write(np.array(ids, token_dtype(fast.get_vocab_size())).data)
+            hashes, places, sizes = numbers.T
+            number = text_hash(hashes.tobytes().hex())
+            made.append((number, split, row, len(texts), offset, len(ids), int(sizes.sum())))
+            columns.append(np.column_stack([numbers, np.array(lengths, np.uint64)]))
+            if task.corpus.near_duplicates:
+                bands.append(near_duplicates.bands(texts, places, np.arange(row, row + len(texts))))
+            row, offset = row + len(texts), offset + len(ids)
+    hashes, places, sizes, lengths = np.concatenate(columns).T
+    documents, entries, blocks = np.zeros(row, DOCUMENT), np.zeros(row, ENTRY), np.array(made, BLOCK)
+    documents["place"], documents["tokens"], documents["bytes"] = places, lengths, sizes
+    entries["hash"], entries["place"], entries["tokens"] = hashes, places, lengths
+    entries["row"], entries["block"] = np.arange(row), np.repeat(np.arange(len(blocks)), blocks["documents"])
+    results.save(UPath(f"{base}.documents"), documents)
     entries = entries[np.lexsort((entries["place"], entries["hash"]))]
-    results.save_cut(UPath(f"{base}.hashes"), entries, results.hash_stops(entries["hash"], RANGES))
+    results.save_cut(UPath(f"{base}.hashes"), entries, entries["hash"] // WIDTH, RANGES)
     if task.corpus.near_duplicates:
-        bands = np.sort(np.concatenate(blocks.bands), order=["hash", "place"])
-        stops = results.hash_stops(bands["hash"], near_duplicates.RANGES)
-        results.save_cut(UPath(f"{base}.bands"), bands, stops)
-    results.save(UPath(f"{base}.kept_out"), np.array(blocks.kept_out, np.uint32))
+        bands = np.sort(np.concatenate(bands), order=["hash", "place"])
+        results.save_cut(UPath(f"{base}.bands"), bands, bands["hash"] // WIDTH, RANGES)
+    results.save(UPath(f"{base}.kept_out"), np.array(kept_out, np.uint32))
     named = {group: groups[group] for group in task.corpus.validation_groups if group in groups}
     results.save_json(UPath(f"{base}.groups"), dict(groups.most_common(GROUPS)) | named)
-    results.save(UPath(f"{base}.blocks"), np.array(blocks.made, BLOCK))
+    results.save(UPath(f"{base}.blocks"), blocks)
 
 
-class _Blocks:
-    """Cuts the documents of each split into blocks, and writes their tokens as they fill."""
-
-    def __init__(self, task: Map, out):
-        self._tokenizer, self._most, self._out = _loaded(task.tokenizer_folder, task.fingerprint), task.block_bytes, out
-        self._dtype = token_dtype(self._tokenizer.get_vocab_size())
-        self._texts: list[list[str]] = [[] for _ in SPLITS]
-        self._numbers: list[list[tuple[int, int, int]]] = [[] for _ in SPLITS]  # hash, place and bytes of each
-        self._sizes = [0 for _ in SPLITS]
-        self._rows = self._offset = 0
-        self.made: list[tuple[int, ...]] = []  # BLOCK
-        self._keep_out = keep_out.load(task.folder, task.keep_out)
-        self._near_duplicates = task.corpus.near_duplicates > 0
-        self.bands, self.kept_out = [np.zeros(0, near_duplicates.BAND)], []
-        self.entries, self.documents = [np.zeros(0, ENTRY)], [np.zeros(0, DOCUMENT)]
-
-    def add(self, split: int, text: str, numbers: tuple[int, int, int]) -> None:
-        self._texts[split].append(text)
-        self._numbers[split].append(numbers)
-        self._sizes[split] += numbers[2]
-        if self._sizes[split] >= self._most:
-            self.flush(split)
-
-    def flush(self, split: int) -> None:
-        texts, numbers = self._texts[split], np.array(self._numbers[split], np.uint64).reshape(-1, 3)
-        self._texts[split], self._numbers[split], self._sizes[split] = [], [], 0
-        if SPLITS[split] == "train":
-            held = keep_out.holds(texts, self._keep_out)
-            self.kept_out += numbers[held, 1].tolist()
-            texts, numbers = list(itertools.compress(texts, ~held)), numbers[~held]
-        if not texts:
-            return
-        hashes, places, sizes = numbers.T
-        ids, lengths = _tokenize(self._tokenizer, texts)
-        self._out.write(np.array(ids, self._dtype).data)
-        entries, documents = np.zeros(len(texts), ENTRY), np.zeros(len(texts), DOCUMENT)
-        entries["hash"], entries["place"], entries["tokens"] = hashes, places, lengths
-        entries["row"], entries["block"] = self._rows + np.arange(len(texts)), len(self.made)
-        documents["place"], documents["tokens"], documents["bytes"] = places, lengths, sizes
-        number = text_hash(hashes.tobytes().hex())
-        self.made.append((number, split, self._rows, len(texts), self._offset, len(ids), int(sizes.sum())))
-        self.entries.append(entries)
-        self.documents.append(documents)
-        if self._near_duplicates:
-            self.bands.append(near_duplicates.bands(texts, places, entries["row"]))
-        self._rows, self._offset = self._rows + len(texts), self._offset + len(ids)
+def _cut(task: Map, groups: Counter[str]) -> Iterator[tuple[int, list[tuple[str, int, int, int]]]]:
+    """Yields each block's split and documents (text, hash, place, bytes); counts the bytes of the groups."""
+    blocks, sizes = [[] for _ in SPLITS], [0 for _ in SPLITS]
+    documents = task.corpus.read(task.part, texts=task.texts)
+    for place, (text, group) in enumerate(itertools.islice(documents, task.most or None)):
+        number, size = text_hash(text), len(text.encode())
+        split = SPLITS.index(task.corpus.split_of(task.part, group, number))
+        if group and not task.part.split:
+            groups[group] += size
+        blocks[split].append((text, number, place, size))
+        sizes[split] += size
+        if sizes[split] >= task.block_bytes:
+            yield split, blocks[split]
+            blocks[split], sizes[split] = [], 0
+    yield from enumerate(blocks)
 
 
 @functools.lru_cache(1)
 def _loaded(folder: str, fingerprint: str) -> Tokenizer:
-    """Returns the tokenizer for the parts that this process maps; another one has another fingerprint."""
-    return tokenizer.without_limits(folder)
-
-
-def _tokenize(tok: Tokenizer, texts: list[str]) -> tuple[list[int], list[int]]:
-    """Returns the ids of some texts, one after the other, and the tokens of each."""
-    ids, lengths = [], []
-    for first in range(0, len(texts), BATCH_DOCUMENTS):
-        for encoding in tok.encode_batch_fast(texts[first : first + BATCH_DOCUMENTS]):
-            ids += encoding.ids
-            lengths.append(len(encoding.ids))
-    return ids, lengths
+    """Returns the tokenizer for a corpus: no truncation, and special tokens in a text stay text."""
+    fast = tokenizer.load_fast(folder)
+    fast.no_truncation()
+    fast.no_padding()
+    fast.encode_special_tokens = True
+    return fast
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

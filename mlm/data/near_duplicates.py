@@ -17,7 +17,6 @@ from mlm.data.keep_out import FACTOR, stretches
 WORDS = 5
 BANDS, ROWS = 42, 6
 EARLIEST = 16  # documents of a bucket that its others are compared to; a larger number finds more pairs
-RANGES = 1024  # of the hashes of bands
 BAND = np.dtype([("hash", "<u8"), ("place", "<u4"), ("row", "<u4")])  # of a document of a part
 PAIR = np.dtype([(name, "<u4") for name in ("part", "place", "row", "first_part", "first_place", "bands")])
 

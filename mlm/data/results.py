@@ -107,9 +107,9 @@ def _damaged(file: UPath) -> DamageError:
     )
 
 
-def save_cut(target: UPath, items: np.ndarray, stops: np.ndarray) -> None:
-    """Writes items and where each piece of them stops, for `load_cut`."""
-    save(target, np.append(0, stops).astype(np.uint64), items)
+def save_cut(target: UPath, items: np.ndarray, numbers: np.ndarray, pieces: int) -> None:
+    """Writes items in so many pieces, for `load_cut`; `numbers`, sorted, are the piece of each."""
+    save(target, np.searchsorted(numbers, np.arange(pieces + 1)).astype(np.uint64), items)
 
 
 def load_cut(file: UPath, dtype: np.dtype | type, pieces: int, first: int, stop: int) -> list[np.ndarray]:
@@ -129,12 +129,6 @@ def at_once(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterat
             waiting.append(pool.submit(function, item))
         while waiting:
             yield waiting.popleft().result()
-
-
-def hash_stops(hashes: np.ndarray, ranges: int) -> np.ndarray:
-    """Returns where each of so many equal ranges stops in sorted uint64 hashes."""
-    bounds = [np.uint64(2**64 // ranges * number) for number in range(1, ranges)]
-    return np.append(np.searchsorted(hashes, bounds), len(hashes))
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -54,7 +54,10 @@ class Kind:
     def __init__(self, rest: str, options: Options):
         """Takes the text of the source after its colon."""
         self.rest, self.options = rest, options
-        if not (self.files if options.group == FILE else self.fields or not _fields(options.group)):
+        self.columns = [options.field]  # of a document: its text and, if corpus.group names a field, that
+        if options.group not in ("", DOCUMENT, FILE):
+            self.columns.append(options.group)
+        if not (self.files if options.group == FILE else self.fields or not self.columns[1:]):
             raise ValueError(f"its documents can't be grouped by corpus.group = {options.group}")
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
@@ -62,6 +65,21 @@ class Kind:
 
     def read(self, where: tuple) -> Iterator[Document]:
         """Yields the documents of a part; what a document is, each kind decides for itself."""
+
+    def from_row(self, row: dict[str, Any], group: str = "") -> Document:
+        """Returns the document of a row; its group is `group` or, if corpus.group names a field, in that."""
+        for name in self.columns:
+            if name not in row:
+                raise ValueError(f"has no field {name!r}")
+            if not is_text(row[name]):
+                raise ValueError(f"the field {name!r} is not a string of valid Unicode")
+        return Document(row[self.options.field], row[self.columns[1]] if self.columns[1:] else group)
+
+    def from_rows(self, rows: Iterable[dict[str, Any]]) -> Iterator[Document]:
+        """Yields the documents of a library's rows; a missing text is empty."""
+        for row in rows:
+            texts = {name: value.decode() if isinstance(value, bytes) else value or "" for name, value in row.items()}
+            yield self.from_row(texts)
 
 
 class _Docstrings(Kind):
@@ -86,17 +104,17 @@ class _Lines(Kind):
         files = [(name, info) for name, info in system.glob(path, detail=True).items() if info["type"] != "directory"]
         if not files:
             raise FileNotFoundError("no such file")
-        stamped = [(name, info["size"], _stamp(info)) for name, info in sorted(files)]
-        most = part_bytes(sum(size for _, size, _ in stamped))
+        most = part_bytes(sum(info["size"] for _, info in files))
         waiting, waiting_bytes = [], 0
-        for name, size, stamp in stamped:
+        for name, info in sorted(files):
+            size = info["size"]
             whole = name.endswith(".gz") or size <= most
             cuts = [0, size] if whole else [*range(0, size - most // 2, most), size]
             for start, stop in itertools.pairwise(cuts):
                 if waiting and waiting_bytes + stop - start > most:
                     yield _together(waiting)
                     waiting, waiting_bytes = [], 0
-                waiting.append((name, start, stop, stamp))
+                waiting.append((name, start, stop, _stamp(info)))
                 waiting_bytes += stop - start
         yield _together(waiting)
 
@@ -109,13 +127,13 @@ class _Lines(Kind):
             group = name.removeprefix(f"{root}/") if self.options.group == FILE else ""
             for number, line in enumerate(_lines(system, name, start, stop), 1):
                 try:
-                    yield self._document(line.decode(), group)
+                    yield self.from_line(line.decode(), group)
                 except ValueError as error:
                     reason = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
                     before = _lines_before(system, name, start)
                     raise ValueError(f"{name}, line {before + number}: {reason}") from error
 
-    def _document(self, line: str, group: str) -> Document:
+    def from_line(self, line: str, group: str) -> Document:
         return Document(line.strip(), group)
 
 
@@ -126,7 +144,7 @@ class _JsonLines(_Lines):
         pattern, _, name = rest.partition("#")
         super().__init__(pattern, options._replace(field=name or options.field))
 
-    def _document(self, line: str, group: str) -> Document:
+    def from_line(self, line: str, group: str) -> Document:
         if not line.strip():
             return Document("", "")
         try:
@@ -135,12 +153,16 @@ class _JsonLines(_Lines):
             raise ValueError("is not JSON") from None
         if not isinstance(row, dict):
             raise ValueError("is not a JSON object")
-        return _document(row, self.options, group)
+        return self.from_row(row, group)
 
 
 class _HuggingFace(Kind):
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
-        loaded, version = _loaded_hf(self.rest, streaming=self.options.streaming), _version_of_hf(self.rest)
+        import datasets
+
+        loaded = _loaded_hf(self.rest, streaming=self.options.streaming)
+        builder = datasets.load_dataset_builder(*self.rest.split(":", 1))
+        version = f"{builder.config_id} {builder.hash}"  # changes with the data
         for split, own in _own_splits(loaded, self.options):
             size = getattr((loaded[split].info.splits or {}).get(split), "num_bytes", None) or 0
             if self.options.streaming:
@@ -156,7 +178,7 @@ class _HuggingFace(Kind):
         split, first, second, _ = where
         data = _loaded_hf(self.rest, streaming=self.options.streaming)[split]
         data = data.shard(second, first) if self.options.streaming else data.select(range(first, second))
-        return _documents(data.select_columns(list({self.options.field, *_fields(self.options.group)})), self.options)
+        return self.from_rows(data.select_columns(list(set(self.columns))))
 
 
 class _TensorFlow(Kind):
@@ -169,16 +191,10 @@ class _TensorFlow(Kind):
                 yield own, f"{split}[{start}:{stop}]", size, (f"{split}[{start}:{stop}]", info.full_name)
 
     def read(self, where: tuple) -> Iterator[Document]:
-        return _documents(load_tfds(self.rest)[1](where[0]), self.options)
+        return self.from_rows(load_tfds(self.rest)[1](where[0]))
 
 
-KINDS: dict[str, type[Kind]] = {
-    "docstrings": _Docstrings,
-    "text": _Lines,
-    "jsonl": _JsonLines,
-    "hf": _HuggingFace,
-    "tfds": _TensorFlow,
-}
+KINDS = {"docstrings": _Docstrings, "text": _Lines, "jsonl": _JsonLines, "hf": _HuggingFace, "tfds": _TensorFlow}
 
 
 def part_bytes(total: int) -> int:
@@ -256,14 +272,6 @@ def load_hf(name: str, **options: Any) -> Any:
 _loaded_hf = functools.lru_cache(1)(load_hf)
 
 
-def _version_of_hf(name: str) -> str:
-    """Returns what changes with the data of a data set."""
-    import datasets
-
-    builder = datasets.load_dataset_builder(*name.split(":", 1))
-    return f"{builder.config_id} {builder.hash}"
-
-
 @functools.lru_cache(1)
 def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterable[dict[str, Any]]]]:
     """Returns a data set of TensorFlow Datasets: its `info`, and a function from a split to its rows, in order."""
@@ -273,26 +281,3 @@ def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterable[dict[str, Any]]]
     builder = tfds.builder(name)
     builder.download_and_prepare()
     return builder.info, lambda split: tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False))
-
-
-def _fields(group: str) -> list[str]:
-    """Returns the field that corpus.group names, if it does."""
-    return [] if group in ("", DOCUMENT, FILE) else [group]
-
-
-def _documents(rows: Iterable[dict[str, Any]], options: Options) -> Iterator[Document]:
-    for row in rows:
-        texts = {name: value.decode() if isinstance(value, bytes) else value or "" for name, value in row.items()}
-        yield _document(texts, options)  # a missing text is empty
-
-
-def _document(row: dict[str, Any], options: Options, group: str = "") -> Document:
-    return Document(_text_in(row, options.field), group or "".join(_text_in(row, n) for n in _fields(options.group)))
-
-
-def _text_in(row: dict[str, Any], name: str) -> str:
-    if name not in row:
-        raise ValueError(f"has no field {name!r}")
-    if not is_text(row[name]):
-        raise ValueError(f"the field {name!r} is not a string of valid Unicode")
-    return row[name]

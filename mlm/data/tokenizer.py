@@ -125,15 +125,6 @@ def load_fast(folder: str) -> Tokenizer:
         raise InputError(f"{file}: can't be read ({str(error).splitlines()[0]}).") from error
 
 
-def without_limits(folder: str) -> Tokenizer:
-    """Returns the tokenizer of a folder for a corpus: no truncation, and special tokens in a text stay text."""
-    tokenizer = load_fast(folder)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
-    return tokenizer
-
-
 def fingerprint(folder: str) -> str:
     """Returns the SHA-256 of what decides the ids: two copies of a tokenizer have the same."""
     content = json.loads(load_fast(folder).to_str())

@@ -1,26 +1,25 @@
 """Searches the rows of shards for repeated documents, and for stretches of 13 tokens that both splits have.
 
 A document is what lies between cls and sep in one row; 13 tokens are an overlap as in GPT-3's study of contamination
-(Brown et al., 2020, appendix C). Only hashes are kept, sums that wrap at 2^64: 32 bytes per training document, and as
-many per token of a validation row.
+(Brown et al., 2020, appendix C). Only 64-bit hashes are kept: 32 bytes per training document, and as many per token of
+a validation row.
 
-Dimensions: B rows, L tokens in a row.
+Dimensions: B rows, L tokens in a row, T tokens one after the other.
 """
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
-from mlm.data import batches
+from mlm.data import batches, keep_out
 from mlm.data.manifest import Manifest
 
 STRETCH = 13  # tokens
 LEAST_STRETCHES = 8  # in a row that is compared: fewer are a line of boilerplate
 SHORTEST = 8  # tokens of a document that is compared: shorter ones are often the same and mean nothing
 BATCH = 500  # rows read at once
-STEP = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it can be divided by
-INVERSE = np.uint64(pow(int(STEP), -1, 2**64))
 BITS = 22  # of the table that rules out most hashes in one lookup
 
 
@@ -40,21 +39,19 @@ class Repeats:
 
 def find_repeats(manifest: Manifest, *, max_rows: int, max_validation: int = 5_000) -> Repeats:
     """Reads about `max_rows` rows of the training split and `max_validation` of the validation split."""
-    length = manifest.length
-    hasher, largest = _Hasher(manifest), (-1, "validation", 0)
-    stretches, hashes, spans = [], [], []
+    largest, stretches, hashes, spans = (-1, "validation", 0), [], [], []
     for batch in rows(manifest, "validation", max_validation)[0]:
-        stretches.append(hasher.stretches(batch, hasher.prefix_sums(batch["input_ids"])))
+        stretches.append(_stretches_of_rows(manifest, batch))
         largest = max(largest, _largest(batch, "validation"))
     overlap = _Overlap(*map(np.concatenate, zip(*stretches, strict=True)))
     stream, share = rows(manifest, "train", max_rows)
     for batch in stream:
-        sums = hasher.prefix_sums(batch["input_ids"])
-        overlap.add(*hasher.stretches(batch, sums))
+        overlap.add(*_stretches_of_rows(manifest, batch))
         starts, stops = _documents(batch["input_ids"], manifest.special_ids["cls"], manifest.special_ids["sep"])
-        hashes.append(hasher.hashes(sums, starts, stops))
-        records = batch["record_id"][starts // length]
-        spans.append(np.stack([records, starts % length, (stops - 1) % length + 1], 1))
+        flat, length = batch["input_ids"].ravel(), manifest.length
+        own = (xxh3_64_intdigest(flat[start:stop].tobytes()) for start, stop in zip(starts, stops, strict=True))
+        hashes.append(np.fromiter(own, np.uint64, len(starts)))
+        spans.append(np.stack([batch["record_id"][starts // length], starts % length, stops % length], 1))
         largest = max(largest, _largest(batch, "train"))
     hashes, spans = np.concatenate(hashes), np.concatenate(spans)
     unique, counts = np.unique(hashes, return_counts=True)
@@ -73,21 +70,13 @@ def find_held(manifest: Manifest, texts: Sequence[Sequence[int]], *, max_rows: i
       texts: their ids; those of less than STRETCH tokens have the share NaN.
       max_rows: about so many rows of the training split are read.
     """
-    hasher, length, found = _Hasher(manifest), manifest.length, []
-    cut = [(n, ids[at : at + length]) for n, ids in enumerate(texts) for at in range(0, len(ids), length - STRETCH + 1)]
-    for first in range(0, len(cut), BATCH):
-        numbers, pieces = zip(*cut[first : first + BATCH], strict=True)
-        ids_BxL = np.zeros((len(pieces), length), np.int32)
-        attention_BxL = np.arange(length) < np.array([len(piece) for piece in pieces])[:, None]
-        ids_BxL[attention_BxL] = np.concatenate(pieces)
-        batch = {"input_ids": ids_BxL, "attention_mask": attention_BxL, "record_id": np.array(numbers)}
-        found.append(hasher.stretches(batch, hasher.prefix_sums(ids_BxL)))
-    overlap = _Overlap(*map(np.concatenate, zip(*found, strict=True)))
+    numbers_T = np.repeat(np.arange(len(texts)), [len(ids) for ids in texts])
+    overlap = _Overlap(*_stretches(manifest, np.concatenate(texts).astype(np.int64), numbers_T))
     stream, share = rows(manifest, "train", max_rows)
     for batch in stream:
-        overlap.add(*hasher.stretches(batch, hasher.prefix_sums(batch["input_ids"])))
+        overlap.add(*_stretches_of_rows(manifest, batch))
     held_N = np.full(len(texts), np.nan)
-    numbers, _, _, shares = overlap.shares()
+    numbers, _, shares = overlap.shares()
     held_N[numbers] = shares
     return held_N, share
 
@@ -127,40 +116,28 @@ def _documents(ids_BxL: np.ndarray, cls: int, sep: int) -> tuple[np.ndarray, np.
     return first[whole] + 1, last[whole]
 
 
-class _Hasher:
-    """Hashes of stretches of tokens, the same at any position: sums of random numbers times powers of STEP."""
+def _stretches_of_rows(manifest: Manifest, batch: batches.Batch) -> tuple[np.ndarray, np.ndarray]:
+    records_BxL = np.broadcast_to(batch["record_id"][:, None], batch["input_ids"].shape)
+    return _stretches(manifest, batch["input_ids"].ravel(), records_BxL.ravel(), batch["attention_mask"].ravel() > 0)
 
-    def __init__(self, manifest: Manifest):
-        size, count = manifest.vocab_size, BATCH * manifest.length
-        self._numbers_V = np.random.default_rng(0).integers(1, 2**63, size, np.uint64)
-        self._special_V = np.isin(np.arange(size), manifest.all_special_ids)
-        one = np.ones(1, np.uint64)
-        self._powers, self._inverses = (np.cumprod(np.append(one, np.full(count, x))) for x in (STEP, INVERSE))
 
-    def prefix_sums(self, ids_BxL: np.ndarray) -> np.ndarray:
-        """Returns the sums up to each token of the concatenated rows: uint64 [B L + 1]."""
-        terms = self._numbers_V[ids_BxL.ravel()] * self._powers[: ids_BxL.size]
-        return np.append(np.zeros(1, np.uint64), np.cumsum(terms))
-
-    def hashes(self, sums: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Returns the hash of each stretch of tokens."""
-        return (sums[stops] - sums[starts]) * self._inverses[starts]
-
-    def stretches(self, batch: batches.Batch, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the hashes of all STRETCHes without special tokens, and the record of each."""
-        ordinary_BxL = (batch["attention_mask"] > 0) & ~self._special_V[batch["input_ids"]]
-        counts = np.pad(np.cumsum(ordinary_BxL, 1), ((0, 0), (1, 0)))
-        row_, column = np.nonzero(counts[:, STRETCH:] - counts[:, :-STRETCH] == STRETCH)
-        starts = row_ * ordinary_BxL.shape[1] + column
-        return self.hashes(sums, starts, starts + STRETCH), batch["record_id"][row_]
+def _stretches(
+    manifest: Manifest, ids_T: np.ndarray, records_T: np.ndarray, real_T: np.ndarray | bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the hashes of all STRETCHes of real tokens that are not special, and the record of each."""
+    ordinary_T = real_T & ~np.isin(ids_T, manifest.all_special_ids)
+    pieces_T = np.cumsum(~ordinary_T) + np.cumsum(np.diff(records_T, prepend=0) != 0)
+    numbers_T = np.random.default_rng(0).integers(1, 2**63, manifest.vocab_size, np.uint64)[ids_T]
+    hashes, first = keep_out.hash_stretches(numbers_T[ordinary_T], pieces_T[ordinary_T], STRETCH)
+    return hashes, records_T[ordinary_T][first]
 
 
 class _Overlap:
     """Which stretches of the validation rows are in training, too."""
 
     def __init__(self, hashes: np.ndarray, records: np.ndarray):
-        self._hashes, self._records = hashes, records
-        self._sorted = np.unique(hashes)
+        self._records = records
+        self._sorted, self._index = np.unique(hashes, return_inverse=True)
         self._training = np.full(len(self._sorted), -1)  # a training record that has the stretch
         self._table = np.zeros(1 << BITS, bool)
         self._table[self._sorted >> np.uint64(64 - BITS)] = True
@@ -173,23 +150,19 @@ class _Overlap:
         same = self._sorted[index] == hashes
         self._training[index[same]] = records[same]
 
-    def _found(self) -> np.ndarray:
-        """Returns a training record that has each of the stretches, -1 if none has."""
-        return self._training[np.searchsorted(self._sorted, self._hashes)]
-
-    def shares(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the records, how many stretches each has, which is each stretch's, and their share in training."""
+    def shares(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the records, how many stretches each has, and the share of these in training."""
         records, index, count = np.unique(self._records, return_inverse=True, return_counts=True)
-        return records, count, index, np.bincount(index, weights=self._found() >= 0) / np.maximum(count, 1)
+        return records, count, np.bincount(index, weights=self._training[self._index] >= 0) / np.maximum(count, 1)
 
     def summary(self) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
         """Returns (records compared, records that overlap, the worst pair)."""
-        records, count, index, shares = self.shares()
-        compared, training = count >= LEAST_STRETCHES, self._found()
+        records, count, shares = self.shares()
+        compared = count >= LEAST_STRETCHES
         shares = np.where(compared, shares, 0)
         if shares.max(initial=0) < 0.5:
             return records[compared], records[:0], None
-        worst = np.argmax(shares)
-        matches = training[(index == worst) & (training >= 0)]
-        pair = int(records[worst]), int(np.bincount(matches).argmax())
+        worst = records[np.argmax(shares)]
+        matches = self._training[self._index][self._records == worst]
+        pair = int(worst), int(np.bincount(matches[matches >= 0]).argmax())
         return records[compared], records[shares >= 0.5], pair
