@@ -32,6 +32,12 @@ def run(model: object, workdir: pathlib.Path, *flags: str, keys=KEYS) -> subproc
     return subprocess.run([sys.executable, "-m", "mlm", *line], cwd=ROOT, capture_output=True, text=True)
 
 
+def plan(protocol, name: str, root: pathlib.Path, *, data: str = "", given=()) -> list[glue.Case]:
+    return glue.plan(
+        protocol, name, root=root, data=data, line=["--config=configs/base.py"], given=dict(given), most=128
+    )
+
+
 def read_tsv(file: pathlib.Path) -> list[dict[str, str]]:
     return list(csv.DictReader(file.read_text().splitlines(), delimiter="\t"))
 
@@ -55,13 +61,12 @@ def test_a_setting_that_is_given_is_no_choice_any_more():
 @pytest.mark.parametrize("name", sorted(TASKS.keys() - {MAJORITY}))
 def test_settings_of_every_cell_are_keys_that_a_config_takes(protocol, name, data, tmp_path):
     seen = set()
-    for settings in PROTOCOLS[protocol].cells(name, {}):
-        cell = glue.Cell(PROTOCOLS[protocol], name, settings, tmp_path, data, 128)
-        for each in cell.runs(["--config=configs/base.py"]):
-            overrides = [flag.removeprefix("--config.") for flag in each.arguments if flag.startswith("--config.")]
-            config = configs.load("configs/base.py", overrides, task=configs.CLASSIFICATION)
-            assert config.classify.length <= 128 and config.train.epochs > 0
-            seen.add((config.optimizer.learning_rate, config.data.global_batch, config.train.seed, each.folder))
+    for _, own, each in plan(PROTOCOLS[protocol], name, tmp_path, data=data):
+        overrides = [flag.removeprefix("--config.") for flag in each.arguments if flag.startswith("--config.")]
+        config = configs.load("configs/base.py", overrides, task=configs.CLASSIFICATION)
+        assert config.classify.length <= 128 and config.train.epochs > 0
+        assert {key: configs.flatten(config)[key] for key in own} == own
+        seen.add((config.optimizer.learning_rate, config.data.global_batch, config.train.seed, each.folder))
     count = {"roberta": 30, "quick": 1, "mosaic": {"rte": 5, "stsb": 5, "mrpc": 5, "sst2": 3, "cola": 4}.get(name, 1)}
     assert len(seen) == count[protocol]
 
@@ -125,27 +130,21 @@ def test_all_tasks_from_mnli(trained_workdir, data, tmp_path):
 
 def test_the_best_cell_is_that_of_the_best_median(tmp_path):
     """A seed that is better by luck does not choose it; the files are of its best run."""
-    cells = []
-    settings = next(PROTOCOLS["roberta"].cells("rte", {}))
-    for number, scores in enumerate([(0.5, 0.5, 0.9, 0.5, 0.5), (0.6, 0.7, 0.6, 0.6, 0.2)]):
-        cell = glue.Cell(
-            PROTOCOLS["roberta"], "rte", settings | {"data.global_batch": 16 * (number + 1)}, tmp_path, "", 64
-        )
-        outcomes = []
-        for folder, score, each in zip(cell.folders, scores, cell.runs([]), strict=True):
-            (folder / "predictions").mkdir(parents=True)
-            content = {"scores": {"accuracy": score}, "sets": {}, "step": 1}
-            (folder / "classification.json").write_text(json.dumps(content))
-            (folder / "predictions" / "test.tsv").write_text(f"index\tprediction\tlabel\n0\t{int(score == 0.7)}\t\n")
-            (folder / "timing.jsonl").write_text('{"step": 0, "kind": "start", "devices": 4}\n')
-            outcomes.append(glue.Outcome(each, 0, 1800.0, ""))
-        cells.append((cell, outcomes))
-    found = glue._choose(cells, tmp_path)
+    cases, outcomes = plan(PROTOCOLS["roberta"], "rte", tmp_path, given={"optimizer.learning_rate": 1e-5}), []
+    for case, score in zip(cases, [0.5, 0.5, 0.9, 0.5, 0.5, 0.6, 0.7, 0.6, 0.6, 0.2], strict=True):
+        folder = pathlib.Path(case.run.folder)
+        (folder / "predictions").mkdir(parents=True)
+        content = {"scores": {"accuracy": score}, "sets": {}, "step": 1}
+        (folder / "classification.json").write_text(json.dumps(content))
+        (folder / "predictions" / "test.tsv").write_text(f"index\tprediction\tlabel\n0\t{int(score == 0.7)}\t\n")
+        (folder / "timing.jsonl").write_text('{"step": 0, "kind": "start", "devices": 4}\n')
+        outcomes.append(glue.Outcome(case.run, 0, 1800.0, ""))
+    found = glue._choose("rte", cases, outcomes, tmp_path)
     assert (found["median"], found["low"], found["high"]) == (0.6, 0.2, 0.7)
     assert found["setting"]["data.global_batch"] == 32 and found["device_hours"] == 20
     assert (tmp_path / "submission" / "RTE.tsv").read_text() == "index\tprediction\n0\tnot_entailment\n"
-    cells[0][1][3] = cells[0][1][3]._replace(code=2, last_line="no such file")
-    assert glue._choose(cells, tmp_path)["failed"].endswith("seed=3: no such file")
+    outcomes[3] = outcomes[3]._replace(code=2, last_line="no such file")
+    assert glue._choose("rte", cases, outcomes, tmp_path)["failed"].endswith("seed=3: no such file")
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_a_classifier_is_scored_at_the_checkpoint_that_its_metric_chooses(tmp_pa
 
 def test_curves_for_each_choice_of_the_other_keys():
     groups = [
-        table.Group({"a": a, "b": b}, [a + len(b), a + len(b) + 2.0, a + len(b) + 1.0])
+        table.Group({"a": a, "b": b}, [a + len(b), a + len(b) + 2.0, a + len(b) + 1.0], [])
         for a in (1, 100)
         for b in ("", "$x")
     ]

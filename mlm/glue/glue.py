@@ -19,13 +19,17 @@ from mlm.data import labelled
 from mlm.errors import InputError
 from mlm.glue.tasks import AX, MAJORITY, PROTOCOLS, TASKS, Protocol, Settings, Task
 from mlm.paths import UPath, make_folder, remove, write_text
+from mlm.sweep import grid
 from mlm.sweep.bootstrap import paired
+from mlm.sweep.grid import Case
 from mlm.sweep.runs import Outcome, Run, run_all
+from mlm.sweep.table import summarize
 from mlm.tasks.scores import selected
 from mlm.text import table
 from mlm.workdir import Workdir
 
 RESULT = "glue.json"
+CHOSEN = ("optimizer.learning_rate", "data.global_batch", "train.seed")  # keys that name a run
 
 
 def source(data: str, name: str, split: str) -> str:
@@ -86,18 +90,14 @@ def run(
         if name in own.from_mnli and not start:
             tasks[name] = {"failed": "starts from MNLI's model, which failed", "code": tasks["mnli"]["code"]}
             continue
-        first = (f"--config.train.init_from={start}",) if name in own.from_mnli else ()
-        cells = [Cell(own, name, settings, root, data, most) for settings in own.cells(name, given)]
-        outcomes = iter(
-            run_all([run for cell in cells for run in cell.runs((*line, *first))], root=root, engine=engine)
-        )
-        ended = [[next(outcomes) for _ in cell.folders] for cell in cells]
-        tasks[name] = _choose(list(zip(cells, ended, strict=True)), root)
+        first = [f"--config.train.init_from={start}"] if name in own.from_mnli else []
+        cases = plan(own, name, root=root, data=data, line=[*line, *first], given=given, most=most)
+        outcomes = run_all([case.run for case in cases], root=root, engine=engine)
+        tasks[name] = _choose(name, cases, outcomes, root)
         if name == "mnli":
             start = f"{tasks[name]['run']}/export" if "run" in tasks[name] else ""
         elif "run" in tasks[name]:
-            for cell in cells:
-                cell.remove_models()
+            _remove_models(cases)
     scores = [task["median"] for name, task in tasks.items() if name != MAJORITY and "median" in task]
     hours = sum(task.get("device_hours", 0.0) for task in tasks.values())
     average = statistics.mean(scores) if scores else None
@@ -106,79 +106,76 @@ def run(
     return found
 
 
-class Cell:
-    """The runs of a task with the same settings, one for each seed."""
-
-    def __init__(self, protocol: Protocol, name: str, settings: Settings, root: UPath, data: str, most: int):
-        """Takes the settings of `Protocol.cells`."""
-        self.name, self.task, self.seeds = name, TASKS[name], protocol.seeds.get(name, protocol.seeds[""])
-        self.chosen = {key: settings[key] for key in ("optimizer.learning_rate", "data.global_batch")}
-        self.label = ",".join(f"{key.rpartition('.')[2]}={value:g}" for key, value in self.chosen.items())
-        sets = [*self.task.validation[1:], *(split for split, _ in self.task.tests)]
-        self.settings = settings | {
-            "classify.length": min(settings["classify.length"], most),
-            "classify.train": source(data, name, "train"),
-            "classify.validation": source(data, name, self.task.validation[0]),
-            "classify.predict": tuple((split, source(data, name, split)) for split in sets),
-            "classify.text": self.task.text,
-            "classify.label": "label",
-            "classify.kind": "classes" if self.task.labels else "regression",
-            "classify.metric": self.task.metrics,
-        }
-        self.folders = [root / "runs" / name / f"{self.label},seed={seed}" for seed in range(self.seeds)]
-
-    def runs(self, line: Sequence[str]) -> list[Run]:
-        """Returns the runs of all seeds."""
-        found = []
-        for seed, folder in enumerate(self.folders):
-            settings = self.settings | {"train.seed": seed, "data.seed": seed}
-            keys = (f"--config.{key}={value}" for key, value in settings.items())
-            found.append(
-                Run(f"{self.name} {folder.name}", str(folder), ("classify", f"--workdir={folder}", *keys, *line))
-            )
-        return found
-
-    def scores(self) -> list[float]:
-        """Returns the score of each seed on the validation rows: the mean over metrics, then over sets."""
-        found = []
-        for folder in self.folders:
-            content = logs.read_object(Workdir(str(folder), create=False).classification)
-            sets = [content["scores"], *(content["sets"][split] for split in self.task.validation[1:])]
-            found.append(statistics.mean(selected(own, self.task.metrics) for own in sets))
-        return found
-
-    def remove_models(self) -> None:
-        """Removes checkpoints, exports and compiled programs of finished runs: a table of a base model has many."""
-        for folder in self.folders:
-            for part in ("checkpoints", "export", "xla_cache"):
-                if (folder / part).is_dir():
-                    remove(folder / part)
-
-
-def _choose(cells: list[tuple[Cell, list[Outcome]]], root: UPath) -> dict[str, Any]:
-    """Returns the entry of a task: of the cell whose seeds have the best median; writes the files of its best run."""
-    failed = [outcome for _, own in cells for outcome in own if outcome.code]
-    if failed:
-        return {"failed": f"{failed[0].run.name}: {failed[0].last_line}", "code": failed[0].code}
-    scores = [cell.scores() for cell, _ in cells]
-    best = max(range(len(cells)), key=lambda n: statistics.median(scores[n]))
-    cell, own = cells[best][0], scores[best]
-    chosen = cell.folders[own.index(max(own))]
-    for split, file in cell.task.tests:
-        with (chosen / "predictions" / f"{split}.tsv").open() as lines:
-            found = [row["prediction"] for row in csv.DictReader(lines, delimiter="\t")]
-        _submit(cell.task, found, root / "submission" / file)
-    return {
-        "metrics": cell.task.metrics,
-        "scores": own,
-        "median": statistics.median(own),
-        "low": min(own),
-        "high": max(own),
-        "setting": cell.chosen,
-        "folders": [str(folder) for folder in cell.folders],
-        "run": str(chosen),
-        "device_hours": sum(_devices(o.run.folder) * o.seconds for _, outcomes in cells for o in outcomes) / 3600,
+def plan(
+    protocol: Protocol, name: str, *, root: UPath, data: str, line: Sequence[str], given: Settings, most: int
+) -> list[Case]:
+    """Returns the runs of a task, those of each of its settings over the seeds; arguments as in `run`."""
+    task, cases = TASKS[name], []
+    sets = [*task.validation[1:], *(split for split, _ in task.tests)]
+    rows = {
+        "classify.train": source(data, name, "train"),
+        "classify.validation": source(data, name, task.validation[0]),
+        "classify.predict": tuple((split, source(data, name, split)) for split in sets),
+        "classify.text": task.text,
+        "classify.label": "label",
+        "classify.kind": "classes" if task.labels else "regression",
+        "classify.metric": task.metrics,
     }
+    for settings in protocol.cells(name, given):
+        length = min(settings["classify.length"], most)
+        for seed in range(protocol.seeds.get(name, protocol.seeds[""])):
+            own = settings | rows | {"classify.length": length, "train.seed": seed, "data.seed": seed}
+            values = {key: own[key] for key in CHOSEN}
+            folder = root / "runs" / name / grid.name(values)
+            keys = (f"--config.{key}={value}" for key, value in own.items())
+            arguments = ("classify", f"--workdir={folder}", *keys, *line)
+            cases.append(Case(values, own, Run(f"{name} {folder.name}", str(folder), arguments)))
+    return cases
+
+
+def _choose(name: str, cases: Sequence[Case], outcomes: Sequence[Outcome], root: UPath) -> dict[str, Any]:
+    """Returns the entry of a task: of the setting with the best median; writes the files of its best run."""
+    failed = next((outcome for outcome in outcomes if outcome.code), None)
+    if failed:
+        return {"failed": f"{failed.run.name}: {failed.last_line}", "code": failed.code}
+    best = max(summarize(cases, [_score(name, case) for case in cases]), key=lambda group: group.median)
+    folders = [case.run.folder for case in best.cases]
+    chosen = UPath(folders[best.scores.index(max(best.scores))])
+    for split, file in TASKS[name].tests:
+        found = [predicted for predicted, _ in _predictions(chosen, split)]
+        _submit(TASKS[name], found, root / "submission" / file)
+    return {
+        "metrics": TASKS[name].metrics,
+        "scores": best.scores,
+        "median": best.median,
+        "low": min(best.scores),
+        "high": max(best.scores),
+        "setting": best.values,
+        "folders": folders,
+        "run": str(chosen),
+        "device_hours": sum(_devices(outcome.run.folder) * outcome.seconds for outcome in outcomes) / 3600,
+    }
+
+
+def _score(name: str, case: Case) -> float:
+    """Returns the score of a run on the validation rows: the mean over metrics, then over sets."""
+    content = logs.read_object(Workdir(case.run.folder, create=False).classification)
+    sets = [content["scores"], *(content["sets"][split] for split in TASKS[name].validation[1:])]
+    return statistics.mean(selected(own, TASKS[name].metrics) for own in sets)
+
+
+def _predictions(folder: UPath, split: str) -> list[tuple[str, str]]:
+    """Returns (prediction, label) of the rows of a split."""
+    with (folder / "predictions" / f"{split}.tsv").open() as lines:
+        return [(row["prediction"], row["label"]) for row in csv.DictReader(lines, delimiter="\t")]
+
+
+def _remove_models(cases: Sequence[Case]) -> None:
+    """Removes checkpoints, exports and compiled programs of finished runs: a table of a base model has many."""
+    for case in cases:
+        for part in ("checkpoints", "export", "xla_cache"):
+            if (folder := UPath(case.run.folder) / part).is_dir():
+                remove(folder)
 
 
 def _devices(folder: str) -> int:
@@ -222,8 +219,7 @@ def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, f
 
 
 def _right(folder: str, name: str) -> list[float]:
-    with (UPath(folder) / "predictions" / "validation.tsv").open() as lines:
-        pairs = [(row["prediction"], row["label"]) for row in csv.DictReader(lines, delimiter="\t")]
+    pairs = _predictions(UPath(folder), "validation")
     if TASKS[name].labels:
         return [float(predicted == label) for predicted, label in pairs]
     return [-((float(predicted) - float(label)) ** 2) for predicted, label in pairs]

@@ -27,6 +27,7 @@ class Group(NamedTuple):
 
     values: dict[str, Any]  # without the seeds
     scores: list[float]
+    cases: list[Case]
 
     @property
     def median(self) -> float:
@@ -66,7 +67,10 @@ def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metri
     best = max(groups, key=lambda group: sign(metric) * group.median, default=None)
     rule = f"{metric}: the {'lowest' if sign(metric) < 0 else 'highest'} median over seeds is best"
     head = {"command": cases[0].run.arguments[0], "rule": rule}
-    lines = [group._asdict() | {"median": group.median, "best": group is best} for group in groups]
+    lines = [
+        {"values": group.values, "scores": group.scores, "median": group.median, "best": group is best}
+        for group in groups
+    ]
     ended = [
         {**case.run._asdict(), "values": case.values, **outcome._asdict(), "run": case.run.name, "scores": own}
         for case, outcome, own in zip(cases, outcomes, scores, strict=True)
@@ -89,7 +93,9 @@ def summarize(cases: Sequence[Case], scores: Sequence[float | None]) -> list[Gro
     for case, score in zip(cases, scores, strict=True):
         kept = {key: value for key, value in case.values.items() if not grid.is_seed(key)}
         if score is not None:
-            groups.setdefault(repr(kept), Group(kept, [])).scores.append(score)
+            group = groups.setdefault(repr(kept), Group(kept, [], []))
+            group.scores.append(score)
+            group.cases.append(case)
     return list(groups.values())
 
 
