@@ -27,7 +27,7 @@ def test_same_loss_and_gradient_on_the_same_masks():
         row[positions[weights > 0]] = ids[weights > 0]
     attention = jnp.asarray(batch["attention_mask"])
     baseline_loss = functools.partial(baseline.loss, baseline.make_module(model.network.config, "float32"))
-    value, grads = jax.jit(jax.value_and_grad(lambda p: baseline_loss(p, masked.ids_BxL, attention, labels, None)))(
+    value, grads = jax.jit(jax.value_and_grad(lambda p: baseline_loss(p, (masked.ids_BxL, attention, labels), None)))(
         params
     )
     gradient = model.make_gradient(info.length)
@@ -64,7 +64,7 @@ def test_step_learns():
     )
     arrays = sharding.put_batch({"ids": read, "mask": batch["attention_mask"], "labels": labels}, run.mesh, 16)
     for _ in range(30):
-        state, value = update(state, *arrays.values(), jax.random.key(0))
+        state, value = update(state, tuple(arrays.values()), jax.random.key(0))
         losses.append(float(value))
     assert losses[-1] < losses[0] / 2
     assert update._cache_size() == 1

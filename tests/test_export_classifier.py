@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import FlaxRobertaForSequenceClassification
 
 from mlm.errors import DamageError, InputError
-from mlm.export import export, export_classifier
+from mlm.export import export
 from mlm.model import classifier
 from mlm.paths import UPath
 from mlm.pretrained import load, locate
@@ -31,8 +31,7 @@ def workdirs(tmp_path_factory) -> dict[str, Workdir]:
     found = {}
     for kind, settings in KINDS.items():
         workdir = Workdir(str(tmp_path_factory.mktemp(kind)))
-        (workdir.root / "metrics.jsonl").write_text(json.dumps(EVAL) + "\n")
-        export_classifier.export(make(pathlib.Path(str(workdir.root)), **settings), workdir, workdir.export, name=kind)
+        export.export(make(pathlib.Path(str(workdir.root)), **settings), workdir.export, scores=EVAL, name=kind)
         found[kind] = workdir
     return found
 
@@ -123,7 +122,7 @@ def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(workdirs, tmp
 
     monkeypatch.setattr(export, "write_model", wrong)
     with pytest.raises(DamageError, match=f"{broken}: read back, its logits differ"):
-        export_classifier.export(make(tmp_path), workdir, workdir.export, name="x")
+        export.export(make(tmp_path), workdir.export, scores=None, name="x")
     assert {path.name: path.read_bytes() for path in workdir.export.iterdir()} == before
 
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from transformers import RobertaConfig
 from transformers.models.roberta.modeling_flax_roberta import FlaxRobertaForMaskedLMModule
 
@@ -25,6 +25,7 @@ from mlm.training.sharding import BATCH
 IGNORED = -100  # label of a position that is not predicted
 
 State = tuple[Params, optax.OptState]
+Batch = tuple[Array, Array, Array]  # ids, attention mask and labels, [B, L]
 
 
 def make_module(config: RobertaConfig, dtype: str) -> FlaxRobertaForMaskedLMModule:
@@ -39,24 +40,18 @@ def mask_on_host(
     ordinary_BxL = (attention_BxL > 0) & ~np.isin(ids_BxL, masking.special_ids)
     chosen_BxL = ordinary_BxL & (random.random(ids_BxL.shape) < masking.rate)
     kind_BxL = random.random(ids_BxL.shape)
-    masked_BxL = np.where(chosen_BxL & (kind_BxL < masking.mask_share), masking.mask_id, ids_BxL)
-    end = masking.mask_share + masking.random_share
-    replaced_BxL = chosen_BxL & (kind_BxL >= masking.mask_share) & (kind_BxL < end)
-    masked_BxL = np.where(replaced_BxL, random.integers(masking.vocab_size, size=ids_BxL.shape), masked_BxL)
-    return masked_BxL.astype(np.int32), np.where(chosen_BxL, ids_BxL, IGNORED).astype(np.int32)
+    random_BxL = random.integers(masking.vocab_size, size=ids_BxL.shape)
+    read_BxL = np.where(kind_BxL < masking.mask_share + masking.random_share, random_BxL, ids_BxL)
+    read_BxL = np.where(kind_BxL < masking.mask_share, masking.mask_id, read_BxL)
+    masked_BxL, labels_BxL = np.where(chosen_BxL, read_BxL, ids_BxL), np.where(chosen_BxL, ids_BxL, IGNORED)
+    return masked_BxL.astype(np.int32), labels_BxL.astype(np.int32)
 
 
-def loss(
-    module: FlaxRobertaForMaskedLMModule,
-    params: Params,
-    ids_BxL: jax.Array,
-    attention_BxL: jax.Array,
-    labels_BxL: jax.Array,
-    dropout_key: jax.Array | None,
-) -> jax.Array:
+def loss(module: FlaxRobertaForMaskedLMModule, params: Params, batch: Batch, dropout_key: Array | None) -> Array:
     """Returns the mean cross entropy in nats over the positions that have a label."""
-    types_BxL, positions_BxL = jnp.zeros_like(ids_BxL), position_ids(attention_BxL, module.config.pad_token_id)
-    inputs = (ids_BxL, attention_BxL, types_BxL, positions_BxL, None)
+    ids_BxL, attention_BxL, labels_BxL = batch
+    positions_BxL = position_ids(attention_BxL, module.config.pad_token_id)
+    inputs = (ids_BxL, attention_BxL, jnp.zeros_like(ids_BxL), positions_BxL, None)
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
     logits_BxLxV = module.apply({"params": params}, *inputs, deterministic=not rngs, rngs=rngs).logits
     one_hot_BxLxV = jax.nn.one_hot(labels_BxL, logits_BxLxV.shape[-1])
@@ -64,20 +59,18 @@ def loss(
     return jnp.sum(optax.softmax_cross_entropy(logits_BxLxV, one_hot_BxLxV) * weight_BxL) / jnp.sum(weight_BxL)
 
 
-def make_step(task: Pretraining) -> tuple[Callable[[Params], State], Callable[..., tuple[State, jax.Array]]]:
-    """Returns (params -> state, the jitted `(state, ids_BxL, attention_BxL, labels_BxL, key) -> (state, loss)`)."""
+def make_step(task: Pretraining) -> tuple[Callable[[Params], State], Callable[..., tuple[State, Array]]]:
+    """Returns (params -> state, the jitted `(state, batch, key) -> (state, loss)`)."""
     module = make_module(task.network.config, task.config.model.dtype)
     tx = optax.adamw(task.schedule, weight_decay=task.config.optimizer.weight_decay, mask=decayed)
 
-    def step(
-        state: State, ids_BxL: jax.Array, attention_BxL: jax.Array, labels_BxL: jax.Array, key: jax.Array
-    ) -> tuple[State, jax.Array]:
+    def step(state: State, batch: Batch, key: Array) -> tuple[State, Array]:
         params, opt_state = state
-        value, grads = jax.value_and_grad(loss, argnums=1)(module, params, ids_BxL, attention_BxL, labels_BxL, key)
+        value, grads = jax.value_and_grad(loss, argnums=1)(module, params, batch, key)
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), value
 
-    replicated, split = NamedSharding(task.mesh, P()), NamedSharding(task.mesh, BATCH)
-    in_shardings = (replicated, split, split, split, replicated)
+    replicated, split = NamedSharding(task.mesh, jax.P()), NamedSharding(task.mesh, BATCH)
+    in_shardings = (replicated, split, replicated)
     jitted = jax.jit(step, in_shardings=in_shardings, out_shardings=replicated, donate_argnums=0)
     return lambda params: jax.device_put((params, tx.init(params)), replicated), jitted

@@ -40,29 +40,25 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
         other.submit(tf_tpu_example.prepare, splits, f"{folder}/documents").result()
         lines = (json.dumps({"text": text, "split": split}) + "\n" for split in splits for text in splits[split])
         Path(folder, "documents.jsonl").write_text("".join(lines))
-        tok = {"tokenizer_folder": tokenizer_folder}
+        length, tok, target = config.shards.length, {"tokenizer_folder": tokenizer_folder}, f"{folder}/shards"
         counts = {"train": config.shards.count, "validation": config.shards.validation_count}
-        layout, split = shards.Settings(config.shards.length, counts), {"group": "split", "weights": (1.0,)}
-        split |= {"sources": (f"jsonl:{folder}/documents.jsonl",), "validation_groups": ("validation",)}
+        split = {"sources": (f"jsonl:{folder}/documents.jsonl",), "weights": (1.0,), "field": "text"}
         held_out, everything = (sum(len(text.encode()) for text in own) for own in (splits["validation"], texts))
-        split |= {"validation_fraction": held_out / everything, "field": "text", "max_documents": 0}
-        corpus = Corpus(**config.corpus.to_dict() | split)
+        split |= {"group": "split", "validation_groups": ("validation",), "validation_fraction": held_out / everything}
+        corpus = Corpus(**config.corpus.to_dict() | split | {"max_documents": 0})
         rows, tokens = {}, 0
 
         def ours(calls: int) -> None:
             nonlocal tokens
-            target = f"{folder}/mlm"
             with open_engine(workers=config.shards.workers) as engine:
-                made = shards.write(
-                    corpus, layout, folder=target, source="", tokenizer_folder=tokenizer_folder, engine=engine
-                )
+                settings = shards.Settings(length, counts)
+                made = shards.write(corpus, settings, folder=target, source="", engine=engine, **tok)
             rows["mlm"] = sum(split.records for split in made.splits.values())
-            tokens = sum(split.records * made.length + split.dropped_tokens for split in made.splits.values())
+            tokens = sum(split.records * length + split.dropped_tokens for split in made.splits.values())
             shutil.rmtree(target)
 
         def example(calls: int) -> None:
-            target = f"{folder}/example"
-            write = functools.partial(tf_tpu_example.write_shards, length=config.shards.length, **tok)
+            write = functools.partial(tf_tpu_example.write_shards, length=length, **tok)
             rows["tf_tpu_example"] = other.submit(write, f"{folder}/documents", target).result()
             shutil.rmtree(target)
 

@@ -89,7 +89,6 @@ class Worker:
             self._errors.close()
             raise InputError(f"{name}: can't be run ({error.strerror}); name a Python interpreter.") from None
         self.ready = self._ask(settings)
-        self.answer: dict[str, Any] = {}
 
     def repeat(self, calls: int) -> None:
         """Makes that many calls and waits."""

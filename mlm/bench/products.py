@@ -20,7 +20,6 @@ from ml_collections import ConfigDict
 from mlm.bench import interleaved, steps
 from mlm.errors import InputError
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import sharding
 
 INTERVALS = 0.2  # of a timing, short because there are many
 
@@ -59,24 +58,23 @@ def compare_products(config: ConfigDict, seconds: float) -> dict[str, Any]:
     {"product", "count" in a step, "gflop" and "milliseconds" of all of them}.
     """
     task = Pretraining.without_data(config)
-    mesh = task.mesh
-    if mesh.size > mesh.shape["data"]:  # only the compiler knows the products of split parameters
+    if task.mesh.size > task.mesh.shape["data"]:  # only the compiler knows the products of split parameters
         raise InputError("--parts products: config.mesh.fsdp and config.mesh.tensor must be 1 for it.")
     host = steps.random_rows(task)
     interleaved.say("products: compiling ours")
     _, step = steps.our_step(task, host)
-    program = task.train_step.trace(task.shapes, sharding.put_batch(host, mesh, len(host["record_id"]))).jaxpr.jaxpr
-    counts = collections.Counter(find(program, mesh.devices.flat[0].platform))
+    program = task.train_step.trace(task.shapes, host).jaxpr.jaxpr
+    counts = collections.Counter(find(program, task.mesh.devices.flat[0].platform))
     candidates = {"mlm": steps.repeated(step)} | {product: steps.repeated(_alone(product)) for product in counts}
     rates = interleaved.measure("products", candidates, seconds, intervals=INTERVALS)
-    found = interleaved.summary(rates, 1)
-    rows = []
-    for product, count in counts.items():
-        gflop, milliseconds = count * product.flops / 1e9, count * found[product]["milliseconds"]
-        rows.append({"product": str(product), "count": count, "gflop": gflop, "milliseconds": milliseconds})
+    taken = {name: row["milliseconds"] for name, row in interleaved.summary(rates, 1).items() if name != "ratios"}
+    rows = [
+        {"product": str(each), "count": count, "gflop": count * each.flops / 1e9, "milliseconds": count * taken[each]}
+        for each, count in counts.items()
+    ]
     rows.sort(key=lambda row: -row["milliseconds"])
     total = sum(row["milliseconds"] for row in rows)
-    return {"milliseconds": found["mlm"]["milliseconds"], "products_milliseconds": total, "rows": rows}
+    return {"milliseconds": taken["mlm"], "products_milliseconds": total, "rows": rows}
 
 
 def find(jaxpr: Jaxpr, platform: str) -> Iterator[Product]:

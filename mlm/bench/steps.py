@@ -38,12 +38,10 @@ def compare_steps(config: ConfigDict, seconds: float, torch_python: str) -> dict
         found["baseline"] |= _memory(other)
         if worker:
             found["torch"] |= worker.ready
-    useful = task.flops_per_token(task.steps)
-    peak = flops.peak_flops(jax.devices()[0].device_kind)
-    for name in candidates:
-        rate = found[name]["tokens_per_second"] * useful
-        here = found[name].get("device") != "cpu"  # PyTorch on the CPU does not use the device of this peak
-        found[name]["mfu"] = rate / (peak * jax.device_count()) if peak and here else None
+    useful, peak = task.flops_per_token(task.steps), flops.peak_flops(jax.devices()[0].device_kind)
+    for row in map(found.get, candidates):
+        known = peak and row.get("device") != "cpu"  # PyTorch on the CPU does not use the device of this peak
+        row["mfu"] = row["tokens_per_second"] * useful / (peak * jax.device_count()) if known else None
     return found
 
 
@@ -67,14 +65,14 @@ def baseline_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.s
     init, step = baseline.make_step(task)
     state, key, random = init(task.init().params), jax.random.key(0), np.random.default_rng(0)
 
-    def batch() -> tuple[jax.Array, ...]:
+    def batch() -> baseline.Batch:
         ids, labels = baseline.mask_on_host(task.masking, host["input_ids"], host["attention_mask"], random)
         arrays = {"ids": ids, "attention": host["attention_mask"], "labels": labels}
         return tuple(sharding.put_batch(arrays, task.mesh, len(ids)).values())
 
-    compiled = step.lower(state, *batch(), key).compile()
+    compiled = step.lower(state, batch(), key).compile()
     update = updates(compiled, state)
-    return compiled, lambda: update(*batch(), key)
+    return compiled, lambda: update(batch(), key)
 
 
 def updates(step: Callable[..., tuple[Any, Any]], state: Any) -> Callable[..., Any]:

@@ -3,11 +3,9 @@
 Any Python with torch, transformers (4.57 or 5) and accelerate runs this file. It measures `Trainer.train()` with its
 defaults, masks drawn on the host and logits of every position; on CUDA if there is any, else on the CPU in float32.
 
-It reads lines of JSON and answers each with one. First the settings: {"model": RobertaConfig's arguments,
-"special_ids": {"cls", "pad", "sep", "unk", "mask"} -> id, "rows" of a step, "length" of a row, "masking_rate",
-"learning_rate", "weight_decay", "bfloat16": autocast on CUDA}; the answer, {"torch", "transformers", "device",
-"dtype"}, comes when it is ready. Then {"calls": N} for N steps; the answer is {"steps" so far}. It exits when its input
-ends; with 2 if a package is missing.
+It reads lines of JSON and answers each with one: first the settings of `steps.start_torch`, which {"torch",
+"transformers", "device", "dtype"} answers when it is ready, then {"calls": N} for N steps, answered by {"steps" so
+far}. It exits when its input ends; with 2 if a package is missing.
 """
 
 import json

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from mlm import cluster
+from mlm import cluster, logs
 from mlm import config as configs
 from mlm.commands import common
 from mlm.errors import InputError
@@ -63,21 +63,16 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def write_export(workdir: Workdir, *, torch_python: str, step: int | None = None) -> Pretrained:
     """Exports a checkpoint (see `load.from_workdir`) from process 0; returns its model in all of them."""
-    from mlm.export import export, export_classifier
+    from mlm.export import export
     from mlm.pretrained import load
     from mlm.report import summary
 
-    name, folder = workdir.root.name, workdir.export_of(step)
-    if locate.is_classifier(workdir):
-        model = load.from_workdir(workdir, head=load.CLASSIFIER, step=step)
-        if cluster.is_primary():
-            export_classifier.export(model, workdir, folder, name=name, torch_python=torch_python)
-    else:
-        model = load.from_workdir(workdir, head=load.LM_HEAD, step=step)
-        if cluster.is_primary():
-            history = summary.gather(workdir, model.run_config, until=model.step)
-            scores = [line for line in history.evals if line["step"] == model.step]
-            shown = {"scores": scores[-1] if scores else None, "name": name, "history": history}
-            export.export(model, folder, torch_python=torch_python, **shown)
+    head = load.CLASSIFIER if locate.is_classifier(workdir) else load.LM_HEAD
+    model = load.from_workdir(workdir, head=head, step=step)
+    if cluster.is_primary():
+        history = summary.gather(workdir, model.run_config, until=model.step) if head == load.LM_HEAD else None
+        scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == model.step]
+        shown = {"scores": scores[-1] if scores else None, "name": workdir.root.name, "history": history}
+        export.export(model, workdir.export_of(step), torch_python=torch_python, **shown)
     cluster.barrier("exported")
     return model

@@ -4,18 +4,19 @@
     tokenizer.json, ...                                   the tokenizer, copied
     README.md, loss.png, run_config.json                  the model card, the config of the run
     evaluation.json                                       what `evaluate` has found so far
-    proof.json, proof.safetensors                         texts, their ids, logits and fillings: see `_write_proof`
+    proof.json, proof.safetensors                         texts, their ids, logits and answers: see `_proof`
 
-Dimensions: B rows, L tokens in a row, K positions in a row, V vocabulary entries.
+A classifier is one of transformers' RobertaForSequenceClassification or ...ForTokenClassification.
+
+Dimensions: B rows, L tokens in a row, K positions in a row, V vocabulary entries, C classes, 1 for regression.
 """
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax
 import jax
@@ -23,17 +24,14 @@ import numpy as np
 import transformers
 from flax.serialization import to_bytes
 from safetensors.numpy import save_file
-from transformers import (
-    FlaxRobertaForMaskedLM,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-)
+from transformers import FlaxRobertaForMaskedLM, PreTrainedTokenizerFast, RobertaConfig
 
 from mlm import logs
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import model_card, verify_export
 from mlm.inference import fill_mask
+from mlm.inference.classify_texts import TextClassifier
 from mlm.model import classifier, weights
 from mlm.paths import UPath, is_begun, is_remote, replacing
 from mlm.pretrained import load
@@ -42,6 +40,7 @@ from mlm.report.summary import RunSummary
 
 PROOF = "proof.json"  # written last: a folder with it is an export
 TOP_K = 5
+TASKS = ("text-classification", "token-classification")  # transformers' names
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES += ("vocab.json", "merges.txt", "vocab.txt")
 # What the tokenizer and the model are compared on: masks first, last, alone, twice, inside a word; figures, letters
@@ -56,6 +55,16 @@ TEXTS = (
     "<mask>",
 )
 FILLER = "The name of the model is read from the file, and the value of each key is set to that of the default config."
+
+
+class Proof(NamedTuple):
+    """What another implementation must reproduce."""
+
+    content: dict[str, Any]  # of proof.json
+    tensors: dict[str, np.ndarray]  # of proof.safetensors
+    forward: Callable[[Pretrained], list[np.ndarray]]  # a model's logits of each row
+    logits: list[np.ndarray]
+    last_row: tuple[list[int], Any]  # ids of the last, longest row, and the positions of its logits
 
 
 def export(
@@ -76,27 +85,12 @@ def export(
       scores, name, history: for the model card, see `model_card.write`.
       torch_python: a Python with torch and transformers, which loads the folder and repeats the proof; "" for none.
     """
-    tok = fitting_tokenizer(model)
-    with writing(model, folder, torch_python) as new:
-        model_card.write(new, model, tok.mask_token, scores=scores, name=name, history=history)
-        ids, positions, logits = _write_proof(model, tok, new)
-        check_files(new, load.LM_HEAD, lambda again: _logits(again, ids, positions), logits, ids[-1], positions[-1])
-
-
-def fitting_tokenizer(model: Pretrained) -> PreTrainedTokenizerFast:
-    """Returns the tokenizer of a model; raises InputError if it is another one's."""
-    tok = tokenizer.load(model.tokenizer)
+    tok, is_classifier = tokenizer.load(model.tokenizer), load.CLASSIFIER in model.params
     if len(tok) != model.config.vocab_size:
         raise InputError(
             f"{model.source}: has {model.config.vocab_size} vocabulary entries, its tokenizer {model.tokenizer} "
             f"has {len(tok)}; use the tokenizer that the model was trained with."
         )
-    return tok
-
-
-@contextmanager
-def writing(model: Pretrained, folder: UPath, torch_python: str) -> Iterator[Path]:
-    """Writes a folder as `export` says; the caller adds the card and the proof to the local folder that it yields."""
     if folder.exists() and not (folder / PROOF).is_file() and not is_begun(folder, last=PROOF):
         raise InputError(f"{folder}: is not an export (it has no {PROOF}); name another folder, or move it away.")
     with _writable(folder), replacing(folder, last=PROOF) as new:
@@ -107,7 +101,16 @@ def writing(model: Pretrained, folder: UPath, torch_python: str) -> Iterator[Pat
                 (new / file).write_bytes(source.read_bytes())
         if model.run_config is not None:
             (new / "run_config.json").write_text(json.dumps(model.run_config, indent=1) + "\n", encoding="utf-8")
-        yield new
+        if is_classifier:
+            model_card.write_classifier(new, model, scores=scores, name=name)
+        else:
+            model_card.write(new, model, tok.mask_token, scores=scores, name=name, history=history)
+        proof = (_classifier_proof if is_classifier else _proof)(model, tok)
+        save_file(proof.tensors, str(new / "proof.safetensors"))
+        made_with = {"made_with": {module.__name__: module.__version__ for module in (jax, flax, transformers)}}
+        content = json.dumps(proof.content | made_with, indent=1, ensure_ascii=False)
+        (new / PROOF).write_text(content + "\n", encoding="utf-8")
+        check_files(new, proof, load.CLASSIFIER if is_classifier else load.LM_HEAD)
         if (folder / logs.RESULTS).is_file():  # each entry names its weights
             (new / logs.RESULTS).write_bytes((folder / logs.RESULTS).read_bytes())
         if torch_python:
@@ -125,36 +128,24 @@ def write_model(model: Pretrained, folder: Path) -> None:
     (folder / "flax_model.msgpack").write_bytes(to_bytes(model.params))
 
 
-def save_proof(folder: Path, content: dict[str, Any], logits: dict[str, np.ndarray]) -> None:
-    """Writes proof.json and proof.safetensors."""
-    save_file(logits, str(folder / "proof.safetensors"))
-    content |= {"made_with": {module.__name__: module.__version__ for module in (jax, flax, transformers)}}
-    (folder / PROOF).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def check_files(
-    folder: Path,
-    head: str,
-    logits_of: Callable[[Pretrained], list[np.ndarray]],
-    logits: list[np.ndarray],
-    ids: list[int],
-    positions: Any = ...,
-) -> None:
+def check_files(folder: Path, proof: Proof, head: str) -> None:
     """Raises DamageError unless both weight files, read back, give the logits of the proof.
 
-    `ids` and `positions` are of its last row, which goes through transformers' own Flax class too.
+    Its last row goes through transformers' own Flax class too.
     """
+    ids, positions = proof.last_row
     try:
         if not (folder / "model.safetensors").is_file():  # flax_model.msgpack can't stand in for it
             raise InputError(f"{folder}: has no model.safetensors")
         again = load.load(str(folder), head=head, flag="")
-        found = logits_of(again)
+        found = proof.forward(again)
         flax_class = FlaxRobertaForMaskedLM if head == load.LM_HEAD else classifier.flax_class(again.config)
         reference = flax_class.from_pretrained(str(folder), trust_remote_code=False)
         with jax.default_matmul_precision("highest"):
             last = np.asarray(reference(np.asarray([ids], np.int32)).logits[0])[positions]
     except (InputError, OSError, ValueError) as error:
         raise DamageError(f"what export wrote can't be read back ({error}); check the disk, and try again.") from None
+    logits = proof.logits
     for file, wanted, own in (("model.safetensors", logits, found), ("flax_model.msgpack", logits[-1:], [last])):
         worst = float(np.max([np.max(np.abs(one - other)) for one, other in zip(wanted, own, strict=True)]))
         if not worst < verify_export.LOGITS:  # NaN is no proof either
@@ -165,10 +156,8 @@ def check_files(
         print(f"export: {file} read back, largest difference of the logits {worst:.1e}", file=sys.stderr)
 
 
-def _write_proof(
-    model: Pretrained, tok: PreTrainedTokenizerFast, folder: Path
-) -> tuple[list[list[int]], list[list[int]], list[np.ndarray]]:
-    """Writes what another implementation must reproduce; returns its ids, positions and logits [K, V] of each text.
+def _proof(model: Pretrained, tok: PreTrainedTokenizerFast) -> Proof:
+    """Returns the proof of a masked language model: logits [K, V] and fillings of some texts.
 
     The positions of a text are its first, middle and last token and its first four masks. proof.json holds {"rows":
     [{"text", "ids", "positions", "fillings"}, ...], "top_k", "made_with": {package: version}}, and proof.safetensors
@@ -185,8 +174,8 @@ def _write_proof(
     rows = zip(texts, ids, positions, fill_mask.FillMask(model, tok, top_k)(texts), strict=True)
     keys = ("text", "ids", "positions", "fillings")
     content = {"top_k": top_k, "rows": [dict(zip(keys, row, strict=True)) for row in rows]}
-    save_proof(folder, content, {f"logits.{row}": values for row, values in enumerate(logits)})
-    return ids, positions, logits
+    tensors = {f"logits.{row}": own for row, own in enumerate(logits)}
+    return Proof(content, tensors, lambda again: _logits(again, ids, positions), logits, (ids[-1], positions[-1]))
 
 
 def _proof_texts(model: Pretrained, tok: PreTrainedTokenizerFast) -> list[str]:
@@ -215,6 +204,35 @@ def _logits(model: Pretrained, ids: list[list[int]], positions: list[list[int]])
     return found
 
 
+def _classifier_proof(model: Pretrained, tok: PreTrainedTokenizerFast) -> Proof:
+    """Returns the proof of a classifier: logits and scores of texts, or pairs of them, the last too long for it.
+
+    proof.json holds {"task": transformers' name, "longest", "rows": [{"texts", "ids", "scores"}, ...], "made_with"},
+    and proof.safetensors "logits" [B, C], all rows but the last as one padded batch. Of token labels, "scores" are
+    those of each token, and the logits [L, C] of each row are "logits.{row}".
+    """
+    predictor, longest = TextClassifier(model, tok), fill_mask.longest_row(model)
+    plain = [text.replace("<mask>", "none") for text in TEXTS]
+    long = " ".join([FILLER] * longest)  # a word is a token at least
+    texts = [[text] for text in (*plain, long)]
+    if len(predictor.columns) == 2:
+        texts = [*([text, plain[-1]] for text in plain), [plain[1], plain[0]], [plain[0], long]]
+    ids = [tok(*each, truncation="longest_first", max_length=longest)["input_ids"] for each in texts]
+    logits = predictor.logits(ids)
+    if predictor.of_tokens:
+        scores, tensors = predictor.label_tokens(ids), {f"logits.{row}": own for row, own in enumerate(logits)}
+    else:
+        answers = predictor.classify(ids, max(len(predictor.names), 1))
+        scores, tensors = [own.get("probabilities", own) for own in answers], {"logits": np.stack(logits)}
+    rows = [dict(zip(("texts", "ids", "scores"), row, strict=True)) for row in zip(texts, ids, scores, strict=True)]
+    content = {"task": TASKS[predictor.of_tokens], "longest": longest, "rows": rows}
+
+    def forward(again: Pretrained) -> list[np.ndarray]:
+        return TextClassifier(again, tokenizer.load(again.tokenizer)).logits(ids)
+
+    return Proof(content, tensors, forward, logits, (ids[-1], ...))
+
+
 def _check_in_torch(python: str, folder: Path) -> None:
     """Runs mlm/export/verify_export.py in another interpreter; raises as `export` says."""
     command = [python, verify_export.__file__, str(folder)]
@@ -231,13 +249,3 @@ def _check_in_torch(python: str, folder: Path) -> None:
             f"--torch={python}: the export is not proven ({' '.join(wrong)}); nothing was exported, and an earlier "
             "export is as it was."
         )
-
-
-@contextmanager
-def _writable(folder: UPath) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if is_remote(folder):
-            raise
-        raise InputError(f"{folder}: can't be written ({error.strerror or error}); free some space there.") from error

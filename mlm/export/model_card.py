@@ -18,6 +18,7 @@ from mlm import logs
 from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.inference.fill_mask import longest_row
+from mlm.model import classifier
 from mlm.pretrained import locate
 from mlm.pretrained.load import Pretrained
 from mlm.report import plots
@@ -96,6 +97,24 @@ def write(
             "code": _code_fingerprint(),
         },
         **values,
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def write_classifier(folder: Path, model: Pretrained, *, scores: dict[str, Any] | None, name: str) -> None:
+    """Writes the README.md of a classifier; `scores` are of an evaluation."""
+    text = render(
+        "classifier_card.md.j2",
+        task="token-classification" if classifier.kind(model.config) == "tokens" else "text-classification",
+        name=name,
+        config=model.config,
+        run=model.run_config,
+        pair=len(model.run_config["classify.text"]) == 2,
+        reads=longest_row(model),
+        step=model.step,
+        averaged=averaged(model),
+        scores=[(key, value) for key, value in (scores or {}).items() if key not in ("step", "kind")],
+        labels=classifier.class_names(model.config),
     )
     (folder / "README.md").write_text(text, encoding="utf-8")
 

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from transformers import RobertaConfig
 
 from mlm.errors import InputError
@@ -54,22 +53,18 @@ def _unsupported(name: str, config: RobertaConfig, length: int, mesh: Mesh, dtyp
     """Returns what the kernel does not support of this model on these devices, None if it supports it."""
     device, tensor = mesh.devices.flat[0], mesh.shape["tensor"]
     heads, dropout = config.num_attention_heads, config.attention_probs_dropout_prob
-    if name in ("fused", "splash"):
-        if heads % tensor:
-            return f"{heads} heads over mesh.tensor = {tensor}, only whole heads"
-        if device.platform == "gpu":
-            return "a GPU, only TPUs"
-    if name == "cudnn" and device.platform != "gpu":
-        return f"a {device.platform.upper()}, only NVIDIA GPUs"
-    if name in ("splash", "cudnn") and dropout > 0:
-        return f"dropout (model.attention_dropout = {dropout})"
-    if name == "splash" and length % 128:
-        return f"rows of {length} tokens, only multiples of 128"
-    if dtype != "bfloat16" and (name == "cudnn" or (name == "fused" and device.platform == "tpu")):
-        return f"{dtype}, only bfloat16"
-    if name == "fused":
-        return fused_attention.unsupported(device.device_kind, length, heads // tensor, config.hidden_size // heads)
-    return None
+    fused, splash, cudnn, platform = name == "fused", name == "splash", name == "cudnn", device.platform
+    reasons = {
+        f"{heads} heads over mesh.tensor = {tensor}, only whole heads": (fused or splash) and heads % tensor,
+        "a GPU, only TPUs": (fused or splash) and platform == "gpu",
+        f"a {platform.upper()}, only NVIDIA GPUs": cudnn and platform != "gpu",
+        f"dropout (model.attention_dropout = {dropout})": (splash or cudnn) and dropout > 0,
+        f"rows of {length} tokens, only multiples of 128": splash and length % 128,
+        f"{dtype}, only bfloat16": dtype != "bfloat16" and (cudnn or (fused and platform == "tpu")),
+    }
+    sizes = (device.device_kind, length, heads // tensor, config.hidden_size // heads)
+    first = next((reason for reason, holds in reasons.items() if holds), None)
+    return fused_attention.unsupported(*sizes) if fused and first is None else first
 
 
 def make_kernel(name: str, *, heads: int, mesh: Mesh | None = None, isolated: bool = False) -> Attention:
@@ -77,13 +72,11 @@ def make_kernel(name: str, *, heads: int, mesh: Mesh | None = None, isolated: bo
 
     With `isolated`, tokens attend to their own document only, otherwise to all that is not padding.
     """
-    kernel = functools.partial(KERNELS[name], isolated=isolated)
     if name not in ("fused", "splash"):  # the compiler splits it
-        return functools.partial(kernel, heads=heads)
-    if mesh is None:
-        return functools.partial(kernel, heads=heads, kind="cpu")
-    kernel = functools.partial(kernel, heads=heads // mesh.shape["tensor"], kind=mesh.devices.flat[0].device_kind)
-    return functools.partial(_split, kernel, mesh)
+        return functools.partial(KERNELS[name], heads=heads, isolated=isolated)
+    num_shards, kind = (1, "cpu") if mesh is None else (mesh.shape["tensor"], mesh.devices.flat[0].device_kind)
+    kernel = functools.partial(KERNELS[name], heads=heads // num_shards, isolated=isolated, kind=kind)
+    return kernel if mesh is None else functools.partial(_split, kernel, mesh)
 
 
 def _split(kernel: Attention, mesh: Mesh, *args: Array | None) -> Array:
@@ -93,21 +86,15 @@ def _split(kernel: Attention, mesh: Mesh, *args: Array | None) -> Array:
     if not axes:
         return kernel(*args)
     row_axes = tuple(axis for axis in ("data", "fsdp") if axis in axes)
-    rows, segments = P(row_axes, None, "tensor" if "tensor" in axes else None), P(row_axes, None)
-    return jax.shard_map(
-        kernel,
-        mesh=outer if outer.manual_axes else mesh,
-        in_specs=(rows, rows, rows, segments, P()),
-        out_specs=rows,
-        axis_names=set(axes),
-        check_vma=False,
-    )(*args)
+    rows = jax.P(row_axes, None, "tensor" if "tensor" in axes else None)
+    specs = {"in_specs": (rows, rows, rows, jax.P(row_axes, None), jax.P()), "out_specs": rows}
+    mesh = outer if outer.manual_axes else mesh
+    return jax.shard_map(kernel, mesh=mesh, axis_names=set(axes), check_vma=False, **specs)(*args)
 
 
 def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated):
     q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
-    allowed = _allowed(segments_BxL, isolated)
-    bias = jnp.where(allowed, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
+    bias = jnp.where(_allowed(segments_BxL, isolated), 0, jnp.finfo(q.dtype).min).astype(q.dtype)
     scores_BxNxQxK = jnp.einsum("bqnd,bknd->bnqk", q / math.sqrt(q.shape[-1]), k) + bias
     probs_BxNxQxK = jax.nn.softmax(scores_BxNxQxK)
     if dropout_mask_LxL is not None:
@@ -116,8 +103,6 @@ def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, is
 
 
 def _splash(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, kind):
-    if dropout_mask_LxL is not None:
-        raise ValueError("splash has no dropout")
     length = q_BxLxH.shape[1]
     names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
     sizes = splash.BlockSizes(**dict.fromkeys(names, math.gcd(length, 512)), use_fused_bwd_kernel=True)
@@ -133,8 +118,6 @@ def _splash(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads,
 
 
 def _cudnn(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, implementation="cudnn"):
-    if dropout_mask_LxL is not None:
-        raise ValueError("cudnn has no dropout here")
     q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
     mask_Bx1xQxK = jnp.broadcast_to(_allowed(segments_BxL, isolated), (len(q), 1, q.shape[1], q.shape[1]))
     context = jax.nn.dot_product_attention(q, k, v, mask=mask_Bx1xQxK, implementation=implementation)

@@ -32,9 +32,7 @@ def make_config(body: RobertaConfig, labels: tuple[str, ...], *, of_tokens: bool
 
 def class_names(config: RobertaConfig) -> tuple[str, ...]:
     """Returns the names of the classes in order; none for regression."""
-    if kind(config) == "regression":
-        return ()
-    return tuple(config.id2label[index] for index in range(config.num_labels))
+    return () if kind(config) == "regression" else tuple(config.id2label[i] for i in range(config.num_labels))
 
 
 def kind(config: RobertaConfig) -> str:

@@ -14,6 +14,7 @@ Dimensions: V entries of the padded vocabulary, P entries of the position table,
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 from jax import Array
 from transformers import RobertaConfig
 
@@ -62,11 +63,9 @@ def _sinusoids(config: RobertaConfig) -> np.ndarray:
 
 def _shifts(config: RobertaConfig) -> np.ndarray:
     """Returns [H, H]: head h's block turns the sinusoid of a position into that of the position at h's offset."""
-    heads, width = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-    kernel = np.zeros((config.hidden_size, config.hidden_size))
-    for head in range(heads):
-        offset = (head // 2 + 1) * (-1 if head % 2 == 0 else 1)
-        for pair, angle in enumerate(offset * _frequencies(config)):
-            start, sin, cos = head * width + 2 * pair, np.sin(angle), np.cos(angle)
-            kernel[start : start + 2, start : start + 2] = [[cos, -sin], [sin, cos]]
-    return kernel
+    blocks, odd = [], config.hidden_size // config.num_attention_heads % 2
+    for head in range(config.num_attention_heads):
+        angles = (head // 2 + 1) * (-1 if head % 2 == 0 else 1) * _frequencies(config)
+        rotations = [[[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]] for angle in angles]
+        blocks += [*rotations, *[[[0.0]]] * odd]
+    return scipy.linalg.block_diag(*blocks)

@@ -27,12 +27,8 @@ def from_torch(tensors: dict[str, np.ndarray]) -> Params:
         *scope, leaf = name.split(".")
         value = np.asarray(value, np.float32)
         if leaf == "weight":
-            if name.endswith("_embeddings.weight"):
-                leaf = "embedding"
-            elif name.endswith(("LayerNorm.weight", "layer_norm.weight")):
-                leaf = "scale"
-            else:
-                leaf, value = "kernel", value.T
+            norm, table = name.endswith(("LayerNorm.weight", "layer_norm.weight")), name.endswith("_embeddings.weight")
+            leaf, value = ("scale", value) if norm else ("embedding", value) if table else ("kernel", value.T)
         flat[(*scope, leaf)] = value
     return unflatten_dict(flat)
 
@@ -44,7 +40,6 @@ def resize_vocabulary(params: Params, size: int) -> Params:
     """
     flat = flatten_dict(params)
     for path in {("roberta", "embeddings", "word_embeddings", "embedding"), ("lm_head", "bias")} & flat.keys():
-        value = np.asarray(flat[path])
-        missing = np.zeros((max(size - len(value), 0), *value.shape[1:]), value.dtype)
-        flat[path] = np.concatenate([value[:size], missing])
+        value = np.asarray(flat[path])[:size]
+        flat[path] = np.pad(value, [(0, size - len(value))] + [(0, 0)] * (value.ndim - 1))
     return unflatten_dict(flat)

@@ -15,7 +15,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from mlm.bench import baseline
@@ -75,7 +74,7 @@ def compile_step(config: ConfigDict, info: DatasetInfo, topology: Topology, *, k
 def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
     """Traces a step on abstract arguments."""
 
-    def abstract(dtype: jnp.dtype, *shape: int, spec: P = sharding.BATCH) -> jax.ShapeDtypeStruct:
+    def abstract(dtype: jnp.dtype, *shape: int, spec: jax.P = sharding.BATCH) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(task.mesh, spec))
 
     rows = task.config.data.global_batch
@@ -85,9 +84,9 @@ def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
         return step.lower(task.shapes, {"input_ids": ids, "attention_mask": ids, "record_id": column, "epoch": column})
     init, step = baseline.make_step(task)
     state = jax.eval_shape(init, task.shapes.params)
-    state = jax.tree.map(lambda leaf: abstract(leaf.dtype, *leaf.shape, spec=P()), state)
+    state = jax.tree.map(lambda leaf: abstract(leaf.dtype, *leaf.shape, spec=jax.P()), state)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    return step.lower(state, ids, ids, ids, abstract(key.dtype, spec=P()))
+    return step.lower(state, (ids, ids, ids), abstract(key.dtype, spec=jax.P()))
 
 
 def _compile(lowered: jax.stages.Lowered, readable: bool) -> tuple[jax.stages.Compiled, str]:
