@@ -93,30 +93,35 @@ def export(
         )
     if folder.exists() and not (folder / PROOF).is_file() and not is_begun(folder, last=PROOF):
         raise InputError(f"{folder}: is not an export (it has no {PROOF}); name another folder, or move it away.")
-    with _writable(folder), replacing(folder, last=PROOF) as new:
-        new.mkdir()
-        write_model(model, new)
-        for file in TOKENIZER_FILES:
-            if (source := UPath(model.tokenizer) / file).is_file():
-                (new / file).write_bytes(source.read_bytes())
-        if model.run_config is not None:
-            (new / "run_config.json").write_text(json.dumps(model.run_config, indent=1) + "\n", encoding="utf-8")
-        if is_classifier:
-            model_card.write_classifier(new, model, scores=scores, name=name)
-        else:
-            model_card.write(new, model, tok.mask_token, scores=scores, name=name, history=history)
-        proof = (_classifier_proof if is_classifier else _proof)(model, tok)
-        save_file(proof.tensors, str(new / "proof.safetensors"))
-        made_with = {"made_with": {module.__name__: module.__version__ for module in (jax, flax, transformers)}}
-        content = json.dumps(proof.content | made_with, indent=1, ensure_ascii=False)
-        (new / PROOF).write_text(content + "\n", encoding="utf-8")
-        check_files(new, proof, load.CLASSIFIER if is_classifier else load.LM_HEAD)
-        if (folder / logs.RESULTS).is_file():  # each entry names its weights
-            (new / logs.RESULTS).write_bytes((folder / logs.RESULTS).read_bytes())
-        if torch_python:
-            _check_in_torch(torch_python, new)
-        for file in new.iterdir():  # safetensors writes files that no one else can read
-            file.chmod((new / PROOF).stat().st_mode)
+    try:
+        with replacing(folder, last=PROOF) as new:
+            new.mkdir()
+            write_model(model, new)
+            for file in TOKENIZER_FILES:
+                if (source := UPath(model.tokenizer) / file).is_file():
+                    (new / file).write_bytes(source.read_bytes())
+            if model.run_config is not None:
+                (new / "run_config.json").write_text(json.dumps(model.run_config, indent=1) + "\n", encoding="utf-8")
+            if is_classifier:
+                model_card.write_classifier(new, model, scores=scores, name=name)
+            else:
+                model_card.write(new, model, tok.mask_token, scores=scores, name=name, history=history)
+            proof = (_classifier_proof if is_classifier else _proof)(model, tok)
+            save_file(proof.tensors, str(new / "proof.safetensors"))
+            made_with = {"made_with": {module.__name__: module.__version__ for module in (jax, flax, transformers)}}
+            content = json.dumps(proof.content | made_with, indent=1, ensure_ascii=False)
+            (new / PROOF).write_text(content + "\n", encoding="utf-8")
+            check_files(new, proof, load.CLASSIFIER if is_classifier else load.LM_HEAD)
+            if (folder / logs.RESULTS).is_file():  # each entry names its weights
+                (new / logs.RESULTS).write_bytes((folder / logs.RESULTS).read_bytes())
+            if torch_python:
+                _check_in_torch(torch_python, new)
+            for file in new.iterdir():  # safetensors writes files that no one else can read
+                file.chmod((new / PROOF).stat().st_mode)
+    except OSError as error:
+        if is_remote(folder):
+            raise
+        raise InputError(f"{folder}: can't be written ({error.strerror or error}); free some space there.") from error
 
 
 def write_model(model: Pretrained, folder: Path) -> None:
