@@ -57,6 +57,28 @@ def test_a_metric_of_choice(tmp_path, capsys):
     ]
 
 
+@pytest.mark.parametrize(("kind", "unit"), [("classes", 1.0), ("regression", 4.0), ("tokens", None)])
+def test_classifiers_are_compared_with_the_best_by_their_rows(tmp_path, capsys, kind, unit):
+    cases, outcomes = sweep(tmp_path, "classify")
+    cases = [case._replace(config=case.config | {"classify.kind": kind}) for case in cases]
+    for case in cases[:5]:
+        wrong = 0 if case.values["optimizer.learning_rate"] == 0.1 else 40
+        lines = [f"{row}\t{3 if row < wrong else 1}\t1" for row in range(200)]
+        (pathlib.Path(case.run.folder) / "predictions").mkdir()
+        (pathlib.Path(case.run.folder) / "predictions" / "validation.tsv").write_text(
+            "\n".join(["index\tprediction\tlabel", *lines]) + "\n"
+        )
+    table.write(UPath(tmp_path), cases, outcomes, "")
+    best, other = json.loads((tmp_path / "sweep.json").read_text())["groups"]
+    assert best["best"] and best["difference"] is None
+    if unit is None:
+        assert other["difference"] is None, "the rows of its file are words"
+        return
+    found = other["difference"]
+    assert found["difference"] == pytest.approx(-0.2 * unit) and found["low"] < -0.2 * unit < found["high"] < 0
+    assert f"{-0.2 * unit:.4f} (" in capsys.readouterr().out
+
+
 def test_without_a_run_that_is_done_there_is_no_table(tmp_path, capsys):
     cases, outcomes = sweep(tmp_path)
     table.write(UPath(tmp_path), cases, [outcome._replace(code=2) for outcome in outcomes], "")

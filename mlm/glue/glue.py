@@ -3,14 +3,12 @@
 The folder of a table holds runs/TASK/NAME, glue.json (`run`), and submission/ with the predictions of the test rows.
 """
 
-import csv
 import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from rich.console import RenderableType
 
 from mlm import logs
@@ -19,8 +17,7 @@ from mlm.data import labelled
 from mlm.errors import InputError
 from mlm.glue.tasks import AX, MAJORITY, PROTOCOLS, TASKS, Protocol, Settings, Task
 from mlm.paths import UPath, make_folder, remove, write_text
-from mlm.sweep import grid
-from mlm.sweep.bootstrap import paired
+from mlm.sweep import bootstrap, grid
 from mlm.sweep.grid import Case
 from mlm.sweep.runs import Outcome, Run, run_all
 from mlm.sweep.table import summarize
@@ -142,7 +139,7 @@ def _choose(name: str, cases: Sequence[Case], outcomes: Sequence[Outcome], root:
     folders = [case.run.folder for case in best.cases]
     chosen = UPath(folders[best.scores.index(max(best.scores))])
     for split, file in TASKS[name].tests:
-        found = [predicted for predicted, _ in _predictions(chosen, split)]
+        found = [predicted for predicted, _ in bootstrap.read_predictions(chosen, split)]
         _submit(TASKS[name], found, root / "submission" / file)
     return {
         "metrics": TASKS[name].metrics,
@@ -162,12 +159,6 @@ def _score(name: str, case: Case) -> float:
     content = logs.read_object(Workdir(case.run.folder, create=False).classification)
     sets = [content["scores"], *(content["sets"][split] for split in TASKS[name].validation[1:])]
     return statistics.mean(selected(own, TASKS[name].metrics) for own in sets)
-
-
-def _predictions(folder: UPath, split: str) -> list[tuple[str, str]]:
-    """Returns (prediction, label) of the rows of a split."""
-    with (folder / "predictions" / f"{split}.tsv").open() as lines:
-        return [(row["prediction"], row["label"]) for row in csv.DictReader(lines, delimiter="\t")]
 
 
 def _remove_models(cases: Sequence[Case]) -> None:
@@ -206,23 +197,13 @@ def _majority(data: str, root: UPath) -> dict[str, Any]:
 
 
 def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Returns {TASK: the paired bootstrap of the right answers on the first validation set}, of two tables.
-
-    Of a regression, each example's score is minus its squared error.
-    """
+    """Returns {TASK: `bootstrap.compare` on the first validation set} of the tasks that both tables have."""
     found = {}
     for name in one["tasks"].keys() & other["tasks"].keys():
-        if all("folders" in each["tasks"][name] for each in (one, other)):
-            scores = [[_right(folder, name) for folder in each["tasks"][name]["folders"]] for each in (one, other)]
-            found[name] = paired(*map(np.array, scores))._asdict()
+        folders = [each["tasks"][name].get("folders", ()) for each in (one, other)]
+        if difference := bootstrap.compare(*folders, numbers=not TASKS[name].labels):
+            found[name] = difference._asdict()
     return found
-
-
-def _right(folder: str, name: str) -> list[float]:
-    pairs = _predictions(UPath(folder), "validation")
-    if TASKS[name].labels:
-        return [float(predicted == label) for predicted, label in pairs]
-    return [-((float(predicted) - float(label)) ** 2) for predicted, label in pairs]
 
 
 def render(found: dict[str, Any], differences: dict[str, dict[str, float]] | None = None) -> list[RenderableType]:

@@ -1,9 +1,13 @@
 """The paired bootstrap: do two models differ (Koehn, 2004; Berg-Kirkpatrick et al., 2012)?"""
 
+import csv
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from mlm.paths import UPath
 
 BLOCK = 10_000_000  # counts drawn at a time: 80 MB
 
@@ -41,6 +45,30 @@ def paired(first_SxN: ArrayLike, second_SxN: ArrayLike, *, resamples: int = 10_0
     low, high = np.quantile(found_R, [0.025, 0.975])
     same = float(np.mean(np.sign(found_R) == np.sign(observed))) if abs(observed) > 1e-12 else 0.0
     return Difference(observed, float(low), float(high), same)
+
+
+def compare(first: Sequence[str], second: Sequence[str], *, numbers: bool) -> Difference | None:
+    """Compares two classifiers by the validation rows, given the folders of the runs of each; None if they differ.
+
+    A row scores 1 if it is right; of a classifier that predicts `numbers`, minus the squared error.
+    """
+    models = [[_score_rows(folder, numbers) for folder in folders] for folders in (first, second)]
+    sizes = {len(scores) for model in models for scores in model}
+    return paired(*models) if len(sizes) == 1 and 0 not in sizes else None
+
+
+def _score_rows(folder: str, numbers: bool) -> list[float]:
+    pairs = read_predictions(UPath(folder), "validation")
+    if numbers:
+        return [-((float(predicted) - float(label)) ** 2) for predicted, label in pairs]
+    return [float(predicted == label) for predicted, label in pairs]
+
+
+def read_predictions(folder: UPath, split: str) -> list[tuple[str, str]]:
+    """Returns (prediction, label) of the rows of a split; none if it was not predicted."""
+    file = folder / "predictions" / f"{split}.tsv"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return [(row["prediction"], row["label"]) for row in csv.DictReader(lines, delimiter="\t")]
 
 
 def _weights(rng: np.random.Generator, resamples: int, count: int) -> np.ndarray:

@@ -13,12 +13,12 @@ from mlm import logs
 from mlm.errors import InputError
 from mlm.paths import UPath, write_text
 from mlm.report import compare, plots, report
-from mlm.sweep import grid, runs
+from mlm.sweep import bootstrap, grid, runs
 from mlm.sweep.grid import Case
 from mlm.sweep.runs import Outcome
 from mlm.text import show, table
 
-COLUMNS = ("median", "min", "max", "runs", "")  # of the table, after those of the varied keys
+COLUMNS = ("median", "min", "max", "runs", "against the best")  # of the table, after those of the varied keys
 LOWER = ("loss", "perplexity", "mse", "bits_per_byte")  # how the names of scores end that are better when lower
 
 
@@ -67,9 +67,10 @@ def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metri
     best = max(groups, key=lambda group: sign(metric) * group.median, default=None)
     rule = f"{metric}: the {'lowest' if sign(metric) < 0 else 'highest'} median over seeds is best"
     head = {"command": cases[0].run.arguments[0], "rule": rule}
+    differences = [_compare(group, best) for group in groups]
     lines = [
-        {"values": group.values, "scores": group.scores, "median": group.median, "best": group is best}
-        for group in groups
+        {"values": g.values, "scores": g.scores, "median": g.median, "best": g is best, "difference": each}
+        for g, each in zip(groups, differences, strict=True)
     ]
     ended = [
         {**case.run._asdict(), "values": case.values, **outcome._asdict(), "run": case.run.name, "scores": own}
@@ -79,7 +80,9 @@ def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metri
     if best is None:
         return  # no run is done
     names = grid.short_keys(best.values)
-    rows = [_row(group, "best" if group is best else "") for group in groups]
+    rows = [
+        _row(group, "best" if group is best else _show(own)) for group, own in zip(groups, differences, strict=True)
+    ]
     tables = {"rows": rows, "head": [*names.values(), *COLUMNS], "runs": _rows(cases, outcomes, scores, metric)}
     figures = {f"{metric} over {key}": draw(groups, key, metric) for key in names}
     write_text(root / "sweep.html", report.render_page("sweep.html.j2", figures, name=root.name, **head, **tables))
@@ -108,6 +111,19 @@ def draw(groups: Sequence[Group], key: str, metric: str) -> Figure:
         curves.setdefault(name, []).append((group.values[key], min(group.scores), group.median, max(group.scores)))
     best = sorted(curves, key=lambda name: -max(sign(metric) * median for *_, median, _ in curves[name]))
     return plots.draw_over_values({name: curves[name] for name in best}, key, metric)
+
+
+def _compare(group: Group, best: Group) -> dict[str, float] | None:
+    """Returns `bootstrap.compare` of the classifiers of a group and the best one; None where it says nothing."""
+    configs, folders = best.cases[0].config, [[case.run.folder for case in each.cases] for each in (group, best)]
+    if group is best or configs.get("classify.kind") not in ("classes", "regression"):
+        return None
+    found = bootstrap.compare(*folders, numbers=configs["classify.kind"] == "regression")
+    return found and found._asdict()
+
+
+def _show(difference: dict[str, float] | None) -> str:
+    return "{difference:+.4f} ({low:+.4f} to {high:+.4f})".format(**difference) if difference else ""
 
 
 def _row(group: Group, mark: str) -> tuple[str, ...]:
