@@ -71,8 +71,8 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
 
 def _stop(number: int, frame: types.FrameType | None) -> None:
     """Exits at once: before the first step there is nothing to save, and imports swallow exceptions."""
-    print("mlm: stopped before the first step; run the same command to continue.", file=sys.stderr, flush=True)
-    watch.current.stopped(signal.Signals(number).name)
+    what = f"{signal.Signals(number).name}: stopped before there was anything to save"
+    watch.current.end_now("signal", what, "stopped before the first step; run the same command to continue.")
 
 
 def parser(command: str) -> argparse.ArgumentParser:

@@ -73,28 +73,18 @@ class Workdir:
 
 
 @contextlib.contextmanager
-def lock(folder: UPath, *, part: str = "") -> Iterator[None]:
-    """Keeps other processes out of a folder, local or gs://; raises InputError if one has locked it.
-
-    The parts of a job on several hosts may be locked at the same time, but not with the whole.
-    """
-    path = folder / (f"{LOCK}.{part}" if part else LOCK)
+def lock(folder: UPath) -> Iterator[None]:
+    """Keeps other processes out of a folder, local or gs://; raises InputError if one has locked it."""
     with contextlib.ExitStack() as stack:
         if str(folder).startswith("gs://"):
-            stack.enter_context(_lock_object(path))
+            stack.enter_context(_lock_object(folder / LOCK))
         elif not is_remote(folder):
-            if part:
-                _lock_file(stack, folder / LOCK, fcntl.LOCK_SH)
-            _lock_file(stack, path, fcntl.LOCK_EX)
+            file = stack.enter_context((folder / LOCK).open("a"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise _in_use(folder) from None
         yield
-
-
-def _lock_file(stack: contextlib.ExitStack, path: UPath, kind: int) -> None:
-    file = stack.enter_context(path.open("a"))
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except OSError:
-        raise _in_use(path.parent) from None
 
 
 def _in_use(folder: UPath, holder: str = "") -> InputError:

@@ -227,11 +227,8 @@ def test_one_process_at_a_time(bucket, monkeypatch):
     monkeypatch.setattr(workdirs, "RENEW", 0.3)
     monkeypatch.setattr(workdirs, "STALE", 3.0)
     folder = UPath(bucket)
-    with workdirs.lock(folder):
-        with pytest.raises(InputError, match="another process"), workdirs.lock(folder):
-            pass
-        with workdirs.lock(folder, part="1"):
-            pass
+    with workdirs.lock(folder), pytest.raises(InputError, match="another process"), workdirs.lock(folder):
+        pass
     assert children(folder) == []
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()

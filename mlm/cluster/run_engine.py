@@ -84,7 +84,8 @@ async def _start_worker(address: str, own: tuple[str, int], settings: dict[str, 
 async def _guard(worker: Any) -> None:
     await worker.finished()
     await asyncio.sleep(NEWS)
-    watch.current.lost("the connection to the Dask scheduler of host 0 is lost")
+    what = "the connection to the Dask scheduler of host 0 is lost"
+    watch.current.end_now("exception", what, f"{what}; start the same command again.")
 
 
 async def _close(server: Any) -> None:

@@ -123,38 +123,37 @@ class Watch:
         elif agreed or isinstance(error, KeyboardInterrupt):
             name, when = self._signal or ("Ctrl-C", when)
             kind, what = "signal", f"{name}: {what}"
-        self._record(kind, code, what, traceback=stack, time=when)
+        end = self._termination(kind, code, what)
+        self._record(end, traceback=stack, time=when)
         if agreed:
             return self.end(code)
         if self.client is not None:
-            self._quit(kind, code, what)
+            self._quit(end)
         return code
 
-    def lost(self, what: str) -> None:
-        """Ends the process at once, in a thread, for something to start again after."""
-        if self._record("exception", PreemptedError.code, what):
-            print(f"mlm {self.command}: {what}; start the same command again.", file=sys.stderr, flush=True)
-            self._quit("exception", PreemptedError.code, what)
+    def end_now(self, kind: str, what: str, message: str, code: int = PreemptedError.code) -> None:
+        """Prints the message and ends the process at once, from any thread, unless it ends already."""
+        end = self._termination(kind, code, what)
+        if self._record(end):
+            print(f"mlm {self.command}: {message}", file=sys.stderr, flush=True)
+            self._quit(end)
 
-    def stopped(self, signal_name: str) -> NoReturn:
-        """Ends at once, after a signal that came before there was anything to save."""
-        what = f"{signal_name}: stopped before there was anything to save"
-        self._record("signal", PreemptedError.code, what)
-        self._quit("signal", PreemptedError.code, what)
+    def _termination(self, kind: str, code: int, what: str) -> Termination:
+        phase, step, *_ = self._position
+        return Termination(self.cluster.process_id, self._host, kind, code, what, step, phase)
 
-    def _quit(self, kind: str, code: int, what: str) -> NoReturn:
+    def _quit(self, end: Termination) -> NoReturn:
         """Notifies the other processes and ends this one at once: jax's own exit waits for the others."""
         if self.client is not None:
-            phase, step, *_ = self._position
-            self.client.notify(Termination(self.cluster.process_id, self._host, kind, code, what, step, phase))
-        _exit(code)
+            self.client.notify(end)
+        _exit(end.code)
 
     def _run_ended(self, termination: Termination) -> None:
         """Ends this process because the run has ended; called in a thread, whatever the main one is doing."""
         own = termination.process == self.cluster.process_id and termination.kind in messages.OWN_KINDS
         kind, what = (termination.kind, termination.what) if own else ("peer", termination.sentence)
         of = {} if own else {"of": dataclasses.asdict(termination)}
-        if self._record(kind, termination.code, what, **of):
+        if self._record(self._termination(kind, termination.code, what), **of):
             print(f"mlm {self.command}: {what}", file=sys.stderr, flush=True)
             self.client.leave()
             _exit(termination.code)
@@ -178,22 +177,17 @@ class Watch:
         what = f"no progress for {limit:g} s (config.pod.hang{f' times {SLOW_FACTOR}' * (phase in SLOW_PHASES)})"
         file = self._stacks if self._open_stacks() else sys.stderr
         faulthandler.dump_traceback(file, all_threads=True)
-        if self._record("hang", 1, what):
-            where = f"stacks.txt in {self._folder}" if self._stacks else "the stacks above"
-            print(f"mlm {self.command}: {what}, in {phase}; see {where}", file=sys.stderr, flush=True)
-            self._quit("hang", 1, what)
+        where = f"stacks.txt in {self._folder}" if self._stacks else "the stacks above"
+        self.end_now("hang", what, f"{what}, in {phase}; see {where}", 1)
 
-    def _record(self, kind: str, code: int, what: str, **more: Any) -> bool:
+    def _record(self, end: Termination, **more: Any) -> bool:
         """Writes cause.json, unless another reason came first; returns whether it did."""
         with self._lock:
             if self._ended:
                 return False
             self._ended = True
             self._write_progress()
-            phase, step, *_ = self._position
-            cause = {"kind": kind, "time": time.time(), "code": code, "what": what, "traceback": ""}
-            cause |= {"host": self._host, "process": self.cluster.process_id, "step": step, "phase": phase}
-            self._write("cause.json", cause | more)
+            self._write("cause.json", {"time": time.time(), "traceback": ""} | dataclasses.asdict(end) | more)
         return True
 
     def _write_progress(self) -> None:
