@@ -1,7 +1,4 @@
-"""Load a config file, apply overrides, validate, fingerprint and compare configs.
-
-Nothing here imports jax, TensorFlow or transformers, so that a mistake is reported at once.
-"""
+"""Load a config file, apply overrides, validate, fingerprint and compare configs; at once, so without jax or numpy."""
 
 import ast
 import difflib

@@ -43,9 +43,9 @@ def canonical(path: str) -> str:
 
 
 def distinct_parts(paths: Sequence[str]) -> list[str]:
-    """Returns the last part in which all paths differ ("wiki", "web" of gs://b/wiki/shards, gs://b/web/shards).
+    """Returns the last part in which all paths differ ("wiki", "web" of b/wiki/shards, b/web/shards), else the paths.
 
-    If there is none, the whole paths; what is no letter, digit, ".", "_" or "-" becomes "-".
+    What is no letter, digit, ".", "_" or "-" becomes "-".
     """
     split = [[re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in path.split("/") if part] for path in paths]
     for column in itertools.zip_longest(*map(reversed, split), fillvalue=""):
@@ -61,10 +61,7 @@ def make_folder(folder: UPath) -> None:
 
 
 def inside(folder: UPath, name: str, *, links: bool = False) -> UPath:
-    """Returns `folder / name` for a name that may be hostile; raises ValueError if it leads out of the folder.
-
-    With `links`, symbolic links may point elsewhere, as in the cache of the Hugging Face Hub.
-    """
+    """Returns `folder / name`; raises ValueError if it leads out of the folder; `links` may, as in the Hub's cache."""
     good = isinstance(name, str) and not re.search(r"[\x00-\x1f\x7f:\\]", name)
     if not good or not {"", ".", ".."}.isdisjoint(name.split("/")):
         raise ValueError(f"{name!r:.120} is not the name of a file inside its folder")
@@ -106,10 +103,7 @@ def refusing(what: str, fix: str) -> Iterator[None]:
 
 
 def sizes(folder: UPath) -> dict[str, int]:
-    """Returns {name: bytes} of the files in a folder, from one listing; none if it does not exist.
-
-    Raises InputError if it can't be listed, as of a bucket that does not answer.
-    """
+    """Returns {name: bytes} of the files in a folder, none if there is no such folder; raises InputError."""
     with refusing(f"{folder}: {platform.node()} can't list it", "start the same command again"):
         try:
             entries = folder.fs.ls(folder.path, detail=True)
@@ -147,9 +141,9 @@ def put_file(file: Path, target: UPath) -> None:
 
 
 def move(folder: UPath, target: UPath, *, first: str) -> None:
-    """Renames a folder; in a bucket, copies its files and then deletes them, `first` before the others.
+    """Renames a folder; in a bucket, copies its files and then deletes them.
 
-    So a folder that counts as complete with the file `first` never does when the move was interrupted.
+    Interrupted, it leaves nothing that counts as complete, if that is a folder with the file `first`.
     """
     if not is_remote(folder):
         folder.rename(target)

@@ -1,22 +1,20 @@
 """`bench`: time step, shards and batches beside the baselines, interleaved, in one run."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ml_collections import ConfigDict
 
+from mlm.bench import tables
 from mlm.cluster import detect
 from mlm.commands import common
+from mlm.data import tokenizer
+from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 from mlm.text import show
 from mlm.workdir import Workdir
-
-if TYPE_CHECKING:
-    from mlm.data.manifest import Manifest
 
 PARTS = """what to measure: the step, its matrix products one by one, writing shards (with the tokenizer of the
 workdir), reading batches and the training loop (both with the shards of the workdir); default: step"""
@@ -36,16 +34,12 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     detect.refuse_part_of_a_slice()
     config, manifest, folder = common.read_config(args, overrides), None, ""
     if set(args.parts) - {"step", "products"}:
-        from mlm.data import tokenizer
-
         workdir = Workdir(args.workdir, create=False)
         if {"batches", "loop"} & set(args.parts):
             manifest = common.open_data(config, workdir)
         if "shards" in args.parts:
             folder = str(workdir.tokenizer)
             tokenizer.load_fast(folder)  # refuses a missing one before anything is measured
-    from mlm.bench import tables
-
     found = measure(args, config, manifest, folder)
     show(*([json.dumps(found)] if args.json else tables.render(found)))
 

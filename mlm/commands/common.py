@@ -3,30 +3,25 @@
 Commands import jax and TensorFlow, and the modules that need them, in functions: a mistake is reported at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
 from mlm import cluster
 from mlm import config as configs
-from mlm.cluster import detect, watch
+from mlm.cluster import detect, engine, run_engine, watch
 from mlm.config_rules import lanes_of_shares
+from mlm.data import tokenizer
+from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.errors import InputError, StopError
 from mlm.paths import canonical
 from mlm.pretrained import locate
 from mlm.text import printable
 from mlm.workdir import Workdir, lock
-
-if TYPE_CHECKING:
-    from mlm.cluster.engine import Engine
-    from mlm.data.manifest import Manifest
 
 
 def add_config_flags(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -130,13 +125,11 @@ def join(args: argparse.Namespace, overrides: list[str], *, task: str, create: b
 
 
 @contextlib.contextmanager
-def open_engine(args: argparse.Namespace, config: ConfigDict, workdir: Workdir) -> Iterator[Engine | None]:
+def open_engine(args: argparse.Namespace, config: ConfigDict, workdir: Workdir) -> Iterator[engine.Engine | None]:
     """Yields what runs the tasks of the corpus: in process 0 alone, for the others wait until it is done.
 
     That is the Dask cluster of --engine, one of the processes of the run, or a pool of processes on this machine.
     """
-    from mlm.cluster import engine, run_engine
-
     if args.engine_timeout <= 0:
         raise InputError(f"--engine-timeout={args.engine_timeout}: must be above 0 seconds.")
     workers, pod = config.shards.workers, config.pod
@@ -173,12 +166,11 @@ ALIKE = ("tokenizer_fingerprint", "length", "special_ids", "all_special_ids", "v
 def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     """Returns the manifest of the run's shards: of its folder or mixture, and of its validation sets."""
     from mlm.data import mixture
-    from mlm.data.manifest import load_manifest
 
-    tokenizer = str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None
+    own_tokenizer = str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None
     folders = config.data.mixture or ((workdir.shards_of(config), 1.0),)
-    own = [(share, load_manifest(folder, tokenizer_folder=tokenizer)) for folder, share in folders]
-    named = {name: load_manifest(folder, tokenizer_folder=tokenizer) for name, folder in config.evaluate.sets}
+    own = [(share, load_manifest(folder, tokenizer_folder=own_tokenizer)) for folder, share in folders]
+    named = {name: load_manifest(folder, tokenizer_folder=own_tokenizer) for name, folder in config.evaluate.sets}
     first = own[0][1]
     for key, others in (("data.mixture", [each for _, each in own]), ("evaluate.sets", named.values())):
         for other, field in itertools.product(others, ALIKE):
@@ -198,8 +190,7 @@ def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
 
 def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     """Returns the manifest of the shards, every file verified, and checks that tokenizer and config fit them."""
-    from mlm.data import mixture, tokenizer
-    from mlm.data.manifest import verify
+    from mlm.data import mixture
 
     manifest = load_data(config, workdir)
     folder, length, short = manifest.folder, config.shards.length, config.data.short_length

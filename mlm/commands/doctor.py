@@ -1,22 +1,19 @@
 """`doctor`: check the data and the settings of a run before it starts; writes nothing into the workdir."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json
 import re
-from typing import TYPE_CHECKING
 
 from mlm.cluster import detect
 from mlm.commands import common
 from mlm.config_rules import SOURCES
+from mlm.data import tokenizer
+from mlm.data.manifest import Manifest
 from mlm.errors import DamageError, InputError
+from mlm.plan import topology
 from mlm.text import printable, show, table
 from mlm.workdir import Workdir
-
-if TYPE_CHECKING:
-    from mlm.data.manifest import Manifest
 
 COLORS = {"error": "red", "warning": "yellow", "ok": "green"}
 
@@ -49,24 +46,22 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         show_record(common.load_data(config, workdir), str(workdir.tokenizer), args.record, as_json=args.json)
         return
     if args.topology:
-        from mlm.plan import topology
-
         topology.prepare()  # before jax is imported
     from rich.text import Text
 
     from mlm.doctor import checks, first_batch
 
-    tokenizer = str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None
-    folder = " + ".join(name for name, _ in config.data.mixture) or workdir.shards_of(config)
+    folder = str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None
+    shards = " + ".join(name for name, _ in config.data.mixture) or workdir.shards_of(config)
     batch = []
     try:
         manifest = common.load_data(config, workdir)
     except (InputError, DamageError) as error:
-        findings = [checks.Finding("error", str(error), "python -m mlm shards writes them", folder, "data")]
+        findings = [checks.Finding("error", str(error), "python -m mlm shards writes them", shards, "data")]
     else:
         options = {name: getattr(args, name) for name in ("hosts", "devices", "rows", "topology", "slices")}
         options["against"] = tuple(args.against)
-        case = checks.Case(config, workdir, manifest, tokenizer, **options)
+        case = checks.Case(config, workdir, manifest, folder, **options)
         findings, batch = [finding for check in checks.ALL for finding in checks.run(check, case)], case.batch
     errors = [finding.check for finding in findings if finding.level == "error"]
     if args.json:
@@ -85,7 +80,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def show_record(manifest: Manifest, tokenizer_folder: str, name: str, *, as_json: bool) -> None:
     """Prints the text of a record, and which documents of the corpus it is from."""
-    from mlm.data import tokenizer
     from mlm.doctor import origin, scan
 
     split, _, number = name.rpartition(":")

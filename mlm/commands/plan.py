@@ -1,22 +1,19 @@
 """`plan`: compile the training step for a TPU that is not attached: does it fit, and how long does it take?"""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from mlm.commands import common
+from mlm.data.manifest import Manifest
 from mlm.errors import InputError
+from mlm.plan import tables, topology
 from mlm.text import show
 from mlm.workdir import Workdir
-
-if TYPE_CHECKING:
-    from mlm.data.manifest import Manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,13 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, manifest = common.read_config(args, overrides), None
-    from mlm.plan import topology
-
     topology.prepare()  # before jax is imported
     if args.workdir:
         manifest = common.open_data(config, Workdir(args.workdir, create=False))
-    from mlm.plan import tables
-
     found = compute(args, config, manifest)
     draw = tables.sweep if args.sweep else tables.plan
     show(*([json.dumps(found)] if args.json else draw(found)))
@@ -48,7 +41,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None) -> dict[str, Any]:
     """Returns what --json prints: {"sweep": [...]}, or {"plan"} and with --compare {"baseline", "ratio"}."""
-    from mlm.plan import plan, tables, topology
+    from mlm.plan import plan
 
     for flag, value in (("--records", args.records), ("--price", args.price)):
         if value is not None and not 0 < value < math.inf:

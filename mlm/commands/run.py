@@ -15,12 +15,12 @@ from mlm.commands.export import write_export
 from mlm.commands.shards import make_shards
 from mlm.commands.tokenizer import make_tokenizer
 from mlm.commands.train import pretrain
+from mlm.data.manifest import Manifest
 from mlm.workdir import Workdir
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from mlm.data.manifest import Manifest
     from mlm.pretrained.load import Pretrained
 
 

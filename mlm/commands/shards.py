@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from mlm.cluster.engine import Engine
 from mlm.commands import common
 from mlm.commands.tokenizer import make_tokenizer
+from mlm.data.manifest import NAME, holds_foreign_shards
 from mlm.errors import InputError
 from mlm.paths import UPath
 from mlm.workdir import Workdir
@@ -36,7 +37,6 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
     Shards in shards.dir without a manifest, as transformers' TF-TPU example writes them, are used as they are.
     """
     from mlm.data import corpus, shards
-    from mlm.data.manifest import NAME, holds_foreign_shards
 
     if config.data.mixture:
         return

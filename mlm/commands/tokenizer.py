@@ -9,6 +9,8 @@ from ml_collections import ConfigDict
 from mlm import logs
 from mlm.cluster.engine import Engine
 from mlm.commands import common
+from mlm.data import tokenizer
+from mlm.data.manifest import holds_foreign_shards, work_folder
 from mlm.errors import InputError
 from mlm.paths import children, is_begun, replacing
 from mlm.workdir import Workdir
@@ -29,9 +31,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None = None) -> None:
     """Makes the workdir's tokenizer, unless it exists; only one that is copied needs no engine."""
-    from mlm.data import corpus, sample, tokenizer
-    from mlm.data.manifest import holds_foreign_shards
-    from mlm.data.results import work_folder
+    from mlm.data import corpus, sample
 
     path, recipe = config.tokenizer.path, workdir.tokenizer / RECIPE
     if config.data.mixture and not path:

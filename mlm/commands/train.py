@@ -1,21 +1,16 @@
 """`train`: pretrain on existing shards; evaluate, checkpoint, resume."""
 
-from __future__ import annotations
-
 import argparse
-from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
 from mlm import cluster
 from mlm.cluster import watch
 from mlm.commands import common
+from mlm.data.manifest import Manifest
 from mlm.paths import UPath, copy_files, replacing
 from mlm.pretrained import locate
 from mlm.workdir import Workdir
-
-if TYPE_CHECKING:
-    from mlm.data.manifest import Manifest
 
 add_arguments = common.add_training_flags
 

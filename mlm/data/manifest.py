@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from mlm import logs
-from mlm.data import tfrecord, tokenizer
-from mlm.data.results import work_folder
+from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, inside, is_remote, sizes
 from mlm.text import is_text
@@ -134,6 +133,14 @@ def read_manifest(folder: str) -> Manifest | None:
     return Manifest(folder=folder, splits=splits, **content)
 
 
+def work_folder(folder: str) -> UPath:
+    """Returns the folder, named {folder}.tmp, that exists while the shards are being made."""
+    root = UPath(folder)
+    if not root.name:
+        raise InputError(f"{folder}: shards need a folder of their own; name one inside it.")
+    return root.with_name(root.name + ".tmp")
+
+
 def holds_foreign_shards(folder: str) -> bool:
     """Returns whether a folder has training shards and no manifest, as transformers' TF-TPU example leaves them."""
     found = any(map(SHARD_NAME.fullmatch, sizes(UPath(folder) / "train")))
@@ -165,6 +172,8 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
         raise InputError(f"{root}: holds no shards (train/dataset-*-*.tfrecord); write them first, or set shards.dir.")
     if tokenizer_folder is None:
         raise InputError(f"{root}: has no {NAME}, so its tokenizer is needed: set tokenizer.path.")
+    from mlm.data import tfrecord  # imports numpy
+
     first = root / splits["train"].shards[0].file
     with first.open("rb") as file:
         length = tfrecord.first_length(file.read(1 << 20), str(first))

@@ -25,14 +25,6 @@ THREADS = 16  # that read or write files of a process at the same time
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
-def work_folder(folder: str) -> UPath:
-    """Returns the folder, named {folder}.tmp, that exists while the shards are being made."""
-    root = UPath(folder)
-    if not root.name:
-        raise InputError(f"{folder}: shards need a folder of their own; name one inside it.")
-    return root.with_name(root.name + ".tmp")
-
-
 def key(*content: Any) -> str:
     """Returns the SHA-256 of what a file is made from, in hexadecimal digits."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

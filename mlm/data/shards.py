@@ -24,9 +24,8 @@ from numpy.lib import recfunctions
 from mlm.cluster.engine import Engine
 from mlm.data import deal, deduplicate, keep_out, results, tokenizer
 from mlm.data.corpus import Corpus, Part
-from mlm.data.manifest import NAME, SPLITS, Manifest, Shard, Split, load_manifest
+from mlm.data.manifest import NAME, SPLITS, Manifest, Shard, Split, load_manifest, work_folder
 from mlm.data.map_part import BLOCK, Map, map_part
-from mlm.data.results import work_folder
 from mlm.data.write_shard import PARTS, WriteShard, table_name, write_shard
 from mlm.errors import InputError
 from mlm.paths import UPath, children, is_remote, remove, sizes

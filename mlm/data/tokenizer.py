@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from mlm import logs
@@ -20,6 +19,7 @@ from mlm.paths import UPath, local_folder
 from mlm.text import is_text, printable
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedTokenizerFast
 
 ROLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
@@ -158,6 +158,8 @@ def manifest_fields(folder: str) -> dict[str, Any]:
 
 def word_starts(folder: str, *, key: str, fix: str = "set masking.kind to token") -> np.ndarray:
     """Returns which entries of the vocabulary start a word, bool [V]; `key` is the setting that asks for it."""
+    import numpy as np  # the commands import this module, to answer a mistake at once
+
     fast = load_fast(folder)
     text_of, vocabulary = surface(fast), fast.get_vocab()
     starts_V = np.zeros(max(vocabulary.values()) + 1, bool)

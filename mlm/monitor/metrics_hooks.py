@@ -13,6 +13,8 @@ from mlm.monitor.adviser import Adviser
 from mlm.monitor.loss_spikes import Detector, Spike
 from mlm.workdir import Workdir
 
+Notify = Callable[[str], None]
+
 
 class MetricsHook:
     """Called with every line of metrics.jsonl; does nothing by itself."""
@@ -34,20 +36,13 @@ class Monitor(MetricsHook):
     """
 
     def __init__(
-        self,
-        run: Mapping[str, Any],
-        workdir: Workdir,
-        manifest: Manifest,
-        notify: Callable[[str], None],
-        *,
-        steps: int,
-        warmup_steps: int,
+        self, run: Mapping[str, Any], workdir: Workdir, manifest: Manifest, notify: Notify, *, steps: int, warmup: int
     ):
         """Reads the files; `run` is a flattened config."""
         self._run, self._manifest, self._notify = run, manifest, notify
         split = manifest.splits["train"]
         shares = {name: run[f"masking.{name}"] for name in ("mask_share", "random_share")}
-        self._adviser = Adviser(steps, warmup_steps, run["data.global_batch"], split.unigram_entropy, **shares)
+        self._adviser = Adviser(steps, warmup, run["data.global_batch"], split.unigram_entropy, **shares)
         self._detector = Detector(run["log.every"])
         for path in (workdir.advice, workdir.spikes):
             logs.cut(path, sys.maxsize)  # only a line torn by a kill

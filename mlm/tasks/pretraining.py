@@ -193,8 +193,8 @@ class Pretraining(Task):
 
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
         """Returns the monitor of advice and loss spikes."""
-        sizes = {"steps": self.steps, "warmup_steps": recipe.warmup_steps(self.run, self.steps)}
-        return [Monitor(self.run, self.workdir, self.manifest, notify, **sizes)]
+        warmup = recipe.warmup_steps(self.run, self.steps)
+        return [Monitor(self.run, self.workdir, self.manifest, notify, steps=self.steps, warmup=warmup)]
 
 
 def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int) -> Iterator[dict[str, np.ndarray]]:
