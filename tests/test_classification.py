@@ -57,7 +57,7 @@ def train(task, config, *, steps: int | None = None):
 
 def test_it_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder):
     overrides = ("train.epochs=6", "optimizer.learning_rate=0.01", "model.init_stddev=0.1", "data.global_batch=4")
-    overrides = (*overrides, "log.every=1")
+    overrides = (*overrides, "log.every=1", "classify.metric=('accuracy',)")
     with labelled_texts.two_devices():
         config, examples, task = build(tmp_path, tokenizer_folder, *overrides)
     state, losses = train(task, config)

@@ -46,7 +46,7 @@ def test_a_metric_of_choice(tmp_path, capsys):
     cases, outcomes = sweep(tmp_path)
     table.write(UPath(tmp_path), cases, outcomes, "step")
     assert "step: the highest median over seeds is best" in capsys.readouterr().out
-    with pytest.raises(InputError, match=r"^--metric=f1: the runs have no such score; name one of step, loss\.$"):
+    with pytest.raises(InputError, match=r"^--metric=f1: the runs have no such score; name one of loss, step\.$"):
         table.write(UPath(tmp_path), cases, outcomes, "f1")
     assert [table.sign(name) for name in ("news/loss", "perplexity", "mse", "accuracy", "matthews")] == [
         -1,
@@ -97,8 +97,15 @@ def test_a_classifier_is_scored_at_the_checkpoint_that_its_metric_chooses(tmp_pa
     entries = ({"kind": "eval", "step": s, "accuracy": a, "f1": a, "matthews": m, "loss": 1.0} for s, a, m in lines)
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     run = Run("a", str(tmp_path), ("classify",))
-    for metric, step in (((), 3), (("matthews",), 1), (("accuracy", "matthews"), 1)):
-        assert table.read_scores(grid.Case({}, {"classify.metric": metric}, run))["step"] == step
+    for metrics, name, step in (
+        ((), "loss", 3),
+        (["matthews"], "matthews", 1),
+        (["f1", "matthews"], "f1 + matthews", 1),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"classify": {"metric": metrics}}))
+        found = table.read_scores(grid.Case({}, {}, run))
+        assert found["step"] == step and next(iter(found)) == name
+    assert found["f1 + matthews"] == pytest.approx(0.7)
 
 
 def test_curves_for_each_choice_of_the_other_keys():

@@ -123,8 +123,9 @@ def _find_model(
     body.classifier_dropout = None  # as in the layers
     sizes = {key: getattr(body, name) for key, name in warm_start.SAME.items()}
     sizes["model.positions"] = body.max_position_embeddings - body.pad_token_id - 1
-    if config.classify.kind == "tokens" and not config.classify.metric:  # so that the report knows it
-        sizes["classify.metric"] = ("f1" if any(name[1:2] == "-" for name in examples.labels) else "accuracy",)
+    if examples.labels and not config.classify.metric:
+        spans = config.classify.kind == "tokens" and any(name[1:2] == "-" for name in examples.labels)
+        sizes["classify.metric"] = ("f1" if spans else "accuracy",)
     config = configs.replace(config, sizes, task=configs.CLASSIFICATION)
     return config, body, (lambda: source().body) if init_from else None
 

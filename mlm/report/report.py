@@ -3,7 +3,7 @@
 import base64
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +139,9 @@ def confused_pairs(classification: dict[str, Any], most: int) -> list[tuple[str,
     return sorted(cells, key=lambda cell: -cell[2])[:most]
 
 
-def deciding_metrics(scores: Collection[str], config: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the metrics whose mean chooses the best checkpoint; () for the loss."""
-    return tuple(config.get("classify.metric") or (("accuracy",) if "f1" in scores else ()))
-
-
 def best_evaluation(evals: Sequence[Line], config: dict[str, Any]) -> Line:
     """Returns the evaluation of the best checkpoint: of equal ones, the newest."""
-    metrics = deciding_metrics(evals[0], config)
+    metrics = config.get("classify.metric", ())
     by = (lambda line: -selected(line, metrics)) if metrics else (lambda line: line["loss"])
     return min(evals[::-1], key=lambda line: math.inf if line["loss"] is None else by(line))
 

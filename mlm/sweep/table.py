@@ -16,6 +16,7 @@ from mlm.report import compare, plots, report
 from mlm.sweep import bootstrap, grid, runs
 from mlm.sweep.grid import Case
 from mlm.sweep.runs import Outcome
+from mlm.tasks.scores import selected
 from mlm.text import show, table
 
 COLUMNS = ("median", "min", "max", "runs", "against the best")  # of the table, after those of the varied keys
@@ -36,15 +37,25 @@ class Group(NamedTuple):
 
 
 def read_scores(case: Case) -> dict[str, float]:
-    """Returns what `evaluate` has printed, or the evaluation of a run's best checkpoint; {} if there is none."""
+    """Returns what `evaluate` has printed, or the evaluation of a run's best checkpoint; {} if there is none.
+
+    The first score is the one to compare by: the loss, or the mean of config.classify.metric.
+    """
     folder = UPath(case.run.folder)
     if case.run.arguments[0] == "evaluate":
         lines = (folder / runs.OUTPUT).read_text(errors="replace").splitlines()
         found = configs.flatten(json.loads([line for line in lines if line.startswith("{")][-1]))
+        first = next((key for key in ("loss", *found) if key in found and key.endswith(("loss", "accuracy"))), "loss")
     else:
-        evals = logs.read(folder / "metrics.jsonl", "eval")
-        found = report.best_evaluation(evals, case.config) if evals else {}
-    return {key: value for key, value in found.items() if type(value) in (int, float) and math.isfinite(value)}
+        evals, config = (
+            logs.read(folder / "metrics.jsonl", "eval"),
+            configs.flatten(logs.read_object(folder / "config.json")),
+        )
+        found, metrics = report.best_evaluation(evals, config) if evals else {}, config.get("classify.metric", ())
+        first = " + ".join(metrics) or "loss"
+        found |= {first: selected(found, metrics)} if found and metrics else {}
+    scores = {first: found.get(first)} | found
+    return {key: value for key, value in scores.items() if type(value) in (int, float) and math.isfinite(value)}
 
 
 def sign(metric: str) -> int:
@@ -55,12 +66,11 @@ def sign(metric: str) -> int:
 def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metric: str) -> None:
     """Writes sweep.json and sweep.html and prints the table; raises InputError if no run has the score `metric`.
 
-    metric: "" for the first of those that choose the best checkpoint.
+    metric: "" for the first one.
     """
     scores = [{} if outcome.code else read_scores(case) for case, outcome in zip(cases, outcomes, strict=True)]
     known = {key: None for each in scores for key in each}
-    usual = (*report.deciding_metrics(known, cases[0].config), "loss", *(key for key in known if "accuracy" in key))
-    metric = metric or next((key for key in usual if key in known), "loss")
+    metric = metric or next(iter(known), "loss")
     if known and metric not in known:
         raise InputError(f"--metric={metric}: the runs have no such score; name one of {', '.join(known)}.")
     groups = summarize(cases, [each.get(metric) for each in scores])

@@ -99,8 +99,8 @@ class Classification(Task):
         return step * rows // self._count > (step - 1) * rows // self._count
 
     def minimized_metric(self, found: dict[str, Any]) -> float:
-        """Returns the loss of a regression, else the error rate, or one less the mean of config.classify.metric."""
-        metrics = self.config.classify.metric or (("accuracy",) if self.examples.labels else ())
+        """Returns one less the mean of config.classify.metric; the loss if there is none."""
+        metrics = self.config.classify.metric
         return 1 - scores.selected(found, metrics) if metrics else found["loss"]
 
     def flops_per_token(self, step: int) -> float:
