@@ -59,8 +59,8 @@ def test_it_does_not_depend_on_the_workers(corpus):
 
 
 def test_it_reads_no_more_than_it_needs(corpus, monkeypatch):
-    read, real = [], sources._JsonLines._document
-    monkeypatch.setattr(sources._JsonLines, "_document", lambda self, *args: read.append(1) or real(self, *args))
+    read, real = [], sources._JsonLines.from_line
+    monkeypatch.setattr(sources._JsonLines, "from_line", lambda self, *args: read.append(1) or real(self, *args))
     draw(corpus, 0.02)
     assert len(read) < 20_000 / 3
 

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
 from mlm.data import results, sources
@@ -53,26 +53,18 @@ class Corpus:
                 found += [Part(source, *part) for part in self._kind(source).parts()]
         return found
 
-    def require_text(self, parts: Iterable[Part], counts: Iterable[int]) -> None:
-        """Raises InputError if a source has no document in any of its parts, whose documents were counted."""
-        found: Counter = Counter()
-        for part, count in zip(parts, counts, strict=True):
-            found[part.source] += count
-        for source in self.sources:
-            if not found[source]:
-                raise InputError(f"config.corpus.{self.key}: {source} has no text in it.")
-
     def limited(
         self, parts: list[Part], read: Callable[[list[tuple[Part, int]]], list[int]], *, wave: int
     ) -> list[tuple[Part, int]]:
         """Returns the parts with the first `max_documents` of each split of each source, and the most to read of each.
 
-        `read` counts the documents of some parts, up to such a limit; it gets `wave` parts at a time.
+        `read` counts the documents of some parts, up to such a limit: of `wave` parts at a time, in the end of all that
+        are returned. Raises InputError if a source has none.
         """
-        most = self.max_documents
-        if not most:
-            return [(part, 0) for part in parts]
+        most, documents = self.max_documents, Counter()
         found, left = [], Counter({(part.source, part.split): most for part in parts})
+        if not most:
+            found, parts = [(part, 0) for part in parts], []
         while parts:
             now, parts = [(part, most) for part in parts[:wave]], parts[wave:]
             for (part, _), count in zip(now, read(now), strict=True):
@@ -81,14 +73,17 @@ class Corpus:
                     found.append((part, most if count <= left[own] else left[own]))
                     left[own] -= min(count, left[own])
             parts = [part for part in parts if left[part.source, part.split]]
+        for (part, _), count in zip(found, read(found), strict=True):
+            documents[part.source] += count
+        for source in self.sources:
+            if not documents[source]:
+                raise InputError(f"config.corpus.{self.key}: {source} has no text in it.")
         return found
 
     def read(self, part: Part, *, texts: str, keep: bool = False) -> Iterator[sources.Document]:
         """Yields the documents of a part that have text; raises InputError with the place of what can't be read.
 
-        Args:
-          texts: folder where the text of sources that are slow to read is kept.
-          keep: keep it there, and read all of it at once.
+        The folder `texts` holds the text of sources that are slow to read; to `keep` it there, all is read at once.
         """
         kind = self._kind(part.source)
         kept = UPath(f"{texts}/{results.key(part, self.group)}.json")

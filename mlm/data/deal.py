@@ -12,13 +12,7 @@ def deal(
 ) -> list[np.ndarray]:
     """Returns the indices of the blocks of each of `count` shards, in order; shards differ by one block at most.
 
-    Each block goes to the shard that has the fewest tokens so far; its copies go to other shards, if there are so many.
-
-    Args:
-      hashes_N: uint64, of N blocks.
-      copies_N: how often each of them comes.
-      tokens_N: of each.
-      seed: with another one they are dealt otherwise.
+    Each of the N blocks goes to the shard that has the fewest tokens so far; its copies go to others, if there are any.
     """
     blocks = np.repeat(np.arange(len(hashes_N)), copies_N)
     copy = np.concatenate([np.zeros(0, np.int64), *map(np.arange, copies_N)])

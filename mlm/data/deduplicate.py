@@ -57,12 +57,9 @@ class LeaveOut(NamedTuple):
 
 
 def run(do: Callable[..., None], maps: tuple[str, ...], *, documents: int, near: float, folder: str) -> list[LeaveOut]:
-    """Runs all tasks; returns those of `leave_out`.
+    """Runs all tasks by `do`, unless their last file is there; returns those of `leave_out`.
 
-    Args:
-      do: runs tasks that are not done, by their last file.
-      documents: of all parts.
-      near: the similarity above which they are near duplicates; 0 for any.
+    There are so many `documents` in all; those whose similarity is above `near`, if it is not 0, are near duplicates.
     """
     whole = results.key(maps)
 
@@ -127,33 +124,29 @@ def leave_out(task: LeaveOut) -> None:
     pairs = zip(*_load(task, task.joined, "pairs", near_duplicates.PAIR, task.parts), strict=True)
     for part, name in enumerate(task.maps, task.first):
         entries = np.concatenate(next(found))
-        dropped.append(_dropped(part, "duplicates", entries))
+        dropped.append(_dropped(part, "duplicates", entries["block"], entries["tokens"]))
         rows[part] = entries["row"]
         if task.joined:
             own = near_duplicates.most_similar(np.concatenate(next(pairs)), task.near)
             near.append(own[~np.isin(own["row"], rows[part])])
-            dropped.append(_dropped(part, "near_duplicates", _entries(UPath(f"{task.folder}/{name}"), near[-1]["row"])))
-            rows[part] = np.concatenate([rows[part], near[-1]["row"]])
+            own = near[-1]["row"]
+            starts = results.load(UPath(f"{task.folder}/{name}.blocks"), BLOCK)["row"]
+            tokens = results.load(UPath(f"{task.folder}/{name}.documents"), DOCUMENT)["tokens"][own]
+            dropped.append(_dropped(part, "near_duplicates", np.searchsorted(starts, own, "right") - 1, tokens))
+            rows[part] = np.concatenate([rows[part], own])
     files = [(UPath(f"{task.folder}/{task.rows(part)}"), np.sort(own)) for part, own in rows.items() if len(own)]
     list(results.at_once(lambda each: results.save(*each), files))
     results.save(UPath(f"{task.folder}/{task.key}.near"), np.concatenate(near)[:EXAMPLES])
     results.save(UPath(f"{task.folder}/{task.key}.dropped"), np.concatenate(dropped))
 
 
-def _entries(base: UPath, rows: np.ndarray) -> np.ndarray:
-    """Returns ENTRY of some documents of a part, without hashes and places."""
-    found = np.zeros(len(rows), ENTRY)
-    found["row"], found["tokens"] = rows, results.load(base.with_suffix(".documents"), DOCUMENT)["tokens"][rows]
-    found["block"] = np.searchsorted(results.load(base.with_suffix(".blocks"), BLOCK)["row"], rows, "right") - 1
-    return found
-
-
-def _dropped(part: int, why: str, entries: np.ndarray) -> np.ndarray:
-    blocks, index = np.unique(entries["block"], return_inverse=True)
+def _dropped(part: int, why: str, blocks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Returns DROPPED of documents of a part, from the block and the tokens of each."""
+    blocks, index = np.unique(blocks, return_inverse=True)
     found = np.zeros(len(blocks), DROPPED)
     found["part"], found["why"], found["block"] = part, WHY.index(why), blocks
     found["documents"] = np.bincount(index, minlength=len(blocks))
-    found["tokens"] = np.bincount(index, weights=entries["tokens"], minlength=len(blocks))
+    found["tokens"] = np.bincount(index, weights=tokens, minlength=len(blocks))
     return found
 
 

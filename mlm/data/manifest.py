@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from mlm import logs
+from mlm.config_rules import FLAG, Rule
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, inside, is_remote, sizes
@@ -192,9 +193,9 @@ def verify(manifest: Manifest, *, deep: bool) -> None:
         if file.endswith(".tfrecord"):
             raise DamageError(f"{root / file}: is not in {NAME}; move it away.")
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for damage in pool.map(lambda shard: _damage(root, shard, found.get(shard.file), deep), shards.values()):
-            if damage:
-                raise DamageError(f"{damage}; put a good copy in its place, or write the shards again.")
+        damage = pool.map(lambda shard: _damage(root, shard, found.get(shard.file), deep), shards.values())
+        if first := next(filter(None, damage), None):
+            raise DamageError(f"{first}; put a good copy in its place, or write the shards again.")
 
 
 def _damage(root: UPath, shard: Shard, size: int | None, deep: bool) -> str | None:
@@ -216,7 +217,6 @@ def _damage(root: UPath, shard: Shard, size: int | None, deep: bool) -> str | No
 
 # The type and range of every field of manifest.json.
 
-Rule = tuple[Callable[[Any], bool], str]  # whether a value is allowed, and what is, in words
 Schema = Rule | dict[str, "Schema"] | list["Schema"]  # a value; an object with exactly these fields; a list of these
 
 
@@ -258,7 +258,7 @@ def _check_content(content: dict[str, Any]) -> None:
         "special_ids": dict.fromkeys(tokenizer.ROLES, token_id),
         "all_special_ids": [token_id],
         "tokenizer_fingerprint": HASH,
-        "full_rows": (lambda value: isinstance(value, bool), "true or false"),
+        "full_rows": FLAG,
         "inputs": _matching("([0-9a-f]{64})?", f"{HASH[1]}, or empty"),
         "source": (is_text, "a text"),
         "splits": dict.fromkeys(SPLITS, SPLIT),

@@ -61,7 +61,6 @@ def draw(corpus: Corpus, *, megabytes: float, engine: Engine, texts: str) -> lis
             return [found[each][0] for each in limited]
 
         limited = corpus.limited(parts, read, wave=engine.workers)
-        corpus.require_text([part for part, _ in limited], read(limited))
         picked = sorted({pair for each in limited for pair in found[each][1]})
         sizes = np.cumsum([len(text.encode()) for _, text in picked])
         if len(sizes) and sizes[-1] >= asked:

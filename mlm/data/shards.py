@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib import recfunctions
 
 from mlm.cluster.engine import Engine
 from mlm.data import deal, deduplicate, keep_out, results, tokenizer
@@ -35,8 +34,6 @@ BLOCKS = 64  # of a shard, between those two
 UNKNOWN_BYTES = 2**20  # of a block, where the size of a source is not known
 DOCUMENT_BYTES = 500  # about
 LISTED = 12  # groups in a message
-# BLOCK and: its part, its documents and tokens without those left out
-DEALT = np.dtype([*BLOCK.descr, ("part", "<u4"), ("kept", "<u4"), ("kept_tokens", "<u8")])
 
 
 class Settings(NamedTuple):
@@ -106,10 +103,6 @@ class _Job:
         self.shards = self.folder if is_remote(self.folder) else self.root / self.inputs
         self.tables: dict[str, np.ndarray] = {}  # BLOCK of the parts that are mapped, by their keys
         self.kept_out: dict[str, np.ndarray] = {}  # places of what holds text to keep out
-        # What `_map` finds: the parts, their keys, and all blocks as DEALT.
-        self.parts: list[Part] = []
-        self.maps: list[str] = []
-        self.blocks = np.zeros(0, DEALT)
 
     def run(self) -> tuple[dict[str, Split], dict[str, str]]:
         """Returns what the manifest says of the splits, and of documents left out."""
@@ -136,38 +129,36 @@ class _Job:
             total = min(total, DOCUMENT_BYTES * most * len(splits)) if total else DOCUMENT_BYTES * most * len(splits)
         size = total // (BLOCKS * self.settings.counts["train"])
         size = min(max(size, BLOCK_BYTES[0]), BLOCK_BYTES[1]) if total else UNKNOWN_BYTES
-        tasks, keep_out_keys = {}, keep_out.run(self._do, self.corpus.kept_out(), str(self.tasks))
+        tasks, held_out = {}, keep_out.run(self._do, self.corpus.kept_out(), str(self.tasks))
+        decisive = ("field", "group", "validation_fraction", "validation_groups")
+        corpus = {name: getattr(self.corpus, name) for name in decisive}
+        near, fingerprint = self.corpus.near_duplicates > 0, self.vocabulary["tokenizer_fingerprint"]
+        folders = str(self.root / "texts"), str(self.tasks)
 
         def read(limited: list[tuple[Part, int]]) -> list[int]:
-            own = [tasks.setdefault(each, self._map_task(*each, size, keep_out_keys)) for each in limited]
+            for part, most in limited:
+                key = results.key(part, most, corpus, size, held_out, near, fingerprint)
+                task = Map(part, self.corpus, most, self.tokenizer_folder, fingerprint, size, held_out, *folders, key)
+                tasks[part, most] = task
+            own = [tasks[each] for each in limited]
             self._do(map_part, own, label="tokenize", last=".blocks")
             new = [task.key for task in own if task.key not in self.tables]
             self.tables |= zip(new, self._load_each(new, "blocks", BLOCK), strict=True)
-            kept_out = self._load_each(new if keep_out_keys else [], "kept_out", np.uint32)
+            kept_out = self._load_each(new if held_out else [], "kept_out", np.uint32)
             self.kept_out |= zip(new, kept_out, strict=False)
             return [sum(self.tables[t.key]["documents"].tolist()) + len(self.kept_out.get(t.key, ())) for t in own]
 
         limited = self.corpus.limited(parts, read, wave=self.engine.workers)
-        self.corpus.require_text([part for part, _ in limited], read(limited))
         self.parts, self.maps = [part for part, _ in limited], [tasks[each].key for each in limited]
         tables = [self.tables.pop(name) for name in self.maps]
-        self.blocks = np.zeros(sum(map(len, tables)), DEALT)
-        recfunctions.assign_fields_by_name(self.blocks, np.concatenate(tables))
-        self.blocks["part"] = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-        self.blocks["kept"], self.blocks["kept_tokens"] = self.blocks["documents"], self.blocks["tokens"]
+        self.blocks = np.concatenate(tables)
+        self.part_of_block = np.repeat(np.arange(len(tables), dtype=np.uint32), [len(table) for table in tables])
+        self.tokens = self.blocks["tokens"].copy()  # of each block, without what is left out
 
     def _load_each(self, keys: Iterable[str], kind: str, dtype: np.dtype | type) -> Iterator[np.ndarray]:
         return results.at_once(lambda key: results.load(self.tasks / f"{key}.{kind}", dtype), keys)
 
-    def _map_task(self, part: Part, most: int, size: int, keep_out_keys: tuple[str, ...]) -> Map:
-        corpus = dataclasses.asdict(self.corpus)
-        decisive = {name: corpus[name] for name in ("field", "group", "validation_fraction", "validation_groups")}
-        near, fingerprint = self.corpus.near_duplicates > 0, self.vocabulary["tokenizer_fingerprint"]
-        key = results.key(part, most, decisive, size, keep_out_keys, near, fingerprint)
-        folders = str(self.root / "texts"), str(self.tasks)
-        return Map(part, self.corpus, most, self.tokenizer_folder, fingerprint, size, keep_out_keys, *folders, key)
-
-    def _leave_out(self) -> tuple[dict[int, str], dict[str, Counter], dict[str, str]]:
+    def _leave_out(self) -> tuple[dict[int, str], dict[str, dict[str, int]], dict[str, str]]:
         """Subtracts what is left out from the blocks.
 
         Returns the files of the rows to leave out by part, the counts of each split, and what the manifest lists.
@@ -177,35 +168,33 @@ class _Job:
         count = int(blocks["documents"].sum())
         tasks = deduplicate.run(self._do, tuple(self.maps), documents=count, near=near, folder=folder)
         lost = np.concatenate([*self._load_each([task.key for task in tasks], "dropped", deduplicate.DROPPED)])
-        places = np.searchsorted(blocks["part"], lost["part"]) + lost["block"]
-        np.subtract.at(blocks["kept"], places, lost["documents"])
-        np.subtract.at(blocks["kept_tokens"], places, lost["tokens"])
+        places = np.searchsorted(self.part_of_block, lost["part"]) + lost["block"]
+        np.subtract.at(self.tokens, places, lost["tokens"])
         sums = np.zeros((len(SPLITS), len(deduplicate.WHY)), np.int64)
         np.add.at(sums, (blocks["split"][places], lost["why"]), lost["documents"])
-        counts = {
-            split: Counter(dict(zip(deduplicate.WHY, sums[n].tolist(), strict=True))) for n, split in enumerate(SPLITS)
-        }
         kept_out = [self.kept_out.get(key, ()) for key in self.maps]
-        counts["train"]["kept_out"] = sum(map(len, kept_out))
+        counts = {split: {"kept_out": sum(map(len, kept_out)) * (split == "train")} for split in SPLITS}
+        for split, own in zip(SPLITS, sums.tolist(), strict=True):
+            counts[split] |= zip(deduplicate.WHY, own, strict=True)
         losing = set(lost["part"].tolist())
         rows = {part: task.rows(part) for task in tasks for part in range(task.first, task.stop) if part in losing}
         return rows, counts, keep_out.listed(kept_out, names) | deduplicate.listed(tasks, names)
 
     def _check_share(self) -> None:
         """Raises InputError if whole groups make a validation split of another size than corpus.validation_fraction."""
-        parts, maps, blocks = self.parts, self.maps, self.blocks
-        divided = np.array([not part.split for part in parts], bool)[blocks["part"]]
-        sums = [int(blocks["bytes"][divided & (blocks["split"] == number)].sum()) for number in range(len(SPLITS))]
-        share, asked = sums[1] / max(1, sum(sums)), self.corpus.validation_fraction
-        named = set(self.corpus.validation_groups)
-        if not named and (not sum(sums) or asked / 2 <= share <= 2 * asked):
+        divided = np.array([not part.split for part in self.parts], bool)[self.part_of_block]
+        own = self.blocks[divided]
+        train, validation = np.bincount(own["split"], own["bytes"], len(SPLITS)).tolist()
+        share, asked = validation / max(1, train + validation), self.corpus.validation_fraction
+        fits = asked / 2 <= share <= 2 * asked or not train + validation
+        named, found = set(self.corpus.validation_groups), Counter()
+        if fits and not named:
             return
-        found: Counter = Counter()
-        for sizes_of in results.at_once(results.load_json, (self.tasks / f"{name}.groups" for name in maps)):
+        for sizes_of in results.at_once(results.load_json, (self.tasks / f"{name}.groups" for name in self.maps)):
             found.update(sizes_of)
         if found and (missing := sorted(named - found.keys())):
             raise InputError(f"config.corpus.validation_groups: there is no group {missing[0]!r}, but {_shown(found)}.")
-        if found and sum(sums) and not asked / 2 <= share <= 2 * asked:
+        if found and not fits:
             raise InputError(
                 f"config.corpus.validation_fraction = {asked:g}: whole groups (corpus.group) make it {share:.4f}; name "
                 "groups in corpus.validation_groups that hold between half and twice that fraction of the text. "
@@ -217,17 +206,16 @@ class _Job:
         blocks, length = self.blocks, self.settings.length
         weights = dict(zip(self.corpus.sources, self.corpus.weights, strict=True))
         own = np.flatnonzero(blocks["split"] == SPLITS.index(split))
-        hashes, tokens, copies = blocks["hash"][own], blocks["kept_tokens"][own], np.ones(len(own), np.int64)
+        hashes, tokens, copies = blocks["hash"][own], self.tokens[own], np.ones(len(own), np.int64)
         if split == "train":
-            of_part = np.array([weights[part.source] for part in self.parts])
+            weights_N = np.array([weights[part.source] for part in self.parts])[self.part_of_block[own]]
             for weight in set(weights.values()):
-                heavy = of_part[blocks["part"][own]] == weight
-                copies[heavy] = deal.copies(hashes[heavy], weight)
+                copies[weights_N == weight] = deal.copies(hashes[weights_N == weight], weight)
         count = self.settings.counts[split]
         rows = int((tokens * copies.astype(np.uint64)).sum()) // length
         while True:
             dealt = [own[p] for p in deal.deal(hashes, copies, tokens, count=count, seed=self.settings.seed)]
-            if all(blocks["kept_tokens"][picks].sum() >= length for picks in dealt):
+            if all(self.tokens[picks].sum() >= length for picks in dealt):
                 return dealt
             if split == "train":
                 text = f"there are only {rows} rows of {length} tokens in {copies.sum()} blocks; lower it."
@@ -237,18 +225,18 @@ class _Job:
                 raise InputError(f"the {split} split is shorter than a row of {length} tokens: {need}.")
             count = min(count - 1 - count // 8, max(1, rows))
 
-    def _reduce(self, rows: dict[int, str], counts: dict[str, Counter]) -> dict[str, Split]:
+    def _reduce(self, rows: dict[int, str], counts: dict[str, dict[str, int]]) -> dict[str, Split]:
         """Writes the shards; returns what the manifest says of them."""
         tasks = {split: [] for split in SPLITS}
         for split in SPLITS:
             for number, picks in enumerate(self._deal(split)):
-                own = self.blocks[picks]
-                records = int(own["kept_tokens"].sum()) // self.settings.length
-                used = np.unique(own["part"]).tolist()
+                records = int(self.tokens[picks].sum()) // self.settings.length
+                parts = self.part_of_block[picks].tolist()
+                used = sorted(set(parts))
                 task = WriteShard(
                     name=f"{split}/dataset-{number}-{records}.tfrecord",
-                    blocks=recfunctions.repack_fields(own[list(BLOCK.names)]).tobytes(),
-                    parts=tuple(own["part"].tolist()),
+                    blocks=self.blocks[picks].tobytes(),
+                    parts=tuple(parts),
                     maps={part: self.maps[part] for part in used},
                     sources={part: self.parts[part].source for part in used},
                     left_out={part: rows[part] for part in used if part in rows},
@@ -272,7 +260,7 @@ class _Job:
                 if f"{folder}/{name}" not in names:
                     (self.shards / folder / name).unlink(missing_ok=True)
 
-    def _summary(self, tasks: list[WriteShard], left_out: Counter) -> Split:
+    def _summary(self, tasks: list[WriteShard], left_out: dict[str, int]) -> Split:
         counts_V, sources = np.zeros(self.vocabulary["vocab_size"], np.int64), Counter()
         for counts_of_shard in self._load_each([task.key for task in tasks], "counts", np.int64):
             counts_V += counts_of_shard
@@ -284,7 +272,7 @@ class _Job:
         return Split(
             shards=tuple(Shard(**note["shard"]) for note in notes),
             documents=sum(note["documents"] for note in notes),
-            **{why: left_out[why] for why in ("duplicates", "near_duplicates", "kept_out")},
+            **left_out,
             tokens=int(counts_V.sum()),
             dropped_tokens=sum(note["dropped_tokens"] for note in notes),
             text_bytes=sum(note["text_bytes"] for note in notes),

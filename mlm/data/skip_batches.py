@@ -50,13 +50,12 @@ def check_resume(saved: Iterable[str], new: Iterable[str], *, step: int, steps: 
     """Raises InputError if a run with ranges `new` can't continue from `where`/`step`, which was made with `saved`."""
     old, ranges = parse_ranges(saved), parse_ranges(new)
     flags = " ".join(f"--skip-batches {a}:{b}" for a, b in old)
-    removed = [each for each in old if each not in ranges]
-    if removed:
-        a, b = removed[0]
-        raise InputError(
-            f"{where}/{step} was made without the batches {a}:{b}, which data.skip_batches no longer names; a run "
-            f"can't read them afterwards: give {flags} as well, or use another --workdir."
-        )
+    for a, b in old:
+        if (a, b) not in ranges:
+            raise InputError(
+                f"{where}/{step} was made without the batches {a}:{b}, which data.skip_batches no longer names; a run "
+                f"can't read them afterwards: give {flags} as well, or use another --workdir."
+            )
     read = batch_of(step, old)
     for a, b in ranges:
         if (a, b) not in old and a <= read:
