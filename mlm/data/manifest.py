@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from mlm import logs
-from mlm.config_rules import FLAG, Rule
+from mlm.config_rules import FLAG, Rule, whole
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, inside, is_remote, sizes
@@ -220,10 +220,6 @@ def _damage(root: UPath, shard: Shard, size: int | None, deep: bool) -> str | No
 Schema = Rule | dict[str, "Schema"] | list["Schema"]  # a value; an object with exactly these fields; a list of these
 
 
-def _integer(least: int, most: int = 2**63 - 1) -> Rule:
-    return lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}"
-
-
 def _matching(pattern: str, words: str) -> Rule:
     return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None, words
 
@@ -236,7 +232,7 @@ def _object(check: Callable[[Any], bool], words: str) -> Rule:
     return lambda value: isinstance(value, dict) and all(map(is_text, value)) and all(map(check, value.values())), words
 
 
-COUNT, SIZE = _integer(0), _integer(1, 2**31 - 1)  # ids are int32
+COUNT, SIZE = whole(0, 2**63, "to 2^63 - 1"), whole(1, 2**31, "to 2^31 - 1")  # ids are int32
 HASH = _matching("[0-9a-f]{64}", "a SHA-256 of 64 lower-case hexadecimal digits")
 ENTROPY: Rule = lambda value: type(value) in (int, float) and 0 <= value < math.inf, "a finite number from 0 up"
 COUNTS = ("documents", "duplicates", "near_duplicates", "kept_out", "tokens", "dropped_tokens", "text_bytes")
@@ -251,7 +247,7 @@ SPLIT: Schema = {
 def _check_content(content: dict[str, Any]) -> None:
     """Raises ValueError with what is wrong in the content of a manifest.json, its "format" left out."""
     size = content.get("vocab_size")
-    token_id = _integer(0, size - 1) if type(size) is int else COUNT
+    token_id = whole(0, size, f"to {size - 1}") if type(size) is int else COUNT
     schema = {
         "length": SIZE,
         "vocab_size": SIZE,

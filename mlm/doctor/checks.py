@@ -108,12 +108,24 @@ def tokenizer(case: Case) -> list[Finding]:
 
 def mesh(case: Case) -> list[Finding]:
     """The batches can be split over the devices, and every host reads whole lanes, or an even part of one."""
-    from mlm.plan import tables
+    import jax
+
+    from mlm.plan import tables, topology
     from mlm.training import sharding
 
-    where = case.topology or "--hosts, --devices"
+    axes, where = case.config.mesh.to_dict(), case.topology or "--hosts, --devices"
     try:
-        (data, fsdp, tensor), processes_SxT = _devices(case)
+        if case.topology:
+            planned = sharding.make_mesh(**axes, devices=topology.find(case.topology, case.slices).devices)
+            shape, processes_SxT = planned.shape.values(), sharding.processes_of(planned)
+        else:
+            hosts = case.hosts or jax.process_count()
+            devices = case.devices or jax.local_device_count() * hosts
+            if devices % hosts:
+                raise InputError(f"--devices={devices}: must be a multiple of --hosts={hosts}.")
+            shape = sharding.mesh_shape(**axes, count=devices)
+            processes_SxT = (np.arange(devices) // (devices // hosts)).reshape(-1, shape[2])
+        data, fsdp, tensor = shape
         found = sharding.host_input(processes_SxT, configs.flatten(case.config))
         if not found["fed"]:
             raise InputError(found["error"])
@@ -124,52 +136,32 @@ def mesh(case: Case) -> list[Finding]:
     return [Finding("ok", what, where=where)]
 
 
-def _devices(case: Case) -> tuple[tuple[int, ...], np.ndarray]:
-    """Returns the axes of the mesh and the host of each of its devices, as `sharding.processes_of` does."""
-    import jax
-
-    from mlm.plan import topology
-    from mlm.training import sharding
-
-    axes = case.config.mesh.to_dict()
-    if case.topology:
-        planned = sharding.make_mesh(**axes, devices=topology.find(case.topology, case.slices).devices)
-        return tuple(planned.shape.values()), sharding.processes_of(planned)
-    hosts = case.hosts or jax.process_count()
-    devices = case.devices or jax.local_device_count() * hosts
-    if devices % hosts:
-        raise InputError(f"--devices={devices}: must be a multiple of --hosts={hosts}.")
-    shape = sharding.mesh_shape(**axes, count=devices)
-    return shape, (np.arange(devices) // (devices // hosts)).reshape(-1, shape[2])
-
-
 def lanes(case: Case) -> list[Finding]:
     """The shards of each folder feed its lanes."""
-    parts = mixture.parts(case.manifest)
-    counts = lanes_of_shares([part.share for part in parts], case.config.data.lanes)
-    return [finding for part, count in zip(parts, counts, strict=True) for finding in _lanes(case, part, count)]
-
-
-def _lanes(case: Case, part: mixture.Part, count: int) -> list[Finding]:
-    """Whether the shards of a folder feed its `count` lanes."""
-    batch, lanes, where = case.config.data.global_batch, case.config.data.lanes, part.manifest.folder
-    shards, found = [shard.records for shard in part.manifest.splits["train"].shards], []
-    sizes = [sum(shards[lane::count]) for lane in range(count)]
-    share = f" gives it {count}" if count < lanes else ""
-    if min(sizes) == 0:
-        filled = sum(records > 0 for records in shards)
-        what = f"config.data.lanes = {lanes}{share}, the training split has {filled} shards with records"
-        most = lanes * filled // count
-        return [Finding("error", what, f"set data.lanes to {most} or less, or write more shards", where)]
-    if max(sizes) > UNEVEN * min(sizes):
-        what = f"the lanes hold from {min(sizes):,} to {max(sizes):,} rows: their epochs drift apart"
-        found.append(Finding("warning", what, f"write a multiple of {count} shards (shards.count)", where))
-    if batch * count // lanes > sum(sizes):
-        share = f" holds {batch * count // lanes} of its rows, which" if share else ""
-        what = f"config.data.global_batch = {batch}{share} is more than the {sum(sizes):,} rows of the training split"
-        found.append(Finding("warning", what, "a step reads rows twice: lower it, or give more text", where))
-    what = f"{count} lanes of {min(sizes):,} to {max(sizes):,} rows from {len(shards)} shards"
-    return found or [Finding("ok", what, where=where)]
+    parts, batch, lanes, found = mixture.parts(case.manifest), case.config.data.global_batch, case.config.data.lanes, []
+    for part, count in zip(parts, lanes_of_shares([part.share for part in parts], lanes), strict=True):
+        shards, where = [shard.records for shard in part.manifest.splits["train"].shards], part.manifest.folder
+        sizes, rows = [sum(shards[lane::count]) for lane in range(count)], batch * count // lanes
+        total = sum(sizes)
+        share = f" gives it {count}" if count < lanes else ""
+        if min(sizes) == 0:
+            filled = sum(records > 0 for records in shards)
+            what = f"config.data.lanes = {lanes}{share}, the training split has {filled} shards with records"
+            fix = f"set data.lanes to {lanes * filled // count} or less, or write more shards"
+            found.append(Finding("error", what, fix, where))
+            continue
+        uneven = max(sizes) > UNEVEN * min(sizes)
+        if uneven:
+            what = f"the lanes hold from {min(sizes):,} to {max(sizes):,} rows: their epochs drift apart"
+            found.append(Finding("warning", what, f"write a multiple of {count} shards (shards.count)", where))
+        if rows > total:
+            share = f" holds {rows} of its rows, which" if share else ""
+            what = f"config.data.global_batch = {batch}{share} is more than the {total:,} rows of the training split"
+            found.append(Finding("warning", what, "a step reads rows twice: lower it, or give more text", where))
+        elif not uneven:
+            what = f"{count} lanes of {min(sizes):,} to {max(sizes):,} rows from {len(shards)} shards"
+            found.append(Finding("ok", what, where=where))
+    return found
 
 
 def ids(case: Case) -> list[Finding]:
