@@ -74,10 +74,8 @@ def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) ->
         flat = flatten(content)
         missing = RULES.keys() - flat.keys()
         if missing:
-            raise InputError(
-                f"{path}: has no {min(missing)}, as if another version of this code had written it; give --config, or "
-                "use another --workdir."
-            )
+            what = f"has no {min(missing)}, as if another version of this code had written it"
+            raise InputError(f"{path}: {what}; give --config, or use another --workdir.")
         config = unflatten(flat)
         return _finish(config, parse(config, overrides), task)
     except (ValueError, AttributeError, TypeError, OverflowError) as error:

@@ -13,8 +13,6 @@ Rule = tuple[Check, str]  # the second says what is allowed
 Range = tuple[int, int]  # of batches, both ends included
 
 SHARE_ROUNDING = 1e-6  # of a share of data.mixture: 0.333333 is a third
-NAME = r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*"  # of a validation set; splits are taken
-TABLE_SOURCE = r"(csv|jsonl|conll|hf|tfds):.+"
 MOST_LANES = 10_001  # that are tried for shares that data.lanes don't hold
 
 
@@ -135,13 +133,15 @@ FROM_ZERO: Rule = (lambda v: _finite(v) and v >= 0), "a finite number from 0 up"
 FLAG: Rule = (lambda v: type(v) is bool), "true or false"
 TEXT: Rule = (lambda v: type(v) is str), "a string"
 SOME_TEXT = _matching(r"(?s).+")
+NAME = _matching(r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*")  # of a validation set; splits are taken
 AXIS: Rule = (lambda v: type(v) is int and (v == -1 or v >= 1)), "a whole number from 1 up, or -1 for all that are left"
 SOURCES: Rule = (
     _tuple_of(_matching(r"docstrings|(text|jsonl|hf|tfds):.+")),
     "a tuple of docstrings, text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG] or tfds:NAME",
 )
+TABLE_SOURCE = _matching(r"(csv|jsonl|conll|hf|tfds):.+")
 TABLE: Rule = (
-    _matching(f"|{TABLE_SOURCE}"),
+    lambda v: v == "" or TABLE_SOURCE(v),
     "csv:FILE, jsonl:FILE, conll:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
 )
 GROUPS: Rule = _tuple_of(SOME_TEXT, least=0), "a tuple of names"
@@ -182,10 +182,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "tokenizer.vocab_size": whole(16, 2**31),
     "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
     "data.mixture": (_pairs_of(SOME_TEXT, ABOVE_ZERO[0]), 'a tuple of ("FOLDER", SHARE), shares above 0'),
-    "evaluate.sets": (
-        _pairs_of(_matching(NAME), SOME_TEXT),
-        'a tuple of ("NAME", "FOLDER"), names of letters, digits, ".", "_" and "-"',
-    ),
+    "evaluate.sets": (_pairs_of(NAME, SOME_TEXT), 'a tuple of ("NAME", "FOLDER"), names of letters, digits, . _ and -'),
     "evaluate.count": _one_of("fixed", "independent"),
     "masking.kind": _one_of("token", "word", "span"),
     "masking.longest": whole(1, 1025, "to 1,024"),
@@ -198,10 +195,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "classify.text": (_tuple_of(SOME_TEXT, most=2), "a tuple of one or two names of columns"),
     "classify.label": (SOME_TEXT, "the name of a column"),
     "classify.kind": _one_of("classes", "regression", "tokens"),
-    "classify.predict": (
-        _pairs_of(_matching(NAME), _matching(TABLE_SOURCE)),
-        'a tuple of ("NAME", SOURCE), the sources as of classify.test',
-    ),
+    "classify.predict": (_pairs_of(NAME, TABLE_SOURCE), 'a tuple of ("NAME", SOURCE), the sources as of classify.test'),
     "classify.metric": (_tuple_of(METRICS.__contains__, least=0), f"a tuple of {', '.join(METRICS)}"),
     "checkpoint.milestones": (
         _tuple_of(is_milestone, least=0),

@@ -89,7 +89,7 @@ def test_nothing_goes_on_from_it(mean, family, capsys):
     before = sorted(path.name for path in mean.iterdir())
     for command in ("train", "run", "shards"):
         line = refused(capsys, command, *flags)
-        assert f"--workdir={mean}: holds an average, which is no state of a run to go on from; start from it" in line
+        assert f"--workdir={mean}: holds an average, which no run can go on from; start from it" in line
     assert sorted(path.name for path in mean.iterdir()) == before
 
 

@@ -60,7 +60,7 @@ def started(name: str, folder: str | None, *overrides: str, tok=None):
         {name: leaf.shape for name, leaf in before.items()},
         pad_id=run.network.config.pad_token_id,
         vocab_size=len(tok or tokenizer.load(folder)),
-        tokenizer_folder=folder,
+        tokens=folder,
     )
     params = warm_start.start(state.params, taken)
     assert jax.tree.map(lambda p: p.sharding, params) == jax.tree.map(lambda p: p.sharding, state.params)
@@ -142,7 +142,7 @@ def test_without_a_tokenizer_rows_are_matched_by_id(exported, model, tmp_path, s
     run = Pretraining(tiny_config(*SAME_MODEL), info, mesh=sharding.make_mesh(data=8, fsdp=1, tensor=1))
     state, source = run.init(), read(str(tmp_path))
     shapes = {name: leaf.shape for name, leaf in sharding.named_leaves(state.params)}
-    taken, lines = warm_start.fit(source, shapes, pad_id=1, vocab_size=size, tokenizer_folder=str(exported))
+    taken, lines = warm_start.fit(source, shapes, pad_id=1, vocab_size=size, tokens=str(exported))
     after = dict(sharding.named_leaves(warm_start.start(state.params, taken)))
     rows = min(size, 1000)
     fresh_rows = dict(sharding.named_leaves(state.params))[WORDS][rows:]
@@ -160,7 +160,7 @@ def test_positions_are_cut_and_grown_from_the_right_one(exported, model, positio
     source = read(str(exported))
     shapes = {name: leaf.shape for name, leaf in source.leaves.items()}
     shapes[warm_start.POSITIONS] = (positions + pad + 1, 64)
-    taken, lines = warm_start.fit(source, shapes, pad_id=pad, vocab_size=1000, tokenizer_folder=str(exported))
+    taken, lines = warm_start.fit(source, shapes, pad_id=pad, vocab_size=1000, tokens=str(exported))
     (table, is_taken), theirs = taken[warm_start.POSITIONS], source.leaves[warm_start.POSITIONS]
     count = min(positions, 32)
     assert np.array_equal(table[pad + 1 :][:count], theirs[2:][:count])

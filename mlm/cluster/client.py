@@ -164,20 +164,17 @@ class Client:
                 return f"{self._token_file} can't be read ({reason}); check its permissions"
         hello = {"hello": process, "processes": processes, "host": self._host, "challenge": own}
         connection.send(**hello, proof=prove(self._token, "process", *signed))
+        expected = prove(self._token, "coordinator", *signed)
         match connection.receive():
-            case {"welcome": proof} if hmac.compare_digest(
-                messages.hexadecimal(proof), prove(self._token, "coordinator", *signed)
-            ):
+            case {"welcome": proof} if hmac.compare_digest(messages.hexadecimal(proof), expected):
                 return ""
             case {"refused": "taken", "host": other}:
                 other = one_line(other, messages.MAX_NAME)
                 return f"process {process} is already connected, from {other}; stop one of the two"
             case {"refused": "token"} | {"welcome": _}:
                 self._token = b""  # of an earlier attempt: read again
-                return (
-                    f"the token in {self._token_file} is not that of what listens at {self._place}: is --workdir a "
-                    "folder that all hosts share, and does another run use the port?"
-                )
+                hint = "is --workdir a folder that all hosts share, and does another run use the port?"
+                return f"the token in {self._token_file} is not that of what listens at {self._place}: {hint}"
         raise ValueError("not an answer to a hello")
 
     def _run(self) -> None:

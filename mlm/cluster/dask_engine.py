@@ -81,10 +81,8 @@ class DaskEngine(Engine):
             return InputError(f"{label}: the worker on {host} differs from this process in {how}; make all alike.")
         if isinstance(error, ImportError) and error.args[:1] == (NO_CODE,):
             _, host, why = error.args
-            return InputError(
-                f"{label}: the worker on {host} can't import this code ({why}); start it with the same packages, in "
-                "the folder that holds mlm/."
-            )
+            where = "start it with the same packages, in the folder that holds mlm/"
+            return InputError(f"{label}: the worker on {host} can't import this code ({why}); {where}.")
         if isinstance(error, KilledWorker):
             return PreemptedError(f"{label}: one task killed several workers in turn ({error}); {AGAIN}")
         if isinstance(error, concurrent.futures.CancelledError):
@@ -145,10 +143,8 @@ def _open_client(address: str, security: Any, timeout: float) -> Any:
     while not client.scheduler_info(n_workers=0)["n_workers"]:
         if time.monotonic() - begin > timeout:
             client.close()
-            raise InputError(
-                f"--engine={address}: the scheduler has no worker after {timeout:g} s (--engine-timeout); start some, "
-                "or wait longer."
-            )
+            what = f"the scheduler has no worker after {timeout:g} s (--engine-timeout)"
+            raise InputError(f"--engine={address}: {what}; start some, or wait longer.")
         time.sleep(RETRY)
     _check_python(client, address)
     return client
@@ -166,10 +162,8 @@ def _await_greeting(address: str, security: Any, timeout: float) -> None:
                 if (stack.enter_context(context.wrap_socket(own)) if context else own).recv(1):
                     return
         except ssl.SSLError as error:
-            raise InputError(
-                f"--engine={address}: what listens there has other certificates, or none ({error.reason}); "
-                "--engine-certificates=DIR names the folder of those of its scheduler."
-            ) from None
+            what = f"what listens there has other certificates, or none ({error.reason})"
+            raise InputError(f"--engine={address}: {what}; --engine-certificates=DIR names its own.") from None
         except OSError as error:
             problem = error
         if time.monotonic() > deadline:
@@ -178,10 +172,8 @@ def _await_greeting(address: str, security: Any, timeout: float) -> None:
 
 
 def _nobody(address: str, timeout: float, problem: object) -> InputError:
-    return InputError(
-        f"--engine={address}: no Dask scheduler answers there within {timeout:g} s (--engine-timeout; {problem}); "
-        "check the address and the scheduler."
-    )
+    what = f"no Dask scheduler answers there within {timeout:g} s (--engine-timeout; {problem})"
+    return InputError(f"--engine={address}: {what}; check the address and the scheduler.")
 
 
 def _check_python(client: Any, address: str) -> None:
@@ -210,10 +202,8 @@ def check_address(address: str, *, insecure: bool) -> bool:
     except OSError as error:
         raise InputError(f"--engine={address}: the host's name does not resolve ({error.strerror}).") from None
     if not insecure and not all(ipaddress.ip_address(ip).is_loopback for ip in ips):
-        raise InputError(
-            f"--engine={address}: without TLS, whoever reaches a worker can run code on it; use tls://, or give "
-            "--engine-insecure where nobody else is on the network."
-        )
+        fix = "use tls://, or give --engine-insecure where nobody else is on the network"
+        raise InputError(f"--engine={address}: without TLS, whoever reaches a worker can run code on it; {fix}.")
     return False
 
 
@@ -234,9 +224,7 @@ def quiet() -> None:
 
     del distributed  # it gives its loggers their levels
     dask.config.set({"distributed.worker.profile.enabled": False})
-    for name in [
-        each for each in logging.root.manager.loggerDict if each.partition(".")[0] in ("distributed", "tornado")
-    ]:
+    for name in [each for each in logging.root.manager.loggerDict if each.startswith(("distributed", "tornado"))]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 

@@ -53,10 +53,8 @@ def detect(*, coordinator: str = "", processes: int | None = None, process_id: i
     names = " and ".join([source] * bool(source) + ["flags"] * bool(flags))
     found = dataclasses.replace(found or Cluster(), **flags, source=names)
     if not 0 <= found.process_id < found.processes:
-        raise InputError(
-            f"--process-id={found.process_id}: must be from 0 to {found.processes - 1} (--processes={found.processes}, "
-            f"from {found.source})."
-        )
+        where = f"(--processes={found.processes}, from {found.source})"
+        raise InputError(f"--process-id={found.process_id}: must be from 0 to {found.processes - 1} {where}.")
     if found.processes == 1:
         refuse_part_of_a_slice()
         return Cluster()
@@ -134,15 +132,10 @@ def _slurm(environment: Mapping[str, str]) -> Cluster | None:
     for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):  # such as 2(x3),1
         tasks, repeat = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part).groups()
         per_node += [int(tasks)] * int(repeat or 1)
-    node = _number(environment, "SLURM_NODEID", "0")
-    return Cluster(
-        "Slurm",
-        first_node(environment["SLURM_STEP_NODELIST"]),
-        _number(environment, "SLURM_STEP_NUM_TASKS"),
-        _number(environment, "SLURM_PROCID"),
-        per_node[node] if node < len(per_node) else 1,
-        _number(environment, "SLURM_LOCALID"),
-    )
+    node, names = _number(environment, "SLURM_NODEID", "0"), ("STEP_NUM_TASKS", "PROCID", "LOCALID")
+    processes, process_id, local_id = (_number(environment, f"SLURM_{name}") for name in names)
+    here = per_node[node] if node < len(per_node) else 1
+    return Cluster("Slurm", first_node(environment["SLURM_STEP_NODELIST"]), processes, process_id, here, local_id)
 
 
 def first_node(nodes: str) -> str:

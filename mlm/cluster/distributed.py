@@ -51,10 +51,8 @@ def initialize(
         )
     _start_devices()
     if (jax.process_index(), jax.process_count()) != (cluster.process_id, cluster.processes):
-        raise InputError(
-            f"this is {cluster.sentence}, but its devices are those of process {jax.process_index()} of "
-            f"{jax.process_count()}; start the processes in the order in which the platform numbers its hosts."
-        )
+        other = f"its devices are those of process {jax.process_index()} of {jax.process_count()}"
+        raise InputError(f"this is {cluster.sentence}, but {other}; start the processes in the platform's order.")
 
 
 def _start_devices() -> None:

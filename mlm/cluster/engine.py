@@ -79,10 +79,8 @@ class Engine:
     def _known(self, error: Exception, label: str) -> StopError | None:
         """Returns what an error of the engine means, None for one of a task."""
         if isinstance(error, concurrent.futures.BrokenExecutor):
-            return PreemptedError(
-                f"{label}: a worker process was killed, perhaps for want of memory (fewer workers need less: "
-                f"config.shards.workers); {AGAIN}"
-            )
+            why = "perhaps for want of memory (fewer workers need less: config.shards.workers)"
+            return PreemptedError(f"{label}: a worker process was killed, {why}; {AGAIN}")
         return None
 
 

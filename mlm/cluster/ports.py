@@ -19,11 +19,8 @@ STALE = 30.0  # seconds for which a name server may still give the address of a 
 
 def parse_address(text: str, default_port: int) -> tuple[str, int]:
     """Returns (host, port) of "HOST", "HOST:PORT" or "[IPV6]:PORT"; raises InputError."""
-    found = re.fullmatch(r"\[([^\]]*:[^\]]*)\](?::([0-9]{1,5}))?", text) or re.fullmatch(
-        r"([^:]*)(?::([0-9]{1,5}))?", text
-    )
-    host, port_text = found.groups() if found else (text, None)
-    port = int(port_text or default_port)
+    found = re.fullmatch(r"(?:\[([^\]]*:[^\]]*)\]|([^:]*))(?::([0-9]{1,5}))?", text)
+    host, port = (found[1] or found[2], int(found[3] or default_port)) if found else (text, default_port)
     labels = host.removesuffix(".").split(".")
     good = _is_ip(host) if ":" in host else all(re.fullmatch(r"[\w-]{1,63}", label, re.ASCII) for label in labels)
     if not good or len(host) > 253 or not 0 < port < 65536:

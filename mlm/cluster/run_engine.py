@@ -74,9 +74,7 @@ async def _start_worker(address: str, own: tuple[str, int], settings: dict[str, 
     try:
         worker = await Worker(address, host=host, port=port, memory_limit=0, **settings, **LOCAL)
     except Exception as error:
-        raise StopError(
-            f"the Dask scheduler of host 0 at {address} can't be reached ({error}); open its port."
-        ) from None
+        raise StopError(f"can't reach the Dask scheduler of host 0 at {address} ({error}); open its port.") from None
     worker.guard = asyncio.create_task(_guard(worker))
     return worker
 

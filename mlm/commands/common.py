@@ -102,9 +102,7 @@ def open_run(
     workdir = Workdir(args.workdir)
     if locate.is_average(workdir):
         start = f"start from it with --config.train.init_from={workdir.root} in another --workdir"
-        raise InputError(
-            f"--workdir={args.workdir}: holds an average, which is no state of a run to go on from; {start}."
-        )
+        raise InputError(f"--workdir={args.workdir}: holds an average, which no run can go on from; {start}.")
     return config, workdir
 
 
@@ -176,10 +174,9 @@ def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
         for other, field in itertools.product(others, ALIKE):
             its, wanted = (str(getattr(each, field)) for each in (other, first))
             if its != wanted:
-                raise InputError(
-                    f"config.{key}: {other.folder} has the {field} {its:.60}, but {first.folder} {wanted:.60}; write "
-                    "one of them again with the tokenizer and the shards.length of the other."
-                )
+                what = f"{other.folder} has the {field} {its:.60}, but {first.folder} {wanted:.60}"
+                fix = "write one of them again with the tokenizer and the shards.length of the other"
+                raise InputError(f"config.{key}: {what}; {fix}.")
     for (_, one), (_, other) in itertools.combinations(own, 2):
         known = all(shard.sha256 for split in one.splits.values() for shard in split.shards)
         if canonical(one.folder) == canonical(other.folder) or (known and one.fingerprint == other.fingerprint):

@@ -56,7 +56,5 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
     )
     seconds = time.monotonic() - begin
     tokens = sum(split.tokens for split in manifest.splits.values())
-    if complete:
-        common.say(f"shards: {folder}, {tokens:,} tokens, there and unchanged")
-        return
-    common.say(f"shards: {folder}, {tokens:,} tokens, {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s")
+    how = "there and unchanged" if complete else f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s"
+    common.say(f"shards: {folder}, {tokens:,} tokens, {how}")

@@ -42,10 +42,8 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
     settings = {"path": path} if path else settings
     if children(workdir.tokenizer) and not is_begun(workdir.tokenizer, last=RECIPE):
         if logs.read_object(recipe) != json.loads(json.dumps(settings)):
-            raise InputError(
-                f"{workdir.tokenizer}: was made with other settings (config.corpus, config.tokenizer); restore them, "
-                "or use another --workdir."
-            )
+            what = "was made with other settings (config.corpus, config.tokenizer)"
+            raise InputError(f"{workdir.tokenizer}: {what}; restore them, or use another --workdir.")
         return
     if not path and config.shards.dir and holds_foreign_shards(config.shards.dir):
         raise InputError(f"{config.shards.dir}: its shards were made with another tokenizer; set tokenizer.path to it.")

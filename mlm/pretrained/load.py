@@ -102,9 +102,7 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
     folder = locate.local_copy(model, flag)
     config = read_config(folder, where)
     if head == CLASSIFIER and config.problem_type == "multi_label_classification":
-        raise InputError(
-            f"{where}: is a multi-label classifier; a RoBERTa with one label per row, or for regression, is needed."
-        )
+        raise InputError(f"{where}: is a multi-label classifier; a RoBERTa with one label or number per row is needed.")
     if head != CLASSIFIER and not config.tie_word_embeddings:
         raise InputError(f"{where}: its embeddings are not tied; a RoBERTa with tied embeddings is needed.")
     params = _read_weights(folder, where)

@@ -33,10 +33,8 @@ def is_classifier(model: str | Workdir) -> bool:
         if isinstance(model, Workdir) or is_workdir(model):
             return "labels" in _metadata(model)["dataset"]
         config = json.loads((local_copy(model, "--model=") / "config.json").read_text())
-        return any(
-            name.endswith(("SequenceClassification", "TokenClassification"))
-            for name in config.get("architectures") or ()
-        )
+        heads = ("SequenceClassification", "TokenClassification")
+        return any(name.endswith(heads) for name in config.get("architectures") or ())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
 
@@ -117,7 +115,5 @@ def _download(name: str, flag: str) -> str:
         return folder
     except Exception as error:  # of the Hub, of its cache, of the network
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(
-            f"{flag}{name}: is not a folder here, and the Hub does not give it ({reason}); name a folder, or a model "
-            "that is in the Hub's cache."
-        ) from error
+        what = f"is not a folder here, and the Hub does not give it ({reason})"
+        raise InputError(f"{flag}{name}: {what}; name a folder, or a model that is in the Hub's cache.") from error

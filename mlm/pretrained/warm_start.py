@@ -45,21 +45,16 @@ def refuse_another_model(source: Pretrained, config: RobertaConfig) -> None:
 
 
 def fit(
-    source: Pretrained,
-    shapes: dict[str, tuple[int, ...]],
-    *,
-    pad_id: int,
-    vocab_size: int,
-    tokenizer_folder: str | None,
+    source: Pretrained, shapes: dict[str, tuple[int, ...]], *, pad_id: int, vocab_size: int, tokens: str | None
 ) -> tuple[dict[str, Taken], list[str]]:
     """Returns what is taken, by name, and lines that say what happened to every parameter of both models.
 
-    The source has our architecture. `vocab_size` is V without the padding of the table; rows are matched by id if
-    `tokenizer_folder` is None.
+    The source has our architecture. `vocab_size` is V without the padding of the table. `tokens` is the folder of our
+    tokenizer; rows are matched by id without one.
     """
     leaves = source.leaves
     entries = len(leaves[VOCABULARY[0]])
-    pairs, how = _match_tokens(source, tokenizer_folder, min(vocab_size, entries))
+    pairs, how = _match_tokens(source, tokens, min(vocab_size, entries))
     pads = (source.config.pad_token_id, pad_id)
     lengths = (len(leaves[POSITIONS]) - pads[0] - 1, shapes[POSITIONS][0] - pads[1] - 1)
     steps = np.arange(-min(pads), min(lengths) + 1)  # from the padding id; 0 is the position of padding

@@ -165,7 +165,7 @@ class Pretraining(Task):
             {name: leaf.shape for name, leaf in shapes},
             pad_id=config.pad_token_id,
             vocab_size=self.info.vocab_size,
-            tokenizer_folder=str(folder) if (folder / "tokenizer.json").is_file() else None,
+            tokens=str(folder) if (folder / "tokenizer.json").is_file() else None,
         )
         if cluster.is_primary():
             print("\n".join(lines), file=sys.stderr, flush=True)
