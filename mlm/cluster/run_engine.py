@@ -10,6 +10,8 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from mlm.cluster import certificates, dask_engine, ports, watch
 from mlm.cluster.engine import Engine, available_cores, process_pool
 from mlm.errors import StopError
@@ -21,7 +23,7 @@ LOCAL = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}  # Dask's HTTP 
 
 
 @contextlib.contextmanager
-def open_run_engine(folder: str, *, port: int, jax_port: int, workers: int, timeout: float) -> Iterator[Engine | None]:
+def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engine | None]:
     """Yields the engine in process 0, and None in the others, whose workers run its tasks.
 
     The body ends with a barrier in all processes. When it raises, nothing is closed: the process ends with its threads.
@@ -31,9 +33,9 @@ def open_run_engine(folder: str, *, port: int, jax_port: int, workers: int, time
     from distributed import Scheduler
     from distributed.utils import LoopRunner
 
-    place = watch.current.cluster
-    host, _ = ports.parse_address(place.coordinator, port)
-    address = ports.format_address((host, jax_port))
+    place, jax_port, timeout = watch.current.cluster, pod.jax_port, pod.start_timeout
+    host, _ = ports.parse_address(place.coordinator, pod.port)
+    address = f"tls://{ports.format_address((host, jax_port))}"
     loop = LoopRunner(asynchronous=False)
     loop.start()
     scheduler = None
@@ -46,14 +48,13 @@ def open_run_engine(folder: str, *, port: int, jax_port: int, workers: int, time
     security = dask_engine.security_of(UPath(folder))
     workers = workers or max(1, available_cores() // place.local_processes)
     with process_pool(workers) as dask_engine.pool:
-        name = f"process {place.process_id}"
-        settings = {"nthreads": workers, "name": name, "security": security, "death_timeout": timeout}
-        own = (_own_address(host, jax_port), 0 if scheduler else jax_port)
-        worker = loop.run_sync(_start_worker, f"tls://{address}", own, settings)
+        where = {"host": _own_address(host, jax_port), "port": [jax_port, 0]}  # 0: any, if the first one is in use
+        settings = {"nthreads": workers, "name": f"process {place.process_id}", "death_timeout": timeout}
+        worker = loop.run_sync(_start_worker, address, security=security, **where, **settings)
         if scheduler is None:
             yield None
         else:
-            with contextlib.closing(dask_engine.DaskEngine(f"tls://{address}", security, timeout)) as engine:
+            with contextlib.closing(dask_engine.DaskEngine(address, security, timeout)) as engine:
                 yield engine
         loop.run_sync(_close, worker)
     if scheduler is not None:
@@ -61,18 +62,12 @@ def open_run_engine(folder: str, *, port: int, jax_port: int, workers: int, time
     loop.stop()
 
 
-async def _start_worker(address: str, own: tuple[str, int], settings: dict[str, Any]) -> Any:
-    """Starts a worker at the port, or at any if that is in use; ends this process if the worker ends by itself."""
+async def _start_worker(address: str, **settings: Any) -> Any:
+    """Starts a worker; ends this process if the worker ends by itself."""
     from distributed import Worker
 
-    host, port = own
     try:
-        with socket.create_server(own):
-            pass
-    except OSError:
-        port = 0
-    try:
-        worker = await Worker(address, host=host, port=port, memory_limit=0, **settings, **LOCAL)
+        worker = await Worker(address, memory_limit=0, **settings, **LOCAL)
     except Exception as error:
         raise StopError(f"can't reach the Dask scheduler of host 0 at {address} ({error}); open its port.") from None
     worker.guard = asyncio.create_task(_guard(worker))

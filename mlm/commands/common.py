@@ -130,12 +130,11 @@ def open_engine(args: argparse.Namespace, config: ConfigDict, workdir: Workdir) 
     """
     if args.engine_timeout <= 0:
         raise InputError(f"--engine-timeout={args.engine_timeout}: must be above 0 seconds.")
-    workers, pod = config.shards.workers, config.pod
+    workers = config.shards.workers
     folder = args.engine_certificates or str(workdir.root / "hosts" / "certificates")
     cluster.progress(watch.UNTIMED)
     if watch.current.cluster.processes > 1 and not args.engine:
-        ports = {"port": pod.port, "jax_port": pod.jax_port}
-        opened = run_engine.open_run_engine(folder, **ports, workers=workers, timeout=pod.start_timeout)
+        opened = run_engine.open_run_engine(folder, config.pod, workers)
     elif cluster.is_primary():
         flags = {"timeout": args.engine_timeout, "insecure": args.engine_insecure, "certificates": folder}
         opened = engine.open_engine(args.engine, workers=workers, **flags)
