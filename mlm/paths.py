@@ -43,10 +43,7 @@ def canonical(path: str) -> str:
 
 
 def distinct_parts(paths: Sequence[str]) -> list[str]:
-    """Returns the last part in which all paths differ ("wiki", "web" of b/wiki/shards, b/web/shards), else the paths.
-
-    What is no letter, digit, ".", "_" or "-" becomes "-".
-    """
+    """Returns the last part in which all paths differ ("wiki", "web" of b/wiki/shards, b/web/shards), else all."""
     split = [[re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in path.split("/") if part] for path in paths]
     for column in itertools.zip_longest(*map(reversed, split), fillvalue=""):
         if all(column) and len(set(column)) == len(paths):
@@ -141,10 +138,7 @@ def put_file(file: Path, target: UPath) -> None:
 
 
 def move(folder: UPath, target: UPath, *, first: str) -> None:
-    """Renames a folder; in a bucket, copies its files and then deletes them.
-
-    Interrupted, it leaves nothing that counts as complete, if that is a folder with the file `first`.
-    """
+    """Renames a folder; in a bucket, copies its files, then deletes them: `first`, which makes it complete, first."""
     if not is_remote(folder):
         folder.rename(target)
         return

@@ -1,7 +1,4 @@
-"""Certificates of a Dask cluster: whoever has the key belongs to it, since nobody else's is signed by its authority.
-
-`python -m mlm.cluster.certificates FOLDER` makes them for a cluster that is started by hand.
-"""
+"""Certificates that admit to a Dask cluster; `python -m mlm.cluster.certificates FOLDER` makes them by hand."""
 
 import datetime
 import sys
@@ -17,10 +14,7 @@ SKEW = datetime.timedelta(days=1)  # by which the clock of a host may be behind
 
 
 def make(folder: UPath | Path) -> None:
-    """Writes a new authority's certificate, and a certificate that it has signed with its key; raises InputError.
-
-    The key of the authority is not kept, so nobody can add to what it has signed.
-    """
+    """Writes an authority's certificate, one that it signed, and the key of that one alone. Raises InputError."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

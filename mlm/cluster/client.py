@@ -1,7 +1,4 @@
-"""Each process's connection to the coordinator in process 0 (coordinator.py). Without jax.
-
-Through it a process learns at once that another one has failed, and why; jax by itself would only abort.
-"""
+"""Each process's connection to the coordinator: it says who has failed and why, where jax only aborts. Without jax."""
 
 import dataclasses
 import hashlib
@@ -60,16 +57,13 @@ class Client:
         threading.Thread(target=self._run, daemon=True, name="client").start()
 
     def ready(self, fingerprint: dict[str, Any]) -> tuple[str, int]:
-        """Waits until all processes are ready and alike; returns the address of jax's own service. Raises StopError.
-
-        From now on a process counts as dead after config.pod.heartbeat seconds of silence.
-        """
+        """Waits until all processes are ready and alike; returns the address of jax's own service. Raises StopError."""
         jax_address, timeout = (self._address[0], self._pod.jax_port), self._pod.start_timeout
         if self._coordinator is not None:
             ports.listen(jax_address, timeout, key="config.pod.jax_port").close()
         deadline = time.monotonic() + timeout
         self._wait_until_connected()
-        self._connection.set_timeout(self._pod.heartbeat)
+        self._connection.set_timeout(self._pod.heartbeat)  # silent for longer, it counts as dead
         self._connection.send(ready={key: _abridged(value) for key, value in fingerprint.items()})
         remaining = deadline - time.monotonic()
         if not self._wait("go", remaining + coordinator.LINGER):  # first the coordinator, which knows who is missing

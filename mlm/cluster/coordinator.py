@@ -1,8 +1,4 @@
-"""The coordinator of a run, in process 0: every process connects to it and reports how it is. Without jax.
-
-See messages.py for the protocol. Only processes that know the token of this attempt, which lies in the workdir, are let
-in; whatever anybody else sends is dropped, and never ends the run.
-"""
+"""The coordinator of a run, in process 0, which drops whoever lacks the token (see messages.py). Without jax."""
 
 import contextlib
 import dataclasses

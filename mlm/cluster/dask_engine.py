@@ -121,10 +121,7 @@ def _run(task: bytes) -> Any:
 
 @contextlib.contextmanager
 def connect(address: str, *, timeout: float, insecure: bool, certificates: str) -> Iterator[DaskEngine]:
-    """Yields an engine on the cluster whose scheduler listens at `address`, which it connects to when there is a task.
-
-    Raises InputError, also with the first task, if after `timeout` seconds no scheduler answers or it has no worker.
-    """
+    """Yields an engine on the cluster of a scheduler, to which it connects with the first task; raises InputError."""
     security = security_of(UPath(certificates)) if check_address(address, insecure=insecure) else None
     with contextlib.closing(DaskEngine(address, security, timeout)) as engine:
         yield engine

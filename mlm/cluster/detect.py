@@ -1,8 +1,4 @@
-"""Which process this is, of how many, and where process 0 is: asked of the platform, once.
-
-What is asked, and in which order, stands in launch/README.md (*How a process finds the others*). The variables and
-metadata keys are those that jax's own detection reads (jax/_src/clusters).
-"""
+"""Which process this is, of how many, and where process 0 is: asked of the platform, once (see launch/README.md)."""
 
 import dataclasses
 import math
@@ -13,6 +9,7 @@ from pathlib import Path
 
 from mlm.errors import InputError
 
+# Variables and metadata keys are those of jax's own detection (jax/_src/clusters).
 GOOGLE_PCI = "0x1ae0"
 TPU_PCI = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}  # jax/_src/hardware_utils.py
 PCI_DEVICES = Path("/sys/bus/pci/devices")

@@ -70,10 +70,7 @@ def _start_devices() -> None:
 
 
 def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array]) -> None:
-    """Compiles a jitted `(tree, batch) -> ...` for the shapes of a batch on all hosts before any host runs it.
-
-    Compilation inside the collective would hit its timeout.
-    """
+    """Compiles a jitted `(tree, batch) -> ...` on all hosts before any runs it: in the collective it might time out."""
     if watch.current.client is None:
         return
     shapes = (function, *(each.shape for each in batch.values()))

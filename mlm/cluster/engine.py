@@ -38,8 +38,7 @@ class Engine:
     ) -> Iterator[tuple[int, Result]]:
         """Runs function(item) for each item; yields (index, result) as they finish.
 
-        Raises the first error of a task as it was, and PreemptedError if a worker was killed; then no other task is
-        begun. Each finished task counts as progress.
+        Raises the first error of a task as it was, PreemptedError if a worker was killed; then begins no other task.
         """
         if not len(items):
             return
@@ -88,11 +87,7 @@ class Engine:
 def open_engine(
     address: str = "", *, workers: int = 0, timeout: float = 60.0, insecure: bool = False, certificates: str = ""
 ) -> Iterator[Engine]:
-    """Yields an engine: a pool of `workers` processes (0: one per core), which start with the first tasks.
-
-    With an `address`, such as tls://HOST:8786, it is the Dask cluster whose scheduler listens there, and the other
-    arguments are those of dask_engine.connect.
-    """
+    """Yields a pool of `workers` processes (0: one per core), or the cluster at `address` (`dask_engine.connect`)."""
     if address:
         from mlm.cluster import dask_engine  # its import takes a second
 

@@ -49,10 +49,7 @@ def differing(found: dict[str, Any], expected: dict[str, Any]) -> str:
 
 
 def difference(fingerprints: dict[int, dict[str, Any]]) -> tuple[int, str] | None:
-    """Returns (the process that differs most, a sentence that says in what), or None if all are alike.
-
-    Each value is compared with the most common one, or the lowest process's if several are as common.
-    """
+    """Returns (the process that differs most from the most common values, how it differs); None if all are alike."""
     processes = sorted(fingerprints)
     odd: dict[int, list[str]] = {}
     for key in sorted(set().union(*fingerprints.values())):

@@ -1,7 +1,6 @@
 """The engine of a run of several processes: Dask's scheduler in process 0 and a worker in each, while data is made.
 
-All of it lives in threads of these processes, so it ends with them however they end. A worker hands its tasks to a
-process pool. Both listen on config.pod.jax_port, which jax takes later, so that no other port need be open.
+Both live in threads and end with the process. They listen on config.pod.jax_port, which jax takes later.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""What commands share: flags, config and workdir, joining the other processes, the data.
-
-Commands import jax and TensorFlow, and the modules that need them, in functions: a mistake is reported at once.
-"""
+"""What commands share. They import jax and TensorFlow in functions, so that a mistake is reported at once."""
 
 import argparse
 import contextlib
@@ -124,10 +121,7 @@ def join(args: argparse.Namespace, overrides: list[str], *, task: str, create: b
 
 @contextlib.contextmanager
 def open_engine(args: argparse.Namespace, config: ConfigDict, workdir: Workdir) -> Iterator[engine.Engine | None]:
-    """Yields what runs the tasks of the corpus: in process 0 alone, for the others wait until it is done.
-
-    That is the Dask cluster of --engine, one of the processes of the run, or a pool of processes on this machine.
-    """
+    """Yields what runs the corpus's tasks, in process 0 alone: the cluster of --engine, that of the run, or a pool."""
     if args.engine_timeout <= 0:
         raise InputError(f"--engine-timeout={args.engine_timeout}: must be above 0 seconds.")
     workers = config.shards.workers

@@ -32,10 +32,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
-    """Writes the shards of the corpus, unless they exist, or are those of a mixture.
-
-    Shards in shards.dir without a manifest, as transformers' TF-TPU example writes them, are used as they are.
-    """
+    """Writes the shards, unless they exist or are a mixture's. Those of shards.dir may lack a manifest, and stay."""
     from mlm.data import corpus, shards
 
     if config.data.mixture:

@@ -1,7 +1,4 @@
-"""The one loader of models: from a run's checkpoint, or from a RoBERTa folder on disk, in a bucket or on the Hub.
-
-A folder may be hostile: it is read as data alone, and every value that a model is built from is checked.
-"""
+"""The one loader of models. A folder may be hostile: it is read as data alone, and every value is checked."""
 
 import dataclasses
 from typing import Any, Self
@@ -114,10 +111,7 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
 
 
 def from_workdir(workdir: Workdir, *, head: str | None, step: int | None = None, where: str = "") -> Pretrained:
-    """Returns the model of a checkpoint: averaged, if the run keeps an average.
-
-    `step` None stands for the newest checkpoint, a classifier's best.
-    """
+    """Returns the model of a step (None: the newest, a classifier's best), averaged if the run keeps an average."""
     where = where or str(workdir.checkpoints)
     if step is not None:
         checkpoint_files.check_step(workdir.checkpoints, step, where)

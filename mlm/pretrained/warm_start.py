@@ -1,6 +1,4 @@
-"""Fits the parameters of another model (`train.init_from`) to our vocabulary and length, to start from them.
-
-Parameters that the source lacks stay as they were initialised.
+"""Fits the parameters of another model (`train.init_from`) to our vocabulary and length; the rest stays as it was.
 
 Dimensions: R rows of a table, V entries of the vocabulary.
 """
