@@ -90,10 +90,7 @@ def in_memory(ids_BxL: np.ndarray) -> Batch:
 
 
 def count_tokens(manifest: Manifest, *, split: str, records: int = 10_000) -> np.ndarray:
-    """Returns how often each ordinary token occurs in the first records, a fair sample: int64 [V], 0 if special.
-
-    Of a mixture, each folder's part of the records is its share, and there are fewer if one of them is too small.
-    """
+    """Returns how often each ordinary token occurs in the first records, a fair sample: int64 [V], 0 if special."""
     counts_V = np.zeros(manifest.vocab_size, np.int64)
     for part, wanted in _sample_sizes(manifest, split, records):
         read = eval_batches(part, split=split, batch=500, rows=(0, 500))
@@ -112,7 +109,7 @@ def words_per_row(manifest: Manifest, words_V: np.ndarray, *, records: int = 10_
 
 
 def _sample_sizes(manifest: Manifest, split: str, records: int) -> list[tuple[Manifest, int]]:
-    """Returns each folder of a mixture, and how many of its first records are in a sample of about `records`."""
+    """Returns the folders, and how many of the first records of each are in a sample by their shares."""
     parts = mixture.parts(manifest)
     most = min([records, *(part.manifest.splits[split].records / part.share for part in parts)])
     return [(part.manifest, math.ceil(most * part.share)) for part in parts]
@@ -136,34 +133,29 @@ class _Reader:
             self._visited.append(shard)
             return np.int64(shard), np.int64(epoch), rows
 
-        def read(_):
-            shard, epoch, order = tf.numpy_function(plan, [], [tf.int64] * 3)
-            shard.set_shape([]), epoch.set_shape([]), order.set_shape([None])
-            return self._columns(shard, epoch, order)
-
-        return _map(tf.data.Dataset.range(count), read).prefetch(1)
-
-    def _columns(self, shard, epoch, order):
-        tf = import_tensorflow()
-        whole = tf.data.TFRecordDataset(tf.constant(self._paths)[shard]).batch(max(self.records) + 1)
-        serialized = whole.get_single_element()
-        count = tf.constant(self.records, tf.int64)[shard]
         names = ["input_ids"] if self.manifest.full_rows else ["input_ids", "attention_mask"]
         features = dict.fromkeys(names, tf.io.FixedLenFeature((self.manifest.length,), tf.int64))
-        with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(serialized, tf.int64)[0], count)]):
-            parsed = tf.io.parse_example(serialized, features)
-        largest = tf.reduce_max(tf.bitcast(parsed["input_ids"], tf.uint64))  # a negative id is larger than any other
-        size = tf.constant(self.manifest.vocab_size, tf.uint64)
-        with tf.control_dependencies([tf.debugging.assert_less(largest, size)]):
-            ids = tf.gather(tf.cast(parsed["input_ids"], tf.int32), order)
-        mask = tf.gather(tf.cast(parsed["attention_mask"], tf.int32), order) if names[1:] else tf.ones_like(ids)
-        starts = tf.constant(np.cumsum([0, *self.records]))
-        return {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "record_id": tf.cast(starts[shard] + order, tf.uint32),
-            "epoch": tf.cast(tf.fill(tf.shape(order), epoch), tf.uint32),
-        }
+        paths, records = tf.constant(self._paths), tf.constant(self.records, tf.int64)
+        starts, size = tf.constant(np.cumsum([0, *self.records])), tf.constant(self.manifest.vocab_size, tf.uint64)
+
+        def read(_) -> dict:
+            shard, epoch, order = tf.numpy_function(plan, [], [tf.int64] * 3)
+            shard.set_shape([]), epoch.set_shape([]), order.set_shape([None])
+            rows = tf.data.TFRecordDataset(paths[shard]).batch(max(self.records) + 1).get_single_element()
+            with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(rows, tf.int64)[0], records[shard])]):
+                parsed = tf.io.parse_example(rows, features)
+            largest = tf.reduce_max(tf.bitcast(parsed["input_ids"], tf.uint64))  # a negative id exceeds any other
+            with tf.control_dependencies([tf.debugging.assert_less(largest, size)]):
+                ids = tf.gather(tf.cast(parsed["input_ids"], tf.int32), order)
+            mask = tf.gather(tf.cast(parsed["attention_mask"], tf.int32), order) if names[1:] else tf.ones_like(ids)
+            return {
+                "input_ids": ids,
+                "attention_mask": mask,
+                "record_id": tf.cast(starts[shard] + order, tf.uint32),
+                "epoch": tf.cast(tf.fill(tf.shape(order), epoch), tf.uint32),
+            }
+
+        return _map(tf.data.Dataset.range(count), read).prefetch(1)
 
     def run(self, dataset) -> Iterator[Batch]:
         """Yields the batches of a tf.data pipeline as numpy arrays; an error in it is traced to its record."""

@@ -1,7 +1,5 @@
 """Labelled texts as token ids in memory: their labels, their order, and batches padded to a few lengths.
 
-Words with labels are tokenized as running text, with a space between them; the first piece of a word has its label.
-
 The order is that of `order.py`, except that lane l of n owns the rows l, l + n, .... A batch is padded to the longest
 row of the whole global batch, rounded up: every host knows all lengths, so all have the same shape.
 
@@ -123,12 +121,12 @@ def read_tables(
     names = names or class_names(tables["train"])
     known = {*names, *([] if require_labels else [None])}
     for split, table in tables.items():
-        odd = ((row, each) for row, label in enumerate(table.labels) for each in _each(label) if each not in known)
-        for row, label in odd:
-            raise InputError(
-                f"{table.where(row)}: its label {label!r} is not one of the {len(known)} of the training split; "
-                f"correct it, or remove the row from the {split} split."
-            )
+        for row, label in ((row, each) for row, own in enumerate(table.labels) for each in _each(own)):
+            if label not in known:
+                raise InputError(
+                    f"{table.where(row)}: its label {label!r} is not one of the {len(known)} of the training split; "
+                    f"correct it, or remove the row from the {split} split."
+                )
     return tables, names
 
 
@@ -138,10 +136,7 @@ def _each(label: Any) -> tuple:
 
 
 def class_names(table: Table) -> tuple[str, ...]:
-    """Returns the classes of a table: in a library's order, else sorted, as numbers where all are whole numbers.
-
-    Raises InputError if there is only one.
-    """
+    """Returns the classes, at least two: in a library's order, else sorted, as numbers where all are whole numbers."""
     names = {each for label in table.labels for each in _each(label)}
     if len(names) < 2:
         raise InputError(f"{table.source}: all of its rows have the label {names.pop()!r}; two labels are needed.")
@@ -197,10 +192,9 @@ def tokenize(
 
 
 def first_pieces(encoding: Encoding, words: Sequence[str]) -> np.ndarray:
-    """Returns the index of each word's first piece, int64 [W], in the encoding of " ".join(words).
+    """Returns the index of each word's first piece, int64 [W], in the encoding of " ".join(words); -1 if it has none.
 
-    The space before a word belongs to it, as some tokenizers make it a piece. A word that was truncated, or that the
-    tokenizer drops, has -1.
+    The space before a word belongs to it, as some tokenizers make it a piece.
     """
     starts_W = np.cumsum([0, *(len(word) + 1 for word in words[:-1])])  # characters
     tokens_T = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)

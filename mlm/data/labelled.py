@@ -13,6 +13,7 @@ the same length. To add a source: a function here that returns rows, and its nam
 
 import csv
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -65,7 +66,8 @@ def read(
                 texts.append(_by_word(row, text[0], f"{where} {text[0]!r}", _text))
             else:
                 texts.append(tuple(_text(_value(row, key, f"{where} {key!r}"), f"{where} {key!r}") for key in text))
-            absent = not require_labels and _is_unknown(row.get(label))
+            own = row.get(label)
+            absent = not require_labels and all(each in UNKNOWN for each in (own if isinstance(own, list) else [own]))
             labels.append(None if absent else _label(row, label, f"{where} {label!r}", kind, names))
             if kind == "tokens" and not absent and len(texts[-1]) != len(labels[-1]):
                 raise InputError(
@@ -77,10 +79,6 @@ def read(
     if not texts:
         raise InputError(f"{key}: {source} has no rows.")
     return Table(source, texts, labels, places, names, kind == "tokens")
-
-
-def _is_unknown(label: Any) -> bool:
-    return all(each in UNKNOWN for each in label) if isinstance(label, list) else label in UNKNOWN
 
 
 def _value(row: Row, column: str, where: str) -> Any:
@@ -187,20 +185,15 @@ def _conll(file: str, columns: tuple[str, ...], label: str) -> Rows:
             known.update(cells[1:][-1:])
 
 
-def _hf(name: str, split: str, columns: tuple[str, ...], label: str) -> tuple[Names, Rows]:
+def _library(kind: str, name: str, split: str, columns: tuple[str, ...], label: str) -> tuple[Names, Rows]:
     name, _, own = name.partition("#")
-    loaded = sources.load_hf(name, split=own or split)
-    wanted = [column for column in loaded.column_names if column in (*columns, label)]  # others may be images
-    return _of_library(loaded.features, columns, label, loaded.select_columns(wanted))
-
-
-def _tfds(name: str, split: str, columns: tuple[str, ...], label: str) -> tuple[Names, Rows]:
-    name, _, own = name.partition("#")
-    info, rows = sources.load_tfds(name)
-    return _of_library(info.features, columns, label, rows(own or split))
-
-
-def _of_library(features: Any, columns: tuple[str, ...], label: str, rows: Iterable[Row]) -> tuple[Names, Rows]:
+    if kind == "hf":
+        loaded = sources.load_hf(name, split=own or split)
+        wanted = [column for column in loaded.column_names if column in (*columns, label)]  # others may be images
+        features, rows = loaded.features, loaded.select_columns(wanted)
+    else:
+        info, rows_of = sources.load_tfds(name)
+        features, rows = info.features, rows_of(own or split)
     _check_columns(columns, features)
     names = None
     if label in features:  # a class, or a list of classes
@@ -218,6 +211,6 @@ READERS = {
     "csv": lambda file, split, columns, label: (None, _csv(file, columns)),
     "jsonl": lambda file, split, columns, label: (None, _jsonl(file)),
     "conll": lambda file, split, columns, label: (None, _conll(file, columns, label)),
-    "hf": _hf,
-    "tfds": _tfds,
+    "hf": functools.partial(_library, "hf"),
+    "tfds": functools.partial(_library, "tfds"),
 }

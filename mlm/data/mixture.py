@@ -61,7 +61,7 @@ def _join_splits(splits: Sequence[tuple[float, Split]]) -> Split:
 
 
 def parts(manifest: Manifest) -> tuple[Part, ...]:
-    """Returns the folders of a mixture; of another manifest its own, with all of the rows."""
+    """Returns the folders of a mixture, or the only one."""
     return manifest.parts if isinstance(manifest, Mixture) else (Part("", 1.0, manifest),)
 
 
@@ -85,11 +85,11 @@ def paths(manifest: Manifest, split: str) -> list[str]:
 
 def locate(manifest: Manifest, split: str, record: int) -> tuple[Manifest, int]:
     """Returns the folder that holds a record, and the record's id there."""
-    for part in parts(manifest):
-        if record < part.manifest.splits[split].records:
+    for _, _, folder in parts(manifest):
+        if record < folder.splits[split].records:
             break
-        record -= part.manifest.splits[split].records
-    return part.manifest, record
+        record -= folder.splits[split].records
+    return folder, record
 
 
 def lanes(manifest: Manifest, split: str, *, seed: int, lanes: int) -> list[Lane]:

@@ -1,8 +1,8 @@
 """Near duplicates: documents similar to an earlier one, by Jaccard over stretches of 5 words.
 
 MinHash (Broder, 1997) by rensa, cut into bands (Leskovec et al., Mining of Massive Datasets, section 3.4): a share
-s^ROWS of the bands of two documents of similarity s is the same, from which s is estimated. An earlier document counts
-even if it is left out itself: of a chain only the first stays, and no decision waits for another.
+s^ROWS of the bands of two documents of similarity s is the same. An earlier document counts even if it is left out
+itself: of a chain only the first stays.
 
 Dimensions: N documents, B bands of each, R slots in a band, E bands of all documents.
 """
@@ -38,10 +38,7 @@ def bands(texts: Sequence[str], places_N: np.ndarray, rows_N: np.ndarray) -> np.
 
 
 def join(bands_E: np.ndarray, parts_E: np.ndarray) -> np.ndarray:
-    """Returns PAIRs of documents with bands in common, a later one and an earlier one, and how many, in order.
-
-    All bands with the same hash must be there. Of many documents in a bucket, the EARLIEST are the earlier ones.
-    """
+    """Returns the PAIRs of documents that share bands, in order; all bands with the same hash must be there."""
     order = np.lexsort((bands_E["place"], parts_E, bands_E["hash"]))
     bands_E, parts_E, hashes = bands_E[order], parts_E[order], bands_E["hash"][order]
     starts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)])

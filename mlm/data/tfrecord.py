@@ -1,8 +1,8 @@
 """Rows of tokens as the bytes of a TFRecord file, without TensorFlow, which takes seconds to start in each process.
 
 A record is a tf.train.Example with the features attention_mask and input_ids, an Int64List each, as transformers'
-TF-TPU example writes them (prepare_tfrecord_shards.py). Formats: tensorflow.org/tutorials/load_data/tfrecord (framing,
-masked CRC-32C) and protobuf.dev/programming-guides/encoding (varints, length-delimited fields).
+TF-TPU example writes them. Formats: tensorflow.org/tutorials/load_data/tfrecord (framing, masked CRC-32C) and
+protobuf.dev/programming-guides/encoding (varints, length-delimited fields).
 
 Dimensions: N rows, L tokens in a row.
 """
@@ -53,13 +53,11 @@ def _delimited(tag: int, body: bytes) -> bytes:
 
 
 def _framed(record: bytes) -> bytes:
-    size = struct.pack("<Q", len(record))
-    return b"".join((size, _masked_crc(size), record, _masked_crc(record)))
-
-
-def _masked_crc(data: bytes) -> bytes:
-    crc = crc32c(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    framed = b""
+    for data in (struct.pack("<Q", len(record)), record):
+        crc = crc32c(data)
+        framed += data + struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    return framed
 
 
 def first_length(data: bytes, file: str) -> int:

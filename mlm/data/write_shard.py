@@ -90,6 +90,6 @@ def _read(task: WriteShard, part_and_block: tuple[int, np.void]) -> tuple[int, n
 
 
 def table_name(shard: str) -> str:
-    """Returns the name, below the folder of the shards, of the table of a shard's documents."""
+    """Returns the file, below the folder of the shards, of the table of a shard's documents."""
     split, _, name = shard.partition("/")
     return f"documents/{split}-{name.split('-')[1]}.npy"

@@ -24,10 +24,7 @@ Piece = tuple[str, str, str]  # text, kind ("" where nothing is predicted), what
 def draw(
     config: ConfigDict, manifest: Manifest, workdir: Workdir
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Returns (the first batch, ids [B, L] that the model reads, kinds [B, L]).
-
-    A kind is "mask", "random" or "kept" where a token is predicted, "" elsewhere.
-    """
+    """Returns (the first batch, ids [B, L] that the model reads, "mask", "random", "kept" or "" [B, L])."""
     import jax
 
     from mlm.data.manifest import DatasetInfo
@@ -53,12 +50,7 @@ def draw(
 def judge(
     config: ConfigDict, batch: dict[str, np.ndarray], read_BxL: np.ndarray, kinds_BxL: np.ndarray, special: tuple
 ) -> tuple[str, str, str]:
-    """Returns (level, what, fix) for the masks of a batch.
-
-    Args:
-      read_BxL, kinds_BxL: see `draw`.
-      special: ids that must neither be predicted nor drawn as a random replacement.
-    """
+    """Returns (level, what, fix) for the masks that `draw` returns; no `special` id may be predicted or drawn."""
     ordinary_BxL = (batch["attention_mask"] > 0) & ~np.isin(batch["input_ids"], special)
     predicted_BxL = kinds_BxL != ""
     count, ordinary = int(predicted_BxL.sum()), int(ordinary_BxL.sum())

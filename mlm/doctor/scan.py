@@ -64,11 +64,9 @@ def find_repeats(manifest: Manifest, *, max_rows: int, max_validation: int = 5_0
 
 
 def find_held(manifest: Manifest, texts: Sequence[Sequence[int]], *, max_rows: int) -> tuple[np.ndarray, float]:
-    """Returns the share of each text's stretches that training rows have, and the share of the rows that were read.
+    """Returns the share of each text's stretches that about `max_rows` training rows have, and the share of these rows.
 
-    Args:
-      texts: their ids; those of less than STRETCH tokens have the share NaN.
-      max_rows: about so many rows of the training split are read.
+    A text without a stretch has the share NaN.
     """
     numbers_T = np.repeat(np.arange(len(texts)), [len(ids) for ids in texts])
     overlap = _Overlap(*_stretches(manifest, np.concatenate(texts).astype(np.int64), numbers_T))
