@@ -66,7 +66,7 @@ def test_two_rates_and_two_seeds(tokenizer_folder, tmp_path, capfd, monkeypatch)
     assert content(root)["rule"] == "loss: the lowest median over seeds is best"
     assert capfd.readouterr().err == ""
     assert __main__.main([*arguments, "--metric=f2"]) == 2
-    assert "--metric=f2: the runs have no such score; name one of step, loss, " in capfd.readouterr().err
+    assert "--metric=f2: the runs have no such score; name one of accuracy, step, loss, " in capfd.readouterr().err
 
 
 def train_arguments(root: pathlib.Path, shards: str, *settings: str, vary: tuple[str, ...]) -> list[str]:
