@@ -107,8 +107,8 @@ def test_what_fails_is_named_and_the_others_are_done(trained_workdir, data, tmp_
 
 
 @pytest.mark.slow
-def test_all_tasks_from_mnli(trained_workdir, data, tmp_path):
-    """The protocol that starts from MNLI's model, cut to a seed; and against another table."""
+def test_all_tasks(trained_workdir, data, tmp_path):
+    """By the protocol that starts from MNLI's model, then all of GLUE by the quick one, against the first table."""
     keys = [*KEYS, "optimizer.learning_rate=0.01"]
     flags = ("--protocol=mosaic", f"--data={data}", "--tasks", *GLUE[:4], "stsb", "cb", "boolq", "wnli")
     done = run(trained_workdir.root, tmp_path / "a", *flags, keys=keys)
@@ -119,13 +119,19 @@ def test_all_tasks_from_mnli(trained_workdir, data, tmp_path):
     assert start == f"{found['tasks']['mnli']['run']}/export"
     mnli = read_tsv(tmp_path / "a" / "submission" / "AX.tsv")
     assert len(mnli) == 11 and {row["prediction"] for row in mnli} <= set(TASKS["mnli"].labels)
-    numbers = [float(row["prediction"]) for row in read_tsv(tmp_path / "a" / "submission" / "STS-B.tsv")]
-    assert all(0 <= number <= 5 for number in numbers)
-    flags = ("--protocol=quick", f"--data={data}", "--tasks", "qnli", f"--against={tmp_path / 'a'}", "--json")
+    boolq = [json.loads(line) for line in (tmp_path / "a" / "submission" / "BoolQ.jsonl").read_text().splitlines()]
+    assert [row["idx"] for row in boolq] == list(range(16)) and {row["label"] for row in boolq} <= {"true", "false"}
+    flags = ("--protocol=quick", f"--data={data}", f"--against={tmp_path / 'a'}", "--json")
     done = run(trained_workdir.root, tmp_path / "b", *flags, keys=KEYS)
     assert done.returncode == 0, done.stdout + done.stderr
-    difference = json.loads(done.stdout.splitlines()[0])["against"]["qnli"]
-    assert difference["low"] <= difference["difference"] <= difference["high"]
+    found = json.loads(done.stdout.splitlines()[0])
+    assert set(found["tasks"]) == set(GLUE) and not any("failed" in task for task in found["tasks"].values())
+    assert {file.stem for file in (tmp_path / "b" / "submission").iterdir()} == FILES
+    numbers = [float(row["prediction"]) for row in read_tsv(tmp_path / "b" / "submission" / "STS-B.tsv")]
+    assert all(0 <= number <= 5 for number in numbers)
+    assert set(found["against"]) == {"mnli", "qnli", "qqp", "rte", "stsb"}
+    for difference in found["against"].values():
+        assert difference["low"] <= difference["difference"] <= difference["high"]
 
 
 def test_the_best_cell_is_that_of_the_best_median(tmp_path):

@@ -174,15 +174,18 @@ def _devices(folder: str) -> int:
 
 
 def _submit(task: Task, predicted: Sequence[str], file: UPath) -> None:
-    """Writes predictions as the server takes them."""
+    """Writes predictions as GLUE's server takes them, or SuperGLUE's."""
     make_folder(file.parent)
     if not task.labels:  # STS-B: from 0 to 5
         shown = [f"{min(max(float(value), 0.0), 5.0):.3f}" for value in predicted]
     else:
         indices = [_index(task, label) for label in predicted]
-        shown = [task.labels[index] if task.names else str(index) for index in indices]
-    lines = [f"{number}\t{each}" for number, each in enumerate(shown)]
-    write_text(file, "\n".join(["index\tprediction", *lines]) + "\n")
+        shown = [task.labels[index] if task.names or file.suffix == ".jsonl" else str(index) for index in indices]
+    if file.suffix == ".jsonl":
+        lines = [json.dumps({"idx": number, "label": label.lower()}) for number, label in enumerate(shown)]
+    else:
+        lines = ["index\tprediction", *(f"{number}\t{each}" for number, each in enumerate(shown))]
+    write_text(file, "\n".join(lines) + "\n")
 
 
 def _majority(data: str, root: UPath) -> dict[str, Any]:

@@ -40,12 +40,14 @@ TASKS = {  # in the order of the papers' tables; MNLI first, for others start fr
     "cola": Task(("sentence",), ("matthews",), ("unacceptable", "acceptable"), (("test", "CoLA.tsv"),)),
     "stsb": Task(SENTENCES, ("pearson", "spearman"), (), (("test", "STS-B.tsv"),)),
     "wnli": Task(SENTENCES, ("accuracy",), ("not_entailment", "entailment"), (("test", "WNLI.tsv"),)),
-    "boolq": Task(("question", "passage"), ("accuracy",), ("False", "True"), (), suite="super_glue"),
+    "boolq": Task(
+        ("question", "passage"), ("accuracy",), ("False", "True"), (("test", "BoolQ.jsonl"),), suite="super_glue"
+    ),
     "cb": Task(
         ("premise", "hypothesis"),
         ("accuracy", "f1_macro"),
         ("entailment", "contradiction", "neutral"),
-        (),
+        (("test", "CB.jsonl"),),
         suite="super_glue",
     ),
 }
