@@ -14,7 +14,6 @@ NAMES = {
     "one_batch": "one batch reused",
     "real_batches": "batches of the run",
 }
-MAX_PRODUCTS = 12  # lines of the table
 
 
 def render(found: dict[str, Any]) -> list[RenderableType]:
@@ -22,9 +21,6 @@ def render(found: dict[str, Any]) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for part, rows in found.items():
         parts += [""] if parts else []
-        if part == "products":
-            parts += _products(rows)
-            continue
         heads = (">MFU", ">memory") if part == "step" else ()
         cells = [_cells(part, name, rows) for name in rows if name in NAMES]
         parts.append(table(part, ">tokens/s", ">ms", *heads, "", rows=cells))
@@ -40,20 +36,3 @@ def _cells(part: str, name: str, rows: dict[str, Any]) -> list[str]:
         cells.append("-" if row["mfu"] is None else f"{row['mfu']:.1%}")
         cells.append(f"{row['memory_bytes'] / 1e6:,.0f} MB" if "memory_bytes" in row else "-")
     return [*cells, "" if ratio is None else f"the first is {ratio:.3g} times as fast"]
-
-
-def _products(found: dict[str, Any]) -> list[RenderableType]:
-    rows, rest = found["rows"], found["rows"][MAX_PRODUCTS:]
-    groups = [(row["product"], [row]) for row in rows[:MAX_PRODUCTS]] + [("all", rows)]
-    if rest:
-        groups.insert(-1, (f"{len(rest)} others", rest))
-    cells = []
-    for name, members in groups:
-        count, gflop, milliseconds = (sum(row[key] for row in members) for key in ("count", "gflop", "milliseconds"))
-        figures = f"{gflop:.2f}", f"{milliseconds:.1f}", f"{gflop / milliseconds * 1e3:,.0f}"
-        cells.append((name, str(count), *figures))
-    whole, share = found["milliseconds"], found["products_milliseconds"] / found["milliseconds"]
-    return [
-        table("products", ">count", ">GFLOP", ">ms", ">GFLOP/s", rows=cells),
-        f"A step takes {whole:.1f} ms: its products alone are {share:.0%} of that.",
-    ]

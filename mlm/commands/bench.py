@@ -16,13 +16,13 @@ from mlm.errors import InputError
 from mlm.text import show
 from mlm.workdir import Workdir
 
-PARTS = """what to measure: the step, its matrix products one by one, writing shards (with the tokenizer of the
-workdir), reading batches and the training loop (both with the shards of the workdir); default: step"""
+PARTS = """what to measure: the step, writing shards (with the tokenizer of the workdir), reading batches and the training
+loop (both with the shards of the workdir); default: step"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
-    parts = ["step", "products", "shards", "batches", "loop"]
+    parts = ["step", "shards", "batches", "loop"]
     parser.add_argument("--parts", nargs="+", default=["step"], choices=parts, help=PARTS)
     parser.add_argument("--torch", default="", metavar="PYTHON", help="Python with PyTorch, to time its step too")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of each comparison; default: 20")
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     detect.refuse_part_of_a_slice()
     config, manifest, folder = common.read_config(args, overrides), None, ""
-    if set(args.parts) - {"step", "products"}:
+    if set(args.parts) - {"step"}:
         workdir = Workdir(args.workdir, create=False)
         if {"batches", "loop"} & set(args.parts):
             manifest = common.open_data(config, workdir)
@@ -50,11 +50,10 @@ def measure(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
         if "step" not in args.parts:
             raise InputError("--torch: is for the part step; add it to --parts.")
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves PyTorch memory of the GPU
-    from mlm.bench import inputs, products, steps
+    from mlm.bench import inputs, steps
 
     compare = {
         "step": lambda: steps.compare_steps(config, args.seconds, args.torch),
-        "products": lambda: products.compare_products(config, args.seconds),
         "shards": lambda: inputs.compare_shards(config, folder, args.megabytes, args.seconds),
         "batches": lambda: inputs.compare_batches(config, manifest, args.seconds),
         "loop": lambda: inputs.compare_loop(config, manifest, args.seconds),
