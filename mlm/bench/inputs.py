@@ -25,9 +25,7 @@ VALIDATION = 50  # one document in 50
 
 
 def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, seconds: float) -> dict[str, Any]:
-    """Measures writing shards of documents of the corpus, including reading them and the start of our workers.
-
-    The example's processes have started, and its documents are in memory.
+    """Measures writing shards of documents of the corpus: ours from reading them on, the example's from memory.
 
     Returns `interleaved.summary` in "tokens" of the text, special ones and dropped ones included; each with its "rows".
     """

@@ -55,19 +55,15 @@ def _calibrate(repeat: Repeat, seconds: float) -> int:
 
 
 def summary(rates: Rates, tokens: int) -> dict[str, Any]:
-    """Returns the medians of `measure`, where a call works on `tokens`.
+    """Returns medians over the rounds of `measure`, where a call works on `tokens`.
 
-    {name: {"tokens_per_second", "milliseconds" of a call}, "ratios": {other: how many times as fast the first is, the
-    median over the rounds}}.
+    {name: {"tokens_per_second", "milliseconds" of a call}, "ratios": {other: how many times as fast the first is}}.
     """
-    found: dict[str, Any] = {"ratios": {}}
-    first = next(iter(rates))
-    for name, column in rates.items():
-        rate = statistics.median(column)
-        found[name] = {"tokens_per_second": tokens * rate, "milliseconds": 1e3 / rate}
-        if name != first:
-            found["ratios"][name] = statistics.median(np.divide(rates[first], column))
-    return found
+    first, *others = rates
+    ratios = {name: statistics.median(np.divide(rates[first], rates[name])) for name in others}
+    medians = {name: statistics.median(column) for name, column in rates.items()}
+    rows = {name: {"tokens_per_second": tokens * rate, "milliseconds": 1e3 / rate} for name, rate in medians.items()}
+    return {"ratios": ratios} | rows
 
 
 def say(message: str) -> None:
@@ -102,9 +98,8 @@ class Worker:
             return dict(json.loads(self._process.stdout.readline()))
         except (ValueError, TypeError):
             last = self.close()
-        if self._process.returncode == 2:  # `last` is a sentence for the user
-            raise InputError(f"{self._name}: {last}")
-        raise InputError(f"{self._name}: the step can't be measured there ({last}).")
+        wrong = last if self._process.returncode == 2 else f"the step can't be measured there ({last})."
+        raise InputError(f"{self._name}: {wrong}")
 
     def close(self) -> str:
         """Stops it; returns its last line on stderr."""
@@ -117,4 +112,4 @@ class Worker:
             self._process.communicate()
         with self._errors as errors:
             errors.seek(0)
-            return ([line for line in errors.read().splitlines() if line.strip()] or ["it said nothing"])[-1]
+            return (errors.read().strip() or "it said nothing").splitlines()[-1]

@@ -89,17 +89,7 @@ def updates(step: Callable[..., tuple[Any, Any]], state: Any) -> Callable[..., A
 def start_torch(python: str, task: Pretraining) -> interleaved.Worker:
     """Starts mlm/bench/torch_step.py on the same model and rows of the same size."""
     interleaved.say("step: starting PyTorch")
-    config = task.config
-    settings = {
-        "model": task.network.config.to_dict(),
-        "special_ids": task.info.special_ids,
-        "rows": config.data.global_batch,
-        "length": config.shards.length,
-        "masking_rate": config.masking.rate,
-        "learning_rate": config.optimizer.learning_rate,
-        "weight_decay": config.optimizer.weight_decay,
-        "bfloat16": config.model.dtype == "bfloat16",
-    }
+    settings = task.run | {"model": task.network.config.to_dict(), "special_ids": task.info.special_ids}
     return interleaved.Worker([python, torch_step.__file__], settings, name=f"--torch={python}")
 
 

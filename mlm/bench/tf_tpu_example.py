@@ -1,8 +1,7 @@
 """The data baseline of `bench`: how transformers' TF-TPU example writes its shards, and how it reads them.
 
-Rewritten from examples/tensorflow/language-modeling-tpu of transformers 4: prepare_tfrecord_shards.py, from a split on
-disk to its files; and the input of run_mlm.py, without its masks (ours are drawn inside the step) and with a smaller
-shuffle buffer, which takes less memory and the same work per row.
+Rewritten from prepare_tfrecord_shards.py and run_mlm.py of examples/tensorflow/language-modeling-tpu in transformers 4:
+without masks (ours are drawn inside the step) and with a smaller shuffle buffer, which is the same work per row.
 """
 
 from collections.abc import Iterator

@@ -3,9 +3,10 @@
 Any Python with torch, transformers (4.57 or 5) and accelerate runs this file. It measures `Trainer.train()` with its
 defaults, masks drawn on the host and logits of every position; on CUDA if there is any, else on the CPU in float32.
 
-It reads lines of JSON and answers each with one: first the settings of `steps.start_torch`, which {"torch",
-"transformers", "device", "dtype"} answers when it is ready, then {"calls": N} for N steps, answered by {"steps" so
-far}. It exits when its input ends; with 2 if a package is missing.
+It reads lines of JSON and answers each with one. First the settings: a run's flattened config, "model": RobertaConfig's
+arguments, "special_ids": {"cls", "pad", "sep", "unk", "mask"} -> id; {"torch", "transformers", "device", "dtype"} tells
+that it is ready. Then {"calls": N} for N steps, answered by {"steps" so far}. It exits when its input ends; with 2 if a
+package is missing.
 """
 
 import json
@@ -25,7 +26,7 @@ def train(settings: dict, answers: TextIO) -> None:
     import transformers
 
     cuda = torch.cuda.is_available()
-    bfloat16 = cuda and settings["bfloat16"]
+    bfloat16 = cuda and settings["model.dtype"] == "bfloat16"
 
     class Pauses(transformers.TrainerCallback):
         """Holds the loop after the requested steps."""
@@ -53,23 +54,21 @@ def train(settings: dict, answers: TextIO) -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             output_dir=folder,
-            per_device_train_batch_size=settings["rows"] // max(1, torch.cuda.device_count()),
+            per_device_train_batch_size=settings["data.global_batch"] // max(1, torch.cuda.device_count()),
             max_steps=10**9,
-            learning_rate=settings["learning_rate"],
-            weight_decay=settings["weight_decay"],
+            learning_rate=settings["optimizer.learning_rate"],
+            weight_decay=settings["optimizer.weight_decay"],
             bf16=bfloat16,
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
         )
-        collator = transformers.DataCollatorForLanguageModeling(
-            tokenizer=_tokenizer(settings), mlm_probability=settings["masking_rate"]
-        )
+        mask = {"tokenizer": _tokenizer(settings), "mlm_probability": settings["masking.rate"]}
         transformers.Trainer(
             model=transformers.RobertaForMaskedLM(transformers.RobertaConfig(**settings["model"])),
             args=arguments,
             train_dataset=_random_rows(settings) * EPOCH,
-            data_collator=collator,
+            data_collator=transformers.DataCollatorForLanguageModeling(**mask),
             callbacks=[Pauses()],
         ).train()
 
@@ -78,7 +77,7 @@ def _random_rows(settings: dict) -> list[dict]:
     """Returns a batch of random ordinary tokens as run_mlm.py's data set has it: lists, with special_tokens_mask."""
     import torch
 
-    rows, length = settings["rows"], settings["length"]
+    rows, length = settings["data.global_batch"], settings["shards.length"]
     first, size = max(settings["special_ids"].values()) + 1, settings["model"]["vocab_size"]
     ids = torch.randint(first, size, (rows, length), generator=torch.Generator().manual_seed(0))
     columns = {"attention_mask": [1] * length, "special_tokens_mask": [0] * length}

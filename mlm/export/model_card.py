@@ -143,15 +143,11 @@ def _metadata(run: dict[str, Any] | None, mask_token: str, scores: dict[str, Any
     """Returns the YAML that the Hub reads; scores are in it where the data set has a name there."""
     sources = run["corpus.sources"] if run and not run.get("data.mixture") else ()
     names = [match[1] for source in sources if (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(:.*)?", source))]
-    results = []
-    if scores and len(names) == len(sources) == 1:
+    results, metrics = [], [key for key in ("loss", "perplexity", "accuracy") if (scores or {}).get(key) is not None]
+    if len(names) == len(sources) == 1:
         task = {"task_type": "fill-mask", "task_name": "Masked Language Modeling"}
         data = {"dataset_type": names[0], "dataset_name": names[0], "dataset_split": "validation"}
-        results = [
-            EvalResult(**task, **data, metric_type=metric, metric_value=scores[metric])
-            for metric in ("loss", "perplexity", "accuracy")
-            if scores.get(metric) is not None
-        ]
+        results = [EvalResult(**task, **data, metric_type=key, metric_value=scores[key]) for key in metrics]
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="fill-mask",

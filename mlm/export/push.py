@@ -1,9 +1,8 @@
 """`export --push NAME`: bring an export to the Hugging Face Hub. Nothing here imports jax.
 
-Large files go first, one after the other, and a commit with all files comes last: until then nobody sees anything of
-it. The Hub knows a large file by its SHA-256, so what has arrived is not sent again, whenever and wherever the same
-command is started after a kill. (`upload_large_folder` of huggingface_hub keeps notes in the folder instead, commits in
-pieces, and tries forever when the Hub refuses.)
+Large files go first, and one commit with all files last: until then nobody sees anything of it. The Hub knows a large
+file by its SHA-256, so what has arrived is not sent again when the command is started again, anywhere.
+(`upload_large_folder` of huggingface_hub keeps notes in the folder, commits in pieces, and tries forever when refused.)
 """
 
 import re
@@ -36,10 +35,9 @@ def check(name: str, revision: str = "") -> str:
 
 
 def push(folder: UPath, name: str, *, public: bool, revision: str = "") -> str:
-    """Uploads all files of an export, and returns their address in the repository "user/model".
+    """Uploads an export to the repository "user/model" and its branch `revision` (main if empty); returns the address.
 
-    The repository and its branch `revision` (main if empty) are created if they are missing. With `public` the
-    repository is made public when everything has arrived; otherwise it must be private.
+    Both are created if they are missing. `public` makes it public when all has arrived; otherwise it must be private.
     """
     token = check(name)
     api = HfApi(token=token)
@@ -74,8 +72,7 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None and not isinstance(error, HfHubHTTPError):
         error = error.__cause__  # huggingface_hub wraps what broke an upload
     if isinstance(error, HfHubHTTPError):
-        code = error.response.status_code
-        message = error.server_message or error.response.reason or ""
+        code, message = error.response.status_code, error.server_message or error.response.reason or ""
         hint = {401: ": the token is not valid there", 403: ": the token may not write there"}.get(code, "")
         return f"refused with {code}{hint} ({' '.join(message.split())[:200]})"
     if isinstance(error, RequestException) and not isinstance(error, ValueError):

@@ -23,7 +23,6 @@ def verify(folder: str) -> bool:
     proof = json.loads((Path(folder) / "proof.json").read_text(encoding="utf-8"))
     tensors = load_file(Path(folder) / "proof.safetensors")
     rows, task = proof["rows"], proof.get("task", "fill-mask")
-    classifier = task != "fill-mask"
     logits = tensors["logits"] if "logits" in tensors else [tensors[f"logits.{row}"] for row in range(len(rows))]
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {len(rows)} texts")
 
@@ -37,25 +36,21 @@ def verify(folder: str) -> bool:
     strange = sorted(str(key) for keys in loading.values() for key in keys)
     good = _check(not strange, f"weights: every parameter of {type(model).__name__} is there", f"not so: {strange}")
 
-    cut = {"truncation": "longest_first", "max_length": proof["longest"]} if classifier else {}
-    different = [row for row in rows if list(tok(*_texts(row), **cut)["input_ids"]) != row["ids"]]
-    total = sum(len(row["ids"]) for row in rows)
-    good &= _check(
-        not different,
-        f"token ids: {total} in {len(rows)} texts are equal",
-        f"not in {list(map(_texts, different[:1]))}",
-    )
+    cut = {"truncation": "longest_first", "max_length": proof["longest"]} if "longest" in proof else {}
+    different = [_texts(row) for row in rows if list(tok(*_texts(row), **cut)["input_ids"]) != row["ids"]]
+    equal = f"token ids: {sum(len(row['ids']) for row in rows)} in {len(rows)} texts are equal"
+    good &= _check(not different, equal, f"not in {different[:1]}")
     good &= _same_logits(model, tok, rows, logits, cut)
-    settings = {"device": "cpu", "trust_remote_code": False}
+    own = {"ignore_labels": []} if task == "token-classification" else {"top_k": proof.get("top_k")}
+    settings = {"model": model, "tokenizer": tok, "device": "cpu", "trust_remote_code": False}
     if task == "token-classification":
         tok.model_max_length = proof["longest"]  # its pipeline takes no other limit
-        answer = transformers.pipeline(task, model=model, tokenizer=tok, ignore_labels=[], **settings)
+    answer = transformers.pipeline(task, **settings, **own)
+    if task == "fill-mask":
+        return good & _same_fillings(answer, rows)
+    if task == "token-classification":
         return good & _same_labels(answer, rows)
-    settings["top_k"] = None if classifier else proof["top_k"]
-    answer = transformers.pipeline(task, model=model, tokenizer=tok, **settings)
-    if classifier:
-        return good & (model.config.problem_type == "regression" or _same_probabilities(answer, rows, cut))
-    return good & _same_fillings(answer, rows)
+    return good & (model.config.problem_type == "regression" or _same_probabilities(answer, rows, cut))
 
 
 def _texts(row: dict) -> list[str]:

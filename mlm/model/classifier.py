@@ -90,9 +90,6 @@ def row_sums(logits_BxC: Array, label_B: Array) -> RowSums:
 
 
 def row_scores(logits_BxC: Array, label_B: Array) -> tuple[Array, Array]:
-    """Returns (loss_B, prediction_B), float32; a class is predicted by its index, the first of the largest logits.
-
-    Of tokens, arguments as of `row_sums`, it is prediction_BxL.
-    """
+    """Returns (loss_B, prediction_B, of tokens prediction_BxL), float32: a number, or the index of a class."""
     value_B = logits_BxC[:, 0] if logits_BxC.shape[-1] == 1 else jnp.argmax(logits_BxC, axis=-1)
     return row_sums(logits_BxC, label_B).loss_B, value_B.astype(jnp.float32)

@@ -57,9 +57,8 @@ def _forward(q, k, v, segments_BxL, dropout_mask_LxL, heads, isolated, kind):
 
 def _backward(heads, isolated, kind, saved, grad):
     inputs, outputs = saved
-    *_, dropout_mask_LxL = inputs
     grads = _call(inputs, (*outputs, grad), heads, isolated, kind)
-    return *grads, None, None if dropout_mask_LxL is None else jnp.zeros_like(dropout_mask_LxL)
+    return *grads, None, jax.tree.map(jnp.zeros_like, inputs[-1])  # of the dropout mask, if there is one
 
 
 attend.defvjp(_forward, _backward)

@@ -127,8 +127,8 @@ class _Units(NamedTuple):
 class WordMasking(TokenMasking):
     """Whole words, in a random order (BERT's code, `do_whole_word_mask`), masked, replaced or kept token by token.
 
-    BERT's own choice favours short words. Here the words lie in a random order on a circle of m tokens, and those that
-    start inside a randomly placed window of rate * m tokens are predicted: each with probability `rate`.
+    BERT's own choice favours short words. Here they lie in a random order on a circle of m tokens, and those that start
+    inside a randomly placed window of rate * m tokens are predicted: each with probability `rate`.
     """
 
     # `tokenizer.word_starts`, bool [V], as bytes, which are hashable; None if no mask is ever drawn
@@ -209,8 +209,7 @@ class SpanMasking(WordMasking):
 
 def _units(first_L: Array, ordinary_L: Array) -> _Units:
     """Returns the units that start at `first_L` and end before the next one or the next token that isn't ordinary."""
-    length = len(first_L)
-    position_L = jnp.arange(length)
+    length, position_L = len(first_L), jnp.arange(len(first_L))
     start_L = jax.lax.cummax(jnp.where(first_L, position_L, 0))
     edge_L = jax.lax.cummin(jnp.where(first_L | ~ordinary_L, position_L, length), reverse=True)
     end_L = jnp.append(edge_L[1:], length)

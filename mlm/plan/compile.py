@@ -34,8 +34,8 @@ class Program:
 
     text: str  # for `hlo.parse`; "" if the program does not fit
     arguments: int
-    temporaries: int
-    outputs: int  # without those that reuse an argument's memory
+    temporaries: int | None  # None, as the outputs, if the program does not fit
+    outputs: int | None  # without those that reuse an argument's memory
     needs: float | None  # in all; None if it does not fit and the compiler names no size
     fits: bool
 
@@ -53,7 +53,7 @@ def compile_step(config: ConfigDict, info: DatasetInfo, topology: Topology, *, k
     task = Pretraining.without_data(config, make_mesh(config, topology), info)
     state = state_bytes(task)
     if kind != "baseline" and state > topology.capacity:  # nothing to compile
-        return Program("", state, 0, 0, state, False)
+        return Program("", state, None, None, state, False)
     rows = config.data.global_batch // (task.mesh.shape["data"] * task.mesh.shape["fsdp"])
     model = f"{config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
     with _progress(f"compiling the {kind} step, {model}, for {topology.name}"), no_cache():
@@ -64,7 +64,7 @@ def compile_step(config: ConfigDict, info: DatasetInfo, topology: Topology, *, k
                 raise
             refuse_kernel(str(error), topology.family.kind)
             temporaries = temporary_bytes(str(error))
-            return Program("", state, 0, 0, None if temporaries is None else state + temporaries, False)
+            return Program("", state, None, None, None if temporaries is None else state + temporaries, False)
     memory = compiled.memory_analysis()
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes, outputs)
@@ -92,8 +92,7 @@ def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
 def _compile(lowered: jax.stages.Lowered, readable: bool) -> tuple[jax.stages.Compiled, str]:
     """Returns the compiled program and its text."""
     if readable:
-        compiled = lowered.compile()
-        return compiled, compiled.as_text()
+        return (compiled := lowered.compile()), compiled.as_text()
     with tempfile.TemporaryDirectory() as folder:
         compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
         files = Path(folder).glob("*.jit_step.*after_codegen.txt")

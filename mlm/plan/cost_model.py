@@ -31,7 +31,6 @@ FREE_TARGETS = re.compile(
 )
 WRAPPERS = ("", "while", "body", "closed_call", "cond", "checkpoint", "rematted_computation", "shard_map")
 NOISE = re.compile(r"<locals>|->|^FlaxRoberta")  # in a path: functions, einsum formulas, the name of the whole model
-SOURCES = ("compiler", "kernels", "bytes", "collectives", "waits")
 
 # Cycles per head of 64 and row, forward and backward, by device_kind and row length: bundles in the static schedules of
 # libtpu 0.0.51 (tests/test_fused_attention.py compiles them again).
@@ -53,7 +52,7 @@ class Cost:
 
     def __init__(self) -> None:
         # By source; collectives and waits (for copies between memories) only as far as exposed.
-        self.cycles = dict.fromkeys(SOURCES, 0.0)
+        self.cycles = dict.fromkeys(("compiler", "kernels", "bytes", "collectives", "waits"), 0.0)
         # {what: count} of kernels without a cost, unknown calls and loops of unknown length.
         self.uncosted: dict[str, int] = collections.Counter()
         # How many the compiler has an estimate for, and how many only the rules above.
@@ -137,11 +136,8 @@ class _Simulation:
             self.spend("compiler", this, this.cycles, times)
         elif this.target == "tpu_custom_call":
             flops, size = (float(this.attribute(rf'"{key}":"(\d+)"') or 0) for key in ("flops", "bytes_accessed"))
-            cycles = max(
-                attention_cycles(this, self.topology.devices[0].device_kind),
-                flops / self.topology.family.flops_per_cycle,
-                size / self.topology.hbm_bytes_per_cycle,
-            )
+            cycles = max(flops / self.topology.family.flops_per_cycle, size / self.topology.hbm_bytes_per_cycle)
+            cycles = max(cycles, attention_cycles(this, self.topology.devices[0].device_kind))
             if cycles:
                 self.spend("kernels", this, cycles, times)
             else:

@@ -54,9 +54,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
     program, cores = compile_step(config, job.info, place, kind=kind), place.family.cores
     mesh, short = make_mesh(config, place), config.data.short_length
     accumulate = 1 if kind == "baseline" else config.train.accumulate
-    made = (program.temporaries, program.outputs) if program.fits else (None, None)
-    keys = ("arguments", "temporaries", "outputs", "needs", "capacity")
-    sizes = dict(zip(keys, (program.arguments, *made, program.needs, place.capacity), strict=True))
+    sizes = {key: getattr(program, key) for key in ("arguments", "temporaries", "outputs", "needs")}
     row = {
         "step": kind,
         "topology": place.name,
@@ -70,16 +68,15 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "accumulate": accumulate,
         "rows_per_chip": config.data.global_batch / accumulate / place.chips,
         "fits": program.fits,
-        "bytes_per_chip": {key: None if size is None else size * cores for key, size in sizes.items()},
+        "bytes_per_chip": {key: size and size * cores for key, size in (sizes | {"capacity": place.capacity}).items()},
     }
     if program.fits:
         row |= estimate(program, config, job, place, length=row["length"])
     if kind == "mlm" and short and program.fits:
         row["short"] = first = measure(config, job, place, kind="short")[1]
-        share, speed = config.data.short_share, first["milliseconds"] / row["milliseconds"] if first["fits"] else None
+        share, speed = config.data.short_share, first.get("milliseconds", 0.0) / row["milliseconds"]
         for key in ("hours", "dollars"):
-            known = speed is not None and row[key] is not None
-            row[key] = row[key] * (share * speed + 1 - share) if known else None
+            row[key] = row[key] * (share * speed + 1 - share) if first["fits"] and row[key] is not None else None
     return program, row
 
 
@@ -183,14 +180,15 @@ def remedies(config: ConfigDict, info: DatasetInfo, place: Topology) -> list[dic
     """Returns [{"change", "fits", "bytes_per_chip" or "error"}], the cheapest remedy first."""
     mesh, model = make_mesh(config, place), config.model
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    accumulate = {"train.accumulate": 4 * config.train.accumulate}
-    remat = {} if model.remat else {"model.remat": True}
-    feed_forward = {}
-    if remat and model.remat_feed_forward < model.layers:
-        feed_forward = {"model.remat_feed_forward": model.layers}
-    split = {"mesh.fsdp": num_shards, "mesh.data": 1} if mesh.shape["fsdp"] < num_shards else {}
-    changes = (feed_forward, remat, accumulate, split, remat and remat | accumulate)
-    return [_try(change, config, info, place) for change in changes if change]
+    remat, accumulate = {"model.remat": True}, {"train.accumulate": 4 * config.train.accumulate}
+    changes = (
+        ({"model.remat_feed_forward": model.layers}, not model.remat and model.remat_feed_forward < model.layers),
+        (remat, not model.remat),
+        (accumulate, True),
+        ({"mesh.fsdp": num_shards, "mesh.data": 1}, mesh.shape["fsdp"] < num_shards),
+        (remat | accumulate, not model.remat),
+    )
+    return [_try(change, config, info, place) for change, helps in changes if helps]
 
 
 def _try(change: dict[str, Any], config: ConfigDict, info: DatasetInfo, place: Topology) -> dict[str, Any]:

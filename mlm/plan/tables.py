@@ -37,10 +37,8 @@ def _cell(cell: dict[str, Any]) -> tuple[str, ...]:
     needs, capacity = (_gigabytes(row["bytes_per_chip"][key]) for key in ("needs", "capacity"))
     if not row["fits"]:
         return "no", needs, *[""] * 5, f"of {capacity}"
-    hours = "-" if row["hours"] is None else f"{row['hours']:,.1f}"
-    dollars = "-" if row["dollars"] is None else f"{row['dollars']:,.0f}"
-    speed = f"{row['milliseconds']:.1f}", f"{row['tokens_per_second']:,.0f}", f"{row['mfu']:.1%}"
-    return "yes", needs, *speed, hours, dollars, ""
+    specs = {"milliseconds": ".1f", "tokens_per_second": ",.0f", "mfu": ".1%", "hours": ",.1f", "dollars": ",.0f"}
+    return "yes", needs, *("-" if row[key] is None else format(row[key], spec) for key, spec in specs.items()), ""
 
 
 def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
@@ -49,26 +47,23 @@ def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
     slices = f"{row['slices']} slices of " if row["slices"] > 1 else ""
     accumulate = f", {row['accumulate']} times" if row["accumulate"] > 1 else ""
     size = {name: _gigabytes(count) for name, count in row["bytes_per_chip"].items()}
+    rows = f"{row['global_batch']:,} rows of {row['length']} tokens, {row['rows_per_chip']:g} rows a chip at once"
     lines = [
         f"{row['step']} step on {slices}{row['topology']}: {row['chips']} chips, {row['devices']} devices, {mesh}",
         f"  {hosts(row['hosts'])}",
-        f"  batch {row['global_batch']:,} rows of {row['length']} tokens, {row['rows_per_chip']:g} rows a chip at once"
-        + accumulate,
+        f"  batch {rows}{accumulate}",
     ]
     if not row["fits"]:
         needs = "more" if row["bytes_per_chip"]["needs"] is None else size["needs"]
         return [*lines, f"  does not fit: needs {needs} of {size['capacity']} a chip", *_search(row)]
-    lines += [
-        f"  fits: {size['needs']} of {size['capacity']} a chip (arguments {size['arguments']}, temporaries "
-        f"{size['temporaries']}, other outputs {size['outputs']})",
-        f"  estimate: {_speed(row)}",
-    ]
+    parts = "arguments {arguments}, temporaries {temporaries}, other outputs {outputs}".format(**size)
+    lines += [f"  fits: {size['needs']} of {size['capacity']} a chip ({parts})", f"  estimate: {_speed(row)}"]
     short = row.get("short", row)
+    first = f"  the first steps, on rows of {short['length']} tokens"
     if not short["fits"]:
-        lines.append(f"  the first steps, on rows of {short['length']} tokens, do not fit: the run's hours are unknown")
+        lines.append(f"{first}, do not fit: the run's hours are unknown")
     elif short is not row:
-        needs = _gigabytes(short["bytes_per_chip"]["needs"])
-        lines.append(f"  the first steps, on rows of {short['length']} tokens: {needs} a chip, {_speed(short)}")
+        lines.append(f"{first}: {_gigabytes(short['bytes_per_chip']['needs'])} a chip, {_speed(short)}")
     if row["hours"] is not None:
         dollars = "" if row["dollars"] is None else f", {row['dollars']:,.0f} dollars"
         lines.append(f"  whole run: {row['hours']:,.1f} hours{dollars}")
@@ -88,12 +83,12 @@ def _speed(row: dict[str, Any]) -> str:
 
 def hosts(found: dict[str, Any]) -> str:
     """Returns a line on `sharding.host_input`."""
-    count, rows, lanes = (found[key] for key in ("count", "rows_per_host", "lanes_per_host"))
+    start, rows, lanes = f"hosts {found['count']}:", found["rows_per_host"], found["lanes_per_host"]
     if not found["fed"]:
-        return f"hosts {count}: NOT ALL CAN BE FED: {found['error']}"
+        return f"{start} NOT ALL CAN BE FED: {found['error']}"
     if lanes < 1:
-        return f"hosts {count}: {rows} rows each, {round(1 / lanes)} hosts share a lane"
-    return f"hosts {count}: {rows} rows and {lanes} {'lane' if lanes == 1 else 'lanes'} each"
+        return f"{start} {rows} rows each, {round(1 / lanes)} hosts share a lane"
+    return f"{start} {rows} rows and {lanes} {'lane' if lanes == 1 else 'lanes'} each"
 
 
 def _costs(row: dict[str, Any]) -> list[str]:

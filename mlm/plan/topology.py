@@ -120,8 +120,8 @@ def find(name: str, slices: int = 1) -> Topology:
         raise InputError(f"--topology={name}: there is no such TPU; known are {known}.")
     pod = FAMILIES[family].pod
     shape = tuple(map(int, sizes.split("x"))) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes) else ()
-    known = ", ".join(names(family))
-    unknown = InputError(f"--topology={name}: there is no such slice of {family}; take one of {known}.")
+    one_of = ", ".join(names(family))
+    unknown = InputError(f"--topology={name}: there is no such slice of {family}; take one of {one_of}.")
     if len(shape) != len(pod) or any(a > b for a, b in zip(sorted(shape), sorted(pod), strict=True)):
         raise unknown
     prepare()

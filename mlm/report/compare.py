@@ -19,42 +19,36 @@ ABSENT = "no such key"  # in a config that other code wrote
 def write(workdirs: list[Workdir]) -> str:
     """Makes compare.html in the first run's folder, one file that needs no network; returns its path."""
     roots = [str(workdir.root) for workdir in workdirs]
-    twice = next((root for root in roots if roots.count(root) > 1), None)
-    if twice is not None:
-        raise InputError(f"--compare={twice}: this run is named twice; name each run once.")
+    if twice := [root for root in roots if roots.count(root) > 1]:
+        raise InputError(f"--compare={twice[0]}: this run is named twice; name each run once.")
     if len(workdirs) > len(plots.COLORS):
         raise InputError(f"--compare: {len(workdirs)} runs, at most {len(plots.COLORS)} can be shown; name fewer.")
-    runs = dict(zip(names(roots), map(report.gather, workdirs), strict=True))
+    runs, path = dict(zip(names(roots), map(report.gather, workdirs), strict=True)), workdirs[0].root / PAGE
     scores, keys = final_scores(list(runs.values())), differences([run.config for run in runs.values()])
-    page = report.render_page("compare.html.j2", draw(runs), runs=list(runs), scores=scores, keys=keys)
-    path = workdirs[0].root / PAGE
-    write_text(path, page)
+    write_text(path, report.render_page("compare.html.j2", draw(runs), runs=list(runs), scores=scores, keys=keys))
     return str(path)
 
 
 def names(roots: list[str]) -> list[str]:
     """Returns the shortest distinct ends of the paths."""
     parts = [root.rstrip("/").split("/") for root in roots]
-    for count in range(1, max(map(len, parts)) + 1):
-        found = ["/".join(each[-count:]) for each in parts]
-        if len(set(found)) == len(found):
-            break
-    return found
+    ends = (["/".join(each[-count:]) for each in parts] for count in range(1, max(map(len, parts)) + 1))
+    return next((found for found in ends if len(set(found)) == len(found)), roots)
 
 
 def draw(runs: dict[str, RunSummary]) -> dict[str, Figure]:
     """Returns title -> figure: the losses of all runs over steps, over tokens, and over wall-clock."""
     figures = {}
-    for title, unit, position in (
-        ("Loss over steps", "steps", lambda run, line: line["step"]),
-        ("Loss over tokens", "tokens", lambda run, line: run.tokens(line["step"])),
-        ("Loss over wall-clock", "hours since the first start", lambda run, line: run.hours(line)),
+    for over, unit, position in (
+        ("steps", "steps", lambda run, line: line["step"]),
+        ("tokens", "tokens", lambda run, line: run.tokens(line["step"])),
+        ("wall-clock", "hours since the first start", RunSummary.hours),
     ):
         curves = {
             name: [plots.points(lines, "loss", position=partial(position, run)) for lines in (run.train, run.evals)]
             for name, run in runs.items()
         }
-        figures[title] = plots.draw_together(curves, unit)
+        figures[f"Loss over {over}"] = plots.draw_together(curves, unit)
     return figures
 
 
@@ -74,9 +68,6 @@ def final_scores(runs: list[RunSummary]) -> report.Rows:
 
 def differences(configs: list[dict[str, Any]]) -> report.Rows:
     """Returns (key, value in each config, ...) for each key that is not the same in all of some flattened configs."""
-    rows = []
-    for key in sorted(set().union(*configs)):
-        values = [json.dumps(config[key]) if key in config else ABSENT for config in configs]
-        if len(set(values)) > 1:
-            rows.append((key, *values))
-    return rows
+    keys = sorted(set().union(*configs))
+    rows = [(key, *(json.dumps(each[key]) if key in each else ABSENT for each in configs)) for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]

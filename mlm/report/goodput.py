@@ -53,11 +53,8 @@ def sessions(timing: list[Line]) -> list[Session]:
     groups = [timing[start:end] for start, end in itertools.pairwise([*starts, None])]
     while groups and len(groups[-1]) == 1:
         groups.pop()
-    found, kept = [], float("inf")
-    for lines in reversed(groups):
-        found.append(Session(lines, kept))
-        kept = min(kept, lines[0]["step"])
-    return found[::-1]
+    begins = [lines[0]["step"] for lines in groups]
+    return [Session(lines, min(begins[index + 1 :], default=float("inf"))) for index, lines in enumerate(groups)]
 
 
 def use_of_time(found: list[Session]) -> TimeUse:
@@ -67,23 +64,20 @@ def use_of_time(found: list[Session]) -> TimeUse:
     line reports. If only the first of these steps were kept, the time is divided in proportion.
     """
     use = dict.fromkeys((field.name for field in dataclasses.fields(TimeUse)), 0.0)
-    for index, session in enumerate(found):
-        before = session.lines[0]
-        if index:
-            use["down"] += max(before["time"] - found[index - 1].lines[-1]["time"], 0.0)
-        for line in session.lines[1:]:
-            seconds = max(line["time"] - before["time"], 0.0)
+    pauses = {"eval": "evaluation", "checkpoint": "checkpoints"}
+    for session in found:
+        for before, line in itertools.pairwise(session.lines):
+            seconds, is_kept = max(line["time"] - before["time"], 0.0), line["step"] <= session.kept
             if line["kind"] == "first_step":
                 use["start"] += seconds
-            else:
-                kept = 1.0
-                if line["step"] > session.kept:
-                    kept = max(session.kept - before["step"], 0) / max(line["step"] - before["step"], 1)
-                pause = {"eval": "evaluation", "checkpoint": "checkpoints"}.get(line["kind"])
-                paused = min(line["seconds"], seconds) if pause else 0.0
-                use["training"] += kept * (seconds - paused)
-                use["redone"] += (1 - kept) * (seconds - paused)
-                if pause:
-                    use[pause if line["step"] <= session.kept else "redone"] += paused
-            before = line
+                continue
+            kept = max(session.kept - before["step"], 0) / max(line["step"] - before["step"], 1)
+            kept = 1.0 if is_kept else kept
+            pause = pauses.get(line["kind"])
+            paused = min(line["seconds"], seconds) if pause else 0.0
+            use["training"] += kept * (seconds - paused)
+            use["redone"] += (1 - kept) * (seconds - paused)
+            use[pause if pause and is_kept else "redone"] += paused
+    for session, later in itertools.pairwise(found):
+        use["down"] += max(later.lines[0]["time"] - session.lines[-1]["time"], 0.0)
     return TimeUse(**use)

@@ -72,29 +72,26 @@ def draw_together(runs: dict[str, Sequence[Points]], x_unit: str, y_unit: str = 
     return figures[""]
 
 
+@matplotlib.rc_context(STYLE)
 def draw_over_values(curves: dict[str, Sequence[tuple[Any, float, float, float]]], key: str, score: str) -> Figure:
     """Returns a score over the values of a key: name -> (value, lowest, median, highest score) of a curve."""
     values = list(dict.fromkeys(value for curve in curves.values() for value, *_ in curve))
     numbers = all(type(value) in (int, float) for value in values)
-    places = values if numbers else list(range(len(values)))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.7, 2.9), layout="constrained")
-        axes = figure.add_subplot(xlabel=key, ylabel=score)
-        style = {"marker": "o", "markersize": 4, "capsize": 2.5, "elinewidth": 1}
-        for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
-            x, (low, median, high) = (
-                [places[values.index(point[0])] for point in curve],
-                np.array([p[1:] for p in curve]).T,
-            )
-            axes.errorbar(
-                x, median, [median - low, high - median], color=color, label=name.replace("$", r"\$"), **style
-            )
-        if numbers and 0 < 10 * min(values) <= max(values):
-            axes.set_xscale("log")
-        axes.set_xticks(places, [f"{each:g}" if numbers else str(each).replace("$", r"\$")[-20:] for each in values])
-        axes.set_xticks([], minor=True)
-        if any(curves):
-            axes.legend()
+    places = dict(zip(values, values if numbers else range(len(values)), strict=True))
+    figure = Figure(figsize=(4.7, 2.9), layout="constrained")
+    axes = figure.add_subplot(xlabel=key, ylabel=score)
+    for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
+        low, median, high = np.array([scores for _, *scores in curve]).T
+        style = {"marker": "o", "markersize": 4, "capsize": 2.5, "elinewidth": 1, "color": color}
+        spread, label = [median - low, high - median], name.replace("$", r"\$")
+        axes.errorbar([places[value] for value, *_ in curve], median, spread, label=label, **style)
+    if numbers and 0 < 10 * min(values) <= max(values):
+        axes.set_xscale("log")
+    names = [f"{each:g}" if numbers else str(each).replace("$", r"\$")[-20:] for each in values]
+    axes.set_xticks(list(places.values()), names)
+    axes.set_xticks([], minor=True)
+    if any(curves):
+        axes.legend()
     return figure
 
 
@@ -123,14 +120,12 @@ def save_png(figure: Figure, file: Path) -> None:
 
 def thinned(points: Points, most: int = POINTS) -> Points:
     """Returns at most `most` points of a curve that look the same: the lowest and the highest of each stretch."""
-    x, y = points
+    x, y = map(np.asarray, points)
     if len(x) <= most:
         return points
-    kept = []
-    for stretch in np.array_split(np.arange(len(x)), most // 2):
-        values = [y[i] for i in stretch]
-        kept += sorted({stretch[int(np.argmin(values))], stretch[int(np.argmax(values))]})
-    return [x[i] for i in kept], [y[i] for i in kept]
+    stretches = np.array_split(np.arange(len(x)), most // 2)
+    kept = np.unique([stretch[extreme(y[stretch])] for stretch in stretches for extreme in (np.argmin, np.argmax)])
+    return x[kept].tolist(), y[kept].tolist()
 
 
 @contextmanager
