@@ -125,9 +125,7 @@ def _pairs_of(first: Check, second: Check) -> Check:
     return _tuple_of(lambda v: type(v) is tuple and len(v) == 2 and first(v[0]) and second(v[1]), least=0)
 
 
-POSITIVE, COUNT, SEED = whole(1), whole(0), whole(0, 2**32, "to 2^32 - 1")
-PORT = whole(1024, 65_536, "to 65,535")
-FRACTION, BELOW_ONE = _number(0, 1), _number(0, 1, open_high=True)
+BELOW_ONE = _number(0, 1, open_high=True)
 ABOVE_ZERO: Rule = (lambda v: _finite(v) and v > 0), "a finite number above 0"
 FROM_ZERO: Rule = (lambda v: _finite(v) and v >= 0), "a finite number from 0 up"
 FLAG: Rule = (lambda v: type(v) is bool), "true or false"
@@ -144,27 +142,25 @@ TABLE: Rule = (
     lambda v: v == "" or TABLE_SOURCE(v),
     "csv:FILE, jsonl:FILE, conll:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
 )
-GROUPS: Rule = _tuple_of(SOME_TEXT, least=0), "a tuple of names"
 METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "spearman")
-WEIGHTS: Rule = _tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0"
 
 KEYS_OF: dict[Rule, str] = {  # rules that several keys share
     TEXT: "tokenizer.path shards.dir train.init_from train.replay log.wandb",
     FLAG: "corpus.streaming tokenizer.lowercase data.isolate_documents masking.static model.remat log.tensorboard",
-    POSITIVE: """shards.count shards.validation_count data.global_batch data.lanes model.hidden_size model.layers
+    whole(1): """shards.count shards.validation_count data.global_batch data.lanes model.hidden_size model.layers
         model.heads model.intermediate_size model.positions model.vocab_multiple train.accumulate train.guard_limit
         classify.multiple evaluate.batch evaluate.draws checkpoint.keep log.every log.profile_steps""",
-    COUNT: """corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps
+    whole(0): """corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps
         train.steps evaluate.every checkpoint.every log.profile_start""",
-    SEED: "shards.seed data.seed masking.seed train.seed evaluate.seed",
-    FRACTION: """masking.end_rate masking.mask_share masking.random_share schedule.warmup_fraction
+    whole(0, 2**32, "to 2^32 - 1"): "shards.seed data.seed masking.seed train.seed evaluate.seed",
+    _number(0, 1): """masking.end_rate masking.mask_share masking.random_share schedule.warmup_fraction
         schedule.decay_fraction schedule.final_fraction""",
     BELOW_ONE: """corpus.validation_fraction model.hidden_dropout model.attention_dropout optimizer.b1 optimizer.b2
         optimizer.ema_decay""",
     ABOVE_ZERO: """tokenizer.sample_megabytes model.layer_norm_eps model.init_stddev
         optimizer.learning_rate optimizer.eps""",
     FROM_ZERO: "optimizer.weight_decay optimizer.clip_norm train.epochs train.hours pod.hang",
-    PORT: "pod.port pod.jax_port",
+    whole(1024, 65_536, "to 65,535"): "pod.port pod.jax_port",
     AXIS: "mesh.data mesh.fsdp mesh.tensor",
     TABLE: "classify.train classify.validation classify.test",
     whole(8): "shards.length classify.length",
@@ -172,12 +168,12 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
 }
 RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in keys.split()} | {
     "corpus.sources": SOURCES,
-    "corpus.weights": WEIGHTS,
+    "corpus.weights": (_tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0"),
     "corpus.keep_out": (lambda v: v == () or SOURCES[0](v), f"empty, or {SOURCES[1]}"),
     "corpus.near_duplicates": (lambda v: _finite(v) and (v == 0 or 0.7 <= v < 1), "0, or a number in [0.7, 1)"),
     "corpus.field": (SOME_TEXT, "the name of a field"),
     "corpus.group": (TEXT[0], "document, file, or the name of a field"),
-    "corpus.validation_groups": GROUPS,
+    "corpus.validation_groups": (_tuple_of(SOME_TEXT, least=0), "a tuple of names"),
     "tokenizer.kind": _one_of("unigram", "bpe", "wordpiece"),
     "tokenizer.vocab_size": whole(16, 2**31),
     "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),

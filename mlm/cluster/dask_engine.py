@@ -39,15 +39,16 @@ class DaskEngine(Engine):
     """Runs tasks on a Dask cluster, from the first one on; those of a worker that is lost run again on others."""
 
     def __init__(self, address: str, security: Any, timeout: float):
-        super().__init__(None, 1)
         self._address, self._security, self._timeout = address, security, timeout
         self._client: Any = None
-        self._counted = -POLL
+        self._workers, self._counted = 1, -POLL
 
     @property
     def workers(self) -> int:
         """The threads of all workers that there are now, at least 1."""
-        self._connect()
+        if self._client is None:
+            self._client = _open_client(self._address, self._security, self._timeout)
+            self._executor = self._client.get_executor(pure=False)
         if time.monotonic() - self._counted > POLL:
             self._workers = max(1, self._client.scheduler_info(n_workers=0)["total_threads"])
             self._counted = time.monotonic()
@@ -57,11 +58,6 @@ class DaskEngine(Engine):
         """Leaves the cluster."""
         if self._client is not None:
             self._client.close()
-
-    def _connect(self) -> None:
-        if self._client is None:
-            self._client = _open_client(self._address, self._security, self._timeout)
-            self._executor = self._client.get_executor(pure=False)
 
     def _submit(self, function: Callable, item: Any) -> concurrent.futures.Future:
         key = f"{getattr(function, '__name__', 'task')}-{uuid.uuid4().hex}"
@@ -77,8 +73,8 @@ class DaskEngine(Engine):
 
         if isinstance(error, WorkerDiffersError):
             host, found = error.args
-            how = fingerprints.differing(found, fingerprints.worker_fingerprint())
-            return InputError(f"{label}: the worker on {host} differs from this process in {how}; make all alike.")
+            _, how = fingerprints.difference({0: fingerprints.worker_fingerprint(), 1: found})
+            return InputError(f"{label}: the worker on {host} {how}.")
         if isinstance(error, ImportError) and error.args[:1] == (NO_CODE,):
             _, host, why = error.args
             where = "start it with the same packages, in the folder that holds mlm/"

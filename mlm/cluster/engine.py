@@ -26,12 +26,7 @@ class Engine:
     """Runs tasks: module-level functions on picklable arguments, in a process pool or on a Dask cluster."""
 
     def __init__(self, executor: concurrent.futures.Executor | None, workers: int):
-        self._executor, self._workers = executor, workers
-
-    @property
-    def workers(self) -> int:
-        """The workers that there are now, at least 1."""
-        return self._workers
+        self._executor, self.workers = executor, workers
 
     def each(
         self, function: Callable[[Item], Result], items: Sequence[Item], *, label: str

@@ -42,12 +42,6 @@ def worker_fingerprint() -> dict[str, str]:
     return python | {name: _version(name) for name in (*PACKAGES, *DATA_PACKAGES)} | code()
 
 
-def differing(found: dict[str, Any], expected: dict[str, Any]) -> str:
-    """Returns the first differences between two fingerprints, in words."""
-    keys = sorted(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
-    return _shown([f"{key} ({found.get(key)!r}, not {expected.get(key)!r})" for key in keys])
-
-
 def difference(fingerprints: dict[int, dict[str, Any]]) -> tuple[int, str] | None:
     """Returns (the process that differs most from the most common values, how it differs); None if all are alike."""
     processes = sorted(fingerprints)
@@ -64,11 +58,9 @@ def difference(fingerprints: dict[int, dict[str, Any]]) -> tuple[int, str] | Non
     others = f"; so do hosts {', '.join(str(p) for p in odd if p != process)}" if len(odd) > 1 else ""
     alike = [p for p in processes if p not in odd]
     rest = f"{len(alike)} others" if len(alike) > 1 else f"host {alike[0]}" if alike else "the others"
-    return process, f"differs from {rest} in {_shown(odd[process])}{others}; make all hosts alike, and start again"
-
-
-def _shown(differences: list[str]) -> str:
-    return "; ".join(differences[:SHOWN] + [f"{len(differences) - SHOWN} more"] * (len(differences) > SHOWN))
+    more = [f"{len(odd[process]) - SHOWN} more"] * (len(odd[process]) > SHOWN)
+    how = "; ".join(odd[process][:SHOWN] + more)
+    return process, f"differs from {rest} in {how}{others}; make all hosts alike, and start again"
 
 
 def _version(package: str) -> str:

@@ -97,7 +97,7 @@ def open_run(
         ranges = tuple(dict.fromkeys([*config.data.skip_batches, *args.skip_batches]))
         config = configs.replace(config, {"data.skip_batches": ranges})
     workdir = Workdir(args.workdir)
-    if locate.is_average(workdir):
+    if "averaged" in locate.metadata(workdir):  # parameters alone
         start = f"start from it with --config.train.init_from={workdir.root} in another --workdir"
         raise InputError(f"--workdir={args.workdir}: holds an average, which no run can go on from; {start}.")
     return config, workdir
@@ -191,25 +191,20 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
         raise InputError(f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; use a matching pair.")
     parts = mixture.parts(manifest)
     asked = lanes_of_shares([part.share for part in parts], config.data.lanes)
-    for part, lanes in zip(parts, asked, strict=True):
-        share = f"its share of config.data.lanes = {config.data.lanes}" if parts[1:] else "config.data.lanes"
-        _check_split(part.manifest, "train", lanes, share)
-    for each in mixture.folders(manifest):
-        _check_split(each, "validation", 1, "config.shards.validation_count")
+    share = f"its share of config.data.lanes = {config.data.lanes}" if parts[1:] else "config.data.lanes"
+    needs = [(part.manifest, "train", lanes, share) for part, lanes in zip(parts, asked, strict=True)]
+    needs += [(each, "validation", 1, "config.shards.validation_count") for each in mixture.folders(manifest)]
+    for each, split, least, what in needs:
+        count = sum(shard.records > 0 for shard in each.splits[split].shards)
+        if count < least:
+            has = f"the {split} split has {count} shards with records"
+            raise InputError(f"{each.folder}: {has}, {what} asks for {least}.")
     rows = manifest.splits["train"].records * (length // short if short else 1)
     if rows > 2**32:
         raise InputError(f"{folder}: holds {rows:,} training rows, but record ids end at 2^32; leave some of them out.")
     for each in mixture.folders(manifest):
         verify(each, deep=True)
     return manifest
-
-
-def _check_split(manifest: Manifest, split: str, least: int, what: str) -> None:
-    """Raises InputError unless a split has as many shards with records as `what` asks for."""
-    count = sum(shard.records > 0 for shard in manifest.splits[split].shards)
-    if count < least:
-        has = f"the {split} split has {count} shards with records"
-        raise InputError(f"{manifest.folder}: {has}, {what} asks for {least}.")
 
 
 def fingerprints(manifest: Manifest) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import sys
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -58,7 +57,7 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
     program, row = plan.measure(config, job, place)
     found = {"plan": row}
     if not program.fits and not args.no_search:
-        print("it does not fit; looking for what would", file=sys.stderr, flush=True)
+        common.say("it does not fit; looking for what would")
         row["largest"] = plan.largest_batch(config, job.info, place, program)
         row["remedies"] = plan.remedies(config, job.info, place)
     if args.compare:

@@ -33,15 +33,15 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
     """Makes the workdir's tokenizer, unless it exists; only one that is copied needs no engine."""
     from mlm.data import corpus, sample
 
-    path, recipe = config.tokenizer.path, workdir.tokenizer / RECIPE
+    path = config.tokenizer.path
     if config.data.mixture and not path:
         if not (workdir.tokenizer / "tokenizer.json").is_file():
             raise InputError("config.data.mixture: its shards have a tokenizer already; set tokenizer.path to it.")
         return
-    settings = {"corpus": config.corpus.to_dict(), "tokenizer": config.tokenizer.to_dict()}
-    settings = {"path": path} if path else settings
+    used = {"corpus": config.corpus.to_dict(), "tokenizer": config.tokenizer.to_dict()}
+    settings = json.dumps({"path": path} if path else used)
     if children(workdir.tokenizer) and not is_begun(workdir.tokenizer, last=RECIPE):
-        if logs.read_object(recipe) != json.loads(json.dumps(settings)):
+        if logs.read_object(workdir.tokenizer / RECIPE) != json.loads(settings):
             what = "was made with other settings (config.corpus, config.tokenizer)"
             raise InputError(f"{workdir.tokenizer}: {what}; restore them, or use another --workdir.")
         return
@@ -53,10 +53,9 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
             tokenizer.load(path).save_pretrained(str(new))
         else:
             keys = {key: config.tokenizer[key] for key in ("kind", "vocab_size", "lowercase")}
-            kept = str(work_folder(workdir.shards_of(config)) / "texts")
-            made_from = corpus.Corpus(**config.corpus.to_dict())
-            megabytes = config.tokenizer.sample_megabytes
-            texts = sample.draw(made_from, megabytes=megabytes, engine=engine, texts=kept)
+            options = {"megabytes": config.tokenizer.sample_megabytes, "engine": engine}
+            options["texts"] = str(work_folder(workdir.shards_of(config)) / "texts")  # where they are kept
+            texts = sample.draw(corpus.Corpus(**config.corpus.to_dict()), **options)
             tokenizer.train(texts, **keys, length=config.model.positions, folder=str(new))
-        (new / RECIPE).write_text(json.dumps(settings))
+        (new / RECIPE).write_text(settings)
     common.say(f"tokenizer: {workdir.tokenizer}, {time.monotonic() - begin:.1f} s")

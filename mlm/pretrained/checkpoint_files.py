@@ -46,9 +46,8 @@ def check_step(folder: UPath, step: int, where: str) -> None:
     """Raises InputError if a step is not there, with those that are, and DamageError if it is damaged."""
     steps = complete_steps(folder)
     if step not in steps:
-        known = ", ".join(map(str, steps))
-        there = f"those that are there: {known}" if steps else "there is none at all"
-        raise InputError(f"{where}: there is no complete checkpoint of step {step}; {there}.")
+        known = ", ".join(map(str, steps)) or "none"
+        raise InputError(f"{where}: there is no complete checkpoint of step {step}; those that are there: {known}.")
     if damage := find_damage(folder, step):
         raise DamageError(f"{folder / str(step)}: {damage}; restore that folder from a copy, or name another step.")
 

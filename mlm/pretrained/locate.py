@@ -31,17 +31,12 @@ def is_classifier(model: str | Workdir) -> bool:
     """Returns whether a model, named as for `load.load`, is a classifier; False for one that can't be read."""
     try:
         if isinstance(model, Workdir) or is_workdir(model):
-            return "labels" in _metadata(model)["dataset"]
+            return "labels" in metadata(model)["dataset"]
         config = json.loads((local_copy(model, "--model=") / "config.json").read_text())
         heads = ("SequenceClassification", "TokenClassification")
         return any(name.endswith(heads) for name in config.get("architectures") or ())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
-
-
-def is_average(workdir: Workdir) -> bool:
-    """Returns whether a workdir holds what `average` wrote: parameters, and no state of a run."""
-    return "averaged" in _metadata(workdir)
 
 
 def milestones(workdir: Workdir) -> list[int]:
@@ -62,7 +57,7 @@ def describe_branch(meta: dict[str, Any]) -> str:
 def branch_of(workdir: Workdir) -> str:
     """Returns `describe_branch` of a run; "" if its checkpoints can't be read."""
     try:
-        return describe_branch(_metadata(workdir))
+        return describe_branch(metadata(workdir))
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return ""
 
@@ -71,14 +66,14 @@ def longest_row(model: str) -> int:
     """Returns how many tokens a model reads, special ones included."""
     try:
         if is_workdir(model):
-            return int(_metadata(model)["config"]["model.positions"])
+            return int(metadata(model)["config"]["model.positions"])
         config = logs.read_object(local_copy(model, "--model=") / "config.json")
         return int(config["max_position_embeddings"]) - int(config["pad_token_id"]) - 1
     except (LookupError, TypeError, ValueError):
         raise InputError(f"--model={model}: its config.json does not say how many tokens it reads.") from None
 
 
-def _metadata(model: str | Workdir) -> dict[str, Any]:
+def metadata(model: str | Workdir) -> dict[str, Any]:
     """Returns the metadata of one of a run's checkpoints, {} if there is none that can be read."""
     root = model.root if isinstance(model, Workdir) else UPath(split_step(model)[0])
     return next(iter(_metadata_of_steps(root).values()), {})
