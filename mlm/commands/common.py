@@ -105,8 +105,7 @@ def open_run(
 
 def join(args: argparse.Namespace, overrides: list[str], *, task: str, create: bool = False) -> None:
     """Detects which process of the run this is, sets `args.processes` and `args.process_id`, and connects."""
-    flags = {name: getattr(args, name) for name in ("coordinator", "processes", "process_id")}
-    place = detect.detect(**flags)
+    place = detect.detect(coordinator=args.coordinator, processes=args.processes, process_id=args.process_id)
     args.processes, args.process_id = place.processes, place.process_id
     if place.processes > 1:
         say(f"mlm {args.name}: {printable(place.sentence)}")

@@ -95,12 +95,11 @@ class Adviser:
         if min(before, after) < floor - STUCK_MARGIN or abs(before - after) > STUCK_FALL:
             return None
         above = after > self.unigram_entropy + ABOVE
-        return (
-            f"the loss is stuck: {before:.2f} then {after:.2f} nats in the steps {lines[0]['step']:,} to {now:,}, "
-            f"{'above' if above else 'at'} what the frequencies of tokens alone give ({self.unigram_entropy:.2f} nats "
-            f"behind a mask, {floor:.2f} over all predictions)"
-            + self._causes("too low" if above else "too high or too low", "duplicate lines in the text", DOCTOR)
-        )
+        causes = self._causes("too low" if above else "too high or too low", "duplicate lines in the text", DOCTOR)
+        found = f"{before:.2f} then {after:.2f} nats in the steps {lines[0]['step']:,} to {now:,}"
+        where = f"{'above' if above else 'at'} what the frequencies of tokens alone give"
+        entropies = f"{self.unigram_entropy:.2f} nats behind a mask, {floor:.2f} over all predictions"
+        return f"the loss is stuck: {found}, {where} ({entropies}){causes}"
 
     def _diverging(self) -> str | None:
         losses = _values(self._train[-RECENT:])
@@ -110,11 +109,9 @@ class Adviser:
         lowest, when = self._lowest = min(self._lowest, (now, step))
         if now <= lowest + DIVERGED_RISE:
             return None
-        return (
-            f"the loss is diverging: {now:.2f} nats in the last {RECENT} lines before step {step:,}, {lowest:.2f} in "
-            f"those before step {when:,}"
-            + self._causes("too high", "a stretch of duplicate lines", "wrong ids (spikes.jsonl names records)")
-        )
+        causes = self._causes("too high", "a stretch of duplicate lines", "wrong ids (spikes.jsonl names records)")
+        then = f"{lowest:.2f} in those before step {when:,}"
+        return f"the loss is diverging: {now:.2f} nats in the last {RECENT} lines before step {step:,}, {then}{causes}"
 
     def _dead(self) -> str | None:
         earlier, lines, step = self._train[:-RECENT], self._train[-RECENT:], self._train[-1]["step"]
@@ -124,10 +121,8 @@ class Adviser:
         skipped = lines[-1].get("skipped", 0) - earlier[-1].get("skipped", 0)
         causes = self._causes("too high", "a stretch of duplicate lines", DOCTOR)
         if skipped >= DEAD_SKIPPED * count:
-            return (
-                f"the run is dead: {skipped:,} of the {count:,} steps before step {step:,} were skipped, because loss "
-                "or gradient was not finite" + causes
-            )
+            what = f"{skipped:,} of the {count:,} steps before step {step:,} were skipped"
+            return f"the run is dead: {what}, because loss or gradient was not finite{causes}"
         norms, losses = _values(lines, "grad_norm"), _values(lines)
         if len(norms) < RECENT or len(losses) < RECENT:
             return None
@@ -135,10 +130,8 @@ class Adviser:
         moves = max(losses) - min(losses) > DEAD_MOVE or max(norms) > max(DEAD_ABSOLUTE, DEAD_NORM * usual)
         if moves or median(losses) < DEAD_LOSS:
             return None
-        return (
-            f"the run is dead: the loss stays at {losses[-1]:.2f} nats and the gradient norm is at most "
-            f"{max(norms):.1g} in the last {RECENT} lines before step {step:,}" + causes
-        )
+        what = f"the loss stays at {losses[-1]:.2f} nats and the gradient norm is at most {max(norms):.1g}"
+        return f"the run is dead: {what} in the last {RECENT} lines before step {step:,}{causes}"
 
     def _drift(self) -> str | None:
         evals = [line for line in self._evals if line.get("loss") is not None]
@@ -162,11 +155,10 @@ class Adviser:
     def _causes(self, rate: str, *data: str) -> str:
         """Returns the end of a sentence: what to look at, the likeliest first."""
         learning_rate = self._train[-1].get("learning_rate", math.nan)
-        return (
-            f"; likely causes, in order: a learning rate that is {rate} ({learning_rate:.2g} now), a batch that is too "
-            f"small ({self.global_batch:,} rows), {', '.join(data)}, a warmup that is too short for post-norm layers "
-            f"({self.warmup_steps:,} steps)."
-        )
+        causes = [f"a learning rate that is {rate} ({learning_rate:.2g} now)"]
+        causes += [f"a batch that is too small ({self.global_batch:,} rows)", *data]
+        causes += [f"a warmup that is too short for post-norm layers ({self.warmup_steps:,} steps)"]
+        return f"; likely causes, in order: {', '.join(causes)}."
 
 
 def _values(lines: list[Line], key: str = "loss") -> list[float]:

@@ -85,8 +85,7 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
     """Returns the model of a run, or the one that a person named with `flag`.
 
     Args:
-      model: a workdir, WORKDIR@STEP, a folder with config.json and weights (safetensors in one file or several, or
-        flax_model.msgpack), local or in a bucket, or a name on the Hub.
+      model: a workdir, WORKDIR@STEP, a folder with config.json and safetensors or flax_model.msgpack, or a Hub name.
       head: LM_HEAD or CLASSIFIER, which the model then has, and no parameters but its config's; None for any or none.
     """
     if isinstance(model, Workdir):
