@@ -69,9 +69,8 @@ def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) ->
     """Reads the config.json of a workdir, then does as `load`; raises DamageError if it is not a config."""
     if not path.is_file():
         raise InputError(f"{path}: there is no such file; give --config, or train there first.")
-    content = logs.read_object(path)
     try:
-        flat = flatten(content)
+        flat = flatten(logs.read_object(path))
         missing = RULES.keys() - flat.keys()
         if missing:
             what = f"has no {min(missing)}, as if another version of this code had written it"

@@ -66,9 +66,8 @@ def show(*parts: RenderableType, out: TextIO | None = None) -> None:
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(encoding=out.encoding if terminal else "utf-8", errors="backslashreplace")
     # The width breaks and cuts no line, a terminal wraps long ones itself; without a height, TERM=dumb has 80 columns.
-    console = Console(
-        file=out, width=100_000, height=25, color_system="auto" if terminal else None, force_terminal=terminal
-    )
+    color = "auto" if terminal else None
+    console = Console(file=out, width=100_000, height=25, color_system=color, force_terminal=terminal)
     for part in parts:
         if isinstance(part, str):
             out.write((printable(part) if terminal else part) + "\n")

@@ -31,15 +31,13 @@ MAX_VALUE = 200  # characters of a config value that are sent unabridged
 class Client:
     """This process's connection to the coordinator; in process 0, the coordinator as well."""
 
-    def __init__(
-        self, cluster: Cluster, pod: ConfigDict, token: UPath | Path, on_termination: Callable[[Termination], None]
-    ):
+    def __init__(self, cluster: Cluster, pod: ConfigDict, token: UPath | Path, on_end: Callable[[Termination], None]):
         """Starts to connect, and keeps trying; process 0 first starts the coordinator, and raises as that does.
 
-        Process 0 writes the file `token`, the others read it. `on_termination` is called in a thread when the run ends,
-        unless by `notify` or after `close`.
+        Process 0 writes the file `token`, the others read it. `on_end` is called in a thread when the run ends, unless
+        by `notify` or after `close`.
         """
-        self._cluster, self._pod, self._on_termination = cluster, pod, on_termination
+        self._cluster, self._pod, self._on_end = cluster, pod, on_end
         self._address = ports.parse_address(cluster.coordinator, pod.port)
         self._place = ports.format_address(self._address)
         self._host = one_line(socket.gethostname(), messages.MAX_NAME)
@@ -197,7 +195,7 @@ class Client:
         closed, self._closed = self._closed, True
         self._mark("end")
         if not closed:
-            self._on_termination(termination)
+            self._on_end(termination)
 
 
 def _abridged(value: Any) -> Any:

@@ -139,7 +139,11 @@ def _open_client(address: str, security: Any, timeout: float) -> Any:
             what = f"the scheduler has no worker after {timeout:g} s (--engine-timeout)"
             raise InputError(f"--engine={address}: {what}; start some, or wait longer.")
         time.sleep(RETRY)
-    _check_python(client, address)
+    own = platform.python_version_tuple()[:2]
+    for worker, versions in client.get_versions()["workers"].items():
+        found = versions["host"]["python"]
+        if tuple(found.split(".")[:2]) != own:  # it would not understand a function
+            raise InputError(f"--engine={address}: the worker {worker} has Python {found}, not {'.'.join(own)}.")
     return client
 
 
@@ -167,15 +171,6 @@ def _await_greeting(address: str, security: Any, timeout: float) -> None:
 def _nobody(address: str, timeout: float, problem: object) -> InputError:
     what = f"no Dask scheduler answers there within {timeout:g} s (--engine-timeout; {problem})"
     return InputError(f"--engine={address}: {what}; check the address and the scheduler.")
-
-
-def _check_python(client: Any, address: str) -> None:
-    """Refuses workers of another Python, which would not understand a function; raises InputError."""
-    own = platform.python_version_tuple()[:2]
-    for worker, versions in client.get_versions()["workers"].items():
-        found = versions["host"]["python"]
-        if tuple(found.split(".")[:2]) != own:
-            raise InputError(f"--engine={address}: the worker {worker} has Python {found}, not {'.'.join(own)}.")
 
 
 def check_address(address: str, *, insecure: bool) -> bool:

@@ -144,8 +144,7 @@ def first_node(nodes: str) -> str:
 def _open_mpi(environment: Mapping[str, str]) -> Cluster | None:
     if "OMPI_COMM_WORLD_RANK" not in environment:
         return None
-    names = ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")
-    numbers = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in names)
+    numbers = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK"))
     # Such as 1531576320.0;tcp://10.96.0.1,10.148.0.1:34911;tcp6://[fe80::b9b]:43370. Version 5 sets none.
     uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
     found = re.search(r"tcp://([^,:;]+)", uri) or re.search(r"tcp6://\[([^,\]]+)", uri)

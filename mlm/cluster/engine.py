@@ -98,8 +98,7 @@ def open_engine(
 def process_pool(workers: int) -> Iterator[concurrent.futures.Executor]:
     """Yields a pool of processes of one thread, which start with the first tasks and end with this one."""
     before = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker)
+    pool = concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
     try:
         yield pool
     except BaseException:  # an error or Ctrl-C does not wait for what runs: a task writes its file whole or not at all

@@ -146,8 +146,7 @@ class Connection:
             while (message := self.receive()) is not None:
                 handle(message)
         except TimeoutError:
-            limit = self._socket.gettimeout()
-            return "silent", f"has given no sign of life for {limit:g} s: it is stopped, or cut off"
+            return "silent", f"has given no sign of life for {self._socket.gettimeout():g} s: it is stopped, or cut off"
         except ValueError:
             return "gone", "is gone: it sent something that is not a message of a run, and its connection was closed"
         except OSError:

@@ -33,10 +33,7 @@ class Detector:
         self._above: list[float] = []
 
     def add(self, line: dict[str, Any]) -> Spike | None:
-        """Returns the spike of a line, if it is one.
-
-        Medians ignore single outliers, so that one spike does not hide the next; a spike counts as usual once it stays.
-        """
+        """Returns the spike of a line, if any. Medians ignore outliers, so that one spike does not hide the next."""
         step, loss = line["step"], line.get("loss")
         first = max(self._step, (step - 1) // self._every * self._every) + 1
         self._step = step

@@ -83,12 +83,10 @@ class Monitor(MetricsHook):
         self._spikes.append(line | {"rows": rows})
         if spike.begins:
             flags = " ".join(f"--skip-batches {each}" for each in batches)
-            self._notify(
-                f"step {spike.last}: the loss of the steps {spike.first} to {spike.last} jumped to {spike.loss:.2f} "
-                f"nats from {spike.median:.2f} (batches {', '.join(batches)}, their records in spikes.jsonl; "
-                "see doctor --record=ID); to train without them, stop, remove the checkpoints after step "
-                f"{spike.first - 1}, and start the same command with {flags}."
-            )
+            jump = f"of the steps {spike.first} to {spike.last} jumped to {spike.loss:.2f} nats from {spike.median:.2f}"
+            where = f"batches {', '.join(batches)}, their records in spikes.jsonl; see doctor --record=ID"
+            fix = f"stop, remove the checkpoints after step {spike.first - 1}, and start the same command with {flags}"
+            self._notify(f"step {spike.last}: the loss {jump} ({where}); to train without them, {fix}.")
 
     def flush(self) -> None:
         """Flushes the two files."""

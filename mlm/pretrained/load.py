@@ -124,8 +124,7 @@ def from_workdir(workdir: Workdir, *, head: str | None, step: int | None = None,
     if head not in (None, own):
         raise InputError(f"{where}: holds a {kind}, which has no {HEAD_NAMES[head]}.")
     config, params = restore(workdir, step, meta)
-    source = str(workdir.checkpoints / str(step))
-    found = Pretrained(config, params, str(workdir.tokenizer), step, meta, source)
+    found = Pretrained(config, params, str(workdir.tokenizer), step, meta, str(workdir.checkpoints / str(step)))
     return found.with_vocabulary(dataset["vocab_size"])
 
 

@@ -47,8 +47,7 @@ def fit(
 ) -> tuple[dict[str, Taken], list[str]]:
     """Returns what is taken, by name, and lines that say what happened to every parameter of both models.
 
-    The source has our architecture. `vocab_size` is V without the padding of the table. `tokens` is the folder of our
-    tokenizer; rows are matched by id without one.
+    `vocab_size` is V without padding; `tokens` is the folder of our tokenizer, without which rows are matched by id.
     """
     leaves = source.leaves
     entries = len(leaves[VOCABULARY[0]])

@@ -160,13 +160,9 @@ class Pretraining(Task):
         source, config = load.load(self.config.train.init_from, head=None, flag=load.INIT_FROM), self.network.config
         warm_start.refuse_another_model(source, config)
         folder, shapes = self.workdir.tokenizer, sharding.named_leaves(self.shapes.params)
-        taken, lines = warm_start.fit(
-            source,
-            {name: leaf.shape for name, leaf in shapes},
-            pad_id=config.pad_token_id,
-            vocab_size=self.info.vocab_size,
-            tokens=str(folder) if (folder / "tokenizer.json").is_file() else None,
-        )
+        ours = {"pad_id": config.pad_token_id, "vocab_size": self.info.vocab_size}
+        ours["tokens"] = str(folder) if (folder / "tokenizer.json").is_file() else None
+        taken, lines = warm_start.fit(source, {name: leaf.shape for name, leaf in shapes}, **ours)
         if cluster.is_primary():
             print("\n".join(lines), file=sys.stderr, flush=True)
         fresh = self.init()
