@@ -14,7 +14,7 @@ import ssl
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 from mlm.cluster import certificates as pem
@@ -115,12 +115,10 @@ def _run(task: bytes) -> Any:
     return function(item)
 
 
-@contextlib.contextmanager
-def connect(address: str, *, timeout: float, insecure: bool, certificates: str) -> Iterator[DaskEngine]:
-    """Yields an engine on the cluster of a scheduler, to which it connects with the first task; raises InputError."""
+def connect(address: str, *, timeout: float, insecure: bool, certificates: str) -> contextlib.closing[DaskEngine]:
+    """Opens an engine on the cluster of a scheduler, to which it connects with the first task; raises InputError."""
     security = security_of(UPath(certificates)) if check_address(address, insecure=insecure) else None
-    with contextlib.closing(DaskEngine(address, security, timeout)) as engine:
-        yield engine
+    return contextlib.closing(DaskEngine(address, security, timeout))
 
 
 def _open_client(address: str, security: Any, timeout: float) -> Any:
