@@ -16,8 +16,7 @@ from mlm.errors import InputError
 from mlm.text import show
 from mlm.workdir import Workdir
 
-PARTS = """what to measure: the step, writing shards (with the tokenizer of the workdir), reading batches and the
-training loop (both with the shards of the workdir); default: step"""
+PARTS = "what to measure; shards takes the workdir's tokenizer, batches and loop take its shards; default: step"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

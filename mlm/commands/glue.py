@@ -18,14 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("--model", required=True, metavar="MODEL", help="what to judge: workdir, WORKDIR@STEP, folder")
     parser.add_argument("--workdir", default="", metavar="DIR", help="folder of the table and its runs")
-    parser.add_argument("--protocol", default="roberta", help=f"{', '.join(PROTOCOLS)}; default: roberta")
-    names = f"some of {', '.join(TASKS)}; default: those of GLUE"
-    parser.add_argument("--tasks", nargs="+", default=list(GLUE), metavar="TASK", help=names)
+    parser.add_argument("--protocol", default="roberta", choices=list(PROTOCOLS), help="default: roberta")
+    names = "default: those of GLUE"
+    parser.add_argument("--tasks", nargs="+", default=list(GLUE), choices=list(TASKS), help=names)
     data = "copy of the data: hf:FOLDER as on the Hub, or jsonl:FOLDER with TASK/SPLIT.jsonl; default: from the Hub"
     parser.add_argument("--data", default="", metavar="FOLDER", help=data)
-    parser.add_argument(
-        "--config", default=str(configs.BASE), metavar="FILE", help="config of the runs; default: base.py"
-    )
+    config = "config of the runs; default: base.py"
+    parser.add_argument("--config", default=str(configs.BASE), metavar="FILE", help=config)
     parser.add_argument("--against", default="", metavar="DIR", help="another model's table: do the two differ?")
     common.add_engine_flags(parser)
     common.add_json_flag(parser)
@@ -33,22 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.glue import glue
-    from mlm.glue.tasks import MAJORITY, PROTOCOLS, TASKS
+    from mlm.glue.tasks import PROTOCOLS, TASKS
     from mlm.text import show
 
-    if args.protocol not in PROTOCOLS:
-        raise InputError(f"--protocol={args.protocol}: is not known; take {' or '.join(PROTOCOLS)}.")
-    unknown = [name for name in args.tasks if name not in TASKS]
-    if unknown:
-        raise InputError(f"--tasks: there is no task {unknown[0]}; take some of {', '.join(TASKS)}.")
-    names = [name for name in TASKS if name in args.tasks]
-    needed = [name for name in names if name in PROTOCOLS[args.protocol].from_mnli]
+    names, protocol = [name for name in TASKS if name in args.tasks], PROTOCOLS[args.protocol]
+    needed = [name for name in names if name in protocol.from_mnli]
     if needed and "mnli" not in names:
         raise InputError(
             f"--tasks: {needed[0]} starts from MNLI's model in the protocol {args.protocol}; name mnli, too."
         )
-    trained = next((name for name in names if name != MAJORITY), "mnli")
-    settings = [f"{key}={value}" for key, value in next(PROTOCOLS[args.protocol].cells(trained, {})).items()]
+    settings = [f"{key}={value}" for key, value in next(protocol.cells(names[0], {})).items()]
     config = configs.load(args.config, [*settings, *overrides], task=configs.CLASSIFICATION)
     given = configs.parse(config, overrides)
     most = locate.longest_row(args.model)
@@ -65,9 +58,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock(workdir.root))
         engine = stack.enter_context(common.open_engine(args, config, workdir)) if args.engine else None
-        options = {"protocol": args.protocol, "data": args.data, "root": workdir.root, "line": line, "most": most}
-        options["given"] = given
-        found = glue.run(names, **options, engine=engine) | {"model": args.model}
+        options = {"protocol": args.protocol, "data": args.data, "root": workdir.root, "line": line, "given": given}
+        found = glue.run(names, **options, most=most, engine=engine) | {"model": args.model}
         differences = glue.compare(found, other) if other else None
     if locate.is_workdir(args.model):
         folder, step = locate.split_step(args.model)
