@@ -1,8 +1,4 @@
-"""Shards -> this host's rows of every global batch, by tf.data, in the order of `order.py`.
-
-A shard is read whole, its records are parsed at once, and its rows gathered in the order of the visit; so seeking to a
-step reads one shard a lane.
-"""
+"""Shards -> this host's rows of every global batch, by tf.data in the order of `order.py`, a whole shard at a time."""
 
 import functools
 import itertools
@@ -42,8 +38,7 @@ def train_batches(
     """Returns the rows [start, stop) of the global batches `start_step`, `start_step` + 1, ..., without end.
 
     Batches are {"input_ids", "attention_mask": int32 [rows, L], "record_id", "epoch": uint32 [rows]}; record ids count
-    through the shards of the split, in a mixture folder after folder; the epoch is the lane's. DamageError names a
-    record that can't be read.
+    through the shards of the split, the epoch is the lane's. DamageError names a record that can't be read.
     """
     reader, all_lanes = _Reader(manifest, split), mixture.lanes(manifest, split, seed=seed, lanes=lanes)
     own, per_lane = lanes_of(rows, global_batch=global_batch, lanes=lanes), global_batch // lanes
@@ -63,8 +58,7 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Yields the rows [start, stop) of batches that hold every record of a split, or of some shards, once, in order.
 
-    Batches are as in `train_batches`, and "valid": float32 [rows], 0 for the copies of its first row that fill up the
-    last one.
+    Batches are as in `train_batches`, and "valid": float32 [rows], 0 for copies that fill up the last one.
     """
     if split not in manifest.splits or not manifest.splits[split].records:
         raise InputError(f"{manifest.folder}: the {split} split is empty; there is nothing to evaluate on.")

@@ -99,8 +99,7 @@ class Corpus:
 
     def _kind(self, source: str) -> sources.Kind:
         name, _, rest = source.partition(":")
-        options = sources.Options(self.field, self.group, self.streaming, self.key == "keep_out")
-        return sources.KINDS[name](rest, options)
+        return sources.KINDS[name](rest, self)
 
     @contextlib.contextmanager
     def _readable(self, source: str) -> Iterator[None]:

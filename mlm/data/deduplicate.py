@@ -1,12 +1,10 @@
 """Leave out documents that came before, in the order of parts and places.
 
-Deduplicate: the documents whose hash is in a range, of all parts -> {key}.duplicates, ENTRY of those to leave out, by
-part. Join: the bands whose hash is in a range, of all parts -> {key}.pairs, near_duplicates.PAIR by the part of the
-later document; if near duplicates are left out. Leave out: the results of both for some parts ->
-
-    {key}-{part}.rows  uint32 rows of the part's documents to leave out, in order, if there are any
-    {key}.near         PAIR of some near duplicates
-    {key}.dropped      DROPPED of each block that loses documents; written last
+{key}.duplicates   of some ranges of the hash: ENTRY of the documents to leave out, by part
+{key}.pairs        of some ranges of the hash: near_duplicates.PAIR, by the part of the later document
+{key}-{part}.rows  uint32 rows of the part's documents to leave out, in order, if there are any
+{key}.near         of some parts: PAIR of some near duplicates
+{key}.dropped      of some parts: DROPPED of each block that loses documents; written last
 """
 
 import functools

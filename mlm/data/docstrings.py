@@ -1,8 +1,4 @@
-"""The embedded corpus: the docstrings of the packages that requirements.txt pins. Real text, on every machine.
-
-The files are parsed, never imported. Installed packages that requirements.txt doesn't pin are left out, so the corpus
-is the same wherever the same requirements are installed.
-"""
+"""The embedded corpus: the docstrings of the packages that requirements.txt pins, which are parsed, never imported."""
 
 import ast
 import contextlib

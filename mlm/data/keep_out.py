@@ -1,7 +1,7 @@
 """Stretches of words that texts share, and documents to keep out because they hold one of a benchmark's.
 
 Words are those of GPT-3's study of contamination (Brown et al., 2020, appendix C): in lower case (case-folded), without
-punctuation (Unicode's categories P and S), split at white space. Stretches are known by 64 bits.
+punctuation (Unicode's categories P and S), split at white space.
 
 Dimensions: N texts, W words, S stretches.
 """

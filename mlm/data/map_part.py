@@ -2,15 +2,13 @@
 
     {key}.tokens     uint16 or uint32, special tokens included, block after block
     {key}.documents  DOCUMENT of each document, in that order
-    {key}.hashes     uint64 [1025], then ENTRY of each document by hash and place: those of range i of the 1024 of the
-                     hashes are the items from the i-th of the numbers up to the next
-    {key}.bands      near_duplicates.BAND of the documents, by hash in the same way, if near duplicates are left out
+    {key}.hashes     ENTRY of each document by hash and place, in RANGES pieces, see `results.save_cut`
+    {key}.bands      near_duplicates.BAND of the documents, in the same way, if near duplicates are left out
     {key}.kept_out   uint32 places of the documents that are left out since they hold text of corpus.keep_out
     {key}.groups     JSON {group: bytes} of the largest groups, and those that corpus.validation_groups names
     {key}.blocks     BLOCK of each block; written last
 
-A block is about so many bytes of consecutive documents of one split. The key is a hash of the part, the tokenizer and
-the settings.
+A block is consecutive documents of one split. The key is a hash of the part, the tokenizer and the settings.
 """
 
 import functools

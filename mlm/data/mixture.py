@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mlm.config_rules import lanes_of_shares
-from mlm.data.manifest import SPLITS, Manifest, Split
+from mlm.data.manifest import SPLITS, Manifest, Shard, Split
 from mlm.data.order import Lane
 from mlm.errors import InputError
 from mlm.paths import distinct_parts
@@ -83,13 +83,14 @@ def paths(manifest: Manifest, split: str) -> list[str]:
     return [f"{each.folder}/{shard.file}" for each in own for shard in each.splits[split].shards]
 
 
-def locate(manifest: Manifest, split: str, record: int) -> tuple[Manifest, int]:
-    """Returns the folder that holds a record, and the record's id there."""
+def locate(manifest: Manifest, split: str, record: int) -> tuple[Manifest, Shard, int]:
+    """Returns the folder and the shard that hold a record, and its row there."""
     for _, _, folder in parts(manifest):
-        if record < folder.splits[split].records:
-            break
-        record -= folder.splits[split].records
-    return folder, record
+        for shard in folder.splits[split].shards:
+            if record < shard.records:
+                return folder, shard, record
+            record -= shard.records
+    raise IndexError(record)
 
 
 def lanes(manifest: Manifest, split: str, *, seed: int, lanes: int) -> list[Lane]:

@@ -1,9 +1,8 @@
 """The order in which records are read: plain arithmetic on (seed, lane, epoch), without a library's random numbers.
 
-A lane is a virtual host. Lane l of n owns shards l, l + n, l + 2n, ...; in each epoch it visits them in a new order,
-and each visit reads the shard's records in a new order. Lane l supplies the l-th block of rows of every global batch.
-So the batches depend on the lanes, never on the hosts that feed them. In a mixture of several folders a lane belongs to
-one of them, and owns every n-th of its shards, n being the folder's number of lanes.
+A lane is a virtual host. Lane l of n owns shards l, l + n, l + 2n, ... (of one folder, in a mixture); in each epoch it
+visits them in a new order, and each visit reads the shard's records in a new order. It supplies the l-th block of rows
+of every global batch, so the batches depend on the lanes, never on the hosts that feed them.
 """
 
 import dataclasses

@@ -1,7 +1,6 @@
 """Files that tasks leave for one another, in a folder that all workers reach: a disk, a shared one, or a bucket.
 
-A file appears whole under its name, which says what it was made from; so a task is done when its last file is there,
-two workers may do the same task, and a listing shows what a restart has to do.
+A file appears whole under its name, which says what it was made from; so a task is done when its last file is there.
 """
 
 import collections

@@ -1,8 +1,7 @@
 """A corpus -> TFRecord shards, as tasks: {folder}/{split}/dataset-{shard}-{records}.tfrecord, and manifest.json.
 
 Map (map_part.py) each part, deduplicate by ranges of the hash, deal the blocks to shards (deal.py), and reduce
-(write_shard.py) each shard. So the text is read once, by no process all of it, and this process handles the numbers of
-the blocks alone. The bytes depend on the corpus, the tokenizer and the settings, never on the workers.
+(write_shard.py) each shard. The bytes depend on the corpus, the tokenizer and the settings, never on the workers.
 
 What the tasks leave for one another is in {folder}.tmp, which all workers share:
 
@@ -50,11 +49,7 @@ def write(
     """Writes the shards of both splits, unless the same ones are there; returns when they are complete.
 
     The tokens of the documents, <s> ... </s> each, are concatenated and cut into rows, as in transformers' TF-TPU
-    example. What looks like a special token in a text stays text.
-
-    Args:
-      tokenizer_folder, folder: local or gs://; `folder` appears, or its manifest does, when all is written.
-      source: describes the corpus, and changes when it does.
+    example. `source` describes the corpus, and changes when it does.
     """
     vocabulary = tokenizer.manifest_fields(tokenizer_folder)
     inputs = results.key(source, vocabulary["tokenizer_fingerprint"], settings)
@@ -159,10 +154,7 @@ class _Job:
         return results.at_once(lambda key: results.load(self.tasks / f"{key}.{kind}", dtype), keys)
 
     def _leave_out(self) -> tuple[dict[int, str], dict[str, dict[str, int]], dict[str, str]]:
-        """Subtracts what is left out from the blocks.
-
-        Returns the files of the rows to leave out by part, the counts of each split, and what the manifest lists.
-        """
+        """Returns the files of rows to leave out by part, the counts of each split, and what the manifest lists."""
         blocks, near, folder = self.blocks, self.corpus.near_duplicates, str(self.tasks)
         names = [f"{part.source}, {part.name}, document" for part in self.parts]
         count = int(blocks["documents"].sum())

@@ -1,8 +1,7 @@
 """Batches that a run skips: which batch each step reads.
 
-Batches are numbered from 1 in the order of mlm/data/order.py, and both ends of a range "A:B" are skipped; step s reads
-the s-th of the remaining batches. PaLM skipped the batches around a loss spike, and the spike did not recur (Chowdhery
-et al., 2022, 5.1).
+Batches are numbered from 1, and both ends of a range "A:B" are skipped; step s reads the s-th of the remaining batches.
+PaLM skipped the batches around a loss spike, and the spike did not recur (Chowdhery et al., 2022, 5.1).
 """
 
 import itertools

@@ -9,6 +9,9 @@
 GLOBs are local or gs://. To add a source: a class like `_Lines` here, and its name in `KINDS`.
 """
 
+from __future__ import annotations
+
+import dataclasses
 import functools
 import gzip
 import io
@@ -17,12 +20,15 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fsspec
 
 from mlm.data import batches, docstrings
 from mlm.text import is_text
+
+if TYPE_CHECKING:
+    from mlm.data.corpus import Corpus
 
 PART_BYTES = (10**6, 256 * 10**6)  # of a part, if its source can be cut: the least and the most
 PARTS = 1024  # of a corpus between those two, so that there is work for many
@@ -36,29 +42,20 @@ class Document(NamedTuple):
     group: str
 
 
-class Options(NamedTuple):
-    """How documents are read: these keys of config.corpus."""
-
-    field: str
-    group: str
-    streaming: bool
-    tests: bool  # read the test splits of data sets, too
-
-
 class Kind:
     """A kind of source."""
 
     slow = False  # to read, so that the tokenizer and the shards share its text
     files, fields = False, True  # whether documents can be grouped by them
 
-    def __init__(self, rest: str, options: Options):
+    def __init__(self, rest: str, corpus: Corpus):
         """Takes the text of the source after its colon."""
-        self.rest, self.options = rest, options
-        self.columns = [options.field]  # of a document: its text and, if corpus.group names a field, that
-        if options.group not in ("", DOCUMENT, FILE):
-            self.columns.append(options.group)
-        if not (self.files if options.group == FILE else self.fields or not self.columns[1:]):
-            raise ValueError(f"its documents can't be grouped by corpus.group = {options.group}")
+        self.rest, self.corpus = rest, corpus
+        self.columns = [corpus.field]  # of a document: its text and, if corpus.group names a field, that
+        if corpus.group not in ("", DOCUMENT, FILE):
+            self.columns.append(corpus.group)
+        if not (self.files if corpus.group == FILE else self.fields or not self.columns[1:]):
+            raise ValueError(f"its documents can't be grouped by corpus.group = {corpus.group}")
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         """Returns (split, name, bytes, where) of the parts, see `corpus.Part`."""
@@ -73,7 +70,7 @@ class Kind:
                 raise ValueError(f"has no field {name!r}")
             if not is_text(row[name]):
                 raise ValueError(f"the field {name!r} is not a string of valid Unicode")
-        return Document(row[self.options.field], row[self.columns[1]] if self.columns[1:] else group)
+        return Document(row[self.corpus.field], row[self.columns[1]] if self.columns[1:] else group)
 
     def from_rows(self, rows: Iterable[dict[str, Any]]) -> Iterator[Document]:
         """Yields the documents of a library's rows; a missing text is empty."""
@@ -91,7 +88,7 @@ class _Docstrings(Kind):
     def read(self, where: tuple) -> Iterator[Document]:
         modules = docstrings.Modules(*where)
         for file, text in docstrings.read(modules):
-            yield Document(text, {DOCUMENT: "", FILE: file}.get(self.options.group, modules.package))
+            yield Document(text, {DOCUMENT: "", FILE: file}.get(self.corpus.group, modules.package))
 
 
 class _Lines(Kind):
@@ -124,7 +121,7 @@ class _Lines(Kind):
         for name, start, stop, stamp in where:
             if _stamp(system.info(name)) != stamp:
                 raise ValueError(f"{name} has changed since it was listed; start the same command again")
-            group = name.removeprefix(f"{root}/") if self.options.group == FILE else ""
+            group = name.removeprefix(f"{root}/") if self.corpus.group == FILE else ""
             for number, line in enumerate(_lines(system, name, start, stop), 1):
                 try:
                     yield self.from_line(line.decode(), group)
@@ -140,9 +137,9 @@ class _Lines(Kind):
 class _JsonLines(_Lines):
     fields = True
 
-    def __init__(self, rest: str, options: Options):
+    def __init__(self, rest: str, corpus: Corpus):
         pattern, _, name = rest.partition("#")
-        super().__init__(pattern, options._replace(field=name or options.field))
+        super().__init__(pattern, dataclasses.replace(corpus, field=name or corpus.field))
 
     def from_line(self, line: str, group: str) -> Document:
         if not line.strip():
@@ -160,12 +157,12 @@ class _HuggingFace(Kind):
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         import datasets
 
-        loaded = _loaded_hf(self.rest, streaming=self.options.streaming)
+        loaded = _loaded_hf(self.rest, streaming=self.corpus.streaming)
         builder = datasets.load_dataset_builder(*self.rest.split(":", 1))
         version = f"{builder.config_id} {builder.hash}"  # changes with the data
-        for split, own in _own_splits(loaded, self.options):
+        for split, own in _own_splits(loaded, self.corpus):
             size = getattr((loaded[split].info.splits or {}).get(split), "num_bytes", None) or 0
-            if self.options.streaming:
+            if self.corpus.streaming:
                 for n in range(loaded[split].num_shards):
                     yield own, f"{split}, shard {n}", 0, (split, n, loaded[split].num_shards, version)
                 continue
@@ -176,15 +173,15 @@ class _HuggingFace(Kind):
 
     def read(self, where: tuple) -> Iterator[Document]:
         split, first, second, _ = where
-        data = _loaded_hf(self.rest, streaming=self.options.streaming)[split]
-        data = data.shard(second, first) if self.options.streaming else data.select(range(first, second))
+        data = _loaded_hf(self.rest, streaming=self.corpus.streaming)[split]
+        data = data.shard(second, first) if self.corpus.streaming else data.select(range(first, second))
         return self.from_rows(data.select_columns(list(set(self.columns))))
 
 
 class _TensorFlow(Kind):
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         info, _ = load_tfds(self.rest)
-        for split, own in _own_splits(info.splits, self.options):
+        for split, own in _own_splits(info.splits, self.corpus):
             rows = list(itertools.accumulate(info.splits[split].shard_lengths, initial=0))
             size = info.splits[split].num_bytes // max(1, len(rows) - 1)
             for start, stop in itertools.pairwise(rows):
@@ -246,15 +243,11 @@ def _lines_before(system: Any, name: str, start: int) -> int:
         return 1 + sum(chunk.count(b"\n") for chunk in chunks)
 
 
-def _own_splits(names: Iterable[str], options: Options) -> Iterator[tuple[str, str]]:
-    """Yields (split of the source, ours), validation first, so that it keeps a text that train has too.
-
-    The test split is read only if the options say so; without a validation split, the texts of the others are split by
-    their groups.
-    """
+def _own_splits(names: Iterable[str], corpus: Corpus) -> Iterator[tuple[str, str]]:
+    """Yields (split of the source, ours or ""), validation first; the test split only if it is to be kept out."""
     if "validation" in names:
         yield "validation", "validation"
-    for name in sorted(set(names) - {"validation", "" if options.tests else "test"}):
+    for name in sorted(set(names) - {"validation", "" if corpus.key == "keep_out" else "test"}):
         yield name, "train" if "validation" in names else ""
 
 

@@ -29,9 +29,8 @@ MASK = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": Fal
 def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, length: int, folder: str) -> None:
     """Trains a tokenizer and writes it to a new local folder; its model reads `length` tokens.
 
-    Unigram (Kudo, 2018) keeps line breaks, and round-trips NFC text of the sample's characters except for a space at
-    its start. Byte-level BPE round-trips every text. WordPiece drops white space. Only BPE training is deterministic:
-    the other two trainers of the tokenizers library break ties by the order of a hash table.
+    Unigram (Kudo, 2018) round-trips NFC text of the sample's characters except for a space at its start, byte-level BPE
+    every text. Only BPE training is deterministic: the other trainers break ties by the order of a hash table.
     """
     tokenizer, trainer = _untrained(kind, vocab_size, lowercase)
     try:
@@ -42,9 +41,8 @@ def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, 
             raise
         size = vocab_size + 1
     if size != vocab_size:
-        reason = f"yields only {size} entries; lower it, or raise tokenizer.sample_megabytes"
-        if size > vocab_size:
-            reason = "has more distinct characters than that; raise it"
+        few = f"yields only {size} entries; lower it, or raise tokenizer.sample_megabytes"
+        reason = few if size < vocab_size else "has more distinct characters than that; raise it"
         raise InputError(f"config.tokenizer.vocab_size = {vocab_size}: the text {reason}.")
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
@@ -128,7 +126,7 @@ def load_fast(folder: str) -> Tokenizer:
 def fingerprint(folder: str) -> str:
     """Returns the SHA-256 of what decides the ids: two copies of a tokenizer have the same."""
     content = json.loads(load_fast(folder).to_str())
-    content = {key: value for key, value in content.items() if key not in ("truncation", "padding")}
+    del content["truncation"], content["padding"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

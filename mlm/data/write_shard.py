@@ -1,7 +1,6 @@
 """Reduce: the blocks of a shard -> its rows, without what is left out.
 
-    {shards}/{split}/dataset-{number}-{records}.tfrecord  <s> document </s> <s> ..., cut into rows; the last, partial
-                                                          row is lost
+    {shards}/{split}/dataset-{number}-{records}.tfrecord  <s> document </s> <s> ..., without the last, partial row
     {shards}/documents/{split}-{number}.npy               PLACED of its documents, see mlm/doctor/origin.py
     {shards}/documents/parts.json                         [source, name] of all parts, see shards.py
     {folder}/{key}.counts                                 int64 [V], how often each token is in the documents
@@ -45,20 +44,16 @@ class WriteShard(NamedTuple):
 def write_shard(task: WriteShard) -> None:
     """Writes the files of a shard, reading its own blocks alone."""
     records = int(task.name.removesuffix(".tfrecord").rpartition("-")[2])
-    counts_V, tokens, written = np.zeros(task.vocab_size, np.int64), Counter(), Counter()
-    rest, placed = np.zeros(0, token_dtype(task.vocab_size)), []
+    counts_V, tokens, found = np.zeros(task.vocab_size, np.int64), Counter(), [np.zeros(0, DOCUMENT)]
+    rest = np.zeros(0, token_dtype(task.vocab_size))
     target, digest = UPath(f"{task.shards}/{task.name}"), hashlib.sha256()
     with results.written(target) as file:
         with file.open("wb") as out:
             blocks = zip(task.parts, np.frombuffer(task.blocks, BLOCK), strict=True)
             for part, ids, documents in results.at_once(functools.partial(_read, task), blocks):
-                starts = tokens.total() + np.cumsum(documents["tokens"], dtype=np.uint64) - documents["tokens"]
-                placed.append(np.zeros(len(documents), PLACED))
-                placed[-1]["start"], placed[-1]["part"], placed[-1]["place"] = starts, part, documents["place"]
+                found.append(documents)
                 counts_V += np.bincount(ids, minlength=task.vocab_size)
                 tokens[task.sources[part]] += len(ids)
-                written["documents"] += len(documents)
-                written["text_bytes"] += int(documents["bytes"].sum())
                 ids = np.concatenate([rest, ids])
                 ids, rest = np.split(ids, [len(ids) - len(ids) % task.length])
                 data = b"".join(tfrecord.encode(ids.reshape(-1, task.length)))
@@ -67,11 +62,16 @@ def write_shard(task: WriteShard) -> None:
         size = file.stat().st_size
     if tokens.total() // task.length != records:
         raise DamageError(f"{task.folder}: holds other blocks than those counted; remove it, and start again.")
+    documents = np.concatenate(found)
+    table = np.zeros(len(documents), PLACED)
+    table["start"] = np.cumsum(documents["tokens"], dtype=np.uint64) - documents["tokens"]
+    table["part"], table["place"] = np.repeat(task.parts, list(map(len, found[1:]))), documents["place"]
     with results.written(UPath(f"{task.shards}/{table_name(task.name)}")) as file, file.open("wb") as out:
-        np.save(out, np.concatenate([np.zeros(0, PLACED), *placed]))
+        np.save(out, table)
     results.save(UPath(f"{task.folder}/{task.key}.counts"), counts_V)
     shard = {"file": task.name, "records": records, "bytes": size, "sha256": digest.hexdigest()}
-    note = {"shard": shard, "sources": tokens, "dropped_tokens": len(rest), **written}
+    sums = {"documents": len(documents), "text_bytes": int(documents["bytes"].sum())}
+    note = {"shard": shard, "sources": tokens, "dropped_tokens": len(rest), **sums}
     results.save_json(UPath(f"{task.folder}/{task.key}.json"), note)
 
 

@@ -27,13 +27,10 @@ def find_documents(manifest: Manifest, split: str, record: int) -> list[Found]:
     total = manifest.splits[split].records
     if not 0 <= record < total:
         raise InputError(f"record {record}: the {split} split has the records 0 to {total - 1}.")
-    manifest, record = mixture.locate(manifest, split, record)
-    shards = manifest.splits[split].shards
-    stops = np.cumsum([shard.records for shard in shards])
-    index = int(np.searchsorted(stops, record, side="right"))
-    first = (record - int(stops[index]) + shards[index].records) * manifest.length
+    manifest, shard, row = mixture.locate(manifest, split, record)
+    first = row * manifest.length
     with _readable(manifest):
-        table, parts = _table(manifest, shards[index].file), _parts(manifest)
+        table, parts = _table(manifest, shard.file), _parts(manifest)
         begin, end = np.searchsorted(table["start"], [first, first + manifest.length - 1], side="right")
         return [Found(*map(str, parts[part]), place) for _, part, place in table[begin - 1 : end].tolist()]
 

@@ -1,8 +1,7 @@
 """Searches the rows of shards for repeated documents, and for stretches of 13 tokens that both splits have.
 
 A document is what lies between cls and sep in one row; 13 tokens are an overlap as in GPT-3's study of contamination
-(Brown et al., 2020, appendix C). Only 64-bit hashes are kept: 32 bytes per training document, and as many per token of
-a validation row.
+(Brown et al., 2020, appendix C). Only 64-bit hashes are kept.
 
 Dimensions: B rows, L tokens in a row, T tokens one after the other.
 """
