@@ -11,6 +11,7 @@ read ("train", "validation", "test"). For token labels the column of text holds 
 the same length. To add a source: a function here that returns rows, and its name in `READERS`.
 """
 
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -56,20 +57,18 @@ def read(
     """
     key = key or f"config.classify.{split}"
     reader, _, rest = source.partition(":")
-    texts, labels, places = [], [], []
+    texts, labels, places, by_word = [], [], [], kind == "tokens"
     try:
         names, rows = READERS[reader](rest, split, (*text, label) if require_labels else text, label)
+        read_label = _number if kind == "regression" else functools.partial(_class, names=names)
         for place, row in rows:
             places.append(place)
-            where = f"{source}, {place}: its"
-            if kind == "tokens":
-                texts.append(_by_word(row, text[0], f"{where} {text[0]!r}", _text))
-            else:
-                texts.append(tuple(_text(_value(row, key, f"{where} {key!r}"), f"{where} {key!r}") for key in text))
-            own = row.get(label)
+            where, own = f"{source}, {place}: its", row.get(label)
+            cells = tuple(_read(row, column, where, _text, by_word) for column in text)
+            texts.append(cells[0] if by_word else cells)
             absent = not require_labels and all(each in UNKNOWN for each in (own if isinstance(own, list) else [own]))
-            labels.append(None if absent else _label(row, label, f"{where} {label!r}", kind, names))
-            if kind == "tokens" and not absent and len(texts[-1]) != len(labels[-1]):
+            labels.append(None if absent else _read(row, label, where, read_label, by_word))
+            if by_word and not absent and len(texts[-1]) != len(labels[-1]):
                 raise InputError(
                     f"{source}, {place}: has {len(texts[-1])} words and {len(labels[-1])} labels; give each word one."
                 )
@@ -78,22 +77,20 @@ def read(
         raise InputError(f"{key}: {source} can't be read: {message[:300]}.") from error
     if not texts:
         raise InputError(f"{key}: {source} has no rows.")
-    return Table(source, texts, labels, places, names, kind == "tokens")
+    return Table(source, texts, labels, places, names, by_word)
 
 
-def _value(row: Row, column: str, where: str) -> Any:
-    value = row.get(column)
+def _read(row: Row, column: str, where: str, read_one: Callable[[Any, str], Any], by_word: bool) -> Any:
+    """Returns read_one(value, where) of a cell or, if it is a list, of each of its words."""
+    value, where = row.get(column), f"{where} {column!r}"
     if value is None:
         raise InputError(f"{where} is missing; the columns are {', '.join(map(str, row))}.")
     value = value.item() if hasattr(value, "item") else value  # of numpy
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _by_word(row: Row, column: str, where: str, read_one: Callable[[Any, str], str]) -> tuple[str, ...]:
-    values = _value(row, column, where)
-    if not isinstance(values, list) or not values:
-        raise InputError(f"{where} is {values!r:.80}; config.classify.kind = tokens needs a list with an entry a word.")
-    return tuple(read_one(value, f"{where}, word {number},") for number, value in enumerate(values, 1))
+    if not by_word:
+        return read_one(value.decode() if isinstance(value, bytes) else value, where)
+    if not isinstance(value, list) or not value:
+        raise InputError(f"{where} is {value!r:.80}; config.classify.kind = tokens needs a list with an entry a word.")
+    return tuple(read_one(each, f"{where}, word {number},") for number, each in enumerate(value, 1))
 
 
 def _text(text: Any, where: str) -> str:
@@ -106,18 +103,11 @@ def _text(text: Any, where: str) -> str:
     return text
 
 
-def _label(row: Row, column: str, where: str, kind: str, names: Names) -> str | float | tuple[str, ...]:
-    if kind == "tokens":
-        return _by_word(row, column, where, lambda label, place: _class(label, place, names))
-    value = _value(row, column, where)
-    if kind == "regression":
-        try:
-            if math.isfinite(float(value)):
-                return float(value)
-        except (TypeError, ValueError):
-            pass
-        raise InputError(f"{where} is {value!r}; config.classify.kind = regression needs a number.")
-    return _class(value, where, names)
+def _number(value: Any, where: str) -> float:
+    with contextlib.suppress(TypeError, ValueError):
+        if math.isfinite(float(value)):
+            return float(value)
+    raise InputError(f"{where} is {value!r}; config.classify.kind = regression needs a number.")
 
 
 def _class(value: Any, where: str, names: Names) -> str:
