@@ -207,7 +207,7 @@ def test_the_metadata_parse_back_to_the_same_values(model, tmp_path, hostile):
     """The mask token too, which is whatever the tokenizer has; and the example is Python."""
     source = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
     trained = with_keys(model, corpus__sources=[source])
-    model_card.write(tmp_path, trained, hostile, scores=SCORES, name=hostile)
+    model_card.write(tmp_path, trained, hostile, scores=SCORES, name=hostile, history=None)
     metadata = metadata_load(tmp_path / "README.md")
     assert metadata["mask_token"] == hostile and metadata["tags"] == ["roberta", "fill-mask", "jax"]
     assert metadata["model-index"][0]["name"] == " ".join(hostile.split())

@@ -22,9 +22,7 @@ Repeat = Callable[[int], None]  # makes that many calls and waits for the last
 Rates = dict[str, list[float]]
 
 
-def measure(
-    part: str, candidates: dict[str, Repeat], seconds: float, *, intervals: float = 1.0, calls: int = 0
-) -> Rates:
+def measure(part: str, candidates: dict[str, Repeat], seconds: float, *, intervals: float = 1, calls: int = 0) -> Rates:
     """Times the candidates in turn for `seconds` in all; returns each one's calls per second, round by round.
 
     A timing is of `calls`, without a warm-up; if 0, of as many as take `intervals` times `INTERVAL`.

@@ -76,9 +76,7 @@ def export(
     torch_python: str = "",
     history: RunSummary | None = None,
 ) -> None:
-    """Writes a model as a transformers folder, once it is complete and proven; an earlier export is replaced.
-
-    The weights are read back from both files and must give the logits of `model`.
+    """Writes a model as a transformers folder, once its files, read back, give its logits; replaces an earlier export.
 
     Args:
       folder: absent, or an earlier export. On gs:// its files are replaced one by one, the proof last.
@@ -134,10 +132,7 @@ def write_model(model: Pretrained, folder: Path) -> None:
 
 
 def check_files(folder: Path, proof: Proof, head: str) -> None:
-    """Raises DamageError unless both weight files, read back, give the logits of the proof.
-
-    Its last row goes through transformers' own Flax class too.
-    """
+    """Raises DamageError unless both weight files give the logits of the proof, Flax's those of its last row."""
     ids, positions = proof.last_row
     try:
         if not (folder / "model.safetensors").is_file():  # flax_model.msgpack can't stand in for it

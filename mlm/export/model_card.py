@@ -22,6 +22,7 @@ from mlm.model import classifier
 from mlm.pretrained import locate
 from mlm.pretrained.load import Pretrained
 from mlm.report import plots
+from mlm.report.goodput import Line
 from mlm.report.summary import RunSummary
 from mlm.text import code, markdown, printable, templates
 from mlm.training import recipe
@@ -40,18 +41,9 @@ POINTS = 8  # evaluations in the table under the curve
 
 
 def write(
-    folder: Path,
-    model: Pretrained,
-    mask_token: str,
-    *,
-    scores: dict[str, Any] | None,
-    name: str,
-    history: RunSummary | None = None,
+    folder: Path, model: Pretrained, mask_token: str, *, scores: Line | None, name: str, history: RunSummary | None
 ) -> None:
-    """Writes README.md, and the curve of the loss beside it if there is one.
-
-    `history` is of the model's run up to its step, None for a model from elsewhere; `scores` are of an evaluation.
-    """
+    """Writes README.md and, from the `history` of the run up to the model's step, the curve of the loss beside it."""
     sets = logs.by_set(scores or {})
     run, fast = model.run_config, tokenizer.load_fast(model.tokenizer)
     name = printable(" ".join(name.split()))
@@ -70,18 +62,15 @@ def write(
             "useful_flops": recipe.useful_flops(run, model.config.vocab_size, step=model.step, steps=steps),
             "versions": ", ".join(f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers)),
         }
-    text = render(
+    _render(
+        folder,
         "model_card.md.j2",
+        model,
         metadata=_metadata(run, mask_token, scores, name),
         name=name,
-        config=model.config,
-        run=run,
         run_json=json.dumps(run, indent=1).replace("\x7f", "\\u007f"),
-        step=model.step,
-        averaged=averaged(model),
         branch=locate.describe_branch(model.meta),
         parameters=sum(value.size for value in jax.tree.leaves(model.params)),
-        reads=longest_row(model),
         example=json.dumps(f"The function returns a {mask_token} of all elements."),
         tokenizer=fast,
         tokenizer_model=type(fast.model).__name__,
@@ -98,39 +87,37 @@ def write(
         },
         **values,
     )
-    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def write_classifier(folder: Path, model: Pretrained, *, scores: dict[str, Any] | None, name: str) -> None:
+def write_classifier(folder: Path, model: Pretrained, *, scores: Line | None, name: str) -> None:
     """Writes the README.md of a classifier; `scores` are of an evaluation."""
-    text = render(
+    _render(
+        folder,
         "classifier_card.md.j2",
+        model,
         task="token-classification" if classifier.kind(model.config) == "tokens" else "text-classification",
         name=name,
-        config=model.config,
-        run=model.run_config,
         pair=len(model.run_config["classify.text"]) == 2,
-        reads=longest_row(model),
-        step=model.step,
-        averaged=averaged(model),
         scores=[(key, value) for key, value in (scores or {}).items() if key not in ("step", "kind")],
         labels=classifier.class_names(model.config),
     )
-    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def averaged(model: Pretrained) -> str:
-    """Returns what the parameters are the mean of, "" if they are of one checkpoint."""
-    parts = model.meta.get("averaged", ())
-    names = [f"{part['checkpoint'].rpartition('/')[2]} (weight {part['weight']:.3g})" for part in parts]
-    return f"the mean of {', '.join(names)}" if names else ""
-
-
-def render(template: str, **values: Any) -> str:
-    """Returns a card; the values that its template shows are escaped as Markdown."""
+def _render(folder: Path, template: str, model: Pretrained, **values: Any) -> None:
+    """Writes a card; the values that its template shows are escaped as Markdown."""
     cards = templates("mlm.export", finalize=lambda value: value if isinstance(value, Markup) else markdown(str(value)))
     cards.filters |= {"cell": _cell, "code": code}
-    return cards.get_template(template).render(values)
+    parts = model.meta.get("averaged", ())
+    means = [f"{part['checkpoint'].rpartition('/')[2]} (weight {part['weight']:.3g})" for part in parts]
+    text = cards.get_template(template).render(
+        config=model.config,
+        run=model.run_config,
+        step=model.step,
+        averaged=f"the mean of {', '.join(means)}" if means else "",
+        reads=longest_row(model),
+        **values,
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _cell(value: Any) -> str:
@@ -139,7 +126,7 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
 
 
-def _metadata(run: dict[str, Any] | None, mask_token: str, scores: dict[str, Any] | None, name: str) -> str:
+def _metadata(run: dict[str, Any] | None, mask_token: str, scores: Line | None, name: str) -> str:
     """Returns the YAML that the Hub reads; scores are in it where the data set has a name there."""
     sources = run["corpus.sources"] if run and not run.get("data.mixture") else ()
     names = [match[1] for source in sources if (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(:.*)?", source))]
@@ -163,8 +150,8 @@ def _folders(model: Pretrained, run: dict[str, Any] | None) -> list[tuple[str, s
     """Returns (name, share, rows, epochs read) of each folder of the run's mixture."""
     folders = model.meta.get("dataset", {}).get("mixture", ()) if run else ()
     rows = [(each["name"], each["share"], each["records"]) for each in folders]
-    batch = model.step * run["data.global_batch"] if folders else 0
-    return [(name, f"{share:.4g}", count, f"{batch * share / count:.2f}") for name, share, count in rows]
+    read = model.step * run["data.global_batch"] if folders else 0
+    return [(name, f"{share:.4g}", count, f"{read * share / count:.2f}") for name, share, count in rows]
 
 
 def _losses(history: RunSummary) -> list[tuple[str, float, str]]:

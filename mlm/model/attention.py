@@ -34,8 +34,8 @@ def make_attention(
     name: str, config: RobertaConfig, *, length: int, mesh: Mesh, dtype: str, isolated: bool = False
 ) -> Attention:
     """Returns the attention for rows of `length` tokens; raises InputError if the kernel does not support them."""
-    kernel = choose(name, config, length=length, mesh=mesh, dtype=dtype)
-    return make_kernel(kernel, heads=config.num_attention_heads, mesh=mesh, isolated=isolated)
+    name = choose(name, config, length=length, mesh=mesh, dtype=dtype)
+    return make_kernel(name, heads=config.num_attention_heads, mesh=mesh, isolated=isolated)
 
 
 def choose(name: str, config: RobertaConfig, *, length: int, mesh: Mesh, dtype: str) -> str:
@@ -68,10 +68,7 @@ def _unsupported(name: str, config: RobertaConfig, length: int, mesh: Mesh, dtyp
 
 
 def make_kernel(name: str, *, heads: int, mesh: Mesh | None = None, isolated: bool = False) -> Attention:
-    """Returns the kernel `name`, split over the mesh: rows over data and fsdp, its `heads` in all over tensor.
-
-    With `isolated`, tokens attend to their own document only, otherwise to all that is not padding.
-    """
+    """Returns the kernel `name`, `heads` in all split over the mesh; `isolated` is to attend within documents alone."""
     if name not in ("fused", "splash"):  # the compiler splits it
         return functools.partial(KERNELS[name], heads=heads, isolated=isolated)
     num_shards, kind = (1, "cpu") if mesh is None else (mesh.shape["tensor"], mesh.devices.flat[0].device_kind)

@@ -16,6 +16,8 @@ import numpy as np
 import optax
 from jax import Array
 
+Rate = float | Array  # of masking
+
 
 class Masked(NamedTuple):
     """A batch with masks drawn; predictions of weight 0 fill up rows that have fewer than K."""
@@ -59,7 +61,7 @@ class TokenMasking:
         attention_BxL: Array,
         record_B: Array,
         epoch_B: Array,
-        rate: Array | None = None,
+        rate: Rate | None = None,
     ) -> Masked:
         """Draws the masks of a batch; a higher rate, up to `end_rate`, adds predictions to those of a lower one."""
         epoch_B = jnp.zeros_like(epoch_B) if self.static else epoch_B
@@ -73,7 +75,7 @@ class TokenMasking:
 
         return jax.vmap(mask_row)(ids_BxL, attention_BxL, record_B, epoch_B)
 
-    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: float | Array) -> Masked:
+    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: Rate) -> Masked:
         length = len(ids_L)
         count = self.max_predictions_per_row(length)
         bits = jax.random.bits(key, (length + 2 * count + 1,))
@@ -84,7 +86,7 @@ class TokenMasking:
         weights_K = (jnp.arange(count) < predictions).astype(jnp.float32)
         return self._masked(ids_L, positions_K, weights_K, kind_K, token_K)
 
-    def _count(self, ordinary_L: Array, rate: float | Array, bits: Array) -> Array:
+    def _count(self, ordinary_L: Array, rate: Rate, bits: Array) -> Array:
         """Returns rate * m, rounded at random; int32."""
         expected = rate * jnp.sum(ordinary_L) + _uniform(bits)
         most = jnp.minimum(self.max_predictions_per_row(len(ordinary_L)), jnp.sum(ordinary_L))
@@ -109,7 +111,7 @@ class IndependentMasking(TokenMasking):
         """Returns K for rows of `length` tokens: all of them."""
         return length
 
-    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: float | Array) -> Masked:
+    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: Rate) -> Masked:
         score_L, kind_L, token_L = jax.random.bits(key, (3, len(ids_L)))
         weights_L = (ordinary_L & (_uniform(score_L) < rate)).astype(jnp.float32)
         return self._masked(ids_L, jnp.arange(len(ids_L)), weights_L, kind_L, token_L)

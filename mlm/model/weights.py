@@ -34,10 +34,7 @@ def from_torch(tensors: dict[str, np.ndarray]) -> Params:
 
 
 def resize_vocabulary(params: Params, size: int) -> Params:
-    """Returns the parameters with `size` rows in the word embedding and, if there is one, the decoder's bias.
-
-    Rows from `size` up are cut off; new ones are zero, and belong to entries that the loss never predicts.
-    """
+    """Returns the parameters with `size` rows in the word embedding and the decoder's bias: cut off, or zeros added."""
     flat = flatten_dict(params)
     for path in {("roberta", "embeddings", "word_embeddings", "embedding"), ("lm_head", "bias")} & flat.keys():
         value = np.asarray(flat[path])[:size]

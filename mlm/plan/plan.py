@@ -154,8 +154,7 @@ def plan_cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -
 def largest_batch(config: ConfigDict, info: DatasetInfo, place: Topology, program: Program) -> dict[str, Any] | None:
     """Returns {"rows_per_chip", "global_batch"} of the largest batch found that fits, if `program` does not, or None.
 
-    Tries halves, quarters, ... of the rows on a device. It starts where temporaries proportional to the rows would fit,
-    and goes up again from a batch that fits.
+    Tries halves, quarters, ... of the rows on a device, from where temporaries proportional to the rows would fit.
     """
     mesh = make_mesh(config, place)
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulate

@@ -25,10 +25,8 @@ POINTS = 2_000  # of a curve; more can't be told apart at this size
 STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("plots.mplstyle"), use_default_template=False)
 
 
-def draw(
-    train: list[Line], evals: list[Line], sessions: list[Session], unigram_entropy: float | None
-) -> dict[str, Figure]:
-    """Returns title -> figure; without `sessions`, none of the throughput. The entropy is the evaluation split's."""
+def draw(train: list[Line], evals: list[Line], sessions: list[Session], entropy: float | None) -> dict[str, Figure]:
+    """Returns title -> figure; without `sessions`, none of the throughput. `entropy` is the unigrams' of the split."""
     figures = {}
     regression = any("mse" in line for line in evals)
     with _figure(figures, "Loss", "squared error" if regression else "nats per prediction") as axes:
@@ -37,8 +35,8 @@ def draw(
         sets = [name for name in logs.by_set(evals[-1]) if name] if evals else []
         for color, name in zip(COLORS[2:], sets, strict=False):
             _curve(axes, points(evals, f"{name}/loss"), color, name.replace("$", r"\$"), marked=True)
-        if unigram_entropy is not None:
-            axes.axhline(unigram_entropy, color=MARK, linewidth=1, linestyle=(0, (5, 3)), label="unigram entropy")
+        if entropy is not None:
+            axes.axhline(entropy, color=MARK, linewidth=1, linestyle=(0, (5, 3)), label="unigram entropy")
     if not regression:
         with _figure(figures, "Accuracy", "% of the predictions") as axes:
             _curve(axes, points(train, "accuracy", 100), TRAIN, "training")
