@@ -75,7 +75,12 @@ def test_split_over_a_mesh_it_is_the_same(name):
 @pytest.mark.parametrize("kind", ["TPU v3", slow("TPU v5 lite")])
 def test_fused_in_bfloat16_is_near_float32(kind, monkeypatch):
     """Whether a kernel hands float32 to the matrix unit, as on a v3, or bfloat16."""
-    monkeypatch.setattr(fused_attention, "_settings", lambda *_, **__: {"interpret": True})
+    call = fused_attention.pl.pallas_call
+
+    def interpreted(*args, **settings):
+        return call(*args, **settings | {"interpret": True})
+
+    monkeypatch.setattr(fused_attention.pl, "pallas_call", interpreted)
     (*qkv, grad), documents = inputs()
     dropout_mask = (jax.random.uniform(jax.random.key(1), (LENGTH, LENGTH)) > 0.1) / 0.9
 

@@ -42,14 +42,12 @@ def measure(part: str, candidates: dict[str, Repeat], seconds: float, *, interva
 def _calibrate(repeat: Repeat, seconds: float) -> int:
     """Returns how many calls take `seconds`; the first call may compile, and the next use up what was prefetched."""
     repeat(1)
-    calls = 1
-    while True:
+    calls, taken = 1, 0.0
+    while taken < seconds / 2:
         begin = time.monotonic()
         repeat(calls)
-        taken = time.monotonic() - begin
-        if taken >= seconds / 2:
-            return max(1, round(calls * seconds / taken))
-        calls *= 2
+        taken, calls = time.monotonic() - begin, 2 * calls
+    return max(1, round(calls / 2 * seconds / taken))
 
 
 def summary(rates: Rates, tokens: int) -> dict[str, Any]:

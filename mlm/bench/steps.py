@@ -31,15 +31,12 @@ def compare_steps(config: ConfigDict, seconds: float, torch_python: str) -> dict
         interleaved.say("step: compiling run_mlm_flax.py's")
         other, other_update = baseline_step(task, host)
         candidates = {"mlm": repeated(our_update), "baseline": repeated(other_update)}
-        if worker:
-            candidates["torch"] = worker.repeat
+        candidates |= {"torch": worker.repeat} if worker else {}
         found = interleaved.summary(interleaved.measure("step", candidates, seconds), task.tokens_per_step)
-        found["mlm"] |= _memory(ours)
-        found["baseline"] |= _memory(other)
-        if worker:
-            found["torch"] |= worker.ready
+    more = {"mlm": _memory(ours), "baseline": _memory(other), "torch": worker and worker.ready}
     useful, peak = task.flops_per_token(task.steps), flops.peak_flops(jax.devices()[0].device_kind)
-    for row in map(found.get, candidates):
+    for name in candidates:
+        row = found[name] = found[name] | more[name]
         known = peak and row.get("device") != "cpu"  # PyTorch on the CPU does not use the device of this peak
         row["mfu"] = row["tokens_per_second"] * useful / (peak * jax.device_count()) if known else None
     return found

@@ -67,9 +67,9 @@ def logits(
     seeds = [None] * 2 if dropout_key is None else list(jax.random.bits(jax.random.fold_in(dropout_key, 1), (2,)))
     rate, head = network.config.hidden_dropout_prob, params["classifier"]
     with jax.named_scope("classifier"):
-        if of_tokens:
-            return layers.dense(head, layers.dropout(x_Bx1xH, rate, seeds[0], rows_B)).astype(jnp.float32)
         x_Bx1xH = layers.dropout(x_Bx1xH, rate, seeds[0], rows_B)
+        if of_tokens:
+            return layers.dense(head, x_Bx1xH).astype(jnp.float32)
         x_Bx1xH = jnp.tanh(layers.dense(head["dense"], x_Bx1xH))
         x_Bx1xH = layers.dropout(x_Bx1xH, rate, seeds[1], rows_B)
         return layers.dense(head["out_proj"], x_Bx1xH)[:, 0].astype(jnp.float32)

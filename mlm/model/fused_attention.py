@@ -93,18 +93,13 @@ def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, kin
         in_specs=[x, x, x, keys, queries, mask] + ([x, stats, x] if backward else []),
         out_specs=[x, x, x] if backward else [x, stats],
         out_shape=[x_shape, x_shape, x_shape] if backward else [x_shape, stats_shape],
-        **_settings(kind),
+        interpret=not kind.startswith("TPU"),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
     )
     segments = segments_BxL[:, :, None], segments_BxL[:, None, :] if isolated else None
     if dropout_mask_LxL is not None:
         dropout_mask_LxL = dropout_mask_LxL.astype(operand)
     return call(q, k, v, *segments, dropout_mask_LxL, *backward_inputs)
-
-
-def _settings(kind: str) -> dict:
-    if not kind.startswith("TPU"):
-        return {"interpret": True}
-    return {"compiler_params": pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))}
 
 
 def _dot(x: Array, y: Array, dims: tuple, precision: lax.Precision | None = None) -> Array:

@@ -107,12 +107,11 @@ def temporary_bytes(message: str) -> float | None:
 
 def refuse_kernel(message: str, kind: str) -> None:
     """Raises InputError if the compiler's refusal is about a core's own memory: no smaller batch would help."""
-    if "memory space vmem" not in message:
-        return
-    sizes = re.search(r"Used (\S+) of (\S+) vmem|size (\S+) and limit ([\d.]+[KMG]?)", message)
-    needs, has = [size for size in sizes.groups() if size] if sizes else ("more", "too little")
-    memory = f"{needs} of a core's own memory, where a {kind} has {has}"
-    raise InputError(f"config.model.attention: the kernel needs {memory}; set it to xla.")
+    if "memory space vmem" in message:
+        sizes = re.search(r"(?:Used|size) (\S+) (?:of|and limit) ([\d.]+[KMG]?)", message)
+        needs, has = sizes.groups() if sizes else ("more", "too little")
+        memory = f"{needs} of a core's own memory, where a {kind} has {has}"
+        raise InputError(f"config.model.attention: the kernel needs {memory}; set it to xla.")
 
 
 def state_bytes(task: Pretraining) -> int:

@@ -53,12 +53,9 @@ class Cost:
     def __init__(self) -> None:
         # By source; collectives and waits (for copies between memories) only as far as exposed.
         self.cycles = dict.fromkeys(("compiler", "kernels", "bytes", "collectives", "waits"), 0.0)
-        # {what: count} of kernels without a cost, unknown calls and loops of unknown length.
-        self.uncosted: dict[str, int] = collections.Counter()
-        # How many the compiler has an estimate for, and how many only the rules above.
-        self.instructions = {"compiler": 0, "rules": 0}
-        # {group: [cycles, count]} of everything but the waits.
-        self.groups: dict[Group, list[float]] = {}
+        self.uncosted = collections.Counter()  # kernels without a cost, unknown calls, loops of unknown length
+        self.instructions = {"compiler": 0, "rules": 0}  # estimated by the compiler, and by the rules above alone
+        self.groups: dict[Group, list[float]] = {}  # {group: [cycles, count]} of everything but the waits
         # {kind: {"count", "overlapping", "bytes", "cycles", "exposed" cycles, that no computation hides}}.
         self.collectives: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
 
@@ -109,27 +106,24 @@ class _Simulation:
         self.started: dict[str, str] = {}  # {name: kind} of asynchronous collectives
 
     def run(self, computation: str, times: int) -> None:
-        for instruction in self.module.computations.get(computation, ()):
-            self.step(instruction, times)
-
-    def step(self, this: Instruction, times: int) -> None:
-        opcode = this.opcode
-        if opcode in FREE or (opcode == "custom-call" and FREE_TARGETS.fullmatch(this.target)):
-            return
-        if opcode == "while":
-            self.loop(this, times)
-        elif opcode == "conditional":
-            self.branch(this, times)
-        elif opcode == "call":
-            self.run(this.called("to_apply"), times)
-        elif opcode.endswith("-done"):
-            self.finish(this, times)
-        elif (inner := hlo.find_collective(self.module, this)) is not None:
-            self.communicate(this, inner, times)
-        elif opcode.endswith("-start"):
-            self.clock.start("memory", this.name, self.copied(this) / self.topology.hbm_bytes_per_cycle)
-        else:
-            self.compute(this, times)
+        for this in self.module.computations.get(computation, ()):
+            opcode = this.opcode
+            if opcode in FREE or (opcode == "custom-call" and FREE_TARGETS.fullmatch(this.target)):
+                continue
+            if opcode == "while":
+                self.loop(this, times)
+            elif opcode == "conditional":
+                self.branch(this, times)
+            elif opcode == "call":
+                self.run(this.called("to_apply"), times)
+            elif opcode.endswith("-done"):
+                self.finish(this, times)
+            elif (inner := hlo.find_collective(self.module, this)) is not None:
+                self.communicate(this, inner, times)
+            elif opcode.endswith("-start"):
+                self.clock.start("memory", this.name, self.copied(this) / self.topology.hbm_bytes_per_cycle)
+            else:
+                self.compute(this, times)
 
     def compute(self, this: Instruction, times: int) -> None:
         if this.cycles:
@@ -168,9 +162,7 @@ class _Simulation:
     def copied(self, this: Instruction) -> float:
         """Returns the bytes that an asynchronous copy, slice or SparseCore computation writes."""
         body = self.module.computations.get(this.called("calls"))
-        if body:
-            return hlo.size(body[-1].shape)
-        return hlo.size(hlo.elements(this.shape)[0 if this.opcode == "copy-start" else 1])
+        return hlo.size(body[-1].shape if body else hlo.elements(this.shape)[this.opcode != "copy-start"])
 
     def loop(self, this: Instruction, times: int) -> None:
         trips = self.trip_count(this)

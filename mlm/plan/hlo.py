@@ -5,8 +5,8 @@ import functools
 import math
 import re
 
-_COMPUTATION = re.compile(r"(?:ENTRY )?(%[\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?(%[\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)", re.DOTALL)
+_COMPUTATION = re.compile(r"(ENTRY )?(%[\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?(%[\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)\)?(.*)", re.DOTALL)
 _ARRAY = re.compile(r"(pred|[a-z]+\d+\w*)\[([\d,<=]*)\]")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 OURS = ("mlm/", "transformers/")  # a line here says more than one in the libraries below
@@ -74,13 +74,10 @@ def parse(text: str) -> Module:
     for line in _join_lines(text):
         if not line.startswith(" "):
             header = _COMPUTATION.match(line)
-            current = computations.setdefault(header[1], []) if header else None
-            if header and line.startswith("ENTRY"):
-                entry = header[1]
+            current = computations.setdefault(header[2], []) if header else None
+            entry = header[2] if header and header[1] else entry
         elif current is not None and (found := _INSTRUCTION.match(line)):
-            name, shape, opcode, tail = found.groups()
-            inside, _, rest = tail.partition(")")
-            current.append(Instruction(name, shape, opcode, inside, rest))
+            current.append(Instruction(*found.groups()))
     if not entry:
         raise ValueError("the compiled text has no ENTRY computation")
     by_name = {instruction.name: instruction for body in computations.values() for instruction in body}

@@ -85,9 +85,8 @@ def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *,
     cost = cost_model.estimate(hlo.parse(program.text), place)
     seconds = cost.total / place.hertz
     rate = config.data.global_batch * job.info.length / seconds
-    hours, flat = None, configs.flatten(config)
-    if config.train.steps or job.known_records:
-        hours = recipe.total_steps(flat, job.info.records) * seconds / 3600
+    flat, known = configs.flatten(config), config.train.steps or job.known_records
+    hours = recipe.total_steps(flat, job.info.records) * seconds / 3600 if known else None
     useful = recipe.flops_per_token(flat, job.info.vocab_size, length=length)
     largest = sorted(cost.groups.items(), key=lambda item: -item[1][0])
     return {

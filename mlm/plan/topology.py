@@ -101,14 +101,11 @@ class Topology:
 def names(family: str) -> list[str]:
     """Returns the usual slices of a family, from one host to the full pod."""
     pod = FAMILIES[family].pod
-    shape, found = [1, 1] if len(pod) == 2 else [2, 2, 1], []
+    shape, found = [1, 1] if len(pod) == 2 else [2, 2, 1], {}
     while all(size <= limit for size, limit in zip(shape, pod, strict=True)):
-        if shape != [1, 2]:  # half a host
-            found.append(tuple(shape))
-        axis = len(shape) - 1 - shape[::-1].index(min(shape))
-        shape[axis] *= 2
-    found += [pod] if pod not in found else []
-    return [f"{family}:{'x'.join(map(str, shape))}" for shape in found]
+        found[tuple(shape)] = None
+        shape[len(shape) - 1 - shape[::-1].index(min(shape))] *= 2
+    return [f"{family}:{'x'.join(map(str, shape))}" for shape in found | {pod: None} if shape != (1, 2)]  # half a host
 
 
 def find(name: str, slices: int = 1) -> Topology:

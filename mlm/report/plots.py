@@ -130,10 +130,8 @@ def thinned(points: Points, most: int = POINTS) -> Points:
 def _figure(figures: dict[str, Figure], title: str, y_unit: str, x_unit: str = "steps") -> Iterator[Axes]:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.7, 2.9), layout="constrained")
-        axes = figure.add_subplot()
+        axes = figure.add_subplot(xlabel=x_unit, ylabel=y_unit)
         yield axes
-        axes.set_xlabel(x_unit)
-        axes.set_ylabel(y_unit)
         hours = x_unit.startswith("hours")  # not "500m"
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}") if hours else EngFormatter(sep=""))
         axes.set_xlim(left=0)
