@@ -163,7 +163,13 @@ def _proof(model: Pretrained, tok: PreTrainedTokenizerFast) -> Proof:
     [{"text", "ids", "positions", "fillings"}, ...], "top_k", "made_with": {package: version}}, and proof.safetensors
     the logits of each row as "logits.{row}".
     """
-    texts = _proof_texts(model, tok)
+    longest = fill_mask.longest_row(model)
+    filler = FILLER.split() * longest
+    while len(row := tok(" ".join([*filler, tok.mask_token]))["input_ids"]) > longest and filler:
+        filler = filler[: len(filler) * longest // (len(row) + 1)]  # always fewer
+    long = " ".join([*filler, *[tok.mask_token] * (longest - len(row) + 1)])  # fills the positions to the last
+    texts = [*(text.replace("<mask>", tok.mask_token) for text in TEXTS), long]
+    texts = [text for text in texts if len(tok(text)["input_ids"]) <= longest]
     ids = [tok(text)["input_ids"] for text in texts]
     positions = [
         sorted({0, len(row) // 2, len(row) - 1, *[i for i, token in enumerate(row) if token == tok.mask_token_id][:4]})
@@ -176,17 +182,6 @@ def _proof(model: Pretrained, tok: PreTrainedTokenizerFast) -> Proof:
     content = {"top_k": top_k, "rows": [dict(zip(keys, row, strict=True)) for row in rows]}
     tensors = {f"logits.{row}": own for row, own in enumerate(logits)}
     return Proof(content, tensors, lambda again: _logits(again, ids, positions), logits, (ids[-1], positions[-1]))
-
-
-def _proof_texts(model: Pretrained, tok: PreTrainedTokenizerFast) -> list[str]:
-    """Returns the TEXTS that fit into the model's positions, and, at the end, one that fills them to the last."""
-    longest = fill_mask.longest_row(model)
-    texts = [text.replace("<mask>", tok.mask_token) for text in TEXTS]
-    filler = FILLER.split() * longest
-    while len(ids := tok(" ".join([*filler, tok.mask_token]))["input_ids"]) > longest and filler:
-        filler = filler[: len(filler) * longest // (len(ids) + 1)]  # always fewer
-    long = " ".join([*filler, *[tok.mask_token] * (longest - len(ids) + 1)])
-    return [text for text in (*texts, long) if len(tok(text)["input_ids"]) <= longest]
 
 
 def _logits(model: Pretrained, ids: list[list[int]], positions: list[list[int]]) -> list[np.ndarray]:

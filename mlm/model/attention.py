@@ -53,18 +53,19 @@ def _unsupported(name: str, config: RobertaConfig, length: int, mesh: Mesh, dtyp
     """Returns what the kernel does not support of this model on these devices, None if it supports it."""
     device, tensor = mesh.devices.flat[0], mesh.shape["tensor"]
     heads, dropout = config.num_attention_heads, config.attention_probs_dropout_prob
-    fused, splash, cudnn, platform = name == "fused", name == "splash", name == "cudnn", device.platform
+    platform, is_pallas = device.platform, name in ("fused", "splash")
     reasons = {
-        f"{heads} heads over mesh.tensor = {tensor}, only whole heads": (fused or splash) and heads % tensor,
-        "a GPU, only TPUs": (fused or splash) and platform == "gpu",
-        f"a {platform.upper()}, only NVIDIA GPUs": cudnn and platform != "gpu",
-        f"dropout (model.attention_dropout = {dropout})": (splash or cudnn) and dropout > 0,
-        f"rows of {length} tokens, only multiples of 128": splash and length % 128,
-        f"{dtype}, only bfloat16": dtype != "bfloat16" and (cudnn or (fused and platform == "tpu")),
+        f"{heads} heads over mesh.tensor = {tensor}, only whole heads": is_pallas and heads % tensor,
+        "a GPU, only TPUs": is_pallas and platform == "gpu",
+        f"a {platform.upper()}, only NVIDIA GPUs": name == "cudnn" and platform != "gpu",
+        f"dropout (model.attention_dropout = {dropout})": name in ("splash", "cudnn") and dropout > 0,
+        f"rows of {length} tokens, only multiples of 128": name == "splash" and length % 128,
+        f"{dtype}, only bfloat16": dtype != "bfloat16" and (name, platform) in (("cudnn", "gpu"), ("fused", "tpu")),
     }
+    if reason := next((reason for reason, holds in reasons.items() if holds), None):
+        return reason
     sizes = (device.device_kind, length, heads // tensor, config.hidden_size // heads)
-    first = next((reason for reason, holds in reasons.items() if holds), None)
-    return fused_attention.unsupported(*sizes) if fused and first is None else first
+    return fused_attention.unsupported(*sizes) if name == "fused" else None
 
 
 def make_kernel(name: str, *, heads: int, mesh: Mesh | None = None, isolated: bool = False) -> Attention:

@@ -56,9 +56,13 @@ def compile_step(config: ConfigDict, info: DatasetInfo, topology: Topology, *, k
         return Program("", state, None, None, state, False)
     rows = config.data.global_batch // (task.mesh.shape["data"] * task.mesh.shape["fsdp"])
     model = f"{config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
-    with _progress(f"compiling the {kind} step, {model}, for {topology.name}"), no_cache():
+    progress = _progress(f"compiling the {kind} step, {model}, for {topology.name}")
+    with progress, no_cache(), tempfile.TemporaryDirectory() as folder:
+        dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         try:
-            compiled, text = _compile(_lower(task, kind), topology.family.readable)
+            compiled = _lower(task, kind).compile(None if topology.family.readable else dump)
+            files = sorted(Path(folder).glob("*.jit_step.*after_codegen.txt"), key=lambda file: file.stat().st_size)
+            text = files[-1].read_text() if files else compiled.as_text()
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -87,16 +91,6 @@ def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
     state = jax.tree.map(lambda leaf: abstract(leaf.dtype, *leaf.shape, spec=jax.P()), state)
     key = jax.eval_shape(lambda: jax.random.key(0))
     return step.lower(state, (ids, ids, ids), abstract(key.dtype, spec=jax.P()))
-
-
-def _compile(lowered: jax.stages.Lowered, readable: bool) -> tuple[jax.stages.Compiled, str]:
-    """Returns the compiled program and its text."""
-    if readable:
-        return (compiled := lowered.compile()), compiled.as_text()
-    with tempfile.TemporaryDirectory() as folder:
-        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        files = Path(folder).glob("*.jit_step.*after_codegen.txt")
-        return compiled, max(files, key=lambda file: file.stat().st_size).read_text()
 
 
 def temporary_bytes(message: str) -> float | None:
