@@ -71,8 +71,8 @@ def use_of_time(found: list[Session]) -> TimeUse:
             if line["kind"] == "first_step":
                 use["start"] += seconds
                 continue
-            kept = max(session.kept - before["step"], 0) / max(line["step"] - before["step"], 1)
-            kept = 1.0 if is_kept else kept
+            part = max(session.kept - before["step"], 0) / max(line["step"] - before["step"], 1)
+            kept = 1.0 if is_kept else part
             pause = pauses.get(line["kind"])
             paused = min(line["seconds"], seconds) if pause else 0.0
             use["training"] += kept * (seconds - paused)
