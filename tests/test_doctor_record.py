@@ -8,8 +8,8 @@ import pytest
 
 from mlm import __main__
 from mlm.data import tokenizer
+from mlm.data.write_shard import find_documents
 from mlm.doctor import scan
-from mlm.doctor.origin import find_documents
 from tests.processes import train_arguments
 
 

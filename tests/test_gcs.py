@@ -23,7 +23,7 @@ from mlm import workdir as workdirs
 from mlm.commands.tokenizer import make_tokenizer
 from mlm.data import shards, tokenizer
 from mlm.data.manifest import holds_foreign_shards, load_manifest, verify, work_folder
-from mlm.doctor.origin import find_documents
+from mlm.data.write_shard import find_documents
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, local_folder, move, remove, replacing, sizes, write_text
 from mlm.pretrained import checkpoint_files

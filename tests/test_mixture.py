@@ -12,7 +12,7 @@ import pytest
 from mlm.data import batches, mixture
 from mlm.data.manifest import Manifest, load_manifest
 from mlm.data.order import Lane, batch_rows
-from mlm.doctor.origin import find_documents, find_parts
+from mlm.data.write_shard import find_documents, find_parts
 from mlm.errors import InputError
 from mlm.paths import canonical, distinct_parts
 from mlm.tasks.pretraining import dataset_info

@@ -80,13 +80,14 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def show_record(manifest: Manifest, tokenizer_folder: str, name: str, *, as_json: bool) -> None:
     """Prints the text of a record, and which documents of the corpus it is from."""
-    from mlm.doctor import origin, scan
+    from mlm.data import write_shard
+    from mlm.doctor import scan
 
     split, _, number = name.rpartition(":")
     split = split or "train"
     if split not in manifest.splits or not re.fullmatch("[0-9]{1,18}", number):
         raise InputError(f"--record={name}: must be the number of a training record, or validation:NUMBER.")
-    found = origin.find_documents(manifest, split, int(number))
+    found = write_shard.find_documents(manifest, split, int(number))
     ids = scan.row(manifest, split, int(number)).tolist()
     text = tokenizer.load_fast(tokenizer_folder).decode(ids, skip_special_tokens=False)
     if as_json:

@@ -77,10 +77,8 @@ def load(file: UPath, dtype: np.dtype | type, first: int = 0, count: int = -1, *
     try:
         with os_errors():
             data = file.fs.cat_file(file.path, start or None, stop) if stop != start else b""
-    except FileNotFoundError:
-        raise _damaged(file) from None
     except OSError as error:
-        if getattr(error.__cause__, "code", 0) == 416:  # the object ends before `start`
+        if isinstance(error, FileNotFoundError) or getattr(error.__cause__, "code", 0) == 416:  # it ends before `start`
             raise _damaged(file) from None
         reason = error.strerror or error
         raise InputError(

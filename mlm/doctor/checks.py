@@ -211,7 +211,7 @@ def _overlap(case: Case, repeats: scan.Repeats, by: str) -> Finding:
 
 def _groups(case: Case, repeats: scan.Repeats) -> tuple[str, str]:
     """Returns which packages or parts of the corpus the overlapping rows are from, and what to do."""
-    from mlm.doctor.origin import find_parts
+    from mlm.data.write_shard import find_parts
 
     corpus, worst = case.config.corpus, ""
     fix = "deal whole groups: set corpus.group to file, or to a field that documents with the same text share"
