@@ -14,7 +14,6 @@ from huggingface_hub import EvalResult, ModelCardData
 from markupsafe import Markup
 
 from mlm import config as configs
-from mlm import logs
 from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.inference.fill_mask import longest_row
@@ -23,20 +22,12 @@ from mlm.pretrained import locate
 from mlm.pretrained.load import Pretrained
 from mlm.report import plots
 from mlm.report.goodput import Line
+from mlm.report.report import score_rows
 from mlm.report.summary import RunSummary
 from mlm.text import code, markdown, printable, templates
 from mlm.training import recipe
 
 CURVE = "loss.png"
-SCORES = {
-    "loss": "cross entropy, nats per masked token",
-    "loss_se_records": "its standard error over records",
-    "loss_se_draws": "its standard error over draws of the masks",
-    "perplexity": "perplexity",
-    "accuracy": "accuracy",
-    "bits_per_byte": "bits per byte",
-    "predictions": "masked tokens scored",
-}
 POINTS = 8  # evaluations in the table under the curve
 
 
@@ -44,7 +35,6 @@ def write(
     folder: Path, model: Pretrained, mask_token: str, *, scores: Line | None, name: str, history: RunSummary | None
 ) -> None:
     """Writes README.md and, from the `history` of the run up to the model's step, the curve of the loss beside it."""
-    sets = logs.by_set(scores or {})
     run, fast = model.run_config, tokenizer.load_fast(model.tokenizer)
     name = printable(" ".join(name.split()))
     values: dict[str, Any] = {}
@@ -76,9 +66,7 @@ def write(
         tokenizer_model=type(fast.model).__name__,
         history=history,
         mixture=_folders(model, run),
-        scores=scores,
-        score_columns=["", *list(sets)[1:]],
-        score_rows=[(name, *(each.get(key) for each in sets.values())) for key, name in SCORES.items()],
+        scores=score_rows([scores or {}]),
         fingerprints={
             "config": run and configs.fingerprint(configs.unflatten(run)),
             "data": model.meta.get("data_fingerprint"),
@@ -98,7 +86,7 @@ def write_classifier(folder: Path, model: Pretrained, *, scores: Line | None, na
         task="token-classification" if classifier.kind(model.config) == "tokens" else "text-classification",
         name=name,
         pair=len(model.run_config["classify.text"]) == 2,
-        scores=[(key, value) for key, value in (scores or {}).items() if key not in ("step", "kind")],
+        scores=score_rows([scores or {}]),
         labels=classifier.class_names(model.config),
     )
 
