@@ -28,7 +28,8 @@ def initialize(
 ) -> None:
     """Joins the processes of a run, if they are alike; must come before anything else touches jax's devices.
 
-    `shards` and `tokenizer` are fingerprints of the data, if any is read. A command that `saves` answers SIGTERM so.
+    `shards` and `tokenizer` are fingerprints of the data, if any is read. One that `saves` answers SIGTERM so, and
+    caches its compiled programs in the workdir, unless JAX_COMPILATION_CACHE_DIR names another folder.
     """
     pod, current = config.pod, watch.current
     cluster, client = current.cluster, current.client
@@ -49,6 +50,8 @@ def initialize(
             heartbeat_timeout_seconds=int(pod.heartbeat) + MARGIN,
             shutdown_timeout_seconds=int(pod.heartbeat) + MARGIN,
         )
+    if saves and jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(workdir.root / "xla_cache"))
     _start_devices()
     if (jax.process_index(), jax.process_count()) != (cluster.process_id, cluster.processes):
         other = f"its devices are those of process {jax.process_index()} of {jax.process_count()}"

@@ -50,11 +50,9 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
         where = {"host": _own_address(host, jax_port), "port": [jax_port, 0]}  # 0: any, if the first one is in use
         settings = {"nthreads": workers, "name": f"process {place.process_id}", "death_timeout": timeout}
         worker = loop.run_sync(_start_worker, address, security=security, **where, **settings)
-        if scheduler is None:
-            yield None
-        else:
-            with contextlib.closing(dask_engine.DaskEngine(address, security, timeout)) as engine:
-                yield engine
+        engine = contextlib.closing(dask_engine.DaskEngine(address, security, timeout))
+        with engine if scheduler else contextlib.nullcontext() as found:
+            yield found
         loop.run_sync(_close, worker)
     if scheduler is not None:
         loop.run_sync(_close, scheduler)

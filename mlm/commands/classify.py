@@ -46,7 +46,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     with common.locked(workdir):
         examples, others = _open_examples(config, workdir)
         distributed.initialize(config, workdir, examples.fingerprint, examples.tokenizer_fingerprint, saves=True)
-        common.keep_compiled(workdir)
         config, body, load_params = _find_model(config, workdir, examples)
         task = classification.Classification(config, examples, body, load_params)
         if cluster.is_primary():

@@ -214,14 +214,6 @@ def fingerprints(manifest: Manifest) -> tuple[str, str]:
     return " ".join([manifest.fingerprint, *sets]), manifest.tokenizer_fingerprint
 
 
-def keep_compiled(workdir: Workdir) -> None:
-    """Caches compiled programs in the workdir, unless JAX_COMPILATION_CACHE_DIR names another folder."""
-    import jax
-
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(workdir.root / "xla_cache"))
-
-
 def say(text: str) -> None:
     """Prints a line to stderr at once."""
     print(text, file=sys.stderr, flush=True)

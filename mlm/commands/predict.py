@@ -23,15 +23,12 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = None if args.model else Workdir(args.workdir, create=False)
     name = common.named_model(args) or workdir
     is_classifier = locate.is_classifier(name)
+    from mlm.inference import classify_texts, fill_mask
     from mlm.pretrained import load
 
     model = load.load(name, head=load.CLASSIFIER if is_classifier else load.LM_HEAD)
     shared = {"texts": args.texts, "top_k": args.top_k, "stdin": sys.stdin, "stdout": sys.stdout}
     if is_classifier:
-        from mlm.inference import classify_texts
-
         classify_texts.run(model, **shared)
     else:
-        from mlm.inference import fill_mask
-
         fill_mask.run(model, targets=args.targets, **shared)

@@ -14,12 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
-    if args.compare:
-        from mlm.report import compare
+    from mlm.report import compare, report
 
+    if args.compare:
         print(compare.write([workdir, *(Workdir(folder, create=False) for folder in args.compare)]))
     else:
-        from mlm.report import report
-
         report.write(workdir)
         print(workdir.report)

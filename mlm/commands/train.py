@@ -41,5 +41,4 @@ def pretrain(args: argparse.Namespace, config: ConfigDict, workdir: Workdir, man
     from mlm.training import loop
 
     distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=True)
-    common.keep_compiled(workdir)
     loop.run_task(config, workdir, (args.pretraining or Pretraining).open(config, workdir, manifest))
