@@ -33,6 +33,7 @@ def deal(
     return [np.array(shard, np.int64) for shard in shards]
 
 
-def copies(hashes_N: np.ndarray, weight: float) -> np.ndarray:
+def copies(hashes_N: np.ndarray, weights_N: np.ndarray | float) -> np.ndarray:
     """Returns how often each block comes: with weight 2.5 twice, and once more for the half that its hash picks."""
-    return int(weight) + (hashes_N % np.uint64(2**32) < np.uint64(round(weight % 1 * 2**32))).astype(np.int64)
+    more_N = hashes_N % np.uint64(2**32) < np.round(weights_N % 1 * 2**32).astype(np.uint64)
+    return np.floor(weights_N).astype(np.int64) + more_N

@@ -105,18 +105,15 @@ class Examples:
 
 
 def read_tables(
-    sources: dict[str, str],
-    *,
-    text: tuple[str, ...],
-    label: str,
-    kind: str,
-    names: tuple[str, ...] | None = None,
-    require_labels: bool = True,
+    sources: dict[str, str], *, names: tuple[str, ...] | None = None, require_labels: bool = True, **columns: Any
 ) -> tuple[dict[str, Table], tuple[str, ...]]:
-    """Returns {split: its rows} and the names of the classes: those given, or the labels in training; () if numbers."""
-    options = {"text": text, "label": label, "kind": kind, "require_labels": require_labels}
+    """Returns {split: its rows} and the names of the classes: those given, or the labels in training; () if numbers.
+
+    `columns` are the text, label and kind of `labelled.read`.
+    """
+    options = columns | {"require_labels": require_labels}
     tables = {split: labelled.read(source, split=split, **options) for split, source in sources.items()}
-    if kind == "regression":
+    if columns["kind"] == "regression":
         return tables, ()
     names = names or class_names(tables["train"])
     known = {*names, *([] if require_labels else [None])}

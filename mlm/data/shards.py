@@ -195,14 +195,12 @@ class _Job:
 
     def _deal(self, split: str) -> list[np.ndarray]:
         """Returns the indices of the blocks of each shard of a split, at least a row in each."""
-        blocks, length = self.blocks, self.settings.length
-        weights = dict(zip(self.corpus.sources, self.corpus.weights, strict=True))
-        own = np.flatnonzero(blocks["split"] == SPLITS.index(split))
-        hashes, tokens, copies = blocks["hash"][own], self.tokens[own], np.ones(len(own), np.int64)
+        own, length = np.flatnonzero(self.blocks["split"] == SPLITS.index(split)), self.settings.length
+        hashes, tokens, copies = self.blocks["hash"][own], self.tokens[own], np.ones(len(own), np.int64)
         if split == "train":
-            weights_N = np.array([weights[part.source] for part in self.parts])[self.part_of_block[own]]
-            for weight in set(weights.values()):
-                copies[weights_N == weight] = deal.copies(hashes[weights_N == weight], weight)
+            weights = dict(zip(self.corpus.sources, self.corpus.weights, strict=True))
+            of_part = np.array([weights[part.source] for part in self.parts])
+            copies = deal.copies(hashes, of_part[self.part_of_block[own]])
         count = self.settings.counts[split]
         rows = int((tokens * copies.astype(np.uint64)).sum()) // length
         while True:
@@ -236,7 +234,6 @@ class _Job:
                     vocab_size=self.vocabulary["vocab_size"],
                     folder=str(self.tasks),
                     shards=str(self.shards),
-                    key="",
                 )
                 tasks[split].append(task._replace(key=results.key([*map(str, task[:-3]), self.inputs])))
         self._do(write_shard, tasks["train"] + tasks["validation"], label="write", last=".json")

@@ -42,7 +42,7 @@ class WriteShard(NamedTuple):
     vocab_size: int
     folder: str
     shards: str
-    key: str
+    key: str = ""
 
 
 def write_shard(task: WriteShard) -> None:
