@@ -68,11 +68,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         content = {"findings": list(map(dataclasses.asdict, findings)), "batch": batch, "errors": len(errors)}
         print(json.dumps(content), flush=True)
     else:
-        cells = [
-            (Text(f.level, COLORS[f.level]), f.check, " | ".join(filter(None, (f.what, f.where, f.fix))))
-            for f in findings
-        ]
-        show(table("", "", "", rows=cells), *first_batch.render(batch))
+        lines = [" | ".join(filter(None, (finding.what, finding.where, finding.fix))) for finding in findings]
+        rows = [(Text(f.level, COLORS[f.level]), f.check, line) for f, line in zip(findings, lines, strict=True)]
+        show(table("", "", "", rows=rows), *first_batch.render(batch))
     if errors:
         names = ", ".join(dict.fromkeys(errors))
         raise InputError(f"{len(errors)} of {len(findings)} findings are errors ({names}); the run can't be right.")
