@@ -18,7 +18,7 @@ ORDER = {"seed": 3, "global_batch": 16, "lanes": 4}
 
 
 def table(texts: list[tuple[str, ...]], labels: list) -> Table:
-    return Table("csv:x.csv", texts, labels, [f"line {n + 2}" for n in range(len(texts))])
+    return Table("csv:x.csv", texts, labels, [f"csv:x.csv, line {n + 2}" for n in range(len(texts))])
 
 
 def make(folder: str, *, count: int = 83, length: int = 24, multiple: int = 8) -> Examples:

@@ -40,8 +40,7 @@ def test_csv_of_spreadsheets(tmp_path):
     found = read(f"csv:{tmp_path}/a.csv")
     assert found.texts == [("one, two",), ("three\r\nfour",), ('say "hi"',)]
     assert found.labels == ["a", "b", "a"]
-    assert found.places[:2] == ["line 2", "line 3"]
-    assert found.where(0) == f"csv:{tmp_path}/a.csv, line 2"
+    assert found.places[:2] == [f"csv:{tmp_path}/a.csv, line 2", f"csv:{tmp_path}/a.csv, line 3"]
 
 
 def test_tsv_has_no_quotes(tmp_path):
@@ -162,7 +161,7 @@ def test_files_that_can_not_be_read(tmp_path):
     assert "utf-8" in refused(f"csv:{tmp_path}/latin.csv")
     assert "no_such_set_anywhere" in refused("tfds:no_such_set_anywhere")
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a", "label": 1}) + "\n")
-    assert read(f"jsonl:{tmp_path}/a.jsonl").places == ["line 1"]
+    assert read(f"jsonl:{tmp_path}/a.jsonl").places == [f"jsonl:{tmp_path}/a.jsonl, line 1"]
 
 
 @pytest.mark.parametrize("absent", [{}, {"label": None}, {"label": ""}, {"label": -1}, {"label": "-1"}])
@@ -208,7 +207,7 @@ def test_conll_comments_tabs_and_places(tmp_path):
     found = read(f"conll:{tmp_path}/a.conll", **WORDS)
     assert found.texts == [("EU", "rejects"), ("#", "#tag", "#"), ("New York", ".")]
     assert found.labels == [("B-X", "O"), ("B-X", "O", "O"), ("B-X", "O")]
-    assert found.places == ["line 2", "line 9", "line 13"]
+    assert found.places == [f"conll:{tmp_path}/a.conll, line {number}" for number in (2, 9, 13)]
 
 
 def test_sentences_to_predict_need_no_labels(tmp_path):

@@ -121,7 +121,7 @@ def read_tables(
         for row, label in ((row, each) for row, own in enumerate(table.labels) for each in _each(own)):
             if label not in known:
                 raise InputError(
-                    f"{table.where(row)}: its label {label!r} is not one of the {len(known)} of the training split; "
+                    f"{table.places[row]}: its label {label!r} is not one of the {len(known)} of the training split; "
                     f"correct it, or remove the row from the {split} split."
                 )
     return tables, names
@@ -163,7 +163,7 @@ def tokenize(
                 pieces += map(first_pieces, encoded.encodings, texts)
         for row, ids in enumerate(rows):
             if tok.pad_token_id in ids:
-                raise InputError(f"{table.where(row)}: holds the padding token {tok.pad_token}; remove it.")
+                raise InputError(f"{table.places[row]}: holds the padding token {tok.pad_token}; remove it.")
         labels, words = table.labels, None
         if table.is_tokens:
             labels = [each for own, text in zip(labels, table.texts, strict=True) for each in own or [None] * len(text)]

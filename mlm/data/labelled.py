@@ -39,13 +39,9 @@ class Table:
     source: str  # as in the config
     texts: list[tuple[str, ...]]  # one or two a row; the words of a row where each has a label
     labels: list[Any]  # str, float or, of words, a tuple of str; None where the source has none, as in a test split
-    places: list[str]  # of the rows in the source: "line 7"
+    places: list[str]  # the source and the line or row of each, for messages
     names: Names = None  # of the classes by index, where a library has them
     is_tokens: bool = False  # whether each word has a label
-
-    def where(self, row: int) -> str:
-        """Returns the source and the place of a row, for messages."""
-        return f"{self.source}, {self.places[row]}"
 
 
 def read(
@@ -62,15 +58,15 @@ def read(
         names, rows = READERS[reader](rest, split, (*text, label) if require_labels else text, label)
         read_label = _number if kind == "regression" else functools.partial(_class, names=names)
         for place, row in rows:
-            places.append(place)
-            where, own = f"{source}, {place}: its", row.get(label)
+            where, own = f"{source}, {place}", row.get(label)
+            places.append(where)
             cells = tuple(_read(row, column, where, _text, by_word) for column in text)
             texts.append(cells[0] if by_word else cells)
             absent = not require_labels and all(each in UNKNOWN for each in (own if isinstance(own, list) else [own]))
             labels.append(None if absent else _read(row, label, where, read_label, by_word))
             if by_word and not absent and len(texts[-1]) != len(labels[-1]):
                 raise InputError(
-                    f"{source}, {place}: has {len(texts[-1])} words and {len(labels[-1])} labels; give each word one."
+                    f"{where}: has {len(texts[-1])} words and {len(labels[-1])} labels; give each word one."
                 )
     except (OSError, ValueError, KeyError, ImportError, csv.Error) as error:
         message = " ".join(str(error).split()) or type(error).__name__
@@ -82,7 +78,7 @@ def read(
 
 def _read(row: Row, column: str, where: str, read_one: Callable[[Any, str], Any], by_word: bool) -> Any:
     """Returns read_one(value, where) of a cell or, if it is a list, of each of its words."""
-    value, where = row.get(column), f"{where} {column!r}"
+    value, where = row.get(column), f"{where}: its {column!r}"
     if value is None:
         raise InputError(f"{where} is missing; the columns are {', '.join(map(str, row))}.")
     value = value.item() if hasattr(value, "item") else value  # of numpy

@@ -78,8 +78,7 @@ def read(source: str, phenomenon: str = "") -> list[Pair]:
     for name in _files(rest, source) if kind in ("jsonl", "csv") else [rest]:
         found = labelled.read(f"{kind}:{name}", **fields, require_labels=phenomenon != "", key=f"--pairs={source}")
         labels = [label or UPath(name).stem for label in found.labels]
-        places = (found.where(row) for row in range(len(labels)))
-        pairs += map(Pair, found.texts, labels, places)
+        pairs += map(Pair, found.texts, labels, found.places)
     return pairs
 
 
