@@ -189,24 +189,18 @@ def ids(case: Case) -> list[Finding]:
     fix = "see corpus.weights and the source: a model memorizes repeated lines" if level != "ok" else ""
     found.append(Finding(level, what, fix, check="duplicates"))
 
-    return [*found, _overlap(case, repeats, f"stretches of {scan.STRETCH} tokens in {part}")]
-
-
-def _overlap(case: Case, repeats: scan.Repeats, by: str) -> Finding:
-    """Returns how much of the validation split is in training, from which groups, and what to do."""
-    from mlm.doctor import scan
-
     count, rows = len(repeats.overlapping), len(repeats.rows)
-    rate = count / max(rows, 1)
+    rate, fix = count / max(rows, 1), ""
     level = "ok" if rate <= OVERLAP[0] else "error" if rate >= OVERLAP[1] else "warning"
-    what = f"{count:,} of {rows:,} validation rows ({rate:.1%}) are at least half in training, by {by}"
-    if repeats.pair is None or level == "ok":
-        return Finding(level, what, check="overlap")
-    worst, fix = _groups(case, repeats)
-    own, other = repeats.pair
-    text = _decode(case, scan.row(case.manifest, "validation", own))
-    what += f"{worst}; validation record {own}, training record {other}: {text}"
-    return Finding(level, what, f"{fix}, and write the shards again", check="overlap")
+    what = f"{count:,} of {rows:,} validation rows ({rate:.1%}) are at least half in training, by stretches of "
+    what += f"{scan.STRETCH} tokens in {part}"
+    if repeats.pair is not None and level != "ok":
+        worst, fix = _groups(case, repeats)
+        own, other = repeats.pair
+        text = _decode(case, scan.row(manifest, "validation", own))
+        what += f"{worst}; validation record {own}, training record {other}: {text}"
+        fix += ", and write the shards again"
+    return [*found, Finding(level, what, fix, check="overlap")]
 
 
 def _groups(case: Case, repeats: scan.Repeats) -> tuple[str, str]:
