@@ -55,9 +55,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     model = canonical(args.model) if locate.is_workdir(args.model) or UPath(args.model).is_dir() else args.model
     line = [f"--config={args.config}", f"--config.train.init_from={model}"]
     line += [f"--config.{override}" for override in overrides]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(lock(workdir.root))
-        engine = stack.enter_context(common.open_engine(args, config, workdir)) if args.engine else None
+    opened = common.open_engine(args, config, workdir) if args.engine else contextlib.nullcontext()
+    with lock(workdir.root), opened as engine:
         options = {"protocol": args.protocol, "data": args.data, "root": workdir.root, "line": line, "given": given}
         found = glue.run(names, **options, most=most, engine=engine) | {"model": args.model}
         differences = glue.compare(found, other) if other else None

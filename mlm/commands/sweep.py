@@ -31,10 +31,7 @@ class _Flags(argparse.ArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "The folder of a run, and of its output.txt, is WORKDIR/NAME. `sweep evaluate` scores models on the "
-    )
-    parser.epilog += "data of --workdir; its folders are WORKDIR/sweep/NAME."
+    parser.epilog = "A run and its output.txt are in WORKDIR/NAME; `sweep evaluate` scores on the data of --workdir."
     parser.add_argument("command", metavar="COMMAND", help=f"one of {', '.join(COMMANDS)}")
     common.add_config_flags(parser, required=False)
     vary = "config keys, `config`, or flags of COMMAND, each with values: train.seed=0,1,2 train.init_from=A,B@1000 "
@@ -53,15 +50,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if evaluates:
         workdir = str(Workdir(workdir, create=False).root / "sweep")
     cases = _plan(args, overrides, canonical(workdir))
-    root = Workdir(workdir).root
-    from mlm.cluster.engine import open_engine
+    own, base = Workdir(workdir), configs.load(str(configs.BASE), [])
     from mlm.sweep import runs, table
 
-    flags = {"timeout": args.engine_timeout, "insecure": args.engine_insecure}
-    flags["certificates"] = args.engine_certificates or str(root / "hosts" / "certificates")
-    with lock(root), open_engine(args.engine, **flags) if args.engine else contextlib.nullcontext() as engine:
-        outcomes = runs.run_all([case.run for case in cases], root=root, engine=engine)
-        table.write(root, cases, outcomes, args.metric)
+    opened = common.open_engine(args, base, own) if args.engine else contextlib.nullcontext()
+    with lock(own.root), opened as engine:
+        outcomes = runs.run_all([case.run for case in cases], root=own.root, engine=engine)
+        table.write(own.root, cases, outcomes, args.metric)
     failed = [outcome for outcome in outcomes if outcome.code]
     for each in failed:
         common.say(f"{each.run.name}: exit code {each.code}: {each.last_line}")

@@ -1,6 +1,7 @@
 """The family of a run: milestones and branches as a tree, with what their checkpoints score on other tasks. No jax."""
 
 import contextlib
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -23,24 +24,19 @@ Scores = dict[int, dict[str, float]]  # step -> name -> from 0 to 1
 class Run(NamedTuple):
     """A run of the family."""
 
-    workdir: Workdir
+    root: UPath
     config: dict[str, Any]  # flattened
     parent: UPath | None  # the folder of the run that it branched off from, if it is still there
     start: int  # the step of the parent where it begins
 
-    @property
-    def root(self) -> UPath:
-        """Its folder."""
-        return self.workdir.root
 
-
-def downstream(workdir: Workdir) -> Scores:
+def downstream(root: UPath) -> Scores:
     """Returns the average of GLUE, and the accuracy on minimal pairs within words, of the checkpoints of a run."""
     found: Scores = defaultdict(dict)
-    for step, table in logs.read_object(workdir.glue).items():
+    for step, table in logs.read_object(Workdir(str(root), create=False).glue).items():
         if table["average"] is not None:
             found[int(step)][f"GLUE {table['protocol']}"] = table["average"]
-    for key, values in logs.read_object(workdir.root / logs.RESULTS).items():
+    for key, values in logs.read_object(root / logs.RESULTS).items():
         if match := PAIRS.fullmatch(key):
             found[int(match[2])][match[1]] = values["within_word"]["accuracy"]
     return found
@@ -51,22 +47,18 @@ class Family:
 
     def __init__(self, workdir: Workdir):
         """Reads their configs."""
-        self.run, self.line = _read(workdir.root), []  # the line goes from the run up to the first one
-        run: Run | None = self.run
-        while run and run.root not in [each.root for each in self.line]:
+        self.line, run = [], _read(workdir.root)  # from the run up to the first one
+        while run and run not in self.line:
             self.line.append(run)
             run = run.parent and _read(run.parent)
-        self.runs = {run.root: run for run in self.line}
-        beside = {
-            file.parent for root in {each.root.parent for each in self.line} for file in root.glob("*/config.json")
-        }
-        others = []
-        for root in sorted(beside - self.runs.keys(), key=str):
+        self.runs, others = {run.root: run for run in self.line}, []
+        folders = {file.parent for root in self.runs for file in root.parent.glob("*/config.json")}
+        for root in sorted(folders - self.runs.keys(), key=str):
             with contextlib.suppress(DamageError):
                 others.append(_read(root))
         while found := [run for run in others if run.parent in self.runs and run.root not in self.runs]:
             self.runs |= {run.root: run for run in found}
-        self.scores = {run.root: downstream(run.workdir) for run in self.runs.values()}
+        self.scores = {root: downstream(root) for root in self.runs}
 
     def tokens(self, run: Run, step: int) -> int:
         """Returns the tokens read up to a step of a run, those of the runs that it came from included."""
@@ -76,11 +68,10 @@ class Family:
 
     def curves(self) -> dict[str, plots.Points]:
         """Returns {name: (tokens read, scores in %)} of the run, with those of the runs that it came from."""
-        found: dict[str, dict[int, float]] = defaultdict(dict)
-        end = None
+        found, end = defaultdict(dict), math.inf
         for run in self.line:
             for step, scores in self.scores[run.root].items():
-                for name, value in scores.items() if end is None or step <= end else ():
+                for name, value in scores.items() if step <= end else ():
                     found[name][self.tokens(run, step)] = 100 * value
             end = run.start
         return {name: tuple(zip(*sorted(own.items()), strict=True)) for name, own in found.items()}
@@ -96,9 +87,9 @@ class Family:
         parent = self.runs.get(run.parent)
         changes = configs.diff(parent.config, run.config, re.compile(r"train\.branch_from")) if parent else []
         branches = [each for each in self.runs.values() if each.parent == run.root]
-        losses = {line["step"]: line["loss"] for line in logs.read(run.workdir.metrics, "eval")}
-        own = self.scores[run.root]
-        steps = {*locate.milestones(run.workdir), *own, *(each.start for each in branches), *list(losses)[-1:]}
+        workdir, own = Workdir(str(run.root), create=False), self.scores[run.root]
+        losses = {line["step"]: line["loss"] for line in logs.read(workdir.metrics, "eval")}
+        steps = {*locate.milestones(workdir), *own, *(each.start for each in branches), *list(losses)[-1:]}
         yield (INDENT * depth + run.root.name, "", "", *("" for _ in names), ", ".join(changes))
         for step in sorted(steps):
             loss = losses.get(step)
@@ -112,9 +103,8 @@ class Family:
 
 
 def _read(root: UPath) -> Run:
-    workdir = Workdir(str(root), create=False)
-    config = configs.flatten(logs.read_object(workdir.config))
+    config = configs.flatten(logs.read_object(root / "config.json"))
     name, _, step = str(config.get("train.branch_from", "")).rpartition("@")
-    beside = workdir.root.parent / UPath(name).name  # where the command was started elsewhere
-    parent = next((each for each in (UPath(name).absolute(), beside) if (each / "checkpoints").is_dir()), None)
-    return Run(workdir, config, parent, int(step)) if parent and step.isdecimal() else Run(workdir, config, None, 0)
+    places = (UPath(name).absolute(), root.parent / UPath(name).name)  # the second if it was started elsewhere
+    parent = next((each for each in places if step.isdecimal() and (each / "checkpoints").is_dir()), None)
+    return Run(root, config, parent, int(step) if parent else 0)
