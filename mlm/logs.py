@@ -1,6 +1,7 @@
 """The logs of a run, without jax. metrics.jsonl and timing.jsonl hold one JSON object a line."""
 
 import json
+import math
 import time
 from typing import Any
 
@@ -54,6 +55,11 @@ def read(path: UPath, kind: str = "") -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     return [entry for _, entry in _entries(path) if kind in ("", entry["kind"])]
+
+
+def finite(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values with None for numbers that JSON does not have."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
 
 
 def by_set(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -190,7 +190,7 @@ def test_checkpoints_in_a_bucket(bucket):
         checkpoint_files.choose(folder, on_damage="stop")
     assert checkpoint_files.choose(folder, on_damage="fallback") == 3
     with checkpoint.Checkpoints(folder, keep=2) as checkpoints:
-        restored = checkpoints.restore(3, shapes)
+        restored = checkpoint.restore(folder, 3, shapes)
         checkpoints.save(6, restored, {"step": 6}, None)
     assert np.array_equal(restored["a"], 3 * np.arange(1000.0))
     assert checkpoint_files.complete_steps(folder) == [1, 3, 6]

@@ -74,7 +74,8 @@ def test_same_for_every_batch_size_and_number_of_devices(model, rows, batch, dev
 
 def test_every_ordinary_token_has_one_copy(rows):
     ids, attention = rows
-    copies = list(pseudo_perplexity.masked_copies(ids, attention, special_ids=SPECIAL, batch=8))
+    mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
+    copies = list(pseudo_perplexity.masked_copies(ids, attention, special_ids=SPECIAL, mesh=mesh, batch=8))
     valid = np.concatenate([copy["valid"] for copy in copies]) > 0
     read = np.concatenate([copy["input_ids"] for copy in copies])[valid]
     places = np.concatenate([copy["position"] for copy in copies])[valid]

@@ -59,11 +59,8 @@ class TextClassifier:
 
     def logits(self, rows: list[list[int]]) -> list[np.ndarray]:
         """Returns float32 logits [C] of rows of ids; of tokens, [L, C]."""
-
-        def compute(*batch: np.ndarray) -> np.ndarray:
-            return jax.device_get(self._logits(self._params, *batch))
-
-        found = in_batches(rows, self._longest, self._tok.pad_token_id, compute)
+        compute = functools.partial(self._logits, self._params)
+        found = in_batches(rows, self._longest, self._tok.pad_token_id, lambda *batch: jax.device_get(compute(*batch)))
         return [own[: len(row)] for own, row in zip(found, rows, strict=True)] if self.of_tokens else found
 
     def classify(self, rows: list[list[int]], top_k: int) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from mlm.inference import pseudo_perplexity
 from mlm.inference.fill_mask import longest_row
 from mlm.model import classifier, factory
 from mlm.model.roberta import Params
-from mlm.paths import UPath, is_remote, make_folder, write_text
+from mlm.paths import UPath, make_folder, os_errors, write_text
 from mlm.pretrained import load, locate
 from mlm.tasks import classification, pretraining
 from mlm.tasks.scores import confusion
@@ -46,7 +46,7 @@ def run(
 
     Args:
       split: of the shards, or the name of a validation set (see `mixture.sets`).
-      model: a workdir, a folder or a name on the Hub; "" for the workdir's newest checkpoint.
+      model: as for `load.load`; "" for the workdir's newest checkpoint.
       masks: kinds to score besides the run's own.
       pseudo: rows to compute the pseudo-perplexity of; 0 for none.
     """
@@ -89,9 +89,10 @@ def run(
 
 def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
     """Returns the shards and the split of them that --split names: a split, or a validation set."""
-    read, split = (mixture.sets(manifest)[name], "validation") if name in mixture.sets(manifest) else (manifest, name)
+    sets = mixture.sets(manifest)
+    read, split = (sets[name], "validation") if name in sets else (manifest, name)
     if split not in read.splits or read.splits[split].records == 0:
-        others = f"; the validation sets are {', '.join(mixture.sets(manifest))}" if mixture.sets(manifest) else ""
+        others = f"; the validation sets are {', '.join(sets)}" if sets else ""
         raise InputError(f"--split={name}: the shards in {manifest.folder} hold no records of that split{others}.")
     return read, split
 
@@ -126,7 +127,7 @@ def score_classifier(
 ) -> dict[str, Any]:
     """Returns the scores of a model on a split; writes those of the workdir's own model to classification.json.
 
-    The splits of `predict` are scored, too, where they have labels; predictions/SPLIT.tsv holds their predictions.
+    The splits of `predict` are scored, too, and their predictions written to predictions/SPLIT.tsv.
     """
     mesh, padded, shardings, params = put_on_devices(config, model)
     network = classification.make_network(config, padded.config, examples, mesh)
@@ -156,17 +157,14 @@ def _prediction_rows(examples: data.Examples, split: str, predicted_N: np.ndarra
 
     Of words: the row's index, the word, prediction ("O" where it was cut off), label.
     """
-    out, words = io.StringIO(), examples.splits[split].words
+    out, words, labels_N = io.StringIO(), examples.splits[split].words, examples.splits[split].labels_N
     writer = csv.writer(out, delimiter="\t", lineterminator="\n")
     writer.writerow(["index", *["word"] * bool(words), "prediction", "label"])
     if examples.labels:
         names = dict(enumerate(examples.labels))
-        columns = (
-            [names.get(int(value), unknown) for value in own]
-            for own, unknown in ((predicted_N, "O"), (examples.splits[split].labels_N, ""))
-        )
+        columns = ([names.get(int(v), other) for v in own] for own, other in ((predicted_N, "O"), (labels_N, "")))
     else:
-        labels = ("" if math.isnan(value) else f"{value:.7g}" for value in examples.splits[split].labels_N)
+        labels = ("" if math.isnan(value) else f"{value:.7g}" for value in labels_N)
         columns = ([f"{value:.7g}" for value in predicted_N], labels)
     places = zip(words.row_W, words.texts, strict=True) if words else zip(range(len(predicted_N)), strict=True)
     writer.writerows((*place, *pair) for place, *pair in zip(places, *columns, strict=True))
@@ -188,9 +186,8 @@ def summary(result: dict[str, Any]) -> str:
     for kind, both in result.get("masks", {"": result}).items():
         for name, scores in logs.by_set(both).items():
             line = f"  {kind} masks: " if kind else "  "
-            line += f"{name}: loss" if name else "loss"
-            line += f" {scores['loss']:.4f} nats{logs.errors(scores)}, perplexity {scores['perplexity']:,.2f}, accuracy"
-            line += f" {scores['accuracy']:.2%}"
+            line += f"{name}: " * bool(name) + f"loss {scores['loss']:.4f} nats{logs.errors(scores)}, "
+            line += f"perplexity {scores['perplexity']:,.2f}, accuracy {scores['accuracy']:.2%}"
             if "bits_per_byte" in scores:
                 line += f", {scores['bits_per_byte']:.4f} bits per byte"
             lines.append(f"{line}, on {scores['predictions']:,} masked tokens")
@@ -212,17 +209,13 @@ def results_folder(model: str, workdir: Workdir) -> UPath:
 def add_results(folder: UPath, entries: dict[str, dict[str, Any]]) -> None:
     """Adds entries to the folder's evaluation.json and keeps the others; prints an error if it can't be written."""
     file = folder / logs.RESULTS
-    finite = {
-        key: {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        for key, values in entries.items()
-    }
+    finite = {key: logs.finite(values) for key, values in entries.items()}
     try:
-        write_text(file, json.dumps(logs.read_object(file) | finite, indent=1) + "\n")
+        with os_errors():
+            write_text(file, json.dumps(logs.read_object(file) | finite, indent=1) + "\n")
         print(f"  written to {file}", file=sys.stderr)
-    except Exception as error:  # a bucket's client raises its own
-        if not isinstance(error, DamageError | OSError) and not is_remote(file):
-            raise
-        reason = error if isinstance(error, DamageError) else f"{file}: {getattr(error, 'strerror', None) or error}."
+    except (DamageError, OSError) as error:
+        reason = error if isinstance(error, DamageError) else f"{file}: {error.strerror or error}."
         print(f"evaluate: the scores were not written: {reason}", file=sys.stderr)
 
 
@@ -253,12 +246,9 @@ def _masks_name(config: ConfigDict, kind: str) -> str:
 
 def weights_name(model: load.Pretrained) -> str:
     """Returns what tells the weights from others of the same folder."""
-    return f"step {model.step}" if model.step is not None else f"weights {_digest(model.params)}"
-
-
-def _digest(params: Any) -> str:
-    """Returns the start of the SHA-256 of the parameters, which identifies the model of a folder."""
+    if model.step is not None:
+        return f"step {model.step}"
     digest = hashlib.sha256()
-    for name, value in sharding.named_leaves(params):
+    for name, value in sharding.named_leaves(model.params):
         digest.update(name.encode() + value.tobytes())
-    return digest.hexdigest()[:12]
+    return f"weights {digest.hexdigest()[:12]}"

@@ -36,10 +36,8 @@ class FillMask:
         if not 1 <= top_k <= size:
             raise InputError(f"--top-k={top_k}: must be from 1 to {size}, the size of the vocabulary.")
         if len(tok) > size:
-            raise InputError(
-                f"{model.source}: has {size} vocabulary entries, its tokenizer {model.tokenizer} has {len(tok)}; "
-                "use the tokenizer that the model was trained with."
-            )
+            sizes = f"has {size} vocabulary entries, its tokenizer {model.tokenizer} has {len(tok)}"
+            raise InputError(f"{model.source}: {sizes}; use the tokenizer that the model was trained with.")
         network = model.network
         allowed_A = np.asarray(target_ids(tok, targets), np.int32) if targets else None
 
@@ -124,16 +122,13 @@ def run(
     def read(text: str, name: str) -> tuple[dict[str, Any], list[int]]:
         return {"text": text}, filler.encode(text, name)
 
-    def answer(rows: list[list[int]]) -> list[dict[str, Any]]:
-        return [{"fillings": fillings} for fillings in filler.fill(rows)]
-
     def table(answer: dict[str, Any]) -> Iterator[str]:
         for number, mask in enumerate(answer["fillings"], 1):
             if len(answer["fillings"]) > 1:
                 yield f"  mask {number} of {len(answer['fillings'])}"
             yield from (f"  {f['score']:7.2%}  {f['token_str'].strip() or repr(f['token_str'])}" for f in mask)
 
-    answer_texts(texts, stdin, stdout, read, answer, table)
+    answer_texts(texts, stdin, stdout, read, lambda rows: [{"fillings": own} for own in filler.fill(rows)], table)
 
 
 def answer_texts(
@@ -146,12 +141,8 @@ def answer_texts(
 ) -> None:
     """Answers texts as tables; without texts the lines of `stdin`, each with a line of JSON.
 
-    If `read` refuses a line, those before it are answered.
-
-    Args:
-      read: (text, its name for errors) -> (what the answer repeats of it, its row: ids, and what else `answer` takes).
-      answer: rows -> their answers.
-      table: an answer -> its lines.
+    `read` takes a text and its name for errors, and returns what the answer repeats of it and the row that `answer`
+    takes; if it refuses a line, those before it are answered. `table` returns the lines of an answer.
     """
     if texts:
         answers = answer([read(text, shortened(text))[1] for text in texts])
@@ -175,7 +166,7 @@ def answer_texts(
             waiting.append(read(line.rstrip("\r\n"), f"line {number}"))
             if len(waiting) == STREAM:
                 flush()
-    except InputError:  # the lines before it are answered
+    except InputError:
         flush()
         raise
     flush()

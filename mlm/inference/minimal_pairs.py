@@ -1,8 +1,7 @@
 """Minimal pairs (BLiMP; Warstadt et al., 2020): does the model prefer the acceptable sentence of each pair?
 
-It prefers the one of the higher pseudo-log-likelihood, in float32, by two methods: "original" masks each token in turn
-(Salazar et al., 2020); "within_word" masks those to its right in the same word, too (Kauf and Ivanova, 2023). Words are
-those of the tokenizer: what it cuts into pieces. Tokens that it adds around a sentence are read, and not scored.
+It prefers the higher pseudo-log-likelihood, in float32: "original" masks each token in turn (Salazar et al., 2020),
+"within_word" also those to its right in its word, as the tokenizer cuts words (Kauf and Ivanova, 2023).
 
 Dimensions: N sentences, L tokens in a row, P copies of rows with masks.
 """
@@ -27,7 +26,7 @@ from mlm.inference.fill_mask import longest_row, pad
 from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.text import show, table
-from mlm.training import evaluation, sharding
+from mlm.training import evaluation
 from mlm.workdir import Workdir
 
 FIELDS = ("sentence_good", "sentence_bad")
@@ -65,30 +64,24 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, source: str, phenom
 
 
 def read(source: str, phenomenon: str = "") -> list[Pair]:
-    """Reads pairs: rows with FIELDS and the field `phenomenon`, by default PHENOMENON, or the name of the file.
-
-    `source` is as in `labelled`; a FILE may be a pattern such as blimp/*.jsonl.
-    """
+    """Reads pairs from a source of `labelled`, whose FILE may be a pattern; without a phenomenon they have its name."""
     kind, _, rest = source.partition(":")
     if kind not in labelled.READERS:
-        raise InputError(
-            f"--pairs={source}: must be jsonl:FILE, csv:FILE, hf:NAME[:CONFIG][#SPLIT] or tfds:NAME[#SPLIT]."
-        )
+        kinds = "jsonl:FILE, csv:FILE, hf:NAME[:CONFIG][#SPLIT] or tfds:NAME[#SPLIT]"
+        raise InputError(f"--pairs={source}: must be {kinds}.")
     pairs, fields = [], {"text": FIELDS, "label": phenomenon or PHENOMENON, "kind": "classes", "split": "train"}
-    for name in _files(rest, source) if kind in ("jsonl", "csv") else [rest]:
+    names = [rest]
+    if kind in ("jsonl", "csv"):
+        system, path = fsspec.core.url_to_fs(rest)
+        scheme = rest.partition("://")[0] + "://" if "://" in rest else ""
+        names = [scheme + name for name in sorted(system.glob(path))]
+    if not names:
+        raise InputError(f"--pairs={source}: there is no such file.")
+    for name in names:
         found = labelled.read(f"{kind}:{name}", **fields, require_labels=phenomenon != "", key=f"--pairs={source}")
         labels = [label or UPath(name).stem for label in found.labels]
         pairs += map(Pair, found.texts, labels, found.places)
     return pairs
-
-
-def _files(pattern: str, source: str) -> list[str]:
-    system, path = fsspec.core.url_to_fs(pattern)
-    scheme = pattern.partition("://")[0] + "://" if "://" in pattern else ""
-    names = [scheme + name for name in sorted(system.glob(path))]
-    if not names:
-        raise InputError(f"--pairs={source}: there is no such file.")
-    return names
 
 
 def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[Sentence]:
@@ -104,9 +97,8 @@ def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[Sentence]:
         if all(added):
             raise InputError(f"{where} has no tokens; fill it in, or remove the row.")
         if max(ids) >= model.config.vocab_size:
-            raise InputError(
-                f"{model.source}: has fewer entries than its tokenizer {model.tokenizer}; use a matching pair."
-            )
+            what = f"has fewer entries than its tokenizer {model.tokenizer}"
+            raise InputError(f"{model.source}: {what}; use a matching pair.")
         ends, words = [0] * len(ids), encoded.word_ids(index)
         for place in reversed(range(len(ids))):
             within = place + 1 < len(ids) and words[place] is not None and words[place] == words[place + 1]
@@ -126,16 +118,15 @@ def pseudo_log_likelihoods(
     sizes = {"mask_id": tokenizer.load(model.tokenizer).mask_token_id, "vocab_size": model.config.vocab_size}
     step = pseudo_perplexity.make_step(network=padded.network, mesh=mesh, param_shardings=shardings, **sizes)
     rows, pad_id = config.evaluate.batch, model.config.pad_token_id
-    start, stop = sharding.local_rows(mesh, rows)
     distinct, parts = sorted(set(sentences), key=lambda each: (len(each[0]), each)), []  # parts: [methods, N]
     for length, group in itertools.groupby(distinct, lambda each: -(-len(each[0]) // LENGTHS) * LENGTHS):
         own = list(group)
         ids_NxL, attention_NxL = pad([list(ids) for ids, _ in own], min(length, longest_row(model)), pad_id)
         row_P, first_P, stop_P, end_P = np.array(list(_copies(own))).T
-        copies = pseudo_perplexity.batches_of_copies(ids_NxL, attention_NxL, row_P, first_P, stop_P, batch=rows)
-        local = ({name: column[start:stop] for name, column in copy.items()} for copy in copies)
+        copies_3xP = (row_P, first_P, stop_P)
+        copies = pseudo_perplexity.batches_of_copies(ids_NxL, attention_NxL, copies_3xP, mesh=mesh, batch=rows)
         with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
-            loss_P = evaluation.per_row(step, params, local, mesh=mesh, rows=rows)[0][: len(row_P)].astype(np.float64)
+            loss_P = evaluation.per_row(step, params, copies, mesh=mesh, rows=rows)[0][: len(row_P)].astype(np.float64)
         counted = (stop_P == first_P + 1, stop_P == end_P)  # by METHODS; the last token of a word counts for both
         parts.append([np.bincount(row_P, -loss_P * chosen, len(own)) for chosen in counted])
     scores = np.concatenate(parts, axis=1)
@@ -159,11 +150,11 @@ def accuracies(pairs: Sequence[Pair], differences: dict[str, np.ndarray]) -> dic
     Scores are accuracy, low and high (the 95% interval of Wilson, 1927), pairs and ties; a tie is half right.
     """
     names = np.array([pair.phenomenon for pair in pairs])
-    phenomena = {
-        str(name): {method: _accuracy(own[names == name]) for method, own in differences.items()}
-        for name in np.unique(names)
-    }
-    return {method: _accuracy(own) for method, own in differences.items()} | {"phenomena": phenomena}
+
+    def scores(chosen: Any) -> dict[str, Any]:
+        return {method: _accuracy(own[chosen]) for method, own in differences.items()}
+
+    return scores(...) | {"phenomena": {str(name): scores(names == name) for name in np.unique(names)}}
 
 
 def _accuracy(difference_N: np.ndarray) -> dict[str, float]:
@@ -178,9 +169,8 @@ def _table(result: dict[str, Any]) -> Any:
     heads = ("phenomenon", ">pairs", ">original", "95%", ">ties", ">within words", "95%", ">ties")
     rows = []
     for name, own in (*result["phenomena"].items(), ("all", result)):
-        cells = (
-            (f"{each['accuracy']:.1%}", f"{each['low']:.1%} to {each['high']:.1%}", f"{each['ties']:,}")
-            for each in (own[method] for method in METHODS)
-        )
-        rows.append((name, f"{own['original']['pairs']:,}", *(cell for part in cells for cell in part)))
+        row = [name, f"{own['original']['pairs']:,}"]
+        for each in (own[method] for method in METHODS):
+            row += [f"{each['accuracy']:.1%}", f"{each['low']:.1%} to {each['high']:.1%}", f"{each['ties']:,}"]
+        rows.append(row)
     return table(*heads, rows=rows, indent=2)

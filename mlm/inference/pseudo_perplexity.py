@@ -26,7 +26,7 @@ Batch = dict[str, Any]
 def score_split(
     config: ConfigDict, manifest: Manifest, params: Params, *, split: str, count: int, network: Network, mesh: Mesh
 ) -> dict[str, float]:
-    """Returns the scores, as `score` does, of `count` rows spread evenly over a split."""
+    """Returns what `score` does, of `count` rows spread evenly over a split."""
     rows = config.evaluate.batch
     read = batches.eval_batches(manifest, split=split, batch=rows, rows=(0, rows))  # every host needs all of them
     sampled = sample(read, count=count, records=manifest.splits[split].records)
@@ -49,10 +49,8 @@ def score(
 
     Batch size and devices do not change them. Every host has all rows.
     """
-    start, stop = sharding.local_rows(mesh, batch)
-    copies = masked_copies(ids_NxL, attention_NxL, special_ids=special_ids, batch=batch)
-    local = ({name: column[start:stop] for name, column in copy.items()} for copy in copies)
-    scores = evaluation.score(step, params, local, mesh=mesh, rows=batch, tokens_per_byte=None)
+    copies = masked_copies(ids_NxL, attention_NxL, special_ids=special_ids, mesh=mesh, batch=batch)
+    scores = evaluation.score(step, params, copies, mesh=mesh, rows=batch, tokens_per_byte=None)
     names = {"perplexity": "perplexity", "loss": "loss", "accuracy": "accuracy", "predictions": "tokens"}
     return {f"pseudo_{new}": scores[old] for old, new in names.items()} | {"pseudo_rows": len(ids_NxL)}
 
@@ -78,27 +76,26 @@ def make_step(
 
 
 def masked_copies(
-    ids_NxL: np.ndarray, attention_NxL: np.ndarray, *, special_ids: tuple[int, ...], batch: int
+    ids_NxL: np.ndarray, attention_NxL: np.ndarray, *, special_ids: tuple[int, ...], mesh: Mesh, batch: int
 ) -> Iterator[Batch]:
-    """Returns batches of B copies of rows, one copy for each ordinary token; the last one is padded with "valid" 0."""
+    """Returns `batches_of_copies` of rows, one copy for each ordinary token."""
     row_P, position_P = np.nonzero((attention_NxL > 0) & ~np.isin(ids_NxL, special_ids))
     if not len(row_P):
         raise InputError("--pseudo: the rows of the sample hold special tokens alone; check the shards.")
-    return batches_of_copies(ids_NxL, attention_NxL, row_P, position_P, position_P + 1, batch=batch)
+    copies_3xP = (row_P, position_P, position_P + 1)
+    return batches_of_copies(ids_NxL, attention_NxL, copies_3xP, mesh=mesh, batch=batch)
 
 
 def batches_of_copies(
-    ids_NxL: np.ndarray,
-    attention_NxL: np.ndarray,
-    row_P: np.ndarray,
-    position_P: np.ndarray,
-    stop_P: np.ndarray,
-    *,
-    batch: int,
+    ids_NxL: np.ndarray, attention_NxL: np.ndarray, copies_3xP: tuple[np.ndarray, ...], *, mesh: Mesh, batch: int
 ) -> Iterator[Batch]:
-    """Yields the batches of B copies that `make_step` takes, in this order, given the row of each copy."""
+    """Yields this host's rows of the batches of B copies that `make_step` takes, the last one padded with "valid" 0.
+
+    A copy is (row, position, stop); their order is kept.
+    """
+    row_P, position_P, stop_P = copies_3xP
     for start in range(0, len(row_P), batch):
-        place_B = start + np.arange(batch)
+        place_B = start + np.arange(*sharding.local_rows(mesh, batch))
         index_B = np.minimum(place_B, len(row_P) - 1)
         yield {
             "input_ids": ids_NxL[row_P[index_B]],

@@ -3,7 +3,6 @@
 Dimensions: B rows of a batch, L tokens in a row, N rows of a split.
 """
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,11 +30,9 @@ class Classification(Task):
     """The task of a config on labelled rows, for `loop.run_task`; `network` is the body's."""
 
     def __init__(self, config: ConfigDict, examples: Examples, body: RobertaConfig, start: Callable[[], Params] | None):
-        """Builds everything from top to bottom.
+        """Builds everything; `body` is the encoder with its vocabulary padded.
 
-        Args:
-          body: config of the encoder, its vocabulary padded.
-          start: returns the encoder's parameters, on the host; None to initialise them. The head is always initialised.
+        `start` returns the encoder's parameters, on the host; None to initialise them. The head is always initialised.
         """
         self.config, self.examples, self._start = config, examples, start
         self.mesh = sharding.make_mesh(**config.mesh.to_dict())
@@ -59,7 +56,12 @@ class Classification(Task):
             return state.TrainState.create(params, tx, ema=config.optimizer.ema_decay > 0)
 
         self._init, self.shapes = state.jit_init(init, self.mesh)
-        gradient = step.mean_gradient(run, _inputs, functools.partial(_row_sums, self.network), self.mesh)
+
+        def row_sums(params: Params, inputs: step.Inputs, rows_B: jax.Array, key: jax.Array) -> RowSums:
+            columns = (inputs["input_ids"], inputs["attention_mask"])
+            return classifier.row_sums(classifier.logits(self.network, params, *columns, key, rows_B), inputs["label"])
+
+        gradient = step.mean_gradient(run, _inputs, row_sums, self.mesh)
         has_accuracy = bool(examples.labels)
         self.train_step = step.make_train_step(run, gradient, tx, schedule, self.shapes, has_accuracy=has_accuracy)
         shardings = state.shardings_of(self.shapes).params
@@ -79,15 +81,9 @@ class Classification(Task):
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
         """Returns this host's rows of the batches after step `start`."""
-        rows = self.config.data.global_batch
-        return data.train_batches(
-            self.examples,
-            seed=self.config.data.seed,
-            global_batch=rows,
-            lanes=self.config.data.lanes,
-            start_step=start,
-            rows=sharding.local_rows(self.mesh, rows),
-        )
+        order = {key: self.config.data[key] for key in ("seed", "global_batch", "lanes")}
+        rows = sharding.local_rows(self.mesh, self.config.data.global_batch)
+        return data.train_batches(self.examples, start_step=start, rows=rows, **order)
 
     def evaluate(self, params: Params) -> dict[str, Any]:
         """Returns the scores of the validation split."""
@@ -115,14 +111,11 @@ def _check_data(config: ConfigDict, examples: Examples, body: RobertaConfig) -> 
     if examples.length > reads:
         raise InputError(f"config.classify.length = {examples.length}: the model reads {reads} tokens; lower it.")
     if body.vocab_size < examples.vocab_size or body.pad_token_id != examples.pad_id:
-        raise InputError(
-            f"config.train.init_from: its model has {body.vocab_size} vocabulary entries and pad id "
-            f"{body.pad_token_id}, its tokenizer {examples.vocab_size} and {examples.pad_id}; take those of one model."
-        )
-    if "f1_positive" in config.classify.metric and len(examples.labels) != 2:
-        raise InputError(
-            f"config.classify.metric: f1_positive is of two classes, the rows have {len(examples.labels)}."
-        )
+        model = f"its model has {body.vocab_size} vocabulary entries and pad id {body.pad_token_id}"
+        own = f"its tokenizer {examples.vocab_size} and {examples.pad_id}"
+        raise InputError(f"config.train.init_from: {model}, {own}; take those of one model.")
+    if "f1_positive" in config.classify.metric and (classes := len(examples.labels)) != 2:
+        raise InputError(f"config.classify.metric: f1_positive is of two classes, the rows have {classes}.")
     count = len(examples.splits["train"])
     if count < config.data.lanes:
         raise InputError(f"config.data.lanes = {config.data.lanes}: there are only {count} training rows; lower it.")
@@ -130,12 +123,10 @@ def _check_data(config: ConfigDict, examples: Examples, body: RobertaConfig) -> 
 
 def make_network(config: ConfigDict, model_config: RobertaConfig, examples: Examples, mesh: Mesh) -> Network:
     """Returns the network, with the kernel of config.model.attention for each row length."""
-    lengths = sorted({length for split in examples.splits for length in examples.lengths(split)})
     model = config.model
-    kernels = {
-        length: make_attention(model.attention, model_config, length=length, mesh=mesh, dtype=model.dtype)
-        for length in lengths
-    }
+    shared = {"mesh": mesh, "dtype": model.dtype}
+    lengths = sorted({length for split in examples.splits for length in examples.lengths(split)})
+    kernels = {length: make_attention(model.attention, model_config, length=length, **shared) for length in lengths}
 
     def attend(q_BxLxH: jax.Array, *rest: jax.Array | None) -> jax.Array:
         return kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
@@ -145,11 +136,6 @@ def make_network(config: ConfigDict, model_config: RobertaConfig, examples: Exam
 
 def _inputs(batch: step.Batch, step: jax.Array) -> step.Inputs:
     return {name: batch[name] for name in ("input_ids", "attention_mask", "label")}
-
-
-def _row_sums(network: Network, params: Params, inputs: step.Inputs, rows_B: jax.Array, key: jax.Array) -> RowSums:
-    logits_BxC = classifier.logits(network, params, inputs["input_ids"], inputs["attention_mask"], key, rows_B)
-    return classifier.row_sums(logits_BxC, inputs["label"])
 
 
 def make_eval_step(network: Network, mesh: Mesh, param_shardings: Params, *, longest: int) -> Callable:

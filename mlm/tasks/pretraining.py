@@ -32,12 +32,7 @@ from mlm.workdir import Workdir
 
 
 class Pretraining(Task):
-    """The task of a config; with a manifest and a workdir, `loop.run_task` trains it.
-
-    Attributes:
-      init: () or (token counts [V] of `priming.prime`) -> TrainState, jitted.
-      train_step, eval_step: jitted; `short_step` makes the first `short_steps` steps, None if there are none.
-    """
+    """The task of a config; with a manifest and a workdir, `loop.run_task` trains it."""
 
     def __init__(
         self,
@@ -64,7 +59,7 @@ class Pretraining(Task):
         self.tokens_per_step = config.data.global_batch * info.length
         self.schedule = optimizer.make_schedule(self.run, self.steps)
         self.tx = self.make_optimizer()
-        self.init, self.shapes = state.jit_init(self._init, self.mesh)
+        self.init, self.shapes = state.jit_init(self._init, self.mesh)  # init takes () or token counts [V]
         self.train_step = self._make_step(info.length)
         self.short_step = self._make_step(config.data.short_length) if config.data.short_length else None
         self.eval_masking = factory.make_eval_masking(self.masking, config.evaluate.count)
@@ -195,14 +190,13 @@ class Pretraining(Task):
 
 def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int) -> Iterator[dict[str, np.ndarray]]:
     """Returns this host's rows of the batches after step `start`."""
-    own = config.data
-    sizes = {"seed": own.seed, "lanes": own.lanes, "global_batch": own.global_batch}
-    rows = sharding.local_rows(mesh, own.global_batch)
+    order = {key: config.data[key] for key in ("seed", "lanes", "global_batch")}
+    rows = sharding.local_rows(mesh, config.data.global_batch)
 
     def open_at(before: int) -> Iterator[dict[str, np.ndarray]]:
-        return batches.train_batches(manifest, split="train", start_step=before, rows=rows, **sizes)
+        return batches.train_batches(manifest, split="train", start_step=before, rows=rows, **order)
 
-    return skip_batches.follow(open_at, parse_ranges(own.skip_batches), start)
+    return skip_batches.follow(open_at, parse_ranges(config.data.skip_batches), start)
 
 
 def score_split(
@@ -232,16 +226,14 @@ def _tokens_per_byte(manifest: Manifest, split: str) -> float | None:
 
 def dataset_info(manifest: Manifest) -> DatasetInfo:
     """Returns what a checkpoint is to know of the data: of a mixture, its folders and shares, too."""
-    own = [
+    own = tuple(
         {"name": name, "share": share, "records": each.splits["train"].records, "fingerprint": each.fingerprint}
         for name, share, each in mixture.parts(manifest)
-    ]
-    return dataclasses.replace(DatasetInfo.from_manifest(manifest), mixture=tuple(own) if own[1:] else ())
+    )
+    return dataclasses.replace(DatasetInfo.from_manifest(manifest), mixture=own if len(own) > 1 else ())
 
 
 def word_starts(config: ConfigDict, workdir: Workdir) -> np.ndarray | None:
     """Returns which tokens of the workdir's tokenizer start a word, or None if config.masking.kind needs no words."""
-    kind = config.masking.kind
-    if kind == "token":
-        return None
-    return tokenizer.word_starts(str(workdir.tokenizer), key=f"config.masking.kind = {kind}")
+    kind, folder = config.masking.kind, str(workdir.tokenizer)
+    return None if kind == "token" else tokenizer.word_starts(folder, key=f"config.masking.kind = {kind}")

@@ -27,7 +27,7 @@ def average(names: Sequence[str], new: Workdir, *, last: int = 0, decay: float =
     Args:
       names: WORKDIR@A..B (what is there from A to B), WORKDIR@A,B,C, or WORKDIR: its newest, a classifier's best.
       last: take so many of the newest of each WORKDIR instead; 0 = off.
-      decay: weight of a checkpoint, as a share of that of the one after it; 1 for the plain mean.
+      decay: weight of a checkpoint, as a share of that of the one after it.
     """
     if [path for path in children(new.root) if path.name != LOCK]:
         raise InputError(f"--workdir={new.root}: holds something already; name a new folder.")

@@ -1,10 +1,10 @@
 """Branches (train.branch_from): a new run that goes on from the whole state of a step of another run.
 
-The branch reads the batches after that step, as its own data, seed, lanes and batch size order them. Where
-model.positions differs, the rows that both position tables have are taken, with their moments; the others are freshly
-initialised, and their moments are zero.
+It reads the batches after that step, in its own order. Where model.positions differs, the rows that both tables have
+are taken, with their moments; the others are freshly initialised, and their moments are zero.
 """
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,25 +29,13 @@ class Source(NamedTuple):
 
     workdir: Workdir
     step: int
-    meta: dict[str, Any]
-    lineage: dict[str, Any]  # "from", "step", "config_changes": goes into the metadata of the branch's checkpoints
-
-    def share(self, hours: float) -> float:
-        """Returns which share of a branch's train.hours its source has used; 0 if either counts steps."""
-        used = self.meta.get("share", 0.0) * self.meta["config"].get("train.hours", 0.0) if hours else 0.0
-        if hours and used >= hours:
-            name = f"{self.lineage['from']}@{self.step}"
-            raise InputError(f"config.train.hours = {hours:g}: {name} has used {used:g} of them; set it higher.")
-        return used / hours if hours else 0.0
+    inherited: dict[str, Any]  # in the metadata of the branch's checkpoints: "branch", and "share" of train.hours used
 
 
 def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
     """Returns the checkpoint that train.branch_from names, verified; raises InputError if the run can't start there.
 
-    Args:
-      meta: of the new run.
-      workdir: of the new run.
-      steps: of the new run, in total.
+    `meta`, `workdir` and `steps`, in total, are those of the new run.
     """
     name = meta["config"]["train.branch_from"]
     where, (folder, step) = f"config.train.branch_from = {name}", locate.split_step(name)
@@ -61,28 +49,24 @@ def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
             raise InputError(f"{where}: holds {what}, not the state of pretraining; name a pretraining run.")
     old, new = saved["config"], meta["config"]
     changes = configs.diff(old, new, re.compile(r"train\.branch_from"))
-    refused = []
-    for line in changes:
-        key = line.partition(":")[0]
-        if not configs.BRANCH_MAY_CHANGE.fullmatch(key) or (key in STATE_KEYS and 0 in (old[key], new[key])):
-            refused.append(line)
-    if refused:
+
+    def allowed(key: str) -> bool:
+        return bool(configs.BRANCH_MAY_CHANGE.fullmatch(key)) and not (key in STATE_KEYS and 0 in (old[key], new[key]))
+
+    if refused := [line for line in changes if not allowed(line.partition(":")[0])]:
         raise InputError(f"{where}: a branch can't change these keys, set them back:\n  " + "\n  ".join(refused))
     if steps <= step:
         raise InputError(f"{where}: the run would end after step {steps:,}, where the branch starts; train longer.")
-    _check_tokenizer(saved, meta, source, workdir, where)
-    return Source(source, step, saved, {"from": folder, "step": step, "config_changes": changes})
-
-
-def _check_tokenizer(saved: dict, meta: dict, source: Workdir, workdir: Workdir, where: str) -> None:
-    """Raises InputError if the data of the two runs have different tokens."""
-    theirs, ours = ([each["dataset"][key] for key in SAME_DATA] for each in (saved, meta))
-    same = [list(v) if isinstance(v, tuple) else v for v in ours] == theirs
-    folders = [each.tokenizer for each in (source, workdir)]
-    if same and all((folder / "tokenizer.json").is_file() for folder in folders):
-        same = len({tokenizer.fingerprint(str(folder)) for folder in folders}) == 1
-    if not same:
+    theirs, ours = (json.dumps([each["dataset"][key] for key in SAME_DATA], sort_keys=True) for each in (saved, meta))
+    folders = [each.tokenizer for each in (source, workdir) if (each.tokenizer / "tokenizer.json").is_file()]
+    if ours != theirs or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:
         raise InputError(f"{where}: was trained with another tokenizer; use shards and a tokenizer like that run's.")
+    hours = new["train.hours"]
+    used = saved.get("share", 0.0) * old.get("train.hours", 0.0)  # 0 if it counts steps
+    if hours and used >= hours:
+        raise InputError(f"config.train.hours = {hours:g}: {name} has used {used:g} of them; set it higher.")
+    lineage = {"from": folder, "step": step, "config_changes": changes}
+    return Source(source, step, {"branch": lineage, "share": used / hours if hours else 0.0})
 
 
 def restore(source: Source, shapes: TrainState, initial_state: Callable[[], TrainState]) -> TrainState:
@@ -98,18 +82,16 @@ def restore(source: Source, shapes: TrainState, initial_state: Callable[[], Trai
     state = checkpoint.restore(source.workdir.checkpoints, source.step, theirs)
     leaves, structure = jax.tree.flatten(state)
     wanted = jax.tree.leaves(shapes)
-    resized = [index for index, leaf in enumerate(leaves) if leaf.shape != wanted[index].shape]
-    if not resized:
+    old = {index: leaf for index, leaf in enumerate(leaves) if leaf.shape != wanted[index].shape}
+    if not old:
         return state
 
-    def fit(old: list[jax.Array]) -> list[jax.Array]:
+    def fit(old: dict[int, jax.Array]) -> dict[int, jax.Array]:
         fresh = jax.tree.leaves(initial_state())
-        return [_overlap(leaf, fresh[index]) for index, leaf in zip(resized, old, strict=True)]
+        return {index: _overlap(leaf, fresh[index]) for index, leaf in old.items()}
 
-    jitted = jax.jit(fit, out_shardings=[wanted[index].sharding for index in resized])
-    for index, leaf in zip(resized, jitted([leaves[index] for index in resized]), strict=True):
-        leaves[index] = leaf
-    return jax.tree.unflatten(structure, leaves)
+    resized = jax.jit(fit, out_shardings={index: wanted[index].sharding for index in old})(old)
+    return jax.tree.unflatten(structure, [resized.get(index, leaf) for index, leaf in enumerate(leaves)])
 
 
 def _overlap(old: jax.Array, fresh: jax.Array) -> jax.Array:

@@ -1,8 +1,7 @@
 """Runs of train.hours instead of steps (Izsak et al., 2021): schedules follow the share of the training time used.
 
-The share of each step is an input of it. It is a whole number of UNITS, so exact in float32 and short in timing.jsonl,
-whose lines of the kind "share" hold that of every step: the first, then differences. train.replay reads them, and such
-a run equals the one that it replays.
+The share of a step is an input of it, a whole number of UNITS, so exact in float32. timing.jsonl has that of every
+step in its lines "share": the first, then differences. A run with train.replay reads them, and equals that run.
 """
 
 import itertools
@@ -24,7 +23,7 @@ class Budget:
     """The share of train.hours that is used: by process 0's clock, without pauses, or as another run recorded it."""
 
     def __init__(self, hours: float, replay: str, *, start: int, share: float, log: Log):
-        """Goes on after step `start`, at which `share` was used; raises InputError for a replay that lacks a step."""
+        """Goes on after step `start`, at which `share` was used."""
         self.units, self._hours, self._log = round(share * UNITS), hours, log
         self._clock: float | None = None
         self._running: Any = None

@@ -93,10 +93,6 @@ class Checkpoints(AbstractContextManager):
                 self._hashing.result()
             self._hashing = None
 
-    def restore(self, step: int, shapes: Any) -> Any:
-        """Returns the state of a step, see the function `restore`."""
-        return restore(self.folder, step, shapes)
-
 
 def saved_leaves(folder: UPath, step: int) -> dict[str, Any]:
     """Returns {name: metadata, with its shape and dtype} of a saved state."""
@@ -111,8 +107,8 @@ def restore(folder: UPath, step: int, shapes: Any) -> Any:
     for name in sorted(old.keys() | new.keys()):  # orbax would cast a dtype silently
         there, here = old.get(name, "absent"), new.get(name, "absent")
         if there != here:
-            where = f"{folder}/{step} is of another model"
-            raise InputError(f"{where}: {name} is {there} there and {here} in this config.")
+            what = f"{name} is {there} there and {here} in this config"
+            raise InputError(f"{folder}/{step} is of another model: {what}.")
     with ocp.StandardCheckpointer() as checkpointer:
         return checkpointer.restore(str(folder / str(step) / "state"), shapes)
 
@@ -143,10 +139,8 @@ def _writing(folder: UPath) -> Iterator[None]:
         text = f"{type(error).__name__}: {error}"
         if not isinstance(error, OSError) and "No space left" not in text and "RESOURCE_EXHAUSTED" not in text:
             raise
-        raise InputError(
-            f"{folder}: the checkpoint could not be written ({text.splitlines()[0][:200]}); the earlier ones are "
-            "untouched: make room, and start the same command again."
-        ) from error
+        what = f"the checkpoint could not be written ({text.splitlines()[0][:200]}); the earlier ones are untouched"
+        raise InputError(f"{folder}: {what}: make room, and start the same command again.") from error
 
 
 def _ignore_closed_loops(unraisable: Any) -> None:

@@ -13,7 +13,6 @@ from mlm.cluster import distributed
 from mlm.training.sharding import logical_rows, put_batch
 
 EvalStep = Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, ...]]
-ERRORS = ("loss_se_draws", "loss_se_records")  # standard errors; those of several folders are independent
 Batches = Iterable[dict[str, np.ndarray]]  # this host's rows of each
 
 
@@ -33,12 +32,16 @@ def score(
     there are several, and `loss_se_records`: of a ratio of sums by the delta method, each row a cluster.
 
     Args:
-      eval_step: `(params, batch) -> RowSums`; gives rows whose "valid" is 0 the weight 0.
+      eval_step: returns RowSums, with weight 0 where the row's "valid" is 0.
       rows: in a batch, over all hosts.
       tokens_per_byte: of UTF-8 text, for bits per byte, which are comparable across tokenizers; None if unknown.
-      draws: of the masks of each record.
     """
-    drawn = (_draw(batch, number) for batch in batches for number in range(draws))
+    # The masks depend on the epoch, and evaluation needs that for nothing else.
+    drawn = (
+        batch | ({"epoch": np.full_like(batch["epoch"], number)} if number else {})
+        for batch in batches
+        for number in range(draws)
+    )
     columns = per_row(eval_step, params, drawn, mesh=mesh, rows=rows)
     by_draw = [np.moveaxis(column.reshape(-1, draws, rows), 1, 0).reshape(draws, -1) for column in columns]
     loss_D, weight_D, correct_D = (np.array([np.sum(x, dtype=np.float64) for x in column]) for column in by_draw)
@@ -57,11 +60,6 @@ def score(
     return scores
 
 
-def _draw(batch: dict[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
-    """Returns the batch with the masks of a draw: they depend on the epoch, and evaluation needs that for nothing."""
-    return batch | {"epoch": np.full_like(batch["epoch"], number)} if number else batch
-
-
 def mean(
     shares: Sequence[float], scores: Sequence[dict[str, float]], tokens_per_byte: Sequence[float | None]
 ) -> dict[str, float]:
@@ -76,9 +74,11 @@ def mean(
     known = None not in tokens_per_byte
     ratio = 1 / weighted(1 / each for each in tokens_per_byte) if known else None
     found = _scores(loss, accuracy, sum(each["predictions"] for each in scores), ratio)
-    errors = [key for key in ERRORS if all(key in each for each in scores)]
-    parts = {key: [share * each[key] for share, each in zip(shares, scores, strict=True)] for key in errors}
-    return found | {key: math.hypot(*each) / math.fsum(shares) for key, each in parts.items()}
+    for key in ("loss_se_draws", "loss_se_records"):  # the errors of several folders are independent
+        if all(key in each for each in scores):
+            parts = [share * each[key] for share, each in zip(shares, scores, strict=True)]
+            found[key] = math.hypot(*parts) / math.fsum(shares)
+    return found
 
 
 def _scores(loss: float, accuracy: float, predictions: int, tokens_per_byte: float | None) -> dict[str, float]:

@@ -86,7 +86,7 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
     saved, source = {} if found is None else _check_resume(workdir, found, meta), None
     if found is None and config.train.branch_from:
         source = branch.open_source(meta, workdir, task.steps)
-        saved = {"branch": source.lineage, "share": source.share(config.train.hours)}
+        saved = source.inherited
     if "branch" in saved:
         meta["branch"] = saved["branch"]
     start = source.step if source else found or 0
@@ -97,8 +97,10 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
     with checkpoint.Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep, milestones=kept) as checkpoints:
         if source:
             state = branch.restore(source, task.shapes, task.initial_state)
+        elif found is None:
+            state = task.initial_state()
         else:
-            state = task.initial_state() if found is None else checkpoints.restore(found, task.shapes)
+            state = checkpoint.restore(workdir.checkpoints, found, task.shapes)
         hours, share = config.train.hours, saved.get("share", 0.0)
         sizes = {"steps": None if hours else task.steps, "tokens_per_step": task.tokens_per_step}
         with Log(workdir.root, meta["config"], start=start, **sizes) as log, distributed.StopSignal() as stop:
@@ -192,11 +194,9 @@ class Loop:
             self.budget.record()
         nonfinite = int(metrics["consecutive_nonfinite"])
         if nonfinite >= self.config.train.guard_limit:
-            raise NumericsError(
-                f"step {step}: {nonfinite} steps in a row were not finite (train.guard_limit = "
-                f"{self.config.train.guard_limit}), the last good one was {step - nonfinite}; lower the learning rate "
-                "or lengthen the warmup, and start again from the last checkpoint."
-            )
+            what = f"{nonfinite} steps in a row were not finite (train.guard_limit = {self.config.train.guard_limit})"
+            fix = "lower the learning rate or lengthen the warmup, and start again from the last checkpoint"
+            raise NumericsError(f"step {step}: {what}, the last good one was {step - nonfinite}; {fix}.")
 
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
         cluster.progress("evaluate", step)
@@ -243,16 +243,12 @@ def _check_resume(workdir: Workdir, step: int, meta: dict) -> dict[str, Any]:
     saved = checkpoint_files.read_meta(folder, step)
     changed = configs.diff(saved["config"], meta["config"])
     if changed:
-        raise InputError(
-            f"{where} was made with another config; a run can't change these keys, use another --workdir, or set them "
-            "back:\n  " + "\n  ".join(changed)
-        )
+        fix = "a run can't change these keys, use another --workdir, or set them back"
+        raise InputError(f"{where} was made with another config; {fix}:\n  " + "\n  ".join(changed))
     skipped = (saved["config"].get("data.skip_batches", ()), meta["config"]["data.skip_batches"])
     steps = checkpoint_files.complete_steps(folder)
     skip_batches.check_resume(*skipped, step=step, steps=steps, where=str(folder))
     if saved["data_fingerprint"] != meta["data_fingerprint"]:
-        raise InputError(
-            f"{where} was made from other shards or rows, or other shares of them (their fingerprint differs); use "
-            "another --workdir, or put the old ones back."
-        )
+        what = "was made from other shards or rows, or other shares of them (their fingerprint differs)"
+        raise InputError(f"{where} {what}; use another --workdir, or put the old ones back.")
     return saved

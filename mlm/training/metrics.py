@@ -4,7 +4,6 @@ metrics.jsonl  what was computed: the same lines, to the bit, however often the 
 timing.jsonl   what it cost: when the run started, how fast it was; only ever appended to
 """
 
-import math
 import platform
 import re
 import sys
@@ -88,10 +87,10 @@ class Log(AbstractContextManager):
             text += f", MFU {timing['mfu']:.1%}"
         self.timing("train", step, **timing)
         if self._bar.disable:
-            total, left = self._bar.total, ""
+            of, left, total = "", "", self._bar.total
             if total:
-                left = f", {tqdm.format_interval((total - step) * self._tokens_per_step / rate)} left"
-            self.notify(f"step {step}{f'/{total}' if total else ''}: {text}{left}")
+                of, left = f"/{total}", f", {tqdm.format_interval((total - step) * self._tokens_per_step / rate)} left"
+            self.notify(f"step {step}{of}: {text}{left}")
         else:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
@@ -108,7 +107,7 @@ class Log(AbstractContextManager):
         """Appends a line to metrics.jsonl and calls the hooks."""
         if not self._writes:
             return
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        finite = logs.finite(values)
         self._metrics.append({"step": step, "kind": kind, **finite})
         for hook in self.hooks:
             hook.on_metrics(kind, step, {k: v for k, v in finite.items() if isinstance(v, int | float)})
@@ -159,9 +158,8 @@ class _Wandb(MetricsHook):
         try:
             import wandb
         except ImportError:
-            raise InputError(
-                f"config.log.wandb = {project!r}: the wandb package is missing; install it, or leave the key empty."
-            ) from None
+            what = f"config.log.wandb = {project!r}: the wandb package is missing"
+            raise InputError(f"{what}; install it, or leave the key empty.") from None
         file = workdir / "wandb_id"
         if not file.is_file():
             write_text(file, uuid.uuid4().hex + "\n")

@@ -1,6 +1,6 @@
 """Learning-rate schedules and optimizers.
 
-To add one: a branch here, its name in mlm/config_rules.py, a line in tests/test_optimizer.py.
+To add one: an entry here, its name in mlm/config_rules.py, a line in tests/test_optimizer.py.
 """
 
 import functools
@@ -26,22 +26,19 @@ def make_schedule(run: Run, steps: int) -> optax.Schedule:
     """
     name, peak, final_fraction = run["schedule.name"], run["optimizer.learning_rate"], run["schedule.final_fraction"]
     warmup_steps = recipe.warmup_steps(run, steps)
-    final, rest = final_fraction * peak, max(steps - warmup_steps, 1)
-    if name == "linear":
-        after = optax.linear_schedule(peak, final, rest)
-    elif name == "cosine":
-        after = optax.cosine_decay_schedule(peak, rest, alpha=final_fraction)
-    elif name == "inverse_sqrt":
-        start = max(warmup_steps, 1)
+    final, rest, start = final_fraction * peak, max(steps - warmup_steps, 1), max(warmup_steps, 1)
+    decay = min(max(round(run["schedule.decay_fraction"] * steps), 1), rest)
+    schedules = {
+        "linear": optax.linear_schedule(peak, final, rest),
+        "cosine": optax.cosine_decay_schedule(peak, rest, alpha=final_fraction),
         # join_schedules evaluates it during the warmup too, where count < 0.
-        after = lambda count: peak * jnp.sqrt(start / jnp.maximum(start + count, 1))  # noqa: E731
-    elif name == "wsd":
-        decay = min(max(round(run["schedule.decay_fraction"] * steps), 1), rest)
-        after = optax.linear_schedule(peak, final, decay, transition_begin=rest - decay)
-    elif name == "constant":
-        after = optax.constant_schedule(peak)
-    else:
+        "inverse_sqrt": lambda count: peak * jnp.sqrt(start / jnp.maximum(start + count, 1)),
+        "wsd": optax.linear_schedule(peak, final, decay, transition_begin=rest - decay),
+        "constant": optax.constant_schedule(peak),
+    }
+    if name not in schedules:
         raise ValueError(f"unknown schedule {name}")
+    after = schedules[name]
     if warmup_steps == 0:
         return after
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup_steps), after], [warmup_steps])
@@ -58,24 +55,22 @@ def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransfor
     name, clip_norm = run["optimizer.name"], run["optimizer.clip_norm"]
     b1, b2, eps = (run[f"optimizer.{key}"] for key in ("b1", "b2", "eps"))
     clip = [optax.clip_by_global_norm(clip_norm)] if clip_norm > 0 else []
-    after = [optax.add_decayed_weights(run["optimizer.weight_decay"], decayed), _scale_by(schedule)]
-    if name == "adamw":
-        return optax.chain(*clip, optax.scale_by_adam(b1, b2, eps), *after)
-    if name == "lion":
-        return optax.chain(*clip, optax.scale_by_lion(b1, b2), *after)
-    if name == "lamb":
-        decay, rate = after
-        return optax.chain(*clip, optax.scale_by_adam(b1, b2, eps), decay, optax.scale_by_trust_ratio(), rate)
-    if name == "adafactor":
-        descent = optax.adafactor(None, momentum=b1 or None)  # ends in a sign flip: undone here, redone by the rate
-        return optax.chain(*clip, descent, optax.scale(-1.0), *after)
-    if name == "muon":
-        as_matrices = functools.partial(jax.tree.map, lambda _: MuonDimensionNumbers())
-        orthogonal = optax.contrib.scale_by_muon(beta=b1, eps=eps, weight_dimension_numbers=as_matrices)
-        sized = optax.stateless(lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape) ** 0.5 * u, updates))
-        parts = {"kernel": optax.chain(orthogonal, sized), "rest": optax.scale_by_adam(b1, b2, eps)}
-        return optax.chain(*clip, optax.partition(parts, _kernel_or_rest), *after)
-    raise ValueError(f"unknown optimizer {name}")
+    adam = optax.scale_by_adam(b1, b2, eps)
+    decay = optax.add_decayed_weights(run["optimizer.weight_decay"], decayed)
+    as_matrices = functools.partial(jax.tree.map, lambda _: MuonDimensionNumbers())
+    orthogonal = optax.contrib.scale_by_muon(beta=b1, eps=eps, weight_dimension_numbers=as_matrices)
+    sized = optax.stateless(lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape) ** 0.5 * u, updates))
+    directions = {
+        "adamw": [adam, decay],
+        "lamb": [adam, decay, optax.scale_by_trust_ratio()],
+        "lion": [optax.scale_by_lion(b1, b2), decay],
+        # Adafactor ends in a sign flip: undone here, redone by the rate.
+        "adafactor": [optax.adafactor(None, momentum=b1 or None), optax.scale(-1.0), decay],
+        "muon": [optax.partition({"kernel": optax.chain(orthogonal, sized), "rest": adam}, _kernel_or_rest), decay],
+    }
+    if name not in directions:
+        raise ValueError(f"unknown optimizer {name}")
+    return optax.chain(*clip, *directions[name], _scale_by(schedule))
 
 
 def _scale_by(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:

@@ -53,10 +53,8 @@ def make_mesh(*, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device
     for device in devices:
         slices.setdefault(getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []).append(device)
     if shape[0] % len(slices):
-        raise InputError(
-            f"config.mesh.data = {shape[0]} can't be split over {len(slices)} slices; make it a multiple of "
-            f"{len(slices)}, since no other axis crosses the network between slices."
-        )
+        fix = f"make it a multiple of {len(slices)}, since no other axis crosses the network between slices"
+        raise InputError(f"config.mesh.data = {shape[0]} can't be split over {len(slices)} slices; {fix}.")
     slice_shape = (shape[0] // len(slices), *shape[1:])
     blocks = [_slice_devices(slice_shape, slices[index]) for index in sorted(slices)]
     return Mesh(np.concatenate(blocks), AXES, axis_types=(AxisType.Auto,) * len(AXES))
@@ -88,10 +86,8 @@ def mesh_shape(data: int, fsdp: int, tensor: int, count: int) -> tuple[int, ...]
         others = -math.prod(shape)
         shape[shape.index(-1)] = count // others if count % others == 0 else 0
     if math.prod(shape) != count:
-        raise InputError(
-            f"config.mesh = data {data} x fsdp {fsdp} x tensor {tensor} does not fit {count} devices: "
-            "their product must be the number of devices."
-        )
+        axes = f"data {data} x fsdp {fsdp} x tensor {tensor}"
+        raise InputError(f"config.mesh = {axes} does not fit {count} devices: their product must be that number.")
     return tuple(shape)
 
 
@@ -141,10 +137,8 @@ def check_batch(mesh: Mesh | np.ndarray, *, rows: int, key: str) -> None:
     """Raises InputError if `rows`, of the config key `key`, can't be split over the mesh, or its processes [S, T]."""
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"] if isinstance(mesh, Mesh) else len(mesh)
     if rows % num_shards:
-        raise InputError(
-            f"config.{key}: {rows} rows can't be split over {num_shards} devices (mesh.data x mesh.fsdp); make it a "
-            f"multiple of {num_shards}."
-        )
+        over = f"{num_shards} devices (mesh.data x mesh.fsdp)"
+        raise InputError(f"config.{key}: {rows} rows can't be split over {over}; make it a multiple of {num_shards}.")
 
 
 @functools.lru_cache(maxsize=4)  # a pod has thousands of devices
@@ -174,10 +168,8 @@ def local_rows(mesh: Mesh | np.ndarray, rows: int, process: int | None = None) -
     processes_SxT = processes_of(mesh) if isinstance(mesh, Mesh) else mesh
     own = _block_order(processes_SxT)[(processes_SxT == process).any(1)]
     if (np.diff(own) != 1).any():  # make_array_from_process_local_data fills a host's blocks in the order of the array
-        raise InputError(
-            f"config.mesh.tensor = {processes_SxT.shape[1]} gives host {process} rows that are not consecutive; make "
-            "it smaller, or a multiple of the devices of a host."
-        )
+        what = f"config.mesh.tensor = {processes_SxT.shape[1]} gives host {process} rows that are not consecutive"
+        raise InputError(f"{what}; make it smaller, or a multiple of the devices of a host.")
     block = rows // len(processes_SxT)
     return int(own[0]) * block, (int(own[-1]) + 1) * block
 
@@ -185,8 +177,8 @@ def local_rows(mesh: Mesh | np.ndarray, rows: int, process: int | None = None) -
 def host_input(processes_SxT: np.ndarray, run: Mapping[str, Any]) -> dict[str, Any]:
     """Returns how a flattened config feeds every host of a mesh, which need not exist.
 
-    That is: "count" of hosts; "rows_per_host" and "lanes_per_host" of a global batch (below 1 where hosts share a lane;
-    None if undefined); "fed": whether every host is; "error": why not.
+    "count" of hosts; "rows_per_host" and "lanes_per_host" of a global batch (below 1 where hosts share a lane; None if
+    undefined); "fed": whether every host is; "error": why not.
     """
     hosts, rows, lanes = np.unique(processes_SxT), run["data.global_batch"], run["data.lanes"]
     found = {"count": len(hosts), "rows_per_host": None, "lanes_per_host": None, "fed": False}

@@ -40,9 +40,7 @@ def mean_gradient(
     and divided once, so that accumulation changes the result by rounding alone. Each device sums over its slice of the
     data axis; the compiler partitions the other axes.
 
-    Args:
-      prepare: `(batch, step) -> inputs of the loss`.
-      row_sums: `(params, inputs, rows_B, dropout key) -> RowSums`; dropout folds in the row numbers rows_B.
+    `prepare` takes (batch, step); `row_sums` takes (params, inputs, rows_B, key): dropout folds the row numbers in.
     """
     accumulate = run["train.accumulate"]
 
@@ -62,7 +60,6 @@ def mean_gradient(
             part = gradient_sum(params, inputs, rows_B, jax.random.fold_in(key, index))
             return jax.tree.map(jnp.add, total, part), None
 
-        # [A, B / A, ...]: microbatch a holds rows a, a + A, ..., which keeps every row on its device.
         micro = jax.tree.map(lambda x: _microbatches(x, accumulate), inputs)
         shapes = jax.eval_shape(gradient_sum, params, jax.tree.map(lambda x: x[0], micro), rows_B, key)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -155,7 +152,10 @@ def make_train_step(
         ema = state.ema
         if ema is not None:
             ema = jax.tree.map(lambda e, p: choose(ema_decay * e + (1 - ema_decay) * p, e), ema, params)
-        window = _added(state.window, sums, fresh=state.step % run["log.every"] == 0, keep=keep)
+        fresh = state.step % run["log.every"] == 0
+        window = jax.tree.map(
+            lambda old, new: jnp.where(fresh, 0, old) + jnp.where(keep, new, 0), state.window, Window(*sums)
+        )
         new = TrainState(
             step=state.step + 1,
             params=params,
@@ -182,11 +182,6 @@ def make_train_step(
         out_shardings=(shardings, NamedSharding(mesh, P())),
         donate_argnums=0,
     )
-
-
-def _added(window: Window, sums: RowSums, *, fresh: jax.Array, keep: jax.Array) -> Window:
-    """Returns the sums since the last logged step, with those of a step that is kept."""
-    return jax.tree.map(lambda old, new: jnp.where(fresh, 0, old) + jnp.where(keep, new, 0), window, Window(*sums))
 
 
 def jit_eval_step(step: Callable[[Params, Batch], Any], mesh: Mesh, param_shardings: Params) -> Callable:
