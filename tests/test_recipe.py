@@ -1,11 +1,28 @@
-"""Length and cost of a run: the same for a config and for the config that a checkpoint holds."""
+"""Length and cost of a run: the same for a config and for the config that a checkpoint holds; its milestones.
+
+Milestones: which steps they are, and that their checkpoints outlive the newest and the best.
+"""
+
+import json
+import math
+import re
+import shutil
 
 import pytest
 
 from mlm import config as configs
+from mlm.errors import InputError
 from mlm.model import flops
-from mlm.training import recipe
-from tests.fixtures import tiny_config
+from mlm.pretrained import checkpoint_files, locate
+from mlm.report import report
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import loop, recipe
+from mlm.workdir import Workdir
+from tests.fixtures import pretrain, slow, tiny_config
+from tests.fixtures_data import train_tokenizer, write_shards
+
+pytestmark = pytest.mark.usefixtures("one_device")
+SETTINGS = ("data.lanes=4", "checkpoint.every=1", "evaluate.every=0", "checkpoint.keep=1")
 
 
 def flat(*overrides: str):
@@ -35,3 +52,97 @@ def test_flops_know_the_falling_rate_and_the_short_rows():
     half = recipe.useful_flops(run, 500, step=6, steps=11)
     assert half == pytest.approx(by_hand(6, 8, 0.35)), "stopped halfway, the rate has fallen by half"
     assert recipe.tokens_per_step(run) == 16 * 32
+
+
+@pytest.mark.parametrize(
+    ("milestones", "steps"),
+    [
+        ((), []),
+        (("7", 3), [3, 7]),
+        (("every:4", "10"), [4, 8, 10, 12]),
+        (("words:1k",), [3]),
+        (("words:1200",), [3]),
+        (("words:1201",), [4]),
+        (("words:1k..4k", "words:1k"), [3, 5, 8, 10]),
+        (("words:400..1k",), [1, 2]),
+    ],
+)
+def test_the_steps_of_milestones(milestones, steps):
+    """At 400 words in a step."""
+    assert recipe.milestone_steps(milestones, 12, lambda: 400.0) == steps
+
+
+@pytest.mark.parametrize("late", ["13", "every:13", "words:5k", "words:1k..5k", "words:1B"])
+def test_a_milestone_after_the_last_step_is_refused(late):
+    step = {"5": 13, "B": 2_500_000}.get(late[-2] if late[-1] == "k" else late[-1], 13)
+    with pytest.raises(InputError) as error:
+        recipe.milestone_steps((late,), 12, lambda: 400.0)
+    sentence = f"config.checkpoint.milestones: {late} is reached at step {step:,}, but the run ends after step 12;"
+    assert str(error.value) == f"{sentence} remove it, or train longer."
+
+
+@pytest.mark.parametrize("kind", [slow("unigram"), slow("bpe"), "wordpiece"])
+def test_words_are_counted_as_a_person_counts_them(texts, kind, tmp_path):
+    """Within a tenth of the words of the documents, cut at white space, whatever the tokenizer does."""
+    workdir = Workdir(str(tmp_path))
+    folder = train_tokenizer(texts, tmp_path / "tokenizer", kind, vocab_size=2000)
+    manifest = write_shards(texts[:400], tmp_path / "shards", folder)
+    task = Pretraining.open(tiny_config(*SETTINGS), workdir, manifest)
+    rows = manifest.splits["train"].records
+    words = sum(len(text.split()) for number, text in enumerate(texts[:400]) if number % 10)
+    assert rows < 10_000
+    assert task.words_per_step() == pytest.approx(16 * words / rows, rel=0.1)
+
+
+def test_milestones_are_kept_whatever_later_lists_say(manifest, tokenizer_folder, tmp_path, capsys):
+    """Beside the newest and the best; a run that goes on with another list keeps those of the first, too."""
+    workdir = Workdir(str(tmp_path / "run"))
+    shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
+
+    def train(steps: int, *milestones: str) -> None:
+        config = tiny_config(*SETTINGS, "schedule.name=constant", f"checkpoint.milestones={milestones!r}")
+        task = Pretraining.open(config, workdir, manifest)
+        task.steps = steps  # as if it was stopped there
+        loop.run_task(config, workdir, task)
+
+    def steps() -> list[int]:
+        return checkpoint_files.complete_steps(workdir.checkpoints)
+
+    train(6, "3", "every:2")
+    best = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=True)
+    assert set(steps()) == {2, 3, 4, 6} and best in steps()
+    train(8)
+    assert {2, 3, 4, 6, 8} <= set(steps()) and not {1, 5, 7} & set(steps()), "without any"
+    train(12, "9")
+    assert {2, 3, 4, 6, 9, 12} <= set(steps()) and not {1, 5, 7, 10, 11} & set(steps()), "with another list"
+    assert locate.milestones(workdir) == [2, 3, 4, 6, 9]
+    assert all(checkpoint_files.find_damage(workdir.checkpoints, step) is None for step in steps())
+    report.write(workdir)
+    table = re.search(r"<h2>Milestones and branches</h2>.*?</table>", workdir.report.read_text(), re.DOTALL)[0]
+    assert re.findall(r"step (\d+)</td><td>([\d,]+)</td>", table) == [
+        (str(step), f"{step * 16 * 32:,}") for step in (2, 3, 4, 6, 9, 12)
+    ]
+    evaluated = [json.loads(line) for line in workdir.metrics.read_text().splitlines()]
+    assert {line["step"] for line in evaluated if line["kind"] == "eval"} >= {2, 3, 4, 6, 9, 12}
+
+
+def test_milestones_of_words_are_saved_at_their_step(manifest, tokenizer_folder, tmp_path, capsys):
+    workdir = Workdir(str(tmp_path / "run"))
+    shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
+    settings = ("data.lanes=4", "checkpoint.every=0", "checkpoint.keep=1", "evaluate.every=0")
+    rate = Pretraining.open(tiny_config(*settings), workdir, manifest).words_per_step()
+    pretrain(tiny_config(*settings, "checkpoint.milestones=words:1k"), workdir, manifest)
+    first = math.ceil(1000 / rate)
+    assert checkpoint_files.complete_steps(workdir.checkpoints) == [first, 12]
+    assert f"milestones, of {rate:,.1f} words in a step: 1,000 at step {first}" in capsys.readouterr().err
+
+
+def test_nothing_is_written_before_a_milestone_is_refused(manifest, tokenizer_folder, tmp_path):
+    workdir = Workdir(str(tmp_path / "run"))
+    shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
+    with pytest.raises(InputError, match="words:1B is reached at step"):
+        pretrain(tiny_config(*SETTINGS, "checkpoint.milestones=words:1B"), workdir, manifest)
+    (workdir.tokenizer / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match=r"tokenizer.json: there is no such file"):
+        pretrain(tiny_config(*SETTINGS, "checkpoint.milestones=words:1k"), workdir, manifest)
+    assert not workdir.config.exists() and not workdir.checkpoints.exists()

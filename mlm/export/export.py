@@ -163,7 +163,7 @@ def _proof(model: Pretrained, tok: PreTrainedTokenizerFast) -> Proof:
     [{"text", "ids", "positions", "fillings"}, ...], "top_k", "made_with": {package: version}}, and proof.safetensors
     the logits of each row as "logits.{row}".
     """
-    longest = fill_mask.longest_row(model)
+    longest = model.longest_row
     filler = FILLER.split() * longest
     while len(row := tok(" ".join([*filler, tok.mask_token]))["input_ids"]) > longest and filler:
         filler = filler[: len(filler) * longest // (len(row) + 1)]  # always fewer
@@ -206,7 +206,7 @@ def _classifier_proof(model: Pretrained, tok: PreTrainedTokenizerFast) -> Proof:
     and proof.safetensors "logits" [B, C], all rows but the last as one padded batch. Of token labels, "scores" are
     those of each token, and the logits [L, C] of each row are "logits.{row}".
     """
-    predictor, longest = TextClassifier(model, tok), fill_mask.longest_row(model)
+    predictor, longest = TextClassifier(model, tok), model.longest_row
     plain = [text.replace("<mask>", "none") for text in TEXTS]
     long = " ".join([FILLER] * longest)  # a word is a token at least
     texts = [[text] for text in (*plain, long)]

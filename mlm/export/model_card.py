@@ -16,7 +16,6 @@ from markupsafe import Markup
 from mlm import config as configs
 from mlm.cluster import fingerprints
 from mlm.data import tokenizer
-from mlm.inference.fill_mask import longest_row
 from mlm.model import classifier
 from mlm.pretrained import locate
 from mlm.pretrained.load import Pretrained
@@ -102,7 +101,7 @@ def _render(folder: Path, template: str, model: Pretrained, **values: Any) -> No
         run=model.run_config,
         step=model.step,
         averaged=f"the mean of {', '.join(means)}" if means else "",
-        reads=longest_row(model),
+        reads=model.longest_row,
         **values,
     )
     (folder / "README.md").write_text(text, encoding="utf-8")

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm.data import examples, tokenizer
 from mlm.errors import InputError
-from mlm.inference.fill_mask import answer_texts, check_utf8, in_batches, longest_row
+from mlm.inference.fill_mask import answer_texts, check_utf8, in_batches
 from mlm.model import classifier
 from mlm.pretrained.load import Pretrained
 from mlm.text import printable
@@ -29,7 +29,7 @@ class TextClassifier:
         """Puts the parameters on the device."""
         self._logits = jax.jit(functools.partial(classifier.logits, model.network))
         self._params = jax.device_put(model.params)
-        self._tok, self._longest = tok, longest_row(model)
+        self._tok, self._longest = tok, model.longest_row
         run = model.run_config or {}
         self.names = classifier.class_names(model.config)
         self.of_tokens = classifier.kind(model.config) == "tokens"

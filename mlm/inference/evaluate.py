@@ -21,7 +21,6 @@ from mlm.data import mixture, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.errors import DamageError, InputError
 from mlm.inference import pseudo_perplexity
-from mlm.inference.fill_mask import longest_row
 from mlm.model import classifier, factory
 from mlm.model.roberta import Params
 from mlm.paths import UPath, make_folder, os_errors, write_text
@@ -220,7 +219,7 @@ def add_results(folder: UPath, entries: dict[str, dict[str, Any]]) -> None:
 
 
 def _check_fit(loaded: load.Pretrained, workdir: Workdir, manifest: Manifest) -> None:
-    size, longest = loaded.config.vocab_size, longest_row(loaded)
+    size, longest = loaded.config.vocab_size, loaded.longest_row
     folders = (UPath(loaded.tokenizer), workdir.tokenizer)
     vocabularies = [tokenizer.load_fast(str(f)).get_vocab() for f in folders if (f / "tokenizer.json").is_file()]
     shards = f"the shards in {manifest.folder}"

@@ -52,7 +52,7 @@ class FillMask:
 
         self._fillings = jax.jit(fillings)
         self._params = jax.device_put(model.params)
-        self._tok, self._longest = tok, longest_row(model)
+        self._tok, self._longest = tok, model.longest_row
 
     def __call__(self, texts: list[str]) -> list[list[list[Filling]]]:
         """Returns, for each text, the fillings of each of its masks, the most probable first."""
@@ -196,11 +196,6 @@ def in_batches(
             for index, result in zip(chosen, computed, strict=False):
                 results[index] = result
     return results
-
-
-def longest_row(model: Pretrained) -> int:
-    """Returns how many tokens the model can read, special ones included: positions start at pad id + 1."""
-    return model.config.max_position_embeddings - model.config.pad_token_id - 1
 
 
 def pad(rows: list[list[int]], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:

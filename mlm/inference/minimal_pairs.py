@@ -22,7 +22,7 @@ from mlm import cluster
 from mlm.data import labelled, tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.inference import evaluate, pseudo_perplexity
-from mlm.inference.fill_mask import longest_row, pad
+from mlm.inference.fill_mask import pad
 from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.text import show, table
@@ -86,7 +86,7 @@ def read(source: str, phenomenon: str = "") -> list[Pair]:
 
 def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[Sentence]:
     """Returns the sentences of the pairs in turn, the acceptable one first; InputError names one that is too long."""
-    tok, longest = tokenizer.load(model.tokenizer), longest_row(model)
+    tok, longest = tokenizer.load(model.tokenizer), model.longest_row
     texts = [text for pair in pairs for text in pair.texts]
     encoded = tok(texts, return_special_tokens_mask=True, split_special_tokens=True)
     sentences = []
@@ -121,7 +121,7 @@ def pseudo_log_likelihoods(
     distinct, parts = sorted(set(sentences), key=lambda each: (len(each[0]), each)), []  # parts: [methods, N]
     for length, group in itertools.groupby(distinct, lambda each: -(-len(each[0]) // LENGTHS) * LENGTHS):
         own = list(group)
-        ids_NxL, attention_NxL = pad([list(ids) for ids, _ in own], min(length, longest_row(model)), pad_id)
+        ids_NxL, attention_NxL = pad([list(ids) for ids, _ in own], min(length, model.longest_row), pad_id)
         row_P, first_P, stop_P, end_P = np.array(list(_copies(own))).T
         copies_3xP = (row_P, first_P, stop_P)
         copies = pseudo_perplexity.batches_of_copies(ids_NxL, attention_NxL, copies_3xP, mesh=mesh, batch=rows)

@@ -61,6 +61,11 @@ class Pretrained:
         return roberta.Network(self.config)
 
     @property
+    def longest_row(self) -> int:
+        """How many tokens the model can read, special ones included: positions start at pad id + 1."""
+        return self.config.max_position_embeddings - self.config.pad_token_id - 1
+
+    @property
     def leaves(self) -> dict[str, np.ndarray]:
         """The parameters by name: {"roberta/embeddings/...": float32}."""
         return dict(sorted(flatten_dict(self.params, sep="/").items()))

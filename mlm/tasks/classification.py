@@ -61,7 +61,8 @@ class Classification(Task):
             columns = (inputs["input_ids"], inputs["attention_mask"])
             return classifier.row_sums(classifier.logits(self.network, params, *columns, key, rows_B), inputs["label"])
 
-        gradient = step.mean_gradient(run, _inputs, row_sums, self.mesh)
+        names = ("input_ids", "attention_mask", "label")
+        gradient = step.mean_gradient(run, lambda batch, _: {name: batch[name] for name in names}, row_sums, self.mesh)
         has_accuracy = bool(examples.labels)
         self.train_step = step.make_train_step(run, gradient, tx, schedule, self.shapes, has_accuracy=has_accuracy)
         shardings = state.shardings_of(self.shapes).params
@@ -132,10 +133,6 @@ def make_network(config: ConfigDict, model_config: RobertaConfig, examples: Exam
         return kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
 
     return Network(model_config, model.dtype, model.remat, model.remat_feed_forward, attend)
-
-
-def _inputs(batch: step.Batch, step: jax.Array) -> step.Inputs:
-    return {name: batch[name] for name in ("input_ids", "attention_mask", "label")}
 
 
 def make_eval_step(network: Network, mesh: Mesh, param_shardings: Params, *, longest: int) -> Callable:

@@ -20,7 +20,7 @@ from mlm.model.roberta import Params
 from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.paths import staging_folder, upload, write_text
 from mlm.pretrained import checkpoint_files
-from mlm.training import branch, checkpoint, milestones, sharding
+from mlm.training import branch, checkpoint, recipe, sharding
 from mlm.training.budget import Budget
 from mlm.training.metrics import Log
 from mlm.training.state import TrainState
@@ -90,7 +90,7 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
     if "branch" in saved:
         meta["branch"] = saved["branch"]
     start = source.step if source else found or 0
-    kept = milestones.steps_of(config.checkpoint.milestones, task.steps, task.words_per_step)
+    kept = recipe.milestone_steps(config.checkpoint.milestones, task.steps, task.words_per_step)
     kept = {*kept, *saved.get("milestones", ())}
     if cluster.is_primary():
         write_text(workdir.config, config.to_json(indent=1) + "\n")

@@ -1,9 +1,13 @@
 """Length and cost of a run, from a flattened config (`config.flatten`): of a new run, or as a checkpoint holds it."""
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from mlm import cluster
+from mlm.config_rules import parse_words
+from mlm.errors import InputError
 from mlm.model import flops
 
 Run = Mapping[str, Any]
@@ -25,6 +29,30 @@ def warmup_steps(run: Run, steps: int) -> int:
 def short_steps(run: Run, steps: int) -> int:
     """Returns the number of steps, at the start, that read rows of data.short_length."""
     return round(run["data.short_share"] * steps) if run["data.short_length"] else 0
+
+
+def milestone_steps(milestones: Iterable[str | int], steps: int, words_per_step: Callable[[], float]) -> list[int]:
+    """Returns the steps at which checkpoint.milestones are reached, sorted; raises InputError for one after the last.
+
+    `words_per_step` is called if words are named.
+    """
+    found = set()
+    for text in map(str, milestones):
+        kind, _, value = text.rpartition(":")
+        if kind == "words":
+            rate = words_per_step()
+            own = {words: math.ceil(words / rate) for words in parse_words(value)}
+        else:
+            first = int(value)
+            own = {step: step for step in range(first, max(first, steps if kind else 0) + 1, first)}
+        if (last := max(own.values())) > steps:
+            where = f"config.checkpoint.milestones: {text} is reached at step {last:,}"
+            raise InputError(f"{where}, but the run ends after step {steps:,}; remove it, or train longer.")
+        if kind == "words" and cluster.is_primary():
+            reached = ", ".join(f"{words:,} at step {step:,}" for words, step in own.items())
+            print(f"milestones, of {rate:,.1f} words in a step: {reached}", file=sys.stderr, flush=True)
+        found.update(own.values())
+    return sorted(found)
 
 
 def tokens_per_step(run: Run) -> int:

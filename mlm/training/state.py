@@ -48,8 +48,7 @@ def jit_init(init: Callable[..., TrainState], mesh: Mesh) -> tuple[Callable[...,
     """Returns `init` jitted, every array created on its devices, and the state of abstract arrays with shardings."""
     shapes = jax.eval_shape(init)
     shardings = tree_shardings(shapes, mesh, shapes.params)
-    struct = jax.ShapeDtypeStruct
-    abstract = jax.tree.map(lambda s, sharding: struct(s.shape, s.dtype, sharding=sharding), shapes, shardings)
+    abstract = jax.tree.map(lambda shape, sharding: shape.update(sharding=sharding), shapes, shardings)
     return jax.jit(init, out_shardings=shardings), abstract
 
 
