@@ -100,8 +100,7 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 def run(model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdout: TextIO) -> None:
     """Classifies the texts, or the lines of `stdin`, see `answer_texts`; a tab separates the two texts of a pair.
 
-    In JSON, an answer is {"text"} or {"text", "text_pair"}, and what `TextClassifier.classify` returns, or, of words,
-    which white space separates, `label_words`.
+    A JSON answer is {"text"} or {"text", "text_pair"}, and what `TextClassifier.classify` or `label_words` returns.
     """
     if top_k < 1:
         raise InputError(f"--top-k={top_k}: must be at least 1.")

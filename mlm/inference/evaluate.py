@@ -152,10 +152,7 @@ def score_classifier(
 
 
 def _prediction_rows(examples: data.Examples, split: str, predicted_N: np.ndarray) -> str:
-    """Returns the predictions of a split as tab-separated values: index, prediction, label ("" where it is unknown).
-
-    Of words: the row's index, the word, prediction ("O" where it was cut off), label.
-    """
+    """Returns lines of: index of the row, the word if of words, prediction ("O": cut off), label ("": unknown)."""
     out, words, labels_N = io.StringIO(), examples.splits[split].words, examples.splits[split].labels_N
     writer = csv.writer(out, delimiter="\t", lineterminator="\n")
     writer.writerow(["index", *["word"] * bool(words), "prediction", "label"])

@@ -92,8 +92,7 @@ class FillMask:
 def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int]:
     """Returns the ids of the words, without duplicates, as transformers' pipeline chooses them for its `targets`.
 
-    A word that is no entry of the vocabulary is replaced by its first piece, with a warning on stderr. " word", with
-    its space, starts a new word; "word" may continue one.
+    A word that is not in the vocabulary is replaced by its first piece, with a warning. " word" starts a new word.
     """
     entries, ids = tok.get_vocab(), set()
     for word in targets:

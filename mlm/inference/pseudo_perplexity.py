@@ -45,10 +45,7 @@ def score(
     mesh: Mesh,
     batch: int,
 ) -> dict[str, float]:
-    """Returns pseudo_perplexity, pseudo_loss (nats per token), pseudo_accuracy, pseudo_tokens, pseudo_rows (counts).
-
-    Batch size and devices do not change them. Every host has all rows.
-    """
+    """Returns pseudo_perplexity, pseudo_loss (nats per token), pseudo_accuracy, pseudo_tokens, pseudo_rows (counts)."""
     copies = masked_copies(ids_NxL, attention_NxL, special_ids=special_ids, mesh=mesh, batch=batch)
     scores = evaluation.score(step, params, copies, mesh=mesh, rows=batch, tokens_per_byte=None)
     names = {"perplexity": "perplexity", "loss": "loss", "accuracy": "accuracy", "predictions": "tokens"}
@@ -58,10 +55,7 @@ def score(
 def make_step(
     *, network: Network, mask_id: int, vocab_size: int, mesh: Mesh, param_shardings: Params
 ) -> Callable[[Params, Batch], RowSums]:
-    """Returns the jitted `(params, batch) -> RowSums`, which predicts each row's token at "position".
-
-    It and those after it, up to the one before "stop", are masked.
-    """
+    """Returns the jitted step, which predicts each row's token at "position"; those up to "stop" are masked."""
 
     def step(params: Params, batch: Batch) -> RowSums:
         ids_BxL, position_Bx1 = batch["input_ids"], batch["position"][:, None]
@@ -89,10 +83,7 @@ def masked_copies(
 def batches_of_copies(
     ids_NxL: np.ndarray, attention_NxL: np.ndarray, copies_3xP: tuple[np.ndarray, ...], *, mesh: Mesh, batch: int
 ) -> Iterator[Batch]:
-    """Yields this host's rows of the batches of B copies that `make_step` takes, the last one padded with "valid" 0.
-
-    A copy is (row, position, stop); their order is kept.
-    """
+    """Yields this host's rows of batches for `make_step`, one for each copy; the last is padded with "valid" 0."""
     row_P, position_P, stop_P = copies_3xP
     for start in range(0, len(row_P), batch):
         place_B = start + np.arange(*sharding.local_rows(mesh, batch))

@@ -30,10 +30,7 @@ class Classification(Task):
     """The task of a config on labelled rows, for `loop.run_task`; `network` is the body's."""
 
     def __init__(self, config: ConfigDict, examples: Examples, body: RobertaConfig, start: Callable[[], Params] | None):
-        """Builds everything; `body` is the encoder with its vocabulary padded.
-
-        `start` returns the encoder's parameters, on the host; None to initialise them. The head is always initialised.
-        """
+        """Builds everything; `start` returns the parameters of the `body`, which is padded; None to initialise them."""
         self.config, self.examples, self._start = config, examples, start
         self.mesh = sharding.make_mesh(**config.mesh.to_dict())
         rows, accumulate = config.data.global_batch, config.train.accumulate

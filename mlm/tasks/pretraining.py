@@ -202,10 +202,7 @@ def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int
 def score_split(
     config: ConfigDict, manifest: Manifest, mesh: Mesh, eval_step: Callable, params: Params, split: str
 ) -> dict[str, float]:
-    """Returns the scores of a split (see `evaluation.score`), of a mixture the mean of its folders by their shares.
-
-    Those of the validation sets follow them, as "NAME/loss" and so on.
-    """
+    """Returns the scores of a split, the mean of a mixture's folders; those of its sets are "NAME/loss" and so on."""
     parts, named = mixture.parts(manifest), mixture.sets(manifest) if split == "validation" else {}
     rows, scores = config.evaluate.batch, {}  # by folder
     for each in (*(part.manifest for part in parts), *named.values()):

@@ -33,10 +33,7 @@ class Source(NamedTuple):
 
 
 def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
-    """Returns the checkpoint that train.branch_from names, verified; raises InputError if the run can't start there.
-
-    `meta`, `workdir` and `steps`, in total, are those of the new run.
-    """
+    """Returns the checkpoint that a new run's train.branch_from names, verified; InputError if it can't start there."""
     name = meta["config"]["train.branch_from"]
     where, (folder, step) = f"config.train.branch_from = {name}", locate.split_step(name)
     if step is None:

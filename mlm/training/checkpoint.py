@@ -27,10 +27,7 @@ class Checkpoints(AbstractContextManager):
     """The checkpoints of one run; a context manager that ends when, on every host, all of them are complete."""
 
     def __init__(self, folder: UPath, *, keep: int, milestones: Iterable[int] = ()):
-        """Hides incomplete steps from orbax.
-
-        It keeps the newest `keep` checkpoints, the one of lowest score, and those of the steps in `milestones`.
-        """
+        """Keeps the newest `keep` checkpoints, the one of lowest score, and `milestones`; hides incomplete ones."""
         self.folder = folder
         if cluster.is_primary():
             make_folder(folder)

@@ -30,11 +30,9 @@ def score(
 
     Loss and accuracy are means over the draws of the masks. The standard errors of the loss are `loss_se_draws`, if
     there are several, and `loss_se_records`: of a ratio of sums by the delta method, each row a cluster.
+    `tokens_per_byte`, of UTF-8 text, gives bits per byte, which are comparable across tokenizers.
 
-    Args:
-      eval_step: returns RowSums, with weight 0 where the row's "valid" is 0.
-      rows: in a batch, over all hosts.
-      tokens_per_byte: of UTF-8 text, for bits per byte, which are comparable across tokenizers; None if unknown.
+    `eval_step` returns RowSums, with weight 0 where "valid" is 0; `rows` are those of a batch over all hosts.
     """
     # The masks depend on the epoch, and evaluation needs that for nothing else.
     drawn = (

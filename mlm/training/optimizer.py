@@ -19,10 +19,9 @@ from mlm.training.recipe import Run
 def make_schedule(run: Run, steps: int) -> optax.Schedule:
     """Returns the learning rate as a function of the number of steps done, in a run of `steps`.
 
-    Every schedule rises linearly from 0 to the peak over the warmup. Then "linear" and "cosine" fall to
-    `final_fraction` of it at `steps`; "inverse_sqrt" falls with 1 / sqrt(step) (Vaswani et al., 2017, 5.3, scaled to
-    leave the warmup at the peak); "wsd" stays, and falls linearly over the last `decay_fraction` of `steps` (Hu et al.,
-    2024, MiniCPM); "constant" stays.
+    After the warmup, "linear" and "cosine" fall to `final_fraction` of the peak at `steps`, "inverse_sqrt" falls with
+    1 / sqrt(step) (Vaswani et al., 2017, 5.3, scaled to leave the warmup at the peak), and "wsd" stays, and falls
+    linearly over the last `decay_fraction` of `steps` (Hu et al., 2024, MiniCPM).
     """
     name, peak, final_fraction = run["schedule.name"], run["optimizer.learning_rate"], run["schedule.final_fraction"]
     warmup_steps = recipe.warmup_steps(run, steps)

@@ -63,8 +63,7 @@ def make_mesh(*, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device
 def _slice_devices(shape: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
     """Returns the devices of one slice as jax.make_mesh lays them on the torus.
 
-    They are sorted by host instead where jax has no layout for this shape, or one that splits a tensor group over hosts
-    although a host has room for whole groups.
+    They are sorted by host where jax has no layout, or one that splits tensor groups although a host has room for them.
     """
     by_host = np.array(sorted(devices, key=lambda device: (device.process_index, device.id))).reshape(shape)
     if devices[0].platform != "tpu":

@@ -38,9 +38,7 @@ def mean_gradient(
 
     The mean is over all predictions of the global batch: losses and weights are summed over microbatches and devices
     and divided once, so that accumulation changes the result by rounding alone. Each device sums over its slice of the
-    data axis; the compiler partitions the other axes.
-
-    `prepare` takes (batch, step); `row_sums` takes (params, inputs, rows_B, key): dropout folds the row numbers in.
+    data axis; the compiler partitions the other axes. Dropout folds the row numbers `rows_B` into its key.
     """
     accumulate = run["train.accumulate"]
 
