@@ -87,7 +87,7 @@ def test_a_table_of_some_tasks(trained_workdir, data, tmp_path):
         assert {row["prediction"] for row in rows} <= labels
     assert len({row["prediction"] for row in read_tsv(tmp_path / "submission" / "WNLI.tsv")}) == 1
     assert rte["setting"]["data.global_batch"] == 16, "as the command line says, not the protocol"
-    assert "without WNLI; protocol quick" in done.stdout and f"{rte['median']:.1%}" in done.stdout
+    assert "without WNLI" in done.stdout and "protocol quick" in done.stdout and f"{rte['median']:.1%}" in done.stdout
     assert not (pathlib.Path(rte["run"]) / "checkpoints").exists(), "a table of a large model has many"
     newest = max(int(path.name) for path in (trained_workdir.root / "checkpoints").iterdir() if path.name.isdecimal())
     kept = json.loads((trained_workdir.root / "glue.json").read_text())

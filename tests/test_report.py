@@ -132,11 +132,12 @@ def test_the_table_of_glue(tmp_path):
     workdir = make_workdir(tmp_path)
     assert "GLUE" not in page_of(workdir).text
     rte = {"metrics": ["accuracy"], "median": 0.61, "low": 0.58, "high": 0.65, "scores": [0.58, 0.61, 0.65]}
+    rte |= {"device_hours": 1.5, "setting": {"optimizer.learning_rate": 1e-5}}
     content = {"protocol": "quick", "model": "runs/a", "device_hours": 1.5, "average": 0.61, "tasks": {"rte": rte}}
     workdir.glue.write_text(json.dumps({"20": content | {"model": "runs/a@20", "average": 0.5}, "40": content}))
     page = page_of(workdir)
-    assert ["rte", "accuracy", "61.0%", "58.0% to 65.0%", "3"] in page.rows
-    assert "Protocol quick, 1.50 device hours; of runs/a." in page.text
+    assert ["rte", "accuracy", "61.0%", "58.0% to 65.0%", "3", "1.50", "learning_rate 1e-05"] in page.rows
+    assert "Protocol quick, of runs/a." in page.text
 
 
 def test_plots_show_the_points_of_the_logs():

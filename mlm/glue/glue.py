@@ -17,6 +17,7 @@ from mlm.data import labelled
 from mlm.errors import InputError
 from mlm.glue.tasks import AX, MAJORITY, PROTOCOLS, TASKS, Protocol, Settings, Task
 from mlm.paths import UPath, make_folder, remove, write_text
+from mlm.report.summary import glue_rows
 from mlm.sweep import bootstrap, grid
 from mlm.sweep.grid import Case
 from mlm.sweep.runs import Outcome, Run, run_all
@@ -210,21 +211,12 @@ def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, f
 
 
 def render(found: dict[str, Any], differences: dict[str, dict[str, float]] | None = None) -> list[RenderableType]:
-    """Returns the table, with a column for `compare` if given."""
-    cells = []
-    for name, task in found["tasks"].items():
-        if "failed" in task:
-            cells.append((name, "failed", "", "", "", task["failed"]))
-            continue
-        spread = f"{task['low']:.1%} to {task['high']:.1%}, {len(task['scores'])}" if len(task["scores"]) > 1 else ""
-        setting = ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in task.get("setting", {}).items())
-        setting = setting or f"the majority class, {task['majority']}"
-        hours = f"{task['device_hours']:.2f}" if "device_hours" in task else ""
-        other = differences.get(name) if differences else None
-        shown = f"{other['difference']:+.1%} ({other['low']:+.1%} to {other['high']:+.1%})" if other else ""
-        cells.append((name, " + ".join(task["metrics"]), f"{task['median']:.1%}", spread, hours, shown or setting))
-    last = "difference (95% interval)" if differences else "setting"
-    heads = ("metric", ">median", "range, seeds", ">device hours", last)
-    average = "no task is done" if found["average"] is None else f"average {found['average']:.1%}"
-    note = f"{average}, without WNLI; protocol {found['protocol']}, {found['device_hours']:.2f} device hours"
-    return [table("task", *heads, rows=cells), note]
+    """Returns the table, with `compare` in the place of the settings if given."""
+    head, *rows = glue_rows(found)
+    if differences is not None:
+        head = (*head[:-1], "difference (95% interval)")
+        texts = {
+            name: "{difference:+.1%} ({low:+.1%} to {high:+.1%})".format(**own) for name, own in differences.items()
+        }
+        rows = [(*row[:-1], texts.get(row[0], "")) for row in rows]
+    return [table(*head, rows=rows), f"protocol {found['protocol']}"]

@@ -28,14 +28,7 @@ class RunSummary:
     @property
     def glue_rows(self) -> list[tuple[str, ...]]:
         """Head and rows of that table; none without one."""
-        rows = [("task", "metric", "median", "range", "seeds")]
-        for name, task in self.glue.get("tasks", {}).items():
-            if "median" in task:
-                shown = (f"{task['median']:.1%}", f"{task['low']:.1%} to {task['high']:.1%}", str(len(task["scores"])))
-                rows.append((name, " + ".join(task["metrics"]), *shown))
-        if self.glue.get("average") is not None:
-            rows.append(("average", "without WNLI", f"{self.glue['average']:.1%}", "", ""))
-        return rows if rows[1:] else []
+        return glue_rows(self.glue) if self.glue else []
 
     @property
     def step(self) -> int:
@@ -82,6 +75,21 @@ class RunSummary:
         kept = (line for session in self.sessions for line in session.lines if line["step"] <= session.kept)
         values = [line[key] for line in kept if line["kind"] == "train" and key in line]
         return statistics.median(values) if values else None
+
+
+def glue_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Returns head and rows of a table of the command `glue`."""
+    rows = [("task", "metric", "median", "range", "seeds", "device hours", "setting")]
+    for name, task in found["tasks"].items():
+        if "failed" in task:
+            rows.append((name, "failed", "", "", "", "", task["failed"]))
+            continue
+        shown = (f"{task['median']:.1%}", f"{task['low']:.1%} to {task['high']:.1%}", str(len(task["scores"])))
+        hours = f"{task['device_hours']:.2f}" if "device_hours" in task else ""
+        setting = ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in task.get("setting", {}).items())
+        rows.append((name, " + ".join(task["metrics"]), *shown, hours, setting or "the majority class"))
+    average = "" if found["average"] is None else f"{found['average']:.1%}"
+    return [*rows, ("average", "without WNLI", average, "", "", f"{found['device_hours']:.2f}", "")]
 
 
 def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("inf")) -> RunSummary:
