@@ -193,7 +193,7 @@ def test_the_card(exported):
     assert metadata["library_name"] == "transformers"
     assert metadata["pipeline_tag"] == "fill-mask"
     assert metadata["mask_token"] == "<mask>"
-    for words in ("# small", "| corpus | `docstrings` |", "| steps | 5 |", "3.25 |", "12,345", "2 layers of 64"):
+    for words in ("# small", "| corpus | `docstrings` |", "| steps | 5 |", "3.2500 |", "12,345", "2 layers of 64"):
         assert words in body
     code = body.split("```python\n")[1].split("```")[0]
     compile(code, "card", "exec")

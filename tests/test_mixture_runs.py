@@ -73,7 +73,7 @@ def test_report_and_card_show_folders_and_epochs(ran, manifest, web):
         assert f"<td>{name}: loss, nats</td>" in report and f"{line[f'{name}/loss']:.4f}" in report
         assert f"<td>Epochs of {name}</td><td>{epochs:.2f} of {rows:,} rows, {100 * share:g}% of the" in report
         assert re.search(rf"\| {name} \| {share:g} \| {rows:,} \| {epochs:.2f} \|", card)
-        assert f"{line[f'{name}/loss']:.4g}" in card
+        assert f"{line[f'{name}/loss']:.4f}" in card
     assert "a mixture, see Data" in card and "docstrings" not in card.partition("<details>")[0]
     assert "weighted by their shares" in card
 
