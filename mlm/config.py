@@ -55,14 +55,19 @@ def load(path: str, overrides: list[str], *, task: str = PRETRAINING) -> ConfigD
     """Runs `get_config()` of a Python file, applies overrides, validates by the task's rules and locks the config."""
     if not Path(path).is_file():
         raise InputError(f"--config={path}: there is no such file.")
-    try:
-        config = runpy.run_path(path).get("get_config", lambda: None)()
-    except Exception as error:
-        message = " ".join(str(error).split())  # on one line
-        raise InputError(f"--config={path}: {type(error).__name__} while reading it: {message}") from error
+    config = run_file(path, "get_config", f"--config={path}")
     if not isinstance(config, ConfigDict):
         raise InputError(f"--config={path}: the file defines no get_config() that returns a ConfigDict.")
     return _finish(config, parse(config, overrides), task)
+
+
+def run_file(path: str, function: str, flag: str) -> Any:
+    """Returns what a function of a Python file returns, None if it has no such function; raises InputError."""
+    try:
+        return runpy.run_path(path).get(function, lambda: None)()
+    except Exception as error:
+        message = " ".join(str(error).split())  # on one line
+        raise InputError(f"{flag}: {type(error).__name__} while reading it: {message}") from error
 
 
 def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from mlm.bench import inputs, interleaved, steps, tables
+from mlm.bench import inputs, interleaved, steps
 from mlm.commands import bench as command
 from mlm.data.corpus import Corpus, text_hash
 from mlm.errors import InputError
@@ -37,7 +37,7 @@ def measured(
     """Prints the measurements as the command does, and returns them."""
     args = argparse.Namespace(parts=parts, seconds=seconds, megabytes=megabytes, torch=torch)
     found = command.measure(args, config, manifest, tokenizer_folder)
-    show(*([json.dumps(found)] if as_json else tables.render(found)))
+    show(*([json.dumps(found)] if as_json else interleaved.render(found)))
     return found
 
 
@@ -71,7 +71,7 @@ def test_step_and_input(manifest, capsys):
     printed = capsys.readouterr()
     for rows in found.values():
         for name, ratio in rows["ratios"].items():
-            line = [tables.NAMES[name], f"{rows[name]['tokens_per_second']:,.0f}"]
+            line = [interleaved.NAMES[name], f"{rows[name]['tokens_per_second']:,.0f}"]
             assert [*line, f"the first is {ratio:.3g} times as fast"] in cells_of(printed.out, 0, 1, -1)
     assert [["mlm", f"{step['mlm']['memory_bytes'] / 1e6:,.0f} MB"]] == cells_of(printed.out, 0, 4)[1:2]
     for words in ("step: compiling ours", "step: measuring", "batches: measuring", "loop: measuring"):
@@ -96,7 +96,7 @@ def test_known_peak(monkeypatch, capsys):
     for name in ("mlm", "baseline"):
         expected = found[name]["tokens_per_second"] * per_token / 8e12
         assert found[name]["mfu"] == pytest.approx(expected)
-    show(*tables.render({"step": found}))
+    show(*interleaved.render({"step": found}))
     heads, ours, theirs = (line.split() for line in capsys.readouterr().out.splitlines())
     row = found["mlm"]
     assert heads == ["step", "tokens/s", "ms", "MFU", "memory"]

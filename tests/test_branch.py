@@ -82,7 +82,7 @@ def test_later_starts_resume_the_branch(trunk, manifest, tmp_path):
     branch = checkpoint_files.read_meta(folder, 10)["branch"]
     assert branch["config_changes"] == ["checkpoint.every: 6 -> 2", "data.seed: 0 -> 7", "train.steps: 12 -> 10"]
     expected = f"step 6 of {trunk}, with checkpoint.every: 6 -> 2, data.seed: 0 -> 7, train.steps: 12 -> 10"
-    assert locate.branch_of(Workdir(str(tmp_path / "b"))) == expected
+    assert locate.describe_branch({"branch": branch}) == expected
 
 
 def test_what_may_change_changes(trunk, manifest, tmp_path):
@@ -167,6 +167,7 @@ def test_the_command_takes_the_tokenizer_and_names_the_trunk(trunk, manifest, tm
     run(train_arguments(tmp_path, manifest.folder, *SETTINGS, f"train.branch_from={trunk}@6", "train.seed=3"))
     for command in ("report", "export"):
         run([command, f"--workdir={tmp_path}"])
-    assert f"<td>step 6 of {trunk}, with shards.dir: " in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert f"<td>{trunk.name}</td>" in page and "train.seed: 0 -&gt; 3" in page
     card = (tmp_path / "export" / "README.md").read_text()
     assert f"| started from | step 6 of {trunk}, with shards.dir&#58; ''" in card

@@ -78,6 +78,7 @@ def test_a_branch_without_its_trunk_and_a_run_alone(family, tmp_path):
     family["trunk"].root.rename(tmp_path / "gone")
     rows = Family(family["half"]).table()[1:]
     assert [row[0].strip() for row in rows] == ["half", "step 80", "twice", "step 100"]
+    assert rows[0][-1] == f"from {family['trunk'].root}@40"
     assert Family(Workdir(str(tmp_path / "stranger"))).table() == []
 
 

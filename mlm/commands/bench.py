@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlm.bench import tables
+from mlm.bench import interleaved
 from mlm.cluster import detect
 from mlm.commands import common
 from mlm.data import tokenizer
@@ -40,7 +40,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             folder = str(workdir.tokenizer)
             tokenizer.load_fast(folder)  # refuses a missing one before anything is measured
     found = measure(args, config, manifest, folder)
-    show(*([json.dumps(found)] if args.json else tables.render(found)))
+    show(*([json.dumps(found)] if args.json else interleaved.render(found)))
 
 
 def measure(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None, folder: str) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from mlm.workdir import Workdir, lock
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from mlm.glue.tasks import GLUE, PROTOCOLS, TASKS
+    from mlm.glue.tasks import GLUE, NAMES, TASKS
 
     parser.add_argument("--model", required=True, metavar="MODEL", help="what to judge: workdir, WORKDIR@STEP, folder")
     parser.add_argument("--workdir", default="", metavar="DIR", help="folder of the table and its runs")
-    parser.add_argument("--protocol", default="roberta", choices=list(PROTOCOLS), help="default: roberta")
+    protocol = f"{', '.join(NAMES)} (configs/glue/), or a file like theirs; default: roberta"
+    parser.add_argument("--protocol", default="roberta", metavar="NAME", help=protocol)
     names = "default: those of GLUE"
     parser.add_argument("--tasks", nargs="+", default=list(GLUE), choices=list(TASKS), help=names)
     data = "copy of the data: hf:FOLDER as on the Hub, or jsonl:FOLDER with TASK/SPLIT.jsonl; default: from the Hub"
@@ -32,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.glue import glue
-    from mlm.glue.tasks import PROTOCOLS, TASKS
+    from mlm.glue.tasks import TASKS, load_protocol
     from mlm.text import show
 
-    names, protocol = [name for name in TASKS if name in args.tasks], PROTOCOLS[args.protocol]
+    names, protocol = [name for name in TASKS if name in args.tasks], load_protocol(args.protocol)
     needed = [name for name in names if name in protocol.from_mnli]
     if needed and "mnli" not in names:
         raise InputError(

@@ -15,7 +15,7 @@ from mlm import logs
 from mlm.cluster.engine import Engine
 from mlm.data import labelled
 from mlm.errors import InputError
-from mlm.glue.tasks import AX, MAJORITY, PROTOCOLS, TASKS, Protocol, Settings, Task
+from mlm.glue.tasks import AX, MAJORITY, TASKS, Protocol, Settings, Task, load_protocol
 from mlm.paths import UPath, make_folder, remove, write_text
 from mlm.report.summary import glue_rows
 from mlm.sweep import bootstrap, grid
@@ -80,7 +80,7 @@ def run(
       {"protocol", "tasks": {TASK: {"metrics", "scores" of each seed, "median", "low", "high", "setting", "seeds",
       "device_hours"}}, "average" of the tasks without WNLI, "device_hours"}; a task whose runs failed has "failed".
     """
-    own, tasks, start = PROTOCOLS[protocol], {}, ""
+    own, tasks, start = load_protocol(protocol), {}, ""
     for name in names:
         if name == MAJORITY:
             tasks[name] = _majority(data, root)

@@ -1,8 +1,12 @@
-"""The tasks of GLUE, three of SuperGLUE, and the protocols by which papers fine-tune on them."""
+"""The tasks of GLUE, two of SuperGLUE, and the protocols by which papers fine-tune on them."""
 
 import itertools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from mlm import config as configs
+from mlm.errors import InputError
 
 Settings = dict[str, Any]  # of config keys
 
@@ -20,6 +24,8 @@ class Task(NamedTuple):
 
 
 AX = "ax"  # the diagnostic set, which MNLI's model predicts
+FOLDER = configs.BASE.parent / "glue"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))  # of the protocols
 SENTENCES, NLI = ("sentence1", "sentence2"), ("entailment", "not_entailment")
 BOTH = ("f1_positive", "accuracy")
 MNLI = Task(
@@ -44,11 +50,7 @@ TASKS = {  # in the order of the papers' tables; MNLI first, for others start fr
         ("question", "passage"), ("accuracy",), ("False", "True"), (("test", "BoolQ.jsonl"),), suite="super_glue"
     ),
     "cb": Task(
-        ("premise", "hypothesis"),
-        ("accuracy", "f1_macro"),
-        ("entailment", "contradiction", "neutral"),
-        (("test", "CB.jsonl"),),
-        suite="super_glue",
+        MNLI.text, ("accuracy", "f1_macro"), (*MNLI.labels[::2], "neutral"), (("test", "CB.jsonl"),), suite="super_glue"
     ),
 }
 GLUE = tuple(name for name, task in TASKS.items() if task.suite == "glue")
@@ -67,12 +69,12 @@ COMMON = {  # of all protocols
 
 
 class Protocol(NamedTuple):
-    """How each task is trained."""
+    """How each task is trained: what `get_protocol` of a file in configs/glue/ returns."""
 
     settings: Settings  # of all tasks
-    grid: Mapping[str, tuple[Any, ...]]  # key -> values to choose from on the validation rows
-    own: Mapping[str, Settings]  # of single tasks
     seeds: Mapping[str, int]  # how many; "" of the tasks without a number of their own
+    grid: Mapping[str, tuple[Any, ...]] = {}  # key -> values to choose from on the validation rows
+    own: Mapping[str, Settings] = {}  # of single tasks
     from_mnli: tuple[str, ...] = ()  # tasks that start from MNLI's model
 
     def cells(self, task: str, given: Settings) -> Iterator[Settings]:
@@ -82,44 +84,14 @@ class Protocol(NamedTuple):
             yield COMMON | self.settings | self.own.get(task, {}) | dict(zip(grid, values, strict=True)) | given
 
 
-def _mosaic(rate: float, decay: float, epochs: float, rows: int) -> Settings:
-    keys = ("optimizer.learning_rate", "optimizer.weight_decay", "train.epochs", "data.global_batch")
-    return dict(zip(keys, (rate, decay, epochs, rows), strict=True))
-
-
-ADAM = {"optimizer.b1": 0.9, "optimizer.b2": 0.98, "optimizer.eps": 1e-6, "schedule.warmup_fraction": 0.06}
-PROTOCOLS = {
-    # Liu et al., 2019, table 10: single models, the median of five seeds.
-    "roberta": Protocol(
-        ADAM | {"optimizer.weight_decay": 0.1, "train.epochs": 10.0, "classify.length": 512},
-        {"optimizer.learning_rate": (1e-5, 2e-5, 3e-5), "data.global_batch": (16, 32)},
-        {},
-        {"": 5},
-    ),
-    # MosaicBERT (Portes et al., 2023), as its published code sets them (mosaicml/examples, finetuning_jobs.py).
-    "mosaic": Protocol(
-        ADAM | {"classify.length": 256},
-        {},
-        {
-            "mnli": _mosaic(5e-5, 5e-6, 3.0, 48),
-            "rte": _mosaic(1e-5, 1e-5, 3.0, 16),
-            "qqp": _mosaic(3e-5, 3e-6, 5.0, 16),
-            "cola": _mosaic(5e-5, 5e-6, 10.0, 32),
-            "mrpc": _mosaic(8e-5, 8e-6, 10.0, 32),
-            "qnli": _mosaic(1e-5, 1e-6, 10.0, 16),
-            "sst2": _mosaic(3e-5, 3e-6, 3.0, 16),
-            "stsb": _mosaic(3e-5, 3e-6, 10.0, 32),
-            "boolq": _mosaic(1e-5, 1e-5, 3.0, 16),  # these two are not in it: as RTE
-            "cb": _mosaic(1e-5, 1e-5, 3.0, 16),
-        },
-        {"": 1, "rte": 5, "stsb": 5, "mrpc": 5, "sst2": 3, "cola": 4},
-        ("rte", "mrpc", "stsb"),
-    ),
-    # One rate and one seed, to see whether a model learns at all.
-    "quick": Protocol(
-        ADAM | _mosaic(5e-5, 0.01, 3.0, 32) | {"classify.length": 128},
-        {},
-        {},
-        {"": 1},
-    ),
-}
+def load_protocol(name: str) -> Protocol:
+    """Returns the protocol of configs/glue/NAME.py, or of a file like it; raises InputError."""
+    path = FOLDER / f"{name}.py" if name in NAMES else Path(name)
+    if not path.is_file():
+        raise InputError(f"--protocol={name}: is not known; name {', '.join(NAMES)}, or a file like theirs.")
+    found = configs.run_file(str(path), "get_protocol", f"--protocol={name}")
+    try:
+        return Protocol(**found)
+    except TypeError as error:
+        what = "get_protocol() must return the fields of Protocol in mlm/glue/tasks.py"
+        raise InputError(f"--protocol={name}: {what} ({error}).") from None

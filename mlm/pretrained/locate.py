@@ -54,14 +54,6 @@ def describe_branch(meta: dict[str, Any]) -> str:
     return f"step {branch['step']:,} of {branch['from']}, with {changed or 'nothing changed'}"
 
 
-def branch_of(workdir: Workdir) -> str:
-    """Returns `describe_branch` of a run; "" if its checkpoints can't be read."""
-    try:
-        return describe_branch(metadata(workdir))
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return ""
-
-
 def longest_row(model: str) -> int:
     """Returns how many tokens a model reads, special ones included."""
     try:

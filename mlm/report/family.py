@@ -85,7 +85,9 @@ class Family:
 
     def _rows(self, run: Run, names: list[str], depth: int) -> Iterator[tuple[str, ...]]:
         parent = self.runs.get(run.parent)
-        changes = configs.diff(parent.config, run.config, re.compile(r"train\.branch_from")) if parent else []
+        changes = [f"from {run.config['train.branch_from']}"] if run.config.get("train.branch_from") else []
+        if parent:
+            changes = configs.diff(parent.config, run.config, re.compile(r"train\.branch_from"))
         branches = [each for each in self.runs.values() if each.parent == run.root]
         workdir, own = Workdir(str(run.root), create=False), self.scores[run.root]
         losses = {line["step"]: line["loss"] for line in logs.read(workdir.metrics, "eval")}

@@ -14,7 +14,6 @@ from mlm import logs
 from mlm.errors import InputError
 from mlm.monitor import adviser
 from mlm.paths import write_text
-from mlm.pretrained import locate
 from mlm.report import plots, summary
 from mlm.report.family import Family
 from mlm.report.goodput import Line
@@ -71,7 +70,6 @@ def write(workdir: Workdir) -> None:
         evaluations=list(zip(*score_rows(run.evals), strict=True)) or [()],
         family=family.table() if family else [],
         classification=classification,
-        branch=locate.branch_of(workdir),
         confused=confused_pairs(classification, PAIRS),
         base=json.loads(json.dumps(configs.flatten(configs.load(str(BASE), [])))),
     )

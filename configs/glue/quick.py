@@ -1,0 +1,23 @@
+"""GLUE with one rate and one seed, to see whether a model learns at all; no paper's protocol.
+
+Command: python -m mlm glue --model=runs/mine --workdir=runs/glue --protocol=quick
+Runs:    one for each task.
+"""
+
+
+def get_protocol() -> dict:
+    """Returns the protocol, see `Protocol` in mlm/glue/tasks.py."""
+    return {
+        "settings": {
+            "optimizer.learning_rate": 5e-5,
+            "optimizer.b1": 0.9,
+            "optimizer.b2": 0.98,
+            "optimizer.eps": 1e-6,
+            "optimizer.weight_decay": 0.01,
+            "schedule.warmup_fraction": 0.06,
+            "train.epochs": 3.0,
+            "data.global_batch": 32,
+            "classify.length": 128,
+        },
+        "seeds": {"": 1},
+    }
