@@ -58,7 +58,3 @@ def test_a_value_is_given_twice_however_it_is_spelled():
     with pytest.raises(InputError, match=r"--vary a=0\.1,1e-1: has a value twice; name each value once\."):
         grid.check_distinct({"b": ["1"], "a": ["0.1", "1e-1"]}, cases)
     grid.check_distinct({"b": ["1"]}, cases)
-
-
-def test_seeds_are_summarized_over():
-    assert grid.is_seed("train.seed") and not grid.is_seed("train.steps")

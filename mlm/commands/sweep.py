@@ -8,8 +8,6 @@ import itertools
 import math
 from typing import NoReturn
 
-from ml_collections import ConfigDict
-
 from mlm import config as configs
 from mlm.commands import common
 from mlm.errors import InputError, StopError
@@ -78,27 +76,23 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
     fixed = [f"--config={args.config}"] if args.config else []
     fixed += [f"--config.{each}" for each in overrides]
     _check_keys(varied, flags, {each.partition("=")[0] for each in fixed})
-    cases = []
+    cases, evaluates = [], args.command == "evaluate"
     for texts in itertools.product(*varied.values()):
         arguments = [*fixed, *(f"{_flag(key)}={text}" for key, text in zip(varied, texts, strict=True))]
         others, own = configs.split_overrides([*arguments, f"--workdir={args.workdir}"])
         parsed = flags.parse_args(others)
-        config = configs.flatten(_read_config(parsed, own, args.command))
+        model = evaluates and (common.named_model(parsed) or Workdir(args.workdir, create=False))
+        classifies = locate.is_classifier(model) if evaluates else args.command == "classify"
+        task = configs.CLASSIFICATION if classifies else configs.PRETRAINING
+        config = configs.flatten(common.read_config(parsed, own, task=task))
         values = {key: config[key] if "." in key else getattr(parsed, key.replace("-", "_")) for key in varied}
         values = {key: " ".join(value) if isinstance(value, list) else value for key, value in values.items()}
         folder = f"{root}/{grid.name(values)}"
-        workdir = args.workdir if args.command == "evaluate" else folder
+        workdir = args.workdir if evaluates else folder
         run = (args.command, *arguments, f"--workdir={workdir}")
         cases.append(grid.Case(values, config, grid.Run(grid.name(values), folder, run)))
     grid.check_distinct(varied, cases)
     return cases
-
-
-def _read_config(args: argparse.Namespace, overrides: list[str], command: str) -> ConfigDict:
-    classifies = command == "classify"
-    if command == "evaluate":
-        classifies = locate.is_classifier(common.named_model(args) or Workdir(args.workdir, create=False))
-    return common.read_config(args, overrides, task=configs.CLASSIFICATION if classifies else configs.PRETRAINING)
 
 
 def _flag(key: str) -> str:

@@ -19,19 +19,14 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides)
     cluster.progress(watch.UNTIMED)
     with common.locked(workdir):
-        if config.train.branch_from:
-            _take_tokenizer(config, workdir)
+        source, step = locate.split_step(config.train.branch_from)
+        if step is not None:  # a branch has the tokenizer of its source
+            if cluster.is_primary() and not (workdir.tokenizer / "tokenizer.json").is_file():
+                with replacing(workdir.tokenizer, last="tokenizer.json") as new:
+                    copy_files(UPath(source) / "tokenizer", UPath(new))
+            cluster.barrier("tokenizer")
         manifest = common.open_data(config, workdir)  # before jax is imported
         pretrain(args, config, workdir, manifest)
-
-
-def _take_tokenizer(config: ConfigDict, workdir: Workdir) -> None:
-    """Copies the tokenizer of the run that train.branch_from names, if the workdir has none."""
-    source, step = locate.split_step(config.train.branch_from)
-    if cluster.is_primary() and step is not None and not (workdir.tokenizer / "tokenizer.json").is_file():
-        with replacing(workdir.tokenizer, last="tokenizer.json") as new:
-            copy_files(UPath(source) / "tokenizer", UPath(new))
-    cluster.barrier("tokenizer")
 
 
 def pretrain(args: argparse.Namespace, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> None:

@@ -1,7 +1,4 @@
-"""GLUE by a protocol: runs of `classify`, chosen on the validation rows, as one table and the server's files.
-
-The folder of a table holds runs/TASK/NAME, glue.json (`run`), and submission/ with the predictions of the test rows.
-"""
+"""GLUE by a protocol: runs of `classify`, chosen on the validation rows, as one table and the server's files."""
 
 import json
 import statistics
@@ -26,7 +23,7 @@ from mlm.tasks.scores import selected
 from mlm.text import table
 from mlm.workdir import Workdir
 
-RESULT = "glue.json"
+RESULT, MODELS = "glue.json", ("checkpoints", "export", "xla_cache")
 CHOSEN = ("optimizer.learning_rate", "data.global_batch", "train.seed")  # keys that name a run
 
 
@@ -68,17 +65,13 @@ def run(
     most: int,
     engine: Engine | None,
 ) -> dict[str, Any]:
-    """Runs the tasks, those that are not done; returns the table.
+    """Runs the tasks, those that are not done; returns the table: "tasks" (`_choose`), "average" and "device_hours".
 
     Args:
       data: the folder of the data sets, "" for those of the Hub.
       line: flags of each run: its config file, the model that it starts from, and what sets the keys of `given`.
       given: settings that take the place of the protocol's.
       most: tokens that the model reads.
-
-    Returns:
-      {"protocol", "tasks": {TASK: {"metrics", "scores" of each seed, "median", "low", "high", "setting", "seeds",
-      "device_hours"}}, "average" of the tasks without WNLI, "device_hours"}; a task whose runs failed has "failed".
     """
     own, tasks, start = load_protocol(protocol), {}, ""
     for name in names:
@@ -94,8 +87,10 @@ def run(
         tasks[name] = _choose(name, cases, outcomes, root)
         if name == "mnli":
             start = f"{tasks[name]['run']}/export" if "run" in tasks[name] else ""
-        elif "run" in tasks[name]:
-            _remove_models(cases)
+        elif "run" in tasks[name]:  # the models of a table take much room
+            for folder in (UPath(case.run.folder) / part for case in cases for part in MODELS):
+                if folder.is_dir():
+                    remove(folder)
     scores = [task["median"] for name, task in tasks.items() if name != MAJORITY and "median" in task]
     hours = sum(task.get("device_hours", 0.0) for task in tasks.values())
     average = statistics.mean(scores) if scores else None
@@ -142,6 +137,7 @@ def _choose(name: str, cases: Sequence[Case], outcomes: Sequence[Outcome], root:
     for split, file in TASKS[name].tests:
         found = [predicted for predicted, _ in bootstrap.read_predictions(chosen, split)]
         _submit(TASKS[name], found, root / "submission" / file)
+    devices = [logs.read(UPath(case.run.folder) / "timing.jsonl", "start")[-1]["devices"] for case in cases]
     return {
         "metrics": TASKS[name].metrics,
         "scores": best.scores,
@@ -151,7 +147,7 @@ def _choose(name: str, cases: Sequence[Case], outcomes: Sequence[Outcome], root:
         "setting": best.values,
         "folders": folders,
         "run": str(chosen),
-        "device_hours": sum(_devices(outcome.run.folder) * outcome.seconds for outcome in outcomes) / 3600,
+        "device_hours": sum(outcome.seconds * count for outcome, count in zip(outcomes, devices, strict=True)) / 3600,
     }
 
 
@@ -160,18 +156,6 @@ def _score(name: str, case: Case) -> float:
     content = logs.read_object(Workdir(case.run.folder, create=False).classification)
     sets = [content["scores"], *(content["sets"][split] for split in TASKS[name].validation[1:])]
     return statistics.mean(selected(own, TASKS[name].metrics) for own in sets)
-
-
-def _remove_models(cases: Sequence[Case]) -> None:
-    """Removes checkpoints, exports and compiled programs of finished runs: a table of a base model has many."""
-    for case in cases:
-        for part in ("checkpoints", "export", "xla_cache"):
-            if (folder := UPath(case.run.folder) / part).is_dir():
-                remove(folder)
-
-
-def _devices(folder: str) -> int:
-    return logs.read(Workdir(folder, create=False).timing, "start")[-1]["devices"]
 
 
 def _submit(task: Task, predicted: Sequence[str], file: UPath) -> None:

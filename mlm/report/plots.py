@@ -1,5 +1,6 @@
 """The plots of the report, from the lines of the logs, as SVG or PNG. Nothing here imports jax."""
 
+import base64
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -102,12 +103,12 @@ def points(
     return [x for x, _ in known], [y for _, y in known]
 
 
-def to_svg(figure: Figure) -> str:
-    """Returns the figure as an SVG document."""
-    buffer = io.StringIO()
+def to_url(figure: Figure) -> str:
+    """Returns the figure as an SVG document within a URL."""
+    buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def save_png(figure: Figure, file: Path) -> None:

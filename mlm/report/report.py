@@ -1,6 +1,5 @@
 """What a run did, as one HTML page with plots, from its logs. Nothing here imports jax."""
 
-import base64
 import json
 import math
 from collections.abc import Sequence
@@ -86,10 +85,7 @@ def gather(workdir: Workdir) -> RunSummary:
 
 def render_page(template: str, figures: dict[str, Figure], **values: Any) -> str:
     """Returns a page, one file that needs no network; figures are by title."""
-    sources = {
-        title: "data:image/svg+xml;base64," + base64.b64encode(plots.to_svg(figure).encode()).decode()
-        for title, figure in figures.items()
-    }
+    sources = {title: plots.to_url(figure) for title, figure in figures.items()}
     pages = templates("mlm.report")
     pages.filters |= {"number": number, "duration": duration}
     pages.filters["config_value"] = lambda value: value if isinstance(value, str) and value else json.dumps(value)

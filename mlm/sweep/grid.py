@@ -58,11 +58,6 @@ def check_distinct(varied: dict[str, list[str]], cases: Sequence[Case]) -> None:
             raise InputError(f"--vary {key}={','.join(texts)}: has a value twice; name each value once.")
 
 
-def is_seed(key: str) -> bool:
-    """Returns whether scores are summarized over the values of a key."""
-    return key.endswith("seed")
-
-
 def short_keys(keys: Collection[str]) -> dict[str, str]:
     """Returns {key: its last part, or all of it if another key ends in the same one}."""
     lasts = Counter(key.rpartition(".")[2] for key in keys)

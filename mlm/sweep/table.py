@@ -20,6 +20,7 @@ from mlm.tasks.scores import selected
 from mlm.text import show, table
 
 COLUMNS = ("median", "min", "max", "runs", "against the best")  # of the table, after those of the varied keys
+SHOWN = "{difference:+.4f} ({low:+.4f} to {high:+.4f})"
 LOWER = ("loss", "perplexity", "mse", "bits_per_byte")  # how the names of scores end that are better when lower
 
 
@@ -64,10 +65,7 @@ def sign(metric: str) -> int:
 
 
 def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metric: str) -> None:
-    """Writes sweep.json and sweep.html and prints the table; raises InputError if no run has the score `metric`.
-
-    metric: "" for the first one.
-    """
+    """Writes sweep.json and sweep.html, prints the table; InputError if no run has the score `metric`, "" for any."""
     scores = [{} if outcome.code else read_scores(case) for case, outcome in zip(cases, outcomes, strict=True)]
     known = {key: None for each in scores for key in each}
     metric = metric or next(iter(known), "loss")
@@ -90,9 +88,11 @@ def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metri
     if best is None:
         return  # no run is done
     names = grid.short_keys(best.values)
-    rows = [
-        _row(group, "best" if group is best else _show(own)) for group, own in zip(groups, differences, strict=True)
-    ]
+    rows = []
+    for group, difference in zip(groups, differences, strict=True):
+        numbers = (f"{each:.4f}" for each in (group.median, min(group.scores), max(group.scores)))
+        mark = "best" if group is best else difference and SHOWN.format(**difference)
+        rows.append((*map(str, group.values.values()), *numbers, str(len(group.scores)), mark or ""))
     tables = {"rows": rows, "head": [*names.values(), *COLUMNS], "runs": _rows(cases, outcomes, scores, metric)}
     figures = {f"{metric} over {key}": draw(groups, key, metric) for key in names}
     write_text(root / "sweep.html", report.render_page("sweep.html.j2", figures, name=root.name, **head, **tables))
@@ -104,7 +104,7 @@ def summarize(cases: Sequence[Case], scores: Sequence[float | None]) -> list[Gro
     """Returns the groups of the runs that have a score, in the order of the grid."""
     groups: dict[str, Group] = {}
     for case, score in zip(cases, scores, strict=True):
-        kept = {key: value for key, value in case.values.items() if not grid.is_seed(key)}
+        kept = {key: value for key, value in case.values.items() if not key.endswith("seed")}
         if score is not None:
             group = groups.setdefault(repr(kept), Group(kept, [], []))
             group.scores.append(score)
@@ -130,15 +130,6 @@ def _compare(group: Group, best: Group) -> dict[str, float] | None:
         return None
     found = bootstrap.compare(*folders, numbers=configs["classify.kind"] == "regression")
     return found and found._asdict()
-
-
-def _show(difference: dict[str, float] | None) -> str:
-    return "{difference:+.4f} ({low:+.4f} to {high:+.4f})".format(**difference) if difference else ""
-
-
-def _row(group: Group, mark: str) -> tuple[str, ...]:
-    numbers = (f"{each:.4f}" for each in (group.median, min(group.scores), max(group.scores)))
-    return (*map(str, group.values.values()), *numbers, str(len(group.scores)), mark)
 
 
 def _rows(cases: Sequence[Case], outcomes: Sequence[Outcome], scores: Sequence[dict], metric: str) -> report.Rows:

@@ -59,13 +59,16 @@ def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransfor
     as_matrices = functools.partial(jax.tree.map, lambda _: MuonDimensionNumbers())
     orthogonal = optax.contrib.scale_by_muon(beta=b1, eps=eps, weight_dimension_numbers=as_matrices)
     sized = optax.stateless(lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape) ** 0.5 * u, updates))
+    parts = functools.partial(
+        jax.tree_util.tree_map_with_path, lambda path, _: "kernel" if path[-1].key == "kernel" else "rest"
+    )
     directions = {
         "adamw": [adam, decay],
         "lamb": [adam, decay, optax.scale_by_trust_ratio()],
         "lion": [optax.scale_by_lion(b1, b2), decay],
         # Adafactor ends in a sign flip: undone here, redone by the rate.
         "adafactor": [optax.adafactor(None, momentum=b1 or None), optax.scale(-1.0), decay],
-        "muon": [optax.partition({"kernel": optax.chain(orthogonal, sized), "rest": adam}, _kernel_or_rest), decay],
+        "muon": [optax.partition({"kernel": optax.chain(orthogonal, sized), "rest": adam}, parts), decay],
     }
     if name not in directions:
         raise ValueError(f"unknown optimizer {name}")
@@ -88,7 +91,3 @@ def _scale_by(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs
 def decayed(params: Params) -> Params:
     """Returns True for parameters of two dimensions or more: matrices and embeddings, not biases and norms."""
     return jax.tree.map(lambda p: p.ndim > 1, params)
-
-
-def _kernel_or_rest(params: Params) -> Params:
-    return jax.tree_util.tree_map_with_path(lambda path, _: "kernel" if path[-1].key == "kernel" else "rest", params)
