@@ -93,6 +93,7 @@ def test_nothing_goes_on_from_it(mean, family, capsys):
     assert sorted(path.name for path in mean.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_averages_of_classifiers(family, tmp_path, capsys):
     """Of two fine-tunings, a soup; and what differs between two of them has no mean."""
     source = write_csv(tmp_path / "rows.csv", rows(40))

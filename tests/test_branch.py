@@ -68,6 +68,7 @@ def test_a_branch_that_changes_nothing_is_the_run_it_left(trunk, manifest, tmp_p
     assert checkpoint_files.complete_steps(Workdir(str(trunk)).checkpoints) == [6, 12]
 
 
+@pytest.mark.slow
 def test_later_starts_resume_the_branch(trunk, manifest, tmp_path):
     overrides = ("train.steps=10", "checkpoint.every=2", "data.seed=7")
     start(trunk, tmp_path / "a", manifest, *overrides)

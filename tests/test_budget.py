@@ -93,6 +93,7 @@ def test_the_step_takes_the_share(share, rate, masked, batch):
     assert float(state.window.weight) == pytest.approx(masked * ordinary, abs=8)
 
 
+@pytest.mark.slow
 def test_a_replay_is_the_run_to_the_bit(timed, manifest, tmp_path):
     replayed = (*SETTINGS, f"train.replay={timed / 'timing.jsonl'}")
     pretrain(tiny_config(*replayed), Workdir(str(tmp_path)), manifest)
@@ -106,6 +107,7 @@ def test_a_replay_is_the_run_to_the_bit(timed, manifest, tmp_path):
     assert (again / "metrics.jsonl").read_text() == (timed / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_and_a_branch_go_on_with_what_is_left(timed, manifest, tmp_path):
     workdir = copy(timed, tmp_path / "resumed")
     for later in checkpoint_files.complete_steps(workdir / "checkpoints")[1:]:

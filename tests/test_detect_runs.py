@@ -76,6 +76,7 @@ def jobset(count: int) -> list[dict[str, str]]:
     return [{"TPU_WORKER_HOSTNAMES": names, "TPU_WORKER_ID": str(index)} for index in range(count)]
 
 
+@pytest.mark.slow
 def test_pods_of_a_jobset_meet_and_train(manifest, tmp_path):
     settings = [*SETTINGS, "train.steps=2"]
     printed = start_bare(train_arguments(tmp_path, manifest.folder, *settings), jobset(2), devices=1)

@@ -148,7 +148,7 @@ def test_the_table_of_glue(model, history, tmp_path):
     card = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, glue=table))
     assert row(card, "rte")[:4] == ["accuracy", "61.0%", "58.0% to 65.0%", "3"] and "| cola | failed |" in card
     assert row(card, "average")[:2] == ["without WNLI", "61.0%"]
-    assert "By the protocol mosaic, in 1.50 device hours" in card
+    assert "By the protocol mosaic; " in card
     assert "## GLUE" not in card_of(with_keys(model), tmp_path, history=history)
 
 

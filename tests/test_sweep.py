@@ -31,6 +31,7 @@ def content(root: pathlib.Path) -> dict:
     return json.loads((root / "sweep.json").read_text())
 
 
+@pytest.mark.slow
 def test_two_rates_and_two_seeds(tokenizer_folder, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", processes.environment(1)["XLA_FLAGS"])
     root = tmp_path / "sweep"

@@ -7,7 +7,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlm.bench import interleaved
 from mlm.cluster import detect
 from mlm.commands import common
 from mlm.data import tokenizer
@@ -39,6 +38,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         if "shards" in args.parts:
             folder = str(workdir.tokenizer)
             tokenizer.load_fast(folder)  # refuses a missing one before anything is measured
+    from mlm.bench import interleaved
+
     found = measure(args, config, manifest, folder)
     show(*([json.dumps(found)] if args.json else interleaved.render(found)))
 
