@@ -72,6 +72,14 @@ class Workdir:
         return self.export if step is None else self.root / f"export-{step}"
 
 
+def work_folder(folder: str) -> UPath:
+    """Returns the folder, named {folder}.tmp, that exists while the shards are being made."""
+    root = UPath(folder)
+    if not root.name:
+        raise InputError(f"{folder}: shards need a folder of their own; name one inside it.")
+    return root.with_name(root.name + ".tmp")
+
+
 @contextlib.contextmanager
 def lock(folder: UPath) -> Iterator[None]:
     """Keeps other processes out of a folder, local or gs://; raises InputError if one has locked it."""

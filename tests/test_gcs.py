@@ -22,13 +22,13 @@ from mlm import logs
 from mlm import workdir as workdirs
 from mlm.commands.tokenizer import make_tokenizer
 from mlm.data import shards, tokenizer
-from mlm.data.manifest import holds_foreign_shards, load_manifest, verify, work_folder
+from mlm.data.manifest import holds_foreign_shards, load_manifest, verify
 from mlm.data.write_shard import find_documents
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, local_folder, move, remove, replacing, sizes, write_text
 from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint
-from mlm.workdir import Workdir
+from mlm.workdir import Workdir, work_folder
 from tests import processes
 from tests.fixtures import slow, tiny_config
 from tests.fixtures_bucket import refusing

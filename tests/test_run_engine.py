@@ -17,7 +17,7 @@ import pytest
 
 from mlm.__main__ import main
 from mlm.cluster import certificates
-from mlm.data.manifest import work_folder
+from mlm.workdir import work_folder
 from tests import processes
 from tests.dask_cluster import Cluster, free_port
 from tests.fixtures import slow

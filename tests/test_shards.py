@@ -14,8 +14,9 @@ import pytest
 
 from mlm.data import shards, sources
 from mlm.data.corpus import Corpus
-from mlm.data.manifest import load_manifest, verify, work_folder
+from mlm.data.manifest import load_manifest, verify
 from mlm.errors import InputError
+from mlm.workdir import work_folder
 from tests.fixtures_data import (
     COUNTS,
     LENGTH,

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from mlm.data.manifest import work_folder
+from mlm.workdir import work_folder
 from tests import processes
 from tests.fixtures import slow
 from tests.fixtures_data import contents, write_jsonl

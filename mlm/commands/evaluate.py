@@ -27,17 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    workdir, model, of_masks = (
-        Workdir(args.workdir, create=False),
-        common.named_model(args),
-        "--masks, --draws or --pseudo",
-    )
+    workdir, model = Workdir(args.workdir, create=False), common.named_model(args)
     is_classifier = not args.pairs and locate.is_classifier(model or workdir)
     masks = args.masks or args.pseudo or args.draws
     if args.pairs and (masks or args.split != "validation"):
-        raise InputError(f"--pairs={args.pairs}: takes no --split, {of_masks}; leave them out.")
+        raise InputError(f"--pairs={args.pairs}: takes no --split, --masks, --draws or --pseudo; leave them out.")
     if is_classifier and masks:
-        raise InputError(f"{model or args.workdir}: is a classifier, which takes no {of_masks}; leave them out.")
+        name = model or args.workdir
+        raise InputError(f"{name}: is a classifier, which takes no --masks, --draws or --pseudo; leave them out.")
     overrides = overrides + ([f"evaluate.draws={args.draws}"] if args.draws else [])
     task = configs.CLASSIFICATION if is_classifier else configs.PRETRAINING
     common.join(args, overrides, task=task)

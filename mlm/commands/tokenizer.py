@@ -10,10 +10,10 @@ from mlm import logs
 from mlm.cluster.engine import Engine
 from mlm.commands import common
 from mlm.data import tokenizer
-from mlm.data.manifest import holds_foreign_shards, work_folder
+from mlm.data.manifest import holds_foreign_shards
 from mlm.errors import InputError
 from mlm.paths import children, is_begun, replacing
-from mlm.workdir import Workdir
+from mlm.workdir import Workdir, work_folder
 
 RECIPE = "recipe.json"  # in the tokenizer's folder, written last: the settings that made it
 

@@ -15,6 +15,7 @@ from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, inside, is_remote, sizes
 from mlm.text import is_text
+from mlm.workdir import work_folder
 
 FORMAT = 2
 NAME = "manifest.json"
@@ -132,14 +133,6 @@ def read_manifest(folder: str) -> Manifest | None:
         splits[name] = Split(tuple(Shard(**shard) for shard in split.pop("shards")), **split)
     content["all_special_ids"] = tuple(content["all_special_ids"])
     return Manifest(folder=folder, splits=splits, **content)
-
-
-def work_folder(folder: str) -> UPath:
-    """Returns the folder, named {folder}.tmp, that exists while the shards are being made."""
-    root = UPath(folder)
-    if not root.name:
-        raise InputError(f"{folder}: shards need a folder of their own; name one inside it.")
-    return root.with_name(root.name + ".tmp")
 
 
 def holds_foreign_shards(folder: str) -> bool:

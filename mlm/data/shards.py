@@ -22,11 +22,12 @@ import numpy as np
 from mlm.cluster.engine import Engine
 from mlm.data import deal, deduplicate, keep_out, results, tokenizer
 from mlm.data.corpus import Corpus, Part
-from mlm.data.manifest import NAME, SPLITS, Manifest, Shard, Split, load_manifest, work_folder
+from mlm.data.manifest import NAME, SPLITS, Manifest, Shard, Split, load_manifest
 from mlm.data.map_part import BLOCK, Map, map_part
 from mlm.data.write_shard import PARTS, WriteShard, table_name, write_shard
 from mlm.errors import InputError
 from mlm.paths import UPath, children, is_remote, remove, sizes
+from mlm.workdir import work_folder
 
 BLOCK_BYTES = (2**12, 2**22)  # of text, in a block: the least and the most
 BLOCKS = 64  # of a shard, between those two
