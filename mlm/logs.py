@@ -58,8 +58,9 @@ def read(path: UPath, kind: str = "") -> list[dict[str, Any]]:
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values with None for numbers that JSON does not have."""
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
+    """Returns the values, nested ones too, with None for numbers that JSON does not have."""
+    found = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
+    return {key: finite(v) if isinstance(v, dict) else v for key, v in found.items()}
 
 
 def by_set(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -99,7 +99,8 @@ def test_a_classifier_in_another_workdir(finished, tmp_path, capsys):
     assert not (tmp_path / "classification.json").exists()
     found = load.load(str(workdir.root), head=None)
     assert "classifier/dense/kernel" in found.leaves and found.body.keys() == {"embeddings", "encoder"}
-    refuse(["evaluate", f"--workdir={workdir.root}", "--draws=4"], 2, "is a classifier, which takes no", capsys=capsys)
+    for flag in ("--draws=4", "--breakdown"):
+        refuse(["evaluate", f"--workdir={workdir.root}", flag], 2, "is a classifier, which takes no", capsys=capsys)
     with pytest.raises(InputError, match=r"^--model=.*: holds a classifier, which has no language-model head\.$"):
         load.load(str(workdir.root), head=load.LM_HEAD)
 

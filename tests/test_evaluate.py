@@ -104,6 +104,28 @@ def test_each_kind_of_mask_has_scores_of_its_own(setting, capsys):
     )
 
 
+def test_the_breakdown_is_printed_and_kept_beside_the_scores(setting, capsys):
+    config, workdir, manifest = setting
+    (workdir.root / "evaluation.json").unlink(missing_ok=True)  # of an earlier test
+    found = evaluate.run(config, workdir, manifest, model="", split="validation", masks=["span"], breakdown=True)
+    out, err = capsys.readouterr()
+    assert json.loads(out) == found
+    assert found["by_position"] == found["masks"]["token"]["by_position"] != found["masks"]["span"]["by_position"]
+    line = found["masks"]["span"]["by_copy_distance"]["no copy"]
+    assert f"no copy {line['predictions']:,} {line['loss']:.4f}" in " ".join(err.split())
+    for head in ("token masks: position in the row", "span masks: distance of the nearest copy"):
+        assert head in err
+    plain, tables, *_ = kept = results(workdir.root)
+    assert len(kept) == 4 and tables.startswith("validation, by position and copy distance, token masks 0.2")
+    assert kept[plain]["loss"] == found["loss"] and "by_position" not in kept[plain]
+    assert kept[tables]["by_copy_distance"] == found["by_copy_distance"]
+    evaluate.run(config, workdir, manifest, model="", split="validation")
+    assert results(workdir.root) == kept, "the plain scores alone leave the tables"
+    long = dataclasses.replace(manifest, length=40_000)
+    with pytest.raises(InputError, match=r"^--breakdown: takes rows of at most 32,768 tokens, those of .* have 40,000"):
+        evaluate.run(config, workdir, long, model="", split="validation", breakdown=True)
+
+
 @pytest.mark.slow
 def test_no_earlier_result_is_lost(setting, capsys):
     config, workdir, manifest = setting
@@ -141,10 +163,10 @@ def test_a_folder_that_can_not_be_written_is_said_and_the_scores_are_printed(set
 def test_results_in_a_bucket_and_values_that_are_not_finite():
     folder = UPath("memory://bucket/scored")
     evaluate.add_results(folder, {"a": {"loss": 1.5, "model": "x"}})
-    evaluate.add_results(folder, {"b": {"loss": float("nan")}})
+    evaluate.add_results(folder, {"b": {"loss": float("nan"), "by_position": {"1": {"loss": float("inf")}}}})
     assert json.loads((folder / "evaluation.json").read_text()) == {
         "a": {"loss": 1.5, "model": "x"},
-        "b": {"loss": None},
+        "b": {"loss": None, "by_position": {"1": {"loss": None}}},
     }
 
 

@@ -148,7 +148,7 @@ def test_the_command(trained_workdir, tmp_path, capsys):
     assert __main__.main([*command, "--phenomenon=field"]) == 0
     assert list(json.loads(capsys.readouterr().out)["phenomena"]) == ["syntax"]
     assert __main__.main([*command, "--masks", "word"]) == 2
-    assert "takes no --split, --masks, --draws or --pseudo" in capsys.readouterr().err
+    assert "takes no --split, --masks, --draws, --pseudo or --breakdown" in capsys.readouterr().err
 
 
 def test_other_sources(tmp_path):

@@ -96,6 +96,8 @@ def test_evaluate_names_a_folder_or_scores_all(ran, web, capsys):
     )
     assert __main__.main(["evaluate", f"--workdir={ran}", "--pseudo=2"]) == 2
     assert "--pseudo=2: takes rows of one set" in capsys.readouterr().err
+    assert __main__.main(["evaluate", f"--workdir={ran}", "--breakdown"]) == 2
+    assert "--breakdown: takes rows of one set" in capsys.readouterr().err
 
 
 def test_doctor_checks_every_folder(ran, manifest, web, capsys):

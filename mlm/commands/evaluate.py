@@ -19,6 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pseudo", type=int, default=0, metavar="N", help="also the pseudo-perplexity of N rows")
     draws = "draws of the masks to score; default: evaluate.draws"
     parser.add_argument("--draws", default="", metavar="N", help=draws)
+    breakdown = "also the loss by position in the row, and by distance of the nearest copy of the token there"
+    parser.add_argument("--breakdown", action="store_true", help=breakdown)
     pairs = "score minimal pairs instead: jsonl:FILE (a pattern, too), csv:FILE, hf:NAME[:CONFIG][#SPLIT]"
     parser.add_argument("--pairs", default="", metavar="SOURCE", help=pairs)
     phenomenon = "field to group the pairs by; default: UID if there is one, else the file"
@@ -29,12 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir, model = Workdir(args.workdir, create=False), common.named_model(args)
     is_classifier = not args.pairs and locate.is_classifier(model or workdir)
-    masks = args.masks or args.pseudo or args.draws
+    masks = args.masks or args.pseudo or args.draws or args.breakdown
     if args.pairs and (masks or args.split != "validation"):
-        raise InputError(f"--pairs={args.pairs}: takes no --split, --masks, --draws or --pseudo; leave them out.")
+        others = "--split, --masks, --draws, --pseudo or --breakdown"
+        raise InputError(f"--pairs={args.pairs}: takes no {others}; leave them out.")
     if is_classifier and masks:
         name = model or args.workdir
-        raise InputError(f"{name}: is a classifier, which takes no --masks, --draws or --pseudo; leave them out.")
+        others = "--masks, --draws, --pseudo or --breakdown"
+        raise InputError(f"{name}: is a classifier, which takes no {others}; leave them out.")
     overrides = overrides + ([f"evaluate.draws={args.draws}"] if args.draws else [])
     task = configs.CLASSIFICATION if is_classifier else configs.PRETRAINING
     common.join(args, overrides, task=task)
@@ -53,4 +57,4 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         evaluate.run_classifier(config, workdir, model=model, split=args.split)
     else:
         flags = {"model": model, "split": args.split, "masks": args.masks, "pseudo": args.pseudo}
-        evaluate.run(config, workdir, manifest, **flags)
+        evaluate.run(config, workdir, manifest, **flags, breakdown=args.breakdown)

@@ -27,7 +27,9 @@ from mlm.paths import UPath, make_folder, os_errors, write_text
 from mlm.pretrained import load, locate
 from mlm.tasks import classification, pretraining
 from mlm.tasks.scores import confusion
+from mlm.text import show, table
 from mlm.training import sharding, step
+from mlm.training.breakdown import LONGEST, TABLES
 from mlm.workdir import Workdir
 
 
@@ -40,6 +42,7 @@ def run(
     split: str,
     masks: Sequence[str] = (),
     pseudo: int = 0,
+    breakdown: bool = False,
 ) -> dict[str, Any]:
     """Scores a model; process 0 prints the scores as JSON and adds them to evaluation.json beside the model.
 
@@ -48,12 +51,10 @@ def run(
       model: as for `load.load`; "" for the workdir's newest checkpoint.
       masks: kinds to score besides the run's own.
       pseudo: rows to compute the pseudo-perplexity of; 0 for none.
+      breakdown: also by position and copy distance, in octaves; of copies in the same document if those are isolated.
     """
     read, part = _find_split(manifest, split)
-    if pseudo < 0:
-        raise InputError(f"--pseudo={pseudo}: must be a number of rows, from 0 up.")
-    if pseudo and len(mixture.parts(read)) > 1:
-        raise InputError(f"--pseudo={pseudo}: takes rows of one set; name it by --split, as one of evaluate.sets.")
+    _check_flags(read, pseudo, breakdown)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
@@ -67,9 +68,13 @@ def run(
         own = configs.replace(config, {"masking.kind": kind})
         masking = factory.make_masking(own.masking.to_dict(), info, pretraining.word_starts(own, workdir))
         masking = factory.make_eval_masking(masking, config.evaluate.count)
-        eval_step = step.make_eval_step(network, masking, config.evaluate.seed, mesh, shardings)
+        flags = {"by_place": breakdown}
+        eval_step = step.make_eval_step(network, masking, config.evaluate.seed, mesh, shardings, **flags)
         scores[kind] = pretraining.score_split(config, read, mesh, eval_step, params, part)
-        entries[f"{split}, {_masks_name(config, kind)}, {weights}"] = scores[kind]
+        tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
+        name = f"{_masks_name(config, kind)}, {weights}"
+        entries[f"{split}, {name}"] = {key: value for key, value in scores[kind].items() if key not in tables}
+        entries |= {f"{split}, by position and copy distance, {name}": tables} if tables else {}
     result = {"split": split, "model": loaded.source, **scores[config.masking.kind]}
     if len(scores) > 1:
         result["masks"] = scores
@@ -80,10 +85,21 @@ def run(
         result |= values
     if cluster.is_primary():
         print(json.dumps(result))
-        print(summary(result), file=sys.stderr)
+        show(*summary(result), out=sys.stderr)
         entries = {key: {"model": loaded.source, **values} for key, values in entries.items()}
         add_results(results_folder(model, workdir), entries)
     return result
+
+
+def _check_flags(read: Manifest, pseudo: int, breakdown: bool) -> None:
+    if pseudo < 0:
+        raise InputError(f"--pseudo={pseudo}: must be a number of rows, from 0 up.")
+    if (pseudo or breakdown) and len(mixture.parts(read)) > 1:
+        flag = f"--pseudo={pseudo}" if pseudo else "--breakdown"
+        raise InputError(f"{flag}: takes rows of one set; name it by --split, as one of evaluate.sets.")
+    if breakdown and read.length > LONGEST:
+        rows = f"those of {read.folder} have {read.length:,}"
+        raise InputError(f"--breakdown: takes rows of at most {LONGEST:,} tokens, {rows}; leave it out.")
 
 
 def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
@@ -176,9 +192,9 @@ def put_on_devices(config: ConfigDict, model: load.Pretrained) -> tuple[Mesh, lo
     return mesh, padded, shardings, sharding.put_tree(padded.params, shardings)
 
 
-def summary(result: dict[str, Any]) -> str:
-    """Returns the scores as text."""
-    lines = [f"{result['model']} on {result['split']}"]
+def summary(result: dict[str, Any]) -> list[Any]:
+    """Returns the scores as lines and tables for `show`."""
+    lines, tables = [f"{result['model']} on {result['split']}"], []
     for kind, both in result.get("masks", {"": result}).items():
         for name, scores in logs.by_set(both).items():
             line = f"  {kind} masks: " if kind else "  "
@@ -187,13 +203,23 @@ def summary(result: dict[str, Any]) -> str:
             if "bits_per_byte" in scores:
                 line += f", {scores['bits_per_byte']:.4f} bits per byte"
             lines.append(f"{line}, on {scores['predictions']:,} masked tokens")
+            title = f"{kind} masks: " * bool(kind) + f"{name}: " * bool(name)
+            tables += [_table(title + head, scores[key]) for key, head in TABLES.items() if key in scores]
     if "pseudo_loss" in result:
         lines.append(
             f"  pseudo-perplexity {result['pseudo_perplexity']:,.2f} ({result['pseudo_loss']:.4f} nats, accuracy "
             f"{result['pseudo_accuracy']:.2%}): {result['pseudo_tokens']:,} tokens of {result['pseudo_rows']:,} rows, "
             "each masked alone"
         )
-    return "\n".join(lines)
+    return lines + tables
+
+
+def _table(head: str, lines: dict[str, dict[str, float]]) -> Any:
+    rows = [
+        (name, f"{own['predictions']:,}", f"{own['loss']:.4f}", f"{own['perplexity']:,.2f}", f"{own['accuracy']:.2%}")
+        for name, own in lines.items()
+    ]
+    return table(head, ">masked tokens", ">loss", ">perplexity", ">accuracy", rows=rows, indent=2)
 
 
 def results_folder(model: str, workdir: Workdir) -> UPath:

@@ -21,10 +21,20 @@ class RowSums(NamedTuple):
 
 def masked_cross_entropy(logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Array, vocab_size: int) -> RowSums:
     """Cross entropy in float32 over the first `vocab_size` entries; the padding of the vocabulary has probability 0."""
+    return sum_rows(prediction_scores(logits_BxKxV, labels_BxK, weights_BxK, vocab_size))
+
+
+def prediction_scores(logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Array, vocab_size: int) -> RowSums:
+    """Returns what `masked_cross_entropy` sums, of each prediction: [B, K]."""
     logits_NxV = logits_BxKxV.reshape(-1, logits_BxKxV.shape[-1])
     found = cross_entropy(logits_NxV, labels_BxK.reshape(-1), vocab_size)
-    loss_B, correct_B = (jnp.sum(each_N.reshape(labels_BxK.shape) * weights_BxK, axis=-1) for each_N in found)
-    return RowSums(loss_B, jnp.sum(weights_BxK, axis=-1), correct_B)
+    loss_BxK, correct_BxK = (each_N.reshape(labels_BxK.shape) * weights_BxK for each_N in found)
+    return RowSums(loss_BxK, weights_BxK, correct_BxK)
+
+
+def sum_rows(scores: RowSums) -> RowSums:
+    """Returns the sums over the predictions of each row."""
+    return RowSums(*(jnp.sum(each_BxK, axis=-1) for each_BxK in scores))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from mlm import cluster
 from mlm.cluster import distributed
+from mlm.training import breakdown
 from mlm.training.sharding import logical_rows, put_batch
 
 EvalStep = Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, ...]]
@@ -25,14 +26,15 @@ def score(
     rows: int,
     tokens_per_byte: float | None,
     draws: int = 1,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Returns the scores of a split over its masked positions; sums are taken in float64, in the order of the records.
 
     Loss and accuracy are means over the draws of the masks. The standard errors of the loss are `loss_se_draws`, if
     there are several, and `loss_se_records`: of a ratio of sums by the delta method, each row a cluster.
     `tokens_per_byte`, of UTF-8 text, gives bits per byte, which are comparable across tokenizers.
 
-    `eval_step` returns RowSums, with weight 0 where "valid" is 0; `rows` are those of a batch over all hosts.
+    `eval_step` returns RowSums, with weight 0 where "valid" is 0; `rows` are those of a batch over all hosts. Where it
+    adds `breakdown.sums`, each of `breakdown.TABLES` is {line: scores}, over all draws together, without empty lines.
     """
     # The masks depend on the epoch, and evaluation needs that for nothing else.
     drawn = (
@@ -41,7 +43,7 @@ def score(
         for number in range(draws)
     )
     columns = per_row(eval_step, params, drawn, mesh=mesh, rows=rows)
-    by_draw = [np.moveaxis(column.reshape(-1, draws, rows), 1, 0).reshape(draws, -1) for column in columns]
+    by_draw = [np.moveaxis(column.reshape(-1, draws, rows), 1, 0).reshape(draws, -1) for column in columns[:3]]
     loss_D, weight_D, correct_D = (np.array([np.sum(x, dtype=np.float64) for x in column]) for column in by_draw)
     predictions = int(weight_D.sum())
     if not weight_D.all():
@@ -55,7 +57,15 @@ def score(
     if records > 1:  # each record's influence on the mean loss; their sum is 0
         influence_N = np.mean((loss_DxN - loss_D[:, None] * weight_DxN) / weight_D[:, None], axis=0)
         scores["loss_se_records"] = math.sqrt(records / (records - 1) * float(np.sum(influence_N**2)))
-    return scores
+    return scores | (_tables(columns[3]) if len(columns) > 3 else {})
+
+
+def _tables(sums_Nx2xTxC: np.ndarray) -> dict[str, dict[str, dict[str, float]]]:
+    tables: dict[str, dict[str, dict[str, float]]] = {}
+    for table, lines_TxC in zip(breakdown.TABLES, np.sum(sums_Nx2xTxC, axis=0, dtype=np.float64), strict=True):
+        lines = zip(breakdown.names(table, len(lines_TxC)), lines_TxC.tolist(), strict=True)
+        tables[table] = {n: _scores(loss / w, correct / w, int(w), None) for n, (loss, w, correct) in lines if w}
+    return tables
 
 
 def mean(

@@ -13,10 +13,10 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mlm.model.loss import RowSums, masked_cross_entropy
+from mlm.model.loss import RowSums, prediction_scores, sum_rows
 from mlm.model.masking import TokenMasking
-from mlm.model.roberta import Network, Params
-from mlm.training import recipe
+from mlm.model.roberta import Network, Params, segment_and_position_ids
+from mlm.training import breakdown, recipe
 from mlm.training.recipe import Run
 from mlm.training.sharding import BATCH, logical_rows
 from mlm.training.state import TrainState, Window, shardings_of
@@ -189,19 +189,30 @@ def jit_eval_step(step: Callable[[Params, Batch], Any], mesh: Mesh, param_shardi
 
 
 def make_eval_step(
-    network: Network, masking: TokenMasking, mask_seed: int, mesh: Mesh, param_shardings: Params
-) -> Callable[[Params, Batch], RowSums]:
-    """Returns the jitted `(params, batch) -> RowSums`, without dropout.
+    network: Network,
+    masking: TokenMasking,
+    mask_seed: int,
+    mesh: Mesh,
+    param_shardings: Params,
+    *,
+    by_place: bool = False,
+) -> Callable[[Params, Batch], tuple[jax.Array, ...]]:
+    """Returns the jitted `(params, batch) -> RowSums`, without dropout; `by_place` adds a column, `breakdown.sums`.
 
     The masks depend on the record and the draw, which is the batch's "epoch"; rows whose "valid" is 0 have weight 0.
     """
 
-    def step(params: Params, batch: Batch) -> RowSums:
+    def step(params: Params, batch: Batch) -> tuple[jax.Array, ...]:
         attention_BxL = batch["attention_mask"]
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
         masked = masking(jax.random.key(mask_seed), *columns)
         logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK)
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
-        return masked_cross_entropy(logits, masked.labels_BxK, weights_BxK, masking.vocab_size)
+        scores = prediction_scores(logits, masked.labels_BxK, weights_BxK, masking.vocab_size)
+        if not by_place:
+            return sum_rows(scores)
+        inputs = (batch["input_ids"], attention_BxL)
+        segments_BxL, _ = segment_and_position_ids(*inputs, network.config.pad_token_id, network.cls_id)
+        return *sum_rows(scores), breakdown.sums(scores, batch["input_ids"], segments_BxL, masked)
 
     return jit_eval_step(step, mesh, param_shardings)
