@@ -28,8 +28,8 @@ def sums(scores: RowSums, ids_BxL: Array, segments_BxL: Array, masked: Masked) -
     """
 
     def row_bins(ids_L: Array, segments_L: Array, positions_K: Array, weights_K: Array) -> Array:
-        predicted_L = jnp.zeros(ids_L.shape).at[positions_K].set(weights_K) > 0
-        distance_L = copy_distances(ids_L, segments_L, (segments_L > 0) & ~predicted_L)
+        visible_L = jnp.ones(ids_L.shape, bool).at[positions_K].set(weights_K == 0)  # padding is a segment of its own
+        distance_L = copy_distances(ids_L, segments_L, visible_L)
         places_2xK = jnp.stack([positions_K, distance_L[positions_K]])
         return 31 - jax.lax.clz(jnp.maximum(places_2xK, 1))  # floor(log2)
 
