@@ -80,7 +80,7 @@ def get_config() -> ConfigDict:
     config.model.remat_feed_forward = 0  # layers that recompute only the feed-forward activations, over half
 
     config.optimizer = ConfigDict()
-    config.optimizer.name = "adamw"  # adamw | lamb | lion | adafactor | muon
+    config.optimizer.name = "adamw"  # adamw | stable_adamw | lamb | lion | adafactor | muon
     config.optimizer.learning_rate = 6e-4  # the peak
     config.optimizer.b1 = 0.9
     config.optimizer.b2 = 0.98
@@ -90,10 +90,10 @@ def get_config() -> ConfigDict:
     config.optimizer.ema_decay = 0.0  # per step, of the averaged parameters that are evaluated; 0 = off
 
     config.schedule = ConfigDict()
-    config.schedule.name = "linear"  # linear | cosine | inverse_sqrt | wsd (warmup-stable-decay) | constant
+    config.schedule.name = "linear"  # linear | cosine | inverse_sqrt | wsd (warmup-stable-decay) | wsd_sqrt | constant
     config.schedule.warmup_steps = 0  # steps; or:
     config.schedule.warmup_fraction = 0.0  # share of all steps
-    config.schedule.decay_fraction = 0.1  # wsd: share of all steps in the final decay
+    config.schedule.decay_fraction = 0.1  # wsd, wsd_sqrt: share of all steps in the final decay
     config.schedule.final_fraction = 0.0  # learning rate at the end, as a share of the peak
 
     config.train = ConfigDict()

@@ -186,8 +186,8 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "model.init": _one_of("stock", "primed"),
     "model.dtype": _one_of("float32", "bfloat16"),
     "model.attention": _one_of("auto", "xla", "fused", "splash", "cudnn"),
-    "optimizer.name": _one_of("adamw", "lamb", "lion", "adafactor", "muon"),
-    "schedule.name": _one_of("linear", "cosine", "inverse_sqrt", "wsd", "constant"),
+    "optimizer.name": _one_of("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon"),
+    "schedule.name": _one_of("linear", "cosine", "inverse_sqrt", "wsd", "wsd_sqrt", "constant"),
     "classify.text": (_tuple_of(SOME_TEXT, most=2), "a tuple of one or two names of columns"),
     "classify.label": (SOME_TEXT, "the name of a column"),
     "classify.kind": _one_of("classes", "regression", "tokens"),
@@ -229,7 +229,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     two_warmups = schedule.warmup_steps > 0 and schedule.warmup_fraction > 0
     warmup = schedule.warmup_fraction or schedule.warmup_steps / (steps or math.inf)
     ungrouped = config.corpus.group == "document" and config.corpus.validation_groups != ()
-    too_long = schedule.name == "wsd" and schedule.decay_fraction + warmup > 1 + 1e-9
+    too_long = schedule.name in ("wsd", "wsd_sqrt") and schedule.decay_fraction + warmup > 1 + 1e-9
     return [
         ("corpus.weights", len(config.corpus.weights) != len(config.corpus.sources), "one number for each source"),
         ("corpus.validation_groups", ungrouped, "must be () where corpus.group is document"),

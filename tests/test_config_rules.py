@@ -235,7 +235,7 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
             "config.schedule.decay_fraction = 0.5: warmup and decay must fit into the run.",
         ),
         (
-            ["schedule.name=wsd", "train.steps=100", "schedule.warmup_steps=95"],
+            ["schedule.name=wsd_sqrt", "train.steps=100", "schedule.warmup_steps=95"],
             "config.schedule.decay_fraction = 0.1: warmup and decay must fit into the run.",
         ),
         (

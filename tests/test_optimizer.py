@@ -1,17 +1,21 @@
 """Schedules at points computed by hand; optimizers against their formulas, on the parameters that each may touch."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from mlm.model import roberta
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import optimizer, sharding
 from tests.fixtures import INFO, random_batch, tiny_config, tiny_run
+from tests.torch_environments import run_torch
 
-NAMES = ("adamw", "lamb", "lion", "adafactor", "muon")
+NAMES = ("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon")
 RATE, DECAY, B1, B2, EPS = 1e-2, 0.1, 0.9, 0.98, 1e-6
 
 
@@ -39,6 +43,9 @@ def schedule(name: str, *, warmup: int = 0, steps: int = 100, decay: float = 0.2
         ("inverse_sqrt", {"warmup": 16}, {0: 0.0, 8: 0.4, 16: 0.8, 64: 0.4, 100: 0.32}),
         ("wsd", {}, {0: 0.8, 80: 0.8, 90: 0.4, 100: 0.0}),
         ("wsd", {"warmup": 40, "final": 0.5}, {20: 0.4, 40: 0.8, 79: 0.8, 80: 0.8, 90: 0.6, 100: 0.4}),
+        ("wsd_sqrt", {}, {0: 0.8, 80: 0.8, 81: 0.8 * (1 - 0.05**0.5), 85: 0.4, 90: 0.8 * (1 - 0.5**0.5), 100: 0.0}),
+        ("wsd_sqrt", {"warmup": 40, "final": 0.5}, {20: 0.4, 40: 0.8, 80: 0.8, 85: 0.6, 100: 0.4, 120: 0.4}),
+        ("wsd_sqrt", {"warmup": 90, "decay": 0.1, "final": 0.1}, {89: 0.8 * 89 / 90, 90: 0.8, 92.5: 0.44, 100: 0.08}),
         ("constant", {}, {0: 0.8, 50: 0.8, 1000: 0.8}),
         ("constant", {"warmup": 10}, {0: 0.0, 5: 0.4, 10: 0.8, 1000: 0.8}),
         ("linear", {"warmup": 100}, {0: 0.0, 50: 0.4, 100: 0.8}),  # a run that is all warmup
@@ -48,7 +55,7 @@ def test_schedules_by_hand(name, options, points):
     rate = schedule(name, **options)
     for count, value in points.items():
         assert float(rate(count)) == pytest.approx(value, rel=1e-6, abs=1e-7), f"{name} at {count}"
-        assert float(jax.jit(rate)(jnp.int32(count))) == pytest.approx(value, rel=1e-6, abs=1e-7)
+        assert float(jax.jit(rate)(jnp.float32(count))) == pytest.approx(value, rel=1e-6, abs=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +141,7 @@ def by_hand(name: str, g: np.ndarray, p: np.ndarray) -> np.ndarray:
     """The first update of an optimizer that knows nothing yet."""
     decay = DECAY * p if p.ndim > 1 else 0.0
     adam = g / (np.abs(g) + EPS)  # both moments, corrected for their bias, are the gradient's own
-    if name == "adamw":
+    if name in ("adamw", "stable_adamw"):  # g / sqrt(v) is 1 at first
         return -RATE * (adam + decay)
     if name == "lion":
         return -RATE * (np.sign(g) + decay)
@@ -152,7 +159,7 @@ def by_hand(name: str, g: np.ndarray, p: np.ndarray) -> np.ndarray:
     return -RATE * ((1 - B1) * u + decay)
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "lion", "adafactor"])
+@pytest.mark.parametrize("name", ["adamw", "stable_adamw", "lamb", "lion", "adafactor"])
 def test_first_update_by_hand(name, params, grads):
     updates = first_update(make(name), grads, params)
     for path, g in flat(grads).items():
@@ -192,6 +199,53 @@ def test_muon_orthogonalises_kernels_alone(params, grads):
         assert rms(direction) == pytest.approx(0.2, rel=0.25), f"{path}: AdamW's size, for AdamW's learning rate"
 
 
+def test_stable_adamw_is_that_of_pytorch(tmp_path):
+    """Twenty updates with warmup and decay, to 1e-5; where the gradients of a tensor jump, its rate is divided."""
+    rng = np.random.default_rng(3)
+    shapes = {"kernel": (12, 8), "three": (8, 3, 6), "bias": (8,)}
+    start = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    gradients = {name: rng.standard_normal((20, *shape)).astype(np.float32) for name, shape in shapes.items()}
+    for name, step in (("kernel", 9), ("three", 12), ("bias", 9)):
+        gradients[name][step] *= 30
+    recipe = {"learning_rate": 0.02, "b1": B1, "b2": B2, "eps": EPS, "weight_decay": 0.3, "steps": 20}
+    save_file(start, tmp_path / "start.safetensors")
+    save_file(gradients, tmp_path / "gradients.safetensors")
+    (tmp_path / "settings.json").write_text(json.dumps(recipe | {"warmup_steps": 5}))
+    run_torch(4, "tests/torch_stable_adamw.py", tmp_path)
+    theirs, size = load_file(tmp_path / "trained.safetensors"), json.loads((tmp_path / "rms.json").read_text())
+    assert all(max(own) > 2 and sorted(own)[10] < 1.5 for own in size.values()), "must act in some updates alone"
+
+    run = {f"optimizer.{key}": value for key, value in recipe.items()} | {"optimizer.clip_norm": 0.0}
+    run |= {"schedule.name": "linear", "schedule.warmup_steps": 5, "schedule.decay_fraction": 0.0}
+    rate = optimizer.make_schedule(run | {"schedule.final_fraction": 0.0}, 20)
+    ours = {}
+    for name in ("stable_adamw", "adamw"):
+        tx = optimizer.make_optimizer(run | {"optimizer.name": name}, rate)
+        params, state, update = start, tx.init(start), jax.jit(tx.update)
+        for step in range(20):
+            updates, state = update({key: own[step] for key, own in gradients.items()}, state, params)
+            params = optax.apply_updates(params, updates)
+        ours[name] = params
+    for key, value in theirs.items():
+        np.testing.assert_allclose(ours["stable_adamw"][key], value, rtol=0, atol=1e-5, err_msg=key)
+        assert np.abs(ours["adamw"][key] - value).max() > 5e-3, f"{key}: the division does not show"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_of_several_parts(name):
+    """A kernel [input, part, output] gets the update of `part` kernels; lamb and adafactor scale them by one norm."""
+    rng = np.random.default_rng(4)
+    tx = make(name, decay=0.0)
+    for shape in ((128, 3, 128), (3, 5, 2)):
+        p, g = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+        whole = first_update(tx, {"kernel": g}, {"kernel": p})["kernel"]
+        for part in range(shape[1]):
+            own, found = first_update(tx, {"kernel": g[:, part]}, {"kernel": p[:, part]})["kernel"], whole[:, part]
+            if name in ("lamb", "adafactor"):
+                own, found = own / rms(own), found / rms(found)
+            np.testing.assert_allclose(found, own, rtol=1e-4, atol=1e-6, err_msg=f"{shape}, part {part}")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_clipping_comes_first(name, params, grads):
     norm = float(optax.tree.norm(grads))
@@ -213,7 +267,8 @@ def gradient(model):
 
 
 @pytest.mark.parametrize(
-    ("name", "rate"), [("adamw", 3e-3), ("lamb", 5e-2), ("lion", 1.5e-3), ("adafactor", 3e-2), ("muon", 3e-3)]
+    ("name", "rate"),
+    [("adamw", 3e-3), ("stable_adamw", 3e-3), ("lamb", 5e-2), ("lion", 1.5e-3), ("adafactor", 3e-2), ("muon", 3e-3)],
 )
 def test_every_optimizer_learns(name, rate, model, gradient):
     """Thirty updates on one batch take a real model well under the loss of guessing, ln 500 = 6.2 nats."""

@@ -132,7 +132,9 @@ def owner(path: str, params: dict) -> str | None:
     return next((name for name in params if path.endswith("/" + name)), None)
 
 
-@pytest.mark.parametrize(("name", "moments"), [("adamw", 2), ("lamb", 2), ("lion", 1), ("adafactor", 2), ("muon", 1)])
+@pytest.mark.parametrize(
+    ("name", "moments"), [("adamw", 2), ("stable_adamw", 2), ("lamb", 2), ("lion", 1), ("adafactor", 2), ("muon", 1)]
+)
 def test_moments_live_where_their_parameters_do(name, moments):
     """At least so many leaves of the state have each parameter's shape: two moments, or muon's one."""
     leaves, params = state_specs(name)

@@ -21,7 +21,8 @@ def make_schedule(run: Run, steps: int) -> optax.Schedule:
 
     After the warmup, "linear" and "cosine" fall to `final_fraction` of the peak at `steps`, "inverse_sqrt" falls with
     1 / sqrt(step) (Vaswani et al., 2017, 5.3, scaled to leave the warmup at the peak), and "wsd" stays, and falls
-    linearly over the last `decay_fraction` of `steps` (Hu et al., 2024, MiniCPM).
+    linearly over the last `decay_fraction` of `steps` (Hu et al., 2024, MiniCPM), "wsd_sqrt" by 1 - sqrt(progress)
+    (Hägele et al., 2024).
     """
     name, peak, final_fraction = run["schedule.name"], run["optimizer.learning_rate"], run["schedule.final_fraction"]
     warmup_steps = recipe.warmup_steps(run, steps)
@@ -33,6 +34,7 @@ def make_schedule(run: Run, steps: int) -> optax.Schedule:
         # join_schedules evaluates it during the warmup too, where count < 0.
         "inverse_sqrt": lambda count: peak * jnp.sqrt(start / jnp.maximum(start + count, 1)),
         "wsd": optax.linear_schedule(peak, final, decay, transition_begin=rest - decay),
+        "wsd_sqrt": lambda count: peak + (final - peak) * jnp.sqrt(jnp.clip((count - rest + decay) / decay, 0, 1)),
         "constant": optax.constant_schedule(peak),
     }
     if name not in schedules:
@@ -46,24 +48,28 @@ def make_schedule(run: Run, steps: int) -> optax.Schedule:
 def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransformation:
     """Returns clip -> direction -> decoupled weight decay -> learning rate, from a flattened config.
 
-    The direction is that of adamw (Loshchilov and Hutter, 2019), lamb (You et al., 2020), lion (Chen et al., 2023),
-    adafactor (Shazeer and Stern, 2018; factored second moments, updates relative to the size of the parameter, b1 as
-    momentum or 0 for none) or muon (Jordan et al., 2024, b1 as momentum, with the update size of Liu et al., 2025, so
-    that AdamW's learning rate and decay carry over; AdamW on embeddings, biases and norms).
+    The direction is that of adamw (Loshchilov and Hutter, 2019), stable_adamw (Wortsman et al., 2023), lamb (You et
+    al., 2020), lion (Chen et al., 2023), adafactor (Shazeer and Stern, 2018; factored second moments, updates relative
+    to the size of the parameter, b1 as momentum or 0 for none) or muon (Jordan et al., 2024, b1 as momentum, with the
+    update size of Liu et al., 2025, so that AdamW's learning rate and decay carry over; AdamW on embeddings, biases and
+    norms). A kernel of three dimensions, [input, part, output], is a matrix for each part to muon.
     """
     name, clip_norm = run["optimizer.name"], run["optimizer.clip_norm"]
     b1, b2, eps = (run[f"optimizer.{key}"] for key in ("b1", "b2", "eps"))
     clip = [optax.clip_by_global_norm(clip_norm)] if clip_norm > 0 else []
     adam = optax.scale_by_adam(b1, b2, eps)
     decay = optax.add_decayed_weights(run["optimizer.weight_decay"], decayed)
-    as_matrices = functools.partial(jax.tree.map, lambda _: MuonDimensionNumbers())
+    as_matrices = functools.partial(jax.tree.map, lambda p: MuonDimensionNumbers(0, p.ndim - 1))
     orthogonal = optax.contrib.scale_by_muon(beta=b1, eps=eps, weight_dimension_numbers=as_matrices)
-    sized = optax.stateless(lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape) ** 0.5 * u, updates))
+    sized = optax.stateless(
+        lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape[0], u.shape[-1]) ** 0.5 * u, updates)
+    )
     parts = functools.partial(
         jax.tree_util.tree_map_with_path, lambda path, _: "kernel" if path[-1].key == "kernel" else "rest"
     )
     directions = {
         "adamw": [adam, decay],
+        "stable_adamw": [_divide_by_rms(optax.chain(adam, decay), b2, eps)],
         "lamb": [adam, decay, optax.scale_by_trust_ratio()],
         "lion": [optax.scale_by_lion(b1, b2), decay],
         # Adafactor ends in a sign flip: undone here, redone by the rate.
@@ -73,6 +79,25 @@ def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransfor
     if name not in directions:
         raise ValueError(f"unknown optimizer {name}")
     return optax.chain(*clip, *directions[name], _scale_by(schedule))
+
+
+def _divide_by_rms(adamw: optax.GradientTransformation, b2: float, eps: float) -> optax.GradientTransformation:
+    """Returns AdamW whose updates are divided by max(1, RMS of g / sqrt(v)) of each tensor (algorithm 2 of the paper).
+
+    As in the package optimi, which ModernBERT was trained with: v counts the gradient g and is corrected for its bias
+    (by b2 * (1 - b2^(t-1)) / (1 - b2^t) in place of b2, which is the same), and the weight decay is divided, too.
+    """
+
+    def update(grads: Params, state: Any, params: Params | None = None) -> tuple:
+        updates, state = adamw.update(grads, state, params)
+        moments = optax.tree.bias_correction(state[0].nu, b2, state[0].count)
+
+        def divide(update: jax.Array, g: jax.Array, v: jax.Array) -> jax.Array:
+            return update / jnp.maximum(1, jnp.sqrt(jnp.mean(jnp.square(g) / jnp.maximum(v, eps**2))))
+
+        return jax.tree.map(divide, updates, grads, moments), state
+
+    return optax.GradientTransformation(adamw.init, update)
 
 
 def _scale_by(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
