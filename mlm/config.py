@@ -32,7 +32,7 @@ PRETRAINING, CLASSIFICATION = "pretraining", "classification"
 NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others don't apply
     PRETRAINING: re.compile(r"classify\..*"),
     CLASSIFICATION: re.compile(
-        r"(corpus|shards|masking)\..*|data\.(mixture|short_length|skip_batches)|evaluate\.(sets|count)"
+        r"(corpus|shards|masking)\..*|data\.(mixture|short_length|skip_batches|batch_stages)|evaluate\.(sets|count)"
     ),
 }
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a tuple like (a, b)"}

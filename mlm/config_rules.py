@@ -176,6 +176,10 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "corpus.validation_groups": (_tuple_of(SOME_TEXT, least=0), "a tuple of names"),
     "tokenizer.kind": _one_of("unigram", "bpe", "wordpiece"),
     "tokenizer.vocab_size": whole(16, 2**31),
+    "data.batch_stages": (
+        _pairs_of(lambda v: type(v) is int and v > 0, _number(0, 1, open_low=True)[0]),
+        "a tuple of (ROWS, SHARE), whole numbers from 1 up, shares in (0, 1]",
+    ),
     "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
     "data.mixture": (_pairs_of(SOME_TEXT, ABOVE_ZERO[0]), 'a tuple of ("FOLDER", SHARE), shares above 0'),
     "evaluate.sets": (_pairs_of(NAME, SOME_TEXT), 'a tuple of ("NAME", "FOLDER"), names of letters, digits, . _ and -'),
@@ -223,6 +227,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     unfit = short > 0 and (short % 8 > 0 or length % short > 0 or short == length)
     uneven = config.evaluate.count != "fixed" and masking.kind != "token"
     too_many = masking.mask_share + masking.random_share > 1 + 1e-9
+    stages, unit = data.batch_stages, math.lcm(lanes, train.accumulate)
     hours, no_start = train.hours > 0, schedule.name == "inverse_sqrt" and schedule.warmup_fraction == 0
     lengths = (steps > 0) + (train.epochs > 0) + hours
     branches = train.branch_from != ""
@@ -238,6 +243,13 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("shards.length", length > model.positions, f"must be at most model.positions = {model.positions}"),
         ("shards.count", not mixture and shards.count < lanes, f"must be at least data.lanes = {lanes}"),
         ("data.global_batch", rows % lanes > 0, f"must be a multiple of data.lanes = {lanes}"),
+        (
+            "data.batch_stages",
+            any(own % unit for own, _ in stages),
+            f"ROWS must be multiples of {unit} (data.lanes, train.accumulate)",
+        ),
+        ("data.batch_stages", sum(share for _, share in stages) > 1 + 1e-9, "its shares must sum to at most 1"),
+        ("data.batch_stages", stages != () and hours, "must be () with train.hours, whose steps are unknown"),
         ("data.mixture", bool(mixture and shards.dir), "can't be set together with shards.dir; empty one of them"),
         ("data.mixture", error != "", error),
         ("data.short_length", unfit, f"must be a multiple of 8, below shards.length = {length}, and divide it"),

@@ -29,7 +29,7 @@ def dump(options: dict[str, str], process: int) -> None:
     logical = sharding.logical_rows(run.mesh, rows)
     local = sharding.local_rows(run.mesh, rows)
     stream = batches.train_batches(
-        shards, split="train", seed=3, global_batch=rows, lanes=4, start_step=int(options["start"]), rows=local
+        shards, split="train", seed=3, global_batch=rows, lanes=4, start_row=int(options["start"]) * rows, rows=local
     )
     masks = jax.jit(run.masking)
     found = {}

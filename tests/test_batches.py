@@ -19,7 +19,7 @@ LANES, BATCH = 3, 12  # of six shards
 
 def train(manifest: Manifest, *, rows: tuple[int, int] = (0, BATCH), start: int = 0, **settings):
     settings = {"split": "train", "seed": 0, "global_batch": BATCH, "lanes": LANES, **settings}
-    return batches.train_batches(manifest, start_step=start, rows=rows, **settings)
+    return batches.train_batches(manifest, start_row=start * settings["global_batch"], rows=rows, **settings)
 
 
 def all_rows(manifest: Manifest, split: str) -> np.ndarray:

@@ -99,7 +99,7 @@ def test_the_batch_is_the_first_that_the_run_reads(healthy, workdir, tokenizer_f
 
     case = case_of(healthy, workdir, "data.skip_batches=1:3")
     checks.masks(case)
-    order = {"seed": 0, "global_batch": 16, "lanes": 2, "start_step": 3, "rows": (0, 16)}
+    order = {"seed": 0, "global_batch": 16, "lanes": 2, "start_row": 48, "rows": (0, 16)}
     ids = next(batches.train_batches(healthy, split="train", **order))["input_ids"]
     tok = tokenizer.load_fast(tokenizer_folder)
     for row, ids_L in zip(case.batch, ids, strict=False):

@@ -22,7 +22,9 @@ def as_text(lines: list[dict]) -> str:
 
 
 def open_log(workdir: UPath, start: int) -> Log:
-    return Log(workdir, {"log.tensorboard": False, "log.wandb": ""}, start=start, steps=100, tokens_per_step=64)
+    return Log(
+        workdir, {"log.tensorboard": False, "log.wandb": ""}, start=start, steps=100, tokens_read=lambda step: 64 * step
+    )
 
 
 def test_read_gives_the_lines_of_a_kind(tmp_path):

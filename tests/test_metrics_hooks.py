@@ -10,7 +10,7 @@ import pytest
 
 from mlm.data import tfrecord
 from mlm.data.manifest import Manifest, load_manifest
-from mlm.data.order import Lane, batch_rows
+from mlm.data.order import Lane, Stage, batch_rows
 from mlm.pretrained import checkpoint_files
 from mlm.tasks.pretraining import Pretraining
 from mlm.workdir import Workdir
@@ -45,7 +45,7 @@ def senseless(folder: pathlib.Path, tokenizer_folder: str, poisoned: tuple[int, 
 
 def records_of(first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     lanes = [Lane(0, (RECORDS,) * SHARDS, lane, LANES) for lane in range(LANES)]
-    return batch_rows(lanes, global_batch=BATCH, first=first, last=last)
+    return batch_rows(lanes, Stage(first, last, BATCH, (first - 1) * BATCH))
 
 
 def train(workdir: pathlib.Path, manifest: Manifest, *overrides: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from mlm.data import batches, mixture
 from mlm.data.manifest import Manifest, load_manifest
-from mlm.data.order import Lane, batch_rows
+from mlm.data.order import Lane, Stage, batch_rows
 from mlm.data.write_shard import find_documents, find_parts
 from mlm.errors import InputError
 from mlm.paths import canonical, distinct_parts
@@ -31,7 +31,7 @@ def mixed(manifest, web) -> Manifest:
 
 def train(manifest: Manifest, *, rows: tuple[int, int] = (0, BATCH), start: int = 0, lanes: int = LANES):
     order = {"split": "train", "seed": 0, "global_batch": BATCH, "lanes": lanes}
-    return batches.train_batches(manifest, start_step=start, rows=rows, **order)
+    return batches.train_batches(manifest, start_row=start * BATCH, rows=rows, **order)
 
 
 # Order ----------------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_hosts_share_the_same_batches_from_any_step(mixed, hosts, start):
 
 def test_rows_of_a_spike_are_those_of_its_batches(mixed):
     lanes = mixture.lanes(mixed, "train", seed=0, lanes=LANES)
-    ids, epochs = batch_rows(lanes, global_batch=BATCH, first=90, last=93)
+    ids, epochs = batch_rows(lanes, Stage(90, 93, BATCH, 89 * BATCH))
     found = in_epochs(train(mixed, start=89), 4)
     np.testing.assert_array_equal(ids.ravel(), found["record_id"])
     np.testing.assert_array_equal(epochs.ravel(), found["epoch"])

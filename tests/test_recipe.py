@@ -51,7 +51,6 @@ def test_flops_know_the_falling_rate_and_the_short_rows():
     assert whole == pytest.approx(by_hand(6, 8, 0.3) + by_hand(5, 32, 0.3))
     half = recipe.useful_flops(run, 500, step=6, steps=11)
     assert half == pytest.approx(by_hand(6, 8, 0.35)), "stopped halfway, the rate has fallen by half"
-    assert recipe.tokens_per_step(run) == 16 * 32
 
 
 @pytest.mark.parametrize(
@@ -69,14 +68,15 @@ def test_flops_know_the_falling_rate_and_the_short_rows():
 )
 def test_the_steps_of_milestones(milestones, steps):
     """At 400 words in a step."""
-    assert recipe.milestone_steps(milestones, 12, lambda: 400.0) == steps
+    run = {"checkpoint.milestones": milestones, "data.global_batch": 16}
+    assert recipe.milestone_steps(run, 12, lambda: 25.0) == steps
 
 
 @pytest.mark.parametrize("late", ["13", "every:13", "words:5k", "words:1k..5k", "words:1B"])
 def test_a_milestone_after_the_last_step_is_refused(late):
     step = {"5": 13, "B": 2_500_000}.get(late[-2] if late[-1] == "k" else late[-1], 13)
     with pytest.raises(InputError) as error:
-        recipe.milestone_steps((late,), 12, lambda: 400.0)
+        recipe.milestone_steps({"checkpoint.milestones": (late,), "data.global_batch": 16}, 12, lambda: 25.0)
     sentence = f"config.checkpoint.milestones: {late} is reached at step {step:,}, but the run ends after step 12;"
     assert str(error.value) == f"{sentence} remove it, or train longer."
 
@@ -91,7 +91,7 @@ def test_words_are_counted_as_a_person_counts_them(texts, kind, tmp_path):
     rows = manifest.splits["train"].records
     words = sum(len(text.split()) for number, text in enumerate(texts[:400]) if number % 10)
     assert rows < 10_000
-    assert task.words_per_step() == pytest.approx(16 * words / rows, rel=0.1)
+    assert task.words_per_row() == pytest.approx(words / rows, rel=0.1)
 
 
 def test_milestones_are_kept_whatever_later_lists_say(manifest, tokenizer_folder, tmp_path, capsys):
@@ -130,11 +130,11 @@ def test_milestones_of_words_are_saved_at_their_step(manifest, tokenizer_folder,
     workdir = Workdir(str(tmp_path / "run"))
     shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
     settings = ("data.lanes=4", "checkpoint.every=0", "checkpoint.keep=1", "evaluate.every=0")
-    rate = Pretraining.open(tiny_config(*settings), workdir, manifest).words_per_step()
+    rate = Pretraining.open(tiny_config(*settings), workdir, manifest).words_per_row()
     pretrain(tiny_config(*settings, "checkpoint.milestones=words:1k"), workdir, manifest)
-    first = math.ceil(1000 / rate)
+    first = math.ceil(1000 / rate / 16)
     assert checkpoint_files.complete_steps(workdir.checkpoints) == [first, 12]
-    assert f"milestones, of {rate:,.1f} words in a step: 1,000 at step {first}" in capsys.readouterr().err
+    assert f"milestones, of {rate:,.1f} words in a row: 1,000 at step {first}" in capsys.readouterr().err
 
 
 def test_nothing_is_written_before_a_milestone_is_refused(manifest, tokenizer_folder, tmp_path):

@@ -97,4 +97,4 @@ def compare_loop(config: ConfigDict, manifest: Manifest, seconds: float) -> dict
         "real_batches": repeated(lambda: update(put(next(stream)))),
         "one_batch": repeated(lambda: update(same)),
     }
-    return interleaved.summary(interleaved.measure("loop", candidates, seconds), task.tokens_per_step)
+    return interleaved.summary(interleaved.measure("loop", candidates, seconds), task.tokens_read(1))

@@ -32,7 +32,7 @@ def compare_steps(config: ConfigDict, seconds: float, torch_python: str) -> dict
         other, other_update = baseline_step(task, host)
         candidates = {"mlm": repeated(our_update), "baseline": repeated(other_update)}
         candidates |= {"torch": worker.repeat} if worker else {}
-        found = interleaved.summary(interleaved.measure("step", candidates, seconds), task.tokens_per_step)
+        found = interleaved.summary(interleaved.measure("step", candidates, seconds), task.tokens_read(1))
     more = {"mlm": _memory(ours), "baseline": _memory(other), "torch": worker and worker.ready}
     useful, peak = task.flops_per_token(task.steps), flops.peak_flops(jax.devices()[0].device_kind)
     for name in candidates:

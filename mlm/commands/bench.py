@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from mlm import config as configs
 from mlm.cluster import detect
 from mlm.commands import common
 from mlm.data import tokenizer
@@ -51,6 +52,8 @@ def measure(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
             raise InputError("--torch: is for the part step; add it to --parts.")
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves PyTorch memory of the GPU
     from mlm.bench import inputs, steps
+
+    config = configs.replace(config, {"data.batch_stages": ()})  # all of data.global_batch rows
 
     compare = {
         "step": lambda: steps.compare_steps(config, args.seconds, args.torch),

@@ -33,9 +33,9 @@ def _map(dataset, function):
 
 
 def train_batches(
-    manifest: Manifest, *, split: str, seed: int, global_batch: int, lanes: int, start_step: int, rows: tuple[int, int]
+    manifest: Manifest, *, split: str, seed: int, global_batch: int, lanes: int, start_row: int, rows: tuple[int, int]
 ) -> Iterator[Batch]:
-    """Returns the rows [start, stop) of the global batches `start_step`, `start_step` + 1, ..., without end.
+    """Returns the rows [start, stop) of the global batches after those that hold `start_row` rows, without end.
 
     Batches are {"input_ids", "attention_mask": int32 [rows, L], "record_id", "epoch": uint32 [rows]}; record ids count
     through the shards of the split, the epoch is the lane's. DamageError names a record that can't be read.
@@ -44,7 +44,7 @@ def train_batches(
     own, per_lane = lanes_of(rows, global_batch=global_batch, lanes=lanes), global_batch // lanes
     start, stop = (row - own.start * per_lane for row in rows)
     tf = import_tensorflow()
-    visits = (all_lanes[lane].visits(start_step * per_lane) for lane in own)
+    visits = (all_lanes[lane].visits(start_row // lanes) for lane in own)
     streams = tuple(reader.stream(each, np.iinfo(np.int64).max).rebatch(per_lane) for each in visits)
 
     def join(*parts: dict) -> dict:

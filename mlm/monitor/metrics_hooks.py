@@ -8,7 +8,7 @@ from mlm import logs
 from mlm.config_rules import parse_ranges
 from mlm.data import mixture, skip_batches
 from mlm.data.manifest import Manifest
-from mlm.data.order import batch_rows
+from mlm.data.order import Stage, batch_rows, between
 from mlm.monitor.adviser import Adviser
 from mlm.monitor.loss_spikes import Detector, Spike
 from mlm.workdir import Workdir
@@ -36,10 +36,19 @@ class Monitor(MetricsHook):
     """
 
     def __init__(
-        self, run: Mapping[str, Any], workdir: Workdir, manifest: Manifest, notify: Notify, *, steps: int, warmup: int
+        self,
+        run: Mapping[str, Any],
+        workdir: Workdir,
+        manifest: Manifest,
+        notify: Notify,
+        *,
+        steps: int,
+        warmup: int,
+        stages: list[Stage],
     ):
-        """Reads the files; `run` is a flattened config."""
-        self._run, self._manifest, self._notify = run, manifest, notify
+        """Reads the files; `run` is a flattened config, and `stages` are of its batches."""
+        self._run, self._manifest, self._notify, self._stages = run, manifest, notify, stages
+        self._skipped = parse_ranges(run["data.skip_batches"])
         split = manifest.splits["train"]
         shares = {name: run[f"masking.{name}"] for name in ("mask_share", "random_share")}
         self._adviser = Adviser(steps, warmup, run["data.global_batch"], split.unigram_entropy, **shares)
@@ -55,6 +64,7 @@ class Monitor(MetricsHook):
     def on_metrics(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Gives the line to the adviser and the detector."""
         line = values | {"step": step, "kind": kind}
+        self._adviser.global_batch = next(between(self._stages, skip_batches.batch_of(step, self._skipped))).rows
         for what, text in self._adviser.add(line).items():
             if what not in self._advised:
                 self._advised.add(what)
@@ -66,7 +76,7 @@ class Monitor(MetricsHook):
 
     def _note(self, spike: Spike) -> None:
         """Appends a spike and the records that its steps read; prints it when it begins."""
-        spans = skip_batches.spans(parse_ranges(self._run["data.skip_batches"]), spike.first, spike.last)
+        spans = skip_batches.spans(self._skipped, spike.first, spike.last)
         batches = [f"{first}:{last}" for first, last in spans]
         line = {"step": spike.last, "kind": "spike", "first_update": spike.first, "last_update": spike.last}
         line |= {"batches": batches, "loss": spike.loss, "median": spike.median, "deviation": spike.deviation}
@@ -74,11 +84,10 @@ class Monitor(MetricsHook):
             return
         self._noted.add(_spike_id(line))
         order, rows = {name: self._run[f"data.{name}"] for name in ("seed", "lanes")}, []
-        lanes, global_batch = mixture.lanes(self._manifest, "train", **order), self._run["data.global_batch"]
-        for first, last in spans:
-            found = batch_rows(lanes, global_batch=global_batch, first=first, last=last)
-            columns = (column.tolist() for column in found)
-            for batch, ids_B, epochs_B in zip(range(first, last + 1), *columns, strict=True):
+        lanes = mixture.lanes(self._manifest, "train", **order)
+        for part in (part for span in spans for part in between(self._stages, *span)):
+            columns = (column.tolist() for column in batch_rows(lanes, part))
+            for batch, ids_B, epochs_B in zip(range(part.first, part.last + 1), *columns, strict=True):
                 rows.append({"batch": batch, "record_id": ids_B, "epoch": epochs_B})
         self._spikes.append(line | {"rows": rows})
         if spike.begins:

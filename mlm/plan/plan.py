@@ -65,6 +65,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "mesh": dict(mesh.shape),
         "length": short if kind == "short" else job.info.length,
         "global_batch": config.data.global_batch,
+        "batch_stages": config.data.batch_stages,
         "accumulate": accumulate,
         "rows_per_chip": config.data.global_batch / accumulate / place.chips,
         "fits": program.fits,
@@ -74,7 +75,9 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         row |= estimate(program, config, job, place, length=row["length"])
     if kind == "mlm" and short and program.fits:
         row["short"] = first = measure(config, job, place, kind="short")[1]
-        share, speed = config.data.short_share, first.get("milliseconds", 0.0) / row["milliseconds"]
+        flat, speed = configs.flatten(config), first.get("milliseconds", 0.0) / row["milliseconds"]
+        steps = recipe.total_steps(flat, job.info.records)
+        share = recipe.rows_read(flat, steps, recipe.short_steps(flat, steps)) / recipe.rows_read(flat, steps, steps)
         for key in ("hours", "dollars"):
             row[key] = row[key] * (share * speed + 1 - share) if first["fits"] and row[key] is not None else None
     return program, row
@@ -86,7 +89,9 @@ def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *,
     seconds = cost.total / place.hertz
     rate = config.data.global_batch * job.info.length / seconds
     flat, known = configs.flatten(config), config.train.steps or job.known_records
-    hours = recipe.total_steps(flat, job.info.records) * seconds / 3600 if known else None
+    steps = recipe.total_steps(flat, job.info.records)
+    rows = recipe.rows_read(flat, steps, steps)  # those of smaller batches at the speed of the others
+    hours = rows / config.data.global_batch * seconds / 3600 if known else None
     useful = recipe.flops_per_token(flat, job.info.vocab_size, length=length)
     largest = sorted(cost.groups.items(), key=lambda item: -item[1][0])
     return {

@@ -66,7 +66,8 @@ def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
         lines.append(f"{first}: {_gigabytes(short['bytes_per_chip']['needs'])} a chip, {_speed(short)}")
     if row["hours"] is not None:
         dollars = "" if row["dollars"] is None else f", {row['dollars']:,.0f} dollars"
-        lines.append(f"  whole run: {row['hours']:,.1f} hours{dollars}")
+        staged = ", smaller batches at the same tokens/s" if row["batch_stages"] else ""
+        lines.append(f"  whole run: {row['hours']:,.1f} hours{dollars}{staged}")
     elif short["fits"]:
         lines.append("  hours: unknown, the config counts epochs; give --records=N, or --workdir of the shards")
     costly = [

@@ -48,13 +48,14 @@ class RunSummary:
     def tokens(self, step: int) -> int | None:
         """Returns the tokens read up to a step; None without a config."""
         known = {"data.global_batch", "shards.length"} <= self.config.keys()
-        return step * recipe.tokens_per_step(self.config) if known else None
+        rows = rows_read(self.config, self.manifest, step) if known else None
+        return None if rows is None else rows * self.config["shards.length"]
 
     def epochs(self, step: int) -> list[tuple[str, float, int, float]]:
         """Returns (name, share, rows, epochs read up to a step) of each folder of a mixture; nothing of one folder."""
         parts = mixture.parts(self.manifest) if self.manifest else ()
         sized = [(name, share, each.splits["train"].records) for name, share, each in parts if name]
-        return [(*each, step * self.config["data.global_batch"] * each[1] / each[2]) for each in sized]
+        return [(*each, rows_read(self.config, self.manifest, step) * each[1] / each[2]) for each in sized]
 
     def hours(self, line: Line) -> float | None:
         """Returns the hours from the first start to when a line of metrics.jsonl was written, the last time."""
@@ -77,6 +78,23 @@ class RunSummary:
         return statistics.median(values) if values else None
 
 
+def rows_read(config: dict[str, Any], manifest: Manifest | None, step: int) -> int | None:
+    """Returns the rows read up to a step; None if data.batch_stages are shares of epochs whose shards are gone."""
+    steps = 0
+    if config.get("data.batch_stages"):
+        if manifest is None and not config["train.steps"]:
+            return None
+        steps = recipe.total_steps(config, manifest.splits["train"].records if manifest else 0)
+    return recipe.rows_read(config, steps, step)
+
+
+def read_data(workdir: Workdir, config: dict[str, Any]) -> Manifest | None:
+    """Returns the manifest of a run's shards; None if they are gone."""
+    folders = config.get("data.mixture") or [(config.get("shards.dir") or str(workdir.shards), 1.0)]
+    found = [(share, read_manifest(folder)) for folder, share in folders]
+    return None if any(each is None for _, each in found) else mixture.join(found)
+
+
 def glue_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     """Returns head and rows of a table of the command `glue`."""
     rows = [("task", "metric", "median", "range", "seeds", "device hours", "setting")]
@@ -96,10 +114,9 @@ def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("in
     """Reads the logs of a run up to a step, and the manifest of its shards if they are still there."""
     lines = [line for line in logs.read(workdir.metrics) if line["step"] <= until]
     train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
-    folders = config.get("data.mixture") or [(config.get("shards.dir") or str(workdir.shards), 1.0)]
-    found = [(share, read_manifest(folder)) for folder, share in folders]
-    manifest = None if any(each is None for _, each in found) else mixture.join(found)
     tables = {int(step): table for step, table in logs.read_object(workdir.glue).items()}
     newest = max((step for step in tables if step <= until), default=None)
     starts = sessions(logs.read(workdir.timing))
-    return RunSummary(workdir.root.name, config, train, evals, starts, manifest, tables.get(newest, {}))
+    return RunSummary(
+        workdir.root.name, config, train, evals, starts, read_data(workdir, config), tables.get(newest, {})
+    )

@@ -33,8 +33,8 @@ class Classification(Task):
         """Builds everything; `start` returns the parameters of the `body`, which is padded; None to initialise them."""
         self.config, self.examples, self._start = config, examples, start
         self.mesh = sharding.make_mesh(**config.mesh.to_dict())
-        rows, accumulate = config.data.global_batch, config.train.accumulate
-        sharding.check_batch(self.mesh, rows=rows // accumulate, key="data.global_batch / train.accumulate")
+        self._run = run = configs.flatten(config) | {"data.batch_stages": ()}  # of pretraining
+        sharding.check_batches(self.mesh, run)
         sharding.check_batch(self.mesh, rows=config.evaluate.batch, key="evaluate.batch")
         _check_data(config, examples, body)
         of_tokens = config.classify.kind == "tokens"
@@ -42,7 +42,6 @@ class Classification(Task):
         self.network = make_network(config, self.model_config, examples, self.mesh)
 
         self._count = len(examples.splits["train"])
-        self._run = run = configs.flatten(config)
         self.steps = recipe.total_steps(run, self._count)
         schedule = optimizer.make_schedule(run, self.steps)
         tx = optimizer.make_optimizer(run, schedule)
@@ -65,11 +64,18 @@ class Classification(Task):
         shardings = state.shardings_of(self.shapes).params
         self.eval_step = make_eval_step(self.network, self.mesh, shardings, longest=examples.length)
         self._mean_length = float(np.mean(examples.splits["train"].lengths))
-        self.tokens_per_step = round(rows * self._mean_length)
         self.expected_compiles = len(examples.lengths("train"))
         self.data_fingerprint = examples.fingerprint
         sizes = {"labels": examples.labels, "vocab_size": examples.vocab_size}
         self.metadata = {"model": self.model_config.to_dict()} | sizes
+
+    def rows_at(self, step: int) -> int:
+        """Returns the rows of the global batch of a step."""
+        return self.config.data.global_batch
+
+    def tokens_read(self, step: int) -> float:
+        """Returns the tokens that the steps up to `step` read, by the mean length of a row."""
+        return step * self.config.data.global_batch * self._mean_length
 
     def initial_state(self) -> state.TrainState:
         """Returns the state before the first step."""

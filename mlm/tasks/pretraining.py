@@ -4,6 +4,8 @@ To change one part, subclass `Pretraining` and override `loss`, `make_optimizer`
 """
 
 import dataclasses
+import itertools
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -19,6 +21,7 @@ from mlm import config as configs
 from mlm.config_rules import parse_ranges
 from mlm.data import batches, mixture, skip_batches, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
+from mlm.data.order import between
 from mlm.model import factory, priming, roberta
 from mlm.model.attention import Attention, make_attention
 from mlm.model.loss import RowSums, masked_cross_entropy
@@ -50,18 +53,21 @@ class Pretraining(Task):
         network = factory.make_network(config.model.to_dict(), info, isolated=config.data.isolate_documents)
         self.network = dataclasses.replace(network, attention=self.make_attention(network.config, info.length))
         self.masking = factory.make_masking(config.masking.to_dict(), info, word_starts_V)
-        rows = config.data.global_batch // config.train.accumulate
-        sharding.check_batch(self.mesh, rows=rows, key="data.global_batch / train.accumulate")
-
         self.run = configs.flatten(config)
+        sharding.check_batches(self.mesh, self.run)
+
         self.steps = recipe.total_steps(self.run, info.records)
         self.short_steps = recipe.short_steps(self.run, self.steps)
-        self.tokens_per_step = config.data.global_batch * info.length
+        self.stages = recipe.stages(self.run, self.steps)
         self.schedule = optimizer.make_schedule(self.run, self.steps)
         self.tx = self.make_optimizer()
         self.init, self.shapes = state.jit_init(self._init, self.mesh)  # init takes () or token counts [V]
-        self.train_step = self._make_step(info.length)
-        self.short_step = self._make_step(config.data.short_length) if config.data.short_length else None
+        sizes = {(length, stage.rows) for length in (info.length, config.data.short_length) for stage in self.stages}
+        self._train_steps = {size: self._make_step(size[0]) for size in sizes if size[0]}
+        self.train_step, self.short_step = (
+            self._train_steps.get((length, config.data.global_batch))
+            for length in (info.length, config.data.short_length)
+        )
         self.eval_masking = factory.make_eval_masking(self.masking, config.evaluate.count)
         shardings = state.shardings_of(self.shapes).params
         self.eval_step = step.make_eval_step(
@@ -132,7 +138,19 @@ class Pretraining(Task):
 
     def step_at(self, step: int) -> step.TrainStep:
         """Returns the jitted train step for a step of the schedules, counted from 1."""
-        return self.short_step if step <= self.short_steps else self.train_step
+        return self._train_steps[self._length_at(step), self.rows_at(step)]
+
+    def _length_at(self, step: int) -> int:
+        return self.config.data.short_length if step <= self.short_steps else self.info.length
+
+    def rows_at(self, step: int) -> int:
+        """Returns the rows of the global batch of a step, counted from 1."""
+        batch = skip_batches.batch_of(step, parse_ranges(self.config.data.skip_batches))
+        return next(between(self.stages, batch)).rows
+
+    def tokens_read(self, step: int) -> int:
+        """Returns the tokens that the steps up to `step` read, padding included."""
+        return recipe.rows_read(self.run, self.steps, step) * self.info.length
 
     def _init(self, counts_V: jax.Array | None = None) -> state.TrainState:
         key = jax.random.key(self.config.train.seed)
@@ -174,27 +192,29 @@ class Pretraining(Task):
 
     def flops_per_token(self, step: int) -> float:
         """Returns the useful FLOPs of a step per token."""
-        length = self.config.data.short_length if step <= self.short_steps else self.info.length
-        return recipe.flops_per_token(self.run, self.info.vocab_size, length=length)
+        return recipe.flops_per_token(self.run, self.info.vocab_size, length=self._length_at(step))
 
-    def words_per_step(self) -> float:
-        """Returns the words that a step reads, about, as cut at white space."""
+    def words_per_row(self) -> float:
+        """Returns the words in a row, about, as cut at white space."""
         words_V = tokenizer.counted_words(str(self.workdir.tokenizer), key="config.checkpoint.milestones")
-        return self.config.data.global_batch * batches.words_per_row(self.manifest, words_V)
+        return batches.words_per_row(self.manifest, words_V)
 
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
         """Returns the monitor of advice and loss spikes."""
-        warmup = recipe.warmup_steps(self.run, self.steps)
-        return [Monitor(self.run, self.workdir, self.manifest, notify, steps=self.steps, warmup=warmup)]
+        own = {"steps": self.steps, "warmup": recipe.warmup_steps(self.run, self.steps), "stages": self.stages}
+        return [Monitor(self.run, self.workdir, self.manifest, notify, **own)]
 
 
 def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int) -> Iterator[dict[str, np.ndarray]]:
     """Returns this host's rows of the batches after step `start`."""
-    order = {key: config.data[key] for key in ("seed", "lanes", "global_batch")}
-    rows = sharding.local_rows(mesh, config.data.global_batch)
+    run, order = configs.flatten(config), {"split": "train", "seed": config.data.seed, "lanes": config.data.lanes}
+    stages = recipe.stages(run, recipe.total_steps(run, manifest.splits["train"].records))
 
     def open_at(before: int) -> Iterator[dict[str, np.ndarray]]:
-        return batches.train_batches(manifest, split="train", start_step=before, rows=rows, **order)
+        for part in between(stages, before + 1):
+            sizes = {"global_batch": part.rows, "rows": sharding.local_rows(mesh, part.rows)}
+            stream = batches.train_batches(manifest, start_row=part.before, **sizes, **order)
+            yield from stream if part.last == math.inf else itertools.islice(stream, part.last - part.first + 1)
 
     return skip_batches.follow(open_at, parse_ranges(config.data.skip_batches), start)
 

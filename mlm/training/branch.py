@@ -15,7 +15,7 @@ from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files, locate
-from mlm.training import checkpoint
+from mlm.training import checkpoint, recipe
 from mlm.training.state import TrainState
 from mlm.workdir import Workdir
 
@@ -52,6 +52,14 @@ def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
 
     if refused := [line for line in changes if not allowed(line.partition(":")[0])]:
         raise InputError(f"{where}: a branch can't change these keys, set them back:\n  " + "\n  ".join(refused))
+    theirs, ours = (
+        recipe.batches_read(run, total, step)
+        for run, total in ((old, recipe.total_steps(old, saved["dataset"]["records"])), (new, steps))
+    )
+    if theirs != ours and (old.get("data.batch_stages") or new["data.batch_stages"]):
+        ends = ", ".join(f"{part.rows:,} rows to {part.last:,}" for part in theirs)
+        fix = f"set the shares to such numbers of its {steps:,} steps"
+        raise InputError(f"config.data.batch_stages: the batches that {name} read must stay ({ends}); {fix}.")
     if steps <= step:
         raise InputError(f"{where}: the run would end after step {steps:,}, where the branch starts; train longer.")
     theirs, ours = (json.dumps([each["dataset"][key] for key in SAME_DATA], sort_keys=True) for each in (saved, meta))

@@ -37,12 +37,17 @@ class Task(Protocol):
     shapes: TrainState  # abstract, with shardings, from `state.jit_init`
     metadata: dict[str, Any]  # of data and model, as JSON: saved with a checkpoint, for those who load it
     data_fingerprint: str  # a run can't resume on other data
-    tokens_per_step: int  # for the throughput
     expected_compiles: int = 1  # of a train step: in how many row lengths its batches come
 
     def step_at(self, step: int) -> TrainStep:
         """Returns the jitted train step for a step of the schedules, counted from 1."""
         return self.train_step
+
+    def rows_at(self, step: int) -> int:
+        """Returns the rows of the global batch of a step, counted from 1."""
+
+    def tokens_read(self, step: int) -> float:
+        """Returns the tokens that the steps up to `step` read, for the throughput."""
 
     def initial_state(self) -> TrainState:
         """Returns the state before the first step."""
@@ -64,8 +69,8 @@ class Task(Protocol):
     def flops_per_token(self, step: int) -> float:
         """Returns the useful FLOPs of a step per token, for MFU."""
 
-    def words_per_step(self) -> float:
-        """Returns the words of training text that a step reads, for milestones."""
+    def words_per_row(self) -> float:
+        """Returns the words of training text in a row, for milestones."""
         raise InputError("config.checkpoint.milestones: words are counted in pretraining alone; name steps.")
 
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
@@ -90,7 +95,7 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
     if "branch" in saved:
         meta["branch"] = saved["branch"]
     start = source.step if source else found or 0
-    kept = recipe.milestone_steps(config.checkpoint.milestones, task.steps, task.words_per_step)
+    kept = recipe.milestone_steps(meta["config"], task.steps, task.words_per_row)
     kept = {*kept, *saved.get("milestones", ())}
     if cluster.is_primary():
         write_text(workdir.config, config.to_json(indent=1) + "\n")
@@ -102,7 +107,7 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
         else:
             state = checkpoint.restore(workdir.checkpoints, found, task.shapes)
         hours, share = config.train.hours, saved.get("share", 0.0)
-        sizes = {"steps": None if hours else task.steps, "tokens_per_step": task.tokens_per_step}
+        sizes = {"steps": None if hours else task.steps, "tokens_read": task.tokens_read}
         with Log(workdir.root, meta["config"], start=start, **sizes) as log, distributed.StopSignal() as stop:
             if cluster.is_primary():
                 log.hooks += task.make_hooks(log.notify)
@@ -127,8 +132,7 @@ class Loop:
 
     def run_from(self, start: int, state: TrainState) -> dict[str, float]:
         """Runs the steps after `start`; returns the scores after the last, from the log if it was run before."""
-        task, steps, rows = self.task, self.task.steps, self.config.data.global_batch
-        budget = self.budget
+        task, steps, budget, used = self.task, self.task.steps, self.budget, set()
         if budget.share >= 1 if budget else start >= steps:
             return logs.read(self.workdir.metrics, "eval")[-1]
         batches = task.batches(start)
@@ -148,12 +152,13 @@ class Loop:
             columns = next(batches)
             if budget:
                 columns["share"] = np.full(len(columns["epoch"]), share, np.float32)
-            batch = sharding.put_batch(columns, task.mesh, rows)
+            batch = sharding.put_batch(columns, task.mesh, task.rows_at(step))
             cluster.progress("compile" if first else "step", step)
             distributed.compile_together(train_step, state, batch)
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch)
             if first:
+                used.add(train_step)
                 self.log.flops_per_token = task.flops_per_token(position)
                 with self.log.paused("first_step", step):
                     jax.block_until_ready(metrics)
@@ -182,7 +187,7 @@ class Loop:
                 raise PreemptedError(f"stopped after step {step} of {of}, saved; start the same command to go on.")
             if last:
                 break
-        compiles = max(made._cache_size() for made in map(task.step_at, (1, steps)))
+        compiles = max(made._cache_size() for made in used)
         if compiles > task.expected_compiles:
             self.log.notify(f"warning: the step was compiled {compiles} times; its inputs changed shape or sharding.")
         return scores

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -29,12 +29,15 @@ SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spear
 class Log(AbstractContextManager):
     """Writes the logs of a run on the first host, and nothing on the others; a context manager."""
 
-    def __init__(self, workdir: UPath, run: Run, *, start: int, steps: int | None, tokens_per_step: int):
-        """Opens the logs, and drops the lines of metrics.jsonl after step `start`: these steps will come again."""
+    def __init__(self, workdir: UPath, run: Run, *, start: int, steps: int | None, tokens_read: Callable[[int], float]):
+        """Opens the logs, and drops the lines of metrics.jsonl after step `start`: these steps will come again.
+
+        `tokens_read` returns those of the steps up to one.
+        """
         self.hooks: list[MetricsHook] = []  # called with every line of metrics.jsonl
         self.paused_seconds = 0.0
         self.flops_per_token = 0.0  # of the coming steps; the loop sets it, since it depends on the length of rows
-        self._writes, self._tokens_per_step = cluster.is_primary(), tokens_per_step
+        self._writes, self._tokens_read = cluster.is_primary(), tokens_read
         device = jax.devices()[0].device_kind
         self._peak_flops = (flops.peak_flops(device) or 0.0) * jax.device_count()  # per second; 0 if unknown
         if self._writes:
@@ -74,12 +77,12 @@ class Log(AbstractContextManager):
         """Logs the metrics of a step, for which it waits, and the throughput since the last logged step."""
         values = {key: value.item() for key, value in jax.device_get(metrics).items()}
         del values["consecutive_nonfinite"]
-        seconds, count = time.monotonic() - self._clock, step - self._clock_step
+        seconds, before, read = time.monotonic() - self._clock, self._clock_step, self._tokens_read
         self.restart_clock(step)
         self._line("train", step, values)
-        if count <= 0:
+        if step <= before:
             return
-        rate = count * self._tokens_per_step / max(seconds, 1e-9)
+        rate = (read(step) - read(before)) / max(seconds, 1e-9)
         text = f"loss {values['loss']:.3f}, {tqdm.format_sizeof(rate) if rate >= 1000 else f'{rate:.0f}'} tokens/s"
         timing = {"seconds": round(seconds, 3), "tokens_per_second": round(rate)}
         if self._peak_flops:
@@ -89,7 +92,7 @@ class Log(AbstractContextManager):
         if self._bar.disable:
             of, left, total = "", "", self._bar.total
             if total:
-                of, left = f"/{total}", f", {tqdm.format_interval((total - step) * self._tokens_per_step / rate)} left"
+                of, left = f"/{total}", f", {tqdm.format_interval((read(total) - read(step)) / rate)} left"
             self.notify(f"step {step}{of}: {text}{left}")
         else:
             self._bar.set_postfix_str(text, refresh=False)

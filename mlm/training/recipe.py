@@ -1,12 +1,16 @@
 """Length and cost of a run, from a flattened config (`config.flatten`): of a new run, or as a checkpoint holds it."""
 
+import bisect
+import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlm import cluster
-from mlm.config_rules import parse_words
+from mlm.config_rules import parse_ranges, parse_words
+from mlm.data import skip_batches
+from mlm.data.order import Stage, between
 from mlm.errors import InputError
 from mlm.model import flops
 
@@ -18,7 +22,32 @@ def total_steps(run: Run, records: int) -> int:
     """Returns the steps of a run whose training split has `records` rows; with train.hours, those of its schedules."""
     if run.get("train.hours"):  # older runs lack the key
         return HOURS_STEPS
-    return run["train.steps"] or math.ceil(run["train.epochs"] * records / run["data.global_batch"])
+    rows = run["data.global_batch"]
+    rows -= sum(share * (rows - own) for own, share in run.get("data.batch_stages", ()))  # the mean of the steps
+    return run["train.steps"] or math.ceil(run["train.epochs"] * records / rows)
+
+
+def stages(run: Run, steps: int) -> list[Stage]:
+    """Returns the stages of data.batch_stages, and after them that of data.global_batch, of a run of `steps`."""
+    found, share, first, before = [], 0.0, 1, 0
+    for rows, own in run.get("data.batch_stages", ()):  # older runs lack the key
+        share += own
+        found.append(Stage(first, round(share * steps), rows, before))
+        first, before = found[-1].last + 1, before + (found[-1].last - first + 1) * rows
+    return [*found, Stage(first, math.inf, run["data.global_batch"], before)]
+
+
+def batches_read(run: Run, steps: int, step: int) -> list[Stage]:
+    """Returns the batches that the steps up to `step` read, without those of data.skip_batches."""
+    ranges, own = parse_ranges(run.get("data.skip_batches", ())), stages(run, steps)
+    end = skip_batches.batch_of(step, ranges)
+    starts, stops = [1, *(last + 1 for _, last in ranges)], [*(first - 1 for first, _ in ranges), end]
+    return [part for span in zip(starts, stops, strict=True) for part in between(own, span[0], min(span[1], end))]
+
+
+def rows_read(run: Run, steps: int, step: int) -> int:
+    """Returns the rows of the batches that the steps up to `step` read."""
+    return sum((part.last - part.first + 1) * part.rows for part in batches_read(run, steps, step))
 
 
 def warmup_steps(run: Run, steps: int) -> int:
@@ -31,17 +60,18 @@ def short_steps(run: Run, steps: int) -> int:
     return round(run["data.short_share"] * steps) if run["data.short_length"] else 0
 
 
-def milestone_steps(milestones: Iterable[str | int], steps: int, words_per_step: Callable[[], float]) -> list[int]:
+def milestone_steps(run: Run, steps: int, words_per_row: Callable[[], float]) -> list[int]:
     """Returns the steps at which checkpoint.milestones are reached, sorted; raises InputError for one after the last.
 
-    `words_per_step` is called if words are named.
+    `words_per_row` is called if words are named.
     """
     found = set()
-    for text in map(str, milestones):
+    for text in map(str, run["checkpoint.milestones"]):
         kind, _, value = text.rpartition(":")
         if kind == "words":
-            rate = words_per_step()
-            own = {words: math.ceil(words / rate) for words in parse_words(value)}
+            rate, endless = words_per_row(), range(sys.maxsize)
+            rows = functools.partial(rows_read, run, steps)
+            own = {words: bisect.bisect_left(endless, words / rate, key=rows) for words in parse_words(value)}
         else:
             first = int(value)
             own = {step: step for step in range(first, max(first, steps if kind else 0) + 1, first)}
@@ -50,14 +80,9 @@ def milestone_steps(milestones: Iterable[str | int], steps: int, words_per_step:
             raise InputError(f"{where}, but the run ends after step {steps:,}; remove it, or train longer.")
         if kind == "words" and cluster.is_primary():
             reached = ", ".join(f"{words:,} at step {step:,}" for words, step in own.items())
-            print(f"milestones, of {rate:,.1f} words in a step: {reached}", file=sys.stderr, flush=True)
+            print(f"milestones, of {rate:,.1f} words in a row: {reached}", file=sys.stderr, flush=True)
         found.update(own.values())
     return sorted(found)
-
-
-def tokens_per_step(run: Run) -> int:
-    """Returns the tokens that a step of pretraining reads, padding included."""
-    return run["data.global_batch"] * run["shards.length"]
 
 
 def mean_masking_rate(run: Run, progress: float = 1.0) -> float:
@@ -80,10 +105,11 @@ def flops_per_token(run: Run, vocab_size: int, *, length: int, rate: float | Non
 
 def useful_flops(run: Run, vocab_size: int, *, step: int, steps: int) -> float:
     """Returns the useful FLOPs of the steps up to `step`, of a run of `steps`."""
-    short, rate = min(step, short_steps(run, steps)), mean_masking_rate(run, (step - 1) / max(steps - 1, 1))
-    parts = ((short, run["data.short_length"]), (step - short, run["shards.length"]))
+    rate, rows = mean_masking_rate(run, (step - 1) / max(steps - 1, 1)), rows_read(run, steps, step)
+    short = rows_read(run, steps, min(step, short_steps(run, steps)))
+    parts = ((short, run["data.short_length"]), (rows - short, run["shards.length"]))
     return sum(
-        count * tokens_per_step(run) * flops_per_token(run, vocab_size, length=length, rate=rate)
+        count * run["shards.length"] * flops_per_token(run, vocab_size, length=length, rate=rate)
         for count, length in parts
         if count
     )

@@ -140,6 +140,13 @@ def check_batch(mesh: Mesh | np.ndarray, *, rows: int, key: str) -> None:
         raise InputError(f"config.{key}: {rows} rows can't be split over {over}; make it a multiple of {num_shards}.")
 
 
+def check_batches(mesh: Mesh | np.ndarray, run: Mapping[str, Any]) -> None:
+    """`check_batch` of every size of a run's batches, from its flattened config."""
+    sizes = [("data.batch_stages", rows) for rows, _ in run.get("data.batch_stages", ())]
+    for key, rows in (*sizes, ("data.global_batch", run["data.global_batch"])):
+        check_batch(mesh, rows=rows // run["train.accumulate"], key=f"{key} / train.accumulate")
+
+
 @functools.lru_cache(maxsize=4)  # a pod has thousands of devices
 def processes_of(mesh: Mesh) -> np.ndarray:
     """Returns the process of each device, int64 [S, T]."""
@@ -182,8 +189,7 @@ def host_input(processes_SxT: np.ndarray, run: Mapping[str, Any]) -> dict[str, A
     hosts, rows, lanes = np.unique(processes_SxT), run["data.global_batch"], run["data.lanes"]
     found = {"count": len(hosts), "rows_per_host": None, "lanes_per_host": None, "fed": False}
     try:
-        key = "data.global_batch / train.accumulate"
-        check_batch(processes_SxT, rows=rows // run["train.accumulate"], key=key)
+        check_batches(processes_SxT, run)
         check_batch(processes_SxT, rows=run["evaluate.batch"], key="evaluate.batch")
         spans = [local_rows(processes_SxT, rows, host) for host in hosts]
         found["rows_per_host"] = max(stop - start for start, stop in spans)
