@@ -49,6 +49,15 @@ BAD = {
     "data.seed": ["-1", str(2**32)],
     "data.global_batch": ["0", "-32"],
     "data.lanes": ["0"],
+    "data.batch_stages": [
+        "(8,)",
+        "((8,),)",
+        "((0, 0.1),)",
+        "((8.0, 0.1),)",
+        "((8, 0),)",
+        "((8, 1.5),)",
+        "((8, .1, 2),)",
+    ],
     "data.short_length": ["-1"],
     "data.short_share": ["0", "1.1", "nan"],
     "data.mixture": ["('a', 1)", "(('a', 0),)", "(('', 1),)", "(('a', '1'),)", "(('a', nan),)", "(('a',),)", "a:1"],
@@ -185,6 +194,17 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
             ["train.steps=1000", "checkpoint.milestones=('words:1M', 'every:1001')"],
             "config.checkpoint.milestones = ('words:1M', 'every:1001'): its steps must be at most train.steps = 1000.",
         ),
+        *(
+            (
+                [f"data.batch_stages=({stages},)", "train.accumulate=16", *more],
+                f"config.data.batch_stages = ({stages}{',' * (stages.count('(') == 1)}): {rule}.",
+            )
+            for stages, rule, *more in (
+                ("(24, 0.5)", "ROWS must be multiples of 16 (data.lanes, train.accumulate)"),
+                ("(16, 0.6), (32, 0.5)", "its shares must sum to at most 1"),
+                ("(16, 0.5)", "must be () with train.hours, whose steps are unknown", "train.steps=0", "train.hours=1"),
+            )
+        ),
         (["train.accumulate=3"], "config.train.accumulate = 3: must divide data.global_batch = 256."),
         (
             ["masking.random_share=0.3"],
@@ -256,6 +276,7 @@ def test_rules_that_tie_keys_together(overrides, sentence):
         (configs.PRETRAINING, "shards.count=7", "must be at least data.lanes = 8"),
         (configs.PRETRAINING, "masking.random_share=0.3", "must not exceed 1 together"),
         (configs.PRETRAINING, "data.short_length=96", "must be a multiple of 8"),
+        (configs.PRETRAINING, "data.batch_stages=((9, 0.5),)", "ROWS must be multiples of 8"),
         (configs.CLASSIFICATION, "classify.metric=pearson", "must be of accuracy, f1, .*, matthews for classes"),
         (configs.CLASSIFICATION, "classify.label=text", "'text': must be another column than classify.text.$"),
     ],

@@ -1,12 +1,15 @@
 """The logs: whole lines, no line twice, and nothing lost to a line that a kill has torn."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 
 from mlm import logs
 from mlm.errors import DamageError
 from mlm.paths import UPath
+from mlm.training import metrics
 from mlm.training.metrics import Log
 
 LINES = [{"step": step, "kind": kind, "loss": 1 / step} for step in (10, 20, 30) for kind in ("train", "eval")]
@@ -56,6 +59,20 @@ def test_damage_inside_is_named_and_nothing_is_lost(tmp_path):
         with pytest.raises(DamageError, match=r"log, line 3: is not a line of a log"):
             call()
     assert path.read_text() == text
+
+
+def test_throughput_and_the_time_left_follow_the_size_of_the_batches(tmp_path, monkeypatch, capsys):
+    """Steps of 10 tokens up to the tenth, then of 40; a second each."""
+    clock = [0.0]
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])
+    run, read = {"log.tensorboard": False, "log.wandb": ""}, lambda step: 10 * step + 30 * max(step - 10, 0)
+    with Log(UPath(tmp_path), run, start=0, steps=20, tokens_read=read) as log:
+        for step in (5, 15):
+            clock[0] = step
+            log.train(step, {"loss": np.float32(1), "consecutive_nonfinite": np.int32(0)})
+    lines = [line for line in logs.read(UPath(tmp_path / "timing.jsonl")) if line["kind"] == "train"]
+    assert [line["tokens_per_second"] for line in lines] == [10, 25]
+    assert re.findall(r"(\S+) left", capsys.readouterr().err) == ["00:45", "00:08"]
 
 
 def test_a_new_start_drops_what_comes_again_and_what_was_torn(tmp_path):

@@ -39,6 +39,32 @@ def test_steps_and_warmup():
     assert recipe.short_steps(flat("data.short_length=8", "data.short_share=0.7"), 10) == 7
 
 
+STAGES = ("data.lanes=4", "data.batch_stages=((4, 0.25), (8, 0.25))")  # of batches of 16 rows
+
+
+def test_steps_and_rows_of_stages():
+    run = flat(*STAGES, "train.steps=12")
+    assert [recipe.rows_read(run, 12, step) for step in (0, 1, 3, 4, 6, 7, 12, 14)] == [0, 4, 12, 20, 36, 52, 132, 164]
+    before = {key: value for key, value in flat().items() if key not in ("data.batch_stages", "data.skip_batches")}
+    assert recipe.rows_read(before, 12, 7) == 7 * 16, "as older runs are saved"
+    epochs = flat(*STAGES, "train.steps=0", "train.epochs=1.5")
+    steps = recipe.total_steps(epochs, records=160)
+    assert steps == 22 and recipe.rows_read(epochs, steps, steps) == 244, "240 rows of 11 in the mean, 22 steps"
+    assert recipe.total_steps(flat(*STAGES[:1], "data.batch_stages=((8, 1.0),)", *epochs_of(2)), records=80) == 20
+
+
+def epochs_of(count: float) -> tuple[str, str]:
+    return "train.steps=0", f"train.epochs={count}"
+
+
+def test_words_are_counted_over_stages():
+    """At 25 words in a row, 3,300 words are the 132 rows of 12 steps, 900 the 36 rows of 6."""
+    run = flat(*STAGES, "checkpoint.milestones=('words:900', 'words:901', 'words:3300', 'words:100')")
+    assert recipe.milestone_steps(run, 12, lambda: 25.0) == [1, 6, 7, 12]
+    with pytest.raises(InputError, match="words:3301 is reached at step 13"):
+        recipe.milestone_steps(run | {"checkpoint.milestones": ("words:3301",)}, 12, lambda: 25.0)
+
+
 def test_flops_know_the_falling_rate_and_the_short_rows():
     """The steps of short rows and those of long ones, each with its own attention, at the mean rate of the run."""
     run = flat("masking.rate=0.4", "masking.end_rate=0.2", "data.short_length=8", "data.short_share=0.5")

@@ -57,9 +57,9 @@ def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
         for run, total in ((old, recipe.total_steps(old, saved["dataset"]["records"])), (new, steps))
     )
     if theirs != ours and (old.get("data.batch_stages") or new["data.batch_stages"]):
-        ends = ", ".join(f"{part.rows:,} rows to {part.last:,}" for part in theirs)
-        fix = f"set the shares to such numbers of its {steps:,} steps"
-        raise InputError(f"config.data.batch_stages: the batches that {name} read must stay ({ends}); {fix}.")
+        had = ", ".join(f"{part.rows:,} rows to step {part.last:,}" for part in theirs)
+        fix = f"set data.batch_stages so that they have as many here (a share is steps / {steps:,})"
+        raise InputError(f"{where}: its batches had {had}; {fix}.")
     if steps <= step:
         raise InputError(f"{where}: the run would end after step {steps:,}, where the branch starts; train longer.")
     theirs, ours = (json.dumps([each["dataset"][key] for key in SAME_DATA], sort_keys=True) for each in (saved, meta))
