@@ -179,7 +179,7 @@ def fingerprint(config: ConfigDict) -> str:
 
 def diff(old: dict[str, Any], new: dict[str, Any], allowed: re.Pattern[str] = MAY_CHANGE) -> list[str]:
     """Returns a line "key: old -> new" for each change of two flattened configs that is not allowed, as on resume."""
-    old, new = ({k: list(v) if isinstance(v, tuple) else v for k, v in flat.items()} for flat in (old, new))
+    old, new = (json.loads(json.dumps(flat)) for flat in (old, new))  # a checkpoint's tuples are lists
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
