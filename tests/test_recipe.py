@@ -93,7 +93,7 @@ def test_flops_know_the_falling_rate_and_the_short_rows():
     ],
 )
 def test_the_steps_of_milestones(milestones, steps):
-    """At 400 words in a step."""
+    """At 25 words in a row, 400 in a step."""
     run = {"checkpoint.milestones": milestones, "data.global_batch": 16}
     assert recipe.milestone_steps(run, 12, lambda: 25.0) == steps
 

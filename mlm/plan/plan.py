@@ -65,7 +65,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "mesh": dict(mesh.shape),
         "length": short if kind == "short" else job.info.length,
         "global_batch": config.data.global_batch,
-        "batch_stages": config.data.batch_stages,
+        "batch_stages": list(map(list, config.data.batch_stages)),
         "accumulate": accumulate,
         "rows_per_chip": config.data.global_batch / accumulate / place.chips,
         "fits": program.fits,
