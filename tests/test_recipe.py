@@ -50,11 +50,8 @@ def test_steps_and_rows_of_stages():
     epochs = flat(*STAGES, "train.steps=0", "train.epochs=1.5")
     steps = recipe.total_steps(epochs, records=160)
     assert steps == 22 and recipe.rows_read(epochs, steps, steps) == 240, "in batches of 11 rows, in the mean"
-    assert recipe.total_steps(flat(*STAGES[:1], "data.batch_stages=((8, 1.0),)", *epochs_of(2)), records=80) == 20
-
-
-def epochs_of(count: float) -> tuple[str, str]:
-    return "train.steps=0", f"train.epochs={count}"
+    whole = flat("data.batch_stages=((8, 1.0),)", "train.steps=0", "train.epochs=2")
+    assert recipe.total_steps(whole, records=80) == 20
 
 
 def test_words_are_counted_over_stages():
