@@ -51,13 +51,13 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
     return others, overrides
 
 
-def load(path: str, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
+def load(path: str, overrides: list[str], *, task: str = PRETRAINING, flag: str = "--config") -> ConfigDict:
     """Runs `get_config()` of a Python file, applies overrides, validates by the task's rules and locks the config."""
     if not Path(path).is_file():
-        raise InputError(f"--config={path}: there is no such file.")
-    config = run_file(path, "get_config", f"--config={path}")
+        raise InputError(f"{flag}={path}: there is no such file.")
+    config = run_file(path, "get_config", f"{flag}={path}")
     if not isinstance(config, ConfigDict):
-        raise InputError(f"--config={path}: the file defines no get_config() that returns a ConfigDict.")
+        raise InputError(f"{flag}={path}: the file defines no get_config() that returns a ConfigDict.")
     return _finish(config, parse(config, overrides), task)
 
 

@@ -21,6 +21,7 @@ from mlm.training import sharding
 from tests.fixtures import TINY, tiny_config
 from tests.fixtures_data import write_jsonl
 from tests.processes import ROOT, environment
+from tests.test_bad_input import refuse
 from tests.torch_environments import torch_python
 
 SMALL = "tokenizer.vocab_size=500"
@@ -206,6 +207,6 @@ def test_interpreter_without_torch():
         measured(tiny_config(SMALL), ["step"], torch=sys.executable)
 
 
-def test_torch_is_for_the_step():
-    with pytest.raises(InputError, match="--torch: is for the part step"):
-        measured(tiny_config(SMALL), ["loop"], torch=sys.executable)
+def test_torch_is_for_the_step(capsys):
+    arguments = ["bench", "--config=configs/base.py", "--parts", "loop", f"--torch={sys.executable}"]
+    refuse(arguments, 2, "--torch: is for the parts step and quality; add one to --parts.", capsys=capsys)

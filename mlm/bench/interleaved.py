@@ -23,10 +23,12 @@ NAMES = {
     "mlm": "mlm",
     "baseline": "run_mlm_flax.py",
     "torch": "run_mlm.py (PyTorch)",
+    "stock": "run_mlm.py's recipe",
     "tf_tpu_example": "TF-TPU example",
     "one_batch": "one batch reused",
     "real_batches": "batches of the run",
 }
+VERSIONS = "PyTorch {torch}, transformers {transformers}, {device}, {dtype}."
 
 Repeat = Callable[[int], None]  # makes that many calls and waits for the last
 Rates = dict[str, list[float]]
@@ -81,7 +83,7 @@ def render(found: dict[str, Any]) -> list[RenderableType]:
         cells = [_cells(part, name, rows) for name in rows if name in NAMES]
         parts.append(table(part, ">tokens/s", ">ms", *heads, "", rows=cells))
         if "torch" in rows:
-            parts.append("PyTorch {torch}, transformers {transformers}, {device}, {dtype}.".format(**rows["torch"]))
+            parts.append(VERSIONS.format(**rows["torch"]))
     return parts
 
 
@@ -112,13 +114,14 @@ class Worker:
         except OSError as error:
             self._errors.close()
             raise InputError(f"{name}: can't be run ({error.strerror}); name a Python interpreter.") from None
-        self.ready = self._ask(settings)
+        self.ready = self.ask(settings)
 
     def repeat(self, calls: int) -> None:
         """Makes that many calls and waits."""
-        self.answer = self._ask({"calls": calls})
+        self.answer = self.ask({"calls": calls})
 
-    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Returns the answer to a message; raises InputError if there is none."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()

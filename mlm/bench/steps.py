@@ -83,10 +83,10 @@ def updates(step: Callable[..., tuple[Any, Any]], state: Any) -> Callable[..., A
     return update
 
 
-def start_torch(python: str, task: Pretraining) -> interleaved.Worker:
-    """Starts mlm/bench/torch_step.py on the same model and rows of the same size."""
-    interleaved.say("step: starting PyTorch")
-    settings = task.run | {"model": task.network.config.to_dict(), "special_ids": task.info.special_ids}
+def start_torch(python: str, task: Pretraining, **more: Any) -> interleaved.Worker:
+    """Starts mlm/bench/torch_step.py on the same model and rows of the same size; `more` are settings of its own."""
+    interleaved.say("starting PyTorch")
+    settings = task.run | {"model": task.network.config.to_dict(), "special_ids": task.info.special_ids} | more
     return interleaved.Worker([python, torch_step.__file__], settings, name=f"--torch={python}")
 
 

@@ -5,14 +5,18 @@ defaults, masks drawn on the host and logits of every position; on CUDA if there
 
 It reads lines of JSON and answers each with one. First the settings: a run's flattened config, "model": RobertaConfig's
 arguments, "special_ids": {"cls", "pad", "sep", "unk", "mask"} -> id; {"torch", "transformers", "device", "dtype"} tells
-that it is ready. Then {"calls": N} for N steps, answered by {"steps" so far}. It exits when its input ends; with 2 if a
-package is missing.
+that it is ready. Then {"calls": N} for N steps, answered by {"steps", "seconds" of training so far, "learning_rate"}.
+Settings may have "rows", a .npy file of ids [N, L], instead of random ones, and "seconds", over which the learning rate
+falls to 0. Then {"until": SECONDS} asks for steps until so many are used, {"save": FOLDER} for the parameters, answered
+by {}. It exits when its input ends; with 2 if a package is missing.
 """
 
 import json
+import math
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TextIO
 
@@ -25,41 +29,58 @@ def train(settings: dict, answers: TextIO) -> None:
     import torch
     import transformers
 
-    cuda = torch.cuda.is_available()
+    cuda, peak = torch.cuda.is_available(), settings["optimizer.learning_rate"]
     bfloat16 = cuda and settings["model.dtype"] == "bfloat16"
 
     class Pauses(transformers.TrainerCallback):
         """Holds the loop after the requested steps."""
 
-        left = 0
+        left, until, used, begin, rate = 0, math.inf, 0.0, None, peak
+
+        def seconds(self) -> float:
+            """Of training, without the pauses."""
+            return self.used + (0.0 if self.begin is None else time.monotonic() - self.begin)
 
         def on_train_begin(self, *arguments: object, **more: object) -> None:
             versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-            self.ask(**versions, device="cuda" if cuda else "cpu", dtype="bfloat16" if bfloat16 else "float32")
+            self.ask(more, **versions, device="cuda" if cuda else "cpu", dtype="bfloat16" if bfloat16 else "float32")
+
+        def on_step_begin(self, *arguments: object, optimizer: torch.optim.Optimizer, **more: object) -> None:
+            self.started = self.seconds()
+            for group in optimizer.param_groups if "seconds" in settings else ():
+                group["lr"] = self.rate = peak * max(0.0, 1 - self.started / settings["seconds"])
 
         def on_step_end(self, arguments: object, state: transformers.TrainerState, *others: object, **more: object):
             self.left -= 1
-            if self.left == 0:
+            if self.left == 0 or self.started >= self.until:
                 if cuda:
                     torch.cuda.synchronize()
-                self.ask(steps=state.global_step)
+                self.used, self.begin = self.seconds(), None
+                self.ask(more, steps=state.global_step, seconds=self.used, learning_rate=self.rate)
 
-        def ask(self, **answer: object) -> None:
+        def ask(self, more: dict, **answer: object) -> None:
             print(json.dumps(answer), file=answers, flush=True)
             line = sys.stdin.readline()
             if not line:
                 sys.exit(0)
-            self.left = json.loads(line)["calls"]
+            message = json.loads(line)
+            if "save" in message:
+                more["model"].save_pretrained(message["save"])
+                self.ask(more)
+            else:
+                self.left, self.until = message.get("calls", 0), message.get("until", math.inf)
+                self.begin = time.monotonic()
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             output_dir=folder,
             per_device_train_batch_size=settings["data.global_batch"] // max(1, torch.cuda.device_count()),
             max_steps=10**9,
-            learning_rate=settings["optimizer.learning_rate"],
+            learning_rate=peak,
             weight_decay=settings["optimizer.weight_decay"],
             bf16=bfloat16,
             save_strategy="no",
+            dataloader_drop_last=True,
             report_to="none",
             disable_tqdm=True,
         )
@@ -67,10 +88,28 @@ def train(settings: dict, answers: TextIO) -> None:
         transformers.Trainer(
             model=transformers.RobertaForMaskedLM(transformers.RobertaConfig(**settings["model"])),
             args=arguments,
-            train_dataset=_random_rows(settings) * EPOCH,
+            train_dataset=_Rows(settings) if "rows" in settings else _random_rows(settings) * EPOCH,
             data_collator=transformers.DataCollatorForLanguageModeling(**mask),
             callbacks=[Pauses()],
         ).train()
+
+
+class _Rows:
+    """The rows of a file as run_mlm.py's data set has them."""
+
+    def __init__(self, settings: dict):
+        import numpy as np
+
+        self.rows_NxL, self.special_ids = np.load(settings["rows"], mmap_mode="r"), settings["special_ids"]
+
+    def __len__(self) -> int:
+        return len(self.rows_NxL)
+
+    def __getitem__(self, row: int) -> dict:
+        ids = self.rows_NxL[row].tolist()
+        special, pad = self.special_ids.values(), self.special_ids["pad"]
+        mask = {"attention_mask": [int(each != pad) for each in ids]}
+        return {"input_ids": ids, **mask, "special_tokens_mask": [int(each in special) for each in ids]}
 
 
 def _random_rows(settings: dict) -> list[dict]:

@@ -1,8 +1,11 @@
-"""`bench`: time step, shards and batches beside the baselines, interleaved, in one run."""
+"""`bench`: time step, shards and batches beside the baselines, or train two recipes; interleaved, in one run."""
 
 import argparse
 import json
+import math
 import os
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -16,49 +19,100 @@ from mlm.errors import InputError
 from mlm.text import show
 from mlm.workdir import Workdir
 
-PARTS = "what to measure; shards takes the workdir's tokenizer, batches and loop take its shards; default: step"
+PARTS = "what to measure; shards takes the workdir's tokenizer, batches, loop and quality its shards; default: step"
+TORCH = "Python with PyTorch, for its step too, and for quality its run_mlm.py"
+AGAINST = "quality: the other config, as its file has it; default: run_mlm.py's recipe in our step"
+SECONDS = "of each comparison, default: 20; for quality, of training each recipe"
+
+Recipes = dict[str, tuple[str, ConfigDict]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
-    parts = ["step", "shards", "batches", "loop"]
+    parts = ["step", "shards", "batches", "loop", "quality"]
     parser.add_argument("--parts", nargs="+", default=["step"], choices=parts, help=PARTS)
-    parser.add_argument("--torch", default="", metavar="PYTHON", help="Python with PyTorch, to time its step too")
-    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of each comparison; default: 20")
+    parser.add_argument("--torch", default="", metavar="PYTHON", help=TORCH)
+    parser.add_argument("--seconds", type=float, metavar="S", help=SECONDS)
     parser.add_argument("--megabytes", type=float, default=20.0, metavar="MB", help="text for shards; default: 20")
+    parser.add_argument("--against", default="", metavar="FILE", help=AGAINST)
+    parser.add_argument("--plot", default="", metavar="FILE", help="quality: write its curves as .png or .svg")
     common.add_json_flag(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     detect.refuse_part_of_a_slice()
-    config, manifest, folder = common.read_config(args, overrides), None, ""
+    check(args)
+    config, manifest, folder, recipes = common.read_config(args, overrides), None, "", {}
     if set(args.parts) - {"step"}:
         workdir = Workdir(args.workdir, create=False)
-        if {"batches", "loop"} & set(args.parts):
+        if "quality" in args.parts:
+            config = configs.replace(config, {"evaluate.sets": ()})
+            recipes = open_recipes(args, config)
+        if {"batches", "loop", "quality"} & set(args.parts):
             manifest = common.open_data(config, workdir)
         if "shards" in args.parts:
             folder = str(workdir.tokenizer)
             tokenizer.load_fast(folder)  # refuses a missing one before anything is measured
-    from mlm.bench import interleaved
+    from mlm.bench import interleaved, quality
 
-    found = measure(args, config, manifest, folder)
-    show(*([json.dumps(found)] if args.json else interleaved.render(found)))
+    found = measure(args, config, manifest, folder, recipes)
+    if args.plot:
+        from mlm.report import plots
+
+        rows = [(row["name"], row["curve"]) for row in found["quality"]["recipes"].values()]
+        curves = {name: [([], []), plots.points(curve, "loss", 1, itemgetter("seconds"))] for name, curve in rows}
+        plots.save(plots.draw_together(curves, "seconds of training"), Path(args.plot))
+    lines = interleaved.render({part: rows for part, rows in found.items() if part != "quality"})
+    lines += quality.render(found["quality"]) if "quality" in found else []
+    show(*([json.dumps(found)] if args.json else lines))
 
 
-def measure(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None, folder: str) -> dict[str, Any]:
+def check(args: argparse.Namespace) -> None:
+    """Raises InputError for flags that don't fit together."""
+    quality = "quality" in args.parts
+    for flag in ("against", "plot"):
+        if getattr(args, flag) and not quality:
+            raise InputError(f"--{flag}: is for the part quality; add it to --parts.")
+    if args.torch and not {"step", "quality"} & set(args.parts):
+        raise InputError("--torch: is for the parts step and quality; add one to --parts.")
+    if args.torch and args.against:
+        raise InputError("--torch and --against: quality compares two recipes; leave out one of these flags.")
+    if quality and not 0 < (args.seconds or 0) < math.inf:
+        raise InputError("--seconds: quality needs the seconds of training of each recipe, as in --seconds=300.")
+    if args.plot and not (args.plot.endswith((".png", ".svg")) and Path(args.plot).parent.is_dir()):
+        raise InputError(f"--plot={args.plot}: name a .png or .svg in a folder that exists.")
+
+
+def open_recipes(args: argparse.Namespace, config: ConfigDict) -> Recipes:
+    """Returns {key: (name, config)} of the two that quality compares, on the data of `config`."""
+    from mlm.bench import quality
+    from mlm.bench.interleaved import NAMES
+
+    if not args.against:
+        if args.torch and config.data.mixture:
+            raise InputError("--torch: reads one folder of shards, but config.data.mixture names several.")
+        key = "torch" if args.torch else "stock"
+        return {"mlm": (args.config, config), key: (NAMES[key], quality.stock(config))}
+    other = quality.on_same_data(config, configs.load(args.against, [], flag="--against"), args.against)
+    name = args.config + ", overridden" * (args.config == args.against)
+    return {"mlm": (name, config), "against": (args.against, other)}
+
+
+def measure(
+    args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None, folder: str, recipes: Recipes | None = None
+) -> dict[str, Any]:
     """Returns the measurements by part, as --json prints them."""
     if args.torch:
-        if "step" not in args.parts:
-            raise InputError("--torch: is for the part step; add it to --parts.")
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves PyTorch memory of the GPU
-    from mlm.bench import inputs, steps
+    from mlm.bench import inputs, quality, steps
 
     config = configs.replace(config, {"data.batch_stages": ()})  # all of data.global_batch rows
-
+    seconds = 20.0 if args.seconds is None else args.seconds
     compare = {
-        "step": lambda: steps.compare_steps(config, args.seconds, args.torch),
-        "shards": lambda: inputs.compare_shards(config, folder, args.megabytes, args.seconds),
-        "batches": lambda: inputs.compare_batches(config, manifest, args.seconds),
-        "loop": lambda: inputs.compare_loop(config, manifest, args.seconds),
+        "step": lambda: steps.compare_steps(config, seconds, args.torch),
+        "shards": lambda: inputs.compare_shards(config, folder, args.megabytes, seconds),
+        "batches": lambda: inputs.compare_batches(config, manifest, seconds),
+        "loop": lambda: inputs.compare_loop(config, manifest, seconds),
+        "quality": lambda: quality.compare(recipes, args.workdir, manifest, seconds=seconds, torch=args.torch),
     }
     return {part: compare[part]() for part in compare if part in args.parts}

@@ -43,7 +43,7 @@ def write(
             steps = round(model.step / share)
         if history.train or history.evals:
             curve = plots.draw(history.train, history.evals, [], history.unigram_entropy)["Loss"]
-            plots.save_png(curve, folder / CURVE)
+            plots.save(curve, folder / CURVE)
         values = {
             "curve": CURVE if history.train or history.evals else "",
             "losses": _losses(history),

@@ -111,10 +111,10 @@ def to_url(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def save_png(figure: Figure, file: Path) -> None:
-    """Writes the figure as a PNG, the same bytes for the same figure."""
+def save(figure: Figure, file: Path) -> None:
+    """Writes the figure as a .png or .svg, the same bytes for the same figure."""
     with matplotlib.rc_context(STYLE):
-        figure.savefig(file, format="png", dpi=160, metadata={"Software": None})
+        figure.savefig(file, dpi=160, metadata={"Software" if file.suffix == ".png" else "Date": None})
 
 
 def thinned(points: Points, most: int = POINTS) -> Points:

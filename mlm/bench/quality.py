@@ -1,0 +1,245 @@
+"""The part "quality" of `bench`: two recipes trained in turns, for so many seconds each, and how their losses fall.
+
+Both train on the same rows and are scored on the same masks of the validation split, so their losses compare. Only
+training counts: compiling, evaluating and the other's turns are left out. Schedules span the seconds (train.hours).
+"""
+
+import contextlib
+import itertools
+import math
+import re
+import tempfile
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from rich.console import RenderableType
+
+from mlm import config as configs
+from mlm import logs
+from mlm.bench import interleaved, steps
+from mlm.data import batches
+from mlm.data.manifest import Manifest
+from mlm.errors import InputError
+from mlm.model import factory
+from mlm.model.roberta import Params
+from mlm.pretrained import load
+from mlm.tasks.pretraining import Pretraining, score_split
+from mlm.text import table
+from mlm.training import recipe, sharding
+from mlm.training.budget import Budget
+from mlm.training.state import shardings_of
+from mlm.training.step import make_eval_step
+from mlm.workdir import Workdir
+
+EVALUATIONS = 20  # of each, after that of its initial parameters
+TURN = 10.0  # seconds, at most
+MASKS = """masking.kind=token masking.rate=0.15 masking.end_rate=0 masking.mask_share=0.8 masking.random_share=0.1
+    masking.static=false"""  # of the evaluation, and of the stock recipe
+STOCK = """optimizer.name=adamw optimizer.learning_rate=1e-3 optimizer.b1=0.9 optimizer.b2=0.999 optimizer.eps=1e-8
+    optimizer.weight_decay=0 optimizer.clip_norm=1 optimizer.ema_decay=0 schedule.name=linear schedule.warmup_steps=0
+    schedule.warmup_fraction=0 schedule.final_fraction=0 model.init=stock model.init_stddev=0.02
+    model.hidden_dropout=0.1 model.attention_dropout=0.1 model.attention=auto data.short_length=0
+    data.isolate_documents=false train.init_from="""  # defaults of TrainingArguments, but for the rate
+DATA = re.compile(r"(corpus|tokenizer|shards|evaluate)\..*|data\.(seed|lanes|mixture)")  # keys that both have alike
+
+
+class Trainer:
+    """One of the two; `curve` has its "seconds" of training, "steps" and "loss" (None: not finite)."""
+
+    steps, seconds, learning_rate, compile_seconds = 0, 0.0, 0.0, None
+    versions: dict[str, str] = {}  # noqa: RUF012
+
+    def __init__(self, task: Pretraining, evaluated: ConfigDict):
+        """Scores with the masks of the config `evaluated`."""
+        self.task, self.curve, self._evaluated = task, [], evaluated
+        masking = factory.make_masking(evaluated.masking.to_dict(), task.info, None)
+        masking, seed = factory.make_eval_masking(masking, evaluated.evaluate.count), evaluated.evaluate.seed
+        self._shardings = shardings_of(task.shapes).params
+        self._eval_step = make_eval_step(task.network, masking, seed, task.mesh, self._shardings)
+
+    def evaluate(self) -> None:
+        """Adds a point to the curve."""
+        own = (self._evaluated, self.task.manifest, self.task.mesh, self._eval_step, self.params(), "validation")
+        line = {"seconds": self.seconds, "steps": self.steps, "loss": score_split(*own)["loss"]}
+        self.curve.append(logs.finite(line))
+
+
+class Ours(Trainer):
+    """Our step."""
+
+    def __init__(self, task: Pretraining, evaluated: ConfigDict):
+        super().__init__(task, evaluated)
+        self.paused_seconds = 0.0  # of the clock of `Budget`
+        self._budget = Budget(task.config.train.hours, "", start=0, share=0.0, log=self)
+        self._state, self._metrics, stream = task.initial_state(), None, task.batches(0)
+        self._batches = itertools.chain([first := next(stream)], stream)
+        begin = time.monotonic()
+        made = {task.step_at(1), task.step_at(task.steps)}
+        self._programs = {step: step.lower(self._state, self._put(first, 0.0)).compile() for step in made}
+        self._stopped = time.monotonic()
+        self.compile_seconds = self._stopped - begin
+
+    def _put(self, columns: dict[str, np.ndarray], share: float) -> dict[str, jax.Array]:
+        rows = len(columns["record_id"])
+        return sharding.put_batch(columns | {"share": np.full(rows, share, np.float32)}, self.task.mesh, rows)
+
+    def train(self, share: float) -> None:
+        """Takes a turn, until this share of the seconds is used."""
+        begin = time.monotonic()
+        self.paused_seconds += begin - self._stopped
+        while self._budget.share < share:
+            used = self._budget.start_step(self.steps + 1, self._metrics)
+            program = self._programs[self.task.step_at(max(round(used * self.task.steps), 1))]
+            self._state, self._metrics = program(self._state, self._put(next(self._batches), used))
+            self.steps += 1
+        jax.block_until_ready(self._metrics)
+        self._stopped = time.monotonic()
+        self.seconds += self._stopped - begin
+        self.learning_rate = float(self._metrics["learning_rate"])
+
+    def params(self) -> Params:
+        """Returns what is evaluated."""
+        return self._state.best_params
+
+
+class Torch(Trainer):
+    """PyTorch's Trainer, in a process of its own; its parameters come back as files."""
+
+    def __init__(self, task: Pretraining, evaluated: ConfigDict, python: str, folder: str):
+        super().__init__(task, evaluated)
+        self._seconds, self._folder = task.config.train.hours * 3600, folder
+        sizes = (task.manifest.splits["train"].records, task.info.length)
+        rows_NxL = np.lib.format.open_memmap(f"{folder}/rows.npy", "w+", np.int32, sizes)
+        for batch in batches.eval_batches(task.manifest, split="train", batch=1000, rows=(0, 1000)):
+            rows_NxL[batch["record_id"]] = batch["input_ids"]
+        rows_NxL.flush()
+        model = task.network.config.to_dict() | {"vocab_size": task.info.vocab_size}  # without padding
+        self.worker = steps.start_torch(python, task, model=model, rows=f"{folder}/rows.npy", seconds=self._seconds)
+        self.versions = self.worker.ready
+
+    def train(self, share: float) -> None:
+        """Takes a turn, until this share of the seconds is used."""
+        vars(self).update(self.worker.ask({"until": share * self._seconds}))
+
+    def params(self) -> Params:
+        """Returns what is evaluated."""
+        self.worker.ask({"save": self._folder})
+        found = load.load(self._folder, head=load.LM_HEAD).padded(self.task.config.model.vocab_multiple)
+        return sharding.put_tree(found.params, self._shardings)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.worker.close()
+
+
+def compare(
+    recipes: dict[str, tuple[str, ConfigDict]], workdir: str, manifest: Manifest, *, seconds: float, torch: str
+) -> dict[str, Any]:
+    """Trains two recipes, {key: (name, config)}: "torch" is PyTorch's Trainer, in that Python, others are our step.
+
+    Returns {"seconds" of each, "turn_seconds", "recipes": {key: row}}, whose "reached_seconds" say when the recipe had
+    the other's last loss (None: never), and "ratio" is the seconds of the other by them.
+    """
+    (first, (_, config)), (second, _) = recipes.items()
+    evaluated = configs.replace(config, configs.parse(config, MASKS.split()))
+    tasks = {key: open_task(own, Workdir(workdir), manifest, seconds) for key, (_, own) in recipes.items()}
+    with tempfile.TemporaryDirectory(prefix="mlm-bench-") as folder, contextlib.ExitStack() as stack:
+        made: dict[str, Trainer] = {}
+        for key, task in tasks.items():
+            interleaved.say(f"quality: preparing {key}")
+            if key == "torch":
+                made[key] = stack.enter_context(contextlib.closing(Torch(task, evaluated, torch, folder)))
+            else:
+                made[key] = Ours(task, evaluated)
+        turn = take_turns(made, seconds)
+    rows = {}
+    for key, other in ((first, second), (second, first)):
+        own, reached = made[key], seconds_to_reach(made[key].curve, made[other].curve[-1]["loss"])
+        rows[key] = own.versions | {
+            "name": recipes[key][0],
+            "loss": own.curve[-1]["loss"],
+            "best_loss": min((line["loss"] for line in own.curve if line["loss"] is not None), default=None),
+            "steps": own.steps,
+            "tokens": own.steps * own.task.tokens_per_step,
+            "compile_seconds": own.compile_seconds,
+            "learning_rate": own.learning_rate,
+            "reached_seconds": reached,
+            "ratio": reached and seconds / reached,
+            "curve": own.curve,
+        }
+    return {"seconds": seconds, "turn_seconds": turn, "recipes": rows}
+
+
+def stock(config: ConfigDict) -> ConfigDict:
+    """Returns the config with run_mlm.py's recipe: sizes, data and batch stay."""
+    return configs.replace(config, configs.parse(config, f"{MASKS} {STOCK}".split()))
+
+
+def on_same_data(config: ConfigDict, other: ConfigDict, name: str) -> ConfigDict:
+    """Returns another config, called `name`, on the data of a config; InputError if its own is of another kind."""
+    own, others = configs.flatten(config), configs.flatten(other)
+    for key in ("shards.length", "tokenizer.vocab_size"):
+        if own[key] != others[key]:
+            what = f"--against={name}: has {key} = {others[key]}, --config has {own[key]}"
+            raise InputError(f"{what}; both read the same rows, so set the same.")
+    return configs.replace(other, {key: value for key, value in own.items() if DATA.fullmatch(key)})
+
+
+def open_task(config: ConfigDict, workdir: Workdir, manifest: Manifest, seconds: float) -> Pretraining:
+    """Returns the task of a config with a budget instead of its steps, and as large a share of it for the warmup."""
+    if config.train.branch_from:
+        raise InputError(f"config.train.branch_from = {config.train.branch_from}: must be empty for quality.")
+    run = configs.flatten(config)
+    total = recipe.total_steps(run, manifest.splits["train"].records)
+    budget = {"train.hours": seconds / 3600, "train.steps": 0, "train.epochs": 0.0, "train.replay": ""}
+    warmup = {"schedule.warmup_fraction": recipe.warmup_steps(run, total) / total, "schedule.warmup_steps": 0}
+    return Pretraining.open(configs.replace(config, budget | warmup), workdir, manifest)
+
+
+def take_turns(trainers: dict[str, Trainer], seconds: float) -> float:
+    """Trains and evaluates all; returns the seconds of a turn."""
+    between = math.ceil(seconds / EVALUATIONS / TURN)  # turns from one evaluation to the next
+    turns = EVALUATIONS * between
+    for turn in range(turns + 1):
+        for trainer in trainers.values():
+            if turn:
+                trainer.train(turn / turns)
+            if turn % between == 0:
+                trainer.evaluate()
+        if turn % between == 0:
+            losses = ", ".join(f"{key} {_loss(trainer.curve[-1]['loss'])}" for key, trainer in trainers.items())
+            interleaved.say(f"quality: {turn / turns * seconds:.3g} of {seconds:g} s: {losses}")
+    return seconds / turns
+
+
+def seconds_to_reach(curve: list[dict[str, Any]], loss: float | None) -> float | None:
+    """Returns when a curve, straight between its points, first is at a loss or below; None if never."""
+    points = [(line["seconds"], line["loss"]) for line in curve if line["loss"] is not None]
+    below = next((n for n, (_, value) in enumerate(points) if loss is not None and value <= loss), None)
+    if not below:
+        return None if below is None else points[0][0]
+    (before, high), (after, low) = points[below - 1 : below + 1]
+    return before + (after - before) * (high - loss) / (high - low)
+
+
+def render(found: dict[str, Any]) -> list[RenderableType]:
+    """Returns the table, and what its figures are."""
+    cells, lines = [], []
+    for row in found["recipes"].values():
+        reached, compiling = row["reached_seconds"], row["compile_seconds"]
+        when = "never" if reached is None else f"after {reached:,.1f} s"
+        when += f", {row['ratio']:.3g} times as fast" if row["ratio"] else ""
+        counts = (f"{row['steps']:,}", f"{row['tokens']:,}", "-" if compiling is None else f"{compiling:,.1f} s")
+        cells.append((row["name"], _loss(row["loss"]), _loss(row["best_loss"]), *counts, when))
+        lines += [interleaved.VERSIONS.format(**row)] if "torch" in row else []
+    heads = ("quality", ">last loss", ">best", ">steps", ">tokens", ">compiling", "at the other's last loss")
+    times = f"{found['seconds']:g} s of training each, in turns of {found['turn_seconds']:.3g} s"
+    masks = "in nats on the validation split, 15% of its tokens predicted, masked alike for both"
+    return [table(*heads, rows=cells), f"{times}; compiling and evaluating not counted. Losses {masks}.", *lines]
+
+
+def _loss(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.4f}"
