@@ -49,8 +49,7 @@ DATA = re.compile(r"(corpus|tokenizer|shards|evaluate)\..*|data\.(seed|lanes|mix
 class Trainer:
     """One of the two; `curve` has its "seconds" of training, "steps" and "loss" (None: not finite)."""
 
-    steps, seconds, learning_rate, compile_seconds = 0, 0.0, 0.0, None
-    versions: dict[str, str] = {}  # noqa: RUF012
+    steps, seconds, learning_rate, compile_seconds, versions = 0, 0.0, 0.0, None, {}
 
     def __init__(self, task: Pretraining, evaluated: ConfigDict):
         """Scores with the masks of the config `evaluated`."""
@@ -108,8 +107,10 @@ class Ours(Trainer):
 class Torch(Trainer):
     """PyTorch's Trainer, in a process of its own; its parameters come back as files."""
 
-    def __init__(self, task: Pretraining, evaluated: ConfigDict, python: str, folder: str):
+    def __init__(self, task: Pretraining, evaluated: ConfigDict, python: str, stack: contextlib.ExitStack):
+        """`stack` ends the process and removes its files."""
         super().__init__(task, evaluated)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlm-bench-"))
         self._seconds, self._folder = task.config.train.hours * 3600, folder
         sizes = (task.manifest.splits["train"].records, task.info.length)
         rows_NxL = np.lib.format.open_memmap(f"{folder}/rows.npy", "w+", np.int32, sizes)
@@ -119,6 +120,7 @@ class Torch(Trainer):
         model = task.network.config.to_dict() | {"vocab_size": task.info.vocab_size}  # without padding
         self.worker = steps.start_torch(python, task, model=model, rows=f"{folder}/rows.npy", seconds=self._seconds)
         self.versions = self.worker.ready
+        stack.callback(self.worker.close)
 
     def train(self, share: float) -> None:
         """Takes a turn, until this share of the seconds is used."""
@@ -130,10 +132,6 @@ class Torch(Trainer):
         found = load.load(self._folder, head=load.LM_HEAD).padded(self.task.config.model.vocab_multiple)
         return sharding.put_tree(found.params, self._shardings)
 
-    def close(self) -> None:
-        """Ends the process."""
-        self.worker.close()
-
 
 def compare(
     recipes: dict[str, tuple[str, ConfigDict]], workdir: str, manifest: Manifest, *, seconds: float, torch: str
@@ -141,19 +139,16 @@ def compare(
     """Trains two recipes, {key: (name, config)}: "torch" is PyTorch's Trainer, in that Python, others are our step.
 
     Returns {"seconds" of each, "turn_seconds", "recipes": {key: row}}, whose "reached_seconds" say when the recipe had
-    the other's last loss (None: never), and "ratio" is the seconds of the other by them.
+    the other's last loss (None: never); the "ratio" is of all seconds to these.
     """
     (first, (_, config)), (second, _) = recipes.items()
     evaluated = configs.replace(config, configs.parse(config, MASKS.split()))
     tasks = {key: open_task(own, Workdir(workdir), manifest, seconds) for key, (_, own) in recipes.items()}
-    with tempfile.TemporaryDirectory(prefix="mlm-bench-") as folder, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         made: dict[str, Trainer] = {}
         for key, task in tasks.items():
             interleaved.say(f"quality: preparing {key}")
-            if key == "torch":
-                made[key] = stack.enter_context(contextlib.closing(Torch(task, evaluated, torch, folder)))
-            else:
-                made[key] = Ours(task, evaluated)
+            made[key] = Torch(task, evaluated, torch, stack) if key == "torch" else Ours(task, evaluated)
         turn = take_turns(made, seconds)
     rows = {}
     for key, other in ((first, second), (second, first)):

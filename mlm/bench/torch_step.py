@@ -51,6 +51,8 @@ def train(settings: dict, answers: TextIO) -> None:
                 group["lr"] = self.rate = peak * max(0.0, 1 - self.started / settings["seconds"])
 
         def on_step_end(self, arguments: object, state: transformers.TrainerState, *others: object, **more: object):
+            if state.global_step == 1:
+                self.begin = time.monotonic()  # its time went into imports
             self.left -= 1
             if self.left == 0 or self.started >= self.until:
                 if cuda:
@@ -95,21 +97,19 @@ def train(settings: dict, answers: TextIO) -> None:
 
 
 class _Rows:
-    """The rows of a file as run_mlm.py's data set has them."""
+    """The rows of a file; the Trainer drops special_tokens_mask, and the collator makes it from the ids."""
 
     def __init__(self, settings: dict):
         import numpy as np
 
-        self.rows_NxL, self.special_ids = np.load(settings["rows"], mmap_mode="r"), settings["special_ids"]
+        self.rows_NxL, self.pad_id = np.load(settings["rows"], mmap_mode="r"), settings["special_ids"]["pad"]
 
     def __len__(self) -> int:
         return len(self.rows_NxL)
 
     def __getitem__(self, row: int) -> dict:
-        ids = self.rows_NxL[row].tolist()
-        special, pad = self.special_ids.values(), self.special_ids["pad"]
-        mask = {"attention_mask": [int(each != pad) for each in ids]}
-        return {"input_ids": ids, **mask, "special_tokens_mask": [int(each in special) for each in ids]}
+        ids = self.rows_NxL[row]
+        return {"input_ids": ids.tolist(), "attention_mask": (ids != self.pad_id).astype(int).tolist()}
 
 
 def _random_rows(settings: dict) -> list[dict]:
