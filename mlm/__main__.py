@@ -26,7 +26,7 @@ COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `
     "predict": "fill <mask> in texts, or classify them",
     "export": "write a transformers folder and verify it",
     "average": "average checkpoints into one",
-    "bench": "time step, shards and batches beside the baselines",
+    "bench": "time step, shards and batches beside the baselines, or train two recipes in turns",
     "plan": "compile the step for a TPU that is not attached: does it fit?",
     "report": "write curves and tables as one HTML page",
 }

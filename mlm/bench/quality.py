@@ -51,9 +51,10 @@ class Trainer:
 
     steps, seconds, learning_rate, compile_seconds, versions = 0, 0.0, 0.0, None, {}
 
-    def __init__(self, task: Pretraining, evaluated: ConfigDict):
-        """Scores with the masks of the config `evaluated`."""
-        self.task, self.curve, self._evaluated = task, [], evaluated
+    def __init__(self, task: Pretraining, config: ConfigDict):
+        """Evaluates as `config` says, but for the masks."""
+        self.task, self.curve = task, []
+        evaluated = self._evaluated = configs.replace(config, configs.parse(config, MASKS.split()))
         masking = factory.make_masking(evaluated.masking.to_dict(), task.info, None)
         masking, seed = factory.make_eval_masking(masking, evaluated.evaluate.count), evaluated.evaluate.seed
         self._shardings = shardings_of(task.shapes).params
@@ -69,8 +70,8 @@ class Trainer:
 class Ours(Trainer):
     """Our step."""
 
-    def __init__(self, task: Pretraining, evaluated: ConfigDict):
-        super().__init__(task, evaluated)
+    def __init__(self, task: Pretraining, config: ConfigDict):
+        super().__init__(task, config)
         self.paused_seconds = 0.0  # of the clock of `Budget`
         self._budget = Budget(task.config.train.hours, "", start=0, share=0.0, log=self)
         self._state, self._metrics, stream = task.initial_state(), None, task.batches(0)
@@ -107,9 +108,9 @@ class Ours(Trainer):
 class Torch(Trainer):
     """PyTorch's Trainer, in a process of its own; its parameters come back as files."""
 
-    def __init__(self, task: Pretraining, evaluated: ConfigDict, python: str, stack: contextlib.ExitStack):
+    def __init__(self, task: Pretraining, config: ConfigDict, python: str, stack: contextlib.ExitStack):
         """`stack` ends the process and removes its files."""
-        super().__init__(task, evaluated)
+        super().__init__(task, config)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlm-bench-"))
         self._seconds, self._folder = task.config.train.hours * 3600, folder
         sizes = (task.manifest.splits["train"].records, task.info.length)
@@ -142,13 +143,12 @@ def compare(
     the other's last loss (None: never); the "ratio" is of all seconds to these.
     """
     (first, (_, config)), (second, _) = recipes.items()
-    evaluated = configs.replace(config, configs.parse(config, MASKS.split()))
     tasks = {key: open_task(own, Workdir(workdir), manifest, seconds) for key, (_, own) in recipes.items()}
     with contextlib.ExitStack() as stack:
         made: dict[str, Trainer] = {}
         for key, task in tasks.items():
             interleaved.say(f"quality: preparing {key}")
-            made[key] = Torch(task, evaluated, torch, stack) if key == "torch" else Ours(task, evaluated)
+            made[key] = Torch(task, config, torch, stack) if key == "torch" else Ours(task, config)
         turn = take_turns(made, seconds)
     rows = {}
     for key, other in ((first, second), (second, first)):
