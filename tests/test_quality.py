@@ -130,7 +130,9 @@ def test_its_loss_is_that_of_evaluate(workdir, manifest, tmp_path, capsys, overr
     trainer.train(0.005)
     trainer.evaluate()
     config = trainer.task.network.config.to_dict() | {"vocab_size": manifest.vocab_size}
-    params = weights.resize_vocabulary(jax.device_get(trainer.params()), manifest.vocab_size)
+    state = trainer._state
+    params = jax.device_get(state.params if state.ema is None else state.ema)
+    params = weights.resize_vocabulary(params, manifest.vocab_size)
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(weights.to_torch(params), tmp_path / "model.safetensors")
     scored = tiny_config(*SETTINGS, "masking.rate=0.15")
