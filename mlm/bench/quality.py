@@ -158,7 +158,7 @@ def compare(
             "loss": own.curve[-1]["loss"],
             "best_loss": min((line["loss"] for line in own.curve if line["loss"] is not None), default=None),
             "steps": own.steps,
-            "tokens": own.steps * own.task.tokens_per_step,
+            "tokens": own.task.tokens_read(own.steps),
             "compile_seconds": own.compile_seconds,
             "learning_rate": own.learning_rate,
             "reached_seconds": reached,
