@@ -64,11 +64,16 @@ def get_config() -> ConfigDict:
     config.masking.static = False  # the same masks in every epoch, for comparison
 
     config.model = ConfigDict()
+    config.model.family = "roberta"  # roberta | roberta_prelayernorm | modernbert, see mlm/model/
     config.model.hidden_size = 768
     config.model.layers = 12
     config.model.heads = 12
     config.model.intermediate_size = 3072
-    config.model.positions = 512  # most tokens per row; the position table has pad id + 1 more entries
+    config.model.positions = 512  # most tokens per row; RoBERTa's position table has pad id + 1 more entries
+    config.model.local_attention = 128  # modernbert: tokens that local layers see, half on each side, and the token
+    config.model.global_every = 3  # modernbert: the first of so many layers sees the whole row
+    config.model.global_rope_theta = 160_000.0  # modernbert: rotary base of global layers
+    config.model.local_rope_theta = 10_000.0  # modernbert: of local layers
     config.model.activation = "gelu"  # gelu (exact) | gelu_new (tanh) | relu | silu
     config.model.hidden_dropout = 0.1
     config.model.attention_dropout = 0.1

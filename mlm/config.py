@@ -26,7 +26,7 @@ MAY_CHANGE = re.compile(
 # Keys that a branch (train.branch_from) may change: all but those that decide what the parts of its state mean.
 BRANCH_MAY_CHANGE = re.compile(
     rf"{MAY_CHANGE.pattern}|data\..*|masking\..*|schedule\..*|evaluate\..*|classify\..*|train\..*|"
-    r"optimizer\.(?!name).*|model\.(positions|\w+_dropout|dtype|attention|init|init_stddev)"
+    r"optimizer\.(?!name).*|model\.(positions|\w+_rope_theta|\w+_dropout|dtype|attention|init|init_stddev)"
 )
 PRETRAINING, CLASSIFICATION = "pretraining", "classification"
 NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others don't apply

@@ -142,13 +142,20 @@ TABLE: Rule = (
     lambda v: v == "" or TABLE_SOURCE(v),
     "csv:FILE, jsonl:FILE, conll:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
 )
+MODERNBERT = {  # its own keys, and their defaults
+    "local_attention": 128,
+    "global_every": 3,
+    "global_rope_theta": 160_000.0,
+    "local_rope_theta": 10_000.0,
+}
 METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "spearman")
 
 KEYS_OF: dict[Rule, str] = {  # rules that several keys share
     TEXT: "tokenizer.path shards.dir train.init_from train.replay log.wandb",
     FLAG: "corpus.streaming tokenizer.lowercase data.isolate_documents masking.static model.remat log.tensorboard",
     whole(1): """shards.count shards.validation_count data.global_batch data.lanes model.hidden_size model.layers
-        model.heads model.intermediate_size model.positions model.vocab_multiple train.accumulate train.guard_limit
+        model.heads model.intermediate_size model.positions model.global_every model.vocab_multiple train.accumulate
+        train.guard_limit
         classify.multiple evaluate.batch evaluate.draws checkpoint.keep log.every log.profile_steps""",
     whole(0): """corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps
         train.steps evaluate.every checkpoint.every log.profile_start""",
@@ -157,7 +164,8 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
         schedule.decay_fraction schedule.final_fraction""",
     BELOW_ONE: """corpus.validation_fraction model.hidden_dropout model.attention_dropout optimizer.b1 optimizer.b2
         optimizer.ema_decay""",
-    ABOVE_ZERO: """tokenizer.sample_megabytes model.layer_norm_eps model.init_stddev
+    ABOVE_ZERO: """tokenizer.sample_megabytes model.layer_norm_eps model.init_stddev model.global_rope_theta
+        model.local_rope_theta
         optimizer.learning_rate optimizer.eps""",
     FROM_ZERO: "optimizer.weight_decay optimizer.clip_norm train.epochs train.hours pod.hang",
     whole(1024, 65_536, "to 65,535"): "pod.port pod.jax_port",
@@ -186,6 +194,8 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "evaluate.count": _one_of("fixed", "independent"),
     "masking.kind": _one_of("token", "word", "span"),
     "masking.longest": whole(1, 1025, "to 1,024"),
+    "model.family": _one_of("roberta", "roberta_prelayernorm", "modernbert"),
+    "model.local_attention": (lambda v: type(v) is int and v > 0 and v % 2 == 0, "an even number from 2 up"),
     "model.activation": _one_of("gelu", "gelu_new", "relu", "silu"),
     "model.init": _one_of("stock", "primed"),
     "model.dtype": _one_of("float32", "bfloat16"),
@@ -235,10 +245,15 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     warmup = schedule.warmup_fraction or schedule.warmup_steps / (steps or math.inf)
     ungrouped = config.corpus.group == "document" and config.corpus.validation_groups != ()
     too_long = schedule.name in ("wsd", "wsd_sqrt") and schedule.decay_fraction + warmup > 1 + 1e-9
+    is_modernbert, odd_heads = model.family == "modernbert", model.hidden_size // model.heads % 2 > 0
+    foreign = [] if is_modernbert else [key for key, default in MODERNBERT.items() if model[key] != default]
     return [
+        *((f"model.{key}", True, f"is for family modernbert; leave it at {MODERNBERT[key]:g}") for key in foreign),
         ("corpus.weights", len(config.corpus.weights) != len(config.corpus.sources), "one number for each source"),
         ("corpus.validation_groups", ungrouped, "must be () where corpus.group is document"),
         ("model.heads", model.hidden_size % model.heads > 0, "must divide model.hidden_size"),
+        ("model.heads", is_modernbert and odd_heads, "must leave heads of an even size, as rotary positions need"),
+        ("model.init", is_modernbert and model.init != "stock", "must be stock for model.family = modernbert"),
         ("model.attention", no_dropout, "has no dropout: set model.attention_dropout to 0, or choose another kernel"),
         ("shards.length", length > model.positions, f"must be at most model.positions = {model.positions}"),
         ("shards.count", not mixture and shards.count < lanes, f"must be at least data.lanes = {lanes}"),

@@ -18,7 +18,7 @@ from mlm.data import examples as data
 from mlm.data import tokenizer
 from mlm.data.examples import Examples
 from mlm.errors import InputError
-from mlm.model import roberta
+from mlm.model.roberta import Roberta
 from mlm.pretrained import checkpoint_files
 from mlm.tasks import classification
 from mlm.training import sharding
@@ -36,7 +36,7 @@ def load(config, folder: pathlib.Path, tokenizer_folder: str) -> tuple[Examples,
     sizes = {"length": own.length, "multiple": own.multiple}
     examples = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, **sizes)
     special_ids = tokenizer.manifest_fields(tokenizer_folder)["special_ids"]
-    return examples, roberta.make_config(config.model, examples.vocab_size, special_ids)
+    return examples, Roberta.make_config(config.model, examples.vocab_size, special_ids)
 
 
 def build(folder: pathlib.Path, tokenizer_folder: str, *overrides: str):
@@ -132,7 +132,7 @@ def test_microbatches_change_rounding_alone(tmp_path, tokenizer_folder):
 def test_the_start_is_the_body_that_was_given(tmp_path, tokenizer_folder):
     config = labelled_texts.config(tmp_path, tokenizer_folder, "optimizer.ema_decay=0.9")
     examples, body = load(config, tmp_path, tokenizer_folder)
-    given = jax.device_get(roberta.init_params(body, jax.random.key(5)))["roberta"]
+    given = jax.device_get(Roberta.init_params(body, jax.random.key(5)))["roberta"]
     state = classification.Classification(config, examples, body, lambda: given).initial_state()
     random = classification.Classification(config, examples, body, None).initial_state()
     for tree in (state.params, state.ema):

@@ -10,8 +10,9 @@ import pytest
 from jax.test_util import check_grads
 from transformers import FlaxRobertaForSequenceClassification, FlaxRobertaForTokenClassification
 
-from mlm.model import classifier, layers, roberta
-from mlm.model.roberta import Network
+from mlm.model import classifier, layers
+from mlm.model.network import Network
+from mlm.model.roberta import Roberta
 from tests.fixtures import INFO, random_batch
 
 LABELS = ("no", "perhaps", "yes")
@@ -32,7 +33,7 @@ def make(labels: tuple[str, ...] = LABELS, *, of_tokens: bool = False, **sizes):
         "init_stddev": 0.3,
         "vocab_multiple": 8,
     }
-    body = roberta.make_config(settings | sizes, INFO.vocab_size, INFO.special_ids)
+    body = Roberta.make_config(settings | sizes, INFO.vocab_size, INFO.special_ids)
     config = classifier.make_config(body, labels, of_tokens=of_tokens)
     return config, jax.jit(functools.partial(classifier.init_params, config))(jax.random.key(0))
 

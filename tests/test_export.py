@@ -17,7 +17,7 @@ from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import export
 from mlm.inference import fill_mask
-from mlm.model import roberta, weights
+from mlm.model import weights
 from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.tasks.pretraining import Pretraining
@@ -240,7 +240,9 @@ def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(model, copy, 
 @pytest.mark.slow
 def test_what_pytorch_refuses_is_not_exported(model, tmp_path, monkeypatch):
     """A wrong position offset that both of our own readers share is found by PyTorch alone."""
-    monkeypatch.setattr(roberta, "position_ids", lambda attention, pad_id: jax.numpy.cumsum(attention, -1) + 1 + pad_id)
+    monkeypatch.setattr(
+        "mlm.model.network.position_ids", lambda attention, first: jax.numpy.cumsum(attention, -1) + first
+    )
     monkeypatch.setattr(export, "check_files", lambda *_: None)
     with pytest.raises(DamageError, match=r"not proven .*WRONG logits"):
         export.export(model, UPath(tmp_path / "new"), scores=None, name="x", torch_python=torch_python(4))

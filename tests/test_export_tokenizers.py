@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.export import export
-from mlm.model import roberta
+from mlm.model.roberta import Roberta
 from mlm.paths import UPath
 from mlm.pretrained import load
 from tests.torch_environments import run_torch
@@ -50,8 +50,8 @@ def random_model(folder: str, positions: int = 40) -> load.Pretrained:
         "vocab_multiple": 1,
     }
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("pad", "cls", "sep")}
-    config = roberta.make_config(sizes, len(tok), special_ids)
-    params = jax.device_get(jax.jit(lambda key: roberta.init_params(config, key))(jax.random.key(0)))
+    config = Roberta.make_config(sizes, len(tok), special_ids)
+    params = jax.device_get(jax.jit(lambda key: Roberta.init_params(config, key))(jax.random.key(0)))
     return load.Pretrained(config, params, folder, None, {}, "random")
 
 

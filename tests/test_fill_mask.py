@@ -18,7 +18,7 @@ from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.export import export
 from mlm.inference import fill_mask
-from mlm.model import roberta
+from mlm.model.network import position_ids
 from mlm.pretrained import load
 from tests.processes import ROOT, environment
 from tests.torch_environments import run_torch
@@ -59,7 +59,7 @@ def test_fillings_are_the_softmax_of_the_full_head_without_padding(model, tok, f
     for text, fillings in zip(TEXTS, filler(TEXTS), strict=True):
         ids = np.asarray([tok(text)["input_ids"]], np.int32)
         ones = np.ones_like(ids)
-        positions = roberta.position_ids(jax.numpy.asarray(ones), model.config.pad_token_id)
+        positions = position_ids(jax.numpy.asarray(ones), model.config.pad_token_id + 1)
         logits = apply(ids, ones, 0 * ids, positions)
         masks = np.flatnonzero(ids[0] == tok.mask_token_id)
         assert len(fillings) == len(masks) == text.count("<mask>")

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from mlm.model import flops, roberta
+from mlm.model import flops
+from mlm.model.roberta import Roberta
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from tests.fixtures import INFO, random_batch, tiny_config
@@ -56,7 +57,7 @@ def test_xla_counts_as_many():
     model = Pretraining(config, INFO, mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]))
     batch = random_batch(8)
     gradient = model.make_gradient(INFO.length)
-    params = jax.eval_shape(lambda: roberta.init_params(model.network.config, jax.random.key(0)))
+    params = jax.eval_shape(lambda: Roberta.init_params(model.network.config, jax.random.key(0)))
     counted = jax.jit(gradient).lower(params, batch, np.int32(0)).compile().cost_analysis()["flops"]
     masked = jax.eval_shape(model.masking, jax.random.key(0), *[batch[key] for key in batch])
     share = masked.positions_BxK.shape[1] / INFO.length

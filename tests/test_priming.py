@@ -11,7 +11,9 @@ from jax.tree_util import keystr
 from mlm.bench import baseline
 from mlm.data import batches
 from mlm.data.manifest import DatasetInfo
-from mlm.model import priming, roberta
+from mlm.model import priming
+from mlm.model.network import position_ids
+from mlm.model.roberta import Roberta
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
@@ -22,7 +24,7 @@ COUNTS = np.random.default_rng(0).zipf(1.2, 512).clip(0, 10_000).astype(np.float
 
 def primed(*overrides: str):
     run = tiny_run(*overrides)
-    params = jax.jit(functools.partial(roberta.init_params, run.network.config))(jax.random.key(0))
+    params = jax.jit(functools.partial(Roberta.init_params, run.network.config))(jax.random.key(0))
     prime = jax.jit(lambda params, counts, key: priming.prime(params, run.network.config, counts, key))
     return run, prime(params, COUNTS, jax.random.key(1)), params
 
@@ -35,7 +37,7 @@ def test_each_head_attends_to_its_offset(width, heads):
     run, params, _ = primed(f"model.hidden_size={width}", f"model.heads={heads}")
     ids = np.random.default_rng(1).integers(5, INFO.vocab_size, (64, 32)).astype(np.int32)
     attention = np.ones_like(ids)
-    positions = roberta.position_ids(jnp.asarray(attention), 1)
+    positions = position_ids(jnp.asarray(attention), 2)
     module = baseline.make_module(run.network.config, "float32")
     apply = jax.jit(lambda params, *columns: module.apply({"params": params}, *columns, None, output_attentions=True))
     out = apply(params, ids, attention, np.zeros_like(ids), positions)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mlm.bench import baseline
-from mlm.model import attention, roberta
+from mlm.model import attention
+from mlm.model.network import position_ids, segment_and_position_ids
 from mlm.training import sharding
 from tests.fixtures import INFO, random_batch, shared_run, slow, tiny_run
 
@@ -20,10 +21,10 @@ def logits_of_both(network, params, batch):
     positions = np.tile(np.arange(batch["input_ids"].shape[1], dtype=np.int32), (len(batch["input_ids"]), 1))
     ids, mask = batch["input_ids"], batch["attention_mask"]
     ours = jax.jit(network.masked_logits)(params, ids, mask, positions)
-    position_ids = roberta.position_ids(jax.numpy.asarray(mask), network.config.pad_token_id)
+    position_ids_BxL = position_ids(jax.numpy.asarray(mask), network.config.pad_token_id + 1)
     module = baseline.make_module(network.config, network.dtype)
     stock = jax.jit(lambda params, *columns: module.apply({"params": params}, *columns, None).logits)
-    theirs = stock(params, ids, mask, np.zeros_like(ids), position_ids)
+    theirs = stock(params, ids, mask, np.zeros_like(ids), position_ids_BxL)
     real = mask > 0
     return np.asarray(ours)[real], np.asarray(theirs)[real]
 
@@ -92,10 +93,10 @@ def test_isolated_documents_have_the_logits_that_they_have_alone(kernel):
 
 def test_positions_begin_anew_with_each_document():
     ids = np.array([[7, 0, 8, 9, 0, 7, 1, 1], [0, 7, 7, 7, 7, 7, 7, 2]])
-    segments, positions = roberta.segment_and_position_ids(ids, (ids != 1).astype(np.int32), 1, cls_id=0)
+    segments, positions = segment_and_position_ids(ids, (ids != 1).astype(np.int32), 2, cls_id=0)
     assert segments.tolist() == [[1, 2, 2, 2, 3, 3, 0, 0], [2] * 8]
     assert positions.tolist() == [[2, 2, 3, 4, 2, 3, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
-    segments, positions = roberta.segment_and_position_ids(ids, (ids != 1).astype(np.int32), 1)
+    segments, positions = segment_and_position_ids(ids, (ids != 1).astype(np.int32), 2)
     assert segments.tolist() == [[1, 1, 1, 1, 1, 1, 0, 0], [1] * 8]
     assert positions.tolist() == [[2, 3, 4, 5, 6, 7, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
 

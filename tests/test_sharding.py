@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from mlm.errors import InputError
-from mlm.model import roberta
+from mlm.model.roberta import Roberta
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import optimizer, sharding
 from tests.fixtures import INFO, tiny_config, tiny_run
@@ -16,7 +16,7 @@ from tests.fixtures import INFO, tiny_config, tiny_run
 def params_of(*overrides: str):
     """Returns the shapes of the parameters of a tiny model."""
     model = Pretraining(tiny_config(*overrides), INFO)
-    return jax.eval_shape(lambda: roberta.init_params(model.network.config, jax.random.key(0)))
+    return jax.eval_shape(lambda: Roberta.init_params(model.network.config, jax.random.key(0)))
 
 
 def mesh_of(data: int, fsdp: int, tensor: int):

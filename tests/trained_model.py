@@ -18,7 +18,7 @@ from jax.sharding import AxisType
 from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.data.manifest import DatasetInfo
-from mlm.model import roberta
+from mlm.model.roberta import Roberta
 from mlm.pretrained import checkpoint_files, load
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import checkpoint, sharding
@@ -50,7 +50,7 @@ def facts_of(tok, records: int = 0) -> DatasetInfo:
 
 
 def save_checkpoint(workdir: Workdir, config, info: DatasetInfo, state, step: int) -> None:
-    own = roberta.make_config(config.model, info.vocab_size, info.special_ids).to_dict()
+    own = Roberta.make_config(config.model, info.vocab_size, info.special_ids).to_dict()
     meta = {
         "format": checkpoint_files.FORMAT,
         "config": configs.flatten(config),

@@ -17,7 +17,7 @@ from transformers import RobertaConfig
 from transformers.models.roberta.modeling_flax_roberta import FlaxRobertaForMaskedLMModule
 
 from mlm.model.masking import TokenMasking
-from mlm.model.roberta import Params, position_ids
+from mlm.model.network import Params, position_ids
 from mlm.tasks.pretraining import Pretraining
 from mlm.training.optimizer import decayed
 from mlm.training.sharding import BATCH
@@ -50,7 +50,7 @@ def mask_on_host(
 def loss(module: FlaxRobertaForMaskedLMModule, params: Params, batch: Batch, dropout_key: Array | None) -> Array:
     """Returns the mean cross entropy in nats over the positions that have a label."""
     ids_BxL, attention_BxL, labels_BxL = batch
-    positions_BxL = position_ids(attention_BxL, module.config.pad_token_id)
+    positions_BxL = position_ids(attention_BxL, module.config.pad_token_id + 1)
     inputs = (ids_BxL, attention_BxL, jnp.zeros_like(ids_BxL), positions_BxL, None)
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
     logits_BxLxV = module.apply({"params": params}, *inputs, deterministic=not rngs, rngs=rngs).logits

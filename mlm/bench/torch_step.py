@@ -88,7 +88,7 @@ def train(settings: dict, answers: TextIO) -> None:
         )
         mask = {"tokenizer": _tokenizer(settings), "mlm_probability": settings["masking.rate"]}
         transformers.Trainer(
-            model=transformers.RobertaForMaskedLM(transformers.RobertaConfig(**settings["model"])),
+            model=transformers.AutoModelForMaskedLM.from_config(transformers.AutoConfig.for_model(**settings["model"])),
             args=arguments,
             train_dataset=_Rows(settings) if "rows" in settings else _random_rows(settings) * EPOCH,
             data_collator=transformers.DataCollatorForLanguageModeling(**mask),

@@ -20,10 +20,10 @@ from mlm.text import printable
 from mlm.workdir import Workdir
 
 if TYPE_CHECKING:
-    from transformers import RobertaConfig
+    from transformers import PretrainedConfig
 
     from mlm.data.examples import Examples, Split
-    from mlm.model.roberta import Params
+    from mlm.model.network import Params
     from mlm.pretrained.load import Pretrained
 
 
@@ -93,13 +93,11 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict
 
 def _find_model(
     config: ConfigDict, workdir: Workdir, examples: Examples
-) -> tuple[ConfigDict, RobertaConfig, Callable[[], Params] | None]:
+) -> tuple[ConfigDict, PretrainedConfig, Callable[[], Params] | None]:
     """Returns the config with the model's sizes, transformers' config of its body, and what loads its parameters."""
-    from transformers import RobertaConfig
-
     from mlm.data import tokenizer
-    from mlm.model import roberta
-    from mlm.pretrained import checkpoint_files, load, warm_start
+    from mlm.model import families
+    from mlm.pretrained import checkpoint_files, load, locate
 
     if config.model.init != "stock":
         raise InputError(f"config.model.init = {config.model.init}: is for pretraining; set it to stock.")
@@ -110,18 +108,17 @@ def _find_model(
         dataset = checkpoint_files.read_meta(workdir.checkpoints, steps[-1])["dataset"]
         if "labels" not in dataset:
             raise InputError(f"{workdir.checkpoints}: holds a masked language model; classify in another --workdir.")
-        body = RobertaConfig.from_dict(dataset["model"])
+        body = load.config_of(dataset["model"])
     elif init_from:
         body = source().config
     else:
         special_ids = tokenizer.manifest_fields(str(workdir.tokenizer))["special_ids"]
-        body = roberta.make_config(config.model, examples.vocab_size, special_ids)
-    body.hidden_dropout_prob = config.model.hidden_dropout
-    body.attention_probs_dropout_prob = config.model.attention_dropout
+        body = families.named(config.model.family).make_config(config.model, examples.vocab_size, special_ids)
+    family = families.family_of(body)
+    family.set_dropout(body, config.model)
     body.initializer_range = config.model.init_stddev
-    body.classifier_dropout = None  # as in the layers
-    sizes = {key: getattr(body, name) for key, name in warm_start.SAME.items()}
-    sizes["model.positions"] = body.max_position_embeddings - body.pad_token_id - 1
+    sizes = {f"model.{key}": getattr(body, name) for key, name in family.architecture.items()}
+    sizes |= {"model.family": families.name_of(body), "model.positions": locate.longest_row(body.to_dict())}
     if examples.labels and not config.classify.metric:
         spans = config.classify.kind == "tokens" and any(name[1:2] == "-" for name in examples.labels)
         sizes["classify.metric"] = ("f1" if spans else "accuracy",)
@@ -129,7 +126,7 @@ def _find_model(
     return config, body, (lambda: source().body) if init_from else None
 
 
-def _describe(config: ConfigDict, examples: Examples, body: RobertaConfig) -> None:
+def _describe(config: ConfigDict, examples: Examples, body: PretrainedConfig) -> None:
     for name, split in examples.splits.items():
         cut = f", {split.truncated:,} of them truncated to {examples.length}" if split.truncated else ""
         lengths = f"{split.lengths.min()} to {split.lengths.max()} tokens"

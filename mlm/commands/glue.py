@@ -45,7 +45,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     settings = [f"{key}={value}" for key, value in next(protocol.cells(names[0], {})).items()]
     config = configs.load(args.config, [*settings, *overrides], task=configs.CLASSIFICATION)
     given = configs.parse(config, overrides)
-    most = locate.longest_row(args.model)
+    most = locate.longest_row_of(args.model)
     for name in names:
         for split in TASKS[name].validation:
             glue.read(args.data, name, split)  # before anything is trained

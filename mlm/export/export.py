@@ -6,7 +6,8 @@
     evaluation.json                                       what `evaluate` has found so far
     proof.json, proof.safetensors                         texts, their ids, logits and answers: see `_proof`
 
-A classifier is one of transformers' RobertaForSequenceClassification or ...ForTokenClassification.
+A classifier is one of transformers' ...ForSequenceClassification or ...ForTokenClassification. Flax's file is there for
+the families that transformers has in Flax.
 
 Dimensions: B rows, L tokens in a row, K positions in a row, V vocabulary entries, C classes, 1 for regression.
 """
@@ -24,7 +25,7 @@ import numpy as np
 import transformers
 from flax.serialization import to_bytes
 from safetensors.numpy import save_file
-from transformers import FlaxRobertaForMaskedLM, PreTrainedTokenizerFast, RobertaConfig
+from transformers import FlaxPreTrainedModel, PreTrainedTokenizerFast
 
 from mlm import logs
 from mlm.data import tokenizer
@@ -123,12 +124,19 @@ def export(
 
 
 def write_model(model: Pretrained, folder: Path) -> None:
-    """Writes config.json and the parameters, float32, under PyTorch's names and under Flax's."""
-    config = RobertaConfig.from_dict(model.config.to_dict())
+    """Writes config.json and the parameters, float32, under PyTorch's names, and under Flax's if transformers can."""
+    config = type(model.config).from_dict(model.config.to_dict())
     config.dtype = "float32"
     config.save_pretrained(str(folder))
     save_file(weights.to_torch(model.params), str(folder / "model.safetensors"), metadata={"format": "pt"})
-    (folder / "flax_model.msgpack").write_bytes(to_bytes(model.params))
+    if _flax_class(model):
+        (folder / "flax_model.msgpack").write_bytes(to_bytes(model.params))
+
+
+def _flax_class(model: Pretrained) -> type[FlaxPreTrainedModel] | None:
+    """Returns transformers' Flax class of the model, None where it has none."""
+    head = classifier.head_name(model.config) if load.CLASSIFIER in model.params else "MaskedLM"
+    return model.family.flax_class(head)
 
 
 def check_files(folder: Path, proof: Proof, head: str) -> None:
@@ -139,14 +147,15 @@ def check_files(folder: Path, proof: Proof, head: str) -> None:
             raise InputError(f"{folder}: has no model.safetensors")
         again = load.load(str(folder), head=head, flag="")
         found = proof.forward(again)
-        flax_class = FlaxRobertaForMaskedLM if head == load.LM_HEAD else classifier.flax_class(again.config)
-        reference = flax_class.from_pretrained(str(folder), trust_remote_code=False)
-        with jax.default_matmul_precision("highest"):
-            last = np.asarray(reference(np.asarray([ids], np.int32)).logits[0])[positions]
+        checks = [("model.safetensors", proof.logits, found)]
+        if flax_class := _flax_class(again):
+            reference = flax_class.from_pretrained(str(folder), trust_remote_code=False)
+            with jax.default_matmul_precision("highest"):
+                last = np.asarray(reference(np.asarray([ids], np.int32)).logits[0])[positions]
+            checks.append(("flax_model.msgpack", proof.logits[-1:], [last]))
     except (InputError, OSError, ValueError) as error:
         raise DamageError(f"what export wrote can't be read back ({error}); check the disk, and try again.") from None
-    logits = proof.logits
-    for file, wanted, own in (("model.safetensors", logits, found), ("flax_model.msgpack", logits[-1:], [last])):
+    for file, wanted, own in checks:
         worst = float(np.max([np.max(np.abs(one - other)) for one, other in zip(wanted, own, strict=True)]))
         if not worst < verify_export.LOGITS:  # NaN is no proof either
             raise DamageError(

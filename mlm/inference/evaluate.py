@@ -22,7 +22,7 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.errors import DamageError, InputError
 from mlm.inference import pseudo_perplexity
 from mlm.model import classifier, factory
-from mlm.model.roberta import Params
+from mlm.model.network import Params
 from mlm.paths import UPath, make_folder, os_errors, write_text
 from mlm.pretrained import load, locate
 from mlm.tasks import classification, pretraining

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.model.roberta import Params
+from mlm.model.network import Params
 from mlm.pretrained.load import Pretrained
 from mlm.text import is_text, show
 

@@ -15,7 +15,7 @@ from mlm.data import batches
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 from mlm.model.loss import RowSums, masked_cross_entropy
-from mlm.model.roberta import Network, Params
+from mlm.model.network import Network, Params
 from mlm.training import evaluation, sharding
 from mlm.training.state import shardings_of
 from mlm.training.step import jit_eval_step

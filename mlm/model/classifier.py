@@ -1,4 +1,4 @@
-"""transformers' FlaxRobertaForSequenceClassification and ...ForTokenClassification: their trees and their numbers.
+"""A classification head on a network, as transformers' ForSequenceClassification and ForTokenClassification have it.
 
 Dimensions: B rows, L tokens in a row, H hidden size, C classes (1 for regression).
 """
@@ -8,48 +8,45 @@ import copy
 import jax
 import jax.numpy as jnp
 from jax import Array
-from transformers import (
-    FlaxRobertaForSequenceClassification,
-    FlaxRobertaForTokenClassification,
-    FlaxRobertaPreTrainedModel,
-    RobertaConfig,
-)
+from transformers import PretrainedConfig
 
-from mlm.model import layers
+from mlm.model.families import family_of
 from mlm.model.loss import RowSums
-from mlm.model.roberta import Network, Params
+from mlm.model.network import Network, Params
 
 
-def make_config(body: RobertaConfig, labels: tuple[str, ...], *, of_tokens: bool = False) -> RobertaConfig:
+def make_config(body: PretrainedConfig, labels: tuple[str, ...], *, of_tokens: bool = False) -> PretrainedConfig:
     """Returns transformers' config of a classifier with these class names, of a regression without."""
     config = copy.deepcopy(body)
-    config.architectures = [f"RobertaFor{'Token' if of_tokens else 'Sequence'}Classification"]
+    config.architectures = [f"{family_of(config).name}For{'Token' if of_tokens else 'Sequence'}Classification"]
+    if hasattr(config, "classifier_pooling"):
+        config.classifier_pooling = "cls"  # ModernBERT's head reads the first token, or the mean
     config.problem_type = None if of_tokens else "single_label_classification" if labels else "regression"
     config.id2label = dict(enumerate(labels or ("LABEL_0",)))  # sets num_labels
     config.label2id = {label: index for index, label in config.id2label.items()}
     return config
 
 
-def class_names(config: RobertaConfig) -> tuple[str, ...]:
+def class_names(config: PretrainedConfig) -> tuple[str, ...]:
     """Returns the names of the classes in order; none for regression."""
     return () if kind(config) == "regression" else tuple(config.id2label[i] for i in range(config.num_labels))
 
 
-def kind(config: RobertaConfig) -> str:
+def kind(config: PretrainedConfig) -> str:
     """Returns what a classifier predicts, as config.classify.kind names it."""
     if "TokenClassification" in str(config.architectures):  # a folder's list may hold anything
         return "tokens"
     return "regression" if config.problem_type == "regression" or config.num_labels == 1 else "classes"
 
 
-def flax_class(config: RobertaConfig) -> type[FlaxRobertaPreTrainedModel]:
-    """Returns transformers' class of a classifier."""
-    return FlaxRobertaForTokenClassification if kind(config) == "tokens" else FlaxRobertaForSequenceClassification
+def head_name(config: PretrainedConfig) -> str:
+    """Returns what transformers' classes call the head."""
+    return "TokenClassification" if kind(config) == "tokens" else "SequenceClassification"
 
 
-def init_params(config: RobertaConfig, key: Array) -> Params:
+def init_params(config: PretrainedConfig, key: Array) -> Params:
     """Returns float32 parameters as transformers initialises them."""
-    return flax_class(config)(config, _do_init=False).init_weights(key, (1, 1))
+    return family_of(config).init_params(config, key, head_name(config))
 
 
 def logits(
@@ -65,14 +62,9 @@ def logits(
     first_Bx1 = None if of_tokens else jnp.zeros((len(ids_BxL), 1), jnp.int32)
     x_Bx1xH = network.encode(params, ids_BxL, attention_BxL, first_Bx1, dropout_key, rows_B)
     seeds = [None] * 2 if dropout_key is None else list(jax.random.bits(jax.random.fold_in(dropout_key, 1), (2,)))
-    rate, head = network.config.hidden_dropout_prob, params["classifier"]
     with jax.named_scope("classifier"):
-        x_Bx1xH = layers.dropout(x_Bx1xH, rate, seeds[0], rows_B)
-        if of_tokens:
-            return layers.dense(head, x_Bx1xH).astype(jnp.float32)
-        x_Bx1xH = jnp.tanh(layers.dense(head["dense"], x_Bx1xH))
-        x_Bx1xH = layers.dropout(x_Bx1xH, rate, seeds[1], rows_B)
-        return layers.dense(head["out_proj"], x_Bx1xH)[:, 0].astype(jnp.float32)
+        logits_BxLxC = network.classify(params, x_Bx1xH, seeds, rows_B, of_tokens=of_tokens)
+        return (logits_BxLxC if of_tokens else logits_BxLxC[:, 0]).astype(jnp.float32)
 
 
 def row_sums(logits_BxC: Array, label_B: Array) -> RowSums:

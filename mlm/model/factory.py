@@ -8,20 +8,22 @@ import numpy as np
 
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
-from mlm.model import roberta
+from mlm.model import families
 from mlm.model.masking import IndependentMasking, SpanMasking, TokenMasking, WordMasking
+from mlm.model.network import Network
 
 MASKING = {"token": TokenMasking, "word": WordMasking, "span": SpanMasking}
 
 
-def make_network(model: Mapping[str, Any], info: DatasetInfo, *, isolated: bool = False) -> roberta.Network:
+def make_network(model: Mapping[str, Any], info: DatasetInfo, *, isolated: bool = False) -> Network:
     """Returns the network of the config's group `model`, with the attention that runs on any device."""
     if info.length > model["positions"]:
         given = f"config.model.positions = {model['positions']}"
         raise InputError(f"{given}: the shards have rows of {info.length} tokens; raise it to at least that.")
-    config = roberta.make_config(model, info.vocab_size, info.special_ids)
+    family = families.named(model["family"])
+    config = family.make_config(model, info.vocab_size, info.special_ids)
     cls_id = info.special_ids["cls"] if isolated else None
-    return roberta.Network(config, model["dtype"], model["remat"], model["remat_feed_forward"], cls_id=cls_id)
+    return family(config, model["dtype"], model["remat"], model["remat_feed_forward"], cls_id=cls_id)
 
 
 def make_masking(masking: Mapping[str, Any], info: DatasetInfo, word_starts_V: np.ndarray | None) -> TokenMasking:

@@ -43,21 +43,21 @@ def block_tokens(kind: str) -> int:
     return 512 if kind in ROUNDING else 1024
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
-def attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, kind):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7, 8))
+def attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, window, kind):
     """An `attention.Attention` for a device of `kind`; on anything but a TPU the kernels are interpreted, for tests."""
-    return _forward(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, kind)[0]
+    return _forward(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, window, kind)[0]
 
 
-def _forward(q, k, v, segments_BxL, dropout_mask_LxL, heads, isolated, kind):
+def _forward(q, k, v, segments_BxL, dropout_mask_LxL, heads, isolated, window, kind):
     inputs = (q, k, v, segments_BxL, dropout_mask_LxL)
-    outputs = _call(inputs, (), heads, isolated, kind)
+    outputs = _call(inputs, (), heads, isolated, window, kind)
     return outputs[0], (inputs, outputs)
 
 
-def _backward(heads, isolated, kind, saved, grad):
+def _backward(heads, isolated, window, kind, saved, grad):
     inputs, outputs = saved
-    grads = _call(inputs, (*outputs, grad), heads, isolated, kind)
+    grads = _call(inputs, (*outputs, grad), heads, isolated, window, kind)
     return *grads, None, jax.tree.map(jnp.zeros_like, inputs[-1])  # of the dropout mask, if there is one
 
 
@@ -69,7 +69,7 @@ def _width(hidden: int, heads: int) -> int:
     return max(LANES, hidden // heads) if hidden % LANES == 0 else hidden
 
 
-def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, kind: str) -> list[Array]:
+def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, window: int, kind: str) -> list[Array]:
     """Runs the backward kernel if it is given the forward kernel's outputs and their gradient, else the forward one."""
     q, k, v, segments_BxL, dropout_mask_LxL = inputs
     rows, length, hidden = q.shape
@@ -87,7 +87,7 @@ def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, kin
     backward = bool(backward_inputs)
     kernel = _backward_kernel if backward else _forward_kernel
     call = pl.pallas_call(
-        functools.partial(kernel, head_size=hidden // heads, operand=operand),
+        functools.partial(kernel, head_size=hidden // heads, operand=operand, window=window),
         name=f"fused_attention_{'backward' if backward else 'forward'}",
         grid=grid,
         in_specs=[x, x, x, keys, queries, mask] + ([x, stats, x] if backward else []),
@@ -111,22 +111,26 @@ def _lanes_of(head: int, head_size: int, width: int) -> Array:
     return (lane >= head * head_size) & (lane < (head + 1) * head_size)
 
 
-def _bias(key_ref, query_ref, row: int) -> Array:
-    """Returns what is added to the scores: 0 or MASK_VALUE, keys x queries, or keys x 1 if not isolated."""
+def _bias(key_ref, query_ref, row: int, window: int) -> Array:
+    """Returns what is added to the scores: 0 or MASK_VALUE, keys x queries, or keys x 1 if all queries share it."""
     key_Lx1 = key_ref[row]
     allowed = key_Lx1 > 0
     if query_ref is not None:
         allowed = allowed & (key_Lx1 == query_ref[row])
+    if window:
+        length = key_ref.shape[1]
+        key, query = (lax.broadcasted_iota(jnp.int32, (length, length), axis) for axis in range(2))
+        allowed = allowed & (jnp.abs(key - query) <= window)
     return jnp.where(allowed, 0.0, MASK_VALUE)
 
 
-def _forward_kernel(*refs, head_size, operand):
+def _forward_kernel(*refs, head_size, operand, window):
     q_ref, k_ref, v_ref, key_ref, query_ref, mask_ref, out_ref, logsumexp_ref = refs
     width = q_ref.shape[-1]
     for row in range(q_ref.shape[0]):
         q_LxW, k_LxW, v_LxW = (ref[row].astype(operand) for ref in (q_ref, k_ref, v_ref))
         v_WxL = v_LxW.T
-        bias = _bias(key_ref, query_ref, row)
+        bias = _bias(key_ref, query_ref, row, window)
         out, logsumexps = [], []
         for head in range(width // head_size):
             lanes = _lanes_of(head, head_size, width)
@@ -144,14 +148,14 @@ def _forward_kernel(*refs, head_size, operand):
         logsumexp_ref[row, 0] = jnp.concatenate(logsumexps, axis=0)
 
 
-def _backward_kernel(*refs, head_size, operand):
+def _backward_kernel(*refs, head_size, operand, window):
     q_ref, k_ref, v_ref, key_ref, query_ref, mask_ref, out_ref, logsumexp_ref, grad_ref, dq_ref, dk_ref, dv_ref = refs
     width = q_ref.shape[-1]
     heads, scale = width // head_size, 1 / math.sqrt(head_size)
     for row in range(q_ref.shape[0]):
         q_LxW, k_LxW, v_LxW, grad_LxW = (ref[row].astype(operand) for ref in (q_ref, k_ref, v_ref, grad_ref))
         k_WxL = k_LxW.T
-        bias = _bias(key_ref, query_ref, row)
+        bias = _bias(key_ref, query_ref, row, window)
         lanes_NxW = [_lanes_of(head, head_size, width).astype(jnp.float32) for head in range(heads + -heads % 8)]
         lanes_NxW = jnp.concatenate(lanes_NxW, axis=0)
         product_LxW = grad_LxW.astype(jnp.float32) * out_ref[row].astype(jnp.float32)

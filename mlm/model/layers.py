@@ -17,8 +17,9 @@ GOLDEN = np.uint32(0x9E3779B1)  # odd: multiplying by it maps 32-bit numbers one
 
 
 def dense(params: dict[str, Array], x_BxLxH: Array) -> Array:
-    """Returns x @ kernel + bias in the type of x."""
-    return add_bias(product(x_BxLxH, params["kernel"].astype(x_BxLxH.dtype)), params["bias"])
+    """Returns x @ kernel + bias, if there is one, in the type of x."""
+    y_BxLxO = product(x_BxLxH, params["kernel"].astype(x_BxLxH.dtype))
+    return add_bias(y_BxLxO, params["bias"]) if "bias" in params else y_BxLxO
 
 
 @jax.custom_vjp
@@ -60,12 +61,13 @@ add_bias.defvjp(lambda x, bias: (add_bias(x, bias), None), _bias_gradient)
 
 
 def layer_norm(params: dict[str, Array], x_BxLxH: Array, epsilon: float) -> Array:
-    """Layer normalisation (Ba et al., 2016) in float32 as flax computes it, returned in the type of x."""
+    """Layer normalisation (Ba et al., 2016) in float32 as flax computes it, in the type of x; the bias is optional."""
     x = x_BxLxH.astype(jnp.float32)
     mean = jnp.mean(x, -1, keepdims=True)
     variance = jnp.maximum(jnp.mean(x * x, -1, keepdims=True) - mean * mean, 0)
     scale = lax.rsqrt(variance + epsilon) * params["scale"]
-    return ((x - mean) * scale + params["bias"]).astype(x_BxLxH.dtype)
+    normed = (x - mean) * scale
+    return (normed + params["bias"] if "bias" in params else normed).astype(x_BxLxH.dtype)
 
 
 @jax.custom_vjp

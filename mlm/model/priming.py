@@ -18,7 +18,7 @@ import scipy.linalg
 from jax import Array
 from transformers import RobertaConfig
 
-from mlm.model.roberta import Params
+from mlm.model.network import Params
 
 EMBEDDING_SCALE = 3.0  # of initializer_range; tuned on the quickstart, like SHARPNESS
 SHARPNESS = 5.7  # score of a head for the token at its offset, without the noise of the tokens' contents

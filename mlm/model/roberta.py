@@ -1,172 +1,140 @@
-"""transformers' FlaxRobertaForMaskedLM: its configuration, its parameter tree, its numbers.
+"""transformers' RoBERTa and RoBERTa-PreLayerNorm: their configurations, their parameter trees, their numbers.
 
-The head reads the masked positions only, attention is one of several kernels, and positions come from the attention
-mask, so that no replacement token can shift them.
-
-Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, I intermediate size, V padded vocabulary.
+Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, I intermediate size, N = B x K.
 """
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from transformers import FlaxRobertaForMaskedLM, RobertaConfig
+from transformers import RobertaConfig, RobertaPreLayerNormConfig
 
 from mlm.model import layers
-from mlm.model.attention import Attention, make_kernel
-
-Params = dict[str, Any]
+from mlm.model.network import Network, Params, padded_vocabulary, segment_and_position_ids
 
 
-def make_config(model: Mapping[str, Any], vocab_size: int, special_ids: Mapping[str, int]) -> RobertaConfig:
-    """Returns transformers' config of the config's group `model`, the tokenizer's vocabulary padded."""
-    return RobertaConfig(
-        architectures=["RobertaForMaskedLM"],
-        vocab_size=-(-vocab_size // model["vocab_multiple"]) * model["vocab_multiple"],
-        hidden_size=model["hidden_size"],
-        num_hidden_layers=model["layers"],
-        num_attention_heads=model["heads"],
-        intermediate_size=model["intermediate_size"],
-        max_position_embeddings=model["positions"] + special_ids["pad"] + 1,  # RoBERTa counts from pad id + 1
-        type_vocab_size=1,
-        hidden_act=model["activation"],
-        hidden_dropout_prob=model["hidden_dropout"],
-        attention_probs_dropout_prob=model["attention_dropout"],
-        layer_norm_eps=model["layer_norm_eps"],
-        initializer_range=model["init_stddev"],
-        pad_token_id=special_ids["pad"],
-        bos_token_id=special_ids["cls"],
-        eos_token_id=special_ids["sep"],
-    )
+class Roberta(Network):
+    """RoBERTa (Liu et al., 2019, arXiv 1907.11692), as transformers' FlaxRobertaForMaskedLM."""
 
+    config_class = RobertaConfig
+    name = "Roberta"
+    body = "roberta"
+    lm_head = ("lm_head",)
+    stack = ("roberta", "encoder", "layer")
+    embedding = ("roberta", "embeddings", "word_embeddings", "embedding")
+    decoder_bias = ("lm_head", "bias")
+    architecture = Network.architecture | {"activation": "hidden_act", "layer_norm_eps": "layer_norm_eps"}
 
-def init_params(config: RobertaConfig, key: Array) -> Params:
-    """Returns float32 parameters as transformers initialises them."""
-    return FlaxRobertaForMaskedLM(config, _do_init=False).init_weights(key, (1, 1))
+    @classmethod
+    def make_config(cls, model: Mapping[str, Any], vocab_size: int, special_ids: Mapping[str, int]) -> RobertaConfig:
+        """Returns transformers' config of the config's group `model`, the tokenizer's vocabulary padded."""
+        config = cls.config_class(
+            architectures=[f"{cls.name}ForMaskedLM"],
+            vocab_size=padded_vocabulary(model, vocab_size),
+            **{name: model[key] for key, name in cls.architecture.items()},
+            max_position_embeddings=model["positions"] + special_ids["pad"] + 1,  # RoBERTa counts from pad id + 1
+            type_vocab_size=1,
+            initializer_range=model["init_stddev"],
+            pad_token_id=special_ids["pad"],
+            bos_token_id=special_ids["cls"],
+            eos_token_id=special_ids["sep"],
+        )
+        cls.set_dropout(config, model)
+        return config
 
+    @staticmethod
+    def set_dropout(config: RobertaConfig, model: Mapping[str, Any]) -> None:
+        """Sets the dropout rates to those of the config's group `model`, of the classification head too."""
+        config.hidden_dropout_prob = model["hidden_dropout"]
+        config.attention_probs_dropout_prob = model["attention_dropout"]
+        config.classifier_dropout = None  # as in the layers
 
-def position_ids(attention_BxL: Array, pad_id: int) -> Array:
-    """Returns RoBERTa's positions: pad id + 1, + 2, ... on real tokens, pad id on padding."""
-    attention_BxL = attention_BxL.astype(jnp.int32)
-    return jnp.cumsum(attention_BxL, axis=-1) * attention_BxL + pad_id
+    @classmethod
+    def init_params(cls, config: RobertaConfig, key: Array, head: str = "MaskedLM") -> Params:
+        """Returns float32 parameters as transformers initialises them, with a head as `flax_class` names it."""
+        return cls.flax_class(head)(config, _do_init=False).init_weights(key, (1, 1))
 
+    def _positions(self, ids_BxL: Array, attention_BxL: Array) -> tuple[Array, Array]:
+        return segment_and_position_ids(ids_BxL, attention_BxL, self.config.pad_token_id + 1, self.cls_id)
 
-def segment_and_position_ids(
-    ids_BxL: Array, attention_BxL: Array, pad_id: int, cls_id: int | None = None
-) -> tuple[Array, Array]:
-    """Returns segments_BxL (documents from 1 up, 0 for padding) and positions_BxL, which start again at `cls_id`."""
-    segments_BxL, positions_BxL = attention_BxL.astype(jnp.int32), position_ids(attention_BxL, pad_id)
-    if cls_id is None:
-        return segments_BxL, positions_BxL
-    starts_BxL = (ids_BxL == cls_id) & (segments_BxL > 0)
-    before_BxL = jax.lax.cummax(jnp.where(starts_BxL, positions_BxL - pad_id - 1, 0), axis=1)
-    documents_BxL = segments_BxL * (1 + jnp.cumsum(starts_BxL, axis=1))
-    return documents_BxL, positions_BxL - segments_BxL * before_BxL
-
-
-@dataclasses.dataclass(frozen=True)
-class Network:
-    """The forward pass, equal to transformers' module on the same parameters."""
-
-    config: RobertaConfig
-    dtype: str = "float32"
-    remat: bool = False
-    remat_feed_forward: int = 0  # so many layers, the first ones, recompute only their feed-forward block
-    attention: Attention | None = None  # None for the kernel that runs on any device
-    cls_id: int | None = None  # starts a document that is read as if alone in its row; `attention` isolates it too
-
-    def masked_logits(self, params: Params, *inputs: Array | None) -> Array:
-        """Returns logits_BxKxV of the full head at the positions, at K / L of its cost; `inputs` as for `encode`."""
-        return self.head(params, self.encode(params, *inputs))
-
-    def encode(
-        self,
-        params: Params,
-        ids_BxL: Array,
-        attention_BxL: Array,
-        positions_BxK: Array | None = None,
-        dropout_key: Array | None = None,
-        rows_B: Array | None = None,
-    ) -> Array:
-        """Returns the last layer's output, [B, K, H] in the computation's type.
-
-        Args:
-          positions_BxK: the tokens to return, which the last layer computes alone; None for all, [B, L, H].
-          dropout_key: None for no dropout.
-          rows_B: uint32, index of each row in the global batch, which its dropout depends on; None for 0, 1, ...
-        """
-        config, last = self.config, self.config.num_hidden_layers - 1
-        body, pad_id, dropouts = params["roberta"], config.pad_token_id, 3 * config.num_hidden_layers + 1
-        seeds = [None] * dropouts if dropout_key is None else list(jax.random.bits(dropout_key, (dropouts,)))
-        segments_BxL, position_ids_BxL = segment_and_position_ids(ids_BxL, attention_BxL, pad_id, self.cls_id)
-        x_BxLxH = self._embed(body["embeddings"], ids_BxL, position_ids_BxL, seeds[0], rows_B)
-        layer = jax.checkpoint(self._layer, static_argnums=6) if self.remat else self._layer
-        for index in range(config.num_hidden_layers):
-            layer_params, layer_seeds = body["encoder"]["layer"][str(index)], seeds[3 * index + 1 : 3 * index + 4]
-            positions = positions_BxK if index == last else None
-            remat_feed_forward = index < self.remat_feed_forward and not self.remat
-            with jax.named_scope(f"roberta/encoder/layer/{index}"):
-                x_BxLxH = layer(layer_params, x_BxLxH, segments_BxL, layer_seeds, rows_B, positions, remat_feed_forward)
-        return x_BxLxH
-
-    @jax.named_scope("lm_head")
-    def head(self, params: Params, hidden_BxKxH: Array) -> Array:
-        """Returns the logits of the vocabulary, [B, K, V] in the computation's type."""
-        head = params["lm_head"]
-        hidden_NxH = hidden_BxKxH.reshape(-1, hidden_BxKxH.shape[-1])  # three axes cost the TPU a copy of the logits
-        x_NxH = layers.gelu(layers.dense(head["dense"], hidden_NxH))
-        x_NxH = layers.layer_norm(head["layer_norm"], x_NxH, self.config.layer_norm_eps)
-        embedding_VxH = params["roberta"]["embeddings"]["word_embeddings"]["embedding"].astype(self.dtype)
-        logits_NxV = layers.add_bias(layers.product(x_NxH, embedding_VxH.T), head["bias"])
-        return logits_NxV.reshape(*hidden_BxKxH.shape[:2], -1)
-
-    @jax.named_scope("roberta/embeddings")
-    def _embed(self, params, ids_BxL, position_ids_BxL, seed, rows_B):
+    def _embed(self, params, ids_BxL, positions_BxL, seed, rows_B):
         x_BxLxH = (
             params["word_embeddings"]["embedding"][ids_BxL].astype(self.dtype)
-            + params["position_embeddings"]["embedding"][position_ids_BxL].astype(self.dtype)
+            + params["position_embeddings"]["embedding"][positions_BxL].astype(self.dtype)
             + params["token_type_embeddings"]["embedding"][0].astype(self.dtype)
         )
-        x_BxLxH = layers.layer_norm(params["LayerNorm"], x_BxLxH, self.config.layer_norm_eps)
-        return self._dropout(x_BxLxH, seed, rows_B)
+        return self._dropout(self._norm(params["LayerNorm"], x_BxLxH), seed, rows_B)
 
-    def _layer(self, params, x_BxLxH, segments_BxL, seeds, rows_B, positions_BxK, remat_feed_forward):
-        """Transformer layer; `seeds` are those of its three dropouts."""
-        attention, isolated = params["attention"], self.cls_id is not None
-        with jax.named_scope("attention/self"):
-            q, k, v = (layers.dense(attention["self"][name], x_BxLxH) for name in ("query", "key", "value"))
-            length, rate = x_BxLxH.shape[1], self.config.attention_probs_dropout_prob
-            dropout_mask_LxL = None
-            if seeds[0] is not None and rate > 0:
-                dropout_mask_LxL = layers.dropout(jnp.ones((1, length, length), self.dtype), rate, seeds[0])[0]
-            attend = self.attention or make_kernel("xla", heads=self.config.num_attention_heads, isolated=isolated)
-            context_BxLxH = attend(q, k, v, segments_BxL, dropout_mask_LxL)
-        if positions_BxK is not None:
-            context_BxLxH, x_BxLxH = (
-                jnp.take_along_axis(each, positions_BxK[..., None], axis=1) for each in (context_BxLxH, x_BxLxH)
-            )
-        with jax.named_scope("attention/output"):
-            projected_BxLxH = layers.dense(attention["output"]["dense"], context_BxLxH)
-            sum_BxLxH = x_BxLxH + self._dropout(projected_BxLxH, seeds[1], rows_B, positions_BxK)
-        feed_forward = jax.checkpoint(self._feed_forward) if remat_feed_forward else self._feed_forward
-        sum_BxLxH = feed_forward(params, sum_BxLxH, seeds[2], rows_B, positions_BxK)
+    def _layer(self, index, params, x_BxLxH, segments_BxL, positions_BxL, seeds, rows_B, wanted_BxK):
+        sum_BxLxH = self._attention(params["attention"], x_BxLxH, x_BxLxH, segments_BxL, seeds, rows_B, wanted_BxK)
+        sum_BxLxH = self._remat(index, self._feed_forward)(params, sum_BxLxH, seeds[2], rows_B, wanted_BxK)
         with jax.named_scope("output"):
-            return layers.layer_norm(params["output"]["LayerNorm"], sum_BxLxH, self.config.layer_norm_eps)
+            return self._norm(params["output"]["LayerNorm"], sum_BxLxH)
 
-    def _feed_forward(self, params, sum_BxLxH, seed, rows_B, positions_BxK):
+    def _attention(self, params, x_BxLxH, residual_BxLxH, segments_BxL, seeds, rows_B, wanted_BxK):
+        """Returns the residual sum, given what attention reads and the residual."""
+        with jax.named_scope("attention/self"):
+            q, k, v = (layers.dense(params["self"][name], x_BxLxH) for name in ("query", "key", "value"))
+            context_BxLxH = self._attend(q, k, v, segments_BxL, seeds[0])
+        context_BxLxH, residual_BxLxH = self._at(wanted_BxK, context_BxLxH, residual_BxLxH)
+        with jax.named_scope("attention/output"):
+            projected_BxLxH = layers.dense(params["output"]["dense"], context_BxLxH)
+            return residual_BxLxH + self._dropout(projected_BxLxH, seeds[1], rows_B, wanted_BxK)
+
+    def _feed_forward(self, params, sum_BxLxH, seed, rows_B, wanted_BxK):
         """Feed-forward block: residual sum before its layer norm in, residual sum before the next layer norm out."""
         with jax.named_scope("attention/output"):
-            norm = params["attention"]["output"]["LayerNorm"]
-            x_BxLxH = layers.layer_norm(norm, sum_BxLxH, self.config.layer_norm_eps)
+            x_BxLxH = self._norm(params["attention"]["output"]["LayerNorm"], sum_BxLxH)
+        return x_BxLxH + self._transform(params, x_BxLxH, seed, rows_B, wanted_BxK)
+
+    def _transform(self, params, x_BxLxH, seed, rows_B, wanted_BxK):
         with jax.named_scope("intermediate"):
             inner_BxLxI = layers.dense(params["intermediate"]["dense"], x_BxLxH)
             inner_BxLxI = layers.ACTIVATIONS[self.config.hidden_act](inner_BxLxI)
         with jax.named_scope("output"):
-            projected_BxLxH = layers.dense(params["output"]["dense"], inner_BxLxI)
-            return x_BxLxH + self._dropout(projected_BxLxH, seed, rows_B, positions_BxK)
+            return self._dropout(layers.dense(params["output"]["dense"], inner_BxLxI), seed, rows_B, wanted_BxK)
+
+    def _head(self, params, x_NxH):
+        x_NxH = layers.gelu(layers.dense(params["lm_head"]["dense"], x_NxH))
+        return self._norm(params["lm_head"]["layer_norm"], x_NxH)
+
+    def classify(self, params, x_BxKxH, seeds, rows_B, *, of_tokens):
+        """Returns logits_BxKxC of the classification head."""
+        head, x_BxKxH = params["classifier"], self._dropout(x_BxKxH, seeds[0], rows_B)
+        if of_tokens:
+            return layers.dense(head, x_BxKxH)
+        x_BxKxH = jnp.tanh(layers.dense(head["dense"], x_BxKxH))
+        return layers.dense(head["out_proj"], self._dropout(x_BxKxH, seeds[1], rows_B))
+
+    def _norm(self, params: Params, x_BxLxH: Array) -> Array:
+        return layers.layer_norm(params, x_BxLxH, self.config.layer_norm_eps)
 
     def _dropout(self, x_BxLxH: Array, seed: Array | None, *rows_and_tokens: Array | None) -> Array:
         return layers.dropout(x_BxLxH, self.config.hidden_dropout_prob, seed, *rows_and_tokens)
+
+
+class RobertaPreLayerNorm(Roberta):
+    """RoBERTa with pre-norm (Ott et al., 2019, fairseq), as transformers' FlaxRobertaPreLayerNormForMaskedLM."""
+
+    config_class = RobertaPreLayerNormConfig
+    name = "RobertaPreLayerNorm"
+    body = "roberta_prelayernorm"
+    stack: ClassVar = ("roberta_prelayernorm", "encoder", "layer")
+    embedding: ClassVar = ("roberta_prelayernorm", "embeddings", "word_embeddings", "embedding")
+
+    def _layer(self, index, params, x_BxLxH, segments_BxL, positions_BxL, seeds, rows_B, wanted_BxK):
+        attention = params["attention"]
+        with jax.named_scope("attention"):
+            normed_BxLxH = self._norm(attention["LayerNorm"], x_BxLxH)
+        sum_BxLxH = self._attention(attention, normed_BxLxH, x_BxLxH, segments_BxL, seeds, rows_B, wanted_BxK)
+        return self._remat(index, self._feed_forward)(params, sum_BxLxH, seeds[2], rows_B, wanted_BxK)
+
+    def _feed_forward(self, params, sum_BxLxH, seed, rows_B, wanted_BxK):
+        with jax.named_scope("intermediate"):
+            x_BxLxH = self._norm(params["intermediate"]["LayerNorm"], sum_BxLxH)
+        return sum_BxLxH + self._transform(params, x_BxLxH, seed, rows_B, wanted_BxK)
+
+    def _last_norm(self, params, x_BxLxH):
+        return self._norm(params["LayerNorm"], x_BxLxH)

@@ -1,11 +1,20 @@
-"""Parameters under transformers' two sets of names: Flax's tree, and PyTorch's flat state dict. Needs no PyTorch."""
+"""Parameters under transformers' two sets of names: our tree (Flax's), and PyTorch's flat state dict. Needs no PyTorch.
+
+Where PyTorch fuses several kernels into one of [parts x output, input], ours is [input, parts, output].
+"""
 
 from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from mlm.model.roberta import Params
+from mlm.model.families import FAMILIES
+from mlm.model.network import Params
+
+PARTS = {"Wqkv": 3, "Wi": 2}  # kernels that PyTorch fuses
+TIED = ("lm_head.decoder.", "decoder.weight")
+BUFFERS = (".position_ids", ".token_type_ids", ".inv_freq")
+VOCABULARY = {path for family in FAMILIES.values() for path in (family.embedding, family.decoder_bias)}
 
 
 def to_torch(params: Params) -> dict[str, np.ndarray]:
@@ -14,21 +23,23 @@ def to_torch(params: Params) -> dict[str, np.ndarray]:
     for (*scope, leaf), value in flatten_dict(params).items():
         value = np.asarray(value, np.float32)
         name = ".".join([*scope, "bias" if leaf == "bias" else "weight"])
-        tensors[name] = np.ascontiguousarray(value.T if leaf == "kernel" else value)
+        tensors[name] = np.ascontiguousarray(value.reshape(len(value), -1).T if leaf == "kernel" else value)
     return tensors
 
 
 def from_torch(tensors: dict[str, np.ndarray]) -> Params:
-    """Returns Flax's tree, float32, from arrays under PyTorch's names, without the tied decoder and buffers."""
+    """Returns our tree, float32, from arrays under PyTorch's names, without the tied decoder and buffers."""
     flat: dict[tuple[str, ...], Any] = {}
     for name, value in tensors.items():
-        if name.startswith("lm_head.decoder.") or name.endswith((".position_ids", ".token_type_ids")):
+        if name.startswith(TIED) or name.endswith(BUFFERS):
             continue
         *scope, leaf = name.split(".")
         value = np.asarray(value, np.float32)
         if leaf == "weight":
-            norm, table = name.endswith(("LayerNorm.weight", "layer_norm.weight")), name.endswith("_embeddings.weight")
+            norm, table = scope[-1].lower().endswith("norm"), scope[-1].endswith("_embeddings")
             leaf, value = ("scale", value) if norm else ("embedding", value) if table else ("kernel", value.T)
+            if scope[-1] in PARTS:
+                value = value.reshape(len(value), PARTS[scope[-1]], -1)
         flat[(*scope, leaf)] = value
     return unflatten_dict(flat)
 
@@ -36,7 +47,7 @@ def from_torch(tensors: dict[str, np.ndarray]) -> Params:
 def resize_vocabulary(params: Params, size: int) -> Params:
     """Returns the parameters with `size` rows in the word embedding and the decoder's bias: cut off, or zeros added."""
     flat = flatten_dict(params)
-    for path in {("roberta", "embeddings", "word_embeddings", "embedding"), ("lm_head", "bias")} & flat.keys():
+    for path in VOCABULARY & flat.keys():
         value = np.asarray(flat[path])[:size]
         flat[path] = np.pad(value, [(0, size - len(value))] + [(0, 0)] * (value.ndim - 1))
     return unflatten_dict(flat)

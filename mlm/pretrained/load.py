@@ -10,32 +10,43 @@ import orbax.checkpoint as ocp
 import safetensors.flax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import SingleDeviceSharding
-from transformers import RobertaConfig
+from transformers import PretrainedConfig
 from transformers.modeling_flax_utils import ACT2FN
 
 from mlm import logs
-from mlm.config_rules import BELOW_ONE, Rule, whole
+from mlm.config_rules import ABOVE_ZERO, BELOW_ONE, Rule, whole
 from mlm.errors import DamageError, InputError
-from mlm.model import classifier, roberta, weights
-from mlm.model.roberta import Params
+from mlm.model import classifier, weights
+from mlm.model.families import FAMILIES, family_of
+from mlm.model.network import Network, Params
 from mlm.paths import UPath, inside
 from mlm.pretrained import checkpoint_files, locate
 from mlm.pretrained.locate import INDEX, MSGPACK, SAFETENSORS
 from mlm.text import printable
 from mlm.workdir import Workdir
 
-LM_HEAD, CLASSIFIER = "lm_head", "classifier"  # as Flax's tree names them
-INIT = {LM_HEAD: roberta.init_params, CLASSIFIER: classifier.init_params}
+LM_HEAD, CLASSIFIER = "lm_head", "classifier"
 HEAD_NAMES = {LM_HEAD: "language-model head", CLASSIFIER: "classification head"}
 INIT_FROM = "config.train.init_from = "
-SIZES = "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size type_vocab_size"
-RATES = "layer_norm_eps hidden_dropout_prob attention_probs_dropout_prob initializer_range"
-RULES: dict[str, Rule] = {  # of config.json
-    **dict.fromkeys(SIZES.split(), whole(1, 2**31)),
-    "max_position_embeddings": whole(2, 2**31),
-    "pad_token_id": whole(0, 2**31),
-    **dict.fromkeys(RATES.split(), BELOW_ONE),
-    "hidden_act": (lambda v: isinstance(v, str) and v in ACT2FN, "an activation that transformers knows"),
+ACTIVATION: Rule = (lambda v: isinstance(v, str) and v in ACT2FN, "an activation that transformers knows")
+SHARED: dict[Rule, str] = {  # of config.json
+    whole(1, 2**31): "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size",
+    whole(2, 2**31): "max_position_embeddings",
+    whole(0, 2**31): "pad_token_id",
+}
+ROBERTA: dict[Rule, str] = {
+    whole(1, 2**31): "type_vocab_size",
+    BELOW_ONE: "layer_norm_eps hidden_dropout_prob attention_probs_dropout_prob initializer_range",
+    ACTIVATION: "hidden_act",
+}
+MODERNBERT: dict[Rule, str] = {
+    BELOW_ONE: "norm_eps embedding_dropout mlp_dropout classifier_dropout attention_dropout initializer_range",
+    ABOVE_ZERO: "global_rope_theta local_rope_theta initializer_cutoff_factor",
+    whole(1, 2**31): "global_attn_every_n_layers",
+    (lambda v: type(v) is int and 2 <= v < 2**31 and v % 2 == 0, "an even number from 2 up"): "local_attention",
+    (lambda v: v is False, "false"): "norm_bias attention_bias mlp_bias classifier_bias",
+    (lambda v: v is True, "true"): "decoder_bias",
+    ACTIVATION: "hidden_activation classifier_activation",
 }
 
 
@@ -43,7 +54,7 @@ RULES: dict[str, Rule] = {  # of config.json
 class Pretrained:
     """A model with its parameters on the host."""
 
-    config: RobertaConfig  # its vocabulary is the tokenizer's, without the padding of training
+    config: PretrainedConfig  # its vocabulary is the tokenizer's, without the padding of training
     params: Params  # numpy float32
     tokenizer: str  # its folder, which may be missing if only parameters are needed
     step: int | None  # of the checkpoint; None for a folder
@@ -56,14 +67,19 @@ class Pretrained:
         return self.meta.get("config")
 
     @property
-    def network(self) -> roberta.Network:
+    def family(self) -> type[Network]:
+        """What kind of model it is."""
+        return family_of(self.config)
+
+    @property
+    def network(self) -> Network:
         """The forward pass, in float32."""
-        return roberta.Network(self.config)
+        return self.family(self.config)
 
     @property
     def longest_row(self) -> int:
-        """How many tokens the model can read, special ones included: positions start at pad id + 1."""
-        return self.config.max_position_embeddings - self.config.pad_token_id - 1
+        """How many tokens the model can read, special ones included."""
+        return locate.longest_row(self.config.to_dict())
 
     @property
     def leaves(self) -> dict[str, np.ndarray]:
@@ -73,11 +89,11 @@ class Pretrained:
     @property
     def body(self) -> Params:
         """The encoder's parameters, which every head shares."""
-        return {name: own for name, own in self.params["roberta"].items() if name != "pooler"}
+        return {name: own for name, own in self.params[self.family.body].items() if name != "pooler"}
 
     def with_vocabulary(self, size: int) -> Self:
         """Returns the model with `size` entries, as `weights.resize_vocabulary` cuts off or adds them."""
-        config = RobertaConfig.from_dict(self.config.to_dict())
+        config = type(self.config).from_dict(self.config.to_dict())
         config.vocab_size = size
         return dataclasses.replace(self, config=config, params=weights.resize_vocabulary(self.params, size))
 
@@ -103,12 +119,14 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
     folder = locate.local_copy(model, flag)
     config = read_config(folder, where)
     if head == CLASSIFIER and config.problem_type == "multi_label_classification":
-        raise InputError(f"{where}: is a multi-label classifier; a RoBERTa with one label or number per row is needed.")
+        raise InputError(f"{where}: is a multi-label classifier; one with a label or number per row is needed.")
     if head != CLASSIFIER and not config.tie_word_embeddings:
-        raise InputError(f"{where}: its embeddings are not tied; a RoBERTa with tied embeddings is needed.")
-    params = _read_weights(folder, where)
-    if head and isinstance(params["roberta"], dict):
-        params["roberta"].pop("pooler", None)
+        raise InputError(f"{where}: its embeddings are not tied; a model with tied embeddings is needed.")
+    if head == CLASSIFIER and getattr(config, "classifier_pooling", "cls") != "cls":
+        raise InputError(f"{where}: its head reads the mean of a row's tokens; one that reads the first is needed.")
+    params, body = _read_weights(folder, family_of(config), where), family_of(config).body
+    if head and isinstance(params[body], dict):
+        params[body].pop("pooler", None)
     found = Pretrained(config, params, str(folder), None, {}, model)
     _check_params(found, head, where)
     return found
@@ -138,9 +156,9 @@ def part_of(meta: dict[str, Any]) -> str:
     return "ema" if meta["config"]["optimizer.ema_decay"] > 0 else "params"
 
 
-def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[RobertaConfig, Params]:
+def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[PretrainedConfig, Params]:
     """Returns the config and the parameters of a checkpoint, on the host, the vocabulary padded as in training."""
-    config, part = RobertaConfig.from_dict(meta["dataset"]["model"]), part_of(meta)
+    config, part = config_of(meta["dataset"]["model"]), part_of(meta)
     head = CLASSIFIER if "labels" in meta["dataset"] else LM_HEAD
     device = SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), _shapes(config, head))
@@ -152,30 +170,49 @@ def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[RobertaC
     return config, jax.device_get(restored[part])
 
 
-def read_config(folder: UPath, where: str) -> RobertaConfig:
+def config_of(content: dict[str, Any]) -> PretrainedConfig:
+    """Returns transformers' config of a checkpoint's or folder's, which may be one that transformers 5 has written."""
+    if "rope_parameters" in content:
+        content, rope, types = dict(content), content["rope_parameters"], content["layer_types"]
+        del content["rope_parameters"], content["layer_types"]
+        for kind, name in (("full_attention", "global"), ("sliding_attention", "local")):
+            if rope[kind].get("rope_type", "default") != "default":
+                raise ValueError(f"rope_type {rope[kind]['rope_type']}, only default")
+            content[f"{name}_rope_theta"] = float(rope[kind]["rope_theta"])
+        every = next((i for i, kind in enumerate(types) if i and kind == "full_attention"), len(types))
+        if types != ["sliding_attention" if i % every else "full_attention" for i in range(len(types))]:
+            raise ValueError("layer_types are not one global layer in every so many")
+        content["global_attn_every_n_layers"] = every
+    return FAMILIES[content["model_type"]].config_class.from_dict(content)
+
+
+def read_config(folder: UPath, where: str) -> PretrainedConfig:
     """Returns the config of a local folder, from config.json alone; errors call the folder `where`."""
     try:
         content = logs.read_object(folder / "config.json")
-        config = RobertaConfig.from_dict(content)
+        known = content.get("model_type") in FAMILIES
+        config = config_of(content) if known else None
     except Exception as error:  # whatever transformers raises at values of another type
         reason = printable(f"{type(error).__name__}: {error}")[:200]
         reason = "not a JSON object" if isinstance(error, DamageError) else reason
         raise InputError(f"{where}: its config.json can't be read ({reason}); take a good copy.") from None
-    if content.get("model_type") != "roberta":
-        name = printable(str(content.get("model_type")))[:80]
-        raise InputError(f"{where}: is a {name} according to its config.json; a RoBERTa is needed.")
-    for key, (check, allowed) in RULES.items():
-        value = getattr(config, key)
-        if not check(value):
-            raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")
+    if not known:
+        name, kinds = printable(str(content.get("model_type")))[:80], " or ".join(FAMILIES)
+        raise InputError(f"{where}: is a {name} according to its config.json; a {kinds} is needed.")
+    own = MODERNBERT if config.model_type == "modernbert" else ROBERTA
+    for (check, allowed), keys in (*SHARED.items(), *own.items()):
+        for key in keys.split():
+            value = getattr(config, key)
+            if not check(value):
+                raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")
     if config.hidden_size % config.num_attention_heads or config.pad_token_id >= config.vocab_size:
         text = "has attention heads that don't divide hidden_size, or a pad_token_id outside the vocabulary"
         raise InputError(f"{where}: its config.json {text}; take a good copy.")
     return config
 
 
-def _read_weights(folder: UPath, where: str) -> Params:
-    """Returns all parameters of a local folder, float32, by Flax's names; a model without a head has shorter ones."""
+def _read_weights(folder: UPath, family: type[Network], where: str) -> Params:
+    """Returns all parameters of a local folder, float32, by our names; a model without a head has shorter ones."""
     if not any((folder / file).is_file() for file in (INDEX, SAFETENSORS, MSGPACK)):
         hint = "load it in PyTorch and save it with save_pretrained."
         raise InputError(f"{where}: has neither {SAFETENSORS} nor {MSGPACK}; {hint}")
@@ -198,24 +235,29 @@ def _read_weights(folder: UPath, where: str) -> Params:
         params = unflatten_dict(flat)
     except Exception as error:  # whatever the libraries raise at a file that is not what its name says
         raise InputError(f"{where}: its weights can't be read ({printable(str(error))[:300]}).") from None
-    return params if "roberta" in params else {"roberta": params}
+    return params if family.body in params else {family.body: params}
 
 
-def _shapes(config: RobertaConfig, head: str) -> Params:
-    return jax.eval_shape(lambda: INIT[head](config, jax.random.key(0)))
+def _shapes(config: PretrainedConfig, head: str) -> Params:
+    init = classifier.init_params if head == CLASSIFIER else family_of(config).init_params
+    return jax.eval_shape(lambda: init(config, jax.random.key(0)))
 
 
 def _check_params(found: Pretrained, head: str | None, where: str) -> None:
     """Raises InputError for the first parameter of the body and of `head` that is not as the config has it."""
-    if head and head not in found.params:
+    family = found.family
+    parts = {LM_HEAD: family.lm_head, CLASSIFIER: (CLASSIFIER,)}
+    if head and not set(parts[head]) <= found.params.keys():
         raise InputError(f"{where}: has no {HEAD_NAMES[head]}; name a model with one.")
-    layers = {name.split("/")[3] for name in found.leaves if name.startswith("roberta/encoder/layer/")}
+    layers = {
+        name.split("/")[len(family.stack)] for name in found.leaves if name.startswith("/".join(family.stack) + "/")
+    }
     difference = ""
     if len(layers) != found.config.num_hidden_layers:  # before the shapes of as many are made
         difference = f"{len(layers)} layers where config.json asks for {found.config.num_hidden_layers}"
     else:
         shapes = _shapes(found.config, head or LM_HEAD)
-        trees = (shapes, found.params) if head else ({"roberta": shapes["roberta"]}, {"roberta": found.body})
+        trees = (shapes, found.params) if head else ({family.body: shapes[family.body]}, {family.body: found.body})
         wanted, own = ({name: leaf.shape for name, leaf in flatten_dict(tree, sep="/").items()} for tree in trees)
         odd = sorted(name for name in wanted.keys() | own.keys() if wanted.get(name) != own.get(name))
         if odd:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from mlm import logs
@@ -54,13 +55,21 @@ def describe_branch(meta: dict[str, Any]) -> str:
     return f"step {branch['step']:,} of {branch['from']}, with {changed or 'nothing changed'}"
 
 
-def longest_row(model: str) -> int:
+def longest_row(config: Mapping[str, Any]) -> int:
+    """Returns how many tokens a model with this config.json reads, special ones included.
+
+    RoBERTa's table of positions starts at pad id + 1; ModernBERT has none.
+    """
+    first = 0 if config["model_type"] == "modernbert" else int(config["pad_token_id"]) + 1
+    return int(config["max_position_embeddings"]) - first
+
+
+def longest_row_of(model: str) -> int:
     """Returns how many tokens a model reads, special ones included."""
     try:
         if is_workdir(model):
             return int(metadata(model)["config"]["model.positions"])
-        config = logs.read_object(local_copy(model, "--model=") / "config.json")
-        return int(config["max_position_embeddings"]) - int(config["pad_token_id"]) - 1
+        return longest_row(logs.read_object(local_copy(model, "--model=") / "config.json"))
     except (LookupError, TypeError, ValueError):
         raise InputError(f"--model={model}: its config.json does not say how many tokens it reads.") from None
 
@@ -84,7 +93,9 @@ def local_copy(name: str, flag: str) -> UPath:
     """Returns a local folder of the model that was given as `flag` `name`: a folder, or a repository on the Hub."""
     folder = UPath(name if UPath(name).is_dir() else _download(name, flag))
     if not (folder / "config.json").is_file():
-        raise InputError(f"{flag}{name}: has no config.json and no checkpoints; name a workdir or a RoBERTa folder.")
+        raise InputError(
+            f"{flag}{name}: has no config.json and no checkpoints; name a workdir or a transformers folder."
+        )
     return UPath(local_folder(str(folder)))
 
 

@@ -10,36 +10,31 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from tokenizers import Tokenizer
-from transformers import RobertaConfig
+from transformers import PretrainedConfig
 
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.model.roberta import Params
+from mlm.model.families import name_of
+from mlm.model.network import Network, Params
 from mlm.paths import UPath
 from mlm.pretrained.load import Pretrained
 
-VOCABULARY = ("roberta/embeddings/word_embeddings/embedding", "lm_head/bias")
-POSITIONS = "roberta/embeddings/position_embeddings/embedding"
-TYPES = "roberta/embeddings/token_type_embeddings/embedding"
+POSITIONS, TYPES = "embeddings/position_embeddings/embedding", "embeddings/token_type_embeddings/embedding"
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")  # one of them is there
 Taken = tuple[np.ndarray, np.ndarray]  # float32 of our shape, and a mask that broadcasts to it: True where it counts
-SAME = {  # keys of our config, and what transformers calls them: the parameters mean nothing in another model
-    "model.hidden_size": "hidden_size",
-    "model.layers": "num_hidden_layers",
-    "model.heads": "num_attention_heads",
-    "model.intermediate_size": "intermediate_size",
-    "model.activation": "hidden_act",
-    "model.layer_norm_eps": "layer_norm_eps",
-}
 
 
-def refuse_another_model(source: Pretrained, config: RobertaConfig) -> None:
+def refuse_another_model(source: Pretrained, config: PretrainedConfig) -> None:
     """Raises InputError if the source has another architecture than `config`."""
-    for key, name in SAME.items():
+    if type(source.config) is not type(config):
+        ours, theirs = name_of(config), name_of(source.config)
+        fix = "set it to that, or start from another model."
+        raise InputError(f"config.model.family = {ours}: train.init_from = {source.source} is a {theirs}; {fix}")
+    for key, name in source.family.architecture.items():
         ours, theirs = getattr(config, name), getattr(source.config, name)
         if ours != theirs:
             fix = "set it to that, or start from another model."
-            raise InputError(f"config.{key} = {ours}: train.init_from = {source.source} has {theirs}; {fix}")
+            raise InputError(f"config.model.{key} = {ours}: train.init_from = {source.source} has {theirs}; {fix}")
 
 
 def fit(
@@ -49,15 +44,18 @@ def fit(
 
     `vocab_size` is V without padding; `tokens` is the folder of our tokenizer, without which rows are matched by id.
     """
-    leaves = source.leaves
-    entries = len(leaves[VOCABULARY[0]])
+    leaves, family = source.leaves, source.family
+    vocabulary = tuple("/".join(path) for path in (family.embedding, family.decoder_bias))
+    positions, types = f"{family.body}/{POSITIONS}", f"{family.body}/{TYPES}"
+    entries = len(leaves[vocabulary[0]])
     pairs, how = _match_tokens(source, tokens, min(vocab_size, entries))
     pads = (source.config.pad_token_id, pad_id)
-    lengths = (len(leaves[POSITIONS]) - pads[0] - 1, shapes[POSITIONS][0] - pads[1] - 1)
-    steps = np.arange(-min(pads), min(lengths) + 1)  # from the padding id; 0 is the position of padding
-    types = np.arange(min(len(leaves[TYPES]), shapes[TYPES][0]))
-    rows = dict.fromkeys(VOCABULARY, pairs)
-    rows |= {POSITIONS: (steps + pads[0], steps + pads[1]), TYPES: (types, types)}
+    rows = dict.fromkeys(vocabulary, pairs)
+    if positions in leaves:
+        lengths = (len(leaves[positions]) - pads[0] - 1, shapes[positions][0] - pads[1] - 1)
+        steps = np.arange(-min(pads), min(lengths) + 1)  # from the padding id; 0 is the position of padding
+        same = np.arange(min(len(leaves[types]), shapes[types][0]))
+        rows |= {positions: (steps + pads[0], steps + pads[1]), types: (same, same)}
     taken = {}
     for name, shape in shapes.items():
         values = leaves.get(name)
@@ -68,17 +66,18 @@ def fit(
             taken[name] = table, is_taken_R.reshape(-1, *[1] * (table.ndim - 1))
         elif values is not None and values.shape == shape:
             taken[name] = values, np.True_
-    by_token = [name for name in VOCABULARY if name in taken]
-    whole = [name for name in taken if name not in (*VOCABULARY, POSITIONS)]
+    by_token = [name for name in vocabulary if name in taken]
+    whole = [name for name in taken if name not in (*vocabulary, positions)]
     fresh, left = [name for name in shapes if name not in taken], [name for name in leaves if name not in shapes]
     lines = [
         f"start from {source.source}",
-        f"  taken: {_grouped(whole)}",
+        f"  taken: {_grouped(whole, family)}",
         f"  {' and '.join(by_token)}: {_counts(len(pairs[0]), vocab_size, entries)} rows, matched by {how}",
-        f"  {POSITIONS}: {_counts(min(lengths), lengths[1], lengths[0])} positions",
     ]
+    if positions in leaves:
+        lines.append(f"  {positions}: {_counts(min(lengths), lengths[1], lengths[0])} positions")
     rest = {"fresh, for the source lacks them or has them in another shape": fresh, "left over in the source": left}
-    lines += [f"  {what}: {_grouped(names)}" for what, names in rest.items() if names]
+    lines += [f"  {what}: {_grouped(names, family)}" for what, names in rest.items() if names]
     return taken, lines
 
 
@@ -94,7 +93,7 @@ def _match_tokens(source: Pretrained, folder: str | None, same: int) -> tuple[tu
     pairs = {number: numbers[text] for text, number in _texts(ours.backend_tokenizer) if text in numbers}
     for role in tokenizer.ROLES:
         pairs[getattr(ours, f"{role}_token_id")] = getattr(theirs, f"{role}_token_id")
-    rows = len(source.leaves[VOCABULARY[0]])
+    rows = len(source.leaves["/".join(source.family.embedding)])
     pairs = {number: row for number, row in sorted(pairs.items()) if row < rows}
     return (np.array(list(pairs.values())), np.array(list(pairs))), "the tokens' text"
 
@@ -116,11 +115,12 @@ def _counts(taken: int, ours: int, theirs: int) -> str:
     return f"{taken:,} taken of {theirs:,}{fresh}{left}"
 
 
-def _grouped(names: list[str]) -> str:
+def _grouped(names: list[str], family: type[Network]) -> str:
     """Returns the names without their last part; layers, which are always whole, are only counted."""
-    layers = {name.split("/")[3] for name in names if name.startswith("roberta/encoder/layer/")}
-    rest = [name for name in names if not name.startswith("roberta/encoder/layer/")]
-    groups = dict.fromkeys(name if name in VOCABULARY else name.rpartition("/")[0] for name in rest)
+    stack, bias = "/".join(family.stack) + "/", "/".join(family.decoder_bias)
+    layers = {name.removeprefix(stack).split("/")[0] for name in names if name.startswith(stack)}
+    rest = [name for name in names if not name.startswith(stack)]
+    groups = dict.fromkeys(name if name == bias else name.rpartition("/")[0] for name in rest)
     return ", ".join([f"{len(layers)} layers"] * bool(layers) + list(groups))
 
 

@@ -11,16 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
-from transformers import RobertaConfig
+from transformers import PretrainedConfig
 
 from mlm import config as configs
 from mlm.data import examples as data
 from mlm.data.examples import Examples
 from mlm.errors import InputError
 from mlm.model import classifier
-from mlm.model.attention import make_attention
+from mlm.model.attention import Attention, make_attention
+from mlm.model.families import family_of
 from mlm.model.loss import RowSums
-from mlm.model.roberta import Network, Params
+from mlm.model.network import Network, Params
+from mlm.pretrained import locate
 from mlm.tasks import scores
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
 from mlm.training.loop import Task
@@ -29,7 +31,9 @@ from mlm.training.loop import Task
 class Classification(Task):
     """The task of a config on labelled rows, for `loop.run_task`; `network` is the body's."""
 
-    def __init__(self, config: ConfigDict, examples: Examples, body: RobertaConfig, start: Callable[[], Params] | None):
+    def __init__(
+        self, config: ConfigDict, examples: Examples, body: PretrainedConfig, start: Callable[[], Params] | None
+    ):
         """Builds everything; `start` returns the parameters of the `body`, which is padded; None to initialise them."""
         self.config, self.examples, self._start = config, examples, start
         self.mesh = sharding.make_mesh(**config.mesh.to_dict())
@@ -48,7 +52,7 @@ class Classification(Task):
 
         def init(start: Params | None = None) -> state.TrainState:
             params = classifier.init_params(self.model_config, jax.random.key(config.train.seed))
-            params = params if start is None else params | {"roberta": start}
+            params = params if start is None else params | {family_of(body).body: start}
             return state.TrainState.create(params, tx, ema=config.optimizer.ema_decay > 0)
 
         self._init, self.shapes = state.jit_init(init, self.mesh)
@@ -81,7 +85,7 @@ class Classification(Task):
         """Returns the state before the first step."""
         if self._start is None:
             return self._init()
-        return self._init(sharding.put_tree(self._start(), state.shardings_of(self.shapes).params["roberta"]))
+        return self._init(sharding.put_tree(self._start(), state.shardings_of(self.shapes).params[self.network.body]))
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
         """Returns this host's rows of the batches after step `start`."""
@@ -110,8 +114,8 @@ class Classification(Task):
         return recipe.flops_per_token(self._run, self.model_config.num_labels, length=length, rate=rate)
 
 
-def _check_data(config: ConfigDict, examples: Examples, body: RobertaConfig) -> None:
-    reads = body.max_position_embeddings - body.pad_token_id - 1
+def _check_data(config: ConfigDict, examples: Examples, body: PretrainedConfig) -> None:
+    reads = locate.longest_row(body.to_dict())
     if examples.length > reads:
         raise InputError(f"config.classify.length = {examples.length}: the model reads {reads} tokens; lower it.")
     if body.vocab_size < examples.vocab_size or body.pad_token_id != examples.pad_id:
@@ -125,17 +129,18 @@ def _check_data(config: ConfigDict, examples: Examples, body: RobertaConfig) -> 
         raise InputError(f"config.data.lanes = {config.data.lanes}: there are only {count} training rows; lower it.")
 
 
-def make_network(config: ConfigDict, model_config: RobertaConfig, examples: Examples, mesh: Mesh) -> Network:
+def make_network(config: ConfigDict, model_config: PretrainedConfig, examples: Examples, mesh: Mesh) -> Network:
     """Returns the network, with the kernel of config.model.attention for each row length."""
     model = config.model
-    shared = {"mesh": mesh, "dtype": model.dtype}
     lengths = sorted({length for split in examples.splits for length in examples.lengths(split)})
-    kernels = {length: make_attention(model.attention, model_config, length=length, **shared) for length in lengths}
 
-    def attend(q_BxLxH: jax.Array, *rest: jax.Array | None) -> jax.Array:
-        return kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
+    def make(window: int) -> Attention:
+        shared = {"mesh": mesh, "dtype": model.dtype, "window": window}
+        kernels = {length: make_attention(model.attention, model_config, length=length, **shared) for length in lengths}
+        return lambda q_BxLxH, *rest: kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
 
-    return Network(model_config, model.dtype, model.remat, model.remat_feed_forward, attend)
+    network = family_of(model_config)(model_config, model.dtype, model.remat, model.remat_feed_forward)
+    return network.with_attention(make)
 
 
 def make_eval_step(network: Network, mesh: Mesh, param_shardings: Params, *, longest: int) -> Callable:

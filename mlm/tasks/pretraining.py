@@ -22,11 +22,11 @@ from mlm.config_rules import parse_ranges
 from mlm.data import batches, mixture, skip_batches, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.order import between
-from mlm.model import factory, priming, roberta
+from mlm.model import factory, priming
 from mlm.model.attention import Attention, make_attention
 from mlm.model.loss import RowSums, masked_cross_entropy
 from mlm.model.masking import Masked, rate_schedule
-from mlm.model.roberta import Params
+from mlm.model.network import Network, Params
 from mlm.monitor.metrics_hooks import MetricsHook, Monitor
 from mlm.pretrained import load, warm_start
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
@@ -51,7 +51,7 @@ class Pretraining(Task):
         self.config, self.info, self.workdir, self.manifest = config, info, workdir, manifest
         self.mesh = sharding.make_mesh(**config.mesh.to_dict()) if mesh is None else mesh
         network = factory.make_network(config.model.to_dict(), info, isolated=config.data.isolate_documents)
-        self.network = dataclasses.replace(network, attention=self.make_attention(network.config, info.length))
+        self.network = self._with_attention(network, info.length)
         self.masking = factory.make_masking(config.masking.to_dict(), info, word_starts_V)
         self.run = configs.flatten(config)
         sharding.check_batches(self.mesh, self.run)
@@ -101,17 +101,20 @@ class Pretraining(Task):
         """Returns the optimizer; its learning rate is `self.schedule`."""
         return optimizer.make_optimizer(self.run, self.schedule)
 
-    def make_attention(self, config: Any, length: int) -> Attention:
-        """Returns the attention for rows of `length` tokens, given the transformers config of the model."""
+    def make_attention(self, config: Any, length: int, window: int) -> Attention:
+        """Returns the attention for rows of `length` tokens, given the transformers config of the model.
+
+        A token attends to `window` tokens on each side; to the whole row if it is 0.
+        """
         model, isolated = self.config.model, self.config.data.isolate_documents
-        shared = {"mesh": self.mesh, "dtype": model.dtype, "isolated": isolated}
+        shared = {"mesh": self.mesh, "dtype": model.dtype, "isolated": isolated, "window": window}
         return make_attention(model.attention, config, length=length, **shared)
 
     def make_gradient(self, length: int) -> step.Gradient:
         """Returns the gradient of the mean loss over rows of `length` tokens, from `step.mean_gradient`."""
         config, network, parts = self.config, self.network, self.info.length // length
         if parts > 1:
-            network = dataclasses.replace(network, attention=self.make_attention(network.config, length))
+            network = self._with_attention(network, length)
         rate_at = rate_schedule(config.masking.rate, config.masking.end_rate, self.steps)
 
         def prepare(batch: step.Batch, number: jax.Array) -> step.Inputs:
@@ -126,6 +129,9 @@ class Pretraining(Task):
             return self.loss(logits, masked)
 
         return step.mean_gradient(self.run, prepare, row_sums, self.mesh)
+
+    def _with_attention(self, network: Network, length: int) -> Network:
+        return network.with_attention(lambda window: self.make_attention(network.config, length, window))
 
     def _make_step(self, length: int) -> step.TrainStep:
         return step.make_train_step(self.run, self.make_gradient(length), self.tx, self.schedule, self.shapes)
@@ -154,7 +160,7 @@ class Pretraining(Task):
 
     def _init(self, counts_V: jax.Array | None = None) -> state.TrainState:
         key = jax.random.key(self.config.train.seed)
-        params = roberta.init_params(self.network.config, key)
+        params = self.network.init_params(self.network.config, key)
         if counts_V is not None:
             params = priming.prime(params, self.network.config, counts_V, jax.random.fold_in(key, 1))
         return state.TrainState.create(params, self.tx, ema=self.config.optimizer.ema_decay > 0)

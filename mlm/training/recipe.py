@@ -93,11 +93,13 @@ def mean_masking_rate(run: Run, progress: float = 1.0) -> float:
 
 def flops_per_token(run: Run, vocab_size: int, *, length: int, rate: float | None = None) -> float:
     """Returns the useful FLOPs of a step per token; `rate` is the masking rate, by default the run's mean."""
+    is_modernbert, every = run.get("model.family") == "modernbert", run.get("model.global_every", 1)
+    local = flops.mean_keys(length, run["model.local_attention"] // 2) if is_modernbert else length
     return flops.train_flops_per_token(
         hidden=run["model.hidden_size"],
-        layers=run["model.layers"],
+        keys=[local if index % every else length for index in range(run["model.layers"])],
         intermediate=run["model.intermediate_size"],
-        length=length,
+        gated=is_modernbert,
         vocab_size=vocab_size,
         predicted_share=mean_masking_rate(run) if rate is None else rate,
     )

@@ -23,9 +23,10 @@ AXES = ("data", "fsdp", "tensor")
 BATCH = P(("data", "fsdp"))  # both: a batch is replicated over an axis that is left out
 
 # The first rule whose pattern matches the full name of a parameter applies.
-RULES: tuple[tuple[str, P], ...] = (
-    (r"roberta/embeddings/word_embeddings/embedding", P(("tensor", "fsdp"), None)),
-    (r"roberta/embeddings/(position|token_type)_embeddings/embedding", P()),
+Rules = tuple[tuple[str, P], ...]
+ROBERTA: Rules = (
+    (r"\w+/embeddings/word_embeddings/embedding", P(("tensor", "fsdp"), None)),
+    (r"\w+/embeddings/(position|token_type)_embeddings/embedding", P()),
     (r".*/attention/self/(query|key|value)/kernel", P("fsdp", "tensor")),
     (r".*/attention/self/(query|key|value)/bias", P("tensor")),
     (r".*/attention/output/dense/kernel", P("tensor", "fsdp")),
@@ -37,9 +38,15 @@ RULES: tuple[tuple[str, P], ...] = (
     (r".*(output|lm_head)/dense/bias", P()),
     (r".*(LayerNorm|layer_norm)/(scale|bias)", P()),
 )
-# The classification head is small and replicated: with a sharded one, XLA's partitioner crashes on the gradient on a
-# mesh of three axes (jax 0.10.2, CPU).
-CLASSIFIER_RULES = (*(rule for rule in RULES if not rule[0].startswith("lm_head")), (r"classifier/.*", P()))
+MODERNBERT: Rules = (
+    (r"model/embeddings/tok_embeddings/embedding", P(("tensor", "fsdp"), None)),
+    (r".*/attn/Wqkv/kernel", P("fsdp", None, "tensor")),
+    (r".*/mlp/Wi/kernel", P("fsdp", None, "tensor")),
+    (r".*/(attn|mlp)/Wo/kernel", P("tensor", "fsdp")),
+    (r"head/dense/kernel", P("fsdp", None)),
+    (r"decoder/bias", P("tensor")),
+    (r".*norm/scale", P()),
+)
 
 
 def make_mesh(*, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -96,9 +103,22 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
 
 
+def rules_for(params: Any) -> Rules:
+    """Returns the partition rules of a model.
+
+    A classification head is small and replicated: with a sharded one, XLA's partitioner crashes on the gradient on a
+    mesh of three axes (jax 0.10.2, CPU).
+    """
+    rules = MODERNBERT if "model" in params else ROBERTA
+    if "classifier" not in params:
+        return rules
+    body = [rule for rule in rules if not rule[0].startswith(("lm_head", "head", "decoder"))]
+    return (*body, (r"(head|classifier)/.*", P()))
+
+
 def param_specs(params: Any, mesh: Mesh) -> dict[str, P]:
     """Returns {"roberta/...": spec}; every parameter needs a rule, and every rule a parameter."""
-    specs, used, rules = {}, set(), CLASSIFIER_RULES if "classifier" in params else RULES
+    specs, used, rules = {}, set(), rules_for(params)
     for name, leaf in named_leaves(params):
         rule = next((r for r in rules if re.fullmatch(r[0], name)), None)
         if rule is None:

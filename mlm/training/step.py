@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from mlm.model.loss import RowSums, prediction_scores, sum_rows
 from mlm.model.masking import TokenMasking
-from mlm.model.roberta import Network, Params, segment_and_position_ids
+from mlm.model.network import Network, Params, segment_and_position_ids
 from mlm.training import breakdown, recipe
 from mlm.training.recipe import Run
 from mlm.training.sharding import BATCH, logical_rows
