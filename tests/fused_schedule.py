@@ -32,7 +32,7 @@ dropout_mask = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=sha
 
 def both(q, k, v, segments, dropout_mask, grad):
     out, pull = jax.vjp(
-        lambda q, k, v: fused_attention.attend(q, k, v, segments, dropout_mask, HEADS, False, device.device_kind),
+        lambda q, k, v: fused_attention.attend(q, k, v, segments, dropout_mask, HEADS, False, 0, device.device_kind),
         q,
         k,
         v,

@@ -29,32 +29,40 @@ def inputs():
     return arrays, jnp.asarray(documents)
 
 
-def flax_attention(q, k, v, documents, dropout_mask, *, isolated):
-    """What FlaxRobertaSelfAttention calls, with a given dropout mask."""
+def flax_attention(q, k, v, documents, dropout_mask, *, isolated, window=0):
+    """What FlaxRobertaSelfAttention calls, with a given dropout mask; with ModernBERT's rule of a window."""
     split = [x.reshape(ROWS, LENGTH, HEADS, SIZE) for x in (q, k, v)]
     allowed = documents[:, None, None, :] > 0
     if isolated:
         allowed = allowed & (documents[:, None, :, None] == documents[:, None, None, :])
+    if window:
+        distance = jnp.abs(jnp.arange(LENGTH)[:, None] - jnp.arange(LENGTH))
+        allowed = allowed & (distance <= window)
     probs = flax.linen.dot_product_attention_weights(*split[:2], bias=jnp.where(allowed, 0.0, -1e10))
     if dropout_mask is not None:
         probs = probs * dropout_mask.T
     return jnp.einsum("bnqk,bknd->bqnd", probs, split[2]).reshape(q.shape)
 
 
+WHOLE = [("xla", False), ("xla", True), slow("fused", False), ("fused", True), ("splash", False), ("cudnn", False)]
+CASES = [(0, *case) if isinstance(case, tuple) else slow(0, *case.values) for case in WHOLE]
+# Windows that are blocks of the row (128), that leave a rest, and that are the row but for its ends.
+CASES += [(16, "xla", True), (24, "xla", False), (100, "xla", False), slow(24, "xla", True)]
+CASES += [(24, "fused", True), (24, "splash", False), (24, "cudnn", False)]
+
+
 @pytest.mark.parametrize("isolated", [False, True])
-@pytest.mark.parametrize(
-    ("name", "dropout"),
-    [("xla", False), ("xla", True), slow("fused", False), ("fused", True), ("splash", False), ("cudnn", False)],
-)
-def test_output_and_gradients_are_flax_s(name, isolated, dropout):
+@pytest.mark.parametrize(("window", "name", "dropout"), CASES)
+def test_output_and_gradients_are_flax_s(window, name, isolated, dropout):
     (*qkv, grad), documents = inputs()
     dropout_mask = None
     if dropout:
         dropout_mask = (jax.random.uniform(jax.random.key(1), (LENGTH, LENGTH)) > 0.1) / 0.9
-    kernel = attention.make_kernel(name, heads=HEADS, isolated=isolated)
+    kernel = attention.make_kernel(name, heads=HEADS, isolated=isolated, window=window)
     if name == "cudnn":  # its call, done by XLA: there is no cuDNN here
         kernel = functools.partial(kernel, implementation="xla")
-    expected, pull = jax.vjp(lambda q, k, v: flax_attention(q, k, v, documents, dropout_mask, isolated=isolated), *qkv)
+    settings = {"isolated": isolated, "window": window}
+    expected, pull = jax.vjp(lambda q, k, v: flax_attention(q, k, v, documents, dropout_mask, **settings), *qkv)
     found, ours = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, dropout_mask), *qkv)
     grad = grad * (documents > 0)[..., None]  # padding's context is never read
     real = np.asarray(documents > 0)
@@ -63,12 +71,12 @@ def test_output_and_gradients_are_flax_s(name, isolated, dropout):
         np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f"gradient of {name_}")
 
 
-@pytest.mark.parametrize("name", ["xla", "fused", "splash"])
-def test_split_over_a_mesh_it_is_the_same(name):
+@pytest.mark.parametrize(("name", "window"), [("xla", 0), ("xla", 24), ("fused", 0), ("splash", 0), ("splash", 24)])
+def test_split_over_a_mesh_it_is_the_same(name, window):
     (*qkv, _), documents = inputs()
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
-    split = jax.jit(attention.make_kernel(name, heads=HEADS, mesh=mesh))(*qkv, documents, None)
-    whole = attention.make_kernel(name, heads=HEADS)(*qkv, documents, None)
+    split = jax.jit(attention.make_kernel(name, heads=HEADS, mesh=mesh, window=window))(*qkv, documents, None)
+    whole = attention.make_kernel(name, heads=HEADS, window=window)(*qkv, documents, None)
     np.testing.assert_allclose(split, whole, atol=1e-5)
 
 
@@ -86,7 +94,7 @@ def test_fused_in_bfloat16_is_near_float32(kind, monkeypatch):
 
     def both(*qkv):
         def kernel(q, k, v):
-            return fused_attention.attend(q, k, v, documents, dropout_mask.astype(q.dtype), HEADS, True, kind)
+            return fused_attention.attend(q, k, v, documents, dropout_mask.astype(q.dtype), HEADS, True, 0, kind)
 
         found, pull = jax.vjp(kernel, *qkv)
         return found, *pull(grad.astype(found.dtype))

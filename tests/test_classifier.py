@@ -11,7 +11,6 @@ from jax.test_util import check_grads
 from transformers import FlaxRobertaForSequenceClassification, FlaxRobertaForTokenClassification
 
 from mlm.model import classifier, layers
-from mlm.model.network import Network
 from mlm.model.roberta import Roberta
 from tests.fixtures import INFO, random_batch
 
@@ -44,7 +43,7 @@ def test_logits_are_the_stock_ones(labels):
     columns = [random_batch(rows=6)[name] for name in ("input_ids", "attention_mask")]
     stock = FlaxRobertaForSequenceClassification(config, _do_init=False)
     wanted = jax.jit(lambda params, *columns: stock(*columns, params=params, train=False).logits)(params, *columns)
-    found = jax.jit(functools.partial(classifier.logits, Network(config)))(params, *columns)
+    found = jax.jit(functools.partial(classifier.logits, Roberta(config)))(params, *columns)
     assert found.shape == (6, max(len(labels), 1)) and found.dtype == jnp.float32
     assert float(jnp.std(wanted)) > 0.1
     np.testing.assert_allclose(found, wanted, atol=1e-5)
@@ -57,13 +56,13 @@ def test_logits_of_tokens_are_the_stock_ones():
     columns = [random_batch(rows=6)[name] for name in ("input_ids", "attention_mask")]
     stock = FlaxRobertaForTokenClassification(config, _do_init=False)
     wanted = jax.jit(lambda params, *columns: stock(*columns, params=params, train=False).logits)(params, *columns)
-    found = jax.jit(functools.partial(classifier.logits, Network(config)))(params, *columns)
+    found = jax.jit(functools.partial(classifier.logits, Roberta(config)))(params, *columns)
     assert found.shape == (*columns[0].shape, 3) and float(jnp.std(wanted)) > 0.1
     np.testing.assert_allclose(found, wanted, atol=1e-5)
     key = jax.random.key(1)
-    hidden = Network(config).encode(params, *columns, None, key)
+    hidden = Roberta(config).encode(params, *columns, None, key)
     without = layers.dense(params["classifier"], hidden)
-    assert np.abs(classifier.logits(Network(config), params, *columns, key) - without).max() > 0.1, (
+    assert np.abs(classifier.logits(Roberta(config), params, *columns, key) - without).max() > 0.1, (
         "no dropout before it"
     )
 
@@ -93,7 +92,7 @@ def test_the_tree_is_the_stock_one_without_pooler():
 def test_padding_is_not_attended_to():
     """Whatever ids lie in the padding, and however much of it there is."""
     config, params = make()
-    batch, network = random_batch(rows=3), Network(config)
+    batch, network = random_batch(rows=3), Roberta(config)
     attention = np.zeros_like(batch["attention_mask"])
     attention[:, :20] = 1
     ids = np.where(attention, batch["input_ids"], 77)
@@ -109,7 +108,7 @@ def test_dropout_of_the_head():
     ids, attention = (np.repeat(batch[name][:1], 4, axis=0) for name in ("input_ids", "attention_mask"))
 
     def logits(key, rows=None):
-        return np.asarray(classifier.logits(Network(config), params, ids, attention, key, rows))
+        return np.asarray(classifier.logits(Roberta(config), params, ids, attention, key, rows))
 
     assert np.ptp(logits(None), axis=0).max() < 1e-5
     one, other = logits(jax.random.key(1)), logits(jax.random.key(2))
@@ -117,7 +116,7 @@ def test_dropout_of_the_head():
     np.testing.assert_array_equal(logits(jax.random.key(1)), one)
     again = logits(jax.random.key(1), np.array([2, 2, 0, 1], np.uint32))
     np.testing.assert_allclose(again, one[[2, 2, 0, 1]], atol=1e-6)
-    body = dataclasses.replace(Network(config))
+    body = dataclasses.replace(Roberta(config))
     body.config.hidden_dropout_prob = 0.0
     assert np.abs(logits(jax.random.key(1)) - logits(None)).max() < 1e-5, "another rate than the hidden one"
 

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 def test_every_key_has_a_rule_a_unit_or_a_comment_and_there_are_not_too_many():
     keys = configs.flatten(configs.load(BASE, []))
     assert keys.keys() == RULES.keys()
-    assert len(keys) <= 110, "a base config over 110 keys needs a reason in the commit that crosses it"
+    assert len(keys) <= 116, "a base config over 116 keys needs a reason in the commit that crosses it"
     speaking = {  # keys whose name and group say it all
         "tokenizer.lowercase", "masking.seed", "model.hidden_size", "model.layers", "model.heads",
         "model.intermediate_size", "model.hidden_dropout", "model.attention_dropout", "model.layer_norm_eps",
@@ -62,6 +62,11 @@ BAD = {
     "data.short_share": ["0", "1.1", "nan"],
     "data.mixture": ["('a', 1)", "(('a', 0),)", "(('', 1),)", "(('a', '1'),)", "(('a', nan),)", "(('a',),)", "a:1"],
     "data.skip_batches": ["('5:4',)", "('0:3',)", "(3,)", "('3',)", "('-1:3',)", "('1:2:3',)", "('a:b',)"],
+    "model.family": ["bert", "roberta-prelayernorm", ""],
+    "model.local_attention": ["0", "127", "-2"],
+    "model.global_every": ["0"],
+    "model.global_rope_theta": ["0", "nan", "-1.0"],
+    "model.local_rope_theta": ["0", "inf"],
     "masking.seed": ["-1"],
     "masking.kind": ["words", ""],
     "masking.rate": ["0", "1.01", "nan"],

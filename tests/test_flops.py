@@ -5,25 +5,24 @@ import numpy as np
 import pytest
 
 from mlm.model import flops
-from mlm.model.roberta import Roberta
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import sharding
-from tests.fixtures import INFO, random_batch, tiny_config
+from mlm.training import recipe, sharding
+from tests.fixtures import INFO, random_batch, slow, tiny_config
 
 SIZES = {
-    "base": {"hidden": 768, "layers": 12, "intermediate": 3072, "vocab_size": 50_265},
-    "large": {"hidden": 1024, "layers": 24, "intermediate": 4096, "vocab_size": 50_265},
+    "base": {"hidden": 768, "intermediate": 3072, "vocab_size": 50_265},
+    "large": {"hidden": 1024, "intermediate": 4096, "vocab_size": 50_265},
 }
 
 
 def test_by_hand():
     """A layer: 2 x (4 x 2 x 2 + 2 x 2 x 8) + 4 x 4 x 2 = 128, 72 of them behind the attention; the head: 48."""
-    sizes = {"hidden": 2, "intermediate": 8, "length": 4, "vocab_size": 10}
+    sizes = {"hidden": 2, "intermediate": 8, "gated": False, "vocab_size": 10}
     count = flops.train_flops_per_token
-    assert count(layers=1, predicted_share=0.5, **sizes) == 3 * (56 + 0.5 * (72 + 48))
-    assert count(layers=5, predicted_share=1, **sizes) == 3 * (5 * 128 + 48)
-    assert count(layers=5, predicted_share=0, **sizes) == 3 * (5 * 128 - 72)
-    assert count(layers=0, predicted_share=1, **sizes) == 3 * 48
+    assert count(keys=1 * [4], predicted_share=0.5, **sizes) == 3 * (56 + 0.5 * (72 + 48))
+    assert count(keys=5 * [4], predicted_share=1, **sizes) == 3 * (5 * 128 + 48)
+    assert count(keys=5 * [4], predicted_share=0, **sizes) == 3 * (5 * 128 - 72)
+    assert count(keys=0 * [4], predicted_share=1, **sizes) == 3 * 48
 
 
 @pytest.mark.parametrize(
@@ -35,8 +34,9 @@ def test_robertas_sizes(size, length, body, head):
 
     Of the last layer, 3 x 18 H^2 are needed at the predicted positions alone.
     """
+    keys = {"base": 12, "large": 24}[size] * [length]
     count = {
-        share: flops.train_flops_per_token(**SIZES[size], length=length, predicted_share=share) / 1e6
+        share: flops.train_flops_per_token(**SIZES[size], keys=keys, gated=False, predicted_share=share) / 1e6
         for share in (0, 0.15, 1)
     }
     tail = 3 * 18 * SIZES[size]["hidden"] ** 2 / 1e6
@@ -45,9 +45,17 @@ def test_robertas_sizes(size, length, body, head):
     assert count[0.15] == pytest.approx(body + 0.15 * head - 0.85 * tail, abs=0.1)
 
 
-def test_xla_counts_as_many():
+def test_local_layers_count_their_window_alone():
+    for length, window in ((64, 4), (9, 4), (8, 7), (8, 8), (8, 20)):
+        near = np.abs(np.arange(length)[:, None] - np.arange(length)) <= window
+        assert flops.mean_keys(length, window) == pytest.approx(near.sum(1).mean())
+
+
+@pytest.mark.parametrize("family", ["roberta", slow("modernbert")])
+def test_xla_counts_as_many(family):
     """All of a gradient is matrix products, but for a few percent of softmax, norms and the like."""
     config = tiny_config(
+        f"model.family={family}",
         "model.hidden_size=256",
         "model.intermediate_size=1024",
         "model.heads=4",
@@ -57,22 +65,12 @@ def test_xla_counts_as_many():
     model = Pretraining(config, INFO, mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]))
     batch = random_batch(8)
     gradient = model.make_gradient(INFO.length)
-    params = jax.eval_shape(lambda: Roberta.init_params(model.network.config, jax.random.key(0)))
+    params = jax.eval_shape(lambda: model.network.init_params(model.network.config, jax.random.key(0)))
     counted = jax.jit(gradient).lower(params, batch, np.int32(0)).compile().cost_analysis()["flops"]
     masked = jax.eval_shape(model.masking, jax.random.key(0), *[batch[key] for key in batch])
     share = masked.positions_BxK.shape[1] / INFO.length
-    expected = (
-        8
-        * 32
-        * flops.train_flops_per_token(
-            hidden=256,
-            layers=2,
-            intermediate=1024,
-            length=32,
-            vocab_size=model.network.config.vocab_size,
-            predicted_share=share,
-        )
-    )
+    size = model.network.config.vocab_size
+    expected = 8 * 32 * recipe.flops_per_token(model.run, size, length=INFO.length, rate=share)
     assert 1.0 < counted / expected < 1.1
 
 

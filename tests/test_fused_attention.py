@@ -60,7 +60,7 @@ def test_what_is_supported_fits_into_a_core(topology, length, heads, head_size):
 
     def both(q, k, v, documents, dropout_mask, grad):
         out, pull = jax.vjp(
-            lambda q, k, v: fused_attention.attend(q, k, v, documents, dropout_mask, heads, True, kind), q, k, v
+            lambda q, k, v: fused_attention.attend(q, k, v, documents, dropout_mask, heads, True, 0, kind), q, k, v
         )
         return out, pull(grad)
 

@@ -58,7 +58,7 @@ def test_an_unmatched_parameter_and_an_unused_rule_raise(monkeypatch):
     params = params_of()
     with pytest.raises(ValueError, match=r"no rule in .* matches the parameter adapter/kernel"):
         sharding.param_specs(params | {"adapter": {"kernel": params["lm_head"]["dense"]["kernel"]}}, mesh)
-    monkeypatch.setattr(sharding, "RULES", (*sharding.RULES, (r"adapter/.*", P())))
+    monkeypatch.setattr(sharding, "ROBERTA", (*sharding.ROBERTA, (r"adapter/.*", P())))
     with pytest.raises(ValueError, match=r"the rule adapter/\.\* in .* matches no parameter"):
         sharding.param_specs(params, mesh)
 

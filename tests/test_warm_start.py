@@ -22,7 +22,8 @@ from tests.fixtures import tiny_config
 from tests.trained_model import LENGTH, facts_of, train_tokenizer
 
 SAME_MODEL = ("model.positions=32", "model.layers=2", "model.hidden_size=64")
-WORDS, BIAS = warm_start.VOCABULARY
+WORDS, BIAS = "roberta/embeddings/word_embeddings/embedding", "lm_head/bias"
+POSITIONS = "roberta/embeddings/position_embeddings/embedding"
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_the_same_model_comes_back_whole(kind, trained_workdir, exported, model,
         "  taken: 2 layers, lm_head/dense, lm_head/layer_norm, roberta/embeddings/LayerNorm, "
         "roberta/embeddings/token_type_embeddings",
         f"  {WORDS} and {BIAS}: 1,000 taken of 1,000 rows, matched by id",
-        f"  {warm_start.POSITIONS}: 32 taken of 32 positions",
+        f"  {POSITIONS}: 32 taken of 32 positions",
     ]
 
 
@@ -159,13 +160,13 @@ def test_positions_are_cut_and_grown_from_the_right_one(exported, model, positio
     """The first position is the row behind pad id: of another pad id, other rows."""
     source = read(str(exported))
     shapes = {name: leaf.shape for name, leaf in source.leaves.items()}
-    shapes[warm_start.POSITIONS] = (positions + pad + 1, 64)
+    shapes[POSITIONS] = (positions + pad + 1, 64)
     taken, lines = warm_start.fit(source, shapes, pad_id=pad, vocab_size=1000, tokens=str(exported))
-    (table, is_taken), theirs = taken[warm_start.POSITIONS], source.leaves[warm_start.POSITIONS]
+    (table, is_taken), theirs = taken[POSITIONS], source.leaves[POSITIONS]
     count = min(positions, 32)
     assert np.array_equal(table[pad + 1 :][:count], theirs[2:][:count])
     assert np.flatnonzero(is_taken).tolist() == list(range(pad - 1, pad + count + 1))
-    assert lines[3] == f"  {warm_start.POSITIONS}: {words} positions"
+    assert lines[3] == f"  {POSITIONS}: {words} positions"
 
 
 def test_heads_that_one_of_them_lacks_are_named(exported, tmp_path):
