@@ -7,7 +7,7 @@ import re
 import pytest
 
 from mlm import config as configs
-from mlm.model import flops
+from mlm.training import recipe
 
 ROOT = pathlib.Path(__file__).parent.parent
 FILES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))
@@ -34,15 +34,11 @@ def test_every_config_is_valid_and_says_how_to_run_it(name):
 def mflop_per_token(name: str) -> tuple[float, float]:
     """Returns (MFLOP per token of the body, of the tail (mlm/model/flops.py) on every position)."""
     config = configs.load(f"configs/{name}", [])
-    sizes = {
-        "hidden": config.model.hidden_size,
-        "layers": config.model.layers,
-        "intermediate": config.model.intermediate_size,
-        "length": config.shards.length,
-        "vocab_size": config.tokenizer.vocab_size,
-    }
-    body = flops.train_flops_per_token(**sizes, predicted_share=0)
-    return body / 1e6, (flops.train_flops_per_token(**sizes, predicted_share=1) - body) / 1e6
+    run, length = configs.flatten(config), config.shards.length
+    body, whole = (
+        recipe.flops_per_token(run, config.tokenizer.vocab_size, length=length, rate=rate) / 1e6 for rate in (0, 1)
+    )
+    return body, whole - body
 
 
 @pytest.mark.parametrize("name", ["roberta_base.py", "roberta_large.py", "tf_tpu_wikitext.py", "wikitext103_large.py"])

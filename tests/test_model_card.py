@@ -118,7 +118,7 @@ def test_recipe_tokenizer_hardware_and_compute(model, history, tmp_path):
     assert row(card, "share of the time in steps that were kept") == ["32.9%"]
     assert row(card, "tokens read") == [f"{40 * 32 * 32:,}"]
     per_token = flops.train_flops_per_token(
-        hidden=64, layers=2, intermediate=64, length=32, vocab_size=1000, predicted_share=0.2
+        hidden=64, keys=[32, 32], intermediate=64, gated=False, vocab_size=1000, predicted_share=0.2
     )
     assert row(card, "useful FLOPs") == [f"{40 * 32 * 32 * per_token:.3g}"]
     assert "Hardware" not in card_of(trained, tmp_path, history=dataclasses.replace(history, sessions=[]))

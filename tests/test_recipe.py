@@ -65,10 +65,10 @@ def test_words_are_counted_over_stages():
 def test_flops_know_the_falling_rate_and_the_short_rows():
     """The steps of short rows and those of long ones, each with its own attention, at the mean rate of the run."""
     run = flat("masking.rate=0.4", "masking.end_rate=0.2", "data.short_length=8", "data.short_share=0.5")
-    sizes = {"hidden": 32, "layers": 1, "intermediate": 64, "vocab_size": 500}
+    sizes = {"hidden": 32, "intermediate": 64, "gated": False, "vocab_size": 500}
 
     def by_hand(steps: int, length: int, rate: float) -> float:
-        return steps * 16 * 32 * flops.train_flops_per_token(**sizes, length=length, predicted_share=rate)
+        return steps * 16 * 32 * flops.train_flops_per_token(**sizes, keys=[length], predicted_share=rate)
 
     whole = recipe.useful_flops(run, 500, step=11, steps=11)
     assert whole == pytest.approx(by_hand(6, 8, 0.3) + by_hand(5, 32, 0.3))

@@ -3,36 +3,58 @@
 import json
 import pathlib
 
+import jax
 import numpy as np
 import pytest
-from flax.traverse_util import unflatten_dict
 
-from mlm.bench import baseline
+from mlm.model import weights
+from mlm.pretrained import load
 from tests.fixtures import slow
-from tests.test_warm_start import fresh, started
+from tests.test_warm_start import started
 from tests.torch_environments import run_torch
 
+TYPES = ("roberta", "roberta-prelayernorm", "modernbert")
+CASES = [f"{generation} {model_type}" for generation in (4, 5) for model_type in TYPES]
 
-@pytest.fixture(scope="module", params=[slow(4), 5])
+
+@pytest.fixture(scope="module", params=[case if case == "5 modernbert" else slow(case) for case in CASES])
 def written(request, tmp_path_factory) -> pathlib.Path:
     """The folder of tests/torch_write.py, by transformers 4 and 5."""
+    generation, model_type = request.param.split()
     folder = tmp_path_factory.mktemp("torch")
     ids = np.random.default_rng(0).integers(5, 1000, (2, 32))
     (folder / "ids.json").write_text(json.dumps(ids.tolist()))
-    run_torch(request.param, "tests/torch_write.py", folder)
+    run_torch(int(generation), "tests/torch_write.py", folder, model_type)
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["whole", "parts"])
-def test_logits_are_those_of_pytorch(written, kind, trained_workdir):
+def test_logits_are_those_of_pytorch(written, kind):
     assert (written / kind / "model.safetensors.index.json").is_file() == (kind == "parts")
-    _, after, lines = started(str(written / kind), str(trained_workdir.tokenizer))
-    assert "1,000 taken of 1,000 rows" in lines[2] and "32 taken of 32 positions" in lines[3] and len(lines) == 4
+    model = load.load(str(written / kind), head=load.LM_HEAD)
     ids, wanted = (np.asarray(json.loads((written / f"{name}.json").read_text())) for name in ("ids", "logits"))
-    run = fresh(folder=str(trained_workdir.tokenizer))
-    params = unflatten_dict({tuple(name.split("/")): value for name, value in after.items()})
-    positions = np.broadcast_to(np.arange(2, 34), ids.shape)
-    module = baseline.make_module(run.network.config, "float32")
-    logits = module.apply({"params": params}, ids, np.ones_like(ids), np.zeros_like(ids), positions, None).logits
-    np.testing.assert_allclose(logits[..., :1000], wanted, atol=2e-5)
+    everywhere = np.broadcast_to(np.arange(32, dtype=np.int32), ids.shape)
+    logits = jax.jit(model.network.masked_logits)(model.params, ids.astype(np.int32), np.ones_like(ids), everywhere)
+    np.testing.assert_allclose(logits, wanted, atol=2e-5 * max(1, np.abs(wanted).max()))
+
+
+def test_initial_values_are_drawn_as_pytorch_draws_them(written):
+    """Standard deviations to 8%, the error of a few thousand draws; the largest values, where a normal is truncated."""
+    config = load.load(str(written / "whole"), head=load.LM_HEAD).config
+    family = load.family_of(config)
+    ours = weights.to_torch(jax.device_get(jax.jit(lambda key: family.init_params(config, key))(jax.random.key(0))))
+    theirs = json.loads((written / "drawn.json").read_text())
+    assert ours.keys() <= theirs.keys() and len(ours) > 20
+    for name, value in ours.items():
+        stddev, largest = theirs[name]
+        assert value.std() == pytest.approx(stddev, rel=0.08, abs=1e-8), name
+        if config.model_type == "modernbert":
+            assert np.abs(value).max() == pytest.approx(largest, rel=0.02), name
+
+
+@pytest.mark.slow
+def test_a_start_takes_all_but_the_vocabulary(written, trained_workdir):
+    if load.load(str(written / "whole"), head=None).config.model_type != "roberta":
+        return
+    _, _, lines = started(str(written / "whole"), str(trained_workdir.tokenizer), "model.layers=4")
+    assert "1,000 taken of 1,000 rows" in lines[2] and "32 taken of 32 positions" in lines[3] and len(lines) == 4

@@ -1,7 +1,8 @@
-"""A model that PyTorch's transformers writes, for tests/test_warm_start_torch.py: `PYTHON tests/torch_write.py FOLDER`.
+"""A model that PyTorch's transformers writes, for tests: `PYTHON tests/torch_write.py FOLDER MODEL_TYPE`.
 
 FOLDER holds ids.json, rows of token ids of one length. The model, random, in float32, is written to FOLDER/whole and,
-in several files, to FOLDER/parts, and what it gives for the rows to FOLDER/logits.json. Biases and normalizations are
+in several files, to FOLDER/parts, what it gives for the rows to FOLDER/logits.json, and the standard deviation and the
+largest value of each parameter as it was initialised to FOLDER/drawn.json. Biases and normalizations are
 random too: those of a fresh model are alike, and would hide a mistake.
 """
 
@@ -13,21 +14,27 @@ import sys
 os.environ.update(USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
 import torch
-from transformers import RobertaConfig, RobertaForMaskedLM
+from transformers import AutoConfig, AutoModelForMaskedLM
 
 folder = pathlib.Path(sys.argv[1])
 torch.manual_seed(0)
-config = RobertaConfig(
-    vocab_size=1000,
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=34,
-    type_vocab_size=1,
-    layer_norm_eps=1e-5,
-)
-model = RobertaForMaskedLM(config).eval()
+sizes = {
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 34,
+    "pad_token_id": 1,
+}
+if sys.argv[2] == "modernbert":
+    sizes |= {"local_attention": 8, "bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
+else:
+    sizes |= {"type_vocab_size": 1, "layer_norm_eps": 1e-5}
+config = AutoConfig.for_model(sys.argv[2], **sizes)
+model = AutoModelForMaskedLM.from_config(config, attn_implementation="eager").eval()
+drawn = {name: [parameter.std().item(), parameter.abs().max().item()] for name, parameter in model.named_parameters()}
+(folder / "drawn.json").write_text(json.dumps(drawn))
 with torch.no_grad():
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))

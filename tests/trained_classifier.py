@@ -8,8 +8,7 @@ import pytest
 
 from mlm import config as configs
 from mlm.data import tokenizer
-from mlm.model import classifier
-from mlm.model.roberta import Roberta
+from mlm.model import classifier, families
 from mlm.pretrained.load import Pretrained
 from tests import labelled_texts
 from tests.trained_model import train_tokenizer
@@ -21,13 +20,16 @@ def make(
     labels: tuple[str, ...] = labelled_texts.LABELS,
     pair: bool = False,
     of_tokens: bool = False,
+    family: str = "roberta",
 ) -> Pretrained:
     tok = tokenizer.load(train_tokenizer(folder / "tokenizer", vocab_size=600))
     columns = "('first', 'second')" if pair else "('text',)"
     overrides = (*labelled_texts.SETTINGS, "model.positions=32", "model.init_stddev=0.3", f"classify.text={columns}")
-    config = configs.load("configs/base.py", [*overrides, "model.layers=2", "model.hidden_size=64"])
+    config = configs.load(
+        "configs/base.py", [*overrides, "model.layers=2", "model.hidden_size=64", f"model.family={family}"]
+    )
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")}
-    body = Roberta.make_config(config.model, len(tok), special_ids)
+    body = families.named(family).make_config(config.model, len(tok), special_ids)
     model_config = classifier.make_config(body, labels, of_tokens=of_tokens)
     params = jax.tree.map(np.asarray, jax.device_get(classifier.init_params(model_config, jax.random.key(0))))
     meta = {"config": configs.flatten(config)}

@@ -55,7 +55,7 @@ def write(
         folder,
         "model_card.md.j2",
         model,
-        metadata=_metadata(run, mask_token, scores, name),
+        metadata=_metadata(run, model.config.model_type, mask_token, scores, name),
         name=name,
         run_json=json.dumps(run, indent=1).replace("\x7f", "\\u007f"),
         branch=locate.describe_branch(model.meta),
@@ -98,6 +98,7 @@ def _render(folder: Path, template: str, model: Pretrained, **values: Any) -> No
     means = [f"{part['checkpoint'].rpartition('/')[2]} (weight {part['weight']:.3g})" for part in parts]
     text = cards.get_template(template).render(
         config=model.config,
+        family=model.family,
         run=model.run_config,
         step=model.step,
         averaged=f"the mean of {', '.join(means)}" if means else "",
@@ -113,7 +114,7 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
 
 
-def _metadata(run: dict[str, Any] | None, mask_token: str, scores: Line | None, name: str) -> str:
+def _metadata(run: dict[str, Any] | None, model_type: str, mask_token: str, scores: Line | None, name: str) -> str:
     """Returns the YAML that the Hub reads; scores are in it where the data set has a name there."""
     sources = run["corpus.sources"] if run and not run.get("data.mixture") else ()
     names = [match[1] for source in sources if (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(:.*)?", source))]
@@ -126,7 +127,7 @@ def _metadata(run: dict[str, Any] | None, mask_token: str, scores: Line | None, 
         library_name="transformers",
         pipeline_tag="fill-mask",
         mask_token=mask_token,
-        tags=["roberta", "fill-mask", "jax"],
+        tags=[model_type, "fill-mask", "jax"],
         datasets=names or None,
         model_name=name if results else None,
         eval_results=results or None,

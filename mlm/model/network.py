@@ -60,7 +60,7 @@ class Network:
 
     # What transformers calls the parts.
     config_class: ClassVar[type[PretrainedConfig]]
-    name: ClassVar[str]  # of the classes: NAMEForMaskedLM
+    name: ClassVar[str]  # in transformers' classes: NAMEForMaskedLM
     body: ClassVar[str]  # what all heads share
     lm_head: ClassVar[Path]  # the parts of the language-model head
     stack: ClassVar[Path]  # holds the layers, "0", "1", ...
