@@ -24,7 +24,7 @@ from mlm.data import batches
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 from mlm.model import factory
-from mlm.model.roberta import Params
+from mlm.model.network import Params
 from mlm.pretrained import load
 from mlm.tasks.pretraining import Pretraining, score_split
 from mlm.text import table

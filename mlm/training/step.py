@@ -212,7 +212,7 @@ def make_eval_step(
         if not by_place:
             return sum_rows(scores)
         inputs = (batch["input_ids"], attention_BxL)
-        segments_BxL, _ = segment_and_position_ids(*inputs, network.config.pad_token_id, network.cls_id)
+        segments_BxL, _ = segment_and_position_ids(*inputs, 0, network.cls_id)
         return *sum_rows(scores), breakdown.sums(scores, batch["input_ids"], segments_BxL, masked)
 
     return jit_eval_step(step, mesh, param_shardings)
