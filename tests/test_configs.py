@@ -23,7 +23,7 @@ def test_every_config_is_valid_and_says_how_to_run_it(name):
         assert re.search(r"^Command:", text, re.MULTILINE)
         others = set(re.findall(r"--config=(configs/\w+\.py)", text)) - {f"configs/{name}"}
         assert not others
-    if name not in ("base.py", "quickstart.py"):
+    if name not in ("base.py", "quickstart.py", "modernbert_small.py"):
         for word in ("Hardware:", "Time:", "Score:"):
             assert re.search(rf"^{word}", text, re.MULTILINE)
         assert text.count("not measured here") == 2, "of time and score: take it out when there is a measurement"
@@ -41,13 +41,17 @@ def mflop_per_token(name: str) -> tuple[float, float]:
     return body, whole - body
 
 
-@pytest.mark.parametrize("name", ["roberta_base.py", "roberta_large.py", "tf_tpu_wikitext.py", "wikitext103_large.py"])
+PUBLISHED = ["roberta_base.py", "roberta_large.py", "tf_tpu_wikitext.py", "wikitext103_large.py", "modernbert_base.py"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_the_arithmetic_of_the_docstrings(name):
     text = importlib.import_module(f"configs.{name[:-3]}").__doc__.replace(",", "")
     text = " ".join(text.split())
     body, head = mflop_per_token(name)
     assert f"{body + 0.15 * head:.1f} MFLOP" in text
-    assert f"({body:.1f} body + 15% of the tail's {head:.1f})" in text
+    rate = configs.load(f"configs/{name}", []).masking.rate
+    assert f"({body:.1f} body + {rate:.0%} of the tail's {head:.1f})" in " ".join(text.split())
 
 
 def test_published_recipes():
@@ -65,6 +69,15 @@ def test_published_recipes():
     assert (tf.tokenizer.kind, tf.shards.length, tf.masking.rate) == ("unigram", 128, 0.15)
     assert (tf.optimizer.learning_rate, tf.optimizer.weight_decay) == (1e-4, 1e-3)
     assert round(tf.schedule.warmup_fraction * tf.train.steps) == 14_675
+    modern = configs.flatten(configs.load("configs/modernbert_base.py", []))
+    steps = modern["train.steps"]
+    *warmup, last = recipe.stages(modern, steps)
+    assert [stage.rows for stage in (*warmup, last)] == [768, 1536, 2304, 3072, 3840, 4608]
+    for stage in warmup:
+        assert (stage.last - stage.first + 1) * stage.rows * 1024 == pytest.approx(10e9, rel=1e-3)
+    assert recipe.rows_read(modern, steps, steps) * 1024 == pytest.approx(1719e9, rel=1e-4)
+    assert modern["schedule.warmup_steps"] * 768 * 1024 == pytest.approx(3e9, rel=1e-3)
+    assert modern["optimizer.weight_decay"] * modern["optimizer.learning_rate"] == pytest.approx(1e-5)
     wikitext = configs.load("configs/wikitext103_large.py", [])
     assert (wikitext.shards.length, wikitext.data.global_batch, wikitext.train.epochs) == (512, 128, 3)
     assert (wikitext.model.layers, wikitext.model.hidden_size) == (24, 1024)

@@ -30,9 +30,9 @@ def logits_of_both(network, params, batch):
 
 
 @functools.cache
-def shared():
+def shared(family: str = "roberta"):
     """A network of SIZES, and parameters none of which is 0 or 1."""
-    run = tiny_run(*SIZES, info=LONG)
+    run = tiny_run(*SIZES, f"model.family={family}", info=LONG)
     params = run.init().params
     return run.network, jax.tree.map(lambda p: p + 0.05 * jax.random.normal(jax.random.key(p.size), p.shape), params)
 
@@ -64,19 +64,27 @@ def two_documents() -> tuple[np.ndarray, np.ndarray, list[slice]]:
 
 
 @functools.cache
-def alone_logits():
-    return jax.jit(dataclasses.replace(shared()[0], attention=None).masked_logits)
+def alone_logits(family: str):
+    network, _ = shared(family)
+    return jax.jit(dataclasses.replace(network, attention=None, local_attention=None).masked_logits)
 
 
-@pytest.mark.parametrize("kernel", ["default", "xla", "fused", "splash"])
-def test_isolated_documents_have_the_logits_that_they_have_alone(kernel):
-    (network, params), (ids, mask, parts) = shared(), two_documents()
+@pytest.mark.parametrize(
+    ("family", "kernel"),
+    [
+        *(("roberta", kernel) for kernel in ("default", "xla", "fused", "splash")),
+        slow("roberta_prelayernorm", "default"),
+        ("modernbert", "default"),
+    ],
+)
+def test_isolated_documents_have_the_logits_that_they_have_alone(family, kernel):
+    (network, params), (ids, mask, parts) = shared(family), two_documents()
     attend = None
     if kernel != "default":
         mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
         attend = attention.make_kernel(kernel, heads=4, mesh=mesh, isolated=True)
-    isolated = dataclasses.replace(network, attention=attend, cls_id=INFO.special_ids["cls"])
-    alone = alone_logits()
+    isolated = dataclasses.replace(network, attention=attend, local_attention=None, cls_id=INFO.special_ids["cls"])
+    alone = alone_logits(family)
     everywhere = np.tile(np.arange(128, dtype=np.int32), (8, 1))
     together = np.asarray(jax.jit(isolated.masked_logits)(params, ids, mask, everywhere))
     as_a_row = np.asarray(alone(params, ids, mask, everywhere))

@@ -41,11 +41,16 @@ def test_one_trace():
     assert run.train_step._cache_size() == 1, "the step was traced more than once"
 
 
-@pytest.mark.parametrize("mesh", [slow((2, 4, 1)), (2, 2, 2)])
-def test_every_mesh_gives_the_same_gradient(mesh):
+MODERNBERT = ("model.family=modernbert", "model.layers=3", "model.local_attention=8")
+CASES = [slow((2, 4, 1), ()), ((2, 2, 2), ()), ((2, 2, 2), MODERNBERT), slow((1, 4, 2), MODERNBERT)]
+CASES += [slow((2, 2, 2), ("model.family=roberta_prelayernorm",))]
+
+
+@pytest.mark.parametrize(("mesh", "family"), CASES)
+def test_every_mesh_gives_the_same_gradient(mesh, family):
     # With SGD-like first steps the parameters would hide a wrong scale; so compare loss and gradient norm of every
     # step, and the first moments, which are the gradient.
-    one, other = shared_run(), shared_run(mesh=mesh)
+    one, other = shared_run(*family), shared_run(*family, mesh=mesh)
     state, history = train(one)
     state2, history2 = train(other)
     for a, b in zip(history, history2, strict=True):

@@ -221,6 +221,13 @@ def test_another_architecture_is_refused_by_key_and_values(exported, override, t
     assert str(error.value) == f"{sentence} model."
 
 
+def test_another_family_is_refused(exported):
+    with pytest.raises(InputError) as error:
+        started(str(exported), str(exported), "model.family=modernbert")
+    wrong = f"config.model.family = modernbert: train.init_from = {exported} is a roberta"
+    assert str(error.value) == f"{wrong}; set it to that, or start from another model."
+
+
 def test_it_is_refused_before_anything_compiles(exported, manifest, tmp_path, monkeypatch):
     config, info = tiny_config(f"train.init_from={exported}"), facts_of(tokenizer.load(str(exported)))
     run = Pretraining(config, info, workdir=Workdir(str(tmp_path)), manifest=manifest)

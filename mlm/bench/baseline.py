@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen
 from jax import Array
 from jax.sharding import NamedSharding
-from transformers import RobertaConfig
-from transformers.models.roberta.modeling_flax_roberta import FlaxRobertaForMaskedLMModule
+from transformers import PretrainedConfig
 
+from mlm.model.families import family_of, named
 from mlm.model.masking import TokenMasking
 from mlm.model.network import Params, position_ids
 from mlm.tasks.pretraining import Pretraining
@@ -28,9 +29,14 @@ State = tuple[Params, optax.OptState]
 Batch = tuple[Array, Array, Array]  # ids, attention mask and labels, [B, L]
 
 
-def make_module(config: RobertaConfig, dtype: str) -> FlaxRobertaForMaskedLMModule:
+def make_module(config: PretrainedConfig, dtype: str) -> linen.Module:
     """Returns transformers' module, which computes in `dtype` on float32 parameters."""
-    return FlaxRobertaForMaskedLMModule(config, dtype=jnp.dtype(dtype))
+    return family_of(config).flax_class("MaskedLM").module_class(config, dtype=jnp.dtype(dtype))
+
+
+def exists(family: str) -> bool:
+    """Returns whether run_mlm_flax.py can train a config.model.family: transformers has it in Flax."""
+    return named(family).flax_class("MaskedLM") is not None
 
 
 def mask_on_host(
@@ -47,7 +53,7 @@ def mask_on_host(
     return masked_BxL.astype(np.int32), labels_BxL.astype(np.int32)
 
 
-def loss(module: FlaxRobertaForMaskedLMModule, params: Params, batch: Batch, dropout_key: Array | None) -> Array:
+def loss(module: linen.Module, params: Params, batch: Batch, dropout_key: Array | None) -> Array:
     """Returns the mean cross entropy in nats over the positions that have a label."""
     ids_BxL, attention_BxL, labels_BxL = batch
     positions_BxL = position_ids(attention_BxL, module.config.pad_token_id + 1)

@@ -18,7 +18,7 @@ Step = Callable[[], Any]  # starts a step and returns its metrics
 
 
 def compare_steps(config: ConfigDict, seconds: float, torch_python: str) -> dict[str, Any]:
-    """Measures our step, the baseline and, if an interpreter is named, PyTorch's.
+    """Measures our step, the baseline if there is one and, if an interpreter is named, PyTorch's.
 
     Returns `interleaved.summary` of "mlm", "baseline" and "torch", each with "mfu" (or None), the first two with
     "memory_bytes" per device and "temporary_bytes", a part of it; PyTorch's with its first answer.
@@ -28,12 +28,14 @@ def compare_steps(config: ConfigDict, seconds: float, torch_python: str) -> dict
     with contextlib.closing(start_torch(torch_python, task)) if torch_python else contextlib.nullcontext() as worker:
         interleaved.say("step: compiling ours")
         ours, our_update = our_step(task, host)
-        interleaved.say("step: compiling run_mlm_flax.py's")
-        other, other_update = baseline_step(task, host)
-        candidates = {"mlm": repeated(our_update), "baseline": repeated(other_update)}
+        candidates, more = {"mlm": repeated(our_update)}, {"mlm": _memory(ours)}
+        if baseline.exists(config.model.family):
+            interleaved.say("step: compiling run_mlm_flax.py's")
+            other, other_update = baseline_step(task, host)
+            candidates["baseline"], more["baseline"] = repeated(other_update), _memory(other)
         candidates |= {"torch": worker.repeat} if worker else {}
         found = interleaved.summary(interleaved.measure("step", candidates, seconds), task.tokens_read(1))
-    more = {"mlm": _memory(ours), "baseline": _memory(other), "torch": worker and worker.ready}
+    more["torch"] = worker and worker.ready
     useful, peak = task.flops_per_token(task.steps), flops.peak_flops(jax.devices()[0].device_kind)
     for name in candidates:
         row = found[name] = found[name] | more[name]

@@ -40,11 +40,15 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None) -> dict[str, Any]:
     """Returns what --json prints: {"sweep": [...]}, or {"plan"} and with --compare {"baseline", "ratio"}."""
+    from mlm.bench import baseline
     from mlm.plan import plan
 
     for flag, value in (("--records", args.records), ("--price", args.price)):
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{flag}={value}: must be a number above 0.")
+    if args.compare and not baseline.exists(config.model.family):
+        family = f"config.model.family = {config.model.family}"
+        raise InputError(f"--compare={args.compare}: {family}, which run_mlm_flax.py can't train; leave it out.")
     topology.check_slices(args.slices)
     job = plan.make_job(config, manifest, records=args.records, price=args.price)
     if args.sweep:
