@@ -59,7 +59,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if args.plot:
         from mlm.report import plots
 
-        rows = [(row["name"], row["curve"]) for row in found["quality"]["recipes"].values()]
+        rows = [(row["name"].rpartition("/")[2], row["curve"]) for row in found["quality"]["recipes"].values()]
         curves = {name: [([], []), plots.points(curve, "loss", 1, itemgetter("seconds"))] for name, curve in rows}
         plots.save(plots.draw_together(curves, "seconds of training"), Path(args.plot))
     lines = interleaved.render({part: rows for part, rows in found.items() if part != "quality"})
