@@ -1,5 +1,6 @@
 """Averages of checkpoints: numpy's mean to the bit, in a workdir that every command takes, and what has no mean."""
 
+import copy
 import html
 import json
 import pathlib
@@ -10,6 +11,7 @@ import pytest
 
 from mlm import __main__
 from mlm.pretrained import checkpoint_files, load
+from mlm.training import average as mean_of
 from mlm.workdir import Workdir
 from tests.labelled_texts import SETTINGS, rows, write_csv
 
@@ -124,6 +126,17 @@ def test_averages_of_classifiers(family, tmp_path, capsys):
 def test_another_model_has_no_mean_with_it(family, trained_workdir, tmp_path, capsys):
     line = refused(capsys, "average", family.root, trained_workdir.root, f"--workdir={tmp_path / 'new'}")
     assert f"{family.root}@12: its vocabulary (600) differs from that of {trained_workdir.root}@5 (1000); only" in line
+
+
+def test_models_of_other_sizes_are_told_apart(family):
+    meta = checkpoint_files.read_meta(family.checkpoints, 12)
+    same, other = (mean_of._architecture(family, copy.deepcopy(meta)) for _ in range(2))
+    assert same == other and same["model_type"] == "roberta" and "" not in same
+    for key, value in (("hidden_size", 48), ("num_hidden_layers", 7), ("hidden_act", "relu")):
+        changed = copy.deepcopy(meta)
+        changed["dataset"]["model"][key] = value
+        other = mean_of._architecture(family, changed)
+        assert {name for name in same if same[name] != other[name]} == {key}
 
 
 def test_bad_names_are_one_sentence(family, mean, tmp_path, capsys):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlm.model import weights
+from mlm.model import families, weights
 from mlm.pretrained import load
 from tests.fixtures import slow
 from tests.test_warm_start import started
@@ -41,7 +41,7 @@ def test_logits_are_those_of_pytorch(written, kind):
 def test_initial_values_are_drawn_as_pytorch_draws_them(written):
     """Standard deviations to 8%, the error of a few thousand draws; the largest values, where a normal is truncated."""
     config = load.load(str(written / "whole"), head=load.LM_HEAD).config
-    family = load.family_of(config)
+    family = families.family_of(config)
     ours = weights.to_torch(jax.device_get(jax.jit(lambda key: family.init_params(config, key))(jax.random.key(0))))
     theirs = json.loads((written / "drawn.json").read_text())
     assert ours.keys() <= theirs.keys() and len(ours) > 20
@@ -53,8 +53,12 @@ def test_initial_values_are_drawn_as_pytorch_draws_them(written):
 
 
 @pytest.mark.slow
-def test_a_start_takes_all_but_the_vocabulary(written, trained_workdir):
-    if load.load(str(written / "whole"), head=None).config.model_type != "roberta":
-        return
-    _, _, lines = started(str(written / "whole"), str(trained_workdir.tokenizer), "model.layers=4")
-    assert "1,000 taken of 1,000 rows" in lines[2] and "32 taken of 32 positions" in lines[3] and len(lines) == 4
+def test_a_start_takes_everything(written, trained_workdir):
+    folder, model = str(trained_workdir.tokenizer), load.load(str(written / "whole"), head=load.LM_HEAD)
+    own = {"modernbert": ("model.local_attention=8",)}.get(model.config.model_type, ())
+    family = f"model.family={families.name_of(model.config)}"
+    _, after, lines = started(str(written / "whole"), folder, family, "model.layers=4", *own)
+    assert "1,000 taken of 1,000 rows" in lines[2] and not any("fresh" in line or "left" in line for line in lines)
+    assert [line for line in lines if "32 taken of 32 positions" in line] == lines[3:4]
+    for name, value in model.leaves.items():
+        np.testing.assert_array_equal(after[name][: len(value)], value, err_msg=name)

@@ -11,13 +11,13 @@ import jax
 from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.errors import InputError
+from mlm.model.families import FAMILIES
 from mlm.paths import UPath, children, copy_files, write_text
 from mlm.pretrained import checkpoint_files, load, locate
 from mlm.training.checkpoint import Checkpoints
 from mlm.workdir import LOCK, Workdir
 
 STEPS = re.compile(r"|[0-9]{1,18}\.\.[0-9]{1,18}|[0-9]{1,18}(,[0-9]{1,18})*")
-SAME = (*load.SIZES, "hidden_act", "layer_norm_eps")  # keys of transformers' config in which the models must agree
 Checkpoint = tuple[Workdir, int]
 
 
@@ -40,8 +40,9 @@ def average(names: Sequence[str], new: Workdir, *, last: int = 0, decay: float =
     metas = [checkpoint_files.read_meta(workdir.checkpoints, step) for workdir, step in chosen]
     models = [_architecture(workdir, meta) for (workdir, _), meta in zip(chosen, metas, strict=True)]
     for each, model in zip(chosen, models, strict=True):
-        for key in [key for key in model if model[key] != models[-1][key]]:
-            what = f"its {key} ({model[key]!s:.80}) differs from that of {_name(chosen[-1])} ({models[-1][key]!s:.80})"
+        for key in [key for key in model if model[key] != models[-1].get(key)]:
+            theirs = f"that of {_name(chosen[-1])} ({models[-1].get(key)!s:.80})"
+            what = f"its {key} ({model[key]!s:.80}) differs from {theirs}"
             raise InputError(f"{_name(each)}: {what}; only checkpoints of one model can be averaged.")
     weights = [decay**age for age in reversed(range(len(chosen)))]
     total: Any = None
@@ -89,7 +90,8 @@ def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
     data, folder = meta["dataset"], workdir.tokenizer
     own = tokenizer.fingerprint(str(folder)) if (folder / "tokenizer.json").is_file() else None
     found = {"labels": data.get("labels"), "vocabulary": data["vocab_size"], "tokenizer": own}
-    return found | {key: data["model"].get(key) for key in SAME}
+    model_type = data["model"]["model_type"]
+    return found | {key: data["model"][key] for key in ("model_type", *FAMILIES[model_type].architecture.values())}
 
 
 def _write(new: Workdir, chosen: list[Checkpoint], meta: dict[str, Any], mean: Any, weights: list[float]) -> None:
