@@ -20,21 +20,28 @@ LANES = 128
 ROUNDING = ("TPU v2", "TPU v3")  # their matrix units take float32 from a kernel, and round it to bfloat16
 MASK_VALUE = -1e30
 
-_NT = (((1,), (1,)), ((), ()))  # x @ y.T
-_NN = (((1,), (0,)), ((), ()))  # x @ y
+NT = (((1,), (1,)), ((), ()))  # x @ y.T
+NN = (((1,), (0,)), ((), ()))  # x @ y
 
 
 def unsupported(kind: str, length: int, heads: int, head_size: int) -> str | None:
     """Returns what does not fit into a core's memory in bfloat16, isolated and with dropout; None if all does."""
-    hidden = heads * head_size
     if length > LONGEST or length % LANES:
         return f"rows of {length} tokens, only multiples of {LANES} up to {LONGEST}"
+    if reason := unsupported_heads(heads, head_size):
+        return reason
+    if kind in ROUNDING and (together := width_of(heads * head_size, heads) // head_size) > 2:
+        return f"{together} heads of {head_size} at a time on a {kind}, whose cores have room for 2"
+    return None
+
+
+def unsupported_heads(heads: int, head_size: int) -> str | None:
+    """Returns what of the heads on a device does not fit into blocks of lanes, None if all does."""
+    hidden = heads * head_size
     if LANES % head_size and head_size != 2 * LANES:
         return f"heads of {head_size}, only sizes that divide {LANES}, and {2 * LANES}"
     if hidden > LANES and hidden % LANES:
         return f"{heads} heads of {head_size} on a device, only a total of up to {LANES} or multiples of it"
-    if kind in ROUNDING and (together := _width(hidden, heads) // head_size) > 2:
-        return f"{together} heads of {head_size} at a time on a {kind}, whose cores have room for 2"
     return None
 
 
@@ -64,7 +71,7 @@ def _backward(heads, isolated, window, kind, saved, grad):
 attend.defvjp(_forward, _backward)
 
 
-def _width(hidden: int, heads: int) -> int:
+def width_of(hidden: int, heads: int) -> int:
     """Returns W: whole heads, and whole lanes where H has them."""
     return max(LANES, hidden // heads) if hidden % LANES == 0 else hidden
 
@@ -73,7 +80,7 @@ def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, win
     """Runs the backward kernel if it is given the forward kernel's outputs and their gradient, else the forward one."""
     q, k, v, segments_BxL, dropout_mask_LxL = inputs
     rows, length, hidden = q.shape
-    width = _width(hidden, heads)
+    width = width_of(hidden, heads)
     together = math.gcd(rows, max(1, block_tokens(kind) // length))
     grid = (rows // together, hidden // width)
     operand = jnp.dtype(jnp.float32) if kind in ROUNDING else q.dtype
@@ -102,11 +109,11 @@ def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, win
     return call(q, k, v, *segments, dropout_mask_LxL, *backward_inputs)
 
 
-def _dot(x: Array, y: Array, dims: tuple, precision: lax.Precision | None = None) -> Array:
+def dot(x: Array, y: Array, dims: tuple, precision: lax.Precision | None = None) -> Array:
     return lax.dot_general(x, y, dims, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _lanes_of(head: int, head_size: int, width: int) -> Array:
+def lanes_of(head: int, head_size: int, width: int) -> Array:
     lane = lax.broadcasted_iota(jnp.int32, (1, width), 1)
     return (lane >= head * head_size) & (lane < (head + 1) * head_size)
 
@@ -133,8 +140,8 @@ def _forward_kernel(*refs, head_size, operand, window):
         bias = _bias(key_ref, query_ref, row, window)
         out, logsumexps = [], []
         for head in range(width // head_size):
-            lanes = _lanes_of(head, head_size, width)
-            scores_LxL = _dot(jnp.where(lanes, k_LxW, 0), q_LxW, _NT) * (1 / math.sqrt(head_size)) + bias
+            lanes = lanes_of(head, head_size, width)
+            scores_LxL = dot(jnp.where(lanes, k_LxW, 0), q_LxW, NT) * (1 / math.sqrt(head_size)) + bias
             largest_1xL = jnp.max(scores_LxL, axis=0, keepdims=True)
             exp_LxL = jnp.exp(scores_LxL - largest_1xL)
             total_1xL = jnp.sum(exp_LxL, axis=0, keepdims=True)
@@ -142,7 +149,7 @@ def _forward_kernel(*refs, head_size, operand, window):
             if mask_ref is not None:
                 exp_LxL = exp_LxL * mask_ref[...]
             head_v_DxL = v_WxL[head * head_size : (head + 1) * head_size]
-            out.append(_dot(head_v_DxL, exp_LxL, _NN) * (1 / total_1xL))
+            out.append(dot(head_v_DxL, exp_LxL, NN) * (1 / total_1xL))
             logsumexps.append(largest_1xL + jnp.log(total_1xL))
         out_ref[row] = jnp.concatenate(out, axis=0).T.astype(out_ref.dtype)
         logsumexp_ref[row, 0] = jnp.concatenate(logsumexps, axis=0)
@@ -156,25 +163,25 @@ def _backward_kernel(*refs, head_size, operand, window):
         q_LxW, k_LxW, v_LxW, grad_LxW = (ref[row].astype(operand) for ref in (q_ref, k_ref, v_ref, grad_ref))
         k_WxL = k_LxW.T
         bias = _bias(key_ref, query_ref, row, window)
-        lanes_NxW = [_lanes_of(head, head_size, width).astype(jnp.float32) for head in range(heads + -heads % 8)]
+        lanes_NxW = [lanes_of(head, head_size, width).astype(jnp.float32) for head in range(heads + -heads % 8)]
         lanes_NxW = jnp.concatenate(lanes_NxW, axis=0)
         product_LxW = grad_LxW.astype(jnp.float32) * out_ref[row].astype(jnp.float32)
-        inner_NxL = _dot(lanes_NxW, product_LxW, _NT, lax.Precision.HIGHEST)  # of the gradient with the output
+        inner_NxL = dot(lanes_NxW, product_LxW, NT, lax.Precision.HIGHEST)  # of the gradient with the output
         dq, dk, dv = [], 0.0, 0.0
         for head in range(heads):
-            lanes = _lanes_of(head, head_size, width)
-            scores_LxL = _dot(jnp.where(lanes, k_LxW, 0), q_LxW, _NT) * scale + bias
+            lanes = lanes_of(head, head_size, width)
+            scores_LxL = dot(jnp.where(lanes, k_LxW, 0), q_LxW, NT) * scale + bias
             probs_LxL = jnp.exp(scores_LxL - logsumexp_ref[row, 0, head : head + 1])
-            d_probs_LxL = _dot(jnp.where(lanes, v_LxW, 0), grad_LxW, _NT)
+            d_probs_LxL = dot(jnp.where(lanes, v_LxW, 0), grad_LxW, NT)
             dropped_LxL = probs_LxL.astype(operand)
             if mask_ref is not None:
                 mask_LxL = mask_ref[...]
                 dropped_LxL = dropped_LxL * mask_LxL
                 d_probs_LxL = d_probs_LxL * mask_LxL.astype(jnp.float32)
             d_scores_LxL = (probs_LxL * (d_probs_LxL - inner_NxL[head : head + 1]) * scale).astype(operand)
-            dv = jnp.where(lanes, _dot(dropped_LxL, grad_LxW, _NN), dv)
-            dk = jnp.where(lanes, _dot(d_scores_LxL, q_LxW, _NN), dk)
-            dq.append(_dot(k_WxL[head * head_size : (head + 1) * head_size], d_scores_LxL, _NN))
+            dv = jnp.where(lanes, dot(dropped_LxL, grad_LxW, NN), dv)
+            dk = jnp.where(lanes, dot(d_scores_LxL, q_LxW, NN), dk)
+            dq.append(dot(k_WxL[head * head_size : (head + 1) * head_size], d_scores_LxL, NN))
         dq_ref[row] = jnp.concatenate(dq, axis=0).T.astype(dq_ref.dtype)
         dk_ref[row] = dk.astype(dk_ref.dtype)
         dv_ref[row] = dv.astype(dv_ref.dtype)
