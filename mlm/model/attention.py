@@ -2,16 +2,18 @@
 
     xla     plain jax, as flax computes it, on any device
     fused   our Pallas kernel for TPU: bfloat16, rows up to 512 tokens, with dropout
+    tiled   our Pallas kernel for TPU: bfloat16, long rows and windows, rotary positions, no dropout
     splash  jax's Pallas kernel for TPU: long rows, no dropout
     cudnn   cuDNN's kernel for GPU: bfloat16, no dropout
-    auto    on a TPU the first of fused, splash and xla that supports the model; xla elsewhere (no GPU was measured)
+    auto    on a TPU the first of fused, tiled, splash and xla that supports the model, with windows or rotary positions
+            tiled before fused, as it costs less; xla elsewhere (no GPU was measured)
 
 To add one, write a function like `_xla`, add it to `KERNELS`, and say in `_unsupported` what it does not support.
 
-Each attends to the whole row, or to a window around each token (Beltagy et al., 2020, Longformer, 3.1): xla and splash
-then compute little more than the window, fused and cudnn the whole row.
+Each attends to the whole row, or to a window around each token (Beltagy et al., 2020, Longformer, 3.1): xla, tiled and
+splash then compute little more than the window, fused and cudnn the whole row.
 
-Dimensions: B rows, L tokens, H hidden size = N heads x D head size, C tokens in a block.
+Dimensions: B rows, L tokens, H hidden size = N heads x D head size D, C tokens in a block.
 """
 
 import functools
@@ -26,11 +28,14 @@ from jax.sharding import Mesh
 from transformers import PretrainedConfig
 
 from mlm.errors import InputError
-from mlm.model import fused_attention
+from mlm.model import fused_attention, tiled_attention
 
-# (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL or None) -> context_BxLxH. Segments are int32: the document
-# of each token, 0 for padding. The probabilities of all rows and heads are multiplied by one mask, keys x queries.
-Attention = Callable[[Array, Array, Array, Array, Array | None], Array]
+Rotation = tuple[Array, Array]  # cosine and sine of the angles, [B or 1, L, D / 2]
+
+# (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL or None, rotation or None) -> context_BxLxH. Segments are
+# int32: the document of each token, 0 for padding. The probabilities of all rows and heads are multiplied by one mask,
+# keys x queries. Queries and keys are rotated first.
+Attention = Callable[[Array, Array, Array, Array, Array | None, Rotation | None], Array]
 
 
 def make_attention(
@@ -44,7 +49,7 @@ def make_attention(
     window: int = 0,
 ) -> Attention:
     """Returns the attention for rows of `length` tokens; raises InputError if the kernel does not support them."""
-    name = choose(name, config, length=length, mesh=mesh, dtype=dtype)
+    name = choose(name, config, length=length, mesh=mesh, dtype=dtype, window=window)
     return make_kernel(name, heads=config.num_attention_heads, mesh=mesh, isolated=isolated, window=window)
 
 
@@ -53,34 +58,38 @@ def dropout_rate(config: PretrainedConfig) -> float:
     return getattr(config, "attention_dropout", None) or getattr(config, "attention_probs_dropout_prob", 0.0)
 
 
-def choose(name: str, config: PretrainedConfig, *, length: int, mesh: Mesh, dtype: str) -> str:
+def choose(name: str, config: PretrainedConfig, *, length: int, mesh: Mesh, dtype: str, window: int = 0) -> str:
     """Returns the kernel's name: `name` itself, or for "auto" the fastest one that supports the model."""
-    unsupported = functools.partial(_unsupported, config=config, length=length, mesh=mesh, dtype=dtype)
+    unsupported = functools.partial(_unsupported, config=config, length=length, mesh=mesh, dtype=dtype, window=window)
     if name == "auto":
-        candidates = ("fused", "splash") if mesh.devices.flat[0].platform == "tpu" else ()
+        is_rotated = hasattr(config, "global_rope_theta")
+        ours = ("tiled", "fused") if window or is_rotated else ("fused", "tiled")
+        candidates = (*ours, "splash") if mesh.devices.flat[0].platform == "tpu" else ()
         return next((each for each in candidates if not unsupported(each)), "xla")
     if what := unsupported(name):
         raise InputError(f"config.model.attention = {name}: the kernel does not support {what}; use another, or auto.")
     return name
 
 
-def _unsupported(name: str, config: PretrainedConfig, length: int, mesh: Mesh, dtype: str) -> str | None:
+def _unsupported(name: str, config: PretrainedConfig, length: int, mesh: Mesh, dtype: str, window: int) -> str | None:
     """Returns what the kernel does not support of this model on these devices, None if it supports it."""
     device, tensor = mesh.devices.flat[0], mesh.shape["tensor"]
     heads, dropout = config.num_attention_heads, dropout_rate(config)
-    platform, is_pallas = device.platform, name in ("fused", "splash")
+    platform, is_pallas = device.platform, name in PALLAS
     reasons = {
         f"{heads} heads over mesh.tensor = {tensor}, only whole heads": is_pallas and heads % tensor,
         "a GPU, only TPUs": is_pallas and platform == "gpu",
         f"a {platform.upper()}, only NVIDIA GPUs": name == "cudnn" and platform != "gpu",
-        f"dropout (model.attention_dropout = {dropout})": name in ("splash", "cudnn") and dropout > 0,
+        f"dropout (model.attention_dropout = {dropout})": name in ("tiled", "splash", "cudnn") and dropout > 0,
         f"rows of {length} tokens, only multiples of 128": name == "splash" and length % 128,
-        f"{dtype}, only bfloat16": dtype != "bfloat16" and (name, platform) in (("cudnn", "gpu"), ("fused", "tpu")),
+        f"{dtype}, only bfloat16": dtype != "bfloat16" and (name, platform) in BFLOAT16,
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
         return reason
-    sizes = (device.device_kind, length, heads // tensor, config.hidden_size // heads)
-    return fused_attention.unsupported(*sizes) if name == "fused" else None
+    shard = heads // tensor, config.hidden_size // heads
+    if name == "tiled":
+        return tiled_attention.unsupported(length, window, *shard)
+    return fused_attention.unsupported(device.device_kind, length, *shard) if name == "fused" else None
 
 
 def make_kernel(
@@ -91,14 +100,33 @@ def make_kernel(
     `isolated` is to attend within documents alone, `window` to so many tokens to each side; 0 for the whole row.
     """
     settings = {"isolated": isolated, "window": window}
-    if name not in ("fused", "splash"):  # the compiler splits it
-        return functools.partial(KERNELS[name], heads=heads, **settings)
+    if name not in PALLAS:  # the compiler splits it
+        return functools.partial(_rotated, functools.partial(KERNELS[name], heads=heads, **settings))
     num_shards, kind = (1, "cpu") if mesh is None else (mesh.shape["tensor"], mesh.devices.flat[0].device_kind)
     kernel = functools.partial(KERNELS[name], heads=heads // num_shards, kind=kind, **settings)
+    kernel = kernel if name == "tiled" else functools.partial(_rotated, kernel)
     return kernel if mesh is None else functools.partial(_split, kernel, mesh)
 
 
-def _split(kernel: Attention, mesh: Mesh, *args: Array | None) -> Array:
+def _rotated(kernel: Callable[..., Array], *args: Array | None, **settings: str) -> Array:
+    """Calls a kernel that does not rotate."""
+    q_BxLxH, k_BxLxH, *rest, rotation = args
+    if rotation is not None:
+        q_BxLxH, k_BxLxH = (rotate(x, *rotation) for x in (q_BxLxH, k_BxLxH))
+    return kernel(q_BxLxH, k_BxLxH, *rest, **settings)
+
+
+def rotate(x_BxLxH: Array, cos: Array, sin: Array) -> Array:
+    """Rotary positions (Su et al., 2021, RoFormer): a head's first and second half are the planes' two coordinates."""
+    rows, length, _ = x_BxLxH.shape
+    halves = x_BxLxH.astype(jnp.float32).reshape(rows, length, -1, 2, cos.shape[-1])
+    first, second = halves[..., 0, :], halves[..., 1, :]
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    rotated = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-2)
+    return rotated.reshape(x_BxLxH.shape).astype(x_BxLxH.dtype)
+
+
+def _split(kernel: Attention, mesh: Mesh, *args: Array | Rotation | None) -> Array:
     """Runs a kernel on each device's rows and heads, inside a caller's shard_map too."""
     outer = jax.sharding.get_abstract_mesh()
     axes = [axis for axis in mesh.axis_names if axis not in outer.manual_axes]  # that no caller has split
@@ -106,7 +134,8 @@ def _split(kernel: Attention, mesh: Mesh, *args: Array | None) -> Array:
         return kernel(*args)
     row_axes = tuple(axis for axis in ("data", "fsdp") if axis in axes)
     rows = jax.P(row_axes, None, "tensor" if "tensor" in axes else None)
-    specs = {"in_specs": (rows, rows, rows, jax.P(row_axes, None), jax.P()), "out_specs": rows}
+    angles = jax.P() if args[-1] is None or len(args[-1][0]) == 1 else jax.P(row_axes)
+    specs = {"in_specs": (rows, rows, rows, jax.P(row_axes, None), jax.P(), angles), "out_specs": rows}
     mesh = outer if outer.manual_axes else mesh
     return jax.shard_map(kernel, mesh=mesh, axis_names=set(axes), check_vma=False, **specs)(*args)
 
@@ -182,7 +211,10 @@ def _cudnn(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, _, *, heads, isolated, windo
     return context.reshape(q_BxLxH.shape)
 
 
-KERNELS = {"xla": _xla, "fused": fused_attention.attend, "splash": _splash, "cudnn": _cudnn}
+KERNELS = {"xla": _xla, "fused": fused_attention.attend, "tiled": tiled_attention.attend}
+KERNELS |= {"splash": _splash, "cudnn": _cudnn}
+PALLAS = ("fused", "tiled", "splash")
+BFLOAT16 = (("cudnn", "gpu"), ("fused", "tpu"), ("tiled", "tpu"))  # (kernel, platform) that have nothing else
 
 
 def _allowed(segments_BxL: Array, isolated: bool, window: int) -> Array:

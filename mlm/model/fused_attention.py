@@ -110,10 +110,12 @@ def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, win
 
 
 def dot(x: Array, y: Array, dims: tuple, precision: lax.Precision | None = None) -> Array:
+    """Returns the product of two matrices in float32."""
     return lax.dot_general(x, y, dims, precision=precision, preferred_element_type=jnp.float32)
 
 
 def lanes_of(head: int, head_size: int, width: int) -> Array:
+    """Returns which entries of a block are a head's, bool, [1, W]."""
     lane = lax.broadcasted_iota(jnp.int32, (1, width), 1)
     return (lane >= head * head_size) & (lane < (head + 1) * head_size)
 

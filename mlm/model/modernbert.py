@@ -19,9 +19,8 @@ from jax import Array
 from transformers import ModernBertConfig
 
 from mlm.model import layers
+from mlm.model.attention import Rotation
 from mlm.model.network import Network, Params, padded_vocabulary, segment_and_position_ids
-
-Rotation = tuple[Array, Array]  # cosine and sine of the angles, [B or 1, L, D / 2]
 
 
 class ModernBert(Network):
@@ -131,11 +130,10 @@ class ModernBert(Network):
         with jax.named_scope("attn_norm"):
             normed_BxLxH = self._norm(params["attn_norm"], x_BxLxH) if index else x_BxLxH
         with jax.named_scope("attn/Wqkv"):
-            q, k, v = _parts(params["attn"]["Wqkv"], normed_BxLxH)
+            qkv = _parts(params["attn"]["Wqkv"], normed_BxLxH)
         with jax.named_scope("attn"):
-            cos_sin = rotations["local" if is_local else "global"]
-            q, k = (_rotate(x, *cos_sin) for x in (q, k))
-            context_BxLxH = self._attend(q, k, v, segments_BxL, seeds[0], window)
+            rotation = rotations["local" if is_local else "global"]
+            context_BxLxH = self._attend(qkv, segments_BxL, seeds[0], window, rotation)
         context_BxLxH, x_BxLxH = self._at(wanted_BxK, context_BxLxH, x_BxLxH)
         with jax.named_scope("attn/Wo"):
             projected_BxLxH = layers.dense(params["attn"]["Wo"], context_BxLxH)
@@ -173,13 +171,3 @@ def _parts(params: Params, x_BxLxH: Array) -> list[Array]:
     """Returns the products of x with each part of a kernel [H, parts, O]."""
     kernel = params["kernel"].astype(x_BxLxH.dtype)
     return [layers.product(x_BxLxH, kernel[:, part]) for part in range(kernel.shape[1])]
-
-
-def _rotate(x_BxLxH: Array, cos: Array, sin: Array) -> Array:
-    """Rotary positions (Su et al., 2021, RoFormer): a head's first and second half are the planes' two coordinates."""
-    rows, length, _ = x_BxLxH.shape
-    halves = x_BxLxH.astype(jnp.float32).reshape(rows, length, -1, 2, cos.shape[-1])
-    first, second = halves[..., 0, :], halves[..., 1, :]
-    cos, sin = cos[:, :, None], sin[:, :, None]
-    rotated = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-2)
-    return rotated.reshape(x_BxLxH.shape).astype(x_BxLxH.dtype)

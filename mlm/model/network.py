@@ -9,7 +9,7 @@ Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -19,7 +19,7 @@ from jax import Array
 from transformers import FlaxPreTrainedModel, PretrainedConfig
 
 from mlm.model import attention, layers
-from mlm.model.attention import Attention
+from mlm.model.attention import Attention, Rotation
 
 Params = dict[str, Any]
 Path = tuple[str, ...]  # of a parameter, or of a part of the tree
@@ -138,10 +138,15 @@ class Network:
         return x_BxLxH
 
     def _attend(
-        self, q_BxLxH: Array, k_BxLxH: Array, v_BxLxH: Array, segments_BxL: Array, seed: Array | None, window: int = 0
+        self,
+        qkv_BxLxH: Sequence[Array],
+        segments_BxL: Array,
+        seed: Array | None,
+        window: int = 0,
+        rotation: Rotation | None = None,
     ) -> Array:
         """Returns the context of each token, which reads the whole row, or `window` tokens to each side."""
-        length, rate = q_BxLxH.shape[1], attention.dropout_rate(self.config)
+        length, rate = segments_BxL.shape[1], attention.dropout_rate(self.config)
         dropout_mask_LxL = None
         if seed is not None and rate > 0:
             dropout_mask_LxL = layers.dropout(jnp.ones((1, length, length), self.dtype), rate, seed)[0]
@@ -149,7 +154,7 @@ class Network:
         if attend is None:
             sizes = {"heads": self.config.num_attention_heads, "window": window}
             attend = attention.make_kernel("xla", isolated=self.cls_id is not None, **sizes)
-        return attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL)
+        return attend(*qkv_BxLxH, segments_BxL, dropout_mask_LxL, rotation)
 
     def _at(self, wanted_BxK: Array | None, *tokens: Array) -> tuple[Array, ...]:
         """Returns the wanted tokens of each [B, L, H], all if None."""

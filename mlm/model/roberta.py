@@ -77,7 +77,7 @@ class Roberta(Network):
         """Returns the residual sum, given what attention reads and the residual."""
         with jax.named_scope("attention/self"):
             q, k, v = (layers.dense(params["self"][name], x_BxLxH) for name in ("query", "key", "value"))
-            context_BxLxH = self._attend(q, k, v, segments_BxL, seeds[0])
+            context_BxLxH = self._attend((q, k, v), segments_BxL, seeds[0])
         context_BxLxH, residual_BxLxH = self._at(wanted_BxK, context_BxLxH, residual_BxLxH)
         with jax.named_scope("attention/output"):
             projected_BxLxH = layers.dense(params["output"]["dense"], context_BxLxH)

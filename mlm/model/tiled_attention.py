@@ -118,9 +118,9 @@ def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, win
     q_halo, dims = size.halo * backward, lambda n: (None, None, together, n)
     angles, cos_sin = [None, None], (None, None)
     if rotation is not None:
-        cos_sin, each = _patterns(rotation, width), int(rotation[0].shape[0] > 1)
+        cos_sin, each = [x.swapaxes(1, 2) for x in rotation], int(rotation[0].shape[0] > 1)
         angles = [
-            specs(of_keys, halo, lambda n: (None, n, width), lambda b, h, c: (b * each, c, 0))
+            specs(of_keys, halo, lambda n: (None, hidden // heads // 2, n), lambda b, h, c: (b * each, 0, c))
             for of_keys, halo in ((False, q_halo), (True, size.halo))
         ]
     key_spec = specs(True, size.halo, lambda n: (None, n, 1), lambda b, h, c: (b, c, 0))
@@ -137,7 +137,7 @@ def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, win
         )
         out_specs, out_shape = [x(False)[0] if window else dq, x(True)[0], x(True)[0]], [x_shape] * 3
         scratch = [pltpu.VMEM((size.keys + 2 * size.halo, width), jnp.float32)] * 2
-        scratch += [pltpu.VMEM((length, width), jnp.float32)] * (size.key_steps > 1)
+        scratch += [pltpu.VMEM((width, length), jnp.float32)] * (size.key_steps > 1)
     else:
         out_specs = [x(False)[0], specs(False, 0, dims, lambda b, h, c: (b, h, 0, c))[0]]
         out_shape = [x_shape, jax.ShapeDtypeStruct((rows, blocks, together, length), jnp.float32)]
@@ -147,7 +147,7 @@ def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, win
     settings["operand"] = jnp.dtype(jnp.float32) if kind in ROUNDING else q.dtype
     call = pl.pallas_call(
         functools.partial(_backward_kernel if backward else _forward_kernel, **settings),
-        name=f"tiled_attention_{'backward' if backward else 'forward'}",
+        name=f"tiled_attention_{'backward' if backward else 'forward'}_{window}",  # as plan reads it
         grid=grid,
         in_specs=in_specs,
         out_specs=out_specs,
@@ -169,26 +169,26 @@ def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, win
     return call(*args)
 
 
-def _patterns(rotation: tuple[Array, Array], width: int) -> tuple[Array, Array]:
-    """Returns cosine and sine, [B or 1, L, W], of `_rotate`, from the angles' of half a head."""
-    cos, sin = rotation
-    times = (1, 1, width // (2 * cos.shape[-1]))
-    return jnp.tile(jnp.concatenate([cos, cos], -1), times), jnp.tile(jnp.concatenate([-sin, sin], -1), times)
-
-
 def _joined(refs: list, axis: int = 0) -> Array:
     return refs[0][...] if len(refs) == 1 else jnp.concatenate([ref[...] for ref in refs], axis)
 
 
-def _rotate(x: Array, cos_sin: list[Array] | None, head_size: int, direction: int = 1) -> Array:
-    """Returns x in float32, rotated, or rotated back with a direction of -1."""
-    x = x.astype(jnp.float32)
-    if cos_sin is None:
-        return x
-    width, half = x.shape[-1], head_size // 2
-    is_first = lax.broadcasted_iota(jnp.int32, (1, width), 1) % head_size < half
-    swapped = jnp.where(is_first, pltpu.roll(x, width - half, 1), pltpu.roll(x, half, 1))
-    return x * cos_sin[0] + swapped * (direction * cos_sin[1])
+def _rotate(x_WxT: Array, angles: list[Array] | None, head_size: int, direction: int = 1) -> Array:
+    """Returns tokens in float32, rotated, or rotated back with a direction of -1; halves of a head are whole rows."""
+    if angles is None:
+        return x_WxT
+    half, parts, (cos, sin) = head_size // 2, [], angles
+    for start in range(0, x_WxT.shape[0], head_size):
+        first, second = x_WxT[start : start + half], x_WxT[start + half : start + head_size]
+        parts += [first * cos - second * (direction * sin), second * cos + first * (direction * sin)]
+    return jnp.concatenate(parts, axis=0)
+
+
+def _load(refs: list, angles: list[Array] | None, head_size: int, scale: float, operand: jnp.dtype) -> Array:
+    x = _joined(refs)
+    if angles is None:
+        return (x.astype(jnp.float32) * scale).astype(operand)
+    return (_rotate(x.T.astype(jnp.float32), angles, head_size) * scale).T.astype(operand)
 
 
 def _pipeline(count: int, *stages: Callable[[int], None]) -> None:
@@ -204,10 +204,10 @@ class _Chunk:
 
     def __init__(self, q, k, v, keys, queries, q_angles, k_angles, *, backward, head_size, window, size, operand):
         self.size, self.window, self.head_size = size, window, head_size
-        self.q_angles, self.k_angles = (each and [_joined(refs) for refs in each] for each in (q_angles, k_angles))
+        self.q_angles, self.k_angles = (each and [_joined(refs, 1) for refs in each] for each in (q_angles, k_angles))
         scale = math.log2(math.e) / math.sqrt(head_size)
-        self.q_QxW = (_rotate(_joined(q), self.q_angles, head_size) * scale).astype(operand)
-        k_KxW, self.v_KxW = _rotate(_joined(k), self.k_angles, head_size).astype(operand), _joined(v).astype(operand)
+        self.q_QxW = _load(q, self.q_angles, head_size, scale, operand)
+        k_KxW, self.v_KxW = _load(k, self.k_angles, head_size, 1.0, operand), _joined(v).astype(operand)
         self.k_KxW, width = k_KxW, k_KxW.shape[1]
         self.heads = [slice(start, start + head_size) for start in range(0, width, head_size)]
         self.lanes = [lanes_of(head, head_size, width) for head in range(len(self.heads))]
@@ -288,7 +288,7 @@ def _forward_kernel(q, k, v, keys, queries, q_angles, k_angles, out_ref, logsume
 
 def _backward_kernel(q, k, v, keys, queries, q_angles, k_angles, out, logsumexp, grad, *rest, operand, **settings):
     chunk = _Chunk(q, k, v, keys, queries, q_angles, k_angles, backward=True, operand=operand, **settings)
-    dq_ref, dk_ref, dv_ref, dk_KxW, dv_KxW, *dq_LxW = rest
+    dq_ref, dk_ref, dv_ref, dk_KxW, dv_KxW, *dq_WxL = rest
     size, head_size, halo, work = chunk.size, chunk.head_size, chunk.size.halo, {}
     out_QxW, grad_QxW = _joined(out), _joined(grad).astype(operand)
     stats = [ref[...] for ref in logsumexp]
@@ -325,23 +325,25 @@ def _backward_kernel(q, k, v, keys, queries, q_angles, k_angles, out, logsumexp,
         for rows, (probs_SxC, d_scores_SxC) in zip(chunk.heads, work.pop(tile), strict=True):
             dq_DxC = dot(k_WxS[rows], d_scores_SxC, NN)
             parts.append((dq_DxC, dot(q_WxC[rows], d_scores_SxC, NT), dot(grad_WxC[rows], probs_SxC, NT)))
-        dq_CxW, dk_SxW, dv_SxW = (jnp.concatenate(each, axis=0).T for each in zip(*parts, strict=True))
+        dq_WxC, dk_WxS, dv_WxS = (jnp.concatenate(each, axis=0) for each in zip(*parts, strict=True))
+        angles = chunk.k_angles and [each[:, near] for each in chunk.k_angles]
+        dk_SxW, dv_SxW = _rotate(dk_WxS, angles, head_size, -1).T, dv_WxS.T
         dk_KxW[near] += dk_SxW
         dv_KxW[near] += dv_SxW
         place = slice(here.start - halo, here.stop - halo)
         if not 0 <= place.start < size.queries:
             return
-        if dq_LxW:
-            rows = pl.ds(pl.multiple_of(pl.program_id(3) * size.queries + place.start, LANES), size.tile)
-            dq_CxW = dq_CxW + jnp.where(pl.program_id(2) == 0, 0.0, dq_LxW[0][rows])
-            dq_LxW[0][rows] = dq_CxW
-        angles = chunk.q_angles and [each[here] for each in chunk.q_angles]
-        dq_ref[place] = (_rotate(dq_CxW, angles, head_size, -1) / math.sqrt(head_size)).astype(dq_ref.dtype)
+        if dq_WxL:
+            columns = pl.ds(pl.multiple_of(pl.program_id(3) * size.queries + place.start, LANES), size.tile)
+            dq_WxC = dq_WxC + jnp.where(pl.program_id(2) == 0, 0.0, dq_WxL[0][:, columns])
+            dq_WxL[0][:, columns] = dq_WxC
+        angles = chunk.q_angles and [each[:, here] for each in chunk.q_angles]
+        dq_CxW = _rotate(dq_WxC, angles, head_size, -1).T
+        dq_ref[place] = (dq_CxW / math.sqrt(head_size)).astype(dq_ref.dtype)
 
     def finish() -> None:
         own = slice(halo, halo + size.keys)
-        angles = chunk.k_angles and [each[own] for each in chunk.k_angles]
-        dk_ref[...] = (_rotate(dk_KxW[own], angles, head_size, -1) * math.log(2)).astype(dk_ref.dtype)
+        dk_ref[...] = (dk_KxW[own] * math.log(2)).astype(dk_ref.dtype)
         dv_ref[...] = dv_KxW[own].astype(dv_ref.dtype)
 
     several = not chunk.window and size.query_steps > 1

@@ -4,8 +4,8 @@ Instructions run one after another; a conditional costs its costliest branch. Th
 these that applies:
 
 1. the compiler's own estimate;
-2. a Pallas kernel: `ATTENTION_CYCLES`, or the FLOPs or bytes of its `cost_estimate` at the device's peak and memory
-   bandwidth, whichever is longest. A kernel with none of them costs nothing here and is reported;
+2. a Pallas kernel: `ATTENTION_CYCLES` or `TILED_CYCLES`, or the FLOPs or bytes of its `cost_estimate` at the device's
+   peak and memory bandwidth, whichever is longest. A kernel with none of them costs nothing here and is reported;
 3. a collective: its bytes at the bandwidth of a ring through the slice (`_traffic`);
 4. anything else (random bits, sorts, gathers, copies): the bytes that it reads and writes at the memory bandwidth; of
    a gathered operand no more than the size of the result.
@@ -20,6 +20,7 @@ import math
 import re
 from typing import Self
 
+from mlm.model import tiled_attention
 from mlm.plan import hlo
 from mlm.plan.hlo import Instruction, Module
 from mlm.plan.topology import Topology
@@ -42,6 +43,17 @@ ATTENTION_CYCLES = {
     "TPU v5": {128: (194, 327), 256: (534, 690), 512: (1518, 2586)},
     "TPU v6 lite": {128: (188, 349), 256: (434, 622), 512: (967, 1762)},
     "TPU7x": {128: (184, 326), 256: (425, 627), 512: (975, 1668)},
+}
+
+# Cycles per head of 64 and step of the grid of mlm/model/tiled_attention.py, with rotation, by device_kind, window and
+# row length: of rows of 1,024, and of 8,192 for all longer ones, whose steps are the same.
+TILED_CYCLES = {
+    "TPU v5 lite": {
+        (0, 1024): (2585, 4746),
+        (0, 8192): (2598, 4737),
+        (64, 1024): (1748, 3307),
+        (64, 8192): (2020, 4123),
+    },
 }
 
 Group = tuple[str, str, str]  # forward, backward, recompute or update; path of modules; file:line
@@ -257,14 +269,20 @@ def _traffic(this: Instruction, topology: Topology) -> tuple[float, float]:
 
 
 def attention_cycles(kernel: Instruction, kind: str) -> float:
-    """Returns the cycles of a call of mlm/model/fused_attention.py on a device of `kind`; 0 if it is unknown."""
-    name = re.search(r"fused_attention_(forward|backward)", kernel.op_name)
+    """Returns the cycles of a call of one of our attention kernels on a device of `kind`; 0 if they are unknown."""
+    name = re.search(r"(fused|tiled)_attention_(forward|backward)_?(\d*)", kernel.op_name)
     # The softmax statistics, which forward returns and backward reads: rows x blocks of heads x heads x length.
     statistics = re.search(r"f32\[(\d+,\d+,\d+),(\d+)\]", kernel.shape + kernel.rest)
     if not name or not statistics:
         return 0.0
-    cycles = ATTENTION_CYCLES.get(kind, {}).get(int(statistics[2]), (0, 0))
-    return math.prod(map(int, statistics[1].split(","))) * cycles[name[1] == "backward"]
+    heads, length = math.prod(map(int, statistics[1].split(","))), int(statistics[2])
+    table, key, steps = ATTENTION_CYCLES, length, 1
+    if name[1] == "tiled":
+        window, size = int(name[3]), tiled_attention.sizes(kind, length, int(name[3]))
+        known = length == 1024 or (length > 1024 and length % 1024 == 0)
+        table, key = TILED_CYCLES, (window, 1024 if length == 1024 else 8192) if known else None
+        steps = size.query_steps * size.key_steps
+    return heads * steps * table.get(kind, {}).get(key, (0, 0))[name[2] == "backward"]
 
 
 def group(op_name: str, source: str) -> Group:
