@@ -11,7 +11,7 @@ import pytest
 from transformers import RobertaConfig
 
 from mlm.errors import InputError
-from mlm.model import attention, fused_attention
+from mlm.model import attention, fused_attention, tiled_attention
 from mlm.training import sharding
 from tests.fixtures import slow, tiny_config, tiny_run
 
@@ -48,7 +48,7 @@ CASES = [(0, "xla", False), (0, "xla", True), slow(0, "fused", False), (0, "fuse
 CASES += [(0, "splash", False), (0, "cudnn", False)]
 # Windows that are blocks of the row (128), that leave a rest, and that are the row but for its ends.
 CASES += [(16, "xla", True), (24, "xla", False), (100, "xla", False), slow(24, "xla", True)]
-CASES += [(24, "fused", True), (24, "splash", False), (24, "cudnn", False)]
+CASES += [(24, "fused", True), (24, "splash", False), (24, "cudnn", False), (24, "tiled", False)]
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -63,7 +63,7 @@ def test_output_and_gradients_are_flax_s(window, name, isolated, dropout):
         kernel = functools.partial(kernel, implementation="xla")
     settings = {"isolated": isolated, "window": window}
     expected, pull = jax.vjp(lambda q, k, v: flax_attention(q, k, v, documents, dropout_mask, **settings), *qkv)
-    found, ours = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, dropout_mask), *qkv)
+    found, ours = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, dropout_mask, None), *qkv)
     grad = grad * (documents > 0)[..., None]  # padding's context is never read
     real = np.asarray(documents > 0)
     np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], atol=1e-5)
@@ -71,12 +71,59 @@ def test_output_and_gradients_are_flax_s(window, name, isolated, dropout):
         np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f"gradient of {name_}")
 
 
-@pytest.mark.parametrize(("name", "window"), [("xla", 0), ("xla", 24), ("fused", 0), ("splash", 0), ("splash", 24)])
+# Of 3 blocks of 128: a row as one chunk, chunks and halos, and keys one chunk after the other.
+@pytest.mark.parametrize(
+    ("window", "blocks", "isolated", "per_row"),
+    [
+        slow(16, 3, True, True),
+        (64, 1, False, True),
+        slow(24, 1, True, True),
+        (0, 1, True, False),
+        slow(0, 3, False, True),
+    ],
+)
+def test_tiled_rotates_and_attends_over_chunks(window, blocks, isolated, per_row, monkeypatch):
+    length, rows, chunk, halo = 384, 2, 128 * blocks, 128 if window and blocks < 3 else 0
+    sizes = tiled_attention.Sizes(chunk, chunk, 128, halo, length // chunk, 1 if window else length // chunk)
+    monkeypatch.setattr(tiled_attention, "sizes", lambda *_: sizes)
+    q, k, v, grad = (jax.random.normal(key, (rows, length, 64)) for key in jax.random.split(jax.random.key(0), 4))
+    documents = np.ones((rows, length), np.int32)
+    documents[:, 100:], documents[1, 300:] = 2, 0
+    documents = jnp.asarray(documents)
+    places = jnp.stack([jnp.arange(length), jnp.arange(length)[::-1]]) if per_row else jnp.arange(length)[None]
+    angles = places[..., None] / 100.0 ** (jnp.arange(16) / 16)
+    rotation = jnp.cos(angles), jnp.sin(angles)
+    results = []
+    for name in ("xla", "tiled"):
+        kernel = attention.make_kernel(name, heads=2, isolated=isolated, window=window)
+        found, pull = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, None, rotation), q, k, v)  # noqa: B023
+        real = (documents > 0)[..., None]
+        results.append((found * real, *pull(grad * real)))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_rotary_positions_are_complex_products(each):
+    x = jax.random.normal(jax.random.key(0), (2, 8, 64))
+    angles = jax.random.uniform(jax.random.key(1), (2 if each else 1, 8, 16), maxval=6.0)
+    first, second = np.asarray(x).reshape(2, 8, 2, 2, 16).swapaxes(0, 3)[[0, 1]]
+    expected = (first + 1j * second).transpose(2, 0, 1, 3) * np.exp(1j * np.asarray(angles))[:, :, None]
+    found = attention.rotate(x, jnp.cos(angles), jnp.sin(angles)).reshape(2, 8, 2, 2, 16)
+    np.testing.assert_allclose(found[..., 0, :] + 1j * found[..., 1, :], expected, atol=1e-5)
+
+
+MESHED = [("xla", 0), ("xla", 24), ("fused", 0), ("splash", 0), ("splash", 24), ("tiled", 24)]
+
+
+@pytest.mark.parametrize(("name", "window"), MESHED)
 def test_split_over_a_mesh_it_is_the_same(name, window):
     (*qkv, _), documents = inputs()
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
-    split = jax.jit(attention.make_kernel(name, heads=HEADS, mesh=mesh, window=window))(*qkv, documents, None)
-    whole = attention.make_kernel(name, heads=HEADS, window=window)(*qkv, documents, None)
+    angles = jax.random.uniform(jax.random.key(1), (ROWS, LENGTH, SIZE // 2), maxval=6.0)
+    rest = documents, None, (jnp.cos(angles), jnp.sin(angles))
+    split = jax.jit(attention.make_kernel(name, heads=HEADS, mesh=mesh, window=window))(*qkv, *rest)
+    whole = attention.make_kernel(name, heads=HEADS, window=window)(*qkv, *rest)
     np.testing.assert_allclose(split, whole, atol=1e-5)
 
 
@@ -112,6 +159,7 @@ DEFAULTS = {
     "hidden_size": 768,
     "dropout": 0.1,
     "dtype": "bfloat16",
+    "window": 0,
 }
 
 
@@ -125,7 +173,7 @@ def choose(name: str, platform: str, changes: dict) -> str:
     )
     device = types.SimpleNamespace(platform=platform, device_kind=given.kind)
     mesh = types.SimpleNamespace(devices=np.array([device]), shape={"tensor": given.tensor})
-    return attention.choose(name, config, length=given.length, mesh=mesh, dtype=given.dtype)
+    return attention.choose(name, config, length=given.length, mesh=mesh, dtype=given.dtype, window=given.window)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +185,12 @@ def choose(name: str, platform: str, changes: dict) -> str:
         ("tpu", {"length": 128}, "fused"),
         ("tpu", {"length": 64}, "xla"),
         ("tpu", {"length": 2048}, "xla"),
-        ("tpu", {"length": 2048, "dropout": 0.0}, "splash"),
+        ("tpu", {"length": 2048, "dropout": 0.0}, "tiled"),
+        ("tpu", {"length": 16384, "dropout": 0.0}, "splash"),
+        ("tpu", {"length": 512, "dropout": 0.0}, "fused"),
+        ("tpu", {"length": 512, "dropout": 0.0, "window": 64}, "tiled"),
+        ("tpu", {"length": 512, "window": 64}, "fused"),
+        ("tpu", {"length": 2048, "dropout": 0.0, "window": 200}, "splash"),
         ("tpu", {"heads": 8}, "xla"),  # heads of 96
         ("tpu", {"kind": "TPU v3"}, "fused"),
         ("tpu", {"kind": "TPU v3", "heads": 24}, "xla"),  # heads of 32
@@ -161,6 +214,9 @@ def test_auto_takes_the_first_that_supports_the_model(platform, changes, chosen)
         ("fused", "tpu", {"dtype": "float32"}, "float32, only bfloat16"),
         ("fused", "tpu", {"tensor": 8}, "12 heads over mesh.tensor = 8, only whole heads"),
         ("splash", "tpu", {"tensor": 8, "dropout": 0.0}, "12 heads over mesh.tensor = 8, only whole heads"),
+        ("tiled", "tpu", {"length": 2048}, "dropout (model.attention_dropout = 0.1)"),
+        ("tiled", "tpu", {"dropout": 0.0, "window": 200}, "windows of 200 tokens to each side"),
+        ("tiled", "tpu", {"dropout": 0.0, "heads": 8}, "heads of 96"),
         ("splash", "tpu", {}, "dropout (model.attention_dropout = 0.1)"),
         ("splash", "tpu", {"dropout": 0.0, "length": 200}, "rows of 200 tokens"),
         ("splash", "gpu", {"dropout": 0.0}, "a GPU"),
