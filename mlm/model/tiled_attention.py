@@ -9,6 +9,7 @@ Dimensions: B rows, L tokens, H hidden size = heads x head size.
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -40,13 +41,16 @@ def sizes(kind: str, length: int, window: int) -> Sizes:
     def divisor(most: int) -> int:
         return max(size for size in range(LANES, most + 1, LANES) if length % size == 0)
 
-    room = 1024 if kind in MEMORY else 512
+    chunk = divisor(chunk_tokens(kind))
+    steps = length // chunk
     if not window:
-        queries, keys = divisor(room // 2), divisor(room)
-        tile = 2 * LANES if queries % (2 * LANES) == 0 else LANES
-        return Sizes(queries, keys, tile, 0, length // queries, length // keys)
-    chunk = divisor(room)
-    return Sizes(chunk, chunk, LANES, LANES if chunk < length else 0, length // chunk, 1)
+        return Sizes(chunk, chunk, math.gcd(chunk, 512), 0, steps, steps)
+    return Sizes(chunk, chunk, LANES, LANES if steps > 1 else 0, steps, 1)
+
+
+def chunk_tokens(kind: str) -> int:
+    """Returns how many tokens a chunk has, if it divides the row."""
+    return 1024 if kind in MEMORY else 512
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8, 9))
@@ -118,21 +122,21 @@ def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, win
     inputs = [(q, q_spec), (k, k_spec), (v, k_spec), (segments_BxL[:, :, None], key_spec)]
     inputs += [(segments_BxL[:, None, :], query_spec)]
     for of_keys, own in ((False, q_halo), (True, halo)):
-        for angles in rotation or (None, None):
-            if angles is None:
-                inputs.append((None, []))
-                continue
-            row = int(len(angles) > 1)
-            place = specs(of_keys, own, lambda n: (None, half, n), lambda b, h, c, row=row: (b * row, 0, c))
-            inputs.append((angles.swapaxes(1, 2), place))
+        if rotation is None:
+            inputs += [(None, [])] * 2
+            continue
+        each = int(len(rotation[0]) > 1)  # 0 if all rows share the angles
+        place = specs(of_keys, own, lambda n: (None, half, n), lambda b, h, c, each=each: (b * each, 0, c))
+        inputs += [(angles.swapaxes(1, 2), place) for angles in rotation]
     x_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     if backward:
         inputs += zip(backward_inputs, (q_spec, stats_spec, q_spec), strict=True)
-        late = (
-            size.key_steps - 1
-        )  # before it the queries' gradients are not complete: only the first chunk's is written
-        dq_index = lambda *g: (at(*g)[0], at(*g)[2] if window else jnp.where(at(*g)[3] < late, 0, at(*g)[2]), at(*g)[1])  # noqa: E731
-        own = specs(True, 0, *x)
+        own, last = specs(True, 0, *x), size.key_steps - 1
+
+        def dq_index(*g: Array) -> tuple[Array, ...]:
+            row, block, q_chunk, k_chunk = at(*g)  # a chunk is written once its gradient is complete
+            return row, q_chunk if window else jnp.where(k_chunk < last, 0, q_chunk), block
+
         out_specs, out_shape = [pl.BlockSpec(x[0](size.queries), dq_index), *own, *own], [x_shape] * 3
         scratch = [(size.keys + 2 * halo, width)] * 2 + [(width, length)] * (size.key_steps > 1)
     else:

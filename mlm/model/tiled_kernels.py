@@ -73,7 +73,7 @@ class Chunk:
     def __init__(self, q, k, v, keys, queries, q_angles, k_angles, *, backward, head_size, window, size, operand):
         self.size, self.window, self.head_size = size, window, head_size
         self.q_angles, self.k_angles = (
-            each[0] and [_joined(refs, 1) for refs in each] for each in (q_angles, k_angles)
+            [_joined(refs, 1) for refs in each] if each[0] else None for each in (q_angles, k_angles)
         )
         scale = math.log2(math.e) / math.sqrt(head_size)
         self.q_QxW = _load(q, self.q_angles, head_size, scale, operand)
