@@ -88,7 +88,7 @@ def _unsupported(name: str, config: PretrainedConfig, length: int, mesh: Mesh, d
         return reason
     shard = heads // tensor, config.hidden_size // heads
     if name == "tiled":
-        return tiled_attention.unsupported(length, window, *shard)
+        return tiled_attention.unsupported(device.device_kind, length, window, *shard)
     return fused_attention.unsupported(device.device_kind, length, *shard) if name == "fused" else None
 
 

@@ -26,10 +26,12 @@ LONGEST = 8192  # tokens: the gradient of a row's queries stays in a core's memo
 MEMORY = {"TPU v5 lite": 48, "TPU v5": 48, "TPU v6 lite": 48, "TPU7x": 48}  # MB that a kernel may use; else 16
 
 
-def unsupported(length: int, window: int, heads: int, head_size: int) -> str | None:
+def unsupported(kind: str, length: int, window: int, heads: int, head_size: int) -> str | None:
     """Returns what the kernels can't do, None if they can."""
     if length > LONGEST or length % LANES:
         return f"rows of {length} tokens, only multiples of {LANES} up to {LONGEST}"
+    if kind in ROUNDING and length > chunk_tokens(kind) and not window:
+        return f"rows of {length} tokens without a window on a {kind}, only up to {chunk_tokens(kind)}"
     if window > LANES:
         return f"windows of {window} tokens to each side, only up to {LANES}"
     return fused_attention.unsupported_heads(heads, head_size)

@@ -45,15 +45,25 @@ ATTENTION_CYCLES = {
     "TPU7x": {128: (184, 326), 256: (425, 627), 512: (975, 1668)},
 }
 
-# Cycles per head of 64 and step of the grid of mlm/model/tiled_attention.py, with rotation, by device_kind, window and
-# row length: of rows of 1,024, and of 8,192 for all longer ones, whose steps are the same.
+# Cycles per head of 64 and step of the grid of mlm/model/tiled_attention.py, forward and backward, with rotation, by
+# device_kind, and by window and whether a row has several chunks (all of `tiled_attention.chunk_tokens`).
 TILED_CYCLES = {
+    "TPU v3": {(0, False): (4067, 6835), (64, False): (3203, 5996), (64, True): (4101, 8796)},
+    "TPU v4": {(0, False): (2023, 3388), (0, True): (2221, 3633), (64, False): (1270, 2205), (64, True): (1592, 3266)},
     "TPU v5 lite": {
-        (0, 1024): (2585, 4746),
-        (0, 8192): (2598, 4737),
-        (64, 1024): (1748, 3307),
-        (64, 8192): (2020, 4123),
+        (0, False): (4858, 7646),
+        (0, True): (5008, 8084),
+        (64, False): (1747, 3307),
+        (64, True): (2020, 4122),
     },
+    "TPU v5": {(0, False): (4515, 7674), (0, True): (5127, 8135), (64, False): (1779, 3341), (64, True): (2172, 4336)},
+    "TPU v6 lite": {
+        (0, False): (2974, 5047),
+        (0, True): (3053, 5521),
+        (64, False): (1245, 2800),
+        (64, True): (1400, 3732),
+    },
+    "TPU7x": {(0, False): (2935, 5128), (0, True): (2995, 5460), (64, False): (1331, 2720), (64, True): (1497, 3544)},
 }
 
 Group = tuple[str, str, str]  # forward, backward, recompute or update; path of modules; file:line
@@ -278,9 +288,9 @@ def attention_cycles(kernel: Instruction, kind: str) -> float:
     heads, length = math.prod(map(int, statistics[1].split(","))), int(statistics[2])
     table, key, steps = ATTENTION_CYCLES, length, 1
     if name[1] == "tiled":
-        window, size = int(name[3]), tiled_attention.sizes(kind, length, int(name[3]))
-        known = length == 1024 or (length > 1024 and length % 1024 == 0)
-        table, key = TILED_CYCLES, (window, 1024 if length == 1024 else 8192) if known else None
+        size = tiled_attention.sizes(kind, length, int(name[3]))
+        is_known = size.queries == tiled_attention.chunk_tokens(kind)
+        table, key = TILED_CYCLES, (int(name[3]), size.query_steps > 1) if is_known else None
         steps = size.query_steps * size.key_steps
     return heads * steps * table.get(kind, {}).get(key, (0, 0))[name[2] == "backward"]
 
