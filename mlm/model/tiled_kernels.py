@@ -169,12 +169,11 @@ def backward_kernel(
     k_WxK = None if chunk.window else chunk.k_KxW.T
 
     def start() -> None:
-        dk_KxW[...], dv_KxW[...] = jnp.zeros_like(dk_KxW), jnp.zeros_like(dv_KxW)
+        dk_KxW[...] = dv_KxW[...] = jnp.zeros_like(dk_KxW)
 
     def products(tile: int) -> None:
-        here, near, _ = chunk.tiles[tile]
-        bias, q_CxW, grad_CxW = chunk.bias(tile), chunk.q_QxW[here], grad_QxW[here]
-        pairs = zip(chunk.head_k, head_v, strict=True)
+        (here, near, _), bias, pairs = chunk.tiles[tile], chunk.bias(tile), zip(chunk.head_k, head_v, strict=True)
+        q_CxW, grad_CxW = chunk.q_QxW[here], grad_QxW[here]
         work[tile] = [(dot(k[near], q_CxW, NT) + bias, dot(v[near], grad_CxW, NT)) for k, v in pairs]
 
     def gradients(tile: int) -> None:
@@ -188,16 +187,15 @@ def backward_kernel(
 
     def sums(tile: int) -> None:
         here, near, _ = chunk.tiles[tile]
-        q_WxC, grad_WxC = chunk.q_QxW[here].T, grad_QxW[here].T
-        k_WxS, parts = chunk.k_KxW[near].T if k_WxK is None else k_WxK, []
+        q_WxC, grad_WxC, parts = chunk.q_QxW[here].T, grad_QxW[here].T, []
+        k_WxS = chunk.k_KxW[near].T if k_WxK is None else k_WxK
         for rows, (probs_SxC, d_scores_SxC) in zip(chunk.heads, work.pop(tile), strict=True):
             dq_DxC = dot(k_WxS[rows], d_scores_SxC, NN)
             parts.append((dq_DxC, dot(q_WxC[rows], d_scores_SxC, NT), dot(grad_WxC[rows], probs_SxC, NT)))
         dq_WxC, dk_WxS, dv_WxS = (jnp.concatenate(each, axis=0) for each in zip(*parts, strict=True))
         angles = chunk.k_angles and [each[:, near] for each in chunk.k_angles]
-        dk_SxW, dv_SxW = _rotate(dk_WxS, angles, head_size, -1).T, dv_WxS.T
-        dk_KxW[near] += dk_SxW
-        dv_KxW[near] += dv_SxW
+        dk_KxW[near] += _rotate(dk_WxS, angles, head_size, -1).T
+        dv_KxW[near] += dv_WxS.T
         place = slice(here.start - halo, here.stop - halo)
         if not 0 <= place.start < size.queries:
             return
@@ -206,13 +204,12 @@ def backward_kernel(
             dq_WxC = dq_WxC + jnp.where(pl.program_id(2) == 0, 0.0, dq_WxL[0][:, columns])
             dq_WxL[0][:, columns] = dq_WxC
         angles = chunk.q_angles and [each[:, here] for each in chunk.q_angles]
-        dq_CxW = _rotate(dq_WxC, angles, head_size, -1).T
-        dq_ref[place] = (dq_CxW / math.sqrt(head_size)).astype(dq_ref.dtype)
+        dq_WxC = _rotate(dq_WxC, angles, head_size, -1) / math.sqrt(head_size)
+        dq_ref[place] = dq_WxC.T.astype(dq_ref.dtype)
 
     def finish() -> None:
-        own = slice(halo, halo + size.keys)
-        dk_ref[...] = (dk_KxW[own] * math.log(2)).astype(dk_ref.dtype)
-        dv_ref[...] = dv_KxW[own].astype(dv_ref.dtype)
+        dk_ref[...] = (dk_KxW[halo : halo + size.keys] * math.log(2)).astype(dk_ref.dtype)
+        dv_ref[...] = dv_KxW[halo : halo + size.keys].astype(dv_ref.dtype)
 
     in_order = size.query_steps > 1 and not chunk.window  # the chunks of queries add to the same keys
     at = pl.program_id(3) if in_order else 0
