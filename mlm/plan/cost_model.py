@@ -48,22 +48,22 @@ ATTENTION_CYCLES = {
 # Cycles per head of 64 and step of the grid of mlm/model/tiled_attention.py, forward and backward, with rotation, by
 # device_kind, and by window and whether a row has several chunks (all of `tiled_attention.chunk_tokens`).
 TILED_CYCLES = {
-    "TPU v3": {(0, False): (4067, 6835), (64, False): (3203, 5996), (64, True): (4101, 8796)},
-    "TPU v4": {(0, False): (2023, 3388), (0, True): (2221, 3633), (64, False): (1270, 2205), (64, True): (1592, 3266)},
+    "TPU v3": {(0, False): (4067, 6786), (64, False): (3203, 5970), (64, True): (4101, 8777)},
+    "TPU v4": {(0, False): (2023, 3297), (0, True): (2221, 3484), (64, False): (1270, 2187), (64, True): (1592, 3245)},
     "TPU v5 lite": {
-        (0, False): (4858, 7646),
-        (0, True): (5008, 8084),
-        (64, False): (1747, 3307),
-        (64, True): (2020, 4122),
+        (0, False): (4858, 7625),
+        (0, True): (5008, 8088),
+        (64, False): (1747, 3290),
+        (64, True): (2020, 4078),
     },
-    "TPU v5": {(0, False): (4515, 7674), (0, True): (5127, 8135), (64, False): (1779, 3341), (64, True): (2172, 4336)},
+    "TPU v5": {(0, False): (4515, 7659), (0, True): (5127, 8111), (64, False): (1779, 3330), (64, True): (2172, 4320)},
     "TPU v6 lite": {
-        (0, False): (2974, 5047),
-        (0, True): (3053, 5521),
-        (64, False): (1245, 2800),
-        (64, True): (1400, 3732),
+        (0, False): (2974, 5039),
+        (0, True): (3053, 5545),
+        (64, False): (1245, 2796),
+        (64, True): (1400, 3667),
     },
-    "TPU7x": {(0, False): (2935, 5128), (0, True): (2995, 5460), (64, False): (1331, 2720), (64, True): (1497, 3544)},
+    "TPU7x": {(0, False): (2935, 5105), (0, True): (2995, 5486), (64, False): (1331, 2794), (64, True): (1497, 3579)},
 }
 
 Group = tuple[str, str, str]  # forward, backward, recompute or update; path of modules; file:line
