@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mlm.model import fused_attention, tiled_attention
-from mlm.plan import cost_model
+from mlm.plan import attention_cycles
 from mlm.plan.compile import no_cache
 from mlm.plan.topology import find
 from tests.fixtures import slow
@@ -29,7 +29,7 @@ from tests.fixtures import slow
 )
 def test_cycles_are_those_of_the_schedule(topology, length, tmp_path):
     kind, *cycles = scheduled("fused", tmp_path, topology, length)
-    assert cycles == pytest.approx(cost_model.ATTENTION_CYCLES[kind][length], rel=0.02), CHANGED
+    assert cycles == pytest.approx(attention_cycles.FUSED_CYCLES[kind][length], rel=0.02), CHANGED
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_cycles_are_those_of_the_schedule(topology, length, tmp_path):
 def test_tiled_cycles_are_those_of_the_schedule(topology, window, length, tmp_path):
     kind, *bundles = scheduled("tiled", tmp_path, topology, length, window, 1)
     several = length > tiled_attention.chunk_tokens(kind)
-    known = cost_model.TILED_CYCLES[kind][window, several]
+    known = attention_cycles.TILED_CYCLES[kind][window, several]
     assert [each / 2 for each in bundles] == pytest.approx(known, rel=0.02), CHANGED  # two heads in a block
 
 
