@@ -1,7 +1,8 @@
 """ModernBERT-base from scratch: the published recipe's first stage (Warner et al., 2024, arXiv 2412.13663).
 
 Command:   python -m mlm run --config=configs/modernbert_base.py --workdir=gs://BUCKET/modernbert_base
-           (the same on every host; rehearse it with --config.train.steps=500 --config.corpus.max_documents=100000)
+           (the same on every host; rehearse it with --config.train.steps=500 --config.corpus.max_documents=100000
+           "--config.data.batch_stages=()")
 Hardware:  32 chips of TPU v5e (8 hosts of 4), as it stands.
 Time:      8.5 days there. By arithmetic, not measured here: 1.719e12 tokens x 810.5 MFLOP (733.9 body + 30% of the
            tail's 255.1) = 1.39e21 FLOP; / (32 x 197 TFLOP/s x 30%).
@@ -32,13 +33,7 @@ def get_config() -> ConfigDict:
     config.tokenizer.vocab_size = 50_368
     config.shards.length = 1024
     config.data.global_batch = 4608
-    config.data.batch_stages = (
-        (768, 0.03322),
-        (1536, 0.01661),
-        (2304, 0.01108),
-        (3072, 0.00831),
-        (3840, 0.00664),
-    )
+    config.data.batch_stages = ((768, 12_716), (1536, 6_358), (2304, 4_239), (3072, 3_179), (3840, 2_543))
     config.masking.rate = 0.3
     config.model.family = "modernbert"
     config.model.layers = 22

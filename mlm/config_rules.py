@@ -185,8 +185,8 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "tokenizer.kind": _one_of("unigram", "bpe", "wordpiece"),
     "tokenizer.vocab_size": whole(16, 2**31),
     "data.batch_stages": (
-        _pairs_of(lambda v: type(v) is int and v > 0, _number(0, 1, open_low=True)[0]),
-        "a tuple of (ROWS, SHARE), whole numbers from 1 up, shares in (0, 1]",
+        _pairs_of(whole(1)[0], whole(1)[0]),
+        "a tuple of (ROWS, STEPS), whole numbers from 1 up",
     ),
     "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
     "data.mixture": (_pairs_of(SOME_TEXT, ABOVE_ZERO[0]), 'a tuple of ("FOLDER", SHARE), shares above 0'),
@@ -238,6 +238,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     uneven = config.evaluate.count != "fixed" and masking.kind != "token"
     too_many = masking.mask_share + masking.random_share > 1 + 1e-9
     stages, unit = data.batch_stages, math.lcm(lanes, train.accumulate)
+    staged = sum(count for _, count in stages)
     hours, no_start = train.hours > 0, schedule.name == "inverse_sqrt" and schedule.warmup_fraction == 0
     lengths = (steps > 0) + (train.epochs > 0) + hours
     branches = train.branch_from != ""
@@ -263,8 +264,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
             any(own % unit for own, _ in stages),
             f"ROWS must be multiples of {unit} (data.lanes, train.accumulate)",
         ),
-        ("data.batch_stages", sum(share for _, share in stages) > 1 + 1e-9, "its shares must sum to at most 1"),
-        ("data.batch_stages", stages != () and hours, "must be () with train.hours, whose steps are unknown"),
+        ("data.batch_stages", 0 < steps < staged, f"its STEPS must sum to at most train.steps = {steps}"),
         ("data.mixture", bool(mixture and shards.dir), "can't be set together with shards.dir; empty one of them"),
         ("data.mixture", error != "", error),
         ("data.short_length", unfit, f"must be a multiple of 8, below shards.length = {length}, and divide it"),

@@ -25,7 +25,7 @@ from tests.test_resume import state_of
 
 pytestmark = pytest.mark.usefixtures("one_device")
 LANES = 3
-READ = (f"data.lanes={LANES}", "data.global_batch=24", "data.batch_stages=((6, 0.25), (12, 0.25))", "train.steps=120")
+READ = (f"data.lanes={LANES}", "data.global_batch=24", "data.batch_stages=((6, 30), (12, 30))", "train.steps=120")
 STAGES = [Stage(1, 30, 6, 0), Stage(31, 60, 12, 180), Stage(61, math.inf, 24, 540)]
 
 
@@ -84,14 +84,14 @@ def test_skipped_batches_leave_the_others_as_they_are(straight, manifest):
         found = in_epochs(batches_of(manifest, start, ranges), 10)
         np.testing.assert_array_equal(found["record_id"], expected["record_id"])
     run, rows = configs.flatten(tiny_config(*READ, ranges)), [len(batch["epoch"]) for batch in kept]
-    assert [recipe.rows_read(run, 120, step) for step in range(100)] == [sum(rows[:step]) for step in range(100)]
+    assert [recipe.rows_read(run, step) for step in range(100)] == [sum(rows[:step]) for step in range(100)]
     task = tiny_run(*READ, ranges, mesh=(1, 1, 1))
     assert [task.rows_at(step) for step in range(1, 100)] == rows[:99]
 
 
 def test_the_records_of_batches_without_reading_them(straight, manifest):
     own = lanes(manifest, "train", seed=0, lanes=LANES)
-    assert recipe.stages(configs.flatten(tiny_config(*READ)), 120) == STAGES
+    assert recipe.stages(configs.flatten(tiny_config(*READ))) == STAGES
     parts = list(between(STAGES, 28, 62))
     assert parts == [Stage(28, 30, 6, 162), Stage(31, 60, 12, 180), Stage(61, 62, 24, 540)]
     for part in parts:
@@ -105,7 +105,7 @@ def test_the_records_of_batches_without_reading_them(straight, manifest):
 
 SETTINGS = (
     "data.lanes=4",
-    "data.batch_stages=((4, 0.25), (8, 0.25))",
+    "data.batch_stages=((4, 2), (8, 2))",
     "data.short_length=16",
     "data.short_share=0.375",
     "train.steps=8",
@@ -161,19 +161,17 @@ def open_branch(trained, tmp_path, step: int, *overrides: str) -> branch.Source:
     workdir, task = trained
     config = tiny_config(*SETTINGS, f"train.branch_from={workdir}@{step}", *overrides)
     meta = {"config": configs.flatten(config), "dataset": task.metadata}
-    return branch.open_source(meta, Workdir(str(tmp_path)), recipe.total_steps(meta["config"], task.info.records))
+    return branch.open_source(meta, Workdir(str(tmp_path)), config.train.steps)
 
 
 def test_a_branch_goes_on_where_the_batches_were(trained, tmp_path):
-    """The shares of twice the steps are half as large; what comes after the branch may differ."""
-    halved = "data.batch_stages=((4, 0.125), (8, 0.125), (32, 0.5))"
-    assert open_branch(trained, tmp_path, 3, "train.steps=16", halved).step == 3
-    assert open_branch(trained, tmp_path, 3, "data.batch_stages=((4, 0.25), (8, 0.5))").step == 3
+    """A longer run has the same stages; what comes after the branch may differ."""
+    assert open_branch(trained, tmp_path, 6, "train.steps=16").step == 6
+    assert open_branch(trained, tmp_path, 3, "data.batch_stages=((4, 2), (8, 4))").step == 3
     sentence = r"@6: its batches had 4 rows to step 2, 8 rows to step 4, 16 rows to step 6; set data.batch_stages so "
-    with pytest.raises(InputError, match=sentence + r"that they have as many here \(a share is steps / 16\)\.$"):
-        open_branch(trained, tmp_path, 6, "train.steps=16")
-    with pytest.raises(InputError, match=r"@6: its batches had 4 rows to step 2"):
-        open_branch(trained, tmp_path, 6, "data.batch_stages=()")
+    for stages in ("((4, 2), (8, 4))", "()"):
+        with pytest.raises(InputError, match=sentence + r"that they have as many here\.$"):
+            open_branch(trained, tmp_path, 6, f"data.batch_stages={stages}")
 
 
 def test_devices_that_a_stage_does_not_fill_are_refused(manifest):
@@ -182,7 +180,7 @@ def test_devices_that_a_stage_does_not_fill_are_refused(manifest):
     with pytest.raises(
         InputError, match=r"data.batch_stages / train.accumulate: 12 rows can't be split over 8 devices"
     ):
-        Pretraining.without_data(tiny_config("data.lanes=4", "data.batch_stages=((12, 0.5),)"), mesh)
-    run = configs.flatten(tiny_config("data.lanes=4", "data.batch_stages=((12, 0.5),)"))
+        Pretraining.without_data(tiny_config("data.lanes=4", "data.batch_stages=((12, 6),)"), mesh)
+    run = configs.flatten(tiny_config("data.lanes=4", "data.batch_stages=((12, 6),)"))
     found = sharding.host_input(np.arange(8).reshape(8, 1), run)
     assert "data.batch_stages / train.accumulate: 12 rows" in found["error"] and not found["fed"]

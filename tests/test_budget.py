@@ -25,6 +25,7 @@ SETTINGS = (
     "train.steps=0",
     "train.hours=0.001",
     "data.lanes=4",
+    "data.batch_stages=((4, 10), (8, 15))",
     "data.short_length=16",
     "data.short_share=0.5",
     "data.isolate_documents=true",
@@ -70,8 +71,10 @@ def test_schedules_follow_the_share_of_the_time(timed):
     lines = timing(timed, "share")
     assert lines[-1]["share"] == 1 and {line["step"] for line in timing(timed, "train")} >= {10, 15, 20}
     assert sum(line["seconds"] for line in timing(timed, "eval")) > 1
-    begin, second = timing(timed, "first_step")  # one of each length of rows
-    pauses = [second, *timing(timed, "eval"), *timing(timed, "checkpoint")]
+    begin, *others = timing(timed, "first_step")  # one of each size of the batch, and of each length of rows
+    longer = next(step for step, share in shares.items() if share > UNITS / 2)
+    assert [line["step"] for line in (begin, *others)] == sorted({1, 11, 26, longer}), "rows by step, lengths by time"
+    pauses = [*others, *timing(timed, "eval"), *timing(timed, "checkpoint")]
     seconds = lines[-1]["time"] - begin["time"] - sum(line["seconds"] for line in pauses)
     assert seconds > 3.5, "pauses are not of the budget"
     assert checkpoint_files.read_meta(timed / "checkpoints", steps)["share"] == 1

@@ -46,12 +46,10 @@ def family(tmp_path) -> dict[str, Workdir]:
 
 
 def test_tokens_of_a_run_in_stages(tmp_path):
-    """Half of its 60 steps read 16 rows in place of 8; of a run in epochs, the shards must be there."""
-    stages = "data.batch_stages=((16, 0.5),)"
-    run = make_run(tmp_path / "run", stages, steps=60, milestones=(20, 40))
-    assert [row[1] for row in Family(run).table()[2:]] == [f"{n * ROWS:,}" for n in (40, 70, 90)]
-    epochs = make_run(tmp_path / "epochs", stages, "train.steps=0", "train.epochs=1", steps=60, milestones=(20,))
-    assert [row[1] for row in Family(epochs).table()[2:]] == ["", ""]
+    """Half of its 60 steps read 16 rows in place of 8, whether it counts steps or epochs."""
+    for name, length in (("steps", ()), ("epochs", ("train.steps=0", "train.epochs=1"))):
+        run = make_run(tmp_path / name, "data.batch_stages=((16, 30),)", *length, steps=60, milestones=(20, 40))
+        assert [row[1] for row in Family(run).table()[2:]] == [f"{n * ROWS:,}" for n in (40, 70, 90)]
 
 
 def test_the_tree_of_a_run_in_the_middle(family):

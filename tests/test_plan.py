@@ -149,11 +149,11 @@ def test_short_rows_of_the_first_updates_are_counted():
 @pytest.mark.slow
 def test_hours_of_smaller_batches_are_in_proportion_to_their_rows():
     """Six steps of 8 rows and six of 16; the first nine are of short rows, so 96 of the 144 rows."""
-    stages = ("data.batch_stages=((8, 0.5),)", "data.short_length=8", "data.short_share=0.75")
+    stages = ("data.batch_stages=((8, 6),)", "data.short_length=8", "data.short_share=0.75")
     found = planned(*stages, name="v5e:1x1")
     row, short = found["plan"], found["plan"]["short"]
     seconds = (96 * short["milliseconds"] + 48 * row["milliseconds"]) / ROWS / 1e3
-    assert row["hours"] == pytest.approx(seconds / 3600) and row["batch_stages"] == [[8, 0.5]]
+    assert row["hours"] == pytest.approx(seconds / 3600) and row["batch_stages"] == [[8, 6]]
     assert "whole run: 0.0 hours, smaller batches at the same tokens/s" in shown_by(tables.plan, found)
 
 

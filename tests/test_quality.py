@@ -114,6 +114,15 @@ def test_a_recipe_is_timed_as_it_is(workdir, manifest):
     assert 0 < trainer.learning_rate < 0.003 * 0.5, "in its warmup"
 
 
+def test_batches_are_those_of_the_stages(workdir, manifest):
+    trainer = open_trainer(workdir, manifest, "data.batch_stages=((4, 2), (8, 3))", "data.short_length=16", seconds=2.0)
+    rows, put = [], trainer._put
+    trainer._put = lambda columns, share: rows.append(len(columns["epoch"])) or put(columns, share)
+    trainer.train(0.7)
+    assert rows == [4, 4, 8, 8, 8, *[16] * (trainer.steps - 5)] and trainer.steps > 6
+    assert trainer.task.tokens_read(trainer.steps) == sum(rows) * 32
+
+
 def test_a_pause_is_not_of_the_budget(workdir, manifest, monkeypatch):
     trainer = open_trainer(workdir, manifest, seconds=1.0)
     trainer.train(0.3)
@@ -174,12 +183,14 @@ def test_table(capsys):
 
 def test_the_stock_recipe():
     """run_mlm.py's, on the sizes, the batch and the data of the config."""
-    mine = configs.load("configs/quickstart.py", ["data.short_length=32", "optimizer.clip_norm=2"])
+    mine = configs.load(
+        "configs/quickstart.py", ["data.short_length=32", "data.batch_stages=((8, 5),)", "optimizer.clip_norm=2"]
+    )
     stock = configs.flatten(quality.stock(mine))
     wanted = {"masking.rate": 0.15, "model.hidden_dropout": 0.1, "model.attention_dropout": 0.1, "model.init": "stock",
               "optimizer.name": "adamw", "optimizer.learning_rate": 1e-3, "optimizer.b1": 0.9, "optimizer.b2": 0.999,
               "optimizer.eps": 1e-8, "optimizer.clip_norm": 1.0, "optimizer.weight_decay": 0.0,
-              "schedule.warmup_fraction": 0.0, "data.short_length": 0}  # fmt: skip
+              "schedule.warmup_fraction": 0.0, "data.short_length": 0, "data.batch_stages": ()}  # fmt: skip
     assert {key: stock[key] for key in wanted} == wanted and stock["schedule.name"] == "linear"
     changed = {key for key, value in configs.flatten(mine).items() if stock[key] != value}
     assert changed == wanted.keys(), "sizes, batch and data stay"

@@ -39,19 +39,17 @@ def test_steps_and_warmup():
     assert recipe.short_steps(flat("data.short_length=8", "data.short_share=0.7"), 10) == 7
 
 
-STAGES = ("data.lanes=4", "data.batch_stages=((4, 0.25), (8, 0.25))")  # of batches of 16 rows
+STAGES = ("data.lanes=4", "data.batch_stages=((4, 3), (8, 3))")  # of batches of 16 rows
 
 
 def test_steps_and_rows_of_stages():
     run = flat(*STAGES, "train.steps=12")
-    assert [recipe.rows_read(run, 12, step) for step in (0, 1, 3, 4, 6, 7, 12, 14)] == [0, 4, 12, 20, 36, 52, 132, 164]
+    assert [recipe.rows_read(run, step) for step in (0, 1, 3, 4, 6, 7, 12, 14)] == [0, 4, 12, 20, 36, 52, 132, 164]
     before = {key: value for key, value in flat().items() if key not in ("data.batch_stages", "data.skip_batches")}
-    assert recipe.rows_read(before, 12, 7) == 7 * 16, "as older runs are saved"
+    assert recipe.rows_read(before, 7) == 7 * 16, "as older runs are saved"
     epochs = flat(*STAGES, "train.steps=0", "train.epochs=1.5")
-    steps = recipe.total_steps(epochs, records=160)
-    assert steps == 22 and recipe.rows_read(epochs, steps, steps) == 240, "in batches of 11 rows, in the mean"
-    whole = flat("data.batch_stages=((8, 1.0),)", "train.steps=0", "train.epochs=2")
-    assert recipe.total_steps(whole, records=80) == 20
+    steps = [recipe.total_steps(epochs, records) for records in (160, 163, 24, 25, 8, 1)]
+    assert steps == [6 + 13, 6 + 14, 6, 7, 3, 1], "240 - 36 rows in batches of 16; few rows end within the stages"
 
 
 def test_words_are_counted_over_stages():

@@ -142,7 +142,7 @@ def scheduled(one_device, manifest, tmp_path_factory) -> pathlib.Path:
 SCHEDULED = (
     "train.steps=12",
     "data.lanes=4",
-    "data.batch_stages=((8, 0.25), (4, 0.5))",
+    "data.batch_stages=((8, 3), (4, 6))",
     "data.short_length=16",
     "data.short_share=0.5",
     "data.isolate_documents=true",

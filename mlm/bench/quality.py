@@ -42,7 +42,7 @@ STOCK = """optimizer.name=adamw optimizer.learning_rate=1e-3 optimizer.b1=0.9 op
     optimizer.weight_decay=0 optimizer.clip_norm=1 optimizer.ema_decay=0 schedule.name=linear schedule.warmup_steps=0
     schedule.warmup_fraction=0 schedule.final_fraction=0 model.init=stock model.init_stddev=0.02
     model.hidden_dropout=0.1 model.attention_dropout=0.1 model.attention=auto data.short_length=0
-    data.isolate_documents=false train.init_from="""  # defaults of TrainingArguments, but for the rate
+    data.batch_stages=() data.isolate_documents=false train.init_from="""  # TrainingArguments', but for the rate
 DATA = re.compile(r"(corpus|tokenizer|shards|evaluate)\..*|data\.(seed|lanes|mixture)")  # keys that both have alike
 
 
@@ -77,8 +77,10 @@ class Ours(Trainer):
         self._state, self._metrics, stream = task.initial_state(), None, task.batches(0)
         self._batches = itertools.chain([first := next(stream)], stream)
         begin = time.monotonic()
-        made = {task.step_at(1), task.step_at(task.steps)}
-        self._programs = {step: step.lower(self._state, self._put(first, 0.0)).compile() for step in made}
+        self._programs = {}
+        for (_, rows), step in task.train_steps.items():
+            columns = {name: np.resize(column, (rows, *column.shape[1:])) for name, column in first.items()}
+            self._programs[step] = step.lower(self._state, self._put(columns, 0.0)).compile()
         self._stopped = time.monotonic()
         self.compile_seconds = self._stopped - begin
 
@@ -92,7 +94,7 @@ class Ours(Trainer):
         self.paused_seconds += begin - self._stopped
         while self._budget.share < share:
             used = self._budget.start_step(self.steps + 1, self._metrics)
-            program = self._programs[self.task.step_at(max(round(used * self.task.steps), 1))]
+            program = self._programs[self.task.step_at(self.steps + 1, max(round(used * self.task.steps), 1))]
             self._state, self._metrics = program(self._state, self._put(next(self._batches), used))
             self.steps += 1
         jax.block_until_ready(self._metrics)

@@ -138,8 +138,7 @@ def _folders(model: Pretrained, run: dict[str, Any] | None) -> list[tuple[str, s
     """Returns (name, share, rows, epochs read) of each folder of the run's mixture."""
     folders = model.meta.get("dataset", {}).get("mixture", ()) if run else ()
     rows = [(each["name"], each["share"], each["records"]) for each in folders]
-    steps = folders and recipe.total_steps(run, model.meta["dataset"]["records"])
-    read = recipe.rows_read(run, steps, model.step) if folders else 0
+    read = recipe.rows_read(run, model.step) if folders else 0
     return [(name, f"{share:.4g}", count, f"{read * share / count:.2f}") for name, share, count in rows]
 
 

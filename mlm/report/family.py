@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from mlm import config as configs
 from mlm import logs
-from mlm.data.manifest import Manifest
 from mlm.errors import DamageError
 from mlm.paths import UPath
 from mlm.pretrained import locate
 from mlm.report import plots
-from mlm.report.summary import read_data, rows_read
+from mlm.training import recipe
 from mlm.workdir import Workdir
 
 PAIRS = re.compile(r"(pairs .+), step ([0-9]+)")  # of evaluation.json
@@ -29,7 +28,6 @@ class Run(NamedTuple):
     config: dict[str, Any]  # flattened
     parent: UPath | None  # the folder of the run that it branched off from, if it is still there
     start: int  # the step of the parent where it begins
-    manifest: Manifest | None = None  # read with data.batch_stages
 
 
 def downstream(root: UPath) -> Scores:
@@ -62,12 +60,12 @@ class Family:
             self.runs |= {run.root: run for run in found}
         self.scores = {root: downstream(root) for root in self.runs}
 
-    def tokens(self, run: Run, step: int) -> int | None:
-        """Returns the tokens read up to a step of a run, those of the runs that it came from included, if known."""
+    def tokens(self, run: Run, step: int) -> int:
+        """Returns the tokens read up to a step of a run, those of the runs that it came from included."""
         parent, length = self.runs.get(run.parent), run.config["shards.length"]
         before = self.tokens(parent, run.start) if parent else 0
-        own = [rows_read(run.config, run.manifest, each) for each in (step, run.start if parent else 0)]
-        return None if None in (before, *own) else before + (own[0] - own[1]) * length
+        own = [recipe.rows_read(run.config, each) for each in (step, run.start if parent else 0)]
+        return before + (own[0] - own[1]) * length
 
     def curves(self) -> dict[str, plots.Points]:
         """Returns {name: (tokens read, scores in %)} of the run, with those of the runs that it came from."""
@@ -75,8 +73,7 @@ class Family:
         for run in self.line:
             for step, scores in self.scores[run.root].items():
                 for name, value in scores.items() if step <= end else ():
-                    if (tokens := self.tokens(run, step)) is not None:
-                        found[name][tokens] = 100 * value
+                    found[name][self.tokens(run, step)] = 100 * value
             end = run.start
         return {name: tuple(zip(*sorted(own.items()), strict=True)) for name, own in found.items()}
 
@@ -100,8 +97,7 @@ class Family:
         for step in sorted(steps):
             loss = losses.get(step)
             scores = (f"{own[step][name]:.1%}" if name in own.get(step, ()) else "" for name in names)
-            tokens = None if run.config.get("classify.train") else self.tokens(run, step)
-            read = "" if tokens is None else f"{tokens:,}"
+            read = "" if run.config.get("classify.train") else f"{self.tokens(run, step):,}"
             cells = (read, "" if loss is None else f"{loss:.4f}", *scores, "")
             yield (f"{INDENT * (depth + 1)}step {step:,}", *cells)
             for each in branches:
@@ -114,6 +110,4 @@ def _read(root: UPath) -> Run:
     name, _, step = str(config.get("train.branch_from", "")).rpartition("@")
     places = (UPath(name).absolute(), root.parent / UPath(name).name)  # the second if it was started elsewhere
     parent = next((each for each in places if step.isdecimal() and (each / "checkpoints").is_dir()), None)
-    staged = config.get("data.batch_stages")
-    manifest = read_data(Workdir(str(root), create=False), config) if staged else None
-    return Run(root, config, parent, int(step) if parent else 0, manifest)
+    return Run(root, config, parent, int(step) if parent else 0)

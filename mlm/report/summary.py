@@ -48,14 +48,13 @@ class RunSummary:
     def tokens(self, step: int) -> int | None:
         """Returns the tokens read up to a step; None without a config."""
         known = {"data.global_batch", "shards.length"} <= self.config.keys()
-        rows = rows_read(self.config, self.manifest, step) if known else None
-        return None if rows is None else rows * self.config["shards.length"]
+        return recipe.rows_read(self.config, step) * self.config["shards.length"] if known else None
 
     def epochs(self, step: int) -> list[tuple[str, float, int, float]]:
         """Returns (name, share, rows, epochs read up to a step) of each folder of a mixture; nothing of one folder."""
         parts = mixture.parts(self.manifest) if self.manifest else ()
         sized = [(name, share, each.splits["train"].records) for name, share, each in parts if name]
-        return [(*each, rows_read(self.config, self.manifest, step) * each[1] / each[2]) for each in sized]
+        return [(*each, recipe.rows_read(self.config, step) * each[1] / each[2]) for each in sized]
 
     def hours(self, line: Line) -> float | None:
         """Returns the hours from the first start to when a line of metrics.jsonl was written, the last time."""
@@ -76,16 +75,6 @@ class RunSummary:
         kept = (line for session in self.sessions for line in session.lines if line["step"] <= session.kept)
         values = [line[key] for line in kept if line["kind"] == "train" and key in line]
         return statistics.median(values) if values else None
-
-
-def rows_read(config: dict[str, Any], manifest: Manifest | None, step: int) -> int | None:
-    """Returns the rows read up to a step; None if data.batch_stages are shares of epochs whose shards are gone."""
-    steps = 0
-    if config.get("data.batch_stages"):
-        if manifest is None and not config["train.steps"]:
-            return None
-        steps = recipe.total_steps(config, manifest.splits["train"].records if manifest else 0)
-    return recipe.rows_read(config, steps, step)
 
 
 def read_data(workdir: Workdir, config: dict[str, Any]) -> Manifest | None:

@@ -58,14 +58,14 @@ class Pretraining(Task):
 
         self.steps = recipe.total_steps(self.run, info.records)
         self.short_steps = recipe.short_steps(self.run, self.steps)
-        self.stages = recipe.stages(self.run, self.steps)
+        self.stages = recipe.stages(self.run)
         self.schedule = optimizer.make_schedule(self.run, self.steps)
         self.tx = self.make_optimizer()
         self.init, self.shapes = state.jit_init(self._init, self.mesh)  # init takes () or token counts [V]
         sizes = {(length, stage.rows) for length in (info.length, config.data.short_length) for stage in self.stages}
-        self._train_steps = {size: self._make_step(size[0]) for size in sizes if size[0]}
+        self.train_steps = {size: self._make_step(size[0]) for size in sizes if size[0]}
         self.train_step, self.short_step = (
-            self._train_steps.get((length, config.data.global_batch))
+            self.train_steps.get((length, config.data.global_batch))
             for length in (info.length, config.data.short_length)
         )
         self.eval_masking = factory.make_eval_masking(self.masking, config.evaluate.count)
@@ -142,9 +142,9 @@ class Pretraining(Task):
 
     # What the loop calls
 
-    def step_at(self, step: int) -> step.TrainStep:
-        """Returns the jitted train step for a step of the schedules, counted from 1."""
-        return self._train_steps[self._length_at(step), self.rows_at(step)]
+    def step_at(self, step: int, position: int | None = None) -> step.TrainStep:
+        """Returns the jitted train step of a step, counted from 1; `position`: in the schedules, if it is another."""
+        return self.train_steps[self._length_at(step if position is None else position), self.rows_at(step)]
 
     def _length_at(self, step: int) -> int:
         return self.config.data.short_length if step <= self.short_steps else self.info.length
@@ -156,7 +156,7 @@ class Pretraining(Task):
 
     def tokens_read(self, step: int) -> int:
         """Returns the tokens that the steps up to `step` read, padding included."""
-        return recipe.rows_read(self.run, self.steps, step) * self.info.length
+        return recipe.rows_read(self.run, step) * self.info.length
 
     def _init(self, counts_V: jax.Array | None = None) -> state.TrainState:
         key = jax.random.key(self.config.train.seed)
@@ -214,7 +214,7 @@ class Pretraining(Task):
 def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int) -> Iterator[dict[str, np.ndarray]]:
     """Returns this host's rows of the batches after step `start`."""
     run, order = configs.flatten(config), {"split": "train", "seed": config.data.seed, "lanes": config.data.lanes}
-    stages = recipe.stages(run, recipe.total_steps(run, manifest.splits["train"].records))
+    stages = recipe.stages(run)
 
     def open_at(before: int) -> Iterator[dict[str, np.ndarray]]:
         for part in between(stages, before + 1):

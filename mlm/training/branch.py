@@ -52,14 +52,10 @@ def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
 
     if refused := [line for line in changes if not allowed(line.partition(":")[0])]:
         raise InputError(f"{where}: a branch can't change these keys, set them back:\n  " + "\n  ".join(refused))
-    theirs, ours = (
-        recipe.batches_read(run, total, step)
-        for run, total in ((old, recipe.total_steps(old, saved["dataset"]["records"])), (new, steps))
-    )
+    theirs, ours = (recipe.batches_read(run, step) for run in (old, new))
     if theirs != ours and (old.get("data.batch_stages") or new["data.batch_stages"]):
         had = ", ".join(f"{part.rows:,} rows to step {part.last:,}" for part in theirs)
-        fix = f"set data.batch_stages so that they have as many here (a share is steps / {steps:,})"
-        raise InputError(f"{where}: its batches had {had}; {fix}.")
+        raise InputError(f"{where}: its batches had {had}; set data.batch_stages so that they have as many here.")
     if steps <= step:
         raise InputError(f"{where}: the run would end after step {steps:,}, where the branch starts; train longer.")
     theirs, ours = (json.dumps([each["dataset"][key] for key in SAME_DATA], sort_keys=True) for each in (saved, meta))

@@ -39,8 +39,8 @@ class Task(Protocol):
     data_fingerprint: str  # a run can't resume on other data
     expected_compiles: int = 1  # of a train step: in how many row lengths its batches come
 
-    def step_at(self, step: int) -> TrainStep:
-        """Returns the jitted train step for a step of the schedules, counted from 1."""
+    def step_at(self, step: int, position: int | None = None) -> TrainStep:
+        """Returns the jitted train step of a step, counted from 1; `position`: in the schedules, if it is another."""
         return self.train_step
 
     def rows_at(self, step: int) -> int:
@@ -144,7 +144,7 @@ class Loop:
             self._profile(step, state)
             share = budget and budget.start_step(step, metrics)
             position = step if share is None else max(round(share * steps), 1)
-            before, train_step = train_step, task.step_at(position)
+            before, train_step = train_step, task.step_at(step, position)
             first = train_step is not before  # it opens the data, or compiles
             if first and pending:
                 pending = self._read(*pending)

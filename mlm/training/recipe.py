@@ -22,32 +22,33 @@ def total_steps(run: Run, records: int) -> int:
     """Returns the steps of a run whose training split has `records` rows; with train.hours, those of its schedules."""
     if run.get("train.hours"):  # older runs lack the key
         return HOURS_STEPS
-    rows = run["data.global_batch"]
-    rows -= sum(share * (rows - own) for own, share in run.get("data.batch_stages", ()))  # the mean of the steps
-    return run["train.steps"] or math.ceil(run["train.epochs"] * records / rows)
+    if run["train.steps"]:
+        return run["train.steps"]
+    rows = run["train.epochs"] * records
+    last = max(stage for stage in stages(run) if stage.before < rows)
+    return last.first - 1 + math.ceil((rows - last.before) / last.rows)
 
 
-def stages(run: Run, steps: int) -> list[Stage]:
-    """Returns the stages of data.batch_stages, and after them that of data.global_batch, of a run of `steps`."""
-    found, share, first, before = [], 0.0, 1, 0
-    for rows, own in run.get("data.batch_stages", ()):  # older runs lack the key
-        share += own
-        found.append(Stage(first, round(share * steps), rows, before))
-        first, before = found[-1].last + 1, before + (found[-1].last - first + 1) * rows
+def stages(run: Run) -> list[Stage]:
+    """Returns the stages of data.batch_stages, and after them that of data.global_batch."""
+    found, first, before = [], 1, 0
+    for rows, count in run.get("data.batch_stages", ()):  # older runs lack the key
+        found.append(Stage(first, first + count - 1, rows, before))
+        first, before = first + count, before + count * rows
     return [*found, Stage(first, math.inf, run["data.global_batch"], before)]
 
 
-def batches_read(run: Run, steps: int, step: int) -> list[Stage]:
+def batches_read(run: Run, step: int) -> list[Stage]:
     """Returns the batches that the steps up to `step` read, without those of data.skip_batches."""
-    ranges, own = parse_ranges(run.get("data.skip_batches", ())), stages(run, steps)
+    ranges, own = parse_ranges(run.get("data.skip_batches", ())), stages(run)
     end = skip_batches.batch_of(step, ranges)
     starts, stops = [1, *(last + 1 for _, last in ranges)], [*(first - 1 for first, _ in ranges), end]
     return [part for span in zip(starts, stops, strict=True) for part in between(own, span[0], min(span[1], end))]
 
 
-def rows_read(run: Run, steps: int, step: int) -> int:
+def rows_read(run: Run, step: int) -> int:
     """Returns the rows of the batches that the steps up to `step` read."""
-    return sum((part.last - part.first + 1) * part.rows for part in batches_read(run, steps, step))
+    return sum((part.last - part.first + 1) * part.rows for part in batches_read(run, step))
 
 
 def warmup_steps(run: Run, steps: int) -> int:
@@ -70,7 +71,7 @@ def milestone_steps(run: Run, steps: int, words_per_row: Callable[[], float]) ->
         kind, _, value = text.rpartition(":")
         if kind == "words":
             rate, endless = words_per_row(), range(sys.maxsize)
-            rows = functools.partial(rows_read, run, steps)
+            rows = functools.partial(rows_read, run)
             own = {words: bisect.bisect_left(endless, words / rate, key=rows) for words in parse_words(value)}
         else:
             first = int(value)
@@ -107,8 +108,8 @@ def flops_per_token(run: Run, vocab_size: int, *, length: int, rate: float | Non
 
 def useful_flops(run: Run, vocab_size: int, *, step: int, steps: int) -> float:
     """Returns the useful FLOPs of the steps up to `step`, of a run of `steps`."""
-    rate, rows = mean_masking_rate(run, (step - 1) / max(steps - 1, 1)), rows_read(run, steps, step)
-    short = rows_read(run, steps, min(step, short_steps(run, steps)))
+    rate, rows = mean_masking_rate(run, (step - 1) / max(steps - 1, 1)), rows_read(run, step)
+    short = rows_read(run, min(step, short_steps(run, steps)))
     parts = ((short, run["data.short_length"]), (rows - short, run["shards.length"]))
     return sum(
         count * run["shards.length"] * flops_per_token(run, vocab_size, length=length, rate=rate)
