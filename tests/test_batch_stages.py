@@ -160,7 +160,7 @@ def test_resumed_within_a_stage_and_at_its_end(trained, manifest, tmp_path):
 def open_branch(trained, tmp_path, step: int, *overrides: str) -> branch.Source:
     workdir, task = trained
     config = tiny_config(*SETTINGS, f"train.branch_from={workdir}@{step}", *overrides)
-    meta = {"config": configs.flatten(config), "dataset": task.metadata}
+    meta = {"config": configs.flatten(config), "dataset": task.metadata, "data_fingerprint": task.data_fingerprint}
     return branch.open_source(meta, Workdir(str(tmp_path)), config.train.steps)
 
 

@@ -3,18 +3,22 @@
 import json
 import pathlib
 import shutil
+from collections.abc import Iterable
 
 import jax
 import numpy as np
 import pytest
 
 from mlm import config as configs
+from mlm.commands.tokenizer import make_tokenizer
+from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.pretrained import checkpoint_files, locate
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import average, branch
 from mlm.workdir import Workdir
 from tests.fixtures import pretrain, tiny_config
+from tests.fixtures_data import write_shards
 from tests.processes import copy, run, train_arguments
 from tests.test_resume import state_of
 
@@ -58,6 +62,10 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
     assert [name for name in one if not np.array_equal(one[name], other[name])] == []
 
 
+def leaves_of(state: Iterable) -> list[bytes]:
+    return sorted(np.asarray(leaf).tobytes() for leaf in state)
+
+
 def test_a_branch_that_changes_nothing_is_the_run_it_left(trunk, manifest, tmp_path):
     start(trunk, tmp_path, manifest)
     assert_same(state_of(trunk, 12), state_of(tmp_path, 12))
@@ -93,7 +101,7 @@ def test_what_may_change_changes(trunk, manifest, tmp_path):
                          "optimizer.weight_decay=0.2", "optimizer.ema_decay=0.5", "masking.rate=0.3")  # fmt: skip
     workdir = Workdir(str(tmp_path))
     task = Pretraining.open(config, workdir, manifest)
-    meta = {"config": configs.flatten(config), "dataset": task.metadata}
+    meta = {"config": configs.flatten(config), "dataset": task.metadata, "data_fingerprint": task.data_fingerprint}
     source = branch.open_source(meta, workdir, task.steps)
     found = branch.restore(source, task.shapes, task.initial_state)
     assert [leaf.sharding for leaf in jax.tree.leaves(found)] == [s.sharding for s in jax.tree.leaves(task.shapes)]
@@ -113,6 +121,45 @@ def test_what_may_change_changes(trunk, manifest, tmp_path):
     assert rates == pytest.approx([0.001] * len(rates)) and len(rates) == 4
     changes = checkpoint_files.read_meta(workdir.checkpoints, 20)["branch"]["config_changes"]
     assert "model.positions: 64 -> 80" in changes and len(changes) == 8
+
+
+def test_a_branch_reads_longer_rows(texts, tokenizer_folder, manifest, tmp_path):
+    """As modernbert_base_long.py: other rows, of twice the length, in other batches, and another rotary base."""
+    modern = ("model.family=modernbert", "model.layers=2", "model.local_attention=16", "data.lanes=2")
+    pretrain(tiny_config(*SETTINGS, *modern, "data.batch_stages=((8, 4),)"), Workdir(str(tmp_path / "trunk")), manifest)
+    shutil.copytree(tokenizer_folder, tmp_path / "trunk" / "tokenizer")
+    workdir, rows = Workdir(str(tmp_path / "long")), ("data.batch_stages=()", "data.global_batch=4", "shards.length=64")
+    branched = (*modern, f"train.branch_from={tmp_path}/trunk@6", "model.global_rope_theta=160000")
+    config = tiny_config(*SETTINGS, *branched, *rows, "checkpoint.every=1", "optimizer.learning_rate=0.001")
+    make_tokenizer(config, workdir)
+    longer = write_shards(texts[:400], tmp_path / "shards", str(workdir.tokenizer), length=64)
+    task = Pretraining.open(config, workdir, longer)
+    source = branch.open_source(
+        {"config": configs.flatten(config), "dataset": task.metadata, "data_fingerprint": task.data_fingerprint},
+        workdir,
+        task.steps,
+    )
+    found, old = branch.restore(source, task.shapes, task.initial_state), state_of(tmp_path / "trunk", 6)
+    assert leaves_of(jax.tree.leaves(found)) == leaves_of(old.values())
+    pretrain(config, workdir, longer)
+    assert next(task.batches(6))["input_ids"].shape == (4, 64) and task.tokens_read(7) == 7 * 4 * 64
+    assert json.loads((tmp_path / "long" / "metrics.jsonl").read_text().splitlines()[-1])["loss"] < np.log(600)
+    own = state_of(tmp_path / "long", 7)
+    assert all(value.shape == own[name].shape for name, value in old.items())
+    with pytest.raises(InputError, match=r"@6: its batches had 8 rows to step 4, 16 rows to step 6; set"):
+        pretrain(tiny_config(*SETTINGS, *branched, *rows[:2]), Workdir(str(tmp_path / "short")), manifest)
+
+
+def test_run_copies_the_tokenizer_of_the_source(trunk, tokenizer_folder, tmp_path):
+    copied = copy(trunk, tmp_path / "trunk")
+    shutil.copytree(tokenizer_folder, copied / "tokenizer")
+    workdir, config = Workdir(str(tmp_path / "new")), tiny_config(f"train.branch_from={copied}@6")
+    make_tokenizer(config, workdir)
+    assert tokenizer.fingerprint(str(workdir.tokenizer)) == tokenizer.fingerprint(tokenizer_folder)
+    shutil.rmtree(copied)
+    make_tokenizer(config, workdir)
+    with pytest.raises(InputError, match=r"branch_from = .*@6: no checkpoints are there; name a workdir and one of"):
+        make_tokenizer(config, Workdir(str(tmp_path / "other")))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from mlm import config as configs
-from mlm.training import recipe
+from mlm.training import optimizer, recipe
 
 ROOT = pathlib.Path(__file__).parent.parent
 FILES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))
@@ -41,7 +41,8 @@ def mflop_per_token(name: str) -> tuple[float, float]:
     return body, whole - body
 
 
-PUBLISHED = ["roberta_base.py", "roberta_large.py", "tf_tpu_wikitext.py", "wikitext103_large.py", "modernbert_base.py"]
+MODERN = ["modernbert_base.py", "modernbert_base_long.py"]
+PUBLISHED = ["roberta_base.py", "roberta_large.py", "tf_tpu_wikitext.py", "wikitext103_large.py", *MODERN]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -78,6 +79,15 @@ def test_published_recipes():
     assert recipe.rows_read(modern, steps) * 1024 == pytest.approx(1719e9, rel=1e-4)
     assert modern["schedule.warmup_steps"] * 768 * 1024 == pytest.approx(3e9, rel=1e-3)
     assert modern["optimizer.weight_decay"] * modern["optimizer.learning_rate"] == pytest.approx(1e-5)
+    long = configs.flatten(configs.load("configs/modernbert_base_long.py", []))
+    schedule, tokens = optimizer.make_schedule(long, long["train.steps"]), 576 * 8192
+    assert long["train.branch_from"].endswith(f"@{steps}")
+    decay = round(long["schedule.decay_fraction"] * long["train.steps"])
+    assert decay * tokens == pytest.approx(50e9, rel=1e-4)
+    assert (long["train.steps"] - decay - steps) * tokens == pytest.approx(250e9, rel=1e-4)
+    rates = [float(schedule(step)) for step in (steps, steps + 52_982, steps + 52_982 + decay // 4, steps + 63_578)]
+    assert rates == pytest.approx([3e-4, 3e-4, 1.5e-4, 3e-7], rel=2e-3)
+    assert long["optimizer.weight_decay"] * long["optimizer.learning_rate"] == pytest.approx(1e-5, rel=1e-2)
     wikitext = configs.load("configs/wikitext103_large.py", [])
     assert (wikitext.shards.length, wikitext.data.global_batch, wikitext.train.epochs) == (512, 128, 3)
     assert (wikitext.model.layers, wikitext.model.hidden_size) == (24, 1024)

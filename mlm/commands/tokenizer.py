@@ -13,6 +13,7 @@ from mlm.data import tokenizer
 from mlm.data.manifest import holds_foreign_shards
 from mlm.errors import InputError
 from mlm.paths import children, is_begun, replacing
+from mlm.pretrained import locate
 from mlm.workdir import Workdir, work_folder
 
 RECIPE = "recipe.json"  # in the tokenizer's folder, written last: the settings that made it
@@ -33,7 +34,9 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
     """Makes the workdir's tokenizer, unless it exists; only one that is copied needs no engine."""
     from mlm.data import corpus, sample
 
-    path = config.tokenizer.path
+    path, branch = config.tokenizer.path, config.train.branch_from
+    if branch and not path:
+        path = f"{branch.rpartition('@')[0]}/tokenizer"
     if config.data.mixture and not path:
         if not (workdir.tokenizer / "tokenizer.json").is_file():
             raise InputError("config.data.mixture: its shards have a tokenizer already; set tokenizer.path to it.")
@@ -47,6 +50,8 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
         return
     if not path and config.shards.dir and holds_foreign_shards(config.shards.dir):
         raise InputError(f"{config.shards.dir}: its shards were made with another tokenizer; set tokenizer.path to it.")
+    if branch:
+        locate.branch_source(branch)  # before the corpus is read
     begin = time.monotonic()
     with replacing(workdir.tokenizer, last=RECIPE) as new:
         if path:

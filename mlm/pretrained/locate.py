@@ -23,6 +23,15 @@ def split_step(name: str) -> tuple[str, int | None]:
     return match[1], int(match[2])
 
 
+def branch_source(name: str) -> tuple[str, int]:
+    """Returns (WORKDIR, N) of train.branch_from; raises InputError if it is no workdir."""
+    folder, step = split_step(name)
+    if step is None:
+        what = "no checkpoints are there; name a workdir and one of its steps, WORKDIR@STEP"
+        raise InputError(f"config.train.branch_from = {name}: {what}.")
+    return folder, step
+
+
 def is_workdir(name: str) -> bool:
     """Returns whether a name is that of a run's folder, or of one of its steps: WORKDIR@N."""
     return (UPath(split_step(name)[0]) / "checkpoints").is_dir()

@@ -35,9 +35,7 @@ class Source(NamedTuple):
 def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
     """Returns the checkpoint that a new run's train.branch_from names, verified; InputError if it can't start there."""
     name = meta["config"]["train.branch_from"]
-    where, (folder, step) = f"config.train.branch_from = {name}", locate.split_step(name)
-    if step is None:
-        raise InputError(f"{where}: no checkpoints are there; name a workdir and one of its steps, WORKDIR@STEP.")
+    where, (folder, step) = f"config.train.branch_from = {name}", locate.branch_source(name)
     source = Workdir(folder, create=False)
     checkpoint_files.check_step(source.checkpoints, step, where)
     saved = checkpoint_files.read_meta(source.checkpoints, step)
@@ -53,7 +51,8 @@ def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
     if refused := [line for line in changes if not allowed(line.partition(":")[0])]:
         raise InputError(f"{where}: a branch can't change these keys, set them back:\n  " + "\n  ".join(refused))
     theirs, ours = (recipe.batches_read(run, step) for run in (old, new))
-    if theirs != ours and (old.get("data.batch_stages") or new["data.batch_stages"]):
+    same_rows = saved["data_fingerprint"] == meta["data_fingerprint"]
+    if same_rows and theirs != ours and (old.get("data.batch_stages") or new["data.batch_stages"]):
         had = ", ".join(f"{part.rows:,} rows to step {part.last:,}" for part in theirs)
         raise InputError(f"{where}: its batches had {had}; set data.batch_stages so that they have as many here.")
     if steps <= step:
