@@ -164,7 +164,8 @@ def _validate(config: ConfigDict, task: str) -> None:
     missing = RULES.keys() - flat.keys()
     if missing:
         raise InputError(f"config.{min(missing)} is missing; start a config from configs/base.py.")
-    for key, fix in (("branch_from", "start with train.init_from"), ("hours", "set train.epochs or train.steps")):
+    fixes = {"branch_from": "start with train.init_from", "hours": "set train.epochs or train.steps"}
+    for key, fix in (fixes | {"init_tiled": "set it to false"}).items():
         if task == CLASSIFICATION and flat[f"train.{key}"]:
             raise InputError(f"config.train.{key}: is for pretraining alone; {fix}.")
     for key, broken, allowed in across(config):

@@ -152,7 +152,8 @@ METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "
 
 KEYS_OF: dict[Rule, str] = {  # rules that several keys share
     TEXT: "tokenizer.path shards.dir train.init_from train.replay log.wandb",
-    FLAG: "corpus.streaming tokenizer.lowercase data.isolate_documents masking.static model.remat log.tensorboard",
+    FLAG: """corpus.streaming tokenizer.lowercase data.isolate_documents masking.static model.remat train.init_tiled
+        log.tensorboard""",
     whole(1): """shards.count shards.validation_count data.global_batch data.lanes model.hidden_size model.layers
         model.heads model.intermediate_size model.positions model.global_every model.vocab_multiple train.accumulate
         train.guard_limit
@@ -275,6 +276,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("train.replay", train.replay != "" and not hours, "must be empty without train.hours"),
         ("schedule.warmup_steps", hours and schedule.warmup_steps > 0, "use warmup_fraction with train.hours"),
         ("schedule.name", hours and no_start, "needs schedule.warmup_fraction above 0 with train.hours"),
+        ("train.init_tiled", train.init_tiled and not train.init_from, "must be false without train.init_from"),
         ("train.branch_from", branches and train.init_from != "", "can't be set together with train.init_from"),
         ("model.init", branches and model.init != "stock", "must be stock with train.branch_from"),
         ("model.init", model.init != "stock" and train.init_from != "", "must be stock with train.init_from"),

@@ -157,7 +157,7 @@ BAD = {
 }
 ANY_VALUE = {"corpus.group", "corpus.streaming", "tokenizer.path", "tokenizer.lowercase", "shards.dir", "model.remat",
              "log.tensorboard", "log.wandb", "masking.static",
-             "data.isolate_documents", "train.init_from", "train.replay"}  # fmt: skip
+             "data.isolate_documents", "train.init_from", "train.init_tiled", "train.replay"}  # fmt: skip
 
 
 def test_bad_values_are_listed_for_every_key():
@@ -252,6 +252,7 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
             ["train.branch_from=runs/a@5", "model.init=primed"],
             "config.model.init = 'primed': must be stock with train.branch_from.",
         ),
+        (["train.init_tiled=true"], "config.train.init_tiled = True: must be false without train.init_from."),
         (
             ["model.init=primed", "train.init_from=runs/a"],
             "config.model.init = 'primed': must be stock with train.init_from.",

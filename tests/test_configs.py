@@ -41,7 +41,7 @@ def mflop_per_token(name: str) -> tuple[float, float]:
     return body, whole - body
 
 
-MODERN = ["modernbert_base.py", "modernbert_base_long.py"]
+MODERN = ["modernbert_base.py", "modernbert_base_long.py", "modernbert_large.py"]
 PUBLISHED = ["roberta_base.py", "roberta_large.py", "tf_tpu_wikitext.py", "wikitext103_large.py", *MODERN]
 
 
@@ -70,15 +70,20 @@ def test_published_recipes():
     assert (tf.tokenizer.kind, tf.shards.length, tf.masking.rate) == ("unigram", 128, 0.15)
     assert (tf.optimizer.learning_rate, tf.optimizer.weight_decay) == (1e-4, 1e-3)
     assert round(tf.schedule.warmup_fraction * tf.train.steps) == 14_675
-    modern = configs.flatten(configs.load("configs/modernbert_base.py", []))
-    steps = modern["train.steps"]
-    *warmup, last = recipe.stages(modern)
-    assert [stage.rows for stage in (*warmup, last)] == [768, 1536, 2304, 3072, 3840, 4608]
-    for stage in warmup:
-        assert (stage.last - stage.first + 1) * stage.rows * 1024 == pytest.approx(10e9, rel=1e-3)
-    assert recipe.rows_read(modern, steps) * 1024 == pytest.approx(1719e9, rel=1e-4)
-    assert modern["schedule.warmup_steps"] * 768 * 1024 == pytest.approx(3e9, rel=1e-3)
-    assert modern["optimizer.weight_decay"] * modern["optimizer.learning_rate"] == pytest.approx(1e-5)
+    for size, rows, tokens, first in (("base", 768, 10e9, 3e9), ("large", 448, 2e9, 2e9)):
+        modern = configs.flatten(configs.load(f"configs/modernbert_{size}.py", []))
+        *warmup, last = recipe.stages(modern)
+        full = {"base": 4608, "large": 4928}[size]
+        sizes = [rows + number * (full - rows) // 5 for number in range(6)]
+        assert [stage.rows for stage in (*warmup, last)] == sizes and sizes[-1] == full
+        for stage in warmup:
+            assert (stage.last - stage.first + 1) * stage.rows * 1024 == pytest.approx(tokens, rel=1e-3)
+        assert recipe.rows_read(modern, modern["train.steps"]) * 1024 == pytest.approx(1719e9, rel=1e-4)
+        assert modern["schedule.warmup_steps"] * rows * 1024 == pytest.approx(first, rel=1e-3)
+        assert modern["optimizer.weight_decay"] * modern["optimizer.learning_rate"] == pytest.approx(1e-5)
+    assert recipe.rows_read(modern, 184_160) * 1024 == pytest.approx(900e9, rel=1e-4), "where the authors restarted"
+    steps = configs.load("configs/modernbert_base.py", []).train.steps
+    assert modern["train.init_from"].endswith(f"@{steps}")
     long = configs.flatten(configs.load("configs/modernbert_base_long.py", []))
     schedule, tokens = optimizer.make_schedule(long, long["train.steps"]), 576 * 8192
     assert long["train.branch_from"].endswith(f"@{steps}")

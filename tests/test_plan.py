@@ -155,6 +155,9 @@ def test_hours_of_smaller_batches_are_in_proportion_to_their_rows():
     seconds = (96 * short["milliseconds"] + 48 * row["milliseconds"]) / ROWS / 1e3
     assert row["hours"] == pytest.approx(seconds / 3600) and row["batch_stages"] == [[8, 6]]
     assert "whole run: 0.0 hours, smaller batches at the same tokens/s" in shown_by(tables.plan, found)
+    row = planned(*stages, "train.branch_from=runs/a@4", name="v5e:1x1")["plan"]  # its own: 64 short rows, 48 others
+    seconds = (64 * row["short"]["milliseconds"] + 48 * row["milliseconds"]) / ROWS / 1e3
+    assert row["hours"] == pytest.approx(seconds / 3600)
 
 
 @pytest.mark.slow

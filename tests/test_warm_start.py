@@ -1,5 +1,6 @@
 """Parameters to start from: what is taken, by text and by position, and what is refused before anything compiles."""
 
+import itertools
 import json
 import pathlib
 import shutil
@@ -18,7 +19,7 @@ from mlm.pretrained import load, warm_start
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from mlm.workdir import Workdir
-from tests.fixtures import tiny_config
+from tests.fixtures import pretrain, tiny_config, tiny_run
 from tests.trained_model import LENGTH, facts_of, train_tokenizer
 
 SAME_MODEL = ("model.positions=32", "model.layers=2", "model.hidden_size=64")
@@ -195,6 +196,119 @@ def test_an_encoder_alone_has_shorter_names(exported, model, tmp_path):
     for name, value in source_leaves(model).items():
         if name.startswith("roberta/encoder"):
             assert np.array_equal(after[name], value)
+
+
+# A smaller model ------------------------------------------------------------------------------------------------------
+
+FAMILIES = ("roberta", "roberta_prelayernorm", "modernbert")
+SMALL = {"hidden_size": 16, "heads": 2, "intermediate_size": 24}
+TABLES = ("/embedding", BIAS, "decoder/bias")  # their rows are matched, not tiled
+
+
+def of_sizes(family: str, layers: int, **sizes: int) -> Pretraining:
+    overrides = [f"model.{key}={value}" for key, value in {**SMALL, **sizes, "layers": layers}.items()]
+    return tiny_run(f"model.family={family}", *overrides)
+
+
+def random_source(family: str, layers: int = 2) -> load.Pretrained:
+    run, rng = of_sizes(family, layers), np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), run.shapes.params)
+    return load.Pretrained(run.network.config, params, "", None, {}, "small")
+
+
+def wrapped(small: np.ndarray, shape: tuple[int, ...], starts: dict[int, int], *, table: bool) -> np.ndarray:
+    """Element by element: that of the small array, which begins at `starts` of each axis and wraps around."""
+    found = np.empty((len(small) if table else shape[0], *shape[1:]), np.float32)
+    for place in np.ndindex(found.shape):
+        own = [
+            index if length == size else (index - starts[length]) % size
+            for index, length, size in zip(place, found.shape, small.shape, strict=True)
+        ]
+        found[place] = small[tuple(own)]
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("heads", "starts"),
+    [
+        (3, {24: 0, 42: 9}),
+        (4, {32: 8, 42: 9}),
+        (7, {56: 16, 42: 9}),
+    ],  # of heads of 8: half of the new ones, or one less, come first
+)
+def test_tensors_are_tiled_from_the_middle(family, heads, starts):
+    source, run = random_source(family), of_sizes(
+        family, 4, hidden_size=8 * heads, heads=heads, intermediate_size=42
+    )  # fmt: skip
+    warm_start.refuse_another_model(source, run.network.config, tiled=True)
+    shapes = {name: leaf.shape for name, leaf in sharding.named_leaves(run.shapes.params)}
+    tiled, lines = warm_start.tile(source, run.network.config, shapes)
+    layers = [0, 1, 1, 0] if family == "modernbert" else [0, 0, 1, 1]
+    stack, theirs, missing = "/".join(source.family.stack) + "/", source.leaves, []
+    for name, shape in shapes.items():
+        index, _, rest = name.removeprefix(stack).partition("/")
+        small = theirs.get(f"{stack}{layers[int(index)]}/{rest}" if name.startswith(stack) else name)
+        if small is None:
+            missing.append(name)
+            continue
+        expected = wrapped(small, shape, starts, table=name.endswith(TABLES))
+        assert np.array_equal(tiled.leaves[name], expected), name
+    assert missing == (["model/layers/3/attn_norm/scale"] if family == "modernbert" else [])
+    assert lines == [
+        f"  tiled from 16 to {8 * heads}: hidden size",
+        "  tiled from 24 to 42: intermediate size",
+        f"  repeated from 2 to 4: layers {', '.join(map(str, layers))}",
+    ]
+
+
+def test_a_layer_is_started_from_one_of_its_kind():
+    small, large = of_sizes("modernbert", 22).network.config, of_sizes("modernbert", 28).network.config
+    found = warm_start._spread_layers(small, large)
+    assert [layer % 3 == 0 for layer in found] == [index % 3 == 0 for index in range(28)]
+    assert [layer for layer in found if layer % 3 == 0] == [0, 3, 6, 9, 9, 12, 15, 18, 18, 21]
+    assert [layer for layer in found if layer % 3] == [1, 2, 4, 4, 5, 7, 8, 8, 10, 11, 13, 14, 14, 16, 17, 19, 19, 20]
+    small, large = of_sizes("roberta", 12).network.config, of_sizes("roberta", 24).network.config
+    assert warm_start._spread_layers(small, large) == [min(round(index / 2), 11) for index in range(24)]
+    assert warm_start._spread_layers(large, large) == list(range(24))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.usefixtures("one_device")
+def test_a_tiled_start_is_ahead_of_a_fresh_one(family, manifest, tmp_path, capsys):
+    """At once, and after some steps."""
+    common = (f"model.family={family}", "data.lanes=4", "evaluate.every=0", "checkpoint.every=0", "log.every=100")
+    own = ("model.layers=2", "train.steps=150", "schedule.warmup_fraction=0.1")
+    pretrain(tiny_config(*common, *own), Workdir(str(tmp_path / "small")), manifest)
+    sizes = ("model.layers=4", "model.hidden_size=48", "model.heads=3", "model.intermediate_size=96")
+    start = (f"train.init_from={tmp_path}/small", "train.init_tiled=true", "optimizer.learning_rate=0.001")
+    config = tiny_config(*common, *sizes, *start, "train.steps=20", "schedule.warmup_fraction=0.5")
+    task, losses = Pretraining.open(config, Workdir(str(tmp_path / "large")), manifest), []
+    for state in (task.init(), task.initial_state()):
+        losses.append([task.evaluate(state.params)["loss"]])
+        for batch in itertools.islice(task.batches(0), 20):
+            state, _ = task.train_step(state, sharding.put_batch(batch, task.mesh, 16))
+        losses[-1].append(task.evaluate(state.params)["loss"])
+    assert "  tiled from 32 to 48: hidden size\n" in capsys.readouterr().err
+    assert losses[1][0] < losses[0][0] - 0.3 and losses[1][1] < losses[0][1] - 0.3
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "sentence"),
+    [
+        ("roberta", {"layers": 1}, "model.layers = 1: train.init_from = small has 2; set it to that or more, or start"),
+        ("roberta", {"intermediate_size": 16}, "model.intermediate_size = 16: train.init_from = small has 24; set it"),
+        ("roberta", {"heads": 4, "hidden_size": 64}, "model.heads = 4: leaves heads of 16, train.init_from = small has "
+                                                     "heads of 8; make them as large."),
+        ("modernbert", {}, "model.family = modernbert: train.init_from = small is a roberta; set it to that, or start"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_tiled_is_refused(family, sizes, sentence):
+    run = of_sizes(family, **{"layers": 2, **sizes})
+    with pytest.raises(InputError) as error:
+        warm_start.refuse_another_model(random_source("roberta"), run.network.config, tiled=True)
+    assert str(error.value).startswith(f"config.{sentence}")
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

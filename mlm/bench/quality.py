@@ -42,7 +42,8 @@ STOCK = """optimizer.name=adamw optimizer.learning_rate=1e-3 optimizer.b1=0.9 op
     optimizer.weight_decay=0 optimizer.clip_norm=1 optimizer.ema_decay=0 schedule.name=linear schedule.warmup_steps=0
     schedule.warmup_fraction=0 schedule.final_fraction=0 model.init=stock model.init_stddev=0.02
     model.hidden_dropout=0.1 model.attention_dropout=0.1 model.attention=auto data.short_length=0
-    data.batch_stages=() data.isolate_documents=false train.init_from="""  # TrainingArguments', but for the rate
+    data.batch_stages=() data.isolate_documents=false train.init_from=
+    train.init_tiled=false"""  # TrainingArguments', but for the rate
 DATA = re.compile(r"(corpus|tokenizer|shards|evaluate)\..*|data\.(seed|lanes|mixture)")  # keys that both have alike
 
 

@@ -77,10 +77,16 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         row["short"] = first = measure(config, job, place, kind="short")[1]
         flat, speed = configs.flatten(config), first.get("milliseconds", 0.0) / row["milliseconds"]
         steps = recipe.total_steps(flat, job.info.records)
-        share = recipe.rows_read(flat, recipe.short_steps(flat, steps)) / recipe.rows_read(flat, steps)
+        share = _rows(flat, recipe.short_steps(flat, steps)) / _rows(flat, steps)
         for key in ("hours", "dollars"):
             row[key] = row[key] * (share * speed + 1 - share) if first["fits"] and row[key] is not None else None
     return program, row
+
+
+def _rows(flat: dict[str, Any], step: int) -> int:
+    """Returns the rows that the steps up to `step` read; of a branch, those after the step where it starts."""
+    start = int(flat["train.branch_from"].rpartition("@")[2] or 0)
+    return recipe.rows_read(flat, max(step, start)) - recipe.rows_read(flat, start)
 
 
 def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *, length: int) -> dict[str, Any]:
@@ -90,7 +96,7 @@ def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *,
     rate = config.data.global_batch * job.info.length / seconds
     flat, known = configs.flatten(config), config.train.steps or job.known_records
     steps = recipe.total_steps(flat, job.info.records)
-    rows = recipe.rows_read(flat, steps)  # those of smaller batches at the speed of the others
+    rows = _rows(flat, steps)  # those of smaller batches at the speed of the others
     hours = rows / config.data.global_batch * seconds / 3600 if known else None
     useful = recipe.flops_per_token(flat, job.info.vocab_size, length=length)
     largest = sorted(cost.groups.items(), key=lambda item: -item[1][0])

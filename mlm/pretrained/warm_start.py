@@ -1,8 +1,13 @@
 """Fits the parameters of another model (`train.init_from`) to our vocabulary and length; the rest stays as it was.
 
-Dimensions: R rows of a table, V entries of the vocabulary.
+Those of a smaller model are tiled with `train.init_tiled`, as ModernBERT-large was started from base (Warner et al.,
+2024, 3.2): the small tensor is in the middle of the large one, and wraps around on all sides. As there, nothing is
+rescaled. Layers are repeated, spread evenly.
+
+Dimensions: R rows of a table, V entries of the vocabulary, H hidden size, I intermediate size.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -24,17 +29,69 @@ TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.mo
 Taken = tuple[np.ndarray, np.ndarray]  # float32 of our shape, and a mask that broadcasts to it: True where it counts
 
 
-def refuse_another_model(source: Pretrained, config: PretrainedConfig) -> None:
-    """Raises InputError if the source has another architecture than `config`."""
+def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled: bool = False) -> None:
+    """Raises InputError if the source has another architecture than `config`; `tiled` allows smaller sizes."""
     if type(source.config) is not type(config):
         ours, theirs = name_of(config), name_of(source.config)
         fix = "set it to that, or start from another model."
         raise InputError(f"config.model.family = {ours}: train.init_from = {source.source} is a {theirs}; {fix}")
     for key, name in source.family.architecture.items():
         ours, theirs = getattr(config, name), getattr(source.config, name)
-        if ours != theirs:
-            fix = "set it to that, or start from another model."
+        may_grow = tiled and key in Network.architecture
+        if ours < theirs if may_grow else ours != theirs:
+            fix = f"set it to that{' or more' * may_grow}, or start from another model."
             raise InputError(f"config.model.{key} = {ours}: train.init_from = {source.source} has {theirs}; {fix}")
+    ours, theirs = (each.hidden_size // each.num_attention_heads for each in (config, source.config))
+    if ours != theirs:  # tiled
+        what = f"leaves heads of {ours}, train.init_from = {source.source} has heads of {theirs}"
+        raise InputError(f"config.model.heads = {config.num_attention_heads}: {what}; make them as large.")
+
+
+def tile(
+    source: Pretrained, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]]
+) -> tuple[Pretrained, list[str]]:
+    """Returns the source with H, I, heads and layers of `config`, and lines that say so; `shapes` are by name."""
+    old, leaves, stack = source.config, source.leaves, "/".join(source.family.stack) + "/"
+    outer, inner = ((getattr(old, key), getattr(config, key)) for key in ("hidden_size", "intermediate_size"))
+    heads = (config.num_attention_heads - old.num_attention_heads) // 2  # before those in the middle: all stay whole
+    starts = {inner: (inner[1] - inner[0]) // 2, outer: heads * (outer[0] // old.num_attention_heads)}
+    layers = _spread_layers(old, config)
+    found = {name: values for name, values in leaves.items() if not name.startswith(stack)}
+    bias = "/".join(source.family.decoder_bias)
+    for name, shape in shapes.items():
+        index, _, rest = name.removeprefix(stack).partition("/")
+        values = leaves.get(f"{stack}{layers[int(index)]}/{rest}" if name.startswith(stack) else name)
+        if values is None:
+            continue
+        first = name == bias or name.endswith("/embedding")  # the rows of tables are matched by `fit`
+        for axis in range(first, values.ndim):
+            small, large = values.shape[axis], shape[axis]
+            if small != large:
+                values = np.take(values, (np.arange(large) - starts[small, large]) % small, axis)
+        found[name] = values
+    sizes = {"hidden size": outer, "intermediate size": inner}
+    lines = [f"  tiled from {small:,} to {large:,}: {what}" for what, (small, large) in sizes.items() if small < large]
+    if len(layers) > old.num_hidden_layers:
+        lines.append(f"  repeated from {old.num_hidden_layers} to {len(layers)}: layers {', '.join(map(str, layers))}")
+    return dataclasses.replace(source, params=unflatten_dict(found, sep="/")), lines
+
+
+def _spread_layers(old: PretrainedConfig, new: PretrainedConfig) -> list[int]:
+    """Returns the layer of the smaller model that each layer takes: of its kind, the k-th of n the (k m / n)-th of m.
+
+    ModernBERT's kinds are the first layer, which lacks a norm, the other global ones, and the local ones.
+    """
+    every = getattr(new, "global_attn_every_n_layers", 0)
+
+    def alike(config: PretrainedConfig, layer: int) -> list[int]:
+        kinds = [(index == 0, index % every == 0) if every else () for index in range(new.num_hidden_layers)]
+        return [index for index in range(config.num_hidden_layers) if kinds[index] == kinds[layer]]
+
+    found = []
+    for layer in range(new.num_hidden_layers):
+        ours, theirs = alike(new, layer), alike(old, layer) or [0]
+        found.append(theirs[min(round(ours.index(layer) * len(theirs) / len(ours)), len(theirs) - 1)])
+    return found
 
 
 def fit(

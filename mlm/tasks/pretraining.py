@@ -177,13 +177,15 @@ class Pretraining(Task):
     def _warm_start(self) -> state.TrainState:
         """Returns a fresh state with the parameters of train.init_from, as far as they fit."""
         source, config = load.load(self.config.train.init_from, head=None, flag=load.INIT_FROM), self.network.config
-        warm_start.refuse_another_model(source, config)
-        folder, shapes = self.workdir.tokenizer, sharding.named_leaves(self.shapes.params)
+        warm_start.refuse_another_model(source, config, tiled=self.config.train.init_tiled)
+        folder = self.workdir.tokenizer
+        shapes = {name: leaf.shape for name, leaf in sharding.named_leaves(self.shapes.params)}
+        source, tiled = warm_start.tile(source, config, shapes) if self.config.train.init_tiled else (source, [])
         ours = {"pad_id": config.pad_token_id, "vocab_size": self.info.vocab_size}
         ours["tokens"] = str(folder) if (folder / "tokenizer.json").is_file() else None
-        taken, lines = warm_start.fit(source, {name: leaf.shape for name, leaf in shapes}, **ours)
+        taken, lines = warm_start.fit(source, shapes, **ours)
         if cluster.is_primary():
-            print("\n".join(lines), file=sys.stderr, flush=True)
+            print("\n".join(lines + tiled), file=sys.stderr, flush=True)
         fresh = self.init()
         ema = fresh.ema and warm_start.start(fresh.ema, taken)
         return fresh.replace(params=warm_start.start(fresh.params, taken), ema=ema)
