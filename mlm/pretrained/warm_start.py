@@ -1,7 +1,7 @@
 """Fits the parameters of another model (`train.init_from`) to our vocabulary and length; the rest stays as it was.
 
 Those of a smaller model are tiled with `train.init_tiled`, as ModernBERT-large was started from base (Warner et al.,
-2024, 3.2): the small tensor is in the middle of the large one, and wraps around on all sides. As there, nothing is
+2024, 2.2.2): the small tensor is in the middle of the large one, and wraps around on all sides. As there, nothing is
 rescaled. Layers are repeated, spread evenly.
 
 Dimensions: R rows of a table, V entries of the vocabulary, H hidden size, I intermediate size.
