@@ -255,7 +255,6 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("corpus.validation_groups", ungrouped, "must be () where corpus.group is document"),
         ("model.heads", model.hidden_size % model.heads > 0, "must divide model.hidden_size"),
         ("model.heads", is_modernbert and odd_heads, "must leave heads of an even size, as rotary positions need"),
-        ("model.init", is_modernbert and model.init != "stock", "must be stock for model.family = modernbert"),
         ("model.attention", no_dropout, "has no dropout: set model.attention_dropout to 0, or choose another kernel"),
         ("shards.length", length > model.positions, f"must be at most model.positions = {model.positions}"),
         ("shards.count", not mixture and shards.count < lanes, f"must be at least data.lanes = {lanes}"),

@@ -189,10 +189,6 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
             ["model.family=modernbert", "model.heads=256"],
             "config.model.heads = 256: must leave heads of an even size, as rotary positions need.",
         ),
-        (
-            ["model.family=modernbert", "model.init=primed"],
-            "config.model.init = 'primed': must be stock for model.family = modernbert.",
-        ),
         (["shards.length=513"], "config.shards.length = 513: must be at most model.positions = 512."),
         (["pod.port=8476"], "config.pod.jax_port = 8476: must be another port than pod.port = 8476."),
         (["data.lanes=128"], "config.shards.count = 64: must be at least data.lanes = 128."),

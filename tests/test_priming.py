@@ -1,5 +1,6 @@
 """Primed parameters: heads look where they should, the first loss is the unigram entropy, the tree is the stock one."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,12 +9,9 @@ import numpy as np
 import pytest
 from jax.tree_util import keystr
 
-from mlm.bench import baseline
 from mlm.data import batches
 from mlm.data.manifest import DatasetInfo
-from mlm.model import priming
-from mlm.model.network import position_ids
-from mlm.model.roberta import Roberta
+from mlm.model import attention, priming
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
@@ -24,32 +22,54 @@ COUNTS = np.random.default_rng(0).zipf(1.2, 512).clip(0, 10_000).astype(np.float
 
 def primed(*overrides: str):
     run = tiny_run(*overrides)
-    params = jax.jit(functools.partial(Roberta.init_params, run.network.config))(jax.random.key(0))
-    prime = jax.jit(lambda params, counts, key: priming.prime(params, run.network.config, counts, key))
+    params = jax.jit(functools.partial(run.network.init_params, run.network.config))(jax.random.key(0))
+    prime = jax.jit(lambda params, counts, key: priming.prime(params, run.network, counts, key))
     return run, prime(params, COUNTS, jax.random.key(1)), params
 
 
+FAMILIES = ("roberta", "roberta_prelayernorm", "modernbert")
+
+
 @pytest.mark.parametrize(
-    ("width", "heads"),
-    [(128, 4), slow(128, 2), slow(96, 1)],
+    ("family", "width", "heads"),
+    [
+        ("roberta", 128, 4),
+        ("roberta_prelayernorm", 128, 4),
+        ("modernbert", 128, 4),
+        slow("modernbert", 96, 2),
+        slow("roberta", 128, 2),
+        slow("roberta", 96, 1),
+    ],
 )
-def test_each_head_attends_to_its_offset(width, heads):
-    run, params, _ = primed(f"model.hidden_size={width}", f"model.heads={heads}")
+def test_each_head_attends_to_its_offset(family, width, heads):
+    """In the first layer, and with rotary positions in a local layer too."""
+    sizes = (f"model.hidden_size={width}", f"model.heads={heads}", "model.layers=2")
+    run, params, _ = primed(f"model.family={family}", *sizes)
+    found: list = []
+
+    def attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation):
+        if rotation is not None:
+            q_BxLxH, k_BxLxH = (attention.rotate(x, *rotation) for x in (q_BxLxH, k_BxLxH))
+        q, k = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH))
+        scores_BxNxQxK = jnp.einsum("bqnd,bknd->bnqk", q, k) / np.sqrt(width // heads)
+        found.append(jax.nn.softmax(scores_BxNxQxK).mean(0))
+        return v_BxLxH
+
     ids = np.random.default_rng(1).integers(5, INFO.vocab_size, (64, 32)).astype(np.int32)
-    attention = np.ones_like(ids)
-    positions = position_ids(jnp.asarray(attention), 2)
-    module = baseline.make_module(run.network.config, "float32")
-    apply = jax.jit(lambda params, *columns: module.apply({"params": params}, *columns, None, output_attentions=True))
-    out = apply(params, ids, attention, np.zeros_like(ids), positions)
-    weight_HxLxL = np.asarray(out.attentions[0]).mean(0)
-    for head, offset in zip(range(heads), (-1, 1, -2, 2), strict=False):
-        at = {d: np.diagonal(weight_HxLxL[head], d)[3:-3].mean() for d in range(-8, 9) if d != 0}
-        assert max(at, key=at.get) == offset, f"head {head} looks at {at}"
-        assert at[offset] > 2 * np.median(list(at.values()))
+    network = dataclasses.replace(run.network, attention=attend, local_attention=attend)
+    read = jax.jit(lambda *inputs: (network.encode(*inputs), list(found))[1])
+    of_layers = [np.asarray(each) for each in read(params, ids, np.ones_like(ids))]
+    assert len(of_layers) == 2
+    for weight_HxLxL in of_layers[: 2 if family == "modernbert" else 1]:
+        for head, offset in zip(range(heads), (-1, 1, -2, 2), strict=False):
+            at = {d: np.diagonal(weight_HxLxL[head], d)[3:-3].mean() for d in range(-8, 9) if d != 0}
+            assert max(at, key=at.get) == offset, f"head {head} looks at {at}"
+            assert at[offset] > 2 * np.median(list(at.values()))
 
 
-def test_first_loss_is_the_unigram_entropy(manifest):
-    config = tiny_config("model.init=primed", "model.hidden_size=64", "data.lanes=2")
+@pytest.mark.parametrize("family", ["modernbert", slow("roberta"), slow("roberta_prelayernorm")])
+def test_first_loss_is_the_unigram_entropy(family, manifest):
+    config = tiny_config("model.init=primed", "model.hidden_size=64", "data.lanes=2", f"model.family={family}")
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
     run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh, manifest=manifest)
     entropy = manifest.splits["validation"].unigram_entropy
@@ -61,20 +81,25 @@ def test_first_loss_is_the_unigram_entropy(manifest):
     assert stock > entropy + 0.8
 
 
-def test_tree_is_the_stock_one_and_the_rest_untouched():
-    _, params, stock = primed()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tree_is_the_stock_one_and_the_rest_untouched(family):
+    run, params, stock = primed(f"model.family={family}")
     assert jax.tree.map(lambda a: (a.shape, a.dtype), params) == jax.tree.map(lambda a: (a.shape, a.dtype), stock)
     changed = {
         keystr(path, simple=True, separator="/")
         for (path, new), old in zip(jax.tree.leaves_with_path(params), jax.tree.leaves(stock), strict=True)
         if not np.array_equal(new, old)
     }
-    layer = "roberta/encoder/layer/0/attention"
+    body, layer = run.network.body, "/".join((*run.network.stack, "0"))
+    if family == "modernbert":
+        kernels = {f"{layer}/attn/{name}/kernel" for name in ("Wqkv", "Wo")}
+        assert changed == {"decoder/bias", f"{body}/embeddings/tok_embeddings/embedding", *kernels}
+        return
     assert changed == {
         "lm_head/bias",
-        *(f"roberta/embeddings/{name}_embeddings/embedding" for name in ("position", "token_type", "word")),
-        *(f"{layer}/self/{name}/kernel" for name in ("query", "key", "value")),
-        f"{layer}/output/dense/kernel",
+        *(f"{body}/embeddings/{name}_embeddings/embedding" for name in ("position", "token_type", "word")),
+        *(f"{layer}/attention/self/{name}/kernel" for name in ("query", "key", "value")),
+        f"{layer}/attention/output/dense/kernel",
     }
 
 

@@ -3,47 +3,90 @@
 A small model first learns how frequent each token is, and only much later that attention can look at a neighbour:
 
 - the output's bias starts as the log of the tokens' frequencies (the prior of Lin et al., 2017, Focal loss, 4.1);
-- positions are sinusoids, and head h attends to the token at a fixed offset, -1, +1, -2, +2, ...: for sinusoids a shift
-  is a rotation (Vaswani et al., 2017, 3.5), which the query's kernel holds. Values and their output are orthogonal.
-  Such a structured start of attention is the idea of Trockman and Kolter, 2023, Mimetic initialization;
+- head h attends to the token at a fixed offset, -1, +1, -2, +2, ..., which is a rotation. Of sinusoids in the table of
+  positions (Vaswani et al., 2017, 3.5) the query's kernel holds it. With rotary positions, all tokens share the first
+  entry of their embeddings, which the kernels turn into one query and one key, and the query is rotated ahead. Values
+  and their output are orthogonal. Such a structured start of attention is the idea of Trockman and Kolter, 2023,
+  Mimetic initialization;
 - embeddings of words and positions are larger, and that of the only token type is zero.
 
-Dimensions: V entries of the padded vocabulary, P entries of the position table, H hidden size.
+Dimensions: V entries of the padded vocabulary, P entries of the position table, H hidden size, F planes of a head that
+positions rotate.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 from jax import Array
-from transformers import RobertaConfig
+from transformers import ModernBertConfig, RobertaConfig
 
-from mlm.model.network import Params
+from mlm.model.network import Network, Params, at_path
 
-EMBEDDING_SCALE = 3.0  # of initializer_range; tuned on the quickstart, like SHARPNESS
+EMBEDDING_SCALE = 3.0  # of initializer_range; tuned on the quickstart, like the others
 SHARPNESS = 5.7  # score of a head for the token at its offset, without the noise of the tokens' contents
+ROTARY_SHARPNESS = 4.0  # the same, for a plane that is rotated by 1 a token; slower planes have less
+SHARED = 0.5  # what all tokens share, as a part of the length of the rest of their embeddings
 
 
-def prime(params: Params, config: RobertaConfig, counts_V: Array, key: Array) -> Params:
+def prime(params: Params, network: Network, counts_V: Array, key: Array) -> Params:
     """Returns transformers' initial parameters primed; `counts_V` says how often each token occurs in the text."""
     params = jax.tree.map(lambda leaf: leaf, params)  # new dictionaries around the same arrays
-    embeddings = params["roberta"]["embeddings"]
-    stddev = EMBEDDING_SCALE * config.initializer_range
-    embeddings["position_embeddings"]["embedding"] = jnp.asarray(np.sqrt(2) * stddev * _sinusoids(config), jnp.float32)
-    embeddings["word_embeddings"]["embedding"] *= EMBEDDING_SCALE
-    embeddings["token_type_embeddings"]["embedding"] *= 0.0
+    words, decoder = (at_path(params, path[:-1]) for path in (network.embedding, network.decoder_bias))
+    words["embedding"] *= EMBEDDING_SCALE
     smoothed_V = counts_V.astype(jnp.float32) + 0.5
-    params["lm_head"]["bias"] = jnp.log(smoothed_V / jnp.mean(smoothed_V))
+    decoder["bias"] = jnp.log(smoothed_V / jnp.mean(smoothed_V))
+    embeddings, config = params[network.body]["embeddings"], network.config
+    prime_positions = _prime_rotary if isinstance(config, ModernBertConfig) else _prime_table
+    prime_attention = prime_positions(embeddings, config, EMBEDDING_SCALE * config.initializer_range)
+    for index, layer in at_path(params, network.stack).items():
+        keys = jax.random.split(jax.random.fold_in(key, int(index)))
+        prime_attention(int(index), layer, *(jax.random.orthogonal(each, config.hidden_size) for each in keys))
+    return params
+
+
+def _offsets(config: RobertaConfig | ModernBertConfig) -> list[int]:
+    """Returns where each head looks."""
+    return [(head // 2 + 1) * (-1 if head % 2 == 0 else 1) for head in range(config.num_attention_heads)]
+
+
+def _prime_table(embeddings: Params, config: RobertaConfig, stddev: float) -> Callable[..., None]:
+    """Primes a table of positions; returns what primes a layer, with the kernels of its values and their output."""
+    embeddings["position_embeddings"]["embedding"] = jnp.asarray(np.sqrt(2) * stddev * _sinusoids(config), jnp.float32)
+    embeddings["token_type_embeddings"]["embedding"] *= 0.0
     size = config.hidden_size
     sharpness = np.sqrt(2 * SHARPNESS / np.sqrt(size // config.num_attention_heads))
-    for index, layer in params["roberta"]["encoder"]["layer"].items():
+
+    def prime_attention(index: int, layer: Params, value: Array, output: Array) -> None:
         attention = layer["attention"]["self"]
         attention["query"]["kernel"] += jnp.asarray(sharpness * _shifts(config), jnp.float32)
         attention["key"]["kernel"] += jnp.asarray(sharpness * np.eye(size), jnp.float32)
-        value_key, output_key = jax.random.split(jax.random.fold_in(key, int(index)))
-        attention["value"]["kernel"] = jax.random.orthogonal(value_key, size)
-        layer["attention"]["output"]["dense"]["kernel"] = jax.random.orthogonal(output_key, size)
-    return params
+        attention["value"]["kernel"], layer["attention"]["output"]["dense"]["kernel"] = value, output
+
+    return prime_attention
+
+
+def _prime_rotary(embeddings: Params, config: ModernBertConfig, stddev: float) -> Callable[..., None]:
+    """As `_prime_table`."""
+    words, size = embeddings["tok_embeddings"], config.hidden_size
+    words["embedding"] = words["embedding"].at[:, 0].set(SHARED * np.sqrt(size) * stddev)
+    shared = SHARED * np.sqrt(size / (1 + SHARED**2))  # after the norm
+
+    def prime_attention(index: int, layer: Params, value: Array, output: Array) -> None:
+        is_global = index % config.global_attn_every_n_layers == 0
+        theta = config.global_rope_theta if is_global else config.local_rope_theta or config.global_rope_theta
+        head_size = size // config.num_attention_heads
+        per_token_F = theta ** (-np.arange(0, head_size, 2) / head_size)  # radians, as modernbert.py rotates
+        length_F = np.sqrt(ROTARY_SHARPNESS * np.sqrt(head_size) * per_token_F) / shared
+        ahead = [(length_F * np.cos(by * per_token_F), length_F * np.sin(by * per_token_F)) for by in _offsets(config)]
+        plain = [(length_F, 0 * length_F)] * config.num_attention_heads
+        query_H, key_H = (jnp.asarray(np.concatenate(each, axis=None), jnp.float32) for each in (ahead, plain))
+        kernel = layer["attn"]["Wqkv"]["kernel"].at[0, 0].add(query_H).at[0, 1].add(key_H)
+        layer["attn"]["Wqkv"]["kernel"], layer["attn"]["Wo"]["kernel"] = kernel.at[:, 2].set(value), output
+
+    return prime_attention
 
 
 def _frequencies(config: RobertaConfig) -> np.ndarray:
@@ -64,8 +107,9 @@ def _sinusoids(config: RobertaConfig) -> np.ndarray:
 def _shifts(config: RobertaConfig) -> np.ndarray:
     """Returns [H, H]: head h's block turns the sinusoid of a position into that of the position at h's offset."""
     blocks, odd = [], config.hidden_size // config.num_attention_heads % 2
-    for head in range(config.num_attention_heads):
-        angles = (head // 2 + 1) * (-1 if head % 2 == 0 else 1) * _frequencies(config)
-        rotations = [[[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]] for angle in angles]
+    for offset in _offsets(config):
+        rotations = [
+            [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]] for angle in offset * _frequencies(config)
+        ]
         blocks += [*rotations, *[[[0.0]]] * odd]
     return scipy.linalg.block_diag(*blocks)

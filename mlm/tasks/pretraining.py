@@ -162,7 +162,7 @@ class Pretraining(Task):
         key = jax.random.key(self.config.train.seed)
         params = self.network.init_params(self.network.config, key)
         if counts_V is not None:
-            params = priming.prime(params, self.network.config, counts_V, jax.random.fold_in(key, 1))
+            params = priming.prime(params, self.network, counts_V, jax.random.fold_in(key, 1))
         return state.TrainState.create(params, self.tx, ema=self.config.optimizer.ema_decay > 0)
 
     def initial_state(self) -> state.TrainState:
