@@ -200,7 +200,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "model.activation": _one_of("gelu", "gelu_new", "relu", "silu"),
     "model.init": _one_of("stock", "primed"),
     "model.dtype": _one_of("float32", "bfloat16"),
-    "model.attention": _one_of("auto", "xla", "fused", "tiled", "splash", "cudnn"),
+    "model.attention": _one_of("auto", "xla", "fused", "cudnn"),
     "optimizer.name": _one_of("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon"),
     "schedule.name": _one_of("linear", "cosine", "inverse_sqrt", "wsd", "wsd_sqrt", "constant"),
     "classify.text": (_tuple_of(SOME_TEXT, most=2), "a tuple of one or two names of columns"),
@@ -234,7 +234,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     named = [str(m).removeprefix("every:") for m in config.checkpoint.milestones]
     late = any(int(step) > steps > 0 for step in named if step.isdecimal())
     axes = [config.mesh[name] for name in ("data", "fsdp", "tensor")]
-    no_dropout = model.attention in ("tiled", "splash", "cudnn") and model.attention_dropout > 0
+    no_dropout = model.attention == "cudnn" and model.attention_dropout > 0
     unfit = short > 0 and (short % 8 > 0 or length % short > 0 or short == length)
     uneven = config.evaluate.count != "fixed" and masking.kind != "token"
     too_many = masking.mask_share + masking.random_share > 1 + 1e-9

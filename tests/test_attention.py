@@ -11,7 +11,7 @@ import pytest
 from transformers import RobertaConfig
 
 from mlm.errors import InputError
-from mlm.model import attention, fused_attention, tiled_attention
+from mlm.model import attention, fused_attention
 from mlm.training import sharding
 from tests.fixtures import slow, tiny_config, tiny_run
 
@@ -44,11 +44,10 @@ def flax_attention(q, k, v, documents, dropout_mask, *, isolated, window=0):
     return jnp.einsum("bnqk,bknd->bqnd", probs, split[2]).reshape(q.shape)
 
 
-CASES = [(0, "xla", False), (0, "xla", True), slow(0, "fused", False), (0, "fused", True)]
-CASES += [(0, "splash", False), (0, "cudnn", False)]
+CASES = [(0, "xla", False), (0, "xla", True), (0, "fused", False), (0, "fused", True), (0, "cudnn", False)]
 # Windows that are blocks of the row (128), that leave a rest, and that are the row but for its ends.
-CASES += [(16, "xla", True), (24, "xla", False), (100, "xla", False), slow(24, "xla", True)]
-CASES += [(24, "fused", True), (24, "splash", False), (24, "cudnn", False), (24, "tiled", False)]
+CASES += [(16, "xla", False), (24, "xla", False), (100, "xla", False), slow(24, "xla", True)]
+CASES += [(24, "fused", False), (24, "fused", True), (24, "cudnn", False)]
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -71,32 +70,35 @@ def test_output_and_gradients_are_flax_s(window, name, isolated, dropout):
         np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f"gradient of {name_}")
 
 
-# Of 3 blocks of 128: a row as one chunk, chunks and halos, and keys one chunk after the other.
+# Of rows of 3 x 128: both in a step of the grid, a row as one chunk, chunks and halos, and keys one chunk after the other.
 @pytest.mark.parametrize(
-    ("window", "blocks", "isolated", "per_row"),
+    ("window", "length", "most", "isolated", "per_row", "dropout"),
     [
-        slow(16, 3, True, True),
-        (64, 1, False, True),
-        slow(24, 1, True, True),
-        (0, 1, True, False),
-        slow(0, 3, False, True),
+        slow(16, 384, 384, True, True, False),
+        (64, 384, 128, False, True, False),
+        slow(24, 384, 128, True, True, False),
+        slow(150, 512, 256, True, False, False),
+        (0, 384, 128, True, False, False),
+        slow(0, 384, 384, False, True, False),
+        (0, 256, 512, True, True, True),
+        slow(24, 384, 768, False, False, True),
     ],
 )
-def test_tiled_rotates_and_attends_over_chunks(window, blocks, isolated, per_row, monkeypatch):
-    length, rows, chunk, halo = 384, 2, 128 * blocks, 128 if window and blocks < 3 else 0
-    sizes = tiled_attention.Sizes(chunk, chunk, 128, halo, length // chunk, 1 if window else length // chunk)
-    monkeypatch.setattr(tiled_attention, "sizes", lambda *_: sizes)
+def test_fused_rotates_and_attends_over_chunks(window, length, most, isolated, per_row, dropout, monkeypatch):
+    rows = 2
+    monkeypatch.setattr(fused_attention, "chunk_tokens", lambda _: most)
+    dropout_mask = (jax.random.uniform(jax.random.key(1), (length, length)) > 0.1) / 0.9 if dropout else None
     q, k, v, grad = (jax.random.normal(key, (rows, length, 64)) for key in jax.random.split(jax.random.key(0), 4))
     documents = np.ones((rows, length), np.int32)
-    documents[:, 100:], documents[1, 300:] = 2, 0
+    documents[:, 100:], documents[1, length - 84 :] = 2, 0
     documents = jnp.asarray(documents)
     places = jnp.stack([jnp.arange(length), jnp.arange(length)[::-1]]) if per_row else jnp.arange(length)[None]
     angles = places[..., None] / 100.0 ** (jnp.arange(16) / 16)
     rotation = jnp.cos(angles), jnp.sin(angles)
     results = []
-    for name in ("xla", "tiled"):
+    for name in ("xla", "fused"):
         kernel = attention.make_kernel(name, heads=2, isolated=isolated, window=window)
-        found, pull = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, None, rotation), q, k, v)  # noqa: B023
+        found, pull = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, dropout_mask, rotation), q, k, v)  # noqa: B023
         real = (documents > 0)[..., None]
         results.append((found * real, *pull(grad * real)))
     for one, other in zip(*results, strict=True):
@@ -113,7 +115,7 @@ def test_rotary_positions_are_complex_products(each):
     np.testing.assert_allclose(found[..., 0, :] + 1j * found[..., 1, :], expected, atol=1e-5)
 
 
-MESHED = [("xla", 0), ("xla", 24), ("fused", 0), ("splash", 0), ("splash", 24), ("tiled", 24)]
+MESHED = [("xla", 0), ("xla", 24), ("fused", 0), ("fused", 24)]
 
 
 @pytest.mark.parametrize(("name", "window"), MESHED)
@@ -141,7 +143,7 @@ def test_fused_in_bfloat16_is_near_float32(kind, monkeypatch):
 
     def both(*qkv):
         def kernel(q, k, v):
-            return fused_attention.attend(q, k, v, documents, dropout_mask.astype(q.dtype), HEADS, True, 0, kind)
+            return fused_attention.attend(q, k, v, documents, dropout_mask.astype(q.dtype), None, HEADS, True, 0, kind)
 
         found, pull = jax.vjp(kernel, *qkv)
         return found, *pull(grad.astype(found.dtype))
@@ -185,12 +187,12 @@ def choose(name: str, platform: str, changes: dict) -> str:
         ("tpu", {"length": 128}, "fused"),
         ("tpu", {"length": 64}, "xla"),
         ("tpu", {"length": 2048}, "xla"),
-        ("tpu", {"length": 2048, "dropout": 0.0}, "tiled"),
-        ("tpu", {"length": 16384, "dropout": 0.0}, "splash"),
-        ("tpu", {"length": 512, "dropout": 0.0}, "fused"),
-        ("tpu", {"length": 512, "dropout": 0.0, "window": 64}, "tiled"),
-        ("tpu", {"length": 512, "window": 64}, "fused"),
-        ("tpu", {"length": 2048, "dropout": 0.0, "window": 200}, "splash"),
+        ("tpu", {"length": 2048, "dropout": 0.0}, "fused"),
+        ("tpu", {"length": 16384, "dropout": 0.0}, "xla"),
+        ("tpu", {"length": 512, "dropout": 0.0, "window": 64}, "fused"),
+        ("tpu", {"length": 2048, "dropout": 0.0, "window": 200}, "fused"),
+        ("tpu", {"kind": "TPU v3", "length": 2048, "dropout": 0.0}, "xla"),
+        ("tpu", {"kind": "TPU v3", "length": 2048, "dropout": 0.0, "window": 64}, "fused"),
         ("tpu", {"heads": 8}, "xla"),  # heads of 96
         ("tpu", {"kind": "TPU v3"}, "fused"),
         ("tpu", {"kind": "TPU v3", "heads": 24}, "xla"),  # heads of 32
@@ -206,20 +208,17 @@ def test_auto_takes_the_first_that_supports_the_model(platform, changes, chosen)
     ("name", "platform", "changes", "what"),
     [
         ("fused", "gpu", {}, "a GPU"),
-        ("fused", "tpu", {"length": 1024}, "rows of 1024 tokens"),
+        ("fused", "tpu", {"length": 1024}, "dropout (model.attention_dropout = 0.1) in rows of 1024 tokens"),
+        ("fused", "tpu", {"length": 200}, "rows of 200 tokens"),
+        ("fused", "tpu", {"length": 16384, "dropout": 0.0}, "rows of 16384 tokens"),
+        ("fused", "tpu", {"length": 1024, "dropout": 0.0, "kind": "TPU v2"}, "rows of 1024 tokens without a window"),
         ("fused", "tpu", {"heads": 8}, "heads of 96"),
         ("fused", "tpu", {"heads": 2, "tensor": 1}, "heads of 384"),
         ("fused", "tpu", {"heads": 24, "kind": "TPU v3"}, "4 heads of 32 at a time on a TPU v3"),
         ("fused", "tpu", {"heads": 3, "tensor": 1, "hidden_size": 192}, "3 heads of 64 on a device"),
         ("fused", "tpu", {"dtype": "float32"}, "float32, only bfloat16"),
         ("fused", "tpu", {"tensor": 8}, "12 heads over mesh.tensor = 8, only whole heads"),
-        ("splash", "tpu", {"tensor": 8, "dropout": 0.0}, "12 heads over mesh.tensor = 8, only whole heads"),
-        ("tiled", "tpu", {"length": 2048}, "dropout (model.attention_dropout = 0.1)"),
-        ("tiled", "tpu", {"dropout": 0.0, "window": 200}, "windows of 200 tokens to each side"),
-        ("tiled", "tpu", {"dropout": 0.0, "heads": 8}, "heads of 96"),
-        ("splash", "tpu", {}, "dropout (model.attention_dropout = 0.1)"),
-        ("splash", "tpu", {"dropout": 0.0, "length": 200}, "rows of 200 tokens"),
-        ("splash", "gpu", {"dropout": 0.0}, "a GPU"),
+        ("fused", "tpu", {"dropout": 0.0, "length": 2048, "window": 2000}, "windows of 2000 tokens to each side"),
         ("cudnn", "tpu", {"dropout": 0.0}, "a TPU"),
         ("cudnn", "gpu", {}, "dropout (model.attention_dropout = 0.1)"),
         ("cudnn", "gpu", {"dropout": 0.0, "dtype": "float32"}, "float32"),
@@ -236,5 +235,5 @@ def test_the_config_chooses_the_kernel():
         InputError, match=r"config.model.attention = fused: the kernel does not support rows of 32 tokens"
     ):
         tiny_run("model.attention=fused")
-    with pytest.raises(InputError, match=r"config.model.attention = 'splash': has no dropout"):
-        tiny_config("model.attention=splash", "model.attention_dropout=0.1")
+    with pytest.raises(InputError, match=r"config.model.attention = 'cudnn': has no dropout"):
+        tiny_config("model.attention=cudnn", "model.attention_dropout=0.1")

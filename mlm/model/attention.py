@@ -1,17 +1,14 @@
 """Attention kernels behind one signature, each of which computes what transformers' FlaxRobertaSelfAttention does.
 
     xla     plain jax, as flax computes it, on any device
-    fused   our Pallas kernel for TPU: bfloat16, rows up to 512 tokens, with dropout
-    tiled   our Pallas kernel for TPU: bfloat16, long rows and windows, rotary positions, no dropout
-    splash  jax's Pallas kernel for TPU: long rows, no dropout
+    fused   our Pallas kernel for TPU: bfloat16, rows up to 8,192 tokens, with dropout up to 512
     cudnn   cuDNN's kernel for GPU: bfloat16, no dropout
-    auto    on a TPU the first of fused, tiled, splash and xla that supports the model, with windows or rotary positions
-            tiled before fused, as it costs less; xla elsewhere (no GPU was measured)
+    auto    fused on a TPU if it supports the model, else xla (no GPU was measured)
 
 To add one, write a function like `_xla`, add it to `KERNELS`, and say in `_unsupported` what it does not support.
 
-Each attends to the whole row, or to a window around each token (Beltagy et al., 2020, Longformer, 3.1): xla, tiled and
-splash then compute little more than the window, fused and cudnn the whole row.
+Each attends to the whole row, or to a window around each token (Beltagy et al., 2020, Longformer, 3.1): xla and fused
+then compute little more than the window, cudnn the whole row.
 
 Dimensions: B rows, L tokens, H hidden size = N heads x D head size D, C tokens in a block.
 """
@@ -23,12 +20,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import Mesh
 from transformers import PretrainedConfig
 
 from mlm.errors import InputError
-from mlm.model import fused_attention, tiled_attention
+from mlm.model import fused_attention
 
 Rotation = tuple[Array, Array]  # cosine and sine of the angles, [B or 1, L, D / 2]
 
@@ -62,10 +58,7 @@ def choose(name: str, config: PretrainedConfig, *, length: int, mesh: Mesh, dtyp
     """Returns the kernel's name: `name` itself, or for "auto" the fastest one that supports the model."""
     unsupported = functools.partial(_unsupported, config=config, length=length, mesh=mesh, dtype=dtype, window=window)
     if name == "auto":
-        is_rotated = hasattr(config, "global_rope_theta")
-        ours = ("tiled", "fused") if window or is_rotated else ("fused", "tiled")
-        candidates = (*ours, "splash") if mesh.devices.flat[0].platform == "tpu" else ()
-        return next((each for each in candidates if not unsupported(each)), "xla")
+        return "fused" if mesh.devices.flat[0].platform == "tpu" and not unsupported("fused") else "xla"
     if what := unsupported(name):
         raise InputError(f"config.model.attention = {name}: the kernel does not support {what}; use another, or auto.")
     return name
@@ -75,21 +68,19 @@ def _unsupported(name: str, config: PretrainedConfig, length: int, mesh: Mesh, d
     """Returns what the kernel does not support of this model on these devices, None if it supports it."""
     device, tensor = mesh.devices.flat[0], mesh.shape["tensor"]
     heads, dropout = config.num_attention_heads, dropout_rate(config)
-    platform, is_pallas = device.platform, name in PALLAS
+    platform, is_fused, is_cudnn = device.platform, name == "fused", name == "cudnn"
+    needs_bfloat16 = (is_fused and platform == "tpu") or (is_cudnn and platform == "gpu")
     reasons = {
-        f"{heads} heads over mesh.tensor = {tensor}, only whole heads": is_pallas and heads % tensor,
-        "a GPU, only TPUs": is_pallas and platform == "gpu",
-        f"a {platform.upper()}, only NVIDIA GPUs": name == "cudnn" and platform != "gpu",
-        f"dropout (model.attention_dropout = {dropout})": name in ("tiled", "splash", "cudnn") and dropout > 0,
-        f"rows of {length} tokens, only multiples of 128": name == "splash" and length % 128,
-        f"{dtype}, only bfloat16": dtype != "bfloat16" and (name, platform) in BFLOAT16,
+        f"{heads} heads over mesh.tensor = {tensor}, only whole heads": is_fused and heads % tensor,
+        "a GPU, only TPUs": is_fused and platform == "gpu",
+        f"a {platform.upper()}, only NVIDIA GPUs": is_cudnn and platform != "gpu",
+        f"dropout (model.attention_dropout = {dropout})": is_cudnn and dropout > 0,
+        f"{dtype}, only bfloat16": needs_bfloat16 and dtype != "bfloat16",
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
         return reason
     shard = heads // tensor, config.hidden_size // heads
-    if name == "tiled":
-        return tiled_attention.unsupported(device.device_kind, length, window, *shard)
-    return fused_attention.unsupported(device.device_kind, length, *shard) if name == "fused" else None
+    return fused_attention.unsupported(device.device_kind, length, window, dropout, *shard) if is_fused else None
 
 
 def make_kernel(
@@ -100,11 +91,10 @@ def make_kernel(
     `isolated` is to attend within documents alone, `window` to so many tokens to each side; 0 for the whole row.
     """
     settings = {"isolated": isolated, "window": window}
-    if name not in PALLAS:  # the compiler splits it
+    if name != "fused":  # the compiler splits it
         return functools.partial(_rotated, functools.partial(KERNELS[name], heads=heads, **settings))
     num_shards, kind = (1, "cpu") if mesh is None else (mesh.shape["tensor"], mesh.devices.flat[0].device_kind)
-    kernel = functools.partial(KERNELS[name], heads=heads // num_shards, kind=kind, **settings)
-    kernel = kernel if name == "tiled" else functools.partial(_rotated, kernel)
+    kernel = functools.partial(fused_attention.attend, heads=heads // num_shards, kind=kind, **settings)
     return kernel if mesh is None else functools.partial(_split, kernel, mesh)
 
 
@@ -141,67 +131,43 @@ def _split(kernel: Attention, mesh: Mesh, *args: Array | Rotation | None) -> Arr
 
 
 def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, window):
-    length = q_BxLxH.shape[1]
-    if window and 3 * window < length:
-        attend = functools.partial(_blocks, heads=heads, isolated=isolated, window=window)
-        return attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL)
-    q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
-    bias = jnp.where(_allowed(segments_BxL, isolated, window), 0, jnp.finfo(q.dtype).min).astype(q.dtype)
+    arrays = q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL
+    if window and 3 * window < segments_BxL.shape[1] and dropout_mask_LxL is None:
+        return _blocks(*arrays, heads=heads, isolated=isolated, window=window)
+    allowed = _allowed(segments_BxL, isolated, window)
+    return _weigh(*arrays[:3], allowed, dropout_mask_LxL, heads)
+
+
+def _weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK, dropout_mask_KxQ, heads):
+    q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxQxH, k_BxKxH, v_BxKxH))
+    bias = jnp.where(allowed_Bx1xQxK, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
     scores_BxNxQxK = jnp.einsum("bqnd,bknd->bnqk", q / math.sqrt(q.shape[-1]), k) + bias
     probs_BxNxQxK = jax.nn.softmax(scores_BxNxQxK)
-    if dropout_mask_LxL is not None:
-        probs_BxNxQxK = probs_BxNxQxK * dropout_mask_LxL.T
-    return jnp.einsum("bnqk,bknd->bqnd", probs_BxNxQxK, v).reshape(q_BxLxH.shape)
+    if dropout_mask_KxQ is not None:
+        probs_BxNxQxK = probs_BxNxQxK * dropout_mask_KxQ.T
+    return jnp.einsum("bnqk,bknd->bqnd", probs_BxNxQxK, v).reshape(q_BxQxH.shape)
 
 
-def _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, window):
-    """Each block of `window` queries reads its own keys and those of the two blocks beside it: one of S blocks of C."""
-    rows, length, _ = q_BxLxH.shape
+def _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, *, heads, isolated, window):
+    """Attention of blocks of `window` queries, each a row of its own, to their keys and those of the blocks beside."""
+    rows, length = segments_BxL.shape
     count = -(-length // window)
-    shape = (rows, count, window, heads, -1)
-    end = [(0, count * window - length)]
-    q = jnp.pad(q_BxLxH, [(0, 0), *end, (0, 0)]).reshape(shape)
 
-    def neighbours(x_BxL: Array, axis: int = 1) -> Array:
-        """Returns [..., S, 3C, ...]: what each block reads, 0 beyond the row."""
-        padding = [(0, 0)] * x_BxL.ndim
-        padding[axis] = (window, window + end[0][1])
-        padded = jnp.pad(x_BxL, padding)
-        parts = [jax.lax.slice_in_dim(padded, i * window, (i + count) * window, axis=axis) for i in range(3)]
-        split = (*x_BxL.shape[:axis], count, window, *x_BxL.shape[axis + 1 :])
-        return jnp.concatenate([part.reshape(split) for part in parts], axis=axis + 1)
+    def blocks(x_BxL: Array, beside: int) -> Array:
+        """Returns each block's tokens and those of `beside` blocks on both sides, 0 beyond the row."""
+        ends = (beside * window, (beside + count) * window - length)
+        padded = jnp.pad(x_BxL, [(0, 0), ends, *[(0, 0)] * (x_BxL.ndim - 2)])
+        padded = padded.reshape(rows, count + 2 * beside, window, *x_BxL.shape[2:])
+        near = jnp.concatenate([padded[:, i : i + count] for i in range(2 * beside + 1)], axis=2)
+        return near.reshape(rows * count, -1, *x_BxL.shape[2:])
 
-    k, v = (neighbours(x).reshape(rows, count, 3 * window, heads, -1) for x in (k_BxLxH, v_BxLxH))
-    keys_BxSxK = neighbours(segments_BxL)
+    queries, keys = blocks(segments_BxL, 0), blocks(segments_BxL, 1)
     near_CxK = jnp.abs(jnp.arange(window)[:, None] + window - jnp.arange(3 * window)) <= window
-    allowed_BxSxQxK = (keys_BxSxK > 0)[:, :, None] & near_CxK
+    allowed = (keys > 0)[:, None, None] & near_CxK
     if isolated:
-        queries_BxSxQ = jnp.pad(segments_BxL, [(0, 0), *end]).reshape(rows, count, window)
-        allowed_BxSxQxK &= queries_BxSxQ[..., None] == keys_BxSxK[:, :, None]
-    bias = jnp.where(allowed_BxSxQxK, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
-    probs = jax.nn.softmax(jnp.einsum("bsqnd,bsknd->bsnqk", q / math.sqrt(q.shape[-1]), k) + bias[:, :, None])
-    if dropout_mask_LxL is not None:  # keys x queries
-        own = jnp.pad(dropout_mask_LxL, [(0, 0), *end]).reshape(length, count, window).swapaxes(0, 1)
-        by_block = neighbours(own, axis=1)[jnp.arange(count), jnp.arange(count)]
-        probs = probs * by_block.swapaxes(1, 2)[:, None]
-    context = jnp.einsum("bsnqk,bsknd->bsqnd", probs, v)
+        allowed = allowed & (queries[:, None, :, None] == keys[:, None, None])
+    context = _weigh(blocks(q_BxLxH, 0), blocks(k_BxLxH, 1), blocks(v_BxLxH, 1), allowed, None, heads)
     return context.reshape(rows, count * window, -1)[:, :length]
-
-
-def _splash(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, window, kind):
-    length = q_BxLxH.shape[1]
-    names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
-    sizes = splash.BlockSizes(**dict.fromkeys(names, math.gcd(length, 512)), use_fused_bwd_kernel=True)
-    near = splash.LocalMask((length, length), (window, window), offset=0) if window else splash.FullMask((length,) * 2)
-    mask = splash.MultiHeadMask([near] * heads)
-    interpret = not kind.startswith("TPU")
-    kernel = splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
-    q, k, v = (jnp.moveaxis(x.reshape(*x.shape[:2], heads, -1), 1, 2) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
-    # It attends within a document: all tokens become one, padding another one, whose context nothing reads.
-    documents_BxL = segments_BxL if isolated else jnp.minimum(segments_BxL, 1)
-    segment_ids = splash.SegmentIds(q=documents_BxL, kv=documents_BxL)
-    context_BxNxLxD = jax.vmap(kernel)(q / math.sqrt(q.shape[-1]), k, v, segment_ids)
-    return jnp.moveaxis(context_BxNxLxD, 2, 1).reshape(q_BxLxH.shape)
 
 
 def _cudnn(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, _, *, heads, isolated, window, implementation="cudnn"):
@@ -211,10 +177,7 @@ def _cudnn(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, _, *, heads, isolated, windo
     return context.reshape(q_BxLxH.shape)
 
 
-KERNELS = {"xla": _xla, "fused": fused_attention.attend, "tiled": tiled_attention.attend}
-KERNELS |= {"splash": _splash, "cudnn": _cudnn}
-PALLAS = ("fused", "tiled", "splash")
-BFLOAT16 = (("cudnn", "gpu"), ("fused", "tpu"), ("tiled", "tpu"))  # (kernel, platform) that have nothing else
+KERNELS = {"xla": _xla, "cudnn": _cudnn}
 
 
 def _allowed(segments_BxL: Array, isolated: bool, window: int) -> Array:

@@ -1,71 +1,88 @@
-"""Attention of rows short enough for a TPU core's own memory, as one Pallas kernel forward and one backward.
+"""Attention as one Pallas kernel forward and one backward, with dropout in short rows, windows and rotary positions.
 
-The scores of a row never leave the core. Heads stay side by side in the last axis, without a copy: a kernel works on
-128 entries of it. Scores are keys x queries: the softmax reduces along the vector registers' short axis.
+The scores never leave the core. Heads stay side by side in the last axis, without a copy: a kernel works on 128 entries
+of it. Scores are keys x queries: the softmax reduces along the vector registers' short axis. A step of the grid has
+several short rows, or a chunk of queries and one of keys. With a window these are the same tokens and a halo on both
+sides, and only tiles of the scores that the window touches are computed; without one the chunks of keys follow each
+other, with an online softmax (Dao et al., 2022, FlashAttention).
 
-Dimensions: B rows, L tokens, H hidden size = heads x head size, W entries of H in a block, N heads in a block.
+Dimensions: B rows, L tokens, H hidden size = heads x head size.
 """
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-LONGEST = 512  # tokens: above, the backward kernel's scores do not fit into a core's 16 MB
-LANES = 128
+from mlm.model.fused_kernels import LANES, Sizes, backward, forward, step
+
+LONGEST = 8192  # tokens: the gradient of a row's queries stays in a core's memory, in float32
+LONGEST_WITH_DROPOUT = 512  # tokens: so does the mask
 ROUNDING = ("TPU v2", "TPU v3")  # their matrix units take float32 from a kernel, and round it to bfloat16
-MASK_VALUE = -1e30
-
-NT = (((1,), (1,)), ((), ()))  # x @ y.T
-NN = (((1,), (0,)), ((), ()))  # x @ y
+MEMORY = {"TPU v5 lite": 48, "TPU v5": 48, "TPU v6 lite": 48, "TPU7x": 48}  # MB that a kernel may use; else 16
 
 
-def unsupported(kind: str, length: int, heads: int, head_size: int) -> str | None:
-    """Returns what does not fit into a core's memory in bfloat16, isolated and with dropout; None if all does."""
+def unsupported(kind: str, length: int, window: int, dropout: float, heads: int, head_size: int) -> str | None:
+    """Returns what the kernels can't do for `heads` on a device, None if they can."""
+    hidden, chunk = heads * head_size, chunk_tokens(kind)
+    of_length = f"rows of {length} tokens"
     if length > LONGEST or length % LANES:
-        return f"rows of {length} tokens, only multiples of {LANES} up to {LONGEST}"
-    if reason := unsupported_heads(heads, head_size):
-        return reason
-    if kind in ROUNDING and (together := width_of(heads * head_size, heads) // head_size) > 2:
-        return f"{together} heads of {head_size} at a time on a {kind}, whose cores have room for 2"
-    return None
-
-
-def unsupported_heads(heads: int, head_size: int) -> str | None:
-    """Returns what of the heads on a device does not fit into blocks of lanes, None if all does."""
-    hidden = heads * head_size
+        return f"{of_length}, only multiples of {LANES} up to {LONGEST}"
+    if kind in ROUNDING and length > chunk and not window:
+        return f"{of_length} without a window on a {kind}, only up to {chunk}"
+    if dropout > 0 and length > LONGEST_WITH_DROPOUT:
+        return f"dropout (model.attention_dropout = {dropout}) in {of_length}, only up to {LONGEST_WITH_DROPOUT}"
+    if window > chunk < length:
+        return f"windows of {window} tokens to each side, only up to {chunk}"
     if LANES % head_size and head_size != 2 * LANES:
         return f"heads of {head_size}, only sizes that divide {LANES}, and {2 * LANES}"
     if hidden > LANES and hidden % LANES:
         return f"{heads} heads of {head_size} on a device, only a total of up to {LANES} or multiples of it"
+    if kind in ROUNDING and (together := width_of(hidden, heads) // head_size) > 2:
+        return f"{together} heads of {head_size} at a time on a {kind}, whose cores have room for 2"
     return None
 
 
-def block_tokens(kind: str) -> int:
-    """Returns how many tokens one call of a kernel works on at most, if that is at least a row."""
-    return 512 if kind in ROUNDING else 1024
+def sizes(kind: str, length: int, window: int, rows: int = 1) -> Sizes:
+    """Returns the sizes for `rows` rows of `length` tokens."""
+
+    def divisor(of: int, least: int, most: int, best: Callable) -> int:
+        return best(size for size in range(least, most + 1, LANES) if of % size == 0)
+
+    chunk = divisor(length, LANES, chunk_tokens(kind), max)
+    steps, together = length // chunk, math.gcd(rows, max(1, chunk_tokens(kind) // length))
+    if not window:
+        return Sizes(together, chunk, chunk, math.gcd(chunk, 512), 0, steps, steps)
+    halo = divisor(chunk, -(-window // LANES) * LANES, chunk, min) if steps > 1 else 0
+    return Sizes(together, chunk, chunk, LANES, halo, steps, 1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7, 8))
-def attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, window, kind):
+def chunk_tokens(kind: str) -> int:
+    """Returns how many tokens a step of the grid has at most."""
+    return 1024 if kind in MEMORY else 512
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8, 9))
+def attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation, heads, isolated, window, kind):
     """An `attention.Attention` for a device of `kind`; on anything but a TPU the kernels are interpreted, for tests."""
-    return _forward(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, window, kind)[0]
+    arrays = q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation
+    return _forward(*arrays, heads, isolated, window, kind)[0]
 
 
-def _forward(q, k, v, segments_BxL, dropout_mask_LxL, heads, isolated, window, kind):
-    inputs = (q, k, v, segments_BxL, dropout_mask_LxL)
-    outputs = _call(inputs, (), heads, isolated, window, kind)
+def _forward(*args):
+    inputs, settings = args[:6], args[6:]
+    outputs = _call(inputs, (), *settings)
     return outputs[0], (inputs, outputs)
 
 
-def _backward(heads, isolated, window, kind, saved, grad):
-    inputs, outputs = saved
-    grads = _call(inputs, (*outputs, grad), heads, isolated, window, kind)
-    return *grads, None, jax.tree.map(jnp.zeros_like, inputs[-1])  # of the dropout mask, if there is one
+def _backward(*args):
+    *settings, (inputs, outputs), grad = args
+    return *_call(inputs, (*outputs, grad), *settings), None, *jax.tree.map(jnp.zeros_like, inputs[4:])
 
 
 attend.defvjp(_forward, _backward)
@@ -76,114 +93,102 @@ def width_of(hidden: int, heads: int) -> int:
     return max(LANES, hidden // heads) if hidden % LANES == 0 else hidden
 
 
-def _call(inputs: tuple, backward_inputs: tuple, heads: int, isolated: bool, window: int, kind: str) -> list[Array]:
-    """Runs the backward kernel if it is given the forward kernel's outputs and their gradient, else the forward one."""
-    q, k, v, segments_BxL, dropout_mask_LxL = inputs
-    rows, length, hidden = q.shape
-    width = width_of(hidden, heads)
-    together = math.gcd(rows, max(1, block_tokens(kind) // length))
-    grid = (rows // together, hidden // width)
-    operand = jnp.dtype(jnp.float32) if kind in ROUNDING else q.dtype
-    x = pl.BlockSpec((together, length, width), lambda b, h: (b, 0, h))
-    keys = pl.BlockSpec((together, length, 1), lambda b, h: (b, 0, 0))
-    queries = pl.BlockSpec((together, 1, length), lambda b, h: (b, 0, 0)) if isolated else None
-    mask = None if dropout_mask_LxL is None else pl.BlockSpec((length, length), lambda b, h: (0, 0))
-    stats = pl.BlockSpec((together, 1, width * heads // hidden, length), lambda b, h: (b, h, 0, 0))
-    x_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
-    stats_shape = jax.ShapeDtypeStruct((rows, grid[1], *stats.block_shape[2:]), jnp.float32)
-    backward = bool(backward_inputs)
-    kernel = _backward_kernel if backward else _forward_kernel
-    call = pl.pallas_call(
-        functools.partial(kernel, head_size=hidden // heads, operand=operand, window=window),
-        name=f"fused_attention_{'backward' if backward else 'forward'}",
-        grid=grid,
-        in_specs=[x, x, x, keys, queries, mask] + ([x, stats, x] if backward else []),
-        out_specs=[x, x, x] if backward else [x, stats],
-        out_shape=[x_shape, x_shape, x_shape] if backward else [x_shape, stats_shape],
-        interpret=not kind.startswith("TPU"),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
-    )
-    segments = segments_BxL[:, :, None], segments_BxL[:, None, :] if isolated else None
-    if dropout_mask_LxL is not None:
-        dropout_mask_LxL = dropout_mask_LxL.astype(operand)
-    return call(q, k, v, *segments, dropout_mask_LxL, *backward_inputs)
+def _specs(size: Sizes, length: int, at: Callable) -> Callable:
+    """Returns `(of_keys, halo, shape, index) -> [specs]` of a chunk and its halos.
+
+    They come from `shape(tokens)` and `index(row, block of H, chunk)`, and `at(*grid)` = (row, block, queries, keys).
+    """
+
+    def specs(of_keys: bool, halo: int, shape: Callable, index: Callable) -> list[pl.BlockSpec]:
+        chunk = size.keys if of_keys else size.queries
+        parts = [(chunk, lambda c: c)]
+        if halo:
+            per, last = chunk // halo, length // halo - 1
+            before, after = lambda c: jnp.maximum(c * per - 1, 0), lambda c: jnp.minimum((c + 1) * per, last)
+            parts = [(halo, before), *parts, (halo, after)]
+
+        def spec(tokens: int, place: Callable) -> pl.BlockSpec:
+            return pl.BlockSpec(shape(tokens), lambda *g: index(*at(*g)[:2], place(at(*g)[2 + of_keys])))
+
+        return [spec(*part) for part in parts]
+
+    return specs
 
 
-def dot(x: Array, y: Array, dims: tuple, precision: lax.Precision | None = None) -> Array:
-    """Returns the product of two matrices in float32."""
-    return lax.dot_general(x, y, dims, precision=precision, preferred_element_type=jnp.float32)
-
-
-def lanes_of(head: int, head_size: int, width: int) -> Array:
-    """Returns which entries of a block are a head's, bool, [1, W]."""
-    lane = lax.broadcasted_iota(jnp.int32, (1, width), 1)
-    return (lane >= head * head_size) & (lane < (head + 1) * head_size)
-
-
-def _bias(key_ref, query_ref, row: int, window: int) -> Array:
-    """Returns what is added to the scores: 0 or MASK_VALUE, keys x queries, or keys x 1 if all queries share it."""
-    key_Lx1 = key_ref[row]
-    allowed = key_Lx1 > 0
-    if query_ref is not None:
-        allowed = allowed & (key_Lx1 == query_ref[row])
+def _grid(size: Sizes, rows: int, blocks: int, window: int, is_backward: bool) -> tuple[tuple[int, ...], Callable]:
+    """Returns the grid, in the order in which blocks stay in memory longest, and `_specs`' `at`."""
     if window:
-        length = key_ref.shape[1]
-        key, query = (lax.broadcasted_iota(jnp.int32, (length, length), axis) for axis in range(2))
-        allowed = allowed & (jnp.abs(key - query) <= window)
-    return jnp.where(allowed, 0.0, MASK_VALUE)
+        return (rows, size.query_steps, blocks), lambda b, i, h: (b, h, i, i)
+    if is_backward:
+        return (rows, blocks, size.key_steps, size.query_steps), lambda b, h, j, i: (b, h, i, j)
+    return (rows, blocks, size.query_steps, size.key_steps), lambda b, h, i, j: (b, h, i, j)
 
 
-def _forward_kernel(*refs, head_size, operand, window):
-    q_ref, k_ref, v_ref, key_ref, query_ref, mask_ref, out_ref, logsumexp_ref = refs
-    width = q_ref.shape[-1]
-    for row in range(q_ref.shape[0]):
-        q_LxW, k_LxW, v_LxW = (ref[row].astype(operand) for ref in (q_ref, k_ref, v_ref))
-        v_WxL = v_LxW.T
-        bias = _bias(key_ref, query_ref, row, window)
-        out, logsumexps = [], []
-        for head in range(width // head_size):
-            lanes = lanes_of(head, head_size, width)
-            scores_LxL = dot(jnp.where(lanes, k_LxW, 0), q_LxW, NT) * (1 / math.sqrt(head_size)) + bias
-            largest_1xL = jnp.max(scores_LxL, axis=0, keepdims=True)
-            exp_LxL = jnp.exp(scores_LxL - largest_1xL)
-            total_1xL = jnp.sum(exp_LxL, axis=0, keepdims=True)
-            exp_LxL = exp_LxL.astype(operand)
-            if mask_ref is not None:
-                exp_LxL = exp_LxL * mask_ref[...]
-            head_v_DxL = v_WxL[head * head_size : (head + 1) * head_size]
-            out.append(dot(head_v_DxL, exp_LxL, NN) * (1 / total_1xL))
-            logsumexps.append(largest_1xL + jnp.log(total_1xL))
-        out_ref[row] = jnp.concatenate(out, axis=0).T.astype(out_ref.dtype)
-        logsumexp_ref[row, 0] = jnp.concatenate(logsumexps, axis=0)
+def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, kind: str) -> list[Array]:
+    """Runs the backward kernel if it is given the forward kernel's outputs and their gradient, else the forward one."""
+    q, k, v, segments_BxL, dropout_mask_LxL, rotation = inputs
+    (rows, length, hidden), is_backward = q.shape, bool(saved)
+    width, size = width_of(hidden, heads), sizes(kind, length, window, rows)
+    operand = jnp.dtype(jnp.float32) if kind in ROUNDING else q.dtype
+    blocks, together, head_size = hidden // width, width * heads // hidden, hidden // heads
+    grid, at = _grid(size, rows // size.rows, blocks, window, is_backward)
+    specs, halo, q_halo = _specs(size, length, at), size.halo, size.halo * is_backward
+    x = lambda n: (size.rows, n, width), lambda b, h, c: (b, c, h)
+    stats = lambda n: (size.rows, None, together, n), lambda b, h, c: (b, h, 0, c)
+    q_spec, k_spec, stats_spec = specs(False, q_halo, *x), specs(True, halo, *x), specs(False, q_halo, *stats)
+    key_spec = specs(True, halo, lambda n: (size.rows, n, 1), lambda b, h, c: (b, c, 0))
+    query_spec = specs(False, q_halo, lambda n: (size.rows, 1, n), lambda b, h, c: (b, 0, c)) if isolated else []
+    inputs = [(q, q_spec), (k, k_spec), (v, k_spec), (segments_BxL[:, :, None], key_spec)]
+    inputs += [(segments_BxL[:, None, :], query_spec), _whole(dropout_mask_LxL, operand)]
+    inputs += [each for halos in ((False, q_halo), (True, halo)) for each in _angles(rotation, specs, size, *halos)]
+    x_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
+    if is_backward:
+        inputs += zip(saved, (q_spec, stats_spec, q_spec), strict=True)
+        own, last = specs(True, 0, *x), size.key_steps - 1
+
+        def dq_index(*g: Array) -> tuple[Array, ...]:
+            row, block, q_chunk, k_chunk = at(*g)  # a chunk is written once its gradient is complete
+            return row, q_chunk if window else jnp.where(k_chunk < last, 0, q_chunk), block
+
+        out_specs, out_shape = [pl.BlockSpec(x[0](size.queries), dq_index), *own, *own], [x_shape] * 3
+        scratch = [(size.keys + 2 * halo, width)] * 2 * (not size.is_one) + [(width, length)] * (size.key_steps > 1)
+    else:
+        out_specs = specs(False, 0, *x) + stats_spec
+        out_shape = [x_shape, jax.ShapeDtypeStruct((rows, blocks, together, length), jnp.float32)]
+        scratch = [(n, size.queries) for n in (width, together, together)] * (size.key_steps > 1)
+    stages_of = backward if is_backward else forward
+    settings = {"stages_of": stages_of, "head_size": head_size, "window": window, "size": size, "operand": operand}
+    rotated = "" if rotation is None else "_rotated"
+    call = pl.pallas_call(
+        functools.partial(step, **settings),
+        name=f"fused_attention_{stages_of.__name__}_{window}{rotated}",  # as plan reads it
+        grid=grid,
+        in_specs=[spec for _, spec in inputs],
+        out_specs=out_specs,
+        out_shape=out_shape,
+        scratch_shapes=[pltpu.VMEM((size.rows, *shape), jnp.float32) for shape in scratch],
+        interpret=not kind.startswith("TPU"),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",) * 2 + ("arbitrary",) * (len(grid) - 2),
+            vmem_limit_bytes=MEMORY.get(kind, 16) * 2**20,
+        ),
+    )
+    return call(*([array] * len(spec) for array, spec in inputs))
 
 
-def _backward_kernel(*refs, head_size, operand, window):
-    q_ref, k_ref, v_ref, key_ref, query_ref, mask_ref, out_ref, logsumexp_ref, grad_ref, dq_ref, dk_ref, dv_ref = refs
-    width = q_ref.shape[-1]
-    heads, scale = width // head_size, 1 / math.sqrt(head_size)
-    for row in range(q_ref.shape[0]):
-        q_LxW, k_LxW, v_LxW, grad_LxW = (ref[row].astype(operand) for ref in (q_ref, k_ref, v_ref, grad_ref))
-        k_WxL = k_LxW.T
-        bias = _bias(key_ref, query_ref, row, window)
-        lanes_NxW = [lanes_of(head, head_size, width).astype(jnp.float32) for head in range(heads + -heads % 8)]
-        lanes_NxW = jnp.concatenate(lanes_NxW, axis=0)
-        product_LxW = grad_LxW.astype(jnp.float32) * out_ref[row].astype(jnp.float32)
-        inner_NxL = dot(lanes_NxW, product_LxW, NT, lax.Precision.HIGHEST)  # of the gradient with the output
-        dq, dk, dv = [], 0.0, 0.0
-        for head in range(heads):
-            lanes = lanes_of(head, head_size, width)
-            scores_LxL = dot(jnp.where(lanes, k_LxW, 0), q_LxW, NT) * scale + bias
-            probs_LxL = jnp.exp(scores_LxL - logsumexp_ref[row, 0, head : head + 1])
-            d_probs_LxL = dot(jnp.where(lanes, v_LxW, 0), grad_LxW, NT)
-            dropped_LxL = probs_LxL.astype(operand)
-            if mask_ref is not None:
-                mask_LxL = mask_ref[...]
-                dropped_LxL = dropped_LxL * mask_LxL
-                d_probs_LxL = d_probs_LxL * mask_LxL.astype(jnp.float32)
-            d_scores_LxL = (probs_LxL * (d_probs_LxL - inner_NxL[head : head + 1]) * scale).astype(operand)
-            dv = jnp.where(lanes, dot(dropped_LxL, grad_LxW, NN), dv)
-            dk = jnp.where(lanes, dot(d_scores_LxL, q_LxW, NN), dk)
-            dq.append(dot(k_WxL[head * head_size : (head + 1) * head_size], d_scores_LxL, NN))
-        dq_ref[row] = jnp.concatenate(dq, axis=0).T.astype(dq_ref.dtype)
-        dk_ref[row] = dk.astype(dk_ref.dtype)
-        dv_ref[row] = dv.astype(dv_ref.dtype)
+def _whole(dropout_mask_LxL: Array | None, operand: jnp.dtype) -> tuple:
+    """Returns (array, specs) of the dropout mask, for a step of the grid that has all queries and keys."""
+    if dropout_mask_LxL is None:
+        return None, []
+    mask_1xLxL = dropout_mask_LxL.astype(operand)[None]
+    return mask_1xLxL, [pl.BlockSpec(mask_1xLxL.shape, lambda *_: (0, 0, 0))]
+
+
+def _angles(rotation: tuple | None, specs: Callable, size: Sizes, of_keys: bool, halo: int) -> list[tuple]:
+    """Returns [(array, specs)] of cosines and sines."""
+    if rotation is None:
+        return [(None, [])] * 2
+    rows, _, half = rotation[0].shape
+    each = int(rows > 1)  # 0 if all rows share the angles
+    place = specs(of_keys, halo, lambda n: (size.rows if each else 1, half, n), lambda b, h, c: (b * each, 0, c))
+    return [(angles.swapaxes(1, 2), place) for angles in rotation]
