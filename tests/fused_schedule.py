@@ -1,9 +1,10 @@
 """Compiles the kernels of mlm/model/fused_attention.py for a TPU and counts the bundles of the compiler's schedule.
 
-    python tests/fused_schedule.py TOPOLOGY LENGTH FOLDER
+    python tests/fused_schedule.py TOPOLOGY LENGTH WINDOW ROTATED FOLDER
 
 Run by tests/test_fused_attention.py, in a process of its own: libtpu writes its schedules to FOLDER where it is asked
-to when it is loaded. Prints a line of JSON: device_kind and the cycles of one head of one row, forward, backward.
+to when it is loaded. Rows that are not rotated have a dropout mask. Prints a line of JSON: device_kind, and the cycles
+of one head of one row in a step of the grid, forward and backward.
 """
 
 import json
@@ -20,30 +21,32 @@ from jax.sharding import PartitionSpec as P
 from mlm.model import fused_attention
 from mlm.plan.topology import find
 
-topology, length, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
-HEADS, HIDDEN, BLOCKS = 4, 256, 2
+(topology, length, window, rotated), folder = sys.argv[1:5], pathlib.Path(sys.argv[5])
+length, window, HEADS, HIDDEN = int(length), int(window), 4, 256
 device = find(topology).devices[0]
+kind = device.device_kind
 sharding = NamedSharding(Mesh(np.array([device]), ("x",)), P())
-rows = BLOCKS * fused_attention.block_tokens(device.device_kind) // length
+rows = max(2, 2048 // length)  # two steps or more
 x = jax.ShapeDtypeStruct((rows, length, HIDDEN), jnp.bfloat16, sharding=sharding)
 segments = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=sharding)
+angles = jax.ShapeDtypeStruct((1, length, 32), jnp.float32, sharding=sharding)
 dropout_mask = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=sharding)
+extras = (None, (angles, angles)) if rotated == "1" else (dropout_mask, None)
 
 
-def both(q, k, v, segments, dropout_mask, grad):
-    out, pull = jax.vjp(
-        lambda q, k, v: fused_attention.attend(q, k, v, segments, dropout_mask, HEADS, False, 0, device.device_kind),
-        q,
-        k,
-        v,
-    )
+def both(q, k, v, segments, extras, grad):
+    def attend(q, k, v):
+        return fused_attention.attend(q, k, v, segments, *extras, HEADS, False, window, kind)
+
+    out, pull = jax.vjp(attend, q, k, v)
     return out, pull(grad)
 
 
-jax.jit(both).lower(x, x, x, segments, dropout_mask, x).compile()
+jax.jit(both).lower(x, x, x, segments, extras, x).compile()
 cycles = []
 for name in ("forward", "backward"):
     (schedule,) = folder.glob(f"*fused_attention_{name}*schedule-analysis_final_bundles.txt")
     bundles = int(re.search(r"total scheduled bundles:\s+(\d+)", schedule.read_text()).group(1))
-    cycles.append(bundles * BLOCKS * (HIDDEN // fused_attention.LANES) / (rows * HEADS))
-print(json.dumps([device.device_kind, *cycles]))
+    heads = HEADS * fused_attention.width_of(HIDDEN, HEADS) // HIDDEN  # of a step
+    cycles.append(bundles / (heads * fused_attention.sizes(kind, length, window, rows).rows))
+print(json.dumps([kind, *cycles]))

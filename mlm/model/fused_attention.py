@@ -55,7 +55,7 @@ def sizes(kind: str, length: int, window: int, rows: int = 1) -> Sizes:
         return best(size for size in range(least, most + 1, LANES) if of % size == 0)
 
     chunk = divisor(length, LANES, chunk_tokens(kind), max)
-    steps, together = length // chunk, math.gcd(rows, max(1, chunk_tokens(kind) // length))
+    steps, together = length // chunk, math.gcd(rows, max(1, (512 if kind in ROUNDING else 1024) // length))
     if not window:
         return Sizes(together, chunk, chunk, math.gcd(chunk, 512), 0, steps, steps)
     halo = divisor(chunk, -(-window // LANES) * LANES, chunk, min) if steps > 1 else 0
@@ -63,7 +63,7 @@ def sizes(kind: str, length: int, window: int, rows: int = 1) -> Sizes:
 
 
 def chunk_tokens(kind: str) -> int:
-    """Returns how many tokens a step of the grid has at most."""
+    """Returns how many tokens a chunk has at most."""
     return 1024 if kind in MEMORY else 512
 
 
