@@ -70,7 +70,7 @@ def test_output_and_gradients_are_flax_s(window, name, isolated, dropout):
         np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f"gradient of {name_}")
 
 
-# Of rows of 3 x 128: both in a step of the grid, a row as one chunk, chunks and halos, and keys one chunk after the other.
+# Both rows in a step of the grid, a row as one chunk, chunks and halos, and keys one chunk after the other.
 @pytest.mark.parametrize(
     ("window", "length", "most", "isolated", "per_row", "dropout"),
     [

@@ -143,10 +143,10 @@ def test_kernels_cost_what_they_declare(counted):
     assert counted.groups["backward", "roberta/encoder/layer/*/attention/self", "mlm/training/step.py:7"] == [1000, 1]
 
 
-@pytest.mark.parametrize(("name", "cycles"), [("forward", 193), ("backward", 327)])
+@pytest.mark.parametrize(("name", "cycles"), [("forward", 123), ("backward", 204)])
 def test_an_attention_kernel_costs_the_cycles_of_its_schedule(name, cycles):
     """16 rows, 3 blocks of 2 heads, rows of 128 tokens, on a v5e."""
-    text = TEXT.replace("self/pallas_call", f"self/fused_attention_{name}/pallas_call")
+    text = TEXT.replace("self/pallas_call", f"self/fused_attention_{name}_0/pallas_call")
     text = text.replace(
         "kernel_metadata={\n", "kernel_metadata={}}, operand_layout_constraints={f32[16,3,2,128]{3,2,1,0}\n"
     )

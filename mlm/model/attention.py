@@ -35,14 +35,7 @@ Attention = Callable[[Array, Array, Array, Array, Array | None, Rotation | None]
 
 
 def make_attention(
-    name: str,
-    config: PretrainedConfig,
-    *,
-    length: int,
-    mesh: Mesh,
-    dtype: str,
-    isolated: bool = False,
-    window: int = 0,
+    name: str, config: PretrainedConfig, *, length: int, mesh: Mesh, dtype: str, isolated: bool = False, window: int = 0
 ) -> Attention:
     """Returns the attention for rows of `length` tokens; raises InputError if the kernel does not support them."""
     name = choose(name, config, length=length, mesh=mesh, dtype=dtype, window=window)
@@ -134,7 +127,7 @@ def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, is
     arrays = q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL
     if window and 3 * window < segments_BxL.shape[1] and dropout_mask_LxL is None:
         return _blocks(*arrays, heads=heads, isolated=isolated, window=window)
-    allowed = _allowed(segments_BxL, isolated, window)
+    allowed = _allowed(segments_BxL, segments_BxL, isolated, window)
     return _weigh(*arrays[:3], allowed, dropout_mask_LxL, heads)
 
 
@@ -161,18 +154,15 @@ def _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, *, heads, isolated, window)
         near = jnp.concatenate([padded[:, i : i + count] for i in range(2 * beside + 1)], axis=2)
         return near.reshape(rows * count, -1, *x_BxL.shape[2:])
 
-    queries, keys = blocks(segments_BxL, 0), blocks(segments_BxL, 1)
-    near_CxK = jnp.abs(jnp.arange(window)[:, None] + window - jnp.arange(3 * window)) <= window
-    allowed = (keys > 0)[:, None, None] & near_CxK
-    if isolated:
-        allowed = allowed & (queries[:, None, :, None] == keys[:, None, None])
+    allowed = _allowed(blocks(segments_BxL, 0), blocks(segments_BxL, 1), isolated, window, first=window)
     context = _weigh(blocks(q_BxLxH, 0), blocks(k_BxLxH, 1), blocks(v_BxLxH, 1), allowed, None, heads)
     return context.reshape(rows, count * window, -1)[:, :length]
 
 
 def _cudnn(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, _, *, heads, isolated, window, implementation="cudnn"):
     q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
-    mask_Bx1xQxK = jnp.broadcast_to(_allowed(segments_BxL, isolated, window), (len(q), 1, q.shape[1], q.shape[1]))
+    allowed = _allowed(segments_BxL, segments_BxL, isolated, window)
+    mask_Bx1xQxK = jnp.broadcast_to(allowed, (len(q), 1, q.shape[1], q.shape[1]))
     context = jax.nn.dot_product_attention(q, k, v, mask=mask_Bx1xQxK, implementation=implementation)
     return context.reshape(q_BxLxH.shape)
 
@@ -180,12 +170,12 @@ def _cudnn(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, _, *, heads, isolated, windo
 KERNELS = {"xla": _xla, "cudnn": _cudnn}
 
 
-def _allowed(segments_BxL: Array, isolated: bool, window: int) -> Array:
-    """Returns which keys each query attends to, bool, broadcastable to [B, 1, queries, keys]."""
-    allowed = (segments_BxL > 0)[:, None, None, :]
+def _allowed(queries_BxQ: Array, keys_BxK: Array, isolated: bool, window: int, first: int = 0) -> Array:
+    """Returns which keys each query attends to, bool, broadcastable to [B, 1, Q, K]; key `first` is at query 0."""
+    allowed = (keys_BxK > 0)[:, None, None, :]
     if isolated:
-        allowed = allowed & (segments_BxL[:, None, :, None] == segments_BxL[:, None, None, :])
+        allowed = allowed & (queries_BxQ[:, None, :, None] == keys_BxK[:, None, None, :])
     if window:
-        place_L = jnp.arange(segments_BxL.shape[1])
-        allowed = allowed & (jnp.abs(place_L[:, None] - place_L) <= window)
+        query_Q, key_K = (jnp.arange(each.shape[1]) for each in (queries_BxQ, keys_BxK))
+        allowed = allowed & (jnp.abs(query_Q[:, None] + first - key_K) <= window)
     return allowed

@@ -139,7 +139,10 @@ def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, 
     key_spec = specs(True, halo, lambda n: (size.rows, n, 1), lambda b, h, c: (b, c, 0))
     query_spec = specs(False, q_halo, lambda n: (size.rows, 1, n), lambda b, h, c: (b, 0, c)) if isolated else []
     inputs = [(q, q_spec), (k, k_spec), (v, k_spec), (segments_BxL[:, :, None], key_spec)]
-    inputs += [(segments_BxL[:, None, :], query_spec), _whole(dropout_mask_LxL, operand)]
+    inputs += [(segments_BxL[:, None, :], query_spec), (dropout_mask_LxL, [])]
+    if dropout_mask_LxL is not None:  # a step has whole rows
+        place = pl.BlockSpec((1, length, length), lambda *_: (0, 0, 0))
+        inputs[-1] = dropout_mask_LxL.astype(operand)[None], [place]
     inputs += [each for halos in ((False, q_halo), (True, halo)) for each in _angles(rotation, specs, size, *halos)]
     x_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     if is_backward:
@@ -174,14 +177,6 @@ def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, 
         ),
     )
     return call(*([array] * len(spec) for array, spec in inputs))
-
-
-def _whole(dropout_mask_LxL: Array | None, operand: jnp.dtype) -> tuple:
-    """Returns (array, specs) of the dropout mask, for a step of the grid that has all queries and keys."""
-    if dropout_mask_LxL is None:
-        return None, []
-    mask_1xLxL = dropout_mask_LxL.astype(operand)[None]
-    return mask_1xLxL, [pl.BlockSpec(mask_1xLxL.shape, lambda *_: (0, 0, 0))]
 
 
 def _angles(rotation: tuple | None, specs: Callable, size: Sizes, of_keys: bool, halo: int) -> list[tuple]:
