@@ -3,35 +3,35 @@
 import math
 import re
 
-from mlm.model import tiled_attention
+from mlm.model import fused_attention
 from mlm.plan.hlo import Instruction
 
-# Cycles per head of 64 and row, forward and backward, by device_kind and row length: bundles in the static schedules of
-# libtpu 0.0.51 (tests/test_fused_attention.py compiles them again).
-FUSED_CYCLES = {
-    "TPU v2": {128: (454, 919), 256: (1228, 2627), 512: (3772, 8195)},
-    "TPU v3": {128: (424, 938), 256: (1206, 2217), 512: (3417, 6766)},
-    "TPU v4": {128: (206, 369), 256: (689, 900), 512: (2146, 3626)},
-    "TPU v5 lite": {128: (193, 327), 256: (529, 692), 512: (1494, 2589)},
-    "TPU v5": {128: (194, 327), 256: (534, 690), 512: (1518, 2586)},
-    "TPU v6 lite": {128: (188, 349), 256: (434, 622), 512: (967, 1762)},
-    "TPU7x": {128: (184, 326), 256: (425, 627), 512: (975, 1668)},
+# Bundles in the static schedules of libtpu 0.0.51 (tests/test_fused_attention.py compiles them again), per head of 64
+# and row, forward and backward, by device_kind and length: short rows with dropout, without rotation and window.
+SHORT_CYCLES = {
+    "TPU v2": {128: (435, 903), 256: (1180, 2652), 512: (3522, 7370)},
+    "TPU v3": {128: (416, 874), 256: (1093, 2448), 512: (3488, 6352)},
+    "TPU v4": {128: (173, 266), 256: (532, 976), 512: (2044, 3588)},
+    "TPU v5 lite": {128: (123, 204), 256: (360, 578), 512: (1350, 2008)},
+    "TPU v5": {128: (120, 206), 256: (359, 579), 512: (1319, 2003)},
+    "TPU v6 lite": {128: (99, 191), 256: (230, 424), 512: (758, 1386)},
+    "TPU7x": {128: (104, 192), 256: (240, 428), 512: (768, 1477)},
 }
 
-# Cycles per head of 64 and step of the grid of mlm/model/tiled_attention.py, forward and backward, with rotation, by
-# device_kind, and by window and whether a row has several chunks (all of `tiled_attention.chunk_tokens`).
-TILED_CYCLES = {
-    "TPU v3": {(0, False): (4067, 6786), (64, False): (3203, 5970), (64, True): (4101, 8777)},
+# The same with rotation, without dropout, per head and step of the grid, by device_kind, and by window and whether a
+# row has several chunks (all of `fused_attention.chunk_tokens`).
+LONG_CYCLES = {
+    "TPU v3": {(0, False): (4068, 6831), (64, False): (3204, 5970), (64, True): (4102, 8777)},
     "TPU v4": {(0, False): (2023, 3297), (0, True): (2221, 3484), (64, False): (1270, 2187), (64, True): (1592, 3245)},
     "TPU v5 lite": {
-        (0, False): (4858, 7625),
-        (0, True): (5008, 8088),
-        (64, False): (1747, 3290),
-        (64, True): (2020, 4078),
+        (0, False): (4858, 7641),
+        (0, True): (5008, 8128),
+        (64, False): (1748, 3284),
+        (64, True): (2020, 4080),
     },
     "TPU v5": {(0, False): (4515, 7659), (0, True): (5127, 8111), (64, False): (1779, 3330), (64, True): (2172, 4320)},
     "TPU v6 lite": {
-        (0, False): (2974, 5039),
+        (0, False): (2974, 5040),
         (0, True): (3053, 5545),
         (64, False): (1245, 2796),
         (64, True): (1400, 3667),
@@ -42,16 +42,16 @@ TILED_CYCLES = {
 
 def cycles_of(kernel: Instruction, kind: str) -> float:
     """Returns the cycles of a call of one of our attention kernels on a device of `kind`; 0 if they are unknown."""
-    name = re.search(r"(fused|tiled)_attention_(forward|backward)_?(\d*)", kernel.op_name)
+    name = re.search(r"fused_attention_(forward|backward)_(\d+)(_rotated)?", kernel.op_name)
     # The softmax statistics, which forward returns and backward reads: rows x blocks of heads x heads x length.
     statistics = re.search(r"f32\[(\d+,\d+,\d+),(\d+)\]", kernel.shape + kernel.rest)
     if not name or not statistics:
         return 0.0
-    heads, length = math.prod(map(int, statistics[1].split(","))), int(statistics[2])
-    table, key, steps = FUSED_CYCLES, length, 1
-    if name[1] == "tiled":
-        size = tiled_attention.sizes(kind, length, int(name[3]))
-        is_known = size.queries == tiled_attention.chunk_tokens(kind)
-        table, key = TILED_CYCLES, (int(name[3]), size.query_steps > 1) if is_known else None
-        steps = size.query_steps * size.key_steps
-    return heads * steps * table.get(kind, {}).get(key, (0, 0))[name[2] == "backward"]
+    heads, length, window = math.prod(map(int, statistics[1].split(","))), int(statistics[2]), int(name[2])
+    size = fused_attention.sizes(kind, length, window)
+    table, key, steps = LONG_CYCLES, (window, size.query_steps > 1), size.query_steps * size.key_steps
+    if not window and not name[3] and length in SHORT_CYCLES.get(kind, {}):
+        table, key = SHORT_CYCLES, length
+    elif size.queries != fused_attention.chunk_tokens(kind):
+        return 0.0
+    return heads * steps * table.get(kind, {}).get(key, (0, 0))[name[1] == "backward"]
