@@ -37,8 +37,8 @@ def unsupported(kind: str, length: int, window: int, dropout: float, heads: int,
         return f"{of_length} without a window on a {kind}, only up to {chunk}"
     if dropout > 0 and length > LONGEST_WITH_DROPOUT:
         return f"dropout (model.attention_dropout = {dropout}) in {of_length}, only up to {LONGEST_WITH_DROPOUT}"
-    if window > chunk < length:
-        return f"windows of {window} tokens to each side, only up to {chunk}"
+    if window > LANES and length > chunk:
+        return f"windows of {window} tokens to each side, only up to {LANES}"
     if LANES % head_size and head_size != 2 * LANES:
         return f"heads of {head_size}, only sizes that divide {LANES}, and {2 * LANES}"
     if hidden > LANES and hidden % LANES:
@@ -50,16 +50,11 @@ def unsupported(kind: str, length: int, window: int, dropout: float, heads: int,
 
 def sizes(kind: str, length: int, window: int, rows: int = 1) -> Sizes:
     """Returns the sizes for `rows` rows of `length` tokens."""
-
-    def divisor(of: int, least: int, most: int, best: Callable) -> int:
-        return best(size for size in range(least, most + 1, LANES) if of % size == 0)
-
-    chunk = divisor(length, LANES, chunk_tokens(kind), max)
+    chunk = max(size for size in range(LANES, chunk_tokens(kind) + 1, LANES) if length % size == 0)
     steps, together = length // chunk, math.gcd(rows, max(1, (512 if kind in ROUNDING else 1024) // length))
     if not window:
         return Sizes(together, chunk, chunk, math.gcd(chunk, 512), 0, steps, steps)
-    halo = divisor(chunk, -(-window // LANES) * LANES, chunk, min) if steps > 1 else 0
-    return Sizes(together, chunk, chunk, LANES, halo, steps, 1)
+    return Sizes(together, chunk, chunk, LANES, LANES if steps > 1 else 0, steps, 1)
 
 
 def chunk_tokens(kind: str) -> int:
