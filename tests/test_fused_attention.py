@@ -53,7 +53,7 @@ CHANGED = "the schedule has changed (another libtpu, or the kernel): put the new
     [
         ("v3:2x2", 0, 512, 2, 64),
         ("v3:2x2", 0, 512, 1, 256),
-        slow("v5e:2x2", 0, 512, 16, 8),
+        slow("v5e:2x2", 0, 512, 4, 32),
         slow("v4:2x2x1", 0, 512, 1, 256),
         slow("v5e:2x2", 0, 8192, 2, 64),
         slow("v4:2x2x1", 0, 8192, 2, 64),

@@ -43,8 +43,9 @@ def unsupported(kind: str, length: int, window: int, dropout: float, heads: int,
         return f"heads of {head_size}, only sizes that divide {LANES}, and {2 * LANES}"
     if hidden > LANES and hidden % LANES:
         return f"{heads} heads of {head_size} on a device, only a total of up to {LANES} or multiples of it"
-    if kind in ROUNDING and (together := width_of(hidden, heads) // head_size) > 2:
-        return f"{together} heads of {head_size} at a time on a {kind}, whose cores have room for 2"
+    room = 4 if kind in MEMORY else 2
+    if kind.startswith("TPU") and (together := width_of(hidden, heads) // head_size) > room:
+        return f"{together} heads of {head_size} at a time on a {kind}, whose cores have room for {room}"
     return None
 
 
