@@ -21,6 +21,7 @@ from mlm.data import batches
 from mlm.inference import evaluate
 from mlm.model import weights
 from mlm.text import show
+from mlm.training.budget import UNITS
 from mlm.workdir import Workdir
 from tests.fixtures import TINY, tiny_config
 from tests.fixtures_data import shard_rows
@@ -115,12 +116,18 @@ def test_a_recipe_is_timed_as_it_is(workdir, manifest):
 
 
 def test_batches_are_those_of_the_stages(workdir, manifest):
-    trainer = open_trainer(workdir, manifest, "data.batch_stages=((4, 2), (8, 3))", "data.short_length=16", seconds=2.0)
-    rows, put = [], trainer._put
+    trainer = open_trainer(workdir, manifest, "data.batch_stages=((4, 2), (8, 3))", "data.short_length=16")
+    rows, put, budget = [], trainer._put, trainer._budget
+
+    def start_step(step: int, metrics) -> float:
+        budget.units = step * UNITS // 20
+        return budget.share
+
+    budget.start_step = start_step
     trainer._put = lambda columns, share: rows.append(len(columns["epoch"])) or put(columns, share)
-    trainer.train(0.7)
-    assert rows == [4, 4, 8, 8, 8, *[16] * (trainer.steps - 5)] and trainer.steps > 6
-    assert trainer.task.tokens_read(trainer.steps) == sum(rows) * 32
+    trainer.train(0.66)
+    assert rows == [4, 4, 8, 8, 8, *[16] * 9]
+    assert trainer.task.tokens_read(14) == sum(rows) * 32
 
 
 def test_a_pause_is_not_of_the_budget(workdir, manifest, monkeypatch):
