@@ -94,6 +94,7 @@ def get_config() -> ConfigDict:
     config.optimizer.eps = 1e-6
     config.optimizer.weight_decay = 0.01  # decoupled, for parameters of two dimensions or more
     config.optimizer.clip_norm = 0.0  # of the global gradient norm; 0 = off
+    config.optimizer.muon_iterations = 5  # muon: of Newton-Schulz per step; small batches on CPUs do better with 2
     config.optimizer.ema_decay = 0.0  # per step, of the averaged parameters that are evaluated; 0 = off
 
     config.schedule = ConfigDict()

@@ -156,7 +156,7 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
         log.tensorboard""",
     whole(1): """shards.count shards.validation_count data.global_batch data.lanes model.hidden_size model.layers
         model.heads model.intermediate_size model.positions model.global_every model.vocab_multiple train.accumulate
-        train.guard_limit
+        train.guard_limit optimizer.muon_iterations
         classify.multiple evaluate.batch evaluate.draws checkpoint.keep log.every log.profile_steps""",
     whole(0): """corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps
         train.steps evaluate.every checkpoint.every log.profile_start""",

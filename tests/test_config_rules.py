@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 def test_every_key_has_a_rule_a_unit_or_a_comment_and_there_are_not_too_many():
     keys = configs.flatten(configs.load(BASE, []))
     assert keys.keys() == RULES.keys()
-    assert len(keys) <= 116, "a base config over 116 keys needs a reason in the commit that crosses it"
+    assert len(keys) <= 117, "a base config over 117 keys needs a reason in the commit that crosses it"
     speaking = {  # keys whose name and group say it all
         "tokenizer.lowercase", "masking.seed", "model.hidden_size", "model.layers", "model.heads",
         "model.intermediate_size", "model.hidden_dropout", "model.attention_dropout", "model.layer_norm_eps",
@@ -94,6 +94,7 @@ BAD = {
     "optimizer.b1": ["1.0", "-0.1", "nan"],
     "optimizer.b2": ["1.0"],
     "optimizer.eps": ["0"],
+    "optimizer.muon_iterations": ["0"],
     "optimizer.weight_decay": ["-0.1", "nan"],
     "optimizer.clip_norm": ["-1", "inf"],
     "optimizer.ema_decay": ["1.0"],

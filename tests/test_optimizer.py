@@ -77,8 +77,9 @@ def test_unknown_names_raise():
         make("sgd")
 
 
-def make(name: str, *, decay: float = DECAY, clip: float = 0.0, rate: float = RATE) -> optax.GradientTransformation:
-    settings = {"name": name, "b1": B1, "b2": B2, "eps": EPS, "weight_decay": decay, "clip_norm": clip}
+def make(name: str, *, rate: float = RATE, **settings: float) -> optax.GradientTransformation:
+    settings = {"b1": B1, "b2": B2, "eps": EPS, "weight_decay": DECAY, "clip_norm": 0.0} | settings
+    settings = {"name": name, "muon_iterations": 5} | settings
     run = {f"optimizer.{key}": value for key, value in settings.items()}
     return optimizer.make_optimizer(run, optax.constant_schedule(rate))
 
@@ -129,7 +130,7 @@ def test_decays_matrices_and_embeddings_alone(name, params):
         wanted = -RATE * scale * p if p.ndim > 1 else np.zeros_like(p)
         assert_near(updates[path], wanted, f"{name}: {path}")
     assert {p.ndim for p in flat(params).values()} == {1, 2}
-    still = first_update(make(name, decay=0.0), zero, params)
+    still = first_update(make(name, weight_decay=0.0), zero, params)
     assert all(not update.any() for update in still.values())
 
 
@@ -177,7 +178,7 @@ def test_adafactor_with_factored_moments_by_hand():
 
 def test_adafactor_goes_downhill(params, grads):
     """Its direction in optax ends with a sign of its own; twice turned would climb."""
-    updates = first_update(make("adafactor", decay=0.0), grads, params)
+    updates = first_update(make("adafactor", weight_decay=0.0), grads, params)
     for path, g in flat(grads).items():
         assert np.all(np.sign(updates[path]) == -np.sign(g)), path
 
@@ -199,6 +200,21 @@ def test_muon_orthogonalises_kernels_alone(params, grads):
         assert rms(direction) == pytest.approx(0.2, rel=0.25), f"{path}: AdamW's size, for AdamW's learning rate"
 
 
+def test_iterations_of_muon(params, grads):
+    """One iteration is a polynomial of the singular values (Jordan et al., 2024); more of them bring these closer."""
+    path = next(path for path in flat(params) if path.endswith("query/kernel"))
+    values, spread = np.linalg.svd(flat(grads)[path], compute_uv=False), {}
+    values /= np.linalg.norm(values)
+    for iterations in (1, 2, 5):
+        update = first_update(make("muon", weight_decay=0.0, muon_iterations=iterations), grads, params)[path]
+        got = np.linalg.svd(update, compute_uv=False) / (RATE * 0.2 * np.sqrt(max(update.shape)))
+        spread[iterations] = got.max() / got.min()
+        if iterations == 1:
+            expected = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+            np.testing.assert_allclose(got, np.sort(expected)[::-1], rtol=1e-4)
+    assert spread[1] > spread[2] > spread[5]
+
+
 def test_stable_adamw_is_that_of_pytorch(tmp_path):
     """Twenty updates with warmup and decay, to 1e-5; where the gradients of a tensor jump, its rate is divided."""
     rng = np.random.default_rng(3)
@@ -215,7 +231,8 @@ def test_stable_adamw_is_that_of_pytorch(tmp_path):
     theirs, size = load_file(tmp_path / "trained.safetensors"), json.loads((tmp_path / "rms.json").read_text())
     assert all(max(own) > 2 and sorted(own)[10] < 1.5 for own in size.values()), "must act in some updates alone"
 
-    run = {f"optimizer.{key}": value for key, value in recipe.items()} | {"optimizer.clip_norm": 0.0}
+    own = recipe | {"clip_norm": 0.0, "muon_iterations": 5}
+    run = {f"optimizer.{key}": value for key, value in own.items()}
     run |= {"schedule.name": "linear", "schedule.warmup_steps": 5, "schedule.decay_fraction": 0.0}
     rate = optimizer.make_schedule(run | {"schedule.final_fraction": 0.0}, 20)
     ours = {}
@@ -235,7 +252,7 @@ def test_stable_adamw_is_that_of_pytorch(tmp_path):
 def test_kernels_of_several_parts(name):
     """A kernel [input, part, output] gets the update of `part` kernels; lamb and adafactor scale them by one norm."""
     rng = np.random.default_rng(4)
-    tx = make(name, decay=0.0)
+    tx = make(name, weight_decay=0.0)
     for shape in ((128, 3, 128), (3, 5, 2)):
         p, g = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
         whole = first_update(tx, {"kernel": g}, {"kernel": p})["kernel"]
@@ -250,9 +267,9 @@ def test_kernels_of_several_parts(name):
 def test_clipping_comes_first(name, params, grads):
     norm = float(optax.tree.norm(grads))
     shrunk = jax.tree.map(lambda g: g * 1e-6, grads)
-    clipped = first_update(make(name, clip=norm * 1e-6), grads, params)
+    clipped = first_update(make(name, clip_norm=norm * 1e-6), grads, params)
     by_itself = first_update(make(name), shrunk, params)
-    untouched = first_update(make(name, clip=norm * 2), grads, params)
+    untouched = first_update(make(name, clip_norm=norm * 2), grads, params)
     without = first_update(make(name), grads, params)
     for path in clipped:
         np.testing.assert_allclose(clipped[path], by_itself[path], rtol=2e-3, atol=1e-6, err_msg=path)
@@ -272,7 +289,7 @@ def gradient(model):
 )
 def test_every_optimizer_learns(name, rate, model, gradient):
     """Thirty updates on one batch take a real model well under the loss of guessing, ln 500 = 6.2 nats."""
-    tx = make(name, decay=0.01, clip=1.0, rate=rate)
+    tx = make(name, weight_decay=0.01, clip_norm=1.0, rate=rate)
     params = jax.jit(lambda: Roberta.init_params(model.network.config, jax.random.key(0)))()
     state, losses = tx.init(params), []
 

@@ -114,6 +114,7 @@ def test_a_batch_is_split_over_data_and_fsdp_and_copied_over_tensor():
 def state_specs(name: str, *overrides: str, mesh=(2, 2, 2)):
     """Returns [(path, shape, spec)] of an optimizer's state, and {parameter: (shape, spec)}."""
     settings = {"name": name, "b1": 0.9, "b2": 0.98, "eps": 1e-6, "weight_decay": 0.01, "clip_norm": 1.0}
+    settings["muon_iterations"] = 5
     run = {f"optimizer.{key}": value for key, value in settings.items()}
     tx = optimizer.make_optimizer(run, optax.constant_schedule(1e-3))
     params = params_of(*overrides)

@@ -52,7 +52,8 @@ def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransfor
     al., 2020), lion (Chen et al., 2023), adafactor (Shazeer and Stern, 2018; factored second moments, updates relative
     to the size of the parameter, b1 as momentum or 0 for none) or muon (Jordan et al., 2024, b1 as momentum, with the
     update size of Liu et al., 2025, so that AdamW's learning rate and decay carry over; AdamW on embeddings, biases and
-    norms). A kernel of three dimensions, [input, part, output], is a matrix for each part to muon.
+    norms). Fewer muon_iterations (of Newton-Schulz) leave its updates less orthogonal. A kernel of three dimensions,
+    [input, part, output], is a matrix for each part to muon.
     """
     name, clip_norm = run["optimizer.name"], run["optimizer.clip_norm"]
     b1, b2, eps = (run[f"optimizer.{key}"] for key in ("b1", "b2", "eps"))
@@ -60,7 +61,9 @@ def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransfor
     adam = optax.scale_by_adam(b1, b2, eps)
     decay = optax.add_decayed_weights(run["optimizer.weight_decay"], decayed)
     as_matrices = functools.partial(jax.tree.map, lambda p: MuonDimensionNumbers(0, p.ndim - 1))
-    orthogonal = optax.contrib.scale_by_muon(beta=b1, eps=eps, weight_dimension_numbers=as_matrices)
+    orthogonal = optax.contrib.scale_by_muon(
+        ns_steps=run["optimizer.muon_iterations"], beta=b1, eps=eps, weight_dimension_numbers=as_matrices
+    )
     sized = optax.stateless(
         lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape[0], u.shape[-1]) ** 0.5 * u, updates)
     )
