@@ -75,10 +75,9 @@ def test_log_is_gapless(straight):
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_killed_and_stopped(straight, manifest, tmp_path):
+def test_killed(straight, manifest, tmp_path):
     arguments = train_arguments(tmp_path, manifest.folder, *SETTINGS)
     kill_when(start(arguments, program=DELAYED), lambda: logged_step(tmp_path) >= 8)
-    stop(start(arguments, program=DELAYED), signal.SIGTERM, tmp_path, 16)
     run(arguments)
     assert_same_run(straight, tmp_path)
 
