@@ -1,11 +1,8 @@
-"""A small ModernBERT on the quickstart's text, tokenizer, rows and masks, in minutes.
+"""A small ModernBERT on longer rows of the quickstart's text: of four layers, two see the row, two a window of it.
 
 Command:  python -m mlm run --config=configs/modernbert_small.py --workdir=runs/modernbert_small
 Hardware: two CPU cores, or one GPU.
-Expect:   measured on two cores: evaluation loss 3.595 nats; 3.918 for the quickstart after as many steps. Without
-          priming (model.init=stock) 3.879.
-
-The first of three layers sees the whole row, the others 16 tokens to each side.
+Expect:   measured on two cores: 6 min in all; evaluation loss 3.419 nats.
 """
 
 from ml_collections import ConfigDict
@@ -16,8 +13,9 @@ from configs.quickstart import get_config as quickstart
 def get_config() -> ConfigDict:
     """Returns the config."""
     config = quickstart()
-    config.model.family = "modernbert"
-    config.model.layers = 3
-    config.model.intermediate_size = 192
-    config.model.local_attention = 32
+    config.shards.length = 256
+    config.data.global_batch = 8
+    config.model.layers = 4
+    config.model.positions = 256
+    config.model.local_attention = 64
     return config

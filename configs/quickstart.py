@@ -1,10 +1,10 @@
-"""A small model in minutes, on two CPU cores or a GPU, from the docstrings of the installed packages.
+"""A small ModernBERT in minutes, on two CPU cores or a GPU, from the docstrings of the installed packages.
 
 Command:  bash launch/local.sh
           (python -m mlm run --config=configs/quickstart.py --workdir=runs/quickstart)
 Hardware: two CPU cores, or one GPU.
-Expect:   measured on two cores: 3 min in all, 2 min of it training; evaluation loss 3.918 nats, 2.52
-          below the unigram entropy of the split.
+Expect:   measured on two cores: 3 min in all, 2 min of it training; evaluation loss 3.542 nats, 2.89
+          below the unigram entropy of the split. A RoBERTa gives 3.918 in as many minutes (configs/roberta_small.py).
 """
 
 from ml_collections import ConfigDict
@@ -25,10 +25,11 @@ def get_config() -> ConfigDict:
     config.shards.validation_count = 2
     config.data.global_batch = 32
     config.masking.rate = 0.3  # a short run learns more from more predictions per row (Wettig et al., 2023)
+    config.model.family = "modernbert"
     config.model.hidden_size = 128
     config.model.layers = 2
     config.model.heads = 4
-    config.model.intermediate_size = 512
+    config.model.intermediate_size = 192
     config.model.positions = 64
     config.model.hidden_dropout = 0.0  # less than one epoch: nothing to overfit
     config.model.attention_dropout = 0.0
@@ -39,7 +40,7 @@ def get_config() -> ConfigDict:
     config.optimizer.b1 = 0.95
     config.optimizer.clip_norm = 1.0
     config.schedule.warmup_fraction = 0.07
-    config.train.steps = 1_200
+    config.train.steps = 1_400
     config.evaluate.every = 500
     config.evaluate.batch = 64
     config.checkpoint.every = 500

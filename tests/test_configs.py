@@ -23,7 +23,7 @@ def test_every_config_is_valid_and_says_how_to_run_it(name):
         assert re.search(r"^Command:", text, re.MULTILINE)
         others = set(re.findall(r"--config=(configs/\w+\.py)", text)) - {f"configs/{name}"}
         assert not others
-    if name not in ("base.py", "quickstart.py", "modernbert_small.py"):
+    if name != "base.py" and "Expect:" not in text:
         for word in ("Hardware:", "Time:", "Score:"):
             assert re.search(rf"^{word}", text, re.MULTILINE)
         assert text.count("not measured here") == 2, "of time and score: take it out when there is a measurement"
