@@ -90,7 +90,7 @@ def test_memory_is_the_state_and_what_the_step_makes():
 
 
 def test_known_peak(monkeypatch, capsys):
-    monkeypatch.setattr(steps.flops, "peak_flops", lambda kind: 1e12)
+    monkeypatch.setattr(steps.peaks, "peak_flops", lambda kind: 1e12)
     config = tiny_config(SMALL)
     found = steps.compare_steps(config, 0.1, "")
     per_token = Pretraining.without_data(config).flops_per_token(1)
@@ -169,7 +169,7 @@ def test_sample_is_of_training_documents(texts, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("generation", [4, 5])
 def test_torch(generation, capsys, monkeypatch):
-    monkeypatch.setattr(steps.flops, "peak_flops", lambda kind: 1e12)  # of jax's devices, not of PyTorch's
+    monkeypatch.setattr(steps.peaks, "peak_flops", lambda kind: 1e12)  # of jax's devices, not of PyTorch's
     config = tiny_config(SMALL, "model.hidden_dropout=0.1", "model.dtype=bfloat16")
     python = torch_python(generation)
     found = measured(config, ["step"], torch=python)["step"]

@@ -7,8 +7,8 @@ import pytest
 from pods import accelerators
 
 from mlm.errors import InputError
-from mlm.model import flops
 from mlm.plan import topology
+from mlm.training import peaks
 
 EVERY = [name for family in topology.FAMILIES for name in topology.names(family)]
 
@@ -19,7 +19,7 @@ def test_every_listed_name_answers(name):
     assert place.chips == math.prod(map(int, name.partition(":")[2].split("x")))
     assert len(place.devices) == place.chips * place.family.cores
     kind = place.devices[0].device_kind
-    assert flops.peak_flops(kind) == place.peak_flops, "one table of peaks, by jax's own name of the device too"
+    assert peaks.peak_flops(kind) == place.peak_flops, "one table of peaks, by jax's own name of the device too"
 
 
 def test_full_pods_are_listed():

@@ -10,9 +10,8 @@ from ml_collections import ConfigDict
 
 from mlm.bench import baseline, interleaved, torch_step
 from mlm.data import batches
-from mlm.model import flops
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import sharding
+from mlm.training import peaks, sharding
 
 Step = Callable[[], Any]  # starts a step and returns its metrics
 
@@ -36,7 +35,7 @@ def compare_steps(config: ConfigDict, seconds: float, torch_python: str) -> dict
         candidates |= {"torch": worker.repeat} if worker else {}
         found = interleaved.summary(interleaved.measure("step", candidates, seconds), task.tokens_read(1))
     more["torch"] = worker and worker.ready
-    useful, peak = task.flops_per_token(task.steps), flops.peak_flops(jax.devices()[0].device_kind)
+    useful, peak = task.flops_per_token(task.steps), peaks.peak_flops(jax.devices()[0].device_kind)
     for name in candidates:
         row = found[name] = found[name] | more[name]
         known = peak and row.get("device") != "cpu"  # PyTorch on the CPU does not use the device of this peak

@@ -20,7 +20,7 @@ from transformers import ModernBertConfig
 
 from mlm.model import layers
 from mlm.model.attention import Rotation
-from mlm.model.network import Network, Params, padded_vocabulary, segment_and_position_ids
+from mlm.model.network import Network, Params, segment_and_position_ids
 
 
 class ModernBert(Network):
@@ -40,26 +40,11 @@ class ModernBert(Network):
         "global_every": "global_attn_every_n_layers",
     }
 
-    @classmethod
-    def make_config(cls, model: Mapping[str, Any], vocab_size: int, special_ids: Mapping[str, int]) -> ModernBertConfig:
-        """Returns transformers' config of the config's group `model`, the tokenizer's vocabulary padded."""
-        config = ModernBertConfig(
-            architectures=["ModernBertForMaskedLM"],
-            vocab_size=padded_vocabulary(model, vocab_size),
-            **{name: model[key] for key, name in cls.architecture.items()},
-            max_position_embeddings=model["positions"],
-            classifier_activation=model["activation"],
-            initializer_range=model["init_stddev"],
-            global_rope_theta=model["global_rope_theta"],
-            local_rope_theta=model["local_rope_theta"],
-            pad_token_id=special_ids["pad"],
-            bos_token_id=special_ids["cls"],
-            cls_token_id=special_ids["cls"],
-            eos_token_id=special_ids["sep"],
-            sep_token_id=special_ids["sep"],
-        )
-        cls.set_dropout(config, model)
-        return config
+    @staticmethod
+    def _settings(model: Mapping[str, Any], special_ids: Mapping[str, int]) -> dict[str, Any]:
+        sizes = {"max_position_embeddings": model["positions"], "classifier_activation": model["activation"]}
+        bases = {key: model[key] for key in ("global_rope_theta", "local_rope_theta")}
+        return {**sizes, **bases, "cls_token_id": special_ids["cls"], "sep_token_id": special_ids["sep"]}
 
     @staticmethod
     def set_dropout(config: ModernBertConfig, model: Mapping[str, Any]) -> None:

@@ -30,11 +30,6 @@ def at_path(params: Params, path: Path) -> Any:
     return functools.reduce(lambda tree, name: tree[name], path, params)
 
 
-def padded_vocabulary(model: Mapping[str, Any], vocab_size: int) -> int:
-    """Returns the vocabulary's size, padded to a multiple of the config's model.vocab_multiple."""
-    return -(-vocab_size // model["vocab_multiple"]) * model["vocab_multiple"]
-
-
 def position_ids(attention_BxL: Array, first: int) -> Array:
     """Returns `first`, `first` + 1, ... on real tokens, one less than `first` on padding."""
     attention_BxL = attention_BxL.astype(jnp.int32)
@@ -81,6 +76,22 @@ class Network:
     attention: Attention | None = None  # None for the kernel that runs on any device
     local_attention: Attention | None = None  # of layers that attend to a window
     cls_id: int | None = None  # starts a document that is read as if alone in its row; `attention` isolates it too
+
+    @classmethod
+    def make_config(cls, model: Mapping[str, Any], vocab_size: int, special_ids: Mapping[str, int]) -> PretrainedConfig:
+        """Returns transformers' config of the config's group `model`, the tokenizer's vocabulary padded."""
+        config = cls.config_class(
+            architectures=[f"{cls.name}ForMaskedLM"],
+            vocab_size=-(-vocab_size // model["vocab_multiple"]) * model["vocab_multiple"],
+            initializer_range=model["init_stddev"],
+            pad_token_id=special_ids["pad"],
+            bos_token_id=special_ids["cls"],
+            eos_token_id=special_ids["sep"],
+            **{name: model[key] for key, name in cls.architecture.items()},
+            **cls._settings(model, special_ids),
+        )
+        cls.set_dropout(config, model)
+        return config
 
     @classmethod
     def flax_class(cls, head: str) -> type[FlaxPreTrainedModel] | None:

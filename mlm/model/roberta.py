@@ -12,7 +12,7 @@ from jax import Array
 from transformers import RobertaConfig, RobertaPreLayerNormConfig
 
 from mlm.model import layers
-from mlm.model.network import Network, Params, padded_vocabulary, segment_and_position_ids
+from mlm.model.network import Network, Params, segment_and_position_ids
 
 
 class Roberta(Network):
@@ -27,22 +27,10 @@ class Roberta(Network):
     decoder_bias = ("lm_head", "bias")
     architecture = Network.architecture | {"activation": "hidden_act", "layer_norm_eps": "layer_norm_eps"}
 
-    @classmethod
-    def make_config(cls, model: Mapping[str, Any], vocab_size: int, special_ids: Mapping[str, int]) -> RobertaConfig:
-        """Returns transformers' config of the config's group `model`, the tokenizer's vocabulary padded."""
-        config = cls.config_class(
-            architectures=[f"{cls.name}ForMaskedLM"],
-            vocab_size=padded_vocabulary(model, vocab_size),
-            **{name: model[key] for key, name in cls.architecture.items()},
-            max_position_embeddings=model["positions"] + special_ids["pad"] + 1,  # RoBERTa counts from pad id + 1
-            type_vocab_size=1,
-            initializer_range=model["init_stddev"],
-            pad_token_id=special_ids["pad"],
-            bos_token_id=special_ids["cls"],
-            eos_token_id=special_ids["sep"],
-        )
-        cls.set_dropout(config, model)
-        return config
+    @staticmethod
+    def _settings(model: Mapping[str, Any], special_ids: Mapping[str, int]) -> dict[str, int]:
+        positions = model["positions"] + special_ids["pad"] + 1  # RoBERTa counts from pad id + 1
+        return {"max_position_embeddings": positions, "type_vocab_size": 1}
 
     @staticmethod
     def set_dropout(config: RobertaConfig, model: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm.errors import InputError
-from mlm.model import flops
+from mlm.training import peaks
 
 # Without these libtpu asks the cloud's metadata server what machine this is, and warns.
 ENVIRONMENT = {
@@ -32,7 +32,7 @@ ENVIRONMENT = {
 class Family:
     """A generation of chips."""
 
-    kind: str  # its name, for people and for `flops.peak_flops`; jax calls some of them otherwise
+    kind: str  # its name, for people and for `peaks.peak_flops`; jax calls some of them otherwise
     cores: int  # devices of a chip
     pod: tuple[int, ...]  # chips along each axis of the largest slice
     wrap: int  # chips along an axis from which on it is closed to a ring
@@ -74,7 +74,7 @@ class Topology:
     @property
     def peak_flops(self) -> float:
         """FLOP/s of a device."""
-        return flops.peak_flops(self.family.kind)
+        return peaks.peak_flops(self.family.kind)
 
     @property
     def hertz(self) -> float:

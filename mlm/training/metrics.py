@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from mlm import cluster, logs
 from mlm.errors import DamageError, InputError
-from mlm.model import flops
 from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.paths import UPath, is_remote, staging_folder, upload, write_text
+from mlm.training import peaks
 from mlm.training.recipe import Run
 
 SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spearman": ".4f"}  # of an evaluation
@@ -39,7 +39,7 @@ class Log(AbstractContextManager):
         self.flops_per_token = 0.0  # of the coming steps; the loop sets it, since it depends on the length of rows
         self._writes, self._tokens_read = cluster.is_primary(), tokens_read
         device = jax.devices()[0].device_kind
-        self._peak_flops = (flops.peak_flops(device) or 0.0) * jax.device_count()  # per second; 0 if unknown
+        self._peak_flops = (peaks.peak_flops(device) or 0.0) * jax.device_count()  # per second; 0 if unknown
         if self._writes:
             logs.cut(workdir / "metrics.jsonl", start)
             logs.cut(workdir / "timing.jsonl", sys.maxsize)  # only a line torn by a kill
