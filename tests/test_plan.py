@@ -25,6 +25,7 @@ SIZES += ("model.dtype=bfloat16", "model.positions=126")  # 128 with the two tha
 LAYER = 4 * (H * H + H) + 2 * H + (H * FEED + FEED) + (FEED * H + H) + 2 * H
 PARAMETERS = (VOCABULARY + 128 + 1) * H + 2 * H + LAYER + (H * H + H) + 2 * H + VOCABULARY
 TAIL = 2 * (H * H + 2 * H * FEED) + 2 * H * H + 2 * H * VOCABULARY  # of a predicted token: behind the last attention
+SPEED = {"fits": True, "chips": 4, "tokens_per_second": 1e6}
 USEFUL = 3 * (2 * 3 * H * H + 4 * LENGTH * H + 0.2 * TAIL)  # of a token of one layer
 
 
@@ -79,6 +80,7 @@ def test_speed_follows_from_the_cycles(found):
     assert row["tokens_per_second"] == pytest.approx(ROWS * LENGTH / seconds)
     assert row["mfu"] == pytest.approx(USEFUL * ROWS * LENGTH / seconds / (4 * 123e12))
     assert row["hours"] == pytest.approx(12 * seconds / 3600) and row["dollars"] == pytest.approx(row["hours"] * 8)
+    assert row["tokens"] == 12 * ROWS * LENGTH
     assert row["uncosted"] == {} and row["instructions"]["compiler"] > 50
 
 
@@ -141,7 +143,7 @@ def test_short_rows_of_the_first_updates_are_counted():
         shown_by(tables.plan, found),
         f"rows of 8 tokens: 0.01 GB a chip, {short['milliseconds']:.2f} ms a step",
     )
-    assert said in text and "whole run: 0.0 hours, 0 dollars" in text
+    assert said in text and "whole run: 0.0 hours, 6.14e-06 billion tokens, 0 dollars" in text
     found["plan"] = row | {"short": short | {"fits": False}, "hours": None, "dollars": None}
     assert "do not fit: the run's hours are unknown" in shown_by(tables.plan, found)
 
@@ -154,7 +156,7 @@ def test_hours_of_smaller_batches_are_in_proportion_to_their_rows():
     row, short = found["plan"], found["plan"]["short"]
     seconds = (96 * short["milliseconds"] + 48 * row["milliseconds"]) / ROWS / 1e3
     assert row["hours"] == pytest.approx(seconds / 3600) and row["batch_stages"] == [[8, 6]]
-    assert "whole run: 0.0 hours, smaller batches at the same tokens/s" in shown_by(tables.plan, found)
+    assert "billion tokens, smaller batches at the same tokens/s" in shown_by(tables.plan, found)
     row = planned(*stages, "train.branch_from=runs/a@4", name="v5e:1x1")["plan"]  # its own: 64 short rows, 48 others
     seconds = (64 * row["short"]["milliseconds"] + 48 * row["milliseconds"]) / ROWS / 1e3
     assert row["hours"] == pytest.approx(seconds / 3600)
@@ -267,11 +269,21 @@ def test_length_of_a_run_in_epochs():
     config = tiny_config(*SIZES, "train.steps=0", "train.epochs=3")
     unknown, known = (plan.make_job(config, None, records=records, price=None) for records in (None, 100))
     assert not unknown.known_records and known.known_records
-    text = 'ENTRY %m (p: f32[]) -> f32[] {\n  ROOT %f = f32[] fusion(), backend_config={"estimated_cycles":"1000"}\n}'
-    program, place = compiling.Program(text, 1, 1, 1, 3, True), topology.find("v5e:2x4")
-    assert plan.estimate(program, config, unknown, place, length=LENGTH)["hours"] is None
-    hours = plan.estimate(program, config, known, place, length=LENGTH)["hours"]
-    assert hours == pytest.approx(19 * 1000 / place.hertz / 3600), "300 rows in batches of 16: 19 updates"
+    assert plan.whole_run(config, unknown, SPEED)["hours"] is None
+    found = plan.whole_run(config, known, SPEED)
+    assert found["tokens"] == 19 * ROWS * LENGTH, "300 rows in batches of 16: 19 updates"
+    assert found["hours"] == pytest.approx(found["tokens"] / 1e6 / 3600) and found["dollars"] is None
+
+
+def test_tokens_of_a_run_in_hours():
+    """Two hours on four chips, three quarters of them on short rows, which are read twice as fast."""
+    config = tiny_config(*SIZES, "train.steps=0", "train.hours=2")
+    job = plan.make_job(config, None, records=None, price=1.5)
+    assert plan.whole_run(config, job, SPEED) == {"hours": 2, "tokens": 7_200_000_000, "dollars": 12}
+    config = tiny_config(*SIZES, "train.steps=0", "train.hours=2", "data.short_length=8", "data.short_share=0.75")
+    short = SPEED | {"tokens_per_second": 2e6}
+    assert plan.whole_run(config, job, SPEED | {"short": short})["tokens"] == 1.75 * 7_200_000_000
+    assert plan.whole_run(config, job, SPEED | {"short": {"fits": False}})["tokens"] is None
 
 
 def test_bad_flags(capfd):

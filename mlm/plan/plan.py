@@ -35,9 +35,6 @@ class Job:
 
 def make_job(config: ConfigDict, manifest: Manifest | None, *, records: int | None, price: float | None) -> Job:
     """Returns the job of a config, and of its shards if they exist; `records` replaces their number of rows."""
-    if config.train.hours:
-        fix = "set it to 0, and train.steps"
-        raise InputError(f"config.train.hours = {config.train.hours:g}: plan estimates the hours of steps; {fix}.")
     if manifest is None:
         sizes = {"vocab_size": config.tokenizer.vocab_size, "length": config.shards.length}
         info = DatasetInfo.synthetic(**sizes, records=config.data.global_batch)
@@ -49,7 +46,7 @@ def make_job(config: ConfigDict, manifest: Manifest | None, *, records: int | No
 def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm") -> tuple[Program, dict[str, Any]]:
     """Compiles a step (`kind` as in `compile_step`) and returns it with its figures.
 
-    Estimates are there only if it fits. If the first steps read shorter rows, "short" is theirs; hours are of both.
+    Estimates are there only if it fits. If the first steps read shorter rows, "short" is theirs; the run's are of both.
     """
     program, cores = compile_step(config, job.info, place, kind=kind), place.family.cores
     mesh, short = make_mesh(config, place), config.data.short_length
@@ -74,13 +71,29 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
     if program.fits:
         row |= estimate(program, config, job, place, length=row["length"])
     if kind == "mlm" and short and program.fits:
-        row["short"] = first = measure(config, job, place, kind="short")[1]
-        flat, speed = configs.flatten(config), first.get("milliseconds", 0.0) / row["milliseconds"]
-        steps = recipe.total_steps(flat, job.info.records)
-        share = _rows(flat, recipe.short_steps(flat, steps)) / _rows(flat, steps)
-        for key in ("hours", "dollars"):
-            row[key] = row[key] * (share * speed + 1 - share) if first["fits"] and row[key] is not None else None
-    return program, row
+        row["short"] = measure(config, job, place, kind="short")[1]
+    return program, row | (whole_run(config, job, row) if program.fits else {})
+
+
+def whole_run(config: ConfigDict, job: Job, row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the "hours", "tokens" and "dollars" of a run whose steps are as fast as those of `row`; None if unknown.
+
+    Steps of smaller batches read as many tokens a second as the others. train.hours are given, steps follow.
+    """
+    flat, short = configs.flatten(config), row.get("short", row)
+    if not short["fits"] or not (config.train.hours or config.train.steps or job.known_records):
+        return dict.fromkeys(("hours", "tokens", "dollars"))
+    steps, rate = recipe.total_steps(flat, job.info.records), row["tokens_per_second"]
+    rate_of_short, short_steps = short["tokens_per_second"], recipe.short_steps(flat, steps)
+    if hours := config.train.hours:
+        share = short_steps / steps
+        tokens = 3600 * hours * (share * rate_of_short + (1 - share) * rate)
+    else:
+        rows = _rows(flat, steps)
+        tokens, share = rows * job.info.length, _rows(flat, short_steps) / rows
+        hours = tokens / 3600 * (share / rate_of_short + (1 - share) / rate)
+    dollars = None if job.price is None else hours * job.price * row["chips"]
+    return {"hours": hours, "tokens": round(tokens), "dollars": dollars}
 
 
 def _rows(flat: dict[str, Any], step: int) -> int:
@@ -90,22 +103,16 @@ def _rows(flat: dict[str, Any], step: int) -> int:
 
 
 def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *, length: int) -> dict[str, Any]:
-    """Returns the time of a step on rows of `length` tokens, its speed and price, and the costliest operations."""
+    """Returns the time of a step on rows of `length` tokens, its speed, and the costliest operations."""
     cost = cost_model.estimate(hlo.parse(program.text), place)
     seconds = cost.total / place.hertz
     rate = config.data.global_batch * job.info.length / seconds
-    flat, known = configs.flatten(config), config.train.steps or job.known_records
-    steps = recipe.total_steps(flat, job.info.records)
-    rows = _rows(flat, steps)  # those of smaller batches at the speed of the others
-    hours = rows / config.data.global_batch * seconds / 3600 if known else None
-    useful = recipe.flops_per_token(flat, job.info.vocab_size, length=length)
+    useful = recipe.flops_per_token(configs.flatten(config), job.info.vocab_size, length=length)
     largest = sorted(cost.groups.items(), key=lambda item: -item[1][0])
     return {
         "milliseconds": 1e3 * seconds,
         "tokens_per_second": rate,
         "mfu": rate * useful / (place.peak_flops * len(place.devices)),
-        "hours": hours,
-        "dollars": None if hours is None or job.price is None else hours * job.price * place.chips,
         "cycles": {"all": cost.total, **cost.cycles},
         "instructions": cost.instructions,
         "uncosted": dict(cost.uncosted),

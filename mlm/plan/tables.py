@@ -67,7 +67,8 @@ def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
     if row["hours"] is not None:
         dollars = "" if row["dollars"] is None else f", {row['dollars']:,.0f} dollars"
         staged = ", smaller batches at the same tokens/s" if row["batch_stages"] else ""
-        lines.append(f"  whole run: {row['hours']:,.1f} hours{dollars}{staged}")
+        tokens = f"{row['tokens'] / 1e9:,.3g} billion tokens"
+        lines.append(f"  whole run: {row['hours']:,.1f} hours, {tokens}{dollars}{staged}")
     elif short["fits"]:
         lines.append("  hours: unknown, the config counts epochs; give --records=N, or --workdir of the shards")
     costly = [
