@@ -5,29 +5,19 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 from mlm import config as configs
 from mlm import logs
 from mlm.errors import DamageError
 from mlm.paths import UPath
 from mlm.pretrained import locate
-from mlm.report import plots
-from mlm.training import recipe
+from mlm.report import lineage, plots
+from mlm.report.lineage import Run
 from mlm.workdir import Workdir
 
 PAIRS = re.compile(r"(pairs .+), step ([0-9]+)")  # of evaluation.json
 INDENT = "\u2003"
 Scores = dict[int, dict[str, float]]  # step -> name -> from 0 to 1
-
-
-class Run(NamedTuple):
-    """A run of the family."""
-
-    root: UPath
-    config: dict[str, Any]  # flattened
-    parent: UPath | None  # the folder of the run that it branched off from, if it is still there
-    start: int  # the step of the parent where it begins
 
 
 def downstream(root: UPath) -> Scores:
@@ -47,25 +37,20 @@ class Family:
 
     def __init__(self, workdir: Workdir):
         """Reads their configs."""
-        self.line, run = [], _read(workdir.root)  # from the run up to the first one
-        while run and run not in self.line:
-            self.line.append(run)
-            run = run.parent and _read(run.parent)
-        self.runs, others = {run.root: run for run in self.line}, []
+        self.line, others = lineage.line(workdir.root), []
+        self.runs = {run.root: run for run in self.line}
         folders = {file.parent for root in self.runs for file in root.parent.glob("*/config.json")}
         for root in sorted(folders - self.runs.keys(), key=str):
             with contextlib.suppress(DamageError):
-                others.append(_read(root))
+                others.append(lineage.read(root))
         while found := [run for run in others if run.parent in self.runs and run.root not in self.runs]:
             self.runs |= {run.root: run for run in found}
         self.scores = {root: downstream(root) for root in self.runs}
+        self.lines = {root: lineage.line(root) for root in self.runs}
 
     def tokens(self, run: Run, step: int) -> int:
         """Returns the tokens read up to a step of a run, those of the runs that it came from included."""
-        parent, length = self.runs.get(run.parent), run.config["shards.length"]
-        before = self.tokens(parent, run.start) if parent else 0
-        own = [recipe.rows_read(run.config, each) for each in (step, run.start if parent else 0)]
-        return before + (own[0] - own[1]) * length
+        return lineage.tokens_read(self.lines[run.root], step)
 
     def curves(self) -> dict[str, plots.Points]:
         """Returns {name: (tokens read, scores in %)} of the run, with those of the runs that it came from."""
@@ -103,11 +88,3 @@ class Family:
             for each in branches:
                 if each.start == step:
                     yield from self._rows(each, names, depth + 2)
-
-
-def _read(root: UPath) -> Run:
-    config = configs.flatten(logs.read_object(root / "config.json"))
-    name, _, step = str(config.get("train.branch_from", "")).rpartition("@")
-    places = (UPath(name).absolute(), root.parent / UPath(name).name)  # the second if it was started elsewhere
-    parent = next((each for each in places if step.isdecimal() and (each / "checkpoints").is_dir()), None)
-    return Run(root, config, parent, int(step) if parent else 0)

@@ -3,12 +3,16 @@
 import dataclasses
 import functools
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from mlm import logs
 from mlm.data import mixture
 from mlm.data.manifest import Manifest, read_manifest
+from mlm.paths import UPath
+from mlm.report import lineage
 from mlm.report.goodput import Line, Session, TimeUse, sessions, use_of_time
+from mlm.report.lineage import Run
 from mlm.training import recipe
 from mlm.workdir import Workdir
 
@@ -24,6 +28,7 @@ class RunSummary:
     sessions: list[Session]
     manifest: Manifest | None  # of its shards; None if they are gone
     glue: dict[str, Any] = dataclasses.field(default_factory=dict)  # the table of the command `glue`, if there is one
+    line: Sequence[Run] = ()  # the run, and those that it came from
 
     @property
     def glue_rows(self) -> list[tuple[str, ...]]:
@@ -46,9 +51,10 @@ class RunSummary:
         return self.manifest and self.manifest.splits["validation"].unigram_entropy
 
     def tokens(self, step: int) -> int | None:
-        """Returns the tokens read up to a step; None without a config."""
-        known = {"data.global_batch", "shards.length"} <= self.config.keys()
-        return recipe.rows_read(self.config, step) * self.config["shards.length"] if known else None
+        """Returns the tokens read up to a step, those of the runs that it came from included; None without a config."""
+        if not {"data.global_batch", "shards.length"} <= self.config.keys():
+            return None
+        return lineage.tokens_read(self.line or [Run(UPath(), self.config, None, 0)], step)
 
     def epochs(self, step: int) -> list[tuple[str, float, int, float]]:
         """Returns (name, share, rows, epochs read up to a step) of each folder of a mixture; nothing of one folder."""
@@ -105,7 +111,6 @@ def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("in
     train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
     tables = {int(step): table for step, table in logs.read_object(workdir.glue).items()}
     newest = max((step for step in tables if step <= until), default=None)
-    starts = sessions(logs.read(workdir.timing))
-    return RunSummary(
-        workdir.root.name, config, train, evals, starts, read_data(workdir, config), tables.get(newest, {})
-    )
+    starts, (own, *others) = sessions(logs.read(workdir.timing)), lineage.line(workdir.root)
+    parts = (config, train, evals, starts, read_data(workdir, config), tables.get(newest, {}))
+    return RunSummary(workdir.root.name, *parts, [own._replace(config=config), *others])
