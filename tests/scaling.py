@@ -1,0 +1,127 @@
+"""A law of the loss over parameters and tokens, fitted to finished runs, and what it says of others.
+
+    python -m tests.scaling runs/scaling/*/* --held-out runs/budget_cpu --at 110e6:80e9 395e6:26e9
+
+L(N, D) = E + A / N^alpha + B / D^beta of Hoffmann et al., 2022 (approach 3: Huber loss of log L, the best of many
+starts), N parameters outside the embeddings, D tokens. Intervals are 90% of a bootstrap over the residuals.
+"""
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from scipy.optimize import minimize
+from scipy.special import huber, logsumexp
+
+from mlm import config as configs
+from mlm import logs
+from mlm.data.manifest import DatasetInfo
+from mlm.model import factory
+from mlm.model.network import at_path
+from mlm.training import recipe
+from mlm.workdir import Workdir
+
+DELTA = 1e-3  # of the Huber loss, the paper's
+STARTS = tuple(
+    itertools.product((0.0, 5.0, 10.0), (0.0, 5.0, 10.0), (-1.0, 0.0, 1.0), (0.2, 0.5, 1.0), (0.2, 0.5, 1.0))
+)
+DRAWS = 200
+
+
+class Point(NamedTuple):
+    """A finished run."""
+
+    name: str
+    parameters: float
+    tokens: float
+    loss: float  # nats on the validation split
+
+
+def read(folder: str) -> Point:
+    """Returns the last evaluation of a run."""
+    workdir = Workdir(folder, create=False)
+    config = ConfigDict(json.loads(workdir.config.read_text()))
+    run, line = configs.flatten(config), logs.read(workdir.metrics, "eval")[-1]
+    tokens = recipe.rows_read(run, line["step"]) * run["shards.length"]
+    return Point(folder, parameters(config), tokens, line["loss"])
+
+
+def parameters(config: ConfigDict) -> int:
+    """Returns the number of parameters outside the embeddings."""
+    sizes = {"vocab_size": config.tokenizer.vocab_size, "length": config.shards.length}
+    network = factory.make_network(config.model.to_dict(), DatasetInfo.synthetic(**sizes, records=1))
+    params = jax.eval_shape(lambda key: network.init_params(network.config, key), jax.random.key(0))
+    return sum(leaf.size for leaf in jax.tree.leaves(params)) - at_path(params, network.embedding).size
+
+
+def log_loss(law: np.ndarray, parameters_N: np.ndarray, tokens_N: np.ndarray) -> np.ndarray:
+    """Returns log L of a law (log A, log B, log E, alpha, beta)."""
+    a, b, e, alpha, beta = law
+    terms = a - alpha * np.log(parameters_N), b - beta * np.log(tokens_N), np.full_like(parameters_N, e)
+    return logsumexp(terms, axis=0)
+
+
+def fit(parameters_N: np.ndarray, tokens_N: np.ndarray, log_loss_N: np.ndarray, starts=STARTS) -> np.ndarray:
+    """Returns the law of the smallest Huber loss."""
+
+    def objective(law: np.ndarray) -> float:
+        return huber(DELTA, log_loss(law, parameters_N, tokens_N) - log_loss_N).sum() / DELTA
+
+    positive = [(None, None)] * 3 + [(0.0, 2.0)] * 2
+    found = [minimize(objective, start, method="L-BFGS-B", bounds=positive) for start in starts]
+    return min(found, key=lambda result: result.fun).x
+
+
+def bootstrap(law: np.ndarray, parameters_N: np.ndarray, tokens_N: np.ndarray, log_loss_N: np.ndarray) -> np.ndarray:
+    """Returns laws fitted to the law's losses with residuals drawn again, which are scaled for the five parameters."""
+    fitted_N, rng = log_loss(law, parameters_N, tokens_N), np.random.default_rng(0)
+    count = len(fitted_N)
+    residuals_N = (log_loss_N - fitted_N) * np.sqrt(count / max(count - len(law), 1))
+    drawn = fitted_N + rng.choice(residuals_N, (DRAWS, count))
+    nearby = law + rng.normal(0, [1.0, 1.0, 0.3, 0.1, 0.1], (4, len(law)))
+    starts = [law, *np.clip(nearby, [-np.inf] * 3 + [0.01] * 2, np.inf)]
+    return np.array([fit(parameters_N, tokens_N, losses_N, starts) for losses_N in drawn])
+
+
+def interval(values: np.ndarray) -> str:
+    """Returns the 90% interval for people."""
+    low, high = np.quantile(values, [0.05, 0.95])
+    return f"{low:.3g} to {high:.3g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", metavar="WORKDIR", nargs="+", help="to fit to")
+    parser.add_argument("--held-out", metavar="WORKDIR", nargs="+", default=[], help="to predict, not fitted")
+    parser.add_argument("--at", metavar="N:D", nargs="+", default=[], help="parameters and tokens to predict")
+    args = parser.parse_args()
+    points = [read(folder) for folder in args.runs if (Path(folder) / "metrics.jsonl").is_file()]
+    _, parameters_N, tokens_N, losses_N = (np.array(column) for column in zip(*points, strict=True))
+    data = (parameters_N.astype(float), tokens_N.astype(float), np.log(losses_N))
+    law = fit(*data)
+    laws = bootstrap(law, *data)
+    for name, own, drawn in zip(("A", "B", "E"), np.exp(law), np.exp(laws).T, strict=False):
+        print(f"{name} {own:.4g} ({interval(drawn)})")
+    for name, own, drawn in zip(("alpha", "beta"), law[3:], laws[:, 3:].T, strict=True):
+        print(f"{name} {own:.3f} ({interval(drawn)})")
+    share = law[4] / law[3:].sum()
+    print(f"best parameters grow with FLOPs^{share:.2f} ({interval(laws[:, 4] / laws[:, 3:].sum(1))})")
+    wanted = [("held out", read(folder)) for folder in args.held_out]
+    wanted += [("", Point("", *map(float, text.split(":")), np.nan)) for text in args.at]
+    print(f"{'parameters':>12} {'tokens':>12} {'measured':>9} {'law':>7}  90%")
+    for kind, point in [("fitted", each) for each in points] + wanted:
+        sizes = (np.array([point.parameters], float), np.array([point.tokens], float))
+        own, drawn = np.exp(log_loss(law, *sizes))[0], np.exp([log_loss(each, *sizes)[0] for each in laws])
+        measured = "" if np.isnan(point.loss) else f"{point.loss:.3f}"
+        low, high = np.quantile(drawn, [0.05, 0.95])
+        shown = f"{point.parameters:12,.0f} {point.tokens:12,.0f} {measured:>9} {own:7.3f}"
+        print(f"{shown}  {low:.3f} to {high:.3f}  {kind} {point.name}")
+
+
+if __name__ == "__main__":
+    main()
