@@ -1,6 +1,6 @@
 """A law of the loss over parameters and tokens, fitted to finished runs, and what it says of others.
 
-    python -m tests.scaling runs/scaling/*/* --held-out runs/budget_cpu --at 110e6:80e9 395e6:26e9
+    python -m tests.scaling runs/scaling/*/* --held-out runs/budget_cpu --at 110e6:80e9 --flops 6.8e19
 
 L(N, D) = E + A / N^alpha + B / D^beta of Hoffmann et al., 2022 (approach 3: Huber loss of log L, the best of many
 starts), N parameters outside the embeddings, D tokens. Intervals are 90% of a bootstrap over the residuals.
@@ -88,7 +88,13 @@ def bootstrap(law: np.ndarray, parameters_N: np.ndarray, tokens_N: np.ndarray, l
     return np.array([fit(parameters_N, tokens_N, losses_N, starts) for losses_N in drawn])
 
 
-def interval(values: np.ndarray) -> str:
+def best_parameters(law: np.ndarray, flops: float) -> float:
+    """Returns the N of the least loss for FLOPs of 6 N D."""
+    a, b, _, alpha, beta = law
+    return np.exp((np.log(alpha / beta) + a - b + beta * np.log(flops / 6)) / (alpha + beta))
+
+
+def interval(values: np.ndarray | list[float]) -> str:
     """Returns the 90% interval for people."""
     low, high = np.quantile(values, [0.05, 0.95])
     return f"{low:.3g} to {high:.3g}"
@@ -99,6 +105,7 @@ def main() -> None:
     parser.add_argument("runs", metavar="WORKDIR", nargs="+", help="to fit to")
     parser.add_argument("--held-out", metavar="WORKDIR", nargs="+", default=[], help="to predict, not fitted")
     parser.add_argument("--at", metavar="N:D", nargs="+", default=[], help="parameters and tokens to predict")
+    parser.add_argument("--flops", type=float, help="of a budget, to find the best size for")
     args = parser.parse_args()
     points = [read(folder) for folder in args.runs if (Path(folder) / "metrics.jsonl").is_file()]
     _, parameters_N, tokens_N, losses_N = (np.array(column) for column in zip(*points, strict=True))
@@ -109,8 +116,11 @@ def main() -> None:
         print(f"{name} {own:.4g} ({interval(drawn)})")
     for name, own, drawn in zip(("alpha", "beta"), law[3:], laws[:, 3:].T, strict=True):
         print(f"{name} {own:.3f} ({interval(drawn)})")
-    share = law[4] / law[3:].sum()
-    print(f"best parameters grow with FLOPs^{share:.2f} ({interval(laws[:, 4] / laws[:, 3:].sum(1))})")
+    if args.flops:
+        own, drawn = best_parameters(law, args.flops), [best_parameters(each, args.flops) for each in laws]
+        print(
+            f"best of {args.flops:g} FLOPs: {own:.3g} parameters ({interval(drawn)}), {args.flops / 6 / own:.3g} tokens"
+        )
     wanted = [("held out", read(folder)) for folder in args.held_out]
     wanted += [("", Point("", *map(float, text.split(":")), np.nan)) for text in args.at]
     print(f"{'parameters':>12} {'tokens':>12} {'measured':>9} {'law':>7}  90%")

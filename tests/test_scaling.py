@@ -1,0 +1,27 @@
+"""The scaling law of tests/scaling.py against one that is known."""
+
+import numpy as np
+import pytest
+
+from tests import scaling
+
+LAW = np.array([np.log(400.0), np.log(500.0), np.log(1.7), 0.34, 0.4])
+N, D = (each.ravel() for each in np.meshgrid([3e5, 1e6, 3e6], [1e6, 2e6, 4e6, 8e6]))
+STARTS = ([5.0, 5.0, 0.0, 0.5, 0.5], [5.0, 5.0, 1.0, 0.2, 0.2])
+
+
+def test_a_law_is_found_again():
+    losses = 400 / N**0.34 + 500 / D**0.4 + 1.7
+    assert scaling.log_loss(LAW, N, D) == pytest.approx(np.log(losses))
+    found = scaling.fit(N, D, np.log(losses), STARTS)
+    assert np.exp(scaling.log_loss(found, N, D)) == pytest.approx(losses, rel=1e-3)
+    outlier = losses * np.where(np.arange(len(N)) == 5, 1.1, 1)
+    found = scaling.fit(N, D, np.log(outlier), STARTS)
+    rest = np.arange(len(N)) != 5
+    assert np.exp(scaling.log_loss(found, N, D))[rest] == pytest.approx(losses[rest], rel=5e-3), "Huber's loss"
+
+
+def test_the_best_size_is_that_of_a_search():
+    flops, sizes = 1e19, np.geomspace(1e6, 1e10, 4001)
+    losses = scaling.log_loss(LAW, sizes, flops / 6 / sizes)
+    assert scaling.best_parameters(LAW, flops) == pytest.approx(sizes[losses.argmin()], rel=0.01)
