@@ -4,10 +4,12 @@ import importlib
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 from mlm import config as configs
 from mlm.training import optimizer, recipe
+from tests import scaling
 
 ROOT = pathlib.Path(__file__).parent.parent
 FILES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))
@@ -53,6 +55,23 @@ def test_the_arithmetic_of_the_docstrings(name):
     rate = configs.load(f"configs/{name}", []).masking.rate
     assert f"{body + rate * head:.1f} MFLOP" in text
     assert f"({body:.1f} body + {rate:.0%} of the tail's {head:.1f})" in text
+
+
+def test_the_arithmetic_of_the_budget_on_tpus():
+    """Tokens, steps, dollars and the law's losses follow from the figures that the docstring quotes."""
+    text = " ".join(importlib.import_module("configs.budget_v5e8").__doc__.split())
+    config = configs.load("configs/budget_v5e8.py", [])
+    batch, tokens = config.data.global_batch * config.shards.length, config.train.hours * 3600 * 964_000
+    assert f"{tokens / 1e9:.1f}e9 tokens in {tokens / batch / 1e3:.0f},000 steps" in text
+    assert f"{config.train.hours * 8 * 1.2:.0f} dollars at 1.20" in text and f"are {batch:,}, 16 rows" in text
+    law = [float(number) for number in re.search(r"L = (\S+) \+ (\S+) / N\^(\S+) \+ (\S+) / D\^(\S+)", text).groups()]
+    e, a, alpha, b, beta = law
+    own = np.array([np.log(a), np.log(b), np.log(e), alpha, beta])
+    for size, read, loss in re.findall(r"(\d+) million and (\d+)e9 tokens ([\d.]+)", text):
+        found = np.exp(scaling.log_loss(own, np.array([float(size) * 1e6]), np.array([float(read) * 1e9])))
+        assert found == pytest.approx(float(loss), abs=2e-3)
+    assert f"{6 * scaling.parameters(config) * tokens:.1e}" == "5.5e+19"
+    assert scaling.best_parameters(own, 5.5e19) == pytest.approx(39e6, rel=0.05)
 
 
 def test_published_recipes():
