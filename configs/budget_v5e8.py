@@ -14,8 +14,8 @@ Law:       nine runs of three sizes (0.30, 0.98 and 2.9 million parameters outsi
            million tokens, the largest the first two only), one seed each, rows of 128 tokens, recipe of
            configs/budget_cpu.py with its 16 rows a step. The runs and the fit: mlm/bench/README.md.
              L = 2.028 + 4537 / N^0.766 + 521.5 / D^0.404
-           The hour of configs/budget_cpu.py, three times larger than any of them and not fitted, is at 3.140 nats;
-           the law says 3.195 (3.153 to 3.220), so its interval is too narrow even that near.
+           An hour of configs/budget_cpu.py with 16 rows, three times larger and not fitted, is at 3.140 nats; the
+           law says 3.195 (3.153 to 3.220), so its interval is too narrow even that near.
 Size:      for the 6 N D = 5.5e19 FLOPs of these hours the law's best is 39 million parameters (90%: 11 to 123
            million), but the valley is flat: 41 million and 225e9 tokens 2.048, 111 million and 83e9 tokens 2.051, 344
            million and 27e9 tokens 2.061, differences far below the interval. ModernBERT-base's shape, 111 million, is
@@ -23,8 +23,8 @@ Size:      for the 6 N D = 5.5e19 FLOPs of these hours the law's best is 39 mill
 Length:    1,024 tokens, as ModernBERT's first stage. Two layers of three see a window, so a token is 1.05 times the
            work of one in a row of 512. At small scale short rows first gained 0.07 nats in six minutes, where 0.05 are
            noise; longer runs were not tried.
-Batch:     the best batch grows with D^0.47 (Zhang et al., 2024, arXiv 2410.21676). At 4.3e6 tokens budget_cpu does
-           better with 32 rows of 128 tokens than with 16; 4,096 x (83.3e9 / 4.3e6)^0.47 = 424,000 tokens. 256 rows of
+Batch:     the best batch grows with D^0.47 (Zhang et al., 2024, arXiv 2410.21676). At 4.19e6 tokens budget_cpu does
+           better with 32 rows of 128 tokens than with 16; 4,096 x (83.3e9 / 4.19e6)^0.47 = 429,000 tokens. 256 rows of
            1,024 are 262,144, 16 rows a chip, twice.
 Optimizer: Muon, which is 5.3% of a step here. Its updates are as large as AdamW's, so the rate is ModernBERT's 8e-4.
 """
