@@ -1,6 +1,6 @@
 """A law of the loss over parameters and tokens, fitted to finished runs, and what it says of others.
 
-    python -m tests.scaling runs/scaling/*/* --held-out runs/budget_cpu --at 110e6:80e9 --flops 6.8e19
+    python -m tests.scaling runs/scaling/*/steps=* --at 111e6:83.3e9 --flops 5.5e19
 
 L(N, D) = E + A / N^alpha + B / D^beta of Hoffmann et al., 2022 (approach 3: Huber loss of log L, the best of many
 starts), N parameters outside the embeddings, D tokens. Intervals are 90% of a bootstrap over the residuals.
@@ -103,7 +103,6 @@ def interval(values: np.ndarray | list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", metavar="WORKDIR", nargs="+", help="to fit to")
-    parser.add_argument("--held-out", metavar="WORKDIR", nargs="+", default=[], help="to predict, not fitted")
     parser.add_argument("--at", metavar="N:D", nargs="+", default=[], help="parameters and tokens to predict")
     parser.add_argument("--flops", type=float, help="of a budget, to find the best size for")
     args = parser.parse_args()
@@ -121,16 +120,15 @@ def main() -> None:
         print(
             f"best of {args.flops:g} FLOPs: {own:.3g} parameters ({interval(drawn)}), {args.flops / 6 / own:.3g} tokens"
         )
-    wanted = [("held out", read(folder)) for folder in args.held_out]
-    wanted += [("", Point("", *map(float, text.split(":")), np.nan)) for text in args.at]
+    wanted = [Point("", *map(float, text.split(":")), np.nan) for text in args.at]
     print(f"{'parameters':>12} {'tokens':>12} {'measured':>9} {'law':>7}  90%")
-    for kind, point in [("fitted", each) for each in points] + wanted:
+    for point in points + wanted:
         sizes = (np.array([point.parameters], float), np.array([point.tokens], float))
         own, drawn = np.exp(log_loss(law, *sizes))[0], np.exp([log_loss(each, *sizes)[0] for each in laws])
         measured = "" if np.isnan(point.loss) else f"{point.loss:.3f}"
         low, high = np.quantile(drawn, [0.05, 0.95])
         shown = f"{point.parameters:12,.0f} {point.tokens:12,.0f} {measured:>9} {own:7.3f}"
-        print(f"{shown}  {low:.3f} to {high:.3f}  {kind} {point.name}")
+        print(f"{shown}  {low:.3f} to {high:.3f}  {point.name}")
 
 
 if __name__ == "__main__":
