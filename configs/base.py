@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
     config.corpus.validation_fraction = 0.01  # share of groups, by hash, of sources without a validation split
     config.corpus.validation_groups = ()  # the groups of the validation split; () or no group = by hash
     config.corpus.near_duplicates = 0.0  # leave out documents more similar to an earlier one (Jaccard); 0 = off
-    config.corpus.keep_out = ()  # sources, benchmarks say: training documents with 13 words of theirs are left out
+    config.corpus.keep_out = ()  # benchmarks, as sources: training documents that share 13 words in a row are left out
     config.corpus.max_documents = 0  # documents to read from each split of each source; 0 = all
 
     config.tokenizer = ConfigDict()
@@ -71,7 +71,7 @@ def get_config() -> ConfigDict:
     config.model.intermediate_size = 3072
     config.model.positions = 512  # most tokens per row; RoBERTa's position table has pad id + 1 more entries
     config.model.local_attention = 128  # modernbert: tokens that local layers see, half on each side, and the token
-    config.model.global_every = 3  # modernbert: the first of so many layers sees the whole row
+    config.model.global_every = 3  # modernbert: every so many layers, from the first on, see the whole row
     config.model.global_rope_theta = 160_000.0  # modernbert: rotary base of global layers
     config.model.local_rope_theta = 10_000.0  # modernbert: of local layers
     config.model.activation = "gelu"  # gelu (exact) | gelu_new (tanh) | relu | silu
@@ -84,7 +84,7 @@ def get_config() -> ConfigDict:
     config.model.dtype = "bfloat16"  # of activations: float32 | bfloat16. Parameters are float32
     config.model.attention = "auto"  # auto | xla | fused (TPU) | cudnn (GPU), mlm/model/attention.py
     config.model.remat = False  # recompute each layer's activations in the backward pass
-    config.model.remat_feed_forward = 0  # layers that recompute only the feed-forward activations, over half
+    config.model.remat_feed_forward = 0  # the first so many layers recompute the feed-forward's, 8 of their 14
 
     config.optimizer = ConfigDict()
     config.optimizer.name = "adamw"  # adamw | stable_adamw | lamb | lion | adafactor | muon

@@ -12,7 +12,8 @@ Score:     not measured here. The law below predicts 2.05 nats (90%: 1.67 to 2.2
 
 Law:       nine runs of three sizes (0.30, 0.98 and 2.9 million parameters outside the embeddings; 0.75 to 6 million
            tokens, fewer for the larger ones), one seed each, rows of 128 tokens, recipe of configs/budget_cpu.py with
-           16 rows a step. The runs and the fit: mlm/bench/README.md.
+           16 rows a step: primed, clipped at a norm of 1, 2 iterations of Muon, 7% warmup. This config has a stock
+           start, no clipping, 5 iterations and 2%. The runs and the fit: mlm/bench/README.md.
              L = 2.028 + 4537 / N^0.766 + 521.5 / D^0.404
            An hour of configs/budget_cpu.py with 16 rows, three times larger and not fitted, is at 3.140 nats; the
            law says 3.195 (3.153 to 3.220), so its interval is too narrow even that near.
@@ -25,7 +26,8 @@ Length:    1,024 tokens, as ModernBERT's first stage. Two layers of three see a 
            noise; longer runs were not tried.
 Batch:     the best batch grows with D^0.47 (Zhang et al., 2024, arXiv 2410.21676). At 4.19e6 tokens budget_cpu does
            better with 32 rows of 128 tokens than with 16; 4,096 x (83.3e9 / 4.19e6)^0.47 = 429,000 tokens. 256 rows of
-           1,024 are 262,144, 16 rows a chip, twice.
+           1,024 are 262,144: 16 rows a chip, twice. Not more, because that exponent is of other models, and the 4,096
+           rest on two runs of different days.
 Optimizer: Muon, which is 5.3% of a step here. Its updates are as large as AdamW's, so the rate is ModernBERT's 8e-4.
 """
 

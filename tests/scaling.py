@@ -1,4 +1,4 @@
-"""A law of the loss over parameters and tokens, fitted to finished runs, and what it says of others.
+"""Fits a scaling law of the loss to finished runs, and predicts others.
 
     python -m tests.scaling runs/scaling/*/steps=* --at 111e6:83.3e9 --flops 5.5e19
 
@@ -42,13 +42,15 @@ class Point(NamedTuple):
     loss: float  # nats on the validation split
 
 
-def read(folder: str) -> Point:
-    """Returns the last evaluation of a run."""
+def read(folder: str) -> Point | None:
+    """Returns the last evaluation of a run of train.steps, None if it is not finished."""
     workdir = Workdir(folder, create=False)
     config = ConfigDict(json.loads(workdir.config.read_text()))
-    run, line = configs.flatten(config), logs.read(workdir.metrics, "eval")[-1]
-    tokens = recipe.rows_read(run, line["step"]) * run["shards.length"]
-    return Point(folder, parameters(config), tokens, line["loss"])
+    run, lines = configs.flatten(config), logs.read(workdir.metrics, "eval")
+    if not lines or lines[-1]["step"] != run["train.steps"]:
+        return None
+    tokens = recipe.rows_read(run, run["train.steps"]) * run["shards.length"]
+    return Point(folder, parameters(config), tokens, lines[-1]["loss"])
 
 
 def parameters(config: ConfigDict) -> int:
@@ -94,10 +96,10 @@ def best_parameters(law: np.ndarray, flops: float) -> float:
     return np.exp((np.log(alpha / beta) + a - b + beta * np.log(flops / 6)) / (alpha + beta))
 
 
-def interval(values: np.ndarray | list[float]) -> str:
+def interval(values: np.ndarray | list[float], spec: str = ".3g") -> str:
     """Returns the 90% interval for people."""
     low, high = np.quantile(values, [0.05, 0.95])
-    return f"{low:.3g} to {high:.3g}"
+    return f"{low:{spec}} to {high:{spec}}"
 
 
 def main() -> None:
@@ -106,12 +108,14 @@ def main() -> None:
     parser.add_argument("--at", metavar="N:D", nargs="+", default=[], help="parameters and tokens to predict")
     parser.add_argument("--flops", type=float, help="of a budget, to find the best size for")
     args = parser.parse_args()
-    points = [read(folder) for folder in args.runs if (Path(folder) / "metrics.jsonl").is_file()]
+    points = [point for each in args.runs if (Path(each) / "config.json").is_file() and (point := read(each))]
+    if len(points) < 6:
+        parser.error(f"found {len(points)} finished runs of train.steps; a law of five parameters needs six or more")
     _, parameters_N, tokens_N, losses_N = (np.array(column) for column in zip(*points, strict=True))
     data = (parameters_N.astype(float), tokens_N.astype(float), np.log(losses_N))
     law = fit(*data)
     laws = bootstrap(law, *data)
-    for name, own, drawn in zip(("A", "B", "E"), np.exp(law), np.exp(laws).T, strict=False):
+    for name, own, drawn in zip("ABE", np.exp(law[:3]), np.exp(laws[:, :3]).T, strict=True):
         print(f"{name} {own:.4g} ({interval(drawn)})")
     for name, own, drawn in zip(("alpha", "beta"), law[3:], laws[:, 3:].T, strict=True):
         print(f"{name} {own:.3f} ({interval(drawn)})")
@@ -126,9 +130,8 @@ def main() -> None:
         sizes = (np.array([point.parameters], float), np.array([point.tokens], float))
         own, drawn = np.exp(log_loss(law, *sizes))[0], np.exp([log_loss(each, *sizes)[0] for each in laws])
         measured = "" if np.isnan(point.loss) else f"{point.loss:.3f}"
-        low, high = np.quantile(drawn, [0.05, 0.95])
         shown = f"{point.parameters:12,.0f} {point.tokens:12,.0f} {measured:>9} {own:7.3f}"
-        print(f"{shown}  {low:.3f} to {high:.3f}  {point.name}")
+        print(f"{shown}  {interval(drawn, '.3f')}  {point.name}")
 
 
 if __name__ == "__main__":

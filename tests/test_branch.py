@@ -171,7 +171,7 @@ def test_run_copies_the_tokenizer_of_the_source(trunk, tokenizer_folder, tmp_pat
         (("optimizer.name=lion", "model.layers=2"), 6, r"\n  model.layers: 1 -> 2\n  opt.*name: 'adamw' -> 'lion'"),
         (("optimizer.ema_decay=0",), 6, r"\n  optimizer.ema_decay: 0.9 -> 0.0$"),
         (("optimizer.clip_norm=1",), 6, r"\n  optimizer.clip_norm: 0.0 -> 1.0$"),
-        (("train.steps=6",), 6, r"the run would end after step 6, where the branch starts; train longer\.$"),
+        (("train.steps=6",), 6, r"would end after step 6, but the branch starts after step 6; train longer\.$"),
     ],
 )  # fmt: skip
 def test_what_may_not_is_refused(trunk, manifest, tmp_path, overrides, step, sentence):

@@ -15,9 +15,9 @@ KINDS = ("masking.mask_share=0.4", "masking.random_share=0.3", "masking.rate=0.3
 WORDS = np.arange(INFO.vocab_size) % 2 == 0  # the tokens that start a word
 
 
-def step_of(run: Pretraining, *, by_place: bool = True):
+def step_of(run: Pretraining, *, with_breakdown: bool = True):
     shardings, seed = state.shardings_of(run.shapes).params, run.config.evaluate.seed
-    return step.make_eval_step(run.network, run.eval_masking, seed, run.mesh, shardings, by_place=by_place)
+    return step.make_eval_step(run.network, run.eval_masking, seed, run.mesh, shardings, with_breakdown=with_breakdown)
 
 
 def few_ids() -> dict[str, np.ndarray]:
@@ -113,11 +113,11 @@ def test_the_longest_rows_count_without_overflow():
     assert breakdown.names("by_position", 14)[:-1] == ["0-1", *map(line_of, 2 ** np.arange(1, 13))], "8,192 tokens"
 
 
-def scores(manifest, rows: int, devices: int, *, draws: int = 1, by_place: bool = True) -> dict:
+def scores(manifest, rows: int, devices: int, *, draws: int = 1, with_breakdown: bool = True) -> dict:
     config = tiny_config("data.lanes=4", f"evaluate.batch={rows}", "model.init_stddev=0.3", f"evaluate.draws={draws}")
     mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), sharding.AXES)
     run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh)
-    eval_step = step_of(run, by_place=by_place)
+    eval_step = step_of(run, with_breakdown=with_breakdown)
     return pretraining.score_split(config, manifest, mesh, eval_step, run.init().params, "validation")
 
 
@@ -127,7 +127,7 @@ def reference(manifest) -> dict:
 
 
 def test_the_lines_add_up_to_the_plain_scores(reference, manifest):
-    plain = scores(manifest, 16, 1, by_place=False)
+    plain = scores(manifest, 16, 1, with_breakdown=False)
     assert {key: value for key, value in reference.items() if key not in breakdown.TABLES} == pytest.approx(plain)
     for found in (reference, scores(manifest, 64, 8, draws=2)):
         for table in breakdown.TABLES:

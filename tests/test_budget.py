@@ -130,6 +130,16 @@ def test_a_resumed_run_and_a_branch_go_on_with_what_is_left(timed, manifest, tmp
         pretrain(tiny_config(*SETTINGS, branch, "train.hours=1e-9"), Workdir(str(tmp_path / "late")), manifest)
 
 
+def test_a_run_ends_when_all_of_its_time_is_used_not_before(manifest, tmp_path):
+    """A share of 1 - 2^-22 rounds to the last step of the schedules; a restart would have trained once more."""
+    file, units = tmp_path / "timing.jsonl", [0, UNITS - 4, 4]
+    file.write_text(json.dumps({"step": 3, "kind": "share", "units": units}) + "\n")
+    settings = ("train.steps=0", "train.hours=1", "data.lanes=4", f"train.replay={file}")
+    pretrain(tiny_config(*settings), Workdir(str(tmp_path / "run")), manifest)
+    assert last_step(tmp_path / "run") == 3
+    assert checkpoint_files.read_meta(tmp_path / "run" / "checkpoints", 3)["share"] == 1
+
+
 def test_what_can_not_be_replayed_is_refused(timed, manifest, tmp_path):
     lines = (timed / "timing.jsonl").read_text().splitlines(keepends=True)
     shares = [line for line in lines if '"share"' in line]
@@ -142,6 +152,8 @@ def test_what_can_not_be_replayed_is_refused(timed, manifest, tmp_path):
         file.write_text(kept)
         with pytest.raises(InputError, match=rf"train.replay = .*timing.jsonl: {sentence}"):
             pretrain(tiny_config(*SETTINGS, f"train.replay={file}"), Workdir(str(tmp_path / "run")), manifest)
+    with pytest.raises(InputError, match=r"train.replay = nowhere: is not a file; name the timing.jsonl of a finished"):
+        _read("nowhere", 0)
     with pytest.raises(InputError, match=r"train.hours: is for pretraining alone; set train.epochs or train.steps\.$"):
         configs.load("configs/base.py", ["train.steps=0", "train.hours=1"], task=configs.CLASSIFICATION)
 

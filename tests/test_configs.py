@@ -3,6 +3,7 @@
 import importlib
 import pathlib
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -29,6 +30,8 @@ def test_every_config_is_valid_and_says_how_to_run_it(name):
         for word in ("Hardware:", "Time:", "Score:"):
             assert re.search(rf"^{word}", text, re.MULTILINE)
         assert text.count("not measured here") == 2, "of time and score: take it out when there is a measurement"
+    if rehearsal := re.search(r"rehearse it with (.*?)\)\n", text, re.DOTALL):
+        configs.load(f"configs/{name}", [flag.removeprefix("--config.") for flag in shlex.split(rehearsal[1])])
     for mentioned in re.findall(r"configs/\w+\.py", text):
         assert (ROOT / mentioned).is_file()
 

@@ -15,6 +15,9 @@ from tests.processes import ROOT
 BLOCKS = dict(re.findall(r"```python\n# ([a-z_]+\.py)\S*[^\n]*\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
 
 
+MODERNBERT = ("model.family=modernbert", "model.layers=2", "model.local_attention=8", "data.isolate_documents=false")
+
+
 def write(folder, name: str):
     assert len(BLOCKS[name].strip().splitlines()) <= 20, "README promises little files"
     (folder / name).write_text(BLOCKS[name])
@@ -40,10 +43,12 @@ def test_a_unit_test_of_a_step(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rare.py", "kernel.py", "nadam.py"])
-def test_a_change_trains(name, manifest, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "family"), [("rare.py", ()), ("kernel.py", ()), ("kernel.py", MODERNBERT), ("nadam.py", ())]
+)
+def test_a_change_trains(name, family, manifest, tmp_path):
     def losses(program: list, workdir) -> list[float]:
-        keys = (*TINY, "data.lanes=4", "train.steps=30", "log.every=1", f"shards.dir={manifest.folder}")
+        keys = (*TINY, *family, "data.lanes=4", "train.steps=30", "log.every=1", f"shards.dir={manifest.folder}")
         settings = [f"--config.{key}" for key in keys]
         run(*program, "train", "--config=configs/base.py", f"--workdir={workdir}", *settings)
         lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]

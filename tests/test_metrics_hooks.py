@@ -8,11 +8,14 @@ import shutil
 import numpy as np
 import pytest
 
+from mlm import config as configs
 from mlm.data import tfrecord
 from mlm.data.manifest import Manifest, load_manifest
 from mlm.data.order import Lane, Stage, batch_rows
+from mlm.monitor.metrics_hooks import Monitor
 from mlm.pretrained import checkpoint_files
 from mlm.tasks.pretraining import Pretraining
+from mlm.training import recipe
 from mlm.workdir import Workdir
 from tests.fixtures import pretrain, tiny_config
 
@@ -73,6 +76,14 @@ STUCK = (
     "masking.mask_share=1.0",
     "masking.random_share=0.0",
 )
+
+
+def test_a_run_of_hours_is_judged_by_its_own_steps(manifest, tmp_path):
+    run = configs.flatten(tiny_config("train.steps=0", "train.hours=1", "schedule.warmup_fraction=0.1"))
+    sizes = {"steps": recipe.HOURS_STEPS, "warmup": 100_000, "stages": recipe.stages(run)}
+    monitor = Monitor(run, Workdir(str(tmp_path)), manifest, print, **sizes)
+    monitor.on_metrics("train", 50, {"loss": 3.0, "share": 0.25})
+    assert (monitor._adviser.steps, monitor._adviser.warmup_steps) == (200, 20)
 
 
 @pytest.fixture(scope="module")

@@ -122,6 +122,9 @@ def test_recipe_tokenizer_hardware_and_compute(model, history, tmp_path):
     )
     assert row(card, "useful FLOPs") == [f"{40 * 32 * 32 * per_token:.3g}"]
     assert "Hardware" not in card_of(trained, tmp_path, history=dataclasses.replace(history, sessions=[]))
+    staged = card_of(with_keys(model, data__batch_stages=[[8, 1200]], train__init_from="hub/name"), tmp_path)
+    assert row(staged, "rows in a step") == ["8 for 1,200 steps, then 32 of 32 tokens"]
+    assert "Pretrained from scratch;" in card and "Pretrained;" in staged
 
 
 def test_losses_have_a_table_and_a_picture(model, history, tmp_path):

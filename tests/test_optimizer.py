@@ -70,13 +70,6 @@ def test_warmup_of_a_config(overrides, first_peak):
     assert values[200] == 0
 
 
-def test_unknown_names_raise():
-    with pytest.raises(ValueError, match="unknown schedule step"):
-        schedule("step")
-    with pytest.raises(ValueError, match="unknown optimizer sgd"):
-        make("sgd")
-
-
 def make(name: str, *, rate: float = RATE, **settings: float) -> optax.GradientTransformation:
     settings = {"b1": B1, "b2": B2, "eps": EPS, "weight_decay": DECAY, "clip_norm": 0.0} | settings
     settings = {"name": name, "muon_iterations": 5} | settings

@@ -1,9 +1,13 @@
 """The scaling law of tests/scaling.py against one that is known."""
 
+import json
+
 import numpy as np
 import pytest
 
+from mlm.workdir import Workdir
 from tests import scaling
+from tests.fixtures import tiny_config
 
 LAW = np.array([np.log(400.0), np.log(500.0), np.log(1.7), 0.34, 0.4])
 N, D = (each.ravel() for each in np.meshgrid([3e5, 1e6, 3e6], [1e6, 2e6, 4e6, 8e6]))
@@ -25,3 +29,14 @@ def test_the_best_size_is_that_of_a_search():
     flops, sizes = 1e19, np.geomspace(1e6, 1e10, 4001)
     losses = scaling.log_loss(LAW, sizes, flops / 6 / sizes)
     assert scaling.best_parameters(LAW, flops) == pytest.approx(sizes[losses.argmin()], rel=0.01)
+
+
+def test_a_run_counts_when_it_is_finished(tmp_path):
+    config, workdir = tiny_config(), Workdir(str(tmp_path))
+    workdir.config.write_text(config.to_json())
+    assert scaling.read(str(tmp_path)) is None, "no evaluation yet"
+    for step, found in ((6, None), (12, 3.0)):
+        workdir.metrics.write_text(json.dumps({"step": step, "kind": "eval", "loss": 3.0}) + "\n")
+        point = scaling.read(str(tmp_path))
+        assert (point and point.loss) == found
+    assert point.tokens == 12 * 16 * 32 and point.parameters == scaling.parameters(config)

@@ -1,4 +1,4 @@
-"""The part "quality" of `bench`: two recipes trained in turns, for so many seconds each, and how their losses fall.
+"""`bench --parts quality`: two recipes, interleaved, trained for the same time each, and how their losses fall.
 
 Both train on the same rows and are scored on the same masks of the validation split, so their losses compare. Only
 training counts: compiling, evaluating and the other's turns are left out. Schedules span the seconds (train.hours).
@@ -37,8 +37,8 @@ from mlm.workdir import Workdir
 EVALUATIONS = 20  # of each, after that of its initial parameters
 TURN = 10.0  # seconds, at most
 MASKS = """masking.kind=token masking.rate=0.15 masking.end_rate=0 masking.mask_share=0.8 masking.random_share=0.1
-    masking.static=false"""  # of the evaluation, and of the stock recipe
-STOCK = """optimizer.name=adamw optimizer.learning_rate=1e-3 optimizer.b1=0.9 optimizer.b2=0.999 optimizer.eps=1e-8
+    masking.static=false"""  # of the evaluation, and of run_mlm.py's recipe
+BASELINE = """optimizer.name=adamw optimizer.learning_rate=1e-3 optimizer.b1=0.9 optimizer.b2=0.999 optimizer.eps=1e-8
     optimizer.weight_decay=0 optimizer.clip_norm=1 optimizer.ema_decay=0 schedule.name=linear schedule.warmup_steps=0
     schedule.warmup_fraction=0 schedule.final_fraction=0 model.init=stock model.init_stddev=0.02
     model.hidden_dropout=0.1 model.attention_dropout=0.1 model.attention=auto data.short_length=0
@@ -128,7 +128,10 @@ class Torch(Trainer):
 
     def train(self, share: float) -> None:
         """Takes a turn, until this share of the seconds is used."""
-        vars(self).update(self.worker.ask({"until": share * self._seconds}))
+        if self.seconds < share * self._seconds:  # the last step may have taken longer than its turn
+            answer = self.worker.ask({"until": share * self._seconds})
+            self.steps, self.seconds = answer["steps"], answer["seconds"]
+            self.learning_rate = answer["learning_rate"]
 
     def params(self) -> Params:
         """Returns what is evaluated."""
@@ -165,15 +168,15 @@ def compare(
             "compile_seconds": own.compile_seconds,
             "learning_rate": own.learning_rate,
             "reached_seconds": reached,
-            "ratio": reached and seconds / reached,
+            "ratio": seconds / reached if reached else None,
             "curve": own.curve,
         }
     return {"seconds": seconds, "turn_seconds": turn, "recipes": rows}
 
 
-def stock(config: ConfigDict) -> ConfigDict:
+def baseline(config: ConfigDict) -> ConfigDict:
     """Returns the config with run_mlm.py's recipe: sizes, data and batch stay."""
-    return configs.replace(config, configs.parse(config, f"{MASKS} {STOCK}".split()))
+    return configs.replace(config, configs.parse(config, f"{MASKS} {BASELINE}".split()))
 
 
 def on_same_data(config: ConfigDict, other: ConfigDict, name: str) -> ConfigDict:

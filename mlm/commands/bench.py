@@ -92,7 +92,7 @@ def open_recipes(args: argparse.Namespace, config: ConfigDict) -> Recipes:
         if args.torch and config.data.mixture:
             raise InputError("--torch: reads one folder of shards, but config.data.mixture names several.")
         key = "torch" if args.torch else "stock"
-        return {"mlm": (args.config, config), key: (NAMES[key], quality.stock(config))}
+        return {"mlm": (args.config, config), key: (NAMES[key], quality.baseline(config))}
     other = quality.on_same_data(config, configs.load(args.against, [], flag="--against"), args.against)
     name = args.config + ", overridden" * (args.config == args.against)
     return {"mlm": (name, config), "against": (args.against, other)}

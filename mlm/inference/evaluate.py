@@ -68,7 +68,7 @@ def run(
         own = configs.replace(config, {"masking.kind": kind})
         masking = factory.make_masking(own.masking.to_dict(), info, pretraining.word_starts(own, workdir))
         masking = factory.make_eval_masking(masking, config.evaluate.count)
-        flags = {"by_place": breakdown}
+        flags = {"with_breakdown": breakdown}
         eval_step = step.make_eval_step(network, masking, config.evaluate.seed, mesh, shardings, **flags)
         scores[kind] = pretraining.score_split(config, read, mesh, eval_step, params, part)
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}

@@ -91,7 +91,7 @@ def make_kernel(
     return kernel if mesh is None else functools.partial(_split, kernel, mesh)
 
 
-def _rotated(kernel: Callable[..., Array], *args: Array | None, **settings: str) -> Array:
+def _rotated(kernel: Callable[..., Array], *args: Array | None, **settings: object) -> Array:
     """Calls a kernel that does not rotate."""
     q_BxLxH, k_BxLxH, *rest, rotation = args
     if rotation is not None:

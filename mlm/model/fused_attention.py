@@ -103,8 +103,8 @@ def _specs(size: Sizes, length: int, at: Callable) -> Callable:
             before, after = lambda c: jnp.maximum(c * per - 1, 0), lambda c: jnp.minimum((c + 1) * per, last)
             parts = [(halo, before), *parts, (halo, after)]
 
-        def spec(tokens: int, place: Callable) -> pl.BlockSpec:
-            return pl.BlockSpec(shape(tokens), lambda *g: index(*at(*g)[:2], place(at(*g)[2 + of_keys])))
+        def spec(tokens: int, chunk_index: Callable) -> pl.BlockSpec:
+            return pl.BlockSpec(shape(tokens), lambda *g: index(*at(*g)[:2], chunk_index(at(*g)[2 + of_keys])))
 
         return [spec(*part) for part in parts]
 
@@ -137,8 +137,8 @@ def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, 
     inputs = [(q, q_spec), (k, k_spec), (v, k_spec), (segments_BxL[:, :, None], key_spec)]
     inputs += [(segments_BxL[:, None, :], query_spec), (dropout_mask_LxL, [])]
     if dropout_mask_LxL is not None:  # a step has whole rows
-        place = pl.BlockSpec((1, length, length), lambda *_: (0, 0, 0))
-        inputs[-1] = dropout_mask_LxL.astype(operand)[None], [place]
+        spec = pl.BlockSpec((1, length, length), lambda *_: (0, 0, 0))
+        inputs[-1] = dropout_mask_LxL.astype(operand)[None], [spec]
     inputs += [each for halos in ((False, q_halo), (True, halo)) for each in _angles(rotation, specs, size, *halos)]
     x_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     if is_backward:
@@ -181,5 +181,5 @@ def _angles(rotation: tuple | None, specs: Callable, size: Sizes, of_keys: bool,
         return [(None, [])] * 2
     rows, _, half = rotation[0].shape
     each = int(rows > 1)  # 0 if all rows share the angles
-    place = specs(of_keys, halo, lambda n: (size.rows if each else 1, half, n), lambda b, h, c: (b * each, 0, c))
-    return [(angles.swapaxes(1, 2), place) for angles in rotation]
+    spec = specs(of_keys, halo, lambda n: (size.rows if each else 1, half, n), lambda b, h, c: (b * each, 0, c))
+    return [(angles.swapaxes(1, 2), spec) for angles in rotation]

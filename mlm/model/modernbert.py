@@ -88,7 +88,7 @@ class ModernBert(Network):
         return config.local_attention // 2
 
     def _positions(self, ids_BxL: Array, attention_BxL: Array) -> tuple[Array, dict[str, Rotation]]:
-        """Returns segments_BxL and the rotations of "global" and "local" layers; the same for all rows if it can be."""
+        """Returns segments_BxL and the rotations of "global" and "local" layers, of one row if it serves for all."""
         config = self.config
         segments_BxL, positions_BxL = segment_and_position_ids(ids_BxL, attention_BxL, 0, self.cls_id)
         if self.cls_id is None:

@@ -1,8 +1,9 @@
 """What the model families share: the forward pass over their layers, the tied decoder, documents and positions.
 
-A family is a subclass of `Network`, as in roberta.py; to add one, write it, list it in families.py, and give it rules
-in mlm/training/sharding.py. Attention is one of several kernels, the heads read the predicted positions only, and
-positions come from the attention mask, so that no replacement token can shift them.
+A family is a subclass of `Network`, as in roberta.py. To add one, list it in families.py and mlm/config_rules.py, and
+give it partition rules (mlm/training/sharding.py), FLOPs (mlm/training/recipe.py), priming, and checks of its
+config.json (mlm/pretrained/load.py). Attention is one of several kernels, and the heads read the predicted tokens
+alone. Positions do not depend on ordinary tokens, so no replacement token can shift them.
 
 Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V padded vocabulary.
 """
@@ -61,7 +62,7 @@ class Network:
     stack: ClassVar[Path]  # holds the layers, "0", "1", ...
     embedding: ClassVar[Path]  # [V, H], the decoder's kernel too
     decoder_bias: ClassVar[Path]  # [V]
-    # Keys of the config's group `model`, and what transformers calls them: parameters mean nothing under others.
+    # Keys of the config's group `model` that parameters depend on, and what transformers calls them.
     architecture: ClassVar[dict[str, str]] = {
         "hidden_size": "hidden_size",
         "layers": "num_hidden_layers",
@@ -72,7 +73,7 @@ class Network:
     config: PretrainedConfig
     dtype: str = "float32"
     remat: bool = False
-    remat_feed_forward: int = 0  # so many layers, the first ones, recompute only their feed-forward block
+    remat_feed_forward: int = 0  # the first so many layers recompute only their feed-forward block
     attention: Attention | None = None  # None for the kernel that runs on any device
     local_attention: Attention | None = None  # of layers that attend to a window
     cls_id: int | None = None  # starts a document that is read as if alone in its row; `attention` isolates it too

@@ -2,13 +2,13 @@
 
 A small model first learns how frequent each token is, and only much later that attention can look at a neighbour:
 
-- the output's bias starts as the log of the tokens' frequencies (the prior of Lin et al., 2017, Focal loss, 4.1);
-- head h attends to the token at a fixed offset, -1, +1, -2, +2, ..., which is a rotation. Of sinusoids in the table of
-  positions (Vaswani et al., 2017, 3.5) the query's kernel holds it. With rotary positions, all tokens share the first
-  entry of their embeddings, which the kernels turn into one query and one key, and the query is rotated ahead. Values
-  and their output are orthogonal. Such a structured start of attention is the idea of Trockman and Kolter, 2023,
+- the output bias is the log of the tokens' frequencies (the prior of Lin et al., 2017, Focal loss, 4.1);
+- head h attends to a fixed offset: -1, +1, -2, +2, ... A position table holds sinusoids (Vaswani et al., 2017, 3.5),
+  and the query kernel rotates them by the offset. With rotary positions, the first entry of every embedding is the same
+  constant, from which the kernels make a constant query and key, and the query is rotated by the offset. Value and
+  output kernels are orthogonal. To structure attention at initialisation is the idea of Trockman and Kolter, 2023,
   Mimetic initialization;
-- embeddings of words and positions are larger, and that of the only token type is zero.
+- word and position embeddings are scaled up, and the only token type's embedding is zero.
 
 Dimensions: V entries of the padded vocabulary, P entries of the position table, H hidden size, F planes of a head that
 positions rotate.

@@ -157,7 +157,7 @@ class Adviser:
         learning_rate = self._train[-1].get("learning_rate", math.nan)
         causes = [f"a learning rate that is {rate} ({learning_rate:.2g} now)"]
         causes += [f"a batch that is too small ({self.global_batch:,} rows)", *data]
-        causes += [f"a warmup that is too short for post-norm layers ({self.warmup_steps:,} steps)"]
+        causes += [f"a warmup that is too short ({self.warmup_steps:,} steps)"]
         return f"; likely causes, in order: {', '.join(causes)}."
 
 

@@ -64,6 +64,9 @@ class Monitor(MetricsHook):
     def on_metrics(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Gives the line to the adviser and the detector."""
         line = values | {"step": step, "kind": kind}
+        if share := values.get("share"):  # of train.hours, so the steps are an estimate
+            self._adviser.steps = round(step / share)
+            self._adviser.warmup_steps = round(self._run["schedule.warmup_fraction"] * self._adviser.steps)
         self._adviser.global_batch = next(between(self._stages, skip_batches.batch_of(step, self._skipped))).rows
         for what, text in self._adviser.add(line).items():
             if what not in self._advised:

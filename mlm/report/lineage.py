@@ -22,8 +22,8 @@ def read(root: UPath) -> Run:
     """Returns the run in a workdir."""
     config = configs.flatten(logs.read_object(root / "config.json"))
     name, _, step = str(config.get("train.branch_from", "")).rpartition("@")
-    places = (UPath(name).absolute(), root.parent / UPath(name).name)  # the second if it was started elsewhere
-    parent = next((each for each in places if step.isdecimal() and (each / "checkpoints").is_dir()), None)
+    candidates = (UPath(name).absolute(), root.parent / UPath(name).name)  # the second if it was started elsewhere
+    parent = next((each for each in candidates if step.isdecimal() and (each / "checkpoints").is_dir()), None)
     return Run(root, config, parent, int(step) if parent else 0)
 
 

@@ -98,7 +98,7 @@ class Pretraining(Task):
         return masked_cross_entropy(logits_BxKxV, masked.labels_BxK, masked.weights_BxK, self.info.vocab_size)
 
     def make_optimizer(self) -> optax.GradientTransformation:
-        """Returns the optimizer; its learning rate is `self.schedule`."""
+        """Returns the optimizer; one of your own ends in `optimizer.scale_by_learning_rate(self.schedule)`."""
         return optimizer.make_optimizer(self.run, self.schedule)
 
     def make_attention(self, config: Any, length: int, window: int) -> Attention:
@@ -143,7 +143,7 @@ class Pretraining(Task):
     # What the loop calls
 
     def step_at(self, step: int, position: int | None = None) -> step.TrainStep:
-        """Returns the jitted train step of a step, counted from 1; `position`: in the schedules, if it is another."""
+        """Returns the jitted train step of a step, counted from 1; `position`: in the schedules, if not `step`."""
         return self.train_steps[self._length_at(step if position is None else position), self.rows_at(step)]
 
     def _length_at(self, step: int) -> int:

@@ -55,8 +55,9 @@ def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
     if same_rows and theirs != ours and (old.get("data.batch_stages") or new["data.batch_stages"]):
         had = ", ".join(f"{part.rows:,} rows to step {part.last:,}" for part in theirs)
         raise InputError(f"{where}: its batches had {had}; set data.batch_stages so that they have as many here.")
-    if steps <= step:
-        raise InputError(f"{where}: the run would end after step {steps:,}, where the branch starts; train longer.")
+    if steps <= step and not new["train.hours"]:
+        what = f"the run would end after step {steps:,}, but the branch starts after step {step:,}"
+        raise InputError(f"{where}: {what}; train longer.")
     theirs, ours = (json.dumps([each["dataset"][key] for key in SAME_DATA], sort_keys=True) for each in (saved, meta))
     folders = [each.tokenizer for each in (source, workdir) if (each.tokenizer / "tokenizer.json").is_file()]
     if ours != theirs or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:

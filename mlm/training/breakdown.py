@@ -30,8 +30,8 @@ def sums(scores: RowSums, ids_BxL: Array, segments_BxL: Array, masked: Masked) -
     def row_bins(ids_L: Array, segments_L: Array, positions_K: Array, weights_K: Array) -> Array:
         visible_L = jnp.ones(ids_L.shape, bool).at[positions_K].set(weights_K == 0)  # padding is a segment of its own
         distance_L = copy_distances(ids_L, segments_L, visible_L)
-        places_2xK = jnp.stack([positions_K, distance_L[positions_K]])
-        return 31 - jax.lax.clz(jnp.maximum(places_2xK, 1))  # floor(log2)
+        distances_2xK = jnp.stack([positions_K, distance_L[positions_K]])
+        return 31 - jax.lax.clz(jnp.maximum(distances_2xK, 1))  # floor(log2)
 
     bins_Bx2xK = jax.vmap(row_bins)(ids_BxL, segments_BxL, masked.positions_BxK, masked.weights_BxK)
     lines_Tx1x1 = jnp.arange(_octaves(ids_BxL.shape[1]) + 1)[:, None, None]
@@ -50,10 +50,10 @@ def copy_distances(ids_L: Array, segments_L: Array, visible_L: Array) -> Array:
     segments_L, ids_L, position_L, visible_L = jax.lax.sort(columns, num_keys=2)  # stable: by position within a group
     other_L = (segments_L[1:] != segments_L[:-1]) | (ids_L[1:] != ids_L[:-1])
     group_L = jnp.append(0, jnp.cumsum(other_L))
-    place_L = group_L * (2 * size) + position_L  # more than `size` between two groups
-    before_L = jax.lax.cummax(jnp.where(visible_L, place_L, -size))
-    after_L = jax.lax.cummin(jnp.where(visible_L, place_L, jnp.iinfo(jnp.int32).max), reverse=True)
-    distance_L = jnp.minimum(jnp.minimum(place_L - before_L, after_L - place_L), size)
+    offset_L = group_L * (2 * size) + position_L  # more than `size` between two groups
+    before_L = jax.lax.cummax(jnp.where(visible_L, offset_L, -size))
+    after_L = jax.lax.cummin(jnp.where(visible_L, offset_L, jnp.iinfo(jnp.int32).max), reverse=True)
+    distance_L = jnp.minimum(jnp.minimum(offset_L - before_L, after_L - offset_L), size)
     return jax.lax.sort((position_L, distance_L), num_keys=1)[1]
 
 

@@ -43,7 +43,7 @@ class Budget:
     def start_step(self, step: int, metrics: Any) -> float:
         """Returns the share that is used as a step starts, the same on every host; 1 for the last step.
 
-        It waits for the step before that of `metrics`, the last one: dispatched far ahead, steps would be of one time.
+        Waits for the step before that of `metrics`: steps dispatched far ahead would all be given the same share.
         """
         self._running, before = metrics, self._running
         jax.block_until_ready(before)
@@ -67,6 +67,8 @@ class Budget:
 
 def _read(replay: str, start: int) -> dict[int, int]:
     """Returns the units of each step after `start`; raises InputError if one is missing."""
+    if not UPath(replay).is_file():
+        raise InputError(f"config.train.replay = {replay}: is not a file; name the timing.jsonl of a finished run.")
     found: dict[int, int] = {}
     last = 0
     for line in logs.read(UPath(replay), "share"):

@@ -1,4 +1,4 @@
-"""The training loop: the same numbers however often a run is stopped and restarted."""
+"""The training loop. A run of steps or epochs gives the same numbers however often it is stopped and restarted."""
 
 import dataclasses
 import itertools
@@ -40,7 +40,7 @@ class Task(Protocol):
     expected_compiles: int = 1  # of a train step: in how many row lengths its batches come
 
     def step_at(self, step: int, position: int | None = None) -> TrainStep:
-        """Returns the jitted train step of a step, counted from 1; `position`: in the schedules, if it is another."""
+        """Returns the jitted train step of a step, counted from 1; `position`: in the schedules, if not `step`."""
         return self.train_step
 
     def rows_at(self, step: int) -> int:
@@ -95,11 +95,11 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
     if "branch" in saved:
         meta["branch"] = saved["branch"]
     start = source.step if source else found or 0
-    kept = recipe.milestone_steps(meta["config"], task.steps, task.words_per_row)
-    kept = {*kept, *saved.get("milestones", ())}
+    milestones = recipe.milestone_steps(meta["config"], task.steps, task.words_per_row)
+    milestones = {*milestones, *saved.get("milestones", ())}
     if cluster.is_primary():
         write_text(workdir.config, config.to_json(indent=1) + "\n")
-    with checkpoint.Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep, milestones=kept) as checkpoints:
+    with checkpoint.Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep, milestones=milestones) as checkpoints:
         if source:
             state = branch.restore(source, task.shapes, task.initial_state)
         elif found is None:
@@ -111,8 +111,8 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
         with Log(workdir.root, meta["config"], start=start, **sizes) as log, distributed.StopSignal() as stop:
             if cluster.is_primary():
                 log.hooks += task.make_hooks(log.notify)
-            spent = Budget(hours, config.train.replay, start=start, share=share, log=log) if hours else None
-            return Loop(config, task, checkpoints, log, meta, stop, workdir, kept, spent).run_from(start, state)
+            budget = Budget(hours, config.train.replay, start=start, share=share, log=log) if hours else None
+            return Loop(config, task, checkpoints, log, meta, stop, workdir, milestones, budget).run_from(start, state)
 
 
 @dataclasses.dataclass
@@ -134,7 +134,10 @@ class Loop:
         """Runs the steps after `start`; returns the scores after the last, from the log if it was run before."""
         task, steps, budget, used = self.task, self.task.steps, self.budget, set()
         if budget.share >= 1 if budget else start >= steps:
-            return logs.read(self.workdir.metrics, "eval")[-1]
+            if not (lines := logs.read(self.workdir.metrics, "eval")):
+                what = "has no evaluation of this run, which is finished"
+                raise InputError(f"{self.workdir.metrics}: {what}; restore the file, or use `evaluate`.")
+            return lines[-1]
         batches = task.batches(start)
         pending: tuple[int, Any] | None = None  # metrics of a step, read when the next one is dispatched
         scores: dict[str, float] | None = None
@@ -167,7 +170,7 @@ class Loop:
                     budget.restart_clock()
             if pending:
                 self._read(*pending)
-            last = position >= steps
+            last = step >= steps if share is None else share >= 1
             pending = (step, metrics) if last or step % self.config.log.every == 0 else None
             stopped = self.stop.requested(step)
             ends = last or task.is_epoch_end(step) or step in self.milestones

@@ -37,8 +37,6 @@ def make_schedule(run: Run, steps: int) -> optax.Schedule:
         "wsd_sqrt": lambda count: peak + (final - peak) * jnp.sqrt(jnp.clip((count - rest + decay) / decay, 0, 1)),
         "constant": optax.constant_schedule(peak),
     }
-    if name not in schedules:
-        raise ValueError(f"unknown schedule {name}")
     after = schedules[name]
     if warmup_steps == 0:
         return after
@@ -79,9 +77,7 @@ def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransfor
         "adafactor": [optax.adafactor(None, momentum=b1 or None), optax.scale(-1.0), decay],
         "muon": [optax.partition({"kernel": optax.chain(orthogonal, sized), "rest": adam}, parts), decay],
     }
-    if name not in directions:
-        raise ValueError(f"unknown optimizer {name}")
-    return optax.chain(*clip, *directions[name], _scale_by(schedule))
+    return optax.chain(*clip, *directions[name], scale_by_learning_rate(schedule))
 
 
 def _divide_by_rms(adamw: optax.GradientTransformation, b2: float, eps: float) -> optax.GradientTransformation:
@@ -103,15 +99,14 @@ def _divide_by_rms(adamw: optax.GradientTransformation, b2: float, eps: float) -
     return optax.GradientTransformation(adamw.init, update)
 
 
-def _scale_by(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
-    """Returns `optax.scale_by_learning_rate`; given `progress`, that is where the schedule is, not at its own count."""
+def scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
+    """Returns optax's transformation of that name, with the schedule evaluated at `progress` if given (train.hours)."""
     by_count = optax.scale_by_learning_rate(schedule)
 
     def update(updates: Params, state: Any, params: Params | None = None, *, progress: Any = None, **_: Any) -> tuple:
-        new, state_after = by_count.update(updates, state, params)
-        if progress is not None:
-            new, _ = by_count.update(updates, optax.ScaleByScheduleState(progress), params)
-        return new, state_after
+        at = state if progress is None else optax.ScaleByScheduleState(progress)
+        new, _ = by_count.update(updates, at, params)
+        return new, optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
     return optax.GradientTransformationExtraArgs(by_count.init, update)
 

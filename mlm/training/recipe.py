@@ -76,7 +76,7 @@ def milestone_steps(run: Run, steps: int, words_per_row: Callable[[], float]) ->
         else:
             first = int(value)
             own = {step: step for step in range(first, max(first, steps if kind else 0) + 1, first)}
-        if (last := max(own.values())) > steps:
+        if (last := max(own.values())) > steps and not run.get("train.hours"):
             where = f"config.checkpoint.milestones: {text} is reached at step {last:,}"
             raise InputError(f"{where}, but the run ends after step {steps:,}; remove it, or train longer.")
         if kind == "words" and cluster.is_primary():

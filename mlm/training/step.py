@@ -37,8 +37,9 @@ def mean_gradient(
     """Returns `(params, batch, step) -> (gradient of the mean loss, sums over the batch)`.
 
     The mean is over all predictions of the global batch: losses and weights are summed over microbatches and devices
-    and divided once, so that accumulation changes the result by rounding alone. Each device sums over its slice of the
-    data axis; the compiler partitions the other axes. Dropout folds the row numbers `rows_B` into its key.
+    and divided once, so that accumulation changes the result by rounding alone, also with dropout, which depends on the
+    number of a row in the global batch. Each device sums over its slice of the data axis; the compiler partitions the
+    other axes.
     """
     accumulate = run["train.accumulate"]
 
@@ -55,13 +56,13 @@ def mean_gradient(
 
         def add(total: tuple[Params, RowSums], micro: tuple) -> tuple[tuple[Params, RowSums], None]:
             index, inputs = micro
-            part = gradient_sum(params, inputs, rows_B, jax.random.fold_in(key, index))
+            part = gradient_sum(params, inputs, rows_B * accumulate + index, key)
             return jax.tree.map(jnp.add, total, part), None
 
         micro = jax.tree.map(lambda x: _microbatches(x, accumulate), inputs)
         shapes = jax.eval_shape(gradient_sum, params, jax.tree.map(lambda x: x[0], micro), rows_B, key)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        return jax.lax.scan(add, zero, (jnp.arange(accumulate), micro))[0]
+        return jax.lax.scan(add, zero, (jnp.arange(accumulate, dtype=jnp.uint32), micro))[0]
 
     sum_grads = local_grads
     if mesh.shape["data"] > 1:
@@ -131,7 +132,7 @@ def make_train_step(
     """Returns the jitted step `(state, batch) -> (state, metrics)`; the state is donated.
 
     A step whose loss or gradient is not finite updates nothing and is counted. After train.guard_limit of them in a row
-    no step updates anything, until the loop, which reads metrics one step late, stops.
+    no step updates anything; the loop stops when it next reads the metrics (log.every).
     """
     ema_decay = run["optimizer.ema_decay"]
 
@@ -170,6 +171,7 @@ def make_train_step(
             "learning_rate": jnp.asarray(schedule(by_share.get("progress", state.step - state.skipped)), jnp.float32),
             "skipped": new.skipped,
             "consecutive_nonfinite": new.consecutive_nonfinite,
+            **({"share": jnp.max(batch["share"])} if by_share else {}),
         }
         return new, metrics
 
@@ -195,9 +197,9 @@ def make_eval_step(
     mesh: Mesh,
     param_shardings: Params,
     *,
-    by_place: bool = False,
+    with_breakdown: bool = False,
 ) -> Callable[[Params, Batch], tuple[jax.Array, ...]]:
-    """Returns the jitted `(params, batch) -> RowSums`, without dropout; `by_place` adds a column, `breakdown.sums`.
+    """Returns the jitted `(params, batch) -> RowSums`, without dropout; `with_breakdown` adds `breakdown.sums`.
 
     The masks depend on the record and the draw, which is the batch's "epoch"; rows whose "valid" is 0 have weight 0.
     """
@@ -209,7 +211,7 @@ def make_eval_step(
         logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK)
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
         scores = prediction_scores(logits, masked.labels_BxK, weights_BxK, masking.vocab_size)
-        if not by_place:
+        if not with_breakdown:
             return sum_rows(scores)
         inputs = (batch["input_ids"], attention_BxL)
         segments_BxL, _ = segment_and_position_ids(*inputs, 0, network.cls_id)
