@@ -66,7 +66,7 @@ def test_the_arithmetic_of_the_budget_on_tpus():
     config = configs.load("configs/budget_v5e8.py", [])
     batch, tokens = config.data.global_batch * config.shards.length, config.train.hours * 3600 * 964_000
     assert f"{tokens / 1e9:.1f}e9 tokens in {tokens / batch / 1e3:.0f},000 steps" in text
-    assert f"{config.train.hours * 8 * 1.2:.0f} dollars at 1.20" in text and f"are {batch:,}, 16 rows" in text
+    assert f"{config.train.hours * 8 * 1.2:.0f} dollars at 1.20" in text and f"are {batch:,}: 16 rows" in text
     law = [float(number) for number in re.search(r"L = (\S+) \+ (\S+) / N\^(\S+) \+ (\S+) / D\^(\S+)", text).groups()]
     e, a, alpha, b, beta = law
     own = np.array([np.log(a), np.log(b), np.log(e), alpha, beta])
