@@ -50,7 +50,7 @@ CASES += [(16, "xla", False), (24, "xla", False), (100, "xla", False), slow(24, 
 CASES += [(24, "fused", False), (24, "fused", True), (24, "cudnn", False)]
 
 
-@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize("isolated", [slow(False), True])
 @pytest.mark.parametrize(("window", "name", "dropout"), CASES)
 def test_output_and_gradients_are_flax_s(window, name, isolated, dropout):
     (*qkv, grad), documents = inputs()
@@ -78,7 +78,7 @@ def test_output_and_gradients_are_flax_s(window, name, isolated, dropout):
         (64, 384, 128, False, True, False),
         slow(24, 384, 128, True, True, False),
         slow(150, 384, 384, True, False, False),
-        (0, 384, 128, True, False, False),
+        slow(0, 384, 128, True, False, False),
         slow(0, 384, 384, False, True, False),
         (0, 256, 512, True, True, True),
         slow(24, 384, 768, False, False, True),
@@ -129,7 +129,8 @@ def test_split_over_a_mesh_it_is_the_same(name, window):
     np.testing.assert_allclose(split, whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["TPU v3", slow("TPU v5 lite")])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["TPU v3", "TPU v5 lite"])
 def test_fused_in_bfloat16_is_near_float32(kind, monkeypatch):
     """Whether a kernel hands float32 to the matrix unit, as on a v3, or bfloat16."""
     call = fused_attention.pl.pallas_call

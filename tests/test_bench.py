@@ -110,6 +110,7 @@ def test_json_is_what_is_returned(capsys):
     assert json.loads(capsys.readouterr().out) == found and set(found) == {"step"}
 
 
+@pytest.mark.slow
 def test_what_it_imports_for_a_step_needs_no_tensorflow():
     program = "import sys; sys.modules['tensorflow'] = None\nimport mlm.bench.steps, mlm.plan.plan, mlm.training.loop"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment(1), check=True)

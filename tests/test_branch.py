@@ -123,6 +123,7 @@ def test_what_may_change_changes(trunk, manifest, tmp_path):
     assert "model.positions: 64 -> 80" in changes and len(changes) == 8
 
 
+@pytest.mark.slow
 def test_a_branch_reads_longer_rows(texts, tokenizer_folder, manifest, tmp_path):
     """As modernbert_base_long.py: other rows, of twice the length, in other batches, and another rotary base."""
     modern = ("model.family=modernbert", "model.layers=2", "model.local_attention=16", "data.lanes=2")

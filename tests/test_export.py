@@ -67,6 +67,7 @@ def test_the_folder_is_complete(exported, model):
     assert json.loads((UPath(exported) / "run_config.json").read_text())["train.steps"] == 5
 
 
+@pytest.mark.slow
 def test_the_averaged_parameters_are_the_model_if_there_are_any(model, tmp_path):
     workdir = Workdir(str(tmp_path / "averaged"))
     config = configs.unflatten(model.run_config)

@@ -110,7 +110,7 @@ def test_the_card(workdirs):
         assert words in card
 
 
-@pytest.mark.parametrize("broken", ["model.safetensors", "flax_model.msgpack"])
+@pytest.mark.parametrize("broken", ["model.safetensors", slow("flax_model.msgpack")])
 def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(workdirs, tmp_path, monkeypatch, broken):
     workdir = Workdir(str(tmp_path / "run"))
     shutil.copytree(str(workdirs["classes"].export), str(workdir.export))

@@ -183,7 +183,7 @@ def test_no_coordinator_given(manifest, tmp_path):
 
 
 FAULTS = [
-    ("killed", 1, signal.SIGKILL, "", "signal"),
+    slow("killed", 1, signal.SIGKILL, "", "signal"),
     slow("killed", 0, signal.SIGKILL, "", "signal"),
     slow("stopped", 1, signal.SIGSTOP, "", "stopped"),
     slow("stopped", 0, signal.SIGSTOP, "", "stopped"),

@@ -94,6 +94,7 @@ def stuck(one_device, tokenizer_folder, tmp_path_factory) -> tuple[pathlib.Path,
     return folder / "run", manifest
 
 
+@pytest.mark.slow
 def test_a_training_on_random_text_is_reported_as_stuck(stuck):
     """It goes through the loop: nothing but the frequencies of tokens can be learned from it."""
     workdir, _ = stuck
@@ -103,6 +104,7 @@ def test_a_training_on_random_text_is_reported_as_stuck(stuck):
     assert said(workdir / "spikes.jsonl") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh", [False, True])
 def test_nothing_is_said_twice_and_a_kill_loses_nothing(stuck, tmp_path, capsys, fresh):
     """Killed after the checkpoint of step 500, with the advice of that step said, or not yet."""

@@ -67,19 +67,13 @@ def stop(process: subprocess.Popen, number: signal.Signals, workdir: pathlib.Pat
     assert steps[-1] >= moment and steps[-1] % 7
 
 
+@pytest.mark.slow
 def test_log_is_gapless(straight):
     lines = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [4, 8, 12, 16, 20, 24, 28, 30]
     assert [line["step"] for line in lines if line["kind"] == "eval"] == [10, 20, 30]
     losses = [line["loss"] for line in lines if line["kind"] == "train"]
     assert losses[-1] < losses[0] - 0.3
-
-
-def test_killed(straight, manifest, tmp_path):
-    arguments = train_arguments(tmp_path, manifest.folder, *SETTINGS)
-    kill_when(start(arguments, program=DELAYED), lambda: logged_step(tmp_path) >= 8)
-    run(arguments)
-    assert_same_run(straight, tmp_path)
 
 
 @pytest.mark.slow
@@ -177,6 +171,7 @@ def test_finished_run_does_nothing(straight, manifest, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_keeps_the_newest_and_the_best(straight):
     steps = checkpoint_files.complete_steps(straight / "checkpoints")
     assert steps == [21, 28, 30]

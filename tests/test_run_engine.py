@@ -117,6 +117,7 @@ def test_killed_in_mid_run_only_what_is_missing_is_done_again(alone, arguments, 
     assert {name: seen[name] for name in kept} == kept, "a task that was done was done again"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_all_with_the_code_to_start_again(arguments, tmp_path):
     started = Started(arguments(tmp_path), 2)
     until(lambda: len(written(tmp_path)) >= 2)
@@ -127,6 +128,7 @@ def test_a_killed_worker_ends_all_with_the_code_to_start_again(arguments, tmp_pa
         assert code == 75 and "a worker process was killed" in error, (code, error)
 
 
+@pytest.mark.slow
 def test_bad_input_ends_all_with_its_code(arguments, tmp_path):
     started = Started(arguments(tmp_path, "--config.shards.count=99999"), 2, program="-m mlm")
     (first, own), (second, told) = started.ends()

@@ -42,7 +42,7 @@ def test_one_trace():
 
 
 MODERNBERT = ("model.family=modernbert", "model.layers=3", "model.local_attention=8")
-CASES = [slow((2, 4, 1), ()), ((2, 2, 2), ()), ((2, 2, 2), MODERNBERT), slow((1, 4, 2), MODERNBERT)]
+CASES = [slow((2, 4, 1), ()), slow((2, 2, 2), ()), ((2, 2, 2), MODERNBERT), slow((1, 4, 2), MODERNBERT)]
 CASES += [slow((2, 2, 2), ("model.family=roberta_prelayernorm",))]
 
 

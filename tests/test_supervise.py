@@ -172,6 +172,7 @@ def hold(supervised, then):
     return thread
 
 
+@pytest.mark.slow
 def test_a_pod_that_up_has_not_made_is_given_up_and_left(supervised):
     pod = supervised.pod
     by_hand(pod, "tpu-vm", "create", "my-pod", "--accelerator-type=v4-8", "--version=tpu-ubuntu2204-base")
@@ -187,6 +188,7 @@ def test_a_pod_that_up_has_not_made_is_given_up_and_left(supervised):
     assert supervised.cloud_calls() == ["tpu-vm create"] * 2
 
 
+@pytest.mark.slow
 def test_a_pod_that_is_stopped_is_started_and_the_run_goes_on(supervised):
     thread = hold(supervised, lambda: fake_cloud().stop(supervised.pod.state, "my-pod"))
     said = supervised("5")
@@ -196,6 +198,7 @@ def test_a_pod_that_is_stopped_is_started_and_the_run_goes_on(supervised):
     assert supervised.starts()[1].startswith("2 0 from ")
 
 
+@pytest.mark.slow
 def test_a_quota_refusal_after_our_own_delete_is_not_the_end(supervised):
     def take():
         supervised.pod.fault("create", "quota", times=2)
@@ -251,6 +254,7 @@ def test_ctrl_c_detaches_and_the_same_command_comes_back(supervised):
     assert supervised.starts() == ["1 0 from 0"]
 
 
+@pytest.mark.slow
 def test_who_stops_a_run_stops_its_supervisor(supervised):
     supervised.work.mkdir()
     (supervised.work / "hold").touch()

@@ -82,7 +82,8 @@ def test_what_is_alive_with_other_arguments_is_not_taken_for_it(ready_pod):
     ready_pod.git("checkout", "-q", "stub.py")
 
 
-@pytest.mark.parametrize("follower", ["run", slow("supervise")])
+@pytest.mark.slow
+@pytest.mark.parametrize("follower", ["run", "supervise"])
 def test_what_has_ended_with_other_arguments_is_not_taken_for_it(ready_pod, follower):
     ready_pod.ready("sys.exit(0)")
     ready_pod.tpu(*RUN, "--command=shards")
@@ -141,7 +142,9 @@ def test_two_who_start_at_once(ready_pod):
     assert len({job["launch"] for job in jobs}) == 1 and [job["process"] for job in jobs] == [0, 1]
 
 
-@pytest.mark.parametrize("fault", ["ssh255_before", "ssh255_after", "drop_midstream", "keys_not_propagated"])
+@pytest.mark.parametrize(
+    "fault", [slow("ssh255_before"), "ssh255_after", "drop_midstream", slow("keys_not_propagated")]
+)
 def test_connections_that_fail_start_nothing_twice(ready_pod, fault):
     ready_pod.ready("print('one more', flush=True); time.sleep(0.3)")
     for attempts in (1, 10):  # gcloud runs the command again by itself; or it gives up, and we do
