@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+from transformers import ModernBertConfig
 
 from mlm import __main__
 from mlm.pretrained import checkpoint_files, load
@@ -130,9 +131,13 @@ def test_another_model_has_no_mean_with_it(family, trained_workdir, tmp_path, ca
 
 def test_models_of_other_sizes_are_told_apart(family):
     meta = checkpoint_files.read_meta(family.checkpoints, 12)
-    same, other = (mean_of._architecture(family, copy.deepcopy(meta)) for _ in range(2))
-    assert same == other and same["model_type"] == "roberta" and "" not in same
-    for key, value in (("hidden_size", 48), ("num_hidden_layers", 7), ("hidden_act", "relu")):
+    modern = copy.deepcopy(meta)
+    modern["dataset"]["model"] = ModernBertConfig().to_dict()
+    roberta = (("hidden_size", 48), ("num_hidden_layers", 7), ("hidden_act", "relu"), ("max_position_embeddings", 82))
+    cases = [(meta, *each) for each in roberta] + [(modern, "global_rope_theta", 10_000.0)]
+    for meta, key, value in cases:
+        same, other = (mean_of._architecture(family, copy.deepcopy(meta)) for _ in range(2))
+        assert same == other and "model_type" in same and "" not in same
         changed = copy.deepcopy(meta)
         changed["dataset"]["model"][key] = value
         other = mean_of._architecture(family, changed)

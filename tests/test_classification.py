@@ -18,6 +18,7 @@ from mlm.data import examples as data
 from mlm.data import tokenizer
 from mlm.data.examples import Examples
 from mlm.errors import InputError
+from mlm.model import flops
 from mlm.model.roberta import Roberta
 from mlm.pretrained import checkpoint_files
 from mlm.tasks import classification
@@ -102,6 +103,10 @@ def test_it_labels_words(tmp_path, tokenizer_folder):
     assert task.minimized_metric(found) == 1 - found["f1"]
     _, metrics = task.step_at(1)(state, sharding.put_batch(next(task.batches(0)), task.mesh, 16))
     assert 0 < metrics["accuracy"] <= 1
+    hidden, length = config.model.hidden_size, task._mean_length
+    own = {"hidden": hidden, "intermediate": config.model.intermediate_size, "gated": False, "predicted_share": 1}
+    whole = flops.train_flops_per_token(**own, keys=[length] * config.model.layers, vocab_size=4)
+    assert task.flops_per_token(1) == pytest.approx(whole - 6 * hidden**2), "its head has no dense layer"
 
 
 def test_words_that_are_cut_off_are_wrong(tmp_path, tokenizer_folder):

@@ -5,11 +5,14 @@ import json
 import pathlib
 import shutil
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mlm import __main__, logs
+from mlm import config as configs
+from mlm.commands import classify
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier
@@ -57,6 +60,16 @@ def test_it_starts_from_a_run_with_its_sizes_and_tokenizer(finished, trained_wor
     assert len({tokenizer.fingerprint(str(folder)) for folder in folders}) == 1
     first = checkpoint_files.read_meta(workdir.checkpoints, checkpoint_files.complete_steps(workdir.checkpoints)[0])
     assert first["dataset"]["labels"] == list(labelled_texts.LABELS) and first["dataset"]["vocab_size"] == 1000
+
+
+def test_the_keys_of_a_family_are_those_of_the_model(trained_workdir, modernbert_folder, tmp_path):
+    """Whatever the config, which may be one of pretraining, has for the family that it names."""
+    keys, examples = ("model.family=modernbert", "model.global_rope_theta=10000"), SimpleNamespace(labels=())
+    for source, family, theta in ((trained_workdir.root, "roberta", 160_000), (modernbert_folder, "modernbert", 9000)):
+        settings = [*keys, f"train.init_from={source}", "classify.train=csv:a", "classify.validation=csv:b"]
+        config = configs.load("configs/base.py", settings, task=configs.CLASSIFICATION)
+        found, *_ = classify._find_model(config, Workdir(str(tmp_path)), examples)
+        assert (found.model.family, found.model.global_rope_theta) == (family, theta)
 
 
 def test_the_best_checkpoint_is_kept_and_exported(finished):

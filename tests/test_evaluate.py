@@ -89,6 +89,17 @@ def test_models_of_every_kind_are_scored(setting, folder, trained_workdir, tmp_p
         evaluate.run(config, workdir, manifest, model=str(flax), split="validation")
 
 
+@pytest.mark.slow
+def test_a_model_of_another_family_than_the_config_s_is_scored_as_it_is(setting, folder, modernbert_folder):
+    config, workdir, manifest = setting
+    found = evaluate.run(config, workdir, manifest, model=modernbert_folder, split="validation")
+    assert found["loss"] == pytest.approx(np.log(1000), abs=0.3)
+    wanted = evaluate.run(config, workdir, manifest, model="", split="validation")["loss"]
+    config = tiny_config(*SIZES, "model.family=modernbert")
+    found = evaluate.run(config, workdir, manifest, model=folder, split="validation")
+    assert found["loss"] == pytest.approx(wanted, rel=1e-5)
+
+
 def test_each_kind_of_mask_has_scores_of_its_own(setting, capsys):
     config, workdir, manifest = setting
     found = evaluate.run(config, workdir, manifest, model="", split="validation", masks=["span", "word", "token"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import shutil
 import sys
 
@@ -34,8 +35,11 @@ VERIFY = "mlm/export/verify_export.py"
 
 @pytest.fixture(scope="module")
 def exported(model, tmp_path_factory) -> str:
-    folder = UPath(tmp_path_factory.mktemp("exported") / "export")
-    export.export(model, folder, scores=SCORES, name="small")
+    """Of a model whose tokenizer was trained for longer rows."""
+    folder, own = UPath(tmp_path_factory.mktemp("exported") / "export"), tmp_path_factory.mktemp("long") / "tokenizer"
+    file = pathlib.Path(shutil.copytree(model.tokenizer, own), "tokenizer_config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": 8192}))
+    export.export(dataclasses.replace(model, tokenizer=str(own)), folder, scores=SCORES, name="small")
     return str(folder)
 
 
@@ -64,6 +68,7 @@ def test_the_folder_is_complete(exported, model):
     assert config["vocab_size"] == 1000, "the vocabulary is the tokenizer's, without the padding of training"
     assert config["architectures"] == ["RobertaForMaskedLM"]
     assert config["max_position_embeddings"] == 32 + 2
+    assert json.loads((UPath(exported) / "tokenizer_config.json").read_text())["model_max_length"] == 32
     assert json.loads((UPath(exported) / "run_config.json").read_text())["train.steps"] == 5
 
 

@@ -212,6 +212,41 @@ def test_a_config_that_is_no_config_is_refused(folder, data):
         assert str(error.value).isprintable()
 
 
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"hidden_activation": "tanh"}, r"hidden_activation = 'tanh'; it must be one of gelu, gelu_new, relu, silu\.$"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, r"\(ValueError: rope_scaling, which is not supported\)"),
+        ({"hidden_size": 30, "num_attention_heads": 6}, "has attention heads .*of an odd size"),
+    ],
+)
+def test_a_modernbert_that_we_would_not_compute_is_refused(modernbert_folder, tmp_path, keys, words):
+    shutil.copy(f"{modernbert_folder}/config.json", tmp_path)
+    assert load.read_config(UPath(tmp_path), "a folder").hidden_size == 32
+    change(tmp_path / "config.json", **keys)
+    with pytest.raises(InputError, match=words):
+        load.read_config(UPath(tmp_path), "a folder")
+
+
+@pytest.mark.parametrize(
+    ("head", "words"), [("SequenceClassification", "the mean of a row"), ("TokenClassification", "has neither model")]
+)
+def test_a_classifier_that_reads_the_mean_of_a_row_is_refused(modernbert_folder, tmp_path, head, words):
+    shutil.copy(f"{modernbert_folder}/config.json", tmp_path)
+    change(tmp_path / "config.json", architectures=[f"ModernBertFor{head}"], classifier_pooling="mean")
+    with pytest.raises(InputError, match=words):
+        load.load(str(tmp_path), head=load.CLASSIFIER)
+
+
+@pytest.mark.parametrize(("layers", "given", "every"), [(2, 3, 3), (2, None, 2), (7, 3, 3), (7, 9, 3)])
+def test_layer_types_of_transformers_5(modernbert_folder, layers, given, every):
+    content = json.loads(pathlib.Path(modernbert_folder, "config.json").read_text())
+    types = ["sliding_attention" if index % 3 else "full_attention" for index in range(layers)]
+    rope = {kind: {"rope_type": "default", "rope_theta": 10_000} for kind in ("full_attention", "sliding_attention")}
+    content |= {"rope_parameters": rope, "layer_types": types, "global_attn_every_n_layers": given}
+    assert load.config_of(content).global_attn_every_n_layers == every
+
+
 @pytest.mark.parametrize("data", [b"[]", b"\xff", b'{"mask_token": 3}', b'{"mask_token": {"text": 1}}'])
 def test_special_tokens_of_another_type_are_refused(folder, data):
     (folder / "tokenizer_config.json").write_bytes(data)

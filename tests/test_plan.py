@@ -286,6 +286,14 @@ def test_tokens_of_a_run_in_hours():
     assert plan.whole_run(config, job, SPEED | {"short": {"fits": False}})["tokens"] is None
 
 
+def test_a_sweep_over_the_vocabulary_has_each_one_s_size(manifest, monkeypatch):
+    monkeypatch.setattr(plan, "measure", lambda config, job, place: (None, job.info.vocab_size))
+    for shards, sizes in ((None, [512, 1024]), (manifest, [manifest.vocab_size] * 2)):
+        job = plan.make_job(tiny_config(), shards, records=None, price=None)
+        cells = plan.cells(["tokenizer.vocab_size=512,1024"], "v5e:2x4")
+        assert [plan.plan_cell(tiny_config(), job, 1, cell).get("plan") for cell in cells] == sizes
+
+
 def test_bad_flags(capfd):
     assert main(["plan", "--config=configs/quickstart.py"]) == 2
     assert "--topology" in capfd.readouterr().err

@@ -1,5 +1,6 @@
 """Parameters to start from: what is taken, by text and by position, and what is refused before anything compiles."""
 
+import copy
 import itertools
 import json
 import pathlib
@@ -340,6 +341,15 @@ def test_another_family_is_refused(exported):
         started(str(exported), str(exported), "model.family=modernbert")
     wrong = f"config.model.family = modernbert: train.init_from = {exported} is a roberta"
     assert str(error.value) == f"{wrong}; set it to that, or start from another model."
+
+
+def test_other_rotary_bases_are_said(modernbert_folder):
+    source = load.load(modernbert_folder, head=None)
+    config = copy.deepcopy(source.config)
+    assert warm_start.rotary_changes(source, config) == []
+    config.global_rope_theta = 160_000.0
+    line = "  model.global_rope_theta: 9000 in the source, 160000 here"
+    assert warm_start.rotary_changes(source, config) == [line]
 
 
 def test_it_is_refused_before_anything_compiles(exported, manifest, tmp_path, monkeypatch):

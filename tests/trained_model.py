@@ -8,16 +8,20 @@ import ast
 import dataclasses
 import functools
 import pathlib
+import shutil
 import sysconfig
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
+from transformers import ModernBertConfig
 
 from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.data.manifest import DatasetInfo
+from mlm.export import export
+from mlm.model.modernbert import ModernBert
 from mlm.model.roberta import Roberta
 from mlm.pretrained import checkpoint_files, load
 from mlm.tasks.pretraining import Pretraining
@@ -90,6 +94,19 @@ def trained_workdir(tmp_path_factory: pytest.TempPathFactory) -> Workdir:
         state, _ = run.train_step(state, sharding.put_batch(batch, run.mesh, 32))
     save_checkpoint(workdir, config, info, jax.block_until_ready(state), STEPS)
     return workdir
+
+
+@pytest.fixture(scope="session")
+def modernbert_folder(model: load.Pretrained, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A transformers folder of an untrained ModernBERT with the same tokenizer, and rotary bases of its own."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    rotation = {"global_rope_theta": 9000.0, "local_rope_theta": 800.0, "local_attention": 8}
+    special = {"pad_token_id": model.config.pad_token_id, "cls_token_id": model.config.bos_token_id}
+    config = ModernBertConfig(vocab_size=1000, max_position_embeddings=LENGTH, **sizes, **rotation, **special)
+    params = jax.device_get(ModernBert.init_params(config, jax.random.key(0)))
+    folder = pathlib.Path(shutil.copytree(model.tokenizer, tmp_path_factory.mktemp("modernbert") / "model"))
+    export.write_model(dataclasses.replace(model, config=config, params=params), folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="session")

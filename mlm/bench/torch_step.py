@@ -3,8 +3,8 @@
 Any Python with torch, transformers (4.57 or 5) and accelerate runs this file. It measures `Trainer.train()` with its
 defaults, masks drawn on the host and logits of every position; on CUDA if there is any, else on the CPU in float32.
 
-It reads lines of JSON and answers each with one. First the settings: a run's flattened config, "model": RobertaConfig's
-arguments, "special_ids": {"cls", "pad", "sep", "unk", "mask"} -> id; {"torch", "transformers", "device", "dtype"} tells
+It reads lines of JSON and answers each with one. First the settings: a run's flattened config, "model": transformers'
+config, "special_ids": {"cls", "pad", "sep", "unk", "mask"} -> id; {"torch", "transformers", "device", "dtype"} tells
 that it is ready. Then {"calls": N} for N steps, answered by {"steps", "seconds" of training so far, "learning_rate"}.
 Settings may have "rows", a .npy file of ids [N, L], instead of random ones, and "seconds", over which the learning rate
 falls to 0. Then {"until": SECONDS} asks for steps until so many are used, {"save": FOLDER} for the parameters, answered

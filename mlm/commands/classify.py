@@ -15,6 +15,7 @@ from mlm import config as configs
 from mlm.commands import common
 from mlm.commands.export import write_export
 from mlm.commands.tokenizer import make_tokenizer
+from mlm.config_rules import MODERNBERT
 from mlm.errors import InputError
 from mlm.text import printable
 from mlm.workdir import Workdir
@@ -119,6 +120,8 @@ def _find_model(
     body.initializer_range = config.model.init_stddev
     sizes = {f"model.{key}": getattr(body, name) for key, name in family.architecture.items()}
     sizes |= {"model.family": families.name_of(body), "model.positions": locate.longest_row(body.to_dict())}
+    bases = {key: value for key, value in MODERNBERT.items() if key not in family.architecture}
+    sizes |= {f"model.{key}": type(default)(getattr(body, key, default)) for key, default in bases.items()}
     if examples.labels and not config.classify.metric:
         spans = config.classify.kind == "tokens" and any(name[1:2] == "-" for name in examples.labels)
         sizes["classify.metric"] = ("f1" if spans else "accuracy",)

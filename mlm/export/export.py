@@ -99,6 +99,7 @@ def export(
             for file in TOKENIZER_FILES:
                 if (source := UPath(model.tokenizer) / file).is_file():
                     (new / file).write_bytes(source.read_bytes())
+            _set_longest_row(new / "tokenizer_config.json", model.longest_row)
             if model.run_config is not None:
                 (new / "run_config.json").write_text(json.dumps(model.run_config, indent=1) + "\n", encoding="utf-8")
             if is_classifier:
@@ -121,6 +122,13 @@ def export(
         if is_remote(folder):
             raise
         raise InputError(f"{folder}: can't be written ({error.strerror or error}); free some space there.") from error
+
+
+def _set_longest_row(file: Path, tokens: int) -> None:
+    """Writes to a tokenizer_config.json how many tokens the model reads; the tokenizer may be of another model."""
+    if file.is_file():
+        content = logs.read_object(file) | {"model_max_length": tokens}
+        file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write_model(model: Pretrained, folder: Path) -> None:

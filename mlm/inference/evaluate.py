@@ -1,7 +1,6 @@
-"""Scores of a model on a split: a checkpoint, an export or any RoBERTa folder; a language model or a classifier."""
+"""Scores of a model on a split: a checkpoint, an export or any folder of a family; a language model or a classifier."""
 
 import csv
-import dataclasses
 import hashlib
 import io
 import json
@@ -59,8 +58,8 @@ def run(
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
     info = DatasetInfo.from_manifest(manifest)
-    network = factory.make_network(config.model.to_dict(), info, isolated=config.data.isolate_documents)
-    network = dataclasses.replace(network, config=padded.config)
+    cls_id = info.special_ids["cls"] if config.data.isolate_documents else None
+    network = padded.family(padded.config, config.model.dtype, cls_id=cls_id)
 
     weights = f"{weights_name(loaded)}, data {read.fingerprint[:12]}"
     scores, entries = {}, {}

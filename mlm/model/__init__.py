@@ -1,1 +1,1 @@
-"""The model and its objective: transformers' Flax RoBERTa, masks drawn on the device, a head on masked tokens."""
+"""The model and its objective: transformers' models, masks drawn on the device, a head on masked tokens."""

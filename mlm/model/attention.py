@@ -1,4 +1,4 @@
-"""Attention kernels behind one signature, each of which computes what transformers' FlaxRobertaSelfAttention does.
+"""Attention kernels behind one signature, each of which computes what transformers' models do.
 
     xla     plain jax, as flax computes it, on any device
     fused   our Pallas kernel for TPU: bfloat16, rows up to 8,192 tokens, with dropout up to 512
@@ -7,8 +7,8 @@
 
 To add one, write a function like `_xla`, add it to `KERNELS`, and say in `_unsupported` what it does not support.
 
-Each attends to the whole row, or to a window around each token (Beltagy et al., 2020, Longformer, 3.1): xla and fused
-then compute little more than the window, cudnn the whole row.
+Each attends to the whole row, or to a window around each token (Beltagy et al., 2020, Longformer, 3.1). fused then
+computes little more than the window; so does xla in rows over three windows without dropout; cudnn the whole row.
 
 Dimensions: B rows, L tokens, H hidden size = N heads x D head size D, C tokens in a block.
 """

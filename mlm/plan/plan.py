@@ -30,6 +30,7 @@ class Job:
 
     info: DatasetInfo
     known_records: bool
+    has_shards: bool
     price: float | None
 
 
@@ -40,7 +41,9 @@ def make_job(config: ConfigDict, manifest: Manifest | None, *, records: int | No
         info = DatasetInfo.synthetic(**sizes, records=config.data.global_batch)
     else:
         info = DatasetInfo.from_manifest(manifest)
-    return Job(dataclasses.replace(info, records=records or info.records), bool(records or manifest), price)
+    has_shards = manifest is not None
+    info = dataclasses.replace(info, records=records or info.records)
+    return Job(info, bool(records) or has_shards, has_shards, price)
 
 
 def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm") -> tuple[Program, dict[str, Any]]:
@@ -160,7 +163,8 @@ def plan_cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -
             accumulate = values.get("train.accumulate", config.train.accumulate)
             values["data.global_batch"] = int(cell["per_chip_batch"]) * place.chips * accumulate
         changed = configs.replace(config, values)
-        info = dataclasses.replace(job.info, length=changed.shards.length)
+        vocab_size = job.info.vocab_size if job.has_shards else changed.tokenizer.vocab_size
+        info = dataclasses.replace(job.info, length=changed.shards.length, vocab_size=vocab_size)
         return {"cell": cell, "plan": measure(changed, dataclasses.replace(job, info=info), place)[1]}
     except InputError as error:
         return {"cell": cell, "error": str(error)}

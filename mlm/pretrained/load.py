@@ -11,12 +11,11 @@ import safetensors.flax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import SingleDeviceSharding
 from transformers import PretrainedConfig
-from transformers.modeling_flax_utils import ACT2FN
 
 from mlm import logs
 from mlm.config_rules import ABOVE_ZERO, BELOW_ONE, Rule, whole
 from mlm.errors import DamageError, InputError
-from mlm.model import classifier, weights
+from mlm.model import classifier, layers, weights
 from mlm.model.families import FAMILIES, family_of
 from mlm.model.network import Network, Params
 from mlm.paths import UPath, inside
@@ -28,7 +27,7 @@ from mlm.workdir import Workdir
 LM_HEAD, CLASSIFIER = "lm_head", "classifier"
 HEAD_NAMES = {LM_HEAD: "language-model head", CLASSIFIER: "classification head"}
 INIT_FROM = "config.train.init_from = "
-ACTIVATION: Rule = (lambda v: isinstance(v, str) and v in ACT2FN, "an activation that transformers knows")
+ACTIVATION: Rule = (lambda v: isinstance(v, str) and v in layers.ACTIVATIONS, f"one of {', '.join(layers.ACTIVATIONS)}")
 SHARED: dict[Rule, str] = {  # of config.json
     whole(1, 2**31): "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size",
     whole(2, 2**31): "max_position_embeddings",
@@ -122,7 +121,8 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
         raise InputError(f"{where}: is a multi-label classifier; one with a label or number per row is needed.")
     if head != CLASSIFIER and not config.tie_word_embeddings:
         raise InputError(f"{where}: its embeddings are not tied; a model with tied embeddings is needed.")
-    if head == CLASSIFIER and getattr(config, "classifier_pooling", "cls") != "cls":
+    reads_rows = head == CLASSIFIER and classifier.kind(config) != "tokens"
+    if reads_rows and getattr(config, "classifier_pooling", "cls") != "cls":
         raise InputError(f"{where}: its head reads the mean of a row's tokens; one that reads the first is needed.")
     params, body = _read_weights(folder, family_of(config), where), family_of(config).body
     if head and isinstance(params[body], dict):
@@ -172,6 +172,8 @@ def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[Pretrain
 
 def config_of(content: dict[str, Any]) -> PretrainedConfig:
     """Returns transformers' config of a checkpoint's or folder's, which may be one that transformers 5 has written."""
+    if content.get("rope_scaling"):
+        raise ValueError("rope_scaling, which is not supported")
     if "rope_parameters" in content:
         content, rope, types = dict(content), content["rope_parameters"], content["layer_types"]
         del content["rope_parameters"], content["layer_types"]
@@ -180,6 +182,8 @@ def config_of(content: dict[str, Any]) -> PretrainedConfig:
                 raise ValueError(f"rope_type {rope[kind]['rope_type']}, only default")
             content[f"{name}_rope_theta"] = float(rope[kind]["rope_theta"])
         every = next((i for i, kind in enumerate(types) if i and kind == "full_attention"), len(types))
+        given = content.get("global_attn_every_n_layers")  # may be more than there are layers
+        every = given if type(given) is int and given > len(types) == every else every
         if types != ["sliding_attention" if i % every else "full_attention" for i in range(len(types))]:
             raise ValueError("layer_types are not one global layer in every so many")
         content["global_attn_every_n_layers"] = every
@@ -205,8 +209,10 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
             value = getattr(config, key)
             if not check(value):
                 raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")
-    if config.hidden_size % config.num_attention_heads or config.pad_token_id >= config.vocab_size:
-        text = "has attention heads that don't divide hidden_size, or a pad_token_id outside the vocabulary"
+    size, rest = divmod(config.hidden_size, config.num_attention_heads)
+    if rest or (config.model_type == "modernbert" and size % 2) or config.pad_token_id >= config.vocab_size:
+        text = "has attention heads that don't divide hidden_size, or of an odd size, or a pad_token_id outside the "
+        text += "vocabulary"
         raise InputError(f"{where}: its config.json {text}; take a good copy.")
     return config
 

@@ -25,6 +25,7 @@ from mlm.paths import UPath
 from mlm.pretrained.load import Pretrained
 
 POSITIONS, TYPES = "embeddings/position_embeddings/embedding", "embeddings/token_type_embeddings/embedding"
+ROTARY_BASES = ("global_rope_theta", "local_rope_theta")
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")  # one of them is there
 Taken = tuple[np.ndarray, np.ndarray]  # float32 of our shape, and a mask that broadcasts to it: True where it counts
 
@@ -45,6 +46,12 @@ def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled:
     if ours != theirs:  # tiled
         what = f"leaves heads of {ours}, train.init_from = {source.source} has heads of {theirs}"
         raise InputError(f"config.model.heads = {config.num_attention_heads}: {what}; make them as large.")
+
+
+def rotary_changes(source: Pretrained, config: PretrainedConfig) -> list[str]:
+    """Returns a line for each rotary base that differs from the source's."""
+    pairs = ((key, getattr(source.config, key, 0), getattr(config, key, 0)) for key in ROTARY_BASES)
+    return [f"  model.{key}: {theirs:g} in the source, {ours:g} here" for key, theirs, ours in pairs if theirs != ours]
 
 
 def tile(

@@ -110,8 +110,10 @@ class Classification(Task):
     def flops_per_token(self, step: int) -> float:
         """Returns the useful FLOPs of a step per token; the head reads one token of a row, or all."""
         length = self._mean_length
-        rate = 1.0 if classifier.kind(self.model_config) == "tokens" else 1 / length
-        return recipe.flops_per_token(self._run, self.model_config.num_labels, length=length, rate=rate)
+        of_tokens = classifier.kind(self.model_config) == "tokens"
+        rate, no_dense = 1.0 if of_tokens else 1 / length, of_tokens and self.config.model.family != "modernbert"
+        found = recipe.flops_per_token(self._run, self.model_config.num_labels, length=length, rate=rate)
+        return found - 6 * self.config.model.hidden_size**2 * no_dense
 
 
 def _check_data(config: ConfigDict, examples: Examples, body: PretrainedConfig) -> None:

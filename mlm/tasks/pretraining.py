@@ -185,7 +185,7 @@ class Pretraining(Task):
         ours["tokens"] = str(folder) if (folder / "tokenizer.json").is_file() else None
         taken, lines = warm_start.fit(source, shapes, **ours)
         if cluster.is_primary():
-            print("\n".join(lines + tiled), file=sys.stderr, flush=True)
+            print("\n".join(lines + tiled + warm_start.rotary_changes(source, config)), file=sys.stderr, flush=True)
         fresh = self.init()
         ema = fresh.ema and warm_start.start(fresh.ema, taken)
         return fresh.replace(params=warm_start.start(fresh.params, taken), ema=ema)

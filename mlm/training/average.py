@@ -14,6 +14,7 @@ from mlm.errors import InputError
 from mlm.model.families import FAMILIES
 from mlm.paths import UPath, children, copy_files, write_text
 from mlm.pretrained import checkpoint_files, load, locate
+from mlm.pretrained.warm_start import ROTARY_BASES
 from mlm.training.checkpoint import Checkpoints
 from mlm.workdir import LOCK, Workdir
 
@@ -90,8 +91,10 @@ def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
     data, folder = meta["dataset"], workdir.tokenizer
     own = tokenizer.fingerprint(str(folder)) if (folder / "tokenizer.json").is_file() else None
     found = {"labels": data.get("labels"), "vocabulary": data["vocab_size"], "tokenizer": own}
-    model_type = data["model"]["model_type"]
-    return found | {key: data["model"][key] for key in ("model_type", *FAMILIES[model_type].architecture.values())}
+    model = data["model"]
+    others = ROTARY_BASES if model["model_type"] == "modernbert" else ("max_position_embeddings",)
+    keys = ("model_type", "vocab_size", *others, *FAMILIES[model["model_type"]].architecture.values())
+    return found | {key: model[key] for key in keys}
 
 
 def _write(new: Workdir, chosen: list[Checkpoint], meta: dict[str, Any], mean: Any, weights: list[float]) -> None:
