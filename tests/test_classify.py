@@ -68,8 +68,10 @@ def test_the_keys_of_a_family_are_those_of_the_model(trained_workdir, modernbert
     for source, family, theta in ((trained_workdir.root, "roberta", 160_000), (modernbert_folder, "modernbert", 9000)):
         settings = [*keys, f"train.init_from={source}", "classify.train=csv:a", "classify.validation=csv:b"]
         config = configs.load("configs/base.py", settings, task=configs.CLASSIFICATION)
-        found, *_ = classify._find_model(config, Workdir(str(tmp_path)), examples)
+        found, _, start = classify._find_model(config, Workdir(str(tmp_path)), examples)
         assert (found.model.family, found.model.global_rope_theta) == (family, theta)
+        shared = {"roberta": {"roberta"}, "modernbert": {"model", "head"}}  # as transformers' classes name them
+        assert start().keys() == shared[family]
 
 
 def test_the_best_checkpoint_is_kept_and_exported(finished):

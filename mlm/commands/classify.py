@@ -126,7 +126,7 @@ def _find_model(
         spans = config.classify.kind == "tokens" and any(name[1:2] == "-" for name in examples.labels)
         sizes["classify.metric"] = ("f1" if spans else "accuracy",)
     config = configs.replace(config, sizes, task=configs.CLASSIFICATION)
-    return config, body, (lambda: source().body) if init_from else None
+    return config, body, (lambda: source().encoder) if init_from else None
 
 
 def _describe(config: ConfigDict, examples: Examples, body: PretrainedConfig) -> None:

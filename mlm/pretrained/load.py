@@ -90,6 +90,12 @@ class Pretrained:
         """The encoder's parameters, which every head shares."""
         return {name: own for name, own in self.params[self.family.body].items() if name != "pooler"}
 
+    @property
+    def encoder(self) -> Params:
+        """What language models and classifiers share: the body, and of ModernBERT's heads all but the last layer."""
+        shared = {name: own for name, own in self.params.items() if name == "head" and name in self.family.lm_head}
+        return {self.family.body: self.body} | shared
+
     def with_vocabulary(self, size: int) -> Self:
         """Returns the model with `size` entries, as `weights.resize_vocabulary` cuts off or adds them."""
         config = type(self.config).from_dict(self.config.to_dict())
@@ -263,7 +269,8 @@ def _check_params(found: Pretrained, head: str | None, where: str) -> None:
         difference = f"{len(layers)} layers where config.json asks for {found.config.num_hidden_layers}"
     else:
         shapes = _shapes(found.config, head or LM_HEAD)
-        trees = (shapes, found.params) if head else ({family.body: shapes[family.body]}, {family.body: found.body})
+        own = found.params if head else found.encoder
+        trees = (shapes, own) if head else ({name: shapes[name] for name in own}, own)
         wanted, own = ({name: leaf.shape for name, leaf in flatten_dict(tree, sep="/").items()} for tree in trees)
         odd = sorted(name for name in wanted.keys() | own.keys() if wanted.get(name) != own.get(name))
         if odd:

@@ -34,7 +34,7 @@ class Classification(Task):
     def __init__(
         self, config: ConfigDict, examples: Examples, body: PretrainedConfig, start: Callable[[], Params] | None
     ):
-        """Builds everything; `start` returns the parameters of the `body`, which is padded; None to initialise them."""
+        """Builds everything; `start` returns parameters to start from, those of the padded `body` among them."""
         self.config, self.examples, self._start = config, examples, start
         self.mesh = sharding.make_mesh(**config.mesh.to_dict())
         self._run = run = configs.flatten(config) | {"data.batch_stages": ()}  # of pretraining
@@ -52,8 +52,7 @@ class Classification(Task):
 
         def init(start: Params | None = None) -> state.TrainState:
             params = classifier.init_params(self.model_config, jax.random.key(config.train.seed))
-            params = params if start is None else params | {family_of(body).body: start}
-            return state.TrainState.create(params, tx, ema=config.optimizer.ema_decay > 0)
+            return state.TrainState.create(params | (start or {}), tx, ema=config.optimizer.ema_decay > 0)
 
         self._init, self.shapes = state.jit_init(init, self.mesh)
 
@@ -85,7 +84,8 @@ class Classification(Task):
         """Returns the state before the first step."""
         if self._start is None:
             return self._init()
-        return self._init(sharding.put_tree(self._start(), state.shardings_of(self.shapes).params[self.network.body]))
+        start, shardings = self._start(), state.shardings_of(self.shapes).params
+        return self._init(sharding.put_tree(start, {name: shardings[name] for name in start}))
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
         """Returns this host's rows of the batches after step `start`."""
