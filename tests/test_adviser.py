@@ -81,7 +81,7 @@ def test_stuck(level, place, rate):
         "batch that is too small (32 rows)",
         "duplicate lines",
         "wrong ids",
-        "post-norm layers (100",
+        "warmup that is too short (100",
     )
     places = [advice.text.index(words) for words in causes]
     assert places == sorted(places)
