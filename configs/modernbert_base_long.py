@@ -18,7 +18,7 @@ Steps:     250e9 / (576 x 8,192) = 52,982 and 50e9 / (576 x 8,192) = 10,596, aft
            are this one run, on the same text. To decay on other text, write its shards with the same tokenizer, let
            this run keep step 435,707 (checkpoint.milestones), and branch off again:
            --config.train.branch_from=gs://BUCKET/modernbert_base_long@435707 --config.shards.dir=gs://BUCKET/decay
-           To branch off at another step N, set train.steps to N + 63,578 and schedule.decay_fraction to 10,596 / that.
+           At another step N, set train.steps to N + 63,578 and schedule.decay_fraction to 10,596 of these.
 Rows:      of the same text, cut anew; the branch reads them from its own batch 382,726 on. data.batch_stages of the
            source are its own rows', so here there are none. 576 rows / 32 devices / 9 = 2 rows at once on each.
 """

@@ -148,6 +148,7 @@ MODERNBERT = {  # its own keys, and their defaults
     "global_rope_theta": 160_000.0,
     "local_rope_theta": 10_000.0,
 }
+ROTARY_BASES = ("global_rope_theta", "local_rope_theta")
 METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "spearman")
 
 KEYS_OF: dict[Rule, str] = {  # rules that several keys share

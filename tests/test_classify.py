@@ -113,7 +113,7 @@ def test_a_classifier_in_another_workdir(finished, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["model"] == str(workdir.root)
     assert not (tmp_path / "classification.json").exists()
     found = load.load(str(workdir.root), head=None)
-    assert "classifier/dense/kernel" in found.leaves and found.body.keys() == {"embeddings", "encoder"}
+    assert "classifier/dense/kernel" in found.leaves and found.encoder["roberta"].keys() == {"embeddings", "encoder"}
     for flag in ("--draws=4", "--breakdown"):
         refuse(["evaluate", f"--workdir={workdir.root}", flag], 2, "is a classifier, which takes no", capsys=capsys)
     with pytest.raises(InputError, match=r"^--model=.*: holds a classifier, which has no language-model head\.$"):

@@ -343,7 +343,7 @@ def test_another_family_is_refused(exported):
     assert str(error.value) == f"{wrong}; set it to that, or start from another model."
 
 
-def test_other_rotary_bases_are_said(modernbert_folder):
+def test_other_rotary_bases_are_reported(modernbert_folder):
     source = load.load(modernbert_folder, head=None)
     config = copy.deepcopy(source.config)
     assert warm_start.rotary_changes(source, config) == []

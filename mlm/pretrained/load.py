@@ -86,15 +86,11 @@ class Pretrained:
         return dict(sorted(flatten_dict(self.params, sep="/").items()))
 
     @property
-    def body(self) -> Params:
-        """The encoder's parameters, which every head shares."""
-        return {name: own for name, own in self.params[self.family.body].items() if name != "pooler"}
-
-    @property
     def encoder(self) -> Params:
         """What language models and classifiers share: the body, and of ModernBERT's heads all but the last layer."""
-        shared = {name: own for name, own in self.params.items() if name == "head" and name in self.family.lm_head}
-        return {self.family.body: self.body} | shared
+        body = {name: own for name, own in self.params[self.family.body].items() if name != "pooler"}
+        shared = {"head"} & self.params.keys() & set(self.family.lm_head)
+        return {self.family.body: body} | {name: self.params[name] for name in shared}
 
     def with_vocabulary(self, size: int) -> Self:
         """Returns the model with `size` entries, as `weights.resize_vocabulary` cuts off or adds them."""
@@ -217,9 +213,10 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
                 raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")
     size, rest = divmod(config.hidden_size, config.num_attention_heads)
     if rest or (config.model_type == "modernbert" and size % 2) or config.pad_token_id >= config.vocab_size:
-        text = "has attention heads that don't divide hidden_size, or of an odd size, or a pad_token_id outside the "
-        text += "vocabulary"
-        raise InputError(f"{where}: its config.json {text}; take a good copy.")
+        text = "has attention heads of an odd size, or that don't divide hidden_size"
+        raise InputError(
+            f"{where}: its config.json {text}, or a pad_token_id outside the vocabulary; take a good copy."
+        )
     return config
 
 

@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from tokenizers import Tokenizer
 from transformers import PretrainedConfig
 
+from mlm.config_rules import ROTARY_BASES
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model.families import name_of
@@ -25,7 +26,6 @@ from mlm.paths import UPath
 from mlm.pretrained.load import Pretrained
 
 POSITIONS, TYPES = "embeddings/position_embeddings/embedding", "embeddings/token_type_embeddings/embedding"
-ROTARY_BASES = ("global_rope_theta", "local_rope_theta")
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")  # one of them is there
 Taken = tuple[np.ndarray, np.ndarray]  # float32 of our shape, and a mask that broadcasts to it: True where it counts
 

@@ -113,7 +113,7 @@ class Classification(Task):
         of_tokens = classifier.kind(self.model_config) == "tokens"
         rate, no_dense = 1.0 if of_tokens else 1 / length, of_tokens and self.config.model.family != "modernbert"
         found = recipe.flops_per_token(self._run, self.model_config.num_labels, length=length, rate=rate)
-        return found - 6 * self.config.model.hidden_size**2 * no_dense
+        return found - 6 * self.config.model.hidden_size**2 * no_dense  # which the language model's head has
 
 
 def _check_data(config: ConfigDict, examples: Examples, body: PretrainedConfig) -> None:

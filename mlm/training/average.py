@@ -9,12 +9,12 @@ from typing import Any
 import jax
 
 from mlm import config as configs
+from mlm.config_rules import ROTARY_BASES
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model.families import FAMILIES
 from mlm.paths import UPath, children, copy_files, write_text
 from mlm.pretrained import checkpoint_files, load, locate
-from mlm.pretrained.warm_start import ROTARY_BASES
 from mlm.training.checkpoint import Checkpoints
 from mlm.workdir import LOCK, Workdir
 
