@@ -44,10 +44,10 @@ def flax_attention(q, k, v, documents, dropout_mask, *, isolated, window=0):
     return jnp.einsum("bnqk,bknd->bqnd", probs, split[2]).reshape(q.shape)
 
 
-CASES = [(0, "xla", False), (0, "xla", True), (0, "fused", False), (0, "fused", True), (0, "cudnn", False)]
+CASES = [(0, "xla", False), (0, "xla", True), slow(0, "fused", False), (0, "fused", True), (0, "cudnn", False)]
 # Windows that are blocks of the row (128), that leave a rest, and that are the row but for its ends.
 CASES += [(16, "xla", False), (24, "xla", False), (100, "xla", False), slow(24, "xla", True)]
-CASES += [(24, "fused", False), (24, "fused", True), (24, "cudnn", False)]
+CASES += [slow(24, "fused", False), (24, "fused", True), (24, "cudnn", False)]
 
 
 @pytest.mark.parametrize("isolated", [slow(False), True])
@@ -115,7 +115,7 @@ def test_rotary_positions_are_complex_products(each):
     np.testing.assert_allclose(found[..., 0, :] + 1j * found[..., 1, :], expected, atol=1e-5)
 
 
-MESHED = [("xla", 0), ("xla", 24), ("fused", 0), ("fused", 24)]
+MESHED = [slow("xla", 0), ("xla", 24), slow("fused", 0), ("fused", 24)]
 
 
 @pytest.mark.parametrize(("name", "window"), MESHED)

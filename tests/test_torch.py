@@ -13,11 +13,13 @@ import numpy as np
 import optax
 import pytest
 from safetensors.numpy import load_file, save_file
-from transformers import FlaxRobertaForMaskedLM
+from transformers import FlaxRobertaForMaskedLM, ModernBertConfig
 
 from mlm.data.manifest import DatasetInfo
 from mlm.model import weights
+from mlm.model.modernbert import ModernBert
 from mlm.model.network import at_path
+from mlm.pretrained import load
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from tests.fixtures import random_batch, slow, tiny_config, tiny_run
@@ -193,3 +195,22 @@ def test_masked_head_equals_the_stock_head():
     for (name, one), (_, other) in zip(sharding.named_leaves(found), sharding.named_leaves(wanted), strict=True):
         scale = scales[name.replace("key/bias", "query/bias")]  # a key's bias has no gradient but rounding
         assert np.abs(one - other).max() < 1e-5 * scale, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", [4, 5])
+def test_modernbert_s_logits_late_in_a_long_row(generation, tmp_path):
+    """At positions near 8,192 an angle shows the last bit of its rotary frequency; logits of up to 10."""
+    sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 4, "intermediate_size": 128}
+    config = ModernBertConfig(vocab_size=500, **sizes, pad_token_id=1, cls_token_id=0, initializer_range=0.2)
+    params = jax.device_get(ModernBert.init_params(config, jax.random.key(0)))
+    (tmp_path / "config.json").write_text(config.to_json_string())
+    save_file(weights.to_torch(params), tmp_path / "model.safetensors")
+    ids_1xL = np.random.default_rng(0).integers(5, 500, (1, 8192))
+    np.save(tmp_path / "ids.npy", ids_1xL)
+    run_torch(generation, "tests/torch_logits.py", tmp_path, 64)
+    last = np.arange(8192 - 64, 8192)[None]
+    ours = load.load(str(tmp_path), head=load.LM_HEAD).network.masked_logits(params, ids_1xL, ids_1xL > 0, last)
+    theirs = np.load(tmp_path / "logits.npy")
+    assert 5 < np.abs(theirs).max() < 20
+    np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)

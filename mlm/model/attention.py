@@ -24,7 +24,6 @@ from jax.sharding import Mesh
 from transformers import PretrainedConfig
 
 from mlm.errors import InputError
-from mlm.model import fused_attention
 
 Rotation = tuple[Array, Array]  # cosine and sine of the angles, [B or 1, L, D / 2]
 
@@ -72,8 +71,12 @@ def _unsupported(name: str, config: PretrainedConfig, length: int, mesh: Mesh, d
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
         return reason
+    if not is_fused:
+        return None
+    from mlm.model import fused_attention  # Pallas takes a quarter of a second
+
     shard = heads // tensor, config.hidden_size // heads
-    return fused_attention.unsupported(device.device_kind, length, window, dropout, *shard) if is_fused else None
+    return fused_attention.unsupported(device.device_kind, length, window, dropout, *shard)
 
 
 def make_kernel(
@@ -86,6 +89,8 @@ def make_kernel(
     settings = {"isolated": isolated, "window": window}
     if name != "fused":  # the compiler splits it
         return functools.partial(_rotated, functools.partial(KERNELS[name], heads=heads, **settings))
+    from mlm.model import fused_attention
+
     num_shards, kind = (1, "cpu") if mesh is None else (mesh.shape["tensor"], mesh.devices.flat[0].device_kind)
     kernel = functools.partial(fused_attention.attend, heads=heads // num_shards, kind=kind, **settings)
     return kernel if mesh is None else functools.partial(_split, kernel, mesh)

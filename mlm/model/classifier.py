@@ -29,7 +29,7 @@ def make_config(body: PretrainedConfig, labels: tuple[str, ...], *, of_tokens: b
 
 def class_names(config: PretrainedConfig) -> tuple[str, ...]:
     """Returns the names of the classes in order; none for regression."""
-    return () if kind(config) == "regression" else tuple(config.id2label[i] for i in range(config.num_labels))
+    return () if kind(config) == "regression" else tuple(str(config.id2label[i]) for i in range(config.num_labels))
 
 
 def kind(config: PretrainedConfig) -> str:

@@ -84,8 +84,9 @@ class ModernBert(Network):
 
     @staticmethod
     def window(config: ModernBertConfig) -> int:
-        """Returns how many tokens local layers see on each side."""
-        return config.local_attention // 2
+        """Returns how many tokens local layers see on each side, 0 if there are no such layers."""
+        has_local = min(config.global_attn_every_n_layers, config.num_hidden_layers) > 1
+        return config.local_attention // 2 if has_local else 0
 
     def _positions(self, ids_BxL: Array, attention_BxL: Array) -> tuple[Array, dict[str, Rotation]]:
         """Returns segments_BxL and the rotations of "global" and "local" layers, of one row if it serves for all."""
@@ -94,16 +95,16 @@ class ModernBert(Network):
         if self.cls_id is None:
             positions_BxL = jnp.arange(ids_BxL.shape[1])[None]
         size = config.hidden_size // config.num_attention_heads
-        exponents = np.arange(0, size, 2, np.float32) / size
+        exponents = (np.arange(0, size, 2, np.float32) / size).astype(np.float64)
 
         def rotation(theta: float) -> Rotation:
-            angles = positions_BxL[..., None].astype(jnp.float32) / theta**exponents
+            # Rounded as in PyTorch: at position 8,000, the last bit of a frequency is worth 5e-4 rad.
+            frequencies = np.float32(1) / (theta**exponents).astype(np.float32)
+            angles = positions_BxL[..., None].astype(jnp.float32) * frequencies
             return jnp.cos(angles), jnp.sin(angles)
 
-        return segments_BxL, {
-            "global": rotation(config.global_rope_theta),
-            "local": rotation(config.local_rope_theta or config.global_rope_theta),
-        }
+        bases = {"global": config.global_rope_theta, "local": config.local_rope_theta}
+        return segments_BxL, {kind: rotation(base) for kind, base in bases.items()}
 
     def _embed(self, params, ids_BxL, rotations, seed, rows_B):
         x_BxLxH = params["tok_embeddings"]["embedding"][ids_BxL].astype(self.dtype)

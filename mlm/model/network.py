@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import transformers
 from jax import Array
-from transformers import FlaxPreTrainedModel, PretrainedConfig
+from transformers import PretrainedConfig
 
 from mlm.model import attention, layers
 from mlm.model.attention import Attention, Rotation
@@ -95,7 +95,7 @@ class Network:
         return config
 
     @classmethod
-    def flax_class(cls, head: str) -> type[FlaxPreTrainedModel] | None:
+    def flax_class(cls, head: str) -> "type[transformers.FlaxPreTrainedModel] | None":
         """Returns transformers' Flax class with a head: MaskedLM, SequenceClassification or TokenClassification."""
         return getattr(transformers, f"Flax{cls.name}For{head}", None)
 

@@ -19,7 +19,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
 from jax import Array
 from transformers import ModernBertConfig, RobertaConfig
 
@@ -76,7 +75,7 @@ def _prime_rotary(embeddings: Params, config: ModernBertConfig, stddev: float) -
 
     def prime_attention(index: int, layer: Params, value: Array, output: Array) -> None:
         is_global = index % config.global_attn_every_n_layers == 0
-        theta = config.global_rope_theta if is_global else config.local_rope_theta or config.global_rope_theta
+        theta = config.global_rope_theta if is_global else config.local_rope_theta
         head_size = size // config.num_attention_heads
         per_token_F = theta ** (-np.arange(0, head_size, 2) / head_size)  # radians, as modernbert.py rotates
         length_F = np.sqrt(ROTARY_SHARPNESS * np.sqrt(head_size) * per_token_F) / shared
@@ -106,10 +105,12 @@ def _sinusoids(config: RobertaConfig) -> np.ndarray:
 
 def _shifts(config: RobertaConfig) -> np.ndarray:
     """Returns [H, H]: head h's block turns the sinusoid of a position into that of the position at h's offset."""
+    from scipy.linalg import block_diag  # a fifth of a second of every start
+
     blocks, odd = [], config.hidden_size // config.num_attention_heads % 2
     for offset in _offsets(config):
         rotations = [
             [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]] for angle in offset * _frequencies(config)
         ]
         blocks += [*rotations, *[[[0.0]]] * odd]
-    return scipy.linalg.block_diag(*blocks)
+    return block_diag(*blocks)

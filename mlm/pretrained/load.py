@@ -13,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 from transformers import PretrainedConfig
 
 from mlm import logs
-from mlm.config_rules import ABOVE_ZERO, BELOW_ONE, Rule, whole
+from mlm.config_rules import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, Rule, whole
 from mlm.errors import DamageError, InputError
 from mlm.model import classifier, layers, weights
 from mlm.model.families import FAMILIES, family_of
@@ -28,22 +28,28 @@ LM_HEAD, CLASSIFIER = "lm_head", "classifier"
 HEAD_NAMES = {LM_HEAD: "language-model head", CLASSIFIER: "classification head"}
 INIT_FROM = "config.train.init_from = "
 ACTIVATION: Rule = (lambda v: isinstance(v, str) and v in layers.ACTIVATIONS, f"one of {', '.join(layers.ACTIVATIONS)}")
+FALSE: Rule = (lambda v: v is False, "false")
 SHARED: dict[Rule, str] = {  # of config.json
+    FROM_ZERO: "initializer_range",
     whole(1, 2**31): "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size",
     whole(2, 2**31): "max_position_embeddings",
     whole(0, 2**31): "pad_token_id",
 }
 ROBERTA: dict[Rule, str] = {
     whole(1, 2**31): "type_vocab_size",
-    BELOW_ONE: "layer_norm_eps hidden_dropout_prob attention_probs_dropout_prob initializer_range",
+    BELOW_ONE: "hidden_dropout_prob attention_probs_dropout_prob",
+    FROM_ZERO: "layer_norm_eps",
+    FALSE: "is_decoder",
+    (lambda v: v == "absolute", "absolute"): "position_embedding_type",
     ACTIVATION: "hidden_act",
 }
 MODERNBERT: dict[Rule, str] = {
-    BELOW_ONE: "norm_eps embedding_dropout mlp_dropout classifier_dropout attention_dropout initializer_range",
+    BELOW_ONE: "embedding_dropout mlp_dropout classifier_dropout attention_dropout",
+    FROM_ZERO: "norm_eps",
     ABOVE_ZERO: "global_rope_theta local_rope_theta initializer_cutoff_factor",
     whole(1, 2**31): "global_attn_every_n_layers",
     (lambda v: type(v) is int and 2 <= v < 2**31 and v % 2 == 0, "an even number from 2 up"): "local_attention",
-    (lambda v: v is False, "false"): "norm_bias attention_bias mlp_bias classifier_bias",
+    FALSE: "norm_bias attention_bias mlp_bias classifier_bias",
     (lambda v: v is True, "true"): "decoder_bias",
     ACTIVATION: "hidden_activation classifier_activation",
 }
@@ -121,6 +127,11 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
     config = read_config(folder, where)
     if head == CLASSIFIER and config.problem_type == "multi_label_classification":
         raise InputError(f"{where}: is a multi-label classifier; one with a label or number per row is needed.")
+    if head == CLASSIFIER and classifier.kind(config) == "regression" and config.num_labels > 1:
+        raise InputError(f"{where}: predicts {config.num_labels} numbers per row; one that predicts one is needed.")
+    if head == CLASSIFIER and sorted(config.id2label) != list(range(config.num_labels)):
+        fix = f"it must name the labels 0 to {config.num_labels - 1}"
+        raise InputError(f"{where}: its config.json has id2label = {config.id2label!r:.80}; {fix}.")
     if head != CLASSIFIER and not config.tie_word_embeddings:
         raise InputError(f"{where}: its embeddings are not tied; a model with tied embeddings is needed.")
     reads_rows = head == CLASSIFIER and classifier.kind(config) != "tokens"
@@ -182,14 +193,17 @@ def config_of(content: dict[str, Any]) -> PretrainedConfig:
         for kind, name in (("full_attention", "global"), ("sliding_attention", "local")):
             if rope[kind].get("rope_type", "default") != "default":
                 raise ValueError(f"rope_type {rope[kind]['rope_type']}, only default")
-            content[f"{name}_rope_theta"] = float(rope[kind]["rope_theta"])
+            content[f"{name}_rope_theta"] = rope[kind]["rope_theta"]
         every = next((i for i, kind in enumerate(types) if i and kind == "full_attention"), len(types))
         given = content.get("global_attn_every_n_layers")  # may be more than there are layers
         every = given if type(given) is int and given > len(types) == every else every
         if types != ["sliding_attention" if i % every else "full_attention" for i in range(len(types))]:
             raise ValueError("layer_types are not one global layer in every so many")
         content["global_attn_every_n_layers"] = every
-    return FAMILIES[content["model_type"]].config_class.from_dict(content)
+    config = FAMILIES[content["model_type"]].config_class.from_dict(content)
+    if getattr(config, "local_rope_theta", 0) is None:
+        config.local_rope_theta = config.global_rope_theta
+    return config
 
 
 def read_config(folder: UPath, where: str) -> PretrainedConfig:
@@ -233,8 +247,9 @@ def _read_weights(folder: UPath, family: type[Network], where: str) -> Params:
         if files:
             parts = [safetensors.flax.load_file(str(file)) for file in files]  # numpy's loader knows no bfloat16
             tensors = {key: value for part in parts for key, value in part.items()}
-            if "lm_head.decoder.bias" in tensors:  # tied to the other
-                tensors.setdefault("lm_head.bias", tensors["lm_head.decoder.bias"])
+            tied = tensors.get("lm_head.decoder.bias", np.empty(0))
+            if len(tied) > len(tensors.get("lm_head.bias", ())):  # missing, or left over from a smaller vocabulary
+                tensors["lm_head.bias"] = tied
             params = weights.from_torch(tensors)
         else:
             params = flax.serialization.msgpack_restore((folder / MSGPACK).read_bytes())
