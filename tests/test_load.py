@@ -19,6 +19,7 @@ from mlm.export import export
 from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files, load, locate
 from mlm.workdir import Workdir
+from tests import trained_model
 
 
 @pytest.fixture
@@ -53,6 +54,9 @@ def lay_out(folder: pathlib.Path, layout: str) -> None:
         (folder / locate.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
     elif layout == "tied bias":
         save_file(tensors | {"lm_head.decoder.bias": tensors.pop("lm_head.bias")}, file)
+    elif layout == "bias of an older vocabulary":
+        bias = tensors.pop("lm_head.bias")
+        save_file(tensors | {"lm_head.decoder.bias": bias, "lm_head.bias": bias[:-4].copy()}, file)
     elif layout == "pooler":
         save_file(tensors | {"roberta.pooler.dense.weight": np.ones((64, 64), np.float32)}, file)
     elif layout == "without a head":
@@ -62,7 +66,10 @@ def lay_out(folder: pathlib.Path, layout: str) -> None:
         save_file(own, file)
 
 
-@pytest.mark.parametrize("layout", ["msgpack", "several files", "tied bias", "pooler", "one file"])
+LAYOUTS = ["msgpack", "several files", "tied bias", "bias of an older vocabulary", "pooler", "one file"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_same_parameters(folder, model, layout):
     lay_out(folder, layout)
     for flag, head in READERS.items():
@@ -129,16 +136,12 @@ def test_a_checkpoint_of_an_older_version_is_refused(trained_workdir, tmp_path):
         load.from_workdir(workdir, head=load.LM_HEAD)
 
 
-def test_a_name_in_the_cache_of_the_hub_is_found_offline(folder, model, tmp_path, monkeypatch, capsys):
-    """The cache as huggingface_hub lays it out."""
-    repository, commit = tmp_path / "models--someone--small", "0" * 40
-    shutil.copytree(folder, repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
+def test_a_name_in_the_cache_of_the_hub_is_found_offline(model, tmp_path, monkeypatch, capsys):
+    snapshot = trained_model.publish(model, "someone/small", tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for flag, head in READERS.items():
         found = load.load("someone/small", head=head, flag=flag)
-        assert found.source == "someone/small" and found.tokenizer == str(repository / "snapshots" / commit)
+        assert found.source == "someone/small" and found.tokenizer == str(snapshot)
         assert all(np.array_equal(value, model.leaves[name]) for name, value in found.leaves.items())
     assert __main__.main(["predict", "--model=someone/small", "It is the <mask>."]) == 0
     assert capsys.readouterr().out.startswith("It is the <mask>.\n")
@@ -228,6 +231,18 @@ def test_a_modernbert_that_we_would_not_compute_is_refused(modernbert_folder, tm
         load.read_config(UPath(tmp_path), "a folder")
 
 
+@pytest.mark.parametrize(("key", "value"), [("is_decoder", True), ("position_embedding_type", "relative_key")])
+def test_a_roberta_that_we_would_not_compute_is_refused(folder, key, value):
+    change(folder / "config.json", **{key: value})
+    with pytest.raises(InputError, match=rf"its config.json has {key} = {value!r}; it must be "):
+        load.load(str(folder), head=load.LM_HEAD)
+
+
+def test_a_wide_initialisation_is_read(folder):
+    change(folder / "config.json", initializer_range=1.5)
+    assert load.load(str(folder), head=load.LM_HEAD).config.initializer_range == 1.5
+
+
 @pytest.mark.parametrize(
     ("head", "words"), [("SequenceClassification", "the mean of a row"), ("TokenClassification", "has neither model")]
 )
@@ -245,6 +260,24 @@ def test_layer_types_of_transformers_5(modernbert_folder, layers, given, every):
     rope = {kind: {"rope_type": "default", "rope_theta": 10_000} for kind in ("full_attention", "sliding_attention")}
     content |= {"rope_parameters": rope, "layer_types": types, "global_attn_every_n_layers": given}
     assert load.config_of(content).global_attn_every_n_layers == every
+
+
+@pytest.mark.parametrize("is_of_5", [False, True])
+def test_a_local_rotary_base_of_null_is_the_global_one(modernbert_folder, tmp_path, is_of_5):
+    content = json.loads(pathlib.Path(modernbert_folder, "config.json").read_text()) | {"local_rope_theta": None}
+    if is_of_5:
+        bases = {
+            "full_attention": content.pop("global_rope_theta"),
+            "sliding_attention": content.pop("local_rope_theta"),
+        }
+        content["rope_parameters"] = {
+            kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
+        }
+        content["layer_types"] = ["full_attention", "sliding_attention", "sliding_attention"]
+        content |= {"num_hidden_layers": 3}
+    change(tmp_path / "config.json", **content)
+    found = load.read_config(UPath(tmp_path), "a folder")
+    assert found.local_rope_theta == found.global_rope_theta == 9000
 
 
 @pytest.mark.parametrize("data", [b"[]", b"\xff", b'{"mask_token": 3}', b'{"mask_token": {"text": 1}}'])

@@ -300,8 +300,8 @@ def test_a_tiled_start_is_ahead_of_a_fresh_one(family, manifest, tmp_path, capsy
     [
         ("roberta", {"layers": 1}, "model.layers = 1: train.init_from = small has 2; set it to that or more, or start"),
         ("roberta", {"intermediate_size": 16}, "model.intermediate_size = 16: train.init_from = small has 24; set it"),
-        ("roberta", {"heads": 4, "hidden_size": 64}, "model.heads = 4: leaves heads of 16, train.init_from = small has "
-                                                     "heads of 8; make them as large."),
+        ("roberta", {"heads": 4, "hidden_size": 64}, "model.heads = 4: gives heads of size 16, but train.init_from = "
+                                                     "small has heads of size 8; make them equal."),
         ("modernbert", {}, "model.family = modernbert: train.init_from = small is a roberta; set it to that, or start"),
     ],
 )  # fmt: skip
@@ -350,6 +350,15 @@ def test_other_rotary_bases_are_reported(modernbert_folder):
     config.global_rope_theta = 160_000.0
     line = "  model.global_rope_theta: 9000 in the source, 160000 here"
     assert warm_start.rotary_changes(source, config) == [line]
+
+
+def test_a_head_of_another_activation_is_refused(modernbert_folder):
+    source = load.load(modernbert_folder, head=None)
+    config = copy.deepcopy(source.config)
+    warm_start.refuse_another_model(source, config)
+    source.config.classifier_activation = "relu"
+    with pytest.raises(InputError, match="its head has the activation relu, its layers have gelu; start from another"):
+        warm_start.refuse_another_model(source, config)
 
 
 def test_it_is_refused_before_anything_compiles(exported, manifest, tmp_path, monkeypatch):

@@ -65,6 +65,16 @@ def save_checkpoint(workdir: Workdir, config, info: DatasetInfo, state, step: in
         checkpoints.save(step, state, meta, None)
 
 
+def publish(model: load.Pretrained, name: str, cache: pathlib.Path) -> pathlib.Path:
+    """Writes a model's folder where huggingface_hub caches the repository `name`, and returns that folder."""
+    repository, commit = cache / f"models--{name.replace('/', '--')}", "0" * 40
+    folder = pathlib.Path(shutil.copytree(model.tokenizer, repository / "snapshots" / commit))
+    export.write_model(model, folder)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def trained_workdir(tmp_path_factory: pytest.TempPathFactory) -> Workdir:
     workdir = Workdir(str(tmp_path_factory.mktemp("trained") / "small"))

@@ -34,8 +34,9 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
         if damage is None:
             return step
         if on_damage != "fallback":
-            fix = "restore that folder from a copy, or go on from the newest good checkpoint"
-            raise DamageError(f"{folder / str(step)}: {damage}; {fix} with --config.checkpoint.on_damage=fallback.")
+            fix = "restore that folder from a copy, name an earlier checkpoint (WORKDIR@STEP), or continue training"
+            flag = "--config.checkpoint.on_damage=fallback"
+            raise DamageError(f"{folder / str(step)}: {damage}; {fix} from the newest good one with {flag}.")
         logger.warning("%s: %s; falling back to the checkpoint before it.", folder / str(step), damage)
         if cluster.is_primary():
             set_aside(folder, step, "damaged")

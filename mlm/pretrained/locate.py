@@ -9,6 +9,7 @@ from typing import Any
 from mlm import logs
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, local_folder
+from mlm.pretrained import checkpoint_files
 from mlm.workdir import Workdir
 
 INDEX, SAFETENSORS, MSGPACK = "model.safetensors.index.json", "model.safetensors", "flax_model.msgpack"
@@ -77,6 +78,8 @@ def longest_row_of(model: str) -> int:
     """Returns how many tokens a model reads, special ones included."""
     try:
         if is_workdir(model):
+            if not checkpoint_files.complete_steps(UPath(split_step(model)[0]) / "checkpoints"):
+                raise InputError(f"--model={model}: has no complete checkpoint; train there first.")
             return int(metadata(model)["config"]["model.positions"])
         return longest_row(logs.read_object(local_copy(model, "--model=") / "config.json"))
     except (LookupError, TypeError, ValueError):

@@ -44,8 +44,12 @@ def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled:
             raise InputError(f"config.model.{key} = {ours}: train.init_from = {source.source} has {theirs}; {fix}")
     ours, theirs = (each.hidden_size // each.num_attention_heads for each in (config, source.config))
     if ours != theirs:  # tiled
-        what = f"leaves heads of {ours}, train.init_from = {source.source} has heads of {theirs}"
-        raise InputError(f"config.model.heads = {config.num_attention_heads}: {what}; make them as large.")
+        what = f"gives heads of size {ours}, but train.init_from = {source.source} has heads of size {theirs}"
+        raise InputError(f"config.model.heads = {config.num_attention_heads}: {what}; make them equal.")
+    ours, theirs = (getattr(each, "classifier_activation", None) for each in (config, source.config))
+    if ours != theirs:
+        what = f"its head has the activation {theirs}, its layers have {ours}"
+        raise InputError(f"config.train.init_from = {source.source}: {what}; start from another model.")
 
 
 def rotary_changes(source: Pretrained, config: PretrainedConfig) -> list[str]:
@@ -114,7 +118,7 @@ def fit(
     entries = len(leaves[vocabulary[0]])
     pairs, how = _match_tokens(source, tokens, min(vocab_size, entries))
     pads = (source.config.pad_token_id, pad_id)
-    rows = dict.fromkeys(vocabulary, pairs)
+    rows = {name: pairs for name in vocabulary if len(leaves.get(name, ())) == entries}
     if positions in leaves:
         lengths = (len(leaves[positions]) - pads[0] - 1, shapes[positions][0] - pads[1] - 1)
         steps = np.arange(-min(pads), min(lengths) + 1)  # from the padding id; 0 is the position of padding
