@@ -71,7 +71,7 @@ def test_a_branch_that_changes_nothing_is_the_run_it_left(trunk, manifest, tmp_p
     assert_same(state_of(trunk, 12), state_of(tmp_path, 12))
     assert lines_after(tmp_path, 0) == lines_after(trunk, 6), "the window of the log goes on within it"
     assert [line["step"] for line in lines_after(tmp_path, 0)] == [8, 8, 12, 12]
-    lineage = {"from": str(trunk), "step": 6, "config_changes": []}
+    lineage = {"from": str(trunk), "step": 6, "config_changes": [], "same_rows": True}
     assert checkpoint_files.read_meta(Workdir(str(tmp_path)).checkpoints, 12)["branch"] == lineage
     assert checkpoint_files.complete_steps(Workdir(str(trunk)).checkpoints) == [6, 12]
 
@@ -121,6 +121,9 @@ def test_what_may_change_changes(trunk, manifest, tmp_path):
     assert rates == pytest.approx([0.001] * len(rates)) and len(rates) == 4
     changes = checkpoint_files.read_meta(workdir.checkpoints, 20)["branch"]["config_changes"]
     assert "model.positions: 64 -> 80" in changes and len(changes) == 8
+    later = configs.replace(config, {"checkpoint.milestones": ("words:1k",)})
+    with pytest.raises(InputError, match=r"@6 read other rows, so words can't be counted over both; name steps\.$"):
+        pretrain(later, workdir, manifest)
 
 
 @pytest.mark.slow
@@ -147,7 +150,7 @@ def test_a_branch_reads_longer_rows(texts, tokenizer_folder, manifest, tmp_path)
     assert json.loads((tmp_path / "long" / "metrics.jsonl").read_text().splitlines()[-1])["loss"] < np.log(600)
     own = state_of(tmp_path / "long", 7)
     assert all(value.shape == own[name].shape for name, value in old.items())
-    with pytest.raises(InputError, match=r"@6: its batches had 8 rows to step 4, 16 rows to step 6; set"):
+    with pytest.raises(InputError, match=r"@6: it read 8 rows from batch 1 to batch 4, 16 rows from"):
         pretrain(tiny_config(*SETTINGS, *branched, *rows[:2]), Workdir(str(tmp_path / "short")), manifest)
 
 
@@ -172,6 +175,10 @@ def test_run_copies_the_tokenizer_of_the_source(trunk, tokenizer_folder, tmp_pat
         (("optimizer.name=lion", "model.layers=2"), 6, r"\n  model.layers: 1 -> 2\n  opt.*name: 'adamw' -> 'lion'"),
         (("optimizer.ema_decay=0",), 6, r"\n  optimizer.ema_decay: 0.9 -> 0.0$"),
         (("optimizer.clip_norm=1",), 6, r"\n  optimizer.clip_norm: 0.0 -> 1.0$"),
+        (("data.batch_stages=((8, 4),)", "data.skip_batches=('2:3',)"), 6,
+         r"@6: it read 16 rows from batch 1 to batch 6; set data.batch_stages and data.skip_batches so that this run"),
+        (("data.global_batch=8", "checkpoint.milestones=('words:1k',)"), 6,
+         r"^config.checkpoint.milestones: .*@6 read other rows, so words can't be counted over both; name steps\.$"),
         (("train.steps=6",), 6, r"would end after step 6, but the branch starts after step 6; train longer\.$"),
     ],
 )  # fmt: skip
@@ -219,4 +226,4 @@ def test_the_command_takes_the_tokenizer_and_names_the_trunk(trunk, manifest, tm
     page = (tmp_path / "report.html").read_text()
     assert f"<td>{trunk.name}</td>" in page and "train.seed: 0 -&gt; 3" in page
     card = (tmp_path / "export" / "README.md").read_text()
-    assert f"| started from | step 6 of {trunk}, with shards.dir&#58; ''" in card
+    assert f"| started from | step 6 of {trunk}, with train.seed&#58; 0 " in card

@@ -1,10 +1,13 @@
 """Runs of train.hours: the schedules follow the clock, a replay equals the run to the bit, a resumed run goes on."""
 
+import contextlib
 import itertools
 import json
 import pathlib
 import time
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,8 +15,8 @@ from mlm import config as configs
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import sharding
-from mlm.training.budget import UNITS, _read
+from mlm.training import loop, sharding
+from mlm.training.budget import UNITS, read_replay
 from mlm.workdir import Workdir
 from tests.fixtures import pretrain, tiny_config, tiny_run
 from tests.processes import copy, run_together, train_arguments
@@ -60,7 +63,7 @@ def last_step(workdir: pathlib.Path) -> int:
 
 @pytest.mark.slow
 def test_schedules_follow_the_share_of_the_time(timed):
-    shares, steps = _read(str(timed / "timing.jsonl"), 0), last_step(timed)
+    shares, steps = read_replay(str(timed / "timing.jsonl"), 0), last_step(timed)
     assert list(shares) == list(range(1, steps + 1)) and steps > 40
     assert all(a <= b for a, b in itertools.pairwise(shares.values()))
     assert shares[steps] == UNITS > shares[steps - 1] and shares[1] < UNITS / 50
@@ -116,11 +119,11 @@ def test_a_resumed_run_and_a_branch_go_on_with_what_is_left(timed, manifest, tmp
     workdir = copy(timed, tmp_path / "resumed")
     for later in checkpoint_files.complete_steps(workdir / "checkpoints")[1:]:
         checkpoint_files.set_aside(workdir / "checkpoints", later, "later")
-    before = _read(str(timed / "timing.jsonl"), 0)
+    before = read_replay(str(timed / "timing.jsonl"), 0)
     saved = checkpoint_files.read_meta(workdir / "checkpoints", 20)["share"]
     assert 0 < saved < 1
     pretrain(tiny_config(*SETTINGS), Workdir(str(workdir)), manifest)
-    after = _read(str(workdir / "timing.jsonl"), 0)
+    after = read_replay(str(workdir / "timing.jsonl"), 0)
     assert [after[step] for step in range(1, 21)] == [before[step] for step in range(1, 21)]
     assert after[21] == pytest.approx(saved * UNITS, abs=0.02 * UNITS) and after[last_step(workdir)] == UNITS
     assert list(after) == list(range(1, last_step(workdir) + 1)), "the steps of the first time are replaced"
@@ -141,13 +144,24 @@ def test_a_run_ends_when_all_of_its_time_is_used_not_before(manifest, tmp_path):
     assert checkpoint_files.read_meta(tmp_path / "run" / "checkpoints", 3)["share"] == 1
 
 
+def test_the_clock_stops_for_an_evaluation_when_its_step_is_done(monkeypatch):
+    events = []
+    monkeypatch.setattr(jax, "block_until_ready", lambda array: events.append(f"waited for {array}"))
+    task = SimpleNamespace(evaluate=lambda params: events.append("evaluated") or {})
+    paused = contextlib.contextmanager(lambda kind, step: (yield events.append(f"paused: {kind}")))
+    log = SimpleNamespace(paused=paused, evaluation=lambda step, scores: None)
+    made = loop.Loop(None, task, None, log, {}, None, None, set(), None)
+    made._evaluate(1, SimpleNamespace(step="step 1", best_params=None))
+    assert events == ["waited for step 1", "paused: eval", "evaluated"]
+
+
 def test_what_can_not_be_replayed_is_refused(manifest, tmp_path):
     units = [[UNITS // 4 * n, 9, 9, 9, UNITS // 4 - 27] for n in range(4)]
     lines = [{"step": 5 * (n + 1), "kind": "share", "units": each} for n, each in enumerate(units)]
     shares = [json.dumps(line) + "\n" for line in lines]
     file = tmp_path / "timing.jsonl"
     file.write_text("".join(shares))
-    assert list(_read(str(file), 0)) == list(range(1, 21))
+    assert list(read_replay(str(file), 0)) == list(range(1, 21))
     for kept, sentence in (
         ("", "holds no finished run with train.hours; name the timing.jsonl of one that was finished"),
         ("".join(shares[:-1]), "holds no finished run"),
@@ -156,8 +170,9 @@ def test_what_can_not_be_replayed_is_refused(manifest, tmp_path):
         file.write_text(kept)
         with pytest.raises(InputError, match=rf"train.replay = .*timing.jsonl: {sentence}"):
             pretrain(tiny_config(*SETTINGS, f"train.replay={file}"), Workdir(str(tmp_path / "run")), manifest)
+    assert not (tmp_path / "run" / "config.json").exists(), "it is read before anything is written"
     with pytest.raises(InputError, match=r"train.replay = nowhere: is not a file; name the timing.jsonl of a finished"):
-        _read("nowhere", 0)
+        read_replay("nowhere", 0)
     with pytest.raises(InputError, match=r"train.hours: is for pretraining alone; set train.epochs or train.steps\.$"):
         configs.load("configs/base.py", ["train.steps=0", "train.hours=1"], task=configs.CLASSIFICATION)
 

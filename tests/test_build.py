@@ -9,6 +9,7 @@ import pytest
 
 from mlm.errors import InputError
 from mlm.inference import evaluate
+from mlm.model import factory
 from mlm.model.masking import SpanMasking, TokenMasking, WordMasking, rate_schedule
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
@@ -111,7 +112,7 @@ def test_a_short_step_is_the_step_on_rows_of_that_length():
     settings = ("train.steps=10", "train.accumulate=2", "model.positions=32", "model.hidden_dropout=0.1")
     run = tiny_run("data.short_length=8", "data.short_share=0.7", *settings)
     assert run.short_steps == 7
-    assert [run.step_at(update) is run.short_step for update in (1, 7, 8, 10)] == [True, True, False, False]
+    assert [run.step_at(update) is run.train_step for update in (1, 7, 8, 10)] == [False, False, True, True]
     batch = random_batch(16)
     state, metrics = run.step_at(7)(run.init(), sharding.put_batch(batch, run.mesh, 16))
 
@@ -131,7 +132,7 @@ def test_a_short_step_is_the_step_on_rows_of_that_length():
 
 def test_without_a_schedule_every_update_has_the_long_rows():
     run = tiny_run()
-    assert run.short_step is None and run.step_at(1) is run.train_step
+    assert list(run.train_steps.values()) == [run.step_at(1)] == [run.train_step]
 
 
 def test_a_kernel_that_cannot_do_the_short_rows_is_refused():
@@ -146,6 +147,16 @@ def test_a_kernel_that_cannot_do_the_short_rows_is_refused():
             "model.hidden_size=128",
             info=dataclasses.replace(INFO, length=128),
         )
+
+
+@pytest.mark.parametrize(("layers", "every", "windows"), [(2, 3, [0, 8]), (2, 1, [0]), (1, 3, [0])])
+def test_kernels_are_made_of_the_windows_that_layers_have(layers, every, windows):
+    sizes = (f"model.layers={layers}", f"model.global_every={every}", "model.local_attention=16")
+    made = []
+    factory.make_network(tiny_config("model.family=modernbert", *sizes).model.to_dict(), INFO).with_attention(
+        made.append
+    )
+    assert made == windows
 
 
 def test_flops_follow_the_length():

@@ -124,6 +124,15 @@ def test_runs_without_config_or_times(runs):
     assert page.row("loss, nats") == ["4.2500", "8.5000"]
 
 
+def test_a_classifier_reads_no_tokens_of_shards(runs):
+    config = json.loads(runs[1].config.read_text())
+    config["classify"]["train"] = "csv:a.csv"
+    runs[1].config.write_text(json.dumps(config))
+    assert page_of(runs).row("tokens read") == ["20,480", ""]
+    report.write(runs[1])
+    assert "Tokens read" not in runs[1].report.read_text()
+
+
 def test_what_can_not_be_compared_is_refused(runs, tmp_path):
     with pytest.raises(InputError, match=r"first: this run is named twice"):
         compare.write([runs[0], runs[1], runs[0]])

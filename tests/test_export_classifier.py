@@ -1,9 +1,11 @@
 """Export of a classifier: PyTorch's classes for texts and for words give its logits, and a damage is found."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -28,14 +30,16 @@ KINDS |= {"prelayernorm": {"family": "roberta_prelayernorm"}}
 
 
 @pytest.fixture(scope="module")
-def workdirs(tmp_path_factory) -> dict[str, Workdir]:
-    """Of each kind one, with its export."""
-    found = {}
-    for kind, settings in KINDS.items():
+def exported(tmp_path_factory) -> Callable[[str], Workdir]:
+    """The workdir of a kind, with its export."""
+
+    @functools.cache
+    def make_workdir(kind: str) -> Workdir:
         workdir = Workdir(str(tmp_path_factory.mktemp(kind)))
-        export.export(make(pathlib.Path(str(workdir.root)), **settings), workdir.export, scores=EVAL, name=kind)
-        found[kind] = workdir
-    return found
+        export.export(make(pathlib.Path(str(workdir.root)), **KINDS[kind]), workdir.export, scores=EVAL, name=kind)
+        return workdir
+
+    return make_workdir
 
 
 def damaged(workdir: Workdir, folder: pathlib.Path, tensor: str) -> pathlib.Path:
@@ -47,12 +51,13 @@ def damaged(workdir: Workdir, folder: pathlib.Path, tensor: str) -> pathlib.Path
     return folder
 
 
-@pytest.mark.parametrize("generation", [slow(4), 5])
-def test_pytorch_gives_the_same(workdirs, tmp_path, generation):
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", [4, 5])
+def test_pytorch_gives_the_same(exported, tmp_path, generation):
     """Ids, logits and the pipeline's probabilities, of one process; and a damage is seen."""
-    folders = [workdir.export for workdir in workdirs.values()]
-    folders.append(damaged(workdirs["classes"], tmp_path / "damaged", "classifier.dense.weight"))
-    folders.append(damaged(workdirs["tokens"], tmp_path / "damaged tokens", "classifier.weight"))
+    folders = [exported(kind).export for kind in KINDS]
+    folders.append(damaged(exported("classes"), tmp_path / "damaged", "classifier.dense.weight"))
+    folders.append(damaged(exported("tokens"), tmp_path / "damaged tokens", "classifier.weight"))
     found = [json.loads(line) for line in run_torch(generation, "tests/torch_verify.py", *folders).splitlines()]
     for each, kind in zip(found, [*KINDS, "damaged", "damaged tokens"], strict=True):
         assert each["code"] == (4 if "damaged" in kind else 0), f"{kind}: {each['printed']}"
@@ -63,8 +68,8 @@ def test_pytorch_gives_the_same(workdirs, tmp_path, generation):
         assert ("WRONG logits" in each["printed"]) == ("damaged" in kind)
 
 
-def test_the_folder_is_read_back(workdirs, trained_classifier):
-    folder = str(workdirs["classes"].export)
+def test_the_folder_is_read_back(exported, trained_classifier):
+    folder = str(exported("classes").export)
     assert locate.is_classifier(folder)
     again = load.load(folder, head=load.CLASSIFIER)
     assert classifier.class_names(again.config) == ("animal", "money", "weather")
@@ -76,8 +81,8 @@ def test_the_folder_is_read_back(workdirs, trained_classifier):
     assert config["problem_type"] == "single_label_classification"
 
 
-def test_the_folder_of_a_classifier_of_words_is_read_back(workdirs, tmp_path):
-    folder = str(workdirs["tokens"].export)
+def test_the_folder_of_a_classifier_of_words_is_read_back(exported, tmp_path):
+    folder = str(exported("tokens").export)
     assert locate.is_classifier(folder)
     again = load.load(folder, head=load.CLASSIFIER)
     assert classifier.kind(again.config) == "tokens" and set(again.params["classifier"]) == {"kernel", "bias"}
@@ -92,28 +97,29 @@ def test_the_folder_of_a_classifier_of_words_is_read_back(workdirs, tmp_path):
     assert "pipeline_tag: token-classification" in card and "one of 3 labels for each word" in card
 
 
-def test_the_proof_has_several_lengths_and_texts_that_differ(workdirs):
-    for kind, workdir in workdirs.items():
-        if kind.endswith("tokens"):
-            continue
-        proof = json.loads((workdir.export / "proof.json").read_text())
-        lengths = [len(row["ids"]) for row in proof["rows"]]
-        assert max(lengths) == lengths[-1] == 32 and len(set(lengths)) > 3
-        logits = load_file(UPath(workdir.export) / "proof.safetensors")["logits"]
-        assert logits.std(axis=0).min() > 0.02, f"{kind}: logits that don't depend on the text prove little"
+@pytest.mark.parametrize(
+    "kind", ["classes", *(slow(kind) for kind in KINDS if kind != "classes" and not kind.endswith("tokens"))]
+)
+def test_the_proof_has_several_lengths_and_texts_that_differ(exported, kind):
+    folder = exported(kind).export
+    proof = json.loads((folder / "proof.json").read_text())
+    lengths = [len(row["ids"]) for row in proof["rows"]]
+    assert max(lengths) == lengths[-1] == 32 and len(set(lengths)) > 3
+    logits = load_file(UPath(folder) / "proof.safetensors")["logits"]
+    assert logits.std(axis=0).min() > 0.02, "logits that don't depend on the text prove little"
 
 
-def test_the_card(workdirs):
-    card = (workdirs["classes"].export / "README.md").read_text()
+def test_the_card(exported):
+    card = (exported("classes").export / "README.md").read_text()
     scores = ("| F1, weighted | 43.21% |", "| steps | 5 |")
     for words in ("pipeline_tag: text-classification", "# classes", "`weather`", *scores):
         assert words in card
 
 
 @pytest.mark.parametrize("broken", ["model.safetensors", slow("flax_model.msgpack")])
-def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(workdirs, tmp_path, monkeypatch, broken):
+def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(exported, tmp_path, monkeypatch, broken):
     workdir = Workdir(str(tmp_path / "run"))
-    shutil.copytree(str(workdirs["classes"].export), str(workdir.export))
+    shutil.copytree(str(exported("classes").export), str(workdir.export))
     before = {path.name: path.read_bytes() for path in workdir.export.iterdir()}
     write = export.write_model
 
@@ -130,13 +136,15 @@ def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(workdirs, tmp
     assert {path.name: path.read_bytes() for path in workdir.export.iterdir()} == before
 
 
-def test_folders_that_are_no_classifiers(workdirs, tmp_path):
+def test_folders_that_are_no_classifiers(exported, tmp_path):
     with pytest.raises(InputError, match=r"has no config\.json and no checkpoints"):
         load.load(str(tmp_path), head=load.CLASSIFIER)
-    folder = shutil.copytree(str(workdirs["classes"].export), tmp_path / "copy")
+    folder = shutil.copytree(str(exported("classes").export), tmp_path / "copy")
     content = json.loads((folder / "config.json").read_text())
     for change, words in (
         ({"problem_type": "multi_label_classification"}, "is a multi-label classifier"),
+        ({"problem_type": "regression"}, f"predicts {len(content['id2label'])} numbers per row; one that predicts one"),
+        ({"id2label": {str(i + 1): "a" for i in range(len(content["id2label"]))}}, "must name the labels 0 to "),
         ({"model_type": "bert"}, "is a bert"),
         ({"hidden_size": 32}, "where config.json asks for"),
     ):
@@ -145,6 +153,6 @@ def test_folders_that_are_no_classifiers(workdirs, tmp_path):
             load.load(str(folder), head=load.CLASSIFIER)
 
 
-def test_flax_loads_it(workdirs):
-    stock = FlaxRobertaForSequenceClassification.from_pretrained(str(workdirs["regression"].export))
+def test_flax_loads_it(exported):
+    stock = FlaxRobertaForSequenceClassification.from_pretrained(str(exported("regression").export))
     assert stock.config.num_labels == 1 and stock.config.problem_type == "regression"

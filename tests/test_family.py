@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from mlm import config as configs
-from mlm.report import report
+from mlm.report import lineage, report
 from mlm.report.family import INDENT, Family
+from mlm.training import recipe
 from mlm.workdir import Workdir
 from tests.test_report import Cells
 
@@ -46,10 +47,12 @@ def family(tmp_path) -> dict[str, Workdir]:
 
 
 def test_tokens_of_a_run_in_stages(tmp_path):
-    """Half of its 60 steps read 16 rows in place of 8, whether it counts steps or epochs."""
+    """Half of its 60 steps read 4 rows in place of 8, whether it counts steps or epochs."""
     for name, length in (("steps", ()), ("epochs", ("train.steps=0", "train.epochs=1"))):
-        run = make_run(tmp_path / name, "data.batch_stages=((16, 30),)", *length, steps=60, milestones=(20, 40))
-        assert [row[1] for row in Family(run).table()[2:]] == [f"{n * ROWS:,}" for n in (40, 70, 90)]
+        run = make_run(
+            tmp_path / name, "data.lanes=4", "data.batch_stages=((4, 30),)", *length, steps=60, milestones=(20, 40)
+        )
+        assert [row[1] for row in Family(run).table()[2:]] == [f"{n * ROWS:,}" for n in (10, 25, 45)]
 
 
 def test_the_tree_of_a_run_in_the_middle(family):
@@ -81,11 +84,28 @@ def test_scores_over_the_tokens_of_the_way(family):
     assert Family(family["trunk"]).curves() == {"GLUE quick": ((20 * ROWS, 60 * ROWS), (20.0, 60.0))}
 
 
+def test_useful_flops_follow_the_way(family):
+    """Half of the trunk's rows have another length, so each run counts with its own config."""
+    line, meta = lineage.line(family["twice"].root), {"dataset": {"records": 100}}
+    for run in line:
+        file = next(run.root.glob("checkpoints/*/meta/metadata"))
+        file.write_text(json.dumps(meta))
+    found = lineage.useful_flops(line, 500, 90, meta)
+    per_token = {length: recipe.flops_per_token(line[0].config, 500, length=length) for length in (32, 64)}
+    assert found == pytest.approx(ROWS * ((40 + 10) * per_token[64] + 40 / 2 * per_token[32]))
+    file = next(line[-1].root.glob("checkpoints/20/meta/metadata"))
+    family["trunk"].root.rename(family["trunk"].root.with_name("gone"))
+    assert lineage.useful_flops(lineage.line(family["twice"].root), 500, 90, meta) is None
+
+
 def test_a_branch_without_its_trunk_and_a_run_alone(family, tmp_path):
     family["trunk"].root.rename(tmp_path / "gone")
     rows = Family(family["half"]).table()[1:]
     assert [row[0].strip() for row in rows] == ["half", "step 80", "twice", "step 100"]
     assert rows[0][-1] == f"from {family['trunk'].root}@40"
+    assert [row[1] for row in rows] == [""] * 4 and Family(family["half"]).curves() == {}, "tokens: not known"
+    report.write(family["half"])
+    assert "Tokens read" not in family["half"].report.read_text()
     assert Family(Workdir(str(tmp_path / "stranger"))).table() == []
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import html
 import html.parser
 import json
 import pathlib
@@ -19,8 +20,11 @@ from mlm.commands.export import write_export
 from mlm.data import tokenizer
 from mlm.export import model_card
 from mlm.model import flops
+from mlm.model.families import FAMILIES
+from mlm.paths import UPath
 from mlm.pretrained.load import Pretrained
 from mlm.report import goodput
+from mlm.report.lineage import Run
 from mlm.report.summary import RunSummary
 from mlm.text import printable
 from mlm.workdir import Workdir
@@ -36,9 +40,13 @@ MANIFEST = manifest_of(
 )
 
 
+def line_of(model: Pretrained, start: int = 0) -> list[Run]:
+    return [Run(UPath(), model.run_config, None, start)]
+
+
 @pytest.fixture
 def history(model) -> RunSummary:
-    return RunSummary("run", model.run_config, TRAIN, EVALS, goodput.sessions(TIMING), MANIFEST)
+    return RunSummary("run", model.run_config, TRAIN, EVALS, goodput.sessions(TIMING), MANIFEST, line=line_of(model))
 
 
 def with_keys(model: Pretrained, **keys) -> Pretrained:
@@ -121,10 +129,37 @@ def test_recipe_tokenizer_hardware_and_compute(model, history, tmp_path):
         hidden=64, keys=[32, 32], intermediate=64, gated=False, vocab_size=1000, predicted_share=0.2
     )
     assert row(card, "useful FLOPs") == [f"{40 * 32 * 32 * per_token:.3g}"]
+    gone = with_keys(model, train__branch_from="gone@30")
+    unknown = card_of(gone, tmp_path, history=dataclasses.replace(history, line=line_of(gone, 30)))
+    assert "tokens read" not in unknown and "useful FLOPs" not in unknown
     assert "Hardware" not in card_of(trained, tmp_path, history=dataclasses.replace(history, sessions=[]))
     staged = card_of(with_keys(model, data__batch_stages=[[8, 1200]], train__init_from="hub/name"), tmp_path)
     assert row(staged, "rows in a step") == ["8 for 1,200 steps, then 32 of 32 tokens"]
     assert "Pretrained from scratch;" in card and "Pretrained;" in staged
+    short = card_of(with_keys(model, data__short_length=8, data__short_share=0.9), tmp_path)
+    assert row(short, "rows in a step") == ["32 of 32 tokens; in the first 90% of the steps each is read as rows of 8"]
+
+
+def test_a_branch_names_the_keys_that_change_a_number(model, tmp_path):
+    branch, changes = with_keys(model), ["log.every: 1 -> 2", "shards.dir: '' -> 'a'", "shards.length: 32 -> 64"]
+    branch.meta["branch"] = {"from": "runs/a", "step": 30, "config_changes": [*changes, "train.steps: 40 -> 80"]}
+    started = row(html.unescape(card_of(branch, tmp_path)), "started from")
+    assert started == ["step 30 of runs/a, with shards.length: 32 -> 64, train.steps: 40 -> 80"]
+
+
+def test_the_texts_name_the_architecture_and_the_rate(model, tmp_path):
+    card = card_of(with_keys(model, masking__rate=0.3), tmp_path)
+    assert "\nA RoBERTa masked language model: " in card and "It was trained to predict 30% of the tokens.\n" in card
+    falling = card_of(with_keys(model, masking__rate=0.3, masking__end_rate=0.15), tmp_path)
+    assert "to predict 30% of the tokens, 15% at the end.\n" in falling
+    assert {model_card.ARCHITECTURES[each.name] for each in FAMILIES.values()} == set(model_card.ARCHITECTURES.values())
+
+
+def test_epochs_of_a_branch_are_its_own(model, tmp_path):
+    branch, mixture = with_keys(model, train__branch_from="gone@30"), [{"name": "web", "share": 0.5, "records": 100}]
+    branch.meta["dataset"]["mixture"] = mixture
+    assert row(card_of(branch, tmp_path), "corpus") == ["a mixture, see Data"]
+    assert model_card._folders(branch, branch.run_config) == [("web", "0.5", 100, f"{10 * 32 * 0.5 / 100:.2f}")]
 
 
 def test_losses_have_a_table_and_a_picture(model, history, tmp_path):
@@ -224,8 +259,10 @@ def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path):
     workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path / "run"))
     lines = [line | {"step": line["step"] // 10} for line in (*TRAIN, *EVALS)]  # the checkpoint is of step 5
     lines.append(EVALS[0] | {"step": 6, "loss": 9.0})
+    begun = [line | {"step": line["step"] // 10} for line in TIMING[1:5]]
     workdir.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    workdir.timing.write_text("".join(json.dumps(line) + "\n" for line in TIMING[:5]))
+    later = [line | {"step": 50, "time": line["time"] + 3600} for line in TIMING]
+    workdir.timing.write_text("".join(json.dumps(line) + "\n" for line in (*TIMING[:1], *begun, *later)))
     workdir.shards.mkdir()
     (workdir.shards / "manifest.json").write_text(MANIFEST.to_json())
     workdir.export.mkdir()
@@ -234,6 +271,8 @@ def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path):
     write_export(workdir, torch_python="")
     card = (workdir.export / "README.md").read_text()
     assert row(card, "documents") == ["9,000", "90"]
+    seconds = TIMING[4]["time"] - TIMING[0]["time"]
+    assert row(card, "device-hours, stops left out") == [f"{8 * seconds / 3600:.4g}"]
     assert row(card, "4") == ["4.25", "28.7%"] and "| 6 |" not in card
     assert (workdir.export / "loss.png").is_file()
     assert (workdir.export / "evaluation.json").read_text() == '{"of earlier weights": {}}', "a result was lost"

@@ -10,12 +10,14 @@ import time
 
 import pytest
 
+from mlm import config as configs
 from mlm.__main__ import main
 from mlm.commands import plan as command
 from mlm.errors import InputError
 from mlm.plan import compile as compiling
 from mlm.plan import plan, tables, topology
 from mlm.text import show
+from mlm.training import recipe
 from tests.fixtures import tiny_config
 from tests.processes import ROOT, environment
 
@@ -197,6 +199,8 @@ def test_a_bad_sweep_is_refused(axes, words):
 def test_cells_are_all_combinations():
     cells = plan.cells(["mesh=8x1x1,1x8x1", "model.remat=true,false"], "v5e:2x4")
     assert len(cells) == 4 and cells[0] == {"topology": "v5e:2x4", "mesh": "8x1x1", "model.remat": "true"}
+    twice = plan.cells(["topology=v5e:2x4", "topology=v6e:2x4"], "")
+    assert twice == [{"topology": "v5e:2x4"}, {"topology": "v6e:2x4"}]
 
 
 LARGE = ("model.hidden_size=512", "model.intermediate_size=512", "tokenizer.vocab_size=4194304", "model.heads=8")
@@ -234,12 +238,24 @@ def test_the_largest_batch_is_found_in_few_trials(monkeypatch, limit, rows, tria
         return seen[-1] <= limit
 
     monkeypatch.setattr(plan, "compile_step", _pretend(fits))
-    place, config = topology.find("v5e:2x4"), tiny_config("data.global_batch=256")
+    stages = "data.batch_stages=((128, 5),)"  # which apply to no smaller batch
+    place, config = topology.find("v5e:2x4"), tiny_config("data.global_batch=256", stages)
     info = plan.make_job(config, None, records=None, price=None).info
     refused = compiling.Program("", 10**9, 0, 0, 10**9 + 4 * (place.capacity - 10**9), False)
     found = plan.largest_batch(config, info, place, refused)
     assert found == (rows and {"rows_per_chip": rows, "global_batch": 8 * rows})
     assert seen[0] == 8 and len(seen) == trials and max(seen) <= 16
+
+
+def test_smaller_batches_of_an_odd_number_of_rows_are_tried(monkeypatch):
+    """Halves of 11 or 44 rows a device, rounded down; those that lanes don't divide are not."""
+    monkeypatch.setattr(plan, "compile_step", _pretend(lambda config: config.data.global_batch <= 64))
+    place, info = topology.find("v5e:2x4"), plan.make_job(tiny_config(), None, records=None, price=None).info
+    refused = compiling.Program("", 10**9, 0, 0, 10**9 + 4 * (place.capacity - 10**9), False)
+    for lanes, accumulate, batch in ((8, 4, 64), (16, 1, 16), (32, 1, None)):
+        own = ("data.global_batch=352", f"data.lanes={lanes}", f"train.accumulate={accumulate}")
+        found = plan.largest_batch(tiny_config("shards.count=32", *own), info, place, refused)
+        assert found == (batch and {"rows_per_chip": 2, "global_batch": batch})
 
 
 def test_a_refusal_is_read():
@@ -265,6 +281,16 @@ def test_a_kernel_too_large_for_a_core_is_not_called_too_large_a_batch(words):
     compiling.refuse_kernel("RESOURCE_EXHAUSTED: Ran out of memory on HBM", "TPU v3")
 
 
+def test_a_batch_of_a_sweep_may_be_smaller_than_those_of_the_stages(monkeypatch):
+    measured = []
+    monkeypatch.setattr(plan, "measure", lambda config, *_: measured.append(config.data) or (None, {}))
+    config = tiny_config("data.global_batch=512", "data.batch_stages=((256, 4),)")
+    job = plan.make_job(config, None, records=None, price=None)
+    found = plan.plan_cell(config, job, 1, {"topology": "v5e:2x4", "per_chip_batch": "16"})
+    assert "error" not in found, found
+    assert (measured[0].global_batch, measured[0].batch_stages) == (128, ())
+
+
 def test_length_of_a_run_in_epochs():
     config = tiny_config(*SIZES, "train.steps=0", "train.epochs=3")
     unknown, known = (plan.make_job(config, None, records=records, price=None) for records in (None, 100))
@@ -273,6 +299,17 @@ def test_length_of_a_run_in_epochs():
     found = plan.whole_run(config, known, SPEED)
     assert found["tokens"] == 19 * ROWS * LENGTH, "300 rows in batches of 16: 19 updates"
     assert found["hours"] == pytest.approx(found["tokens"] / 1e6 / 3600) and found["dollars"] is None
+
+
+def test_a_branch_that_ends_before_it_starts_is_refused_before_the_compiler_runs(monkeypatch):
+    monkeypatch.setattr(plan, "compile_step", lambda *args, **settings: pytest.fail("compiled"))
+    config = tiny_config("train.branch_from=runs/a@1400", "train.steps=1400")
+    job = plan.make_job(config, None, records=None, price=None)
+    sentence = "runs/a@1400: the run would end after step 1,400, but the branch starts after step 1,400; train longer."
+    with pytest.raises(InputError, match=sentence):
+        plan.measure(config, job, topology.find("v5e:2x4", 1))
+    hours = tiny_config("train.branch_from=runs/a@1400000", "train.steps=0", "train.hours=1")
+    recipe.check_branch(configs.flatten(hours), recipe.HOURS_STEPS)
 
 
 def test_tokens_of_a_run_in_hours():

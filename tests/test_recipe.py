@@ -39,6 +39,21 @@ def test_steps_and_warmup():
     assert recipe.short_steps(flat("data.short_length=8", "data.short_share=0.7"), 10) == 7
 
 
+def test_a_schedule_longer_than_a_run_of_epochs_is_refused(manifest, tmp_path):
+    wsd = ("schedule.name=wsd", "schedule.decay_fraction=0.5")
+    few = ("train.steps=0", "train.epochs=3", "schedule.warmup_steps=100")
+    recipe.check_schedule(flat(*few), 100)
+    recipe.check_schedule(flat(*few, *wsd), 200)
+    words = r"warmup_steps = 100: the run has 99 steps \(train.epochs = 3\); set it lower, or use warmup_fraction\.$"
+    with pytest.raises(InputError, match=words):
+        recipe.check_schedule(flat(*few), 99)
+    with pytest.raises(InputError, match=r"decay_fraction = 0.5: the run has 150 steps, and a warmup of 100; lower"):
+        recipe.check_schedule(flat(*few, *wsd), 150)
+    short = tiny_config("train.steps=0", "train.epochs=0.01", "schedule.warmup_steps=100000")
+    with pytest.raises(InputError, match=r"warmup_steps = 100000: the run has \d+ steps"):
+        Pretraining.open(short, Workdir(str(tmp_path)), manifest)
+
+
 STAGES = ("data.lanes=4", "data.batch_stages=((4, 3), (8, 3))")  # of batches of 16 rows
 
 
@@ -50,6 +65,22 @@ def test_steps_and_rows_of_stages():
     epochs = flat(*STAGES, "train.steps=0", "train.epochs=1.5")
     steps = [recipe.total_steps(epochs, records) for records in (160, 163, 24, 25, 8, 1)]
     assert steps == [6 + 13, 6 + 14, 6, 7, 3, 1], "240 - 36 rows in batches of 16; few rows end within the stages"
+
+
+def test_neighbouring_stages_of_equal_rows_are_one():
+    def stages(value: str) -> list:
+        return recipe.stages(flat("data.lanes=4", f"data.batch_stages={value}"))
+
+    assert stages("((8, 2), (8, 2))") == stages("((8, 4),)")
+    assert stages("((8, 2), (16, 9))") == stages("((8, 2),)") and stages("((16, 2),)") == stages("()")
+
+
+def test_rows_and_flops_of_a_branch_are_its_own():
+    run = flat("train.branch_from=runs/a@4", "masking.rate=0.4", "masking.end_rate=0.2")
+    assert [recipe.own_rows_read(run, step) for step in (0, 4, 5, 7)] == [0, 0, 16, 48]
+    assert recipe.branch_start(flat()) == recipe.branch_start({}) == 0
+    token = recipe.flops_per_token(run, 500, length=32, rate=0.4 - 0.2 * 0.5)
+    assert recipe.useful_flops(run, 500, step=7, steps=11) == pytest.approx(3 * 16 * 32 * token), "steps 4, 5, 6 of 10"
 
 
 def test_words_are_counted_over_stages():
@@ -115,6 +146,7 @@ def test_words_are_counted_as_a_person_counts_them(texts, kind, tmp_path):
     assert task.words_per_row() == pytest.approx(words / rows, rel=0.1)
 
 
+@pytest.mark.slow
 def test_milestones_are_kept_whatever_later_lists_say(manifest, tokenizer_folder, tmp_path, capsys):
     """Beside the newest and the best; a run that goes on with another list keeps those of the first, too."""
     workdir = Workdir(str(tmp_path / "run"))

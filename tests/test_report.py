@@ -112,7 +112,7 @@ def test_scores_are_those_of_the_logs(tmp_path):
     entropy = page.row("Unigram entropy of the validation split")
     assert entropy == ["6.0000 nats; the last evaluation loss is 1.7500 nats under it"]
     assert page.row("Tokens read") == [f"{40 * 256 * 512:,} in 40 steps"]
-    assert page.row("Updates skipped (not finite)") == ["2"]
+    assert page.row("Steps skipped (not finite)") == ["2"]
     assert "2 steps were skipped" in page.text
     assert page.row("Throughput, median") == ["800 tokens/s"], "of the kept stretches 900, 1000, 500 and 700"
     assert page.row("Device") == ["4 x cpu"]

@@ -62,7 +62,7 @@ def stop(process: subprocess.Popen, number: signal.Signals, workdir: pathlib.Pat
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert "saved; start the same command to go on" in err
+    assert "and saved; run the same command to continue" in err
     steps = checkpoint_files.complete_steps(workdir / "checkpoints")
     assert steps[-1] >= moment and steps[-1] % 7
 

@@ -17,7 +17,6 @@ from mlm.sweep import runs
 from mlm.sweep.runs import Run
 from tests import processes
 from tests.dask_cluster import Cluster
-from tests.fixtures import slow
 
 
 def helps(root: pathlib.Path, *commands: str) -> list[Run]:
@@ -63,6 +62,7 @@ def test_what_a_kill_leaves_is_not_done(tmp_path):
         assert outcome.code == 0 and (outcome.seconds > 100) == bool(content)
 
 
+@pytest.mark.slow
 def test_workers_of_a_cluster_run_them(tmp_path):
     root = tmp_path / "sweep"
     root.mkdir()
@@ -84,7 +84,8 @@ def long_run(root: pathlib.Path, shards: str) -> Run:
     return Run("long", str(root / "long"), tuple(processes.train_arguments(root / "long", shards, *settings)))
 
 
-@pytest.mark.parametrize("place", ["here", slow("cluster")])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["here", "cluster"])
 def test_sigterm_lets_the_running_one_save_and_begins_no_other(manifest, tmp_path_factory, tmp_path, place):
     planned = [long_run(tmp_path, manifest.folder), *helps(tmp_path, "train")]
     stack = contextlib.ExitStack()
@@ -110,6 +111,6 @@ def test_sigterm_lets_the_running_one_save_and_begins_no_other(manifest, tmp_pat
     thread.join()
     assert signal.getsignal(signal.SIGTERM) == old
     state = json.loads((tmp_path / "long" / "run.json").read_text())
-    assert state["code"] == 75 and "saved; start the same command to go on" in state["last_line"]
+    assert state["code"] == 75 and "and saved; run the same command to continue" in state["last_line"]
     assert len(list((tmp_path / "long" / "checkpoints").glob("[0-9]*"))) == 1
     assert not (tmp_path / "train").exists()

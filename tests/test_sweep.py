@@ -99,15 +99,18 @@ def test_killed_it_goes_on(manifest, tmp_path, name):
     steps = [json.loads(line)["step"] for line in (root / "seed=0" / "metrics.jsonl").read_text().splitlines()]
     assert list(dict.fromkeys(steps)) == list(range(1, 601))
     printed = (root / "seed=0" / "output.txt").read_text()
-    assert printed.count("step 2/600") == 1 and f"stopped after step {stopped} of 600, saved" in printed
+    assert printed.count("step 2/600") == 1 and f"stopped after step {stopped} of 600, and saved;" in printed
     found = content(root)
     assert found["rule"].startswith("loss: the lowest") and len(found["groups"][0]["scores"]) == 2
     assert "seed" not in out.splitlines()[1], "scores are summarized over seeds"
 
 
-def test_a_failing_run_is_named_and_the_others_go_on(manifest, tmp_path):
+@pytest.mark.slow
+def test_a_failing_run_is_named_and_the_others_go_on(manifest, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", processes.environment(1)["XLA_FLAGS"])
     arguments = train_arguments(tmp_path, manifest.folder, vary=("train.init_from=/nowhere,", "train.seed=3"))
-    out, err = processes.run(arguments, devices=1, code=2)
+    assert __main__.main(arguments) == 2
+    out, err = capfd.readouterr()
     bad, good = (run["run"] for run in content(tmp_path)["runs"])
     lines = err.splitlines()
     assert lines[-2].startswith(f"{bad}: exit code 2: mlm train: config.train.init_from = /nowhere: is not a folder")

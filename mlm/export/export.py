@@ -25,7 +25,7 @@ import numpy as np
 import transformers
 from flax.serialization import to_bytes
 from safetensors.numpy import save_file
-from transformers import FlaxPreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from mlm import logs
 from mlm.data import tokenizer
@@ -141,7 +141,7 @@ def write_model(model: Pretrained, folder: Path) -> None:
         (folder / "flax_model.msgpack").write_bytes(to_bytes(model.params))
 
 
-def _flax_class(model: Pretrained) -> type[FlaxPreTrainedModel] | None:
+def _flax_class(model: Pretrained) -> "type[transformers.FlaxPreTrainedModel] | None":
     """Returns transformers' Flax class of the model, None where it has none."""
     head = classifier.head_name(model.config) if load.CLASSIFIER in model.params else "MaskedLM"
     return model.family.flax_class(head)

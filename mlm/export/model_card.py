@@ -19,7 +19,7 @@ from mlm.data import tokenizer
 from mlm.model import classifier
 from mlm.pretrained import locate
 from mlm.pretrained.load import Pretrained
-from mlm.report import plots
+from mlm.report import lineage, plots
 from mlm.report.goodput import Line
 from mlm.report.report import score_rows
 from mlm.report.summary import RunSummary
@@ -27,6 +27,8 @@ from mlm.text import code, markdown, printable, templates
 from mlm.training import recipe
 
 CURVE = "loss.png"
+ARCHITECTURES = {"Roberta": "RoBERTa", "RobertaPreLayerNorm": "RoBERTa-PreLayerNorm", "ModernBert": "ModernBERT"}
+DATA = re.compile(r"corpus\.sources|shards\.length|data\..*")  # of what a branch changed, always shown
 POINTS = 8  # evaluations in the table under the curve
 
 
@@ -38,9 +40,6 @@ def write(
     name = printable(" ".join(name.split()))
     values: dict[str, Any] = {}
     if history is not None:
-        steps = recipe.total_steps(run, model.meta["dataset"]["records"])
-        if share := model.meta.get("share"):  # of train.hours
-            steps = round(model.step / share)
         if history.train or history.evals:
             curve = plots.draw(history.train, history.evals, [], history.unigram_entropy)["Loss"]
             plots.save(curve, folder / CURVE)
@@ -48,7 +47,7 @@ def write(
             "curve": CURVE if history.train or history.evals else "",
             "losses": _losses(history),
             "device_hours": sum(s.lines[0].get("devices", 1) * s.seconds for s in history.sessions) / 3600,
-            "useful_flops": recipe.useful_flops(run, model.config.vocab_size, step=model.step, steps=steps),
+            "useful_flops": lineage.useful_flops(history.line, model.config.vocab_size, model.step, model.meta),
             "versions": ", ".join(f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers)),
         }
     _render(
@@ -58,7 +57,7 @@ def write(
         metadata=_metadata(run, model.config.model_type, mask_token, scores, name),
         name=name,
         run_json=json.dumps(run, indent=1).replace("\x7f", "\\u007f"),
-        branch=locate.describe_branch(model.meta),
+        branch=_branch(model.meta),
         parameters=sum(value.size for value in jax.tree.leaves(model.params)),
         example=json.dumps(f"The function returns a {mask_token} of all elements."),
         tokenizer=fast,
@@ -99,6 +98,7 @@ def _render(folder: Path, template: str, model: Pretrained, **values: Any) -> No
     text = cards.get_template(template).render(
         config=model.config,
         family=model.family,
+        architecture=ARCHITECTURES[model.family.name],
         run=model.run_config,
         step=model.step,
         averaged=f"the mean of {', '.join(means)}" if means else "",
@@ -134,11 +134,20 @@ def _metadata(run: dict[str, Any] | None, model_type: str, mask_token: str, scor
     ).to_yaml()
 
 
+def _branch(meta: dict[str, Any]) -> str:
+    """Returns what `locate.describe_branch` does, without the keys that change no number."""
+    if "branch" not in meta:
+        return ""
+    keys = {line: line.partition(":")[0] for line in meta["branch"]["config_changes"]}
+    changes = [line for line, key in keys.items() if DATA.fullmatch(key) or not configs.MAY_CHANGE.fullmatch(key)]
+    return locate.describe_branch({"branch": meta["branch"] | {"config_changes": changes}})
+
+
 def _folders(model: Pretrained, run: dict[str, Any] | None) -> list[tuple[str, str, int, float]]:
     """Returns (name, share, rows, epochs read) of each folder of the run's mixture."""
     folders = model.meta.get("dataset", {}).get("mixture", ()) if run else ()
     rows = [(each["name"], each["share"], each["records"]) for each in folders]
-    read = recipe.rows_read(run, model.step) if folders else 0
+    read = recipe.own_rows_read(run, model.step) if folders else 0
     return [(name, f"{share:.4g}", count, f"{read * share / count:.2f}") for name, share, count in rows]
 
 

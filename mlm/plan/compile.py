@@ -84,7 +84,7 @@ def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
     rows = task.config.data.global_batch
     ids, column = abstract(jnp.int32, rows, task.info.length), abstract(jnp.uint32, rows)
     if kind != "baseline":
-        step = task.short_step if kind == "short" else task.train_step
+        step = task.train_steps[task.config.data.short_length if kind == "short" else task.info.length, rows]
         return step.lower(task.shapes, {"input_ids": ids, "attention_mask": ids, "record_id": column, "epoch": column})
     init, step = baseline.make_step(task)
     state = jax.eval_shape(init, task.shapes.params)

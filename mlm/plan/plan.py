@@ -5,6 +5,7 @@ The compiler says whether the step fits. The time is estimated from its cycles (
 
 import dataclasses
 import itertools
+import math
 import re
 from typing import Any
 
@@ -51,6 +52,9 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
 
     Estimates are there only if it fits. If the first steps read shorter rows, "short" is theirs; the run's are of both.
     """
+    run = configs.flatten(config)
+    if config.train.steps or job.known_records:
+        recipe.check_branch(run, recipe.total_steps(run, job.info.records))
     program, cores = compile_step(config, job.info, place, kind=kind), place.family.cores
     mesh, short = make_mesh(config, place), config.data.short_length
     accumulate = 1 if kind == "baseline" else config.train.accumulate
@@ -61,7 +65,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "slices": place.slices,
         "chips": place.chips,
         "devices": len(place.devices),
-        "hosts": sharding.host_input(sharding.processes_of(mesh), configs.flatten(config)),
+        "hosts": sharding.host_input(sharding.processes_of(mesh), run),
         "mesh": dict(mesh.shape),
         "length": short if kind == "short" else job.info.length,
         "global_batch": config.data.global_batch,
@@ -92,17 +96,11 @@ def whole_run(config: ConfigDict, job: Job, row: dict[str, Any]) -> dict[str, An
         share = short_steps / steps
         tokens = 3600 * hours * (share * rate_of_short + (1 - share) * rate)
     else:
-        rows = _rows(flat, steps)
-        tokens, share = rows * job.info.length, _rows(flat, short_steps) / rows
+        rows = recipe.own_rows_read(flat, steps)
+        tokens, share = rows * job.info.length, recipe.own_rows_read(flat, short_steps) / rows
         hours = tokens / 3600 * (share / rate_of_short + (1 - share) / rate)
     dollars = None if job.price is None else hours * job.price * row["chips"]
     return {"hours": hours, "tokens": round(tokens), "dollars": dollars}
-
-
-def _rows(flat: dict[str, Any], step: int) -> int:
-    """Returns the rows that the steps up to `step` read; of a branch, those after the step where it starts."""
-    start = int(flat["train.branch_from"].rpartition("@")[2] or 0)
-    return recipe.rows_read(flat, max(step, start)) - recipe.rows_read(flat, start)
 
 
 def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *, length: int) -> dict[str, Any]:
@@ -138,7 +136,7 @@ def cells(sweep: list[str], name: str) -> list[dict[str, str]]:
     for text in sweep:
         key, _, values = text.partition("=")
         pattern = ".+" if re.fullmatch(r"\w+\.\w+", key) else SWEEP.get(key, "(?!)")
-        axes[key] = values.split(",")
+        axes.setdefault(key, []).extend(values.split(","))
         if bad := [value for value in axes[key] if not re.fullmatch(pattern, value)]:
             raise InputError(
                 f"--sweep {text}: {key}={bad[0]} is not a valid axis; write topology=NAME,NAME or per_chip_batch=16,32 "
@@ -161,7 +159,8 @@ def plan_cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -
             values |= {f"mesh.{axis}": int(size) for axis, size in sizes}
         if "per_chip_batch" in cell:
             accumulate = values.get("train.accumulate", config.train.accumulate)
-            values["data.global_batch"] = int(cell["per_chip_batch"]) * place.chips * accumulate
+            rows = int(cell["per_chip_batch"]) * place.chips * accumulate
+            values |= {"data.global_batch": rows, "data.batch_stages": ()}  # whose ROWS may be more
         changed = configs.replace(config, values)
         vocab_size = job.info.vocab_size if job.has_shards else changed.tokenizer.vocab_size
         info = dataclasses.replace(job.info, length=changed.shards.length, vocab_size=vocab_size)
@@ -179,11 +178,16 @@ def largest_batch(config: ConfigDict, info: DatasetInfo, place: Topology, progra
     """
     mesh = make_mesh(config, place)
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulate
+    config = configs.replace(config, {"data.batch_stages": ()})  # whose ROWS a smaller batch may not reach
     rows = config.data.global_batch // num_shards
     room, wanted = place.capacity - program.arguments, (program.needs or 0) - program.arguments
     if room <= 0:
         return None  # the state alone is too large
-    sizes = [rows >> shift for shift in range(1, rows.bit_length()) if rows % (1 << shift) == 0]
+    unit = math.lcm(config.data.lanes, config.train.accumulate)
+    sizes = [rows >> shift for shift in range(1, rows.bit_length())]
+    sizes = [size for size in sizes if size * num_shards % unit == 0]
+    if not sizes:
+        return None
     start = next((i for i, size in enumerate(sizes) if wanted * size / rows < 1.25 * room), len(sizes) - 1)
     found, index, seen = None, start, set()
     while len(seen) < MAX_TRIALS and 0 <= index < len(sizes) and index not in seen:

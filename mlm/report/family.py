@@ -48,8 +48,8 @@ class Family:
         self.scores = {root: downstream(root) for root in self.runs}
         self.lines = {root: lineage.line(root) for root in self.runs}
 
-    def tokens(self, run: Run, step: int) -> int:
-        """Returns the tokens read up to a step of a run, those of the runs that it came from included."""
+    def tokens(self, run: Run, step: int) -> int | None:
+        """Returns the tokens read up to a step of a run, as `lineage.tokens_read`."""
         return lineage.tokens_read(self.lines[run.root], step)
 
     def curves(self) -> dict[str, plots.Points]:
@@ -57,8 +57,9 @@ class Family:
         found, end = defaultdict(dict), math.inf
         for run in self.line:
             for step, scores in self.scores[run.root].items():
-                for name, value in scores.items() if step <= end else ():
-                    found[name][self.tokens(run, step)] = 100 * value
+                tokens = self.tokens(run, step)
+                for name, value in scores.items() if step <= end and tokens is not None else ():
+                    found[name][tokens] = 100 * value
             end = run.start
         return {name: tuple(zip(*sorted(own.items()), strict=True)) for name, own in found.items()}
 
@@ -80,10 +81,9 @@ class Family:
         steps = {*locate.milestones(workdir), *own, *(each.start for each in branches), *list(losses)[-1:]}
         yield (INDENT * depth + run.root.name, "", "", *("" for _ in names), ", ".join(changes))
         for step in sorted(steps):
-            loss = losses.get(step)
+            loss, tokens = losses.get(step), self.tokens(run, step)
             scores = (f"{own[step][name]:.1%}" if name in own.get(step, ()) else "" for name in names)
-            read = "" if run.config.get("classify.train") else f"{self.tokens(run, step):,}"
-            cells = (read, "" if loss is None else f"{loss:.4f}", *scores, "")
+            cells = ("" if tokens is None else f"{tokens:,}", "" if loss is None else f"{loss:.4f}", *scores, "")
             yield (f"{INDENT * (depth + 1)}step {step:,}", *cells)
             for each in branches:
                 if each.start == step:

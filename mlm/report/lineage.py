@@ -1,11 +1,13 @@
-"""The runs that a run came from by train.branch_from, and the tokens read on the way. No jax."""
+"""The runs that a run came from by train.branch_from, and the tokens read and FLOPs on the way. No jax."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mlm import config as configs
 from mlm import logs
 from mlm.paths import UPath
+from mlm.pretrained import locate
 from mlm.training import recipe
 
 
@@ -15,16 +17,16 @@ class Run(NamedTuple):
     root: UPath
     config: dict[str, Any]  # flattened
     parent: UPath | None  # the folder of the run that it branched off from, if it is still there
-    start: int  # the step of the parent where it begins
+    start: int  # the step of that run where it begins
 
 
 def read(root: UPath) -> Run:
     """Returns the run in a workdir."""
     config = configs.flatten(logs.read_object(root / "config.json"))
-    name, _, step = str(config.get("train.branch_from", "")).rpartition("@")
+    name, start = str(config.get("train.branch_from", "")).rpartition("@")[0], recipe.branch_start(config)
     candidates = (UPath(name).absolute(), root.parent / UPath(name).name)  # the second if it was started elsewhere
-    parent = next((each for each in candidates if step.isdecimal() and (each / "checkpoints").is_dir()), None)
-    return Run(root, config, parent, int(step) if parent else 0)
+    parent = next((each for each in candidates if start and (each / "checkpoints").is_dir()), None)
+    return Run(root, config, parent, start)
 
 
 def line(root: UPath) -> list[Run]:
@@ -36,10 +38,31 @@ def line(root: UPath) -> list[Run]:
     return found
 
 
-def tokens_read(line: Sequence[Run], step: int) -> int:
-    """Returns the tokens read up to a step of the first run of a line, in rows as long as those of each run."""
-    total = 0
-    for run in line:
-        rows = recipe.rows_read(run.config, max(step, run.start)) - recipe.rows_read(run.config, run.start)
-        total, step = total + rows * run.config["shards.length"], min(step, run.start)
+def tokens_read(line: Sequence[Run], step: int) -> int | None:
+    """Returns the tokens read up to a step of the first run of a line, in rows as long as those of each run.
+
+    None if unknown: of a classifier, without a config, or where a run that it came from is gone.
+    """
+    known = all({"data.global_batch", "shards.length"} <= run.config.keys() for run in line)
+    if not known or line[-1].start or line[0].config.get("classify.train"):
+        return None
+    return sum(recipe.own_rows_read(run.config, end) * run.config["shards.length"] for run, end in _ends(line, step))
+
+
+def useful_flops(line: Sequence[Run], vocab_size: int, step: int, meta: dict[str, Any]) -> float | None:
+    """Returns the useful FLOPs up to a step of the first run of a line, whose metadata is `meta`; None if unknown."""
+    metas, total = [meta, *(locate.metadata(str(run.root)) for run in line[1:])], 0.0
+    if tokens_read(line, step) is None or not all(metas):
+        return None
+    for (run, end), own in zip(_ends(line, step), metas, strict=True):
+        steps = recipe.total_steps(run.config, own["dataset"]["records"])
+        if share := own.get("share"):  # of train.hours
+            steps = round(own["step"] / share)
+        total += recipe.useful_flops(run.config, vocab_size, step=end, steps=steps)
     return total
+
+
+def _ends(line: Sequence[Run], step: int) -> list[tuple[Run, int]]:
+    """Returns each run of a line with the last of its steps on the way to `step` of the first."""
+    starts = [run.start for run in line[:-1]]
+    return list(zip(line, itertools.accumulate([step, *starts], min), strict=True))

@@ -9,7 +9,6 @@ from typing import Any
 from mlm import logs
 from mlm.data import mixture
 from mlm.data.manifest import Manifest, read_manifest
-from mlm.paths import UPath
 from mlm.report import lineage
 from mlm.report.goodput import Line, Session, TimeUse, sessions, use_of_time
 from mlm.report.lineage import Run
@@ -27,8 +26,8 @@ class RunSummary:
     evals: list[Line]
     sessions: list[Session]
     manifest: Manifest | None  # of its shards; None if they are gone
+    line: Sequence[Run]  # the run, and those that it came from
     glue: dict[str, Any] = dataclasses.field(default_factory=dict)  # the table of the command `glue`, if there is one
-    line: Sequence[Run] = ()  # the run, and those that it came from
 
     @property
     def glue_rows(self) -> list[tuple[str, ...]]:
@@ -51,16 +50,14 @@ class RunSummary:
         return self.manifest and self.manifest.splits["validation"].unigram_entropy
 
     def tokens(self, step: int) -> int | None:
-        """Returns the tokens read up to a step, those of the runs that it came from included; None without a config."""
-        if not {"data.global_batch", "shards.length"} <= self.config.keys():
-            return None
-        return lineage.tokens_read(self.line or [Run(UPath(), self.config, None, 0)], step)
+        """Returns what `lineage.tokens_read` does."""
+        return lineage.tokens_read(self.line, step)
 
     def epochs(self, step: int) -> list[tuple[str, float, int, float]]:
-        """Returns (name, share, rows, epochs read up to a step) of each folder of a mixture; nothing of one folder."""
+        """Returns (name, share, rows, epochs of the run itself) of each folder of a mixture; nothing of one folder."""
         parts = mixture.parts(self.manifest) if self.manifest else ()
         sized = [(name, share, each.splits["train"].records) for name, share, each in parts if name]
-        return [(*each, recipe.rows_read(self.config, step) * each[1] / each[2]) for each in sized]
+        return [(*each, recipe.own_rows_read(self.config, step) * each[1] / each[2]) for each in sized]
 
     def hours(self, line: Line) -> float | None:
         """Returns the hours from the first start to when a line of metrics.jsonl was written, the last time."""
@@ -111,6 +108,8 @@ def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("in
     train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
     tables = {int(step): table for step, table in logs.read_object(workdir.glue).items()}
     newest = max((step for step in tables if step <= until), default=None)
-    starts, (own, *others) = sessions(logs.read(workdir.timing)), lineage.line(workdir.root)
-    parts = (config, train, evals, starts, read_data(workdir, config), tables.get(newest, {}))
-    return RunSummary(workdir.root.name, *parts, [own._replace(config=config), *others])
+    timing, (own, *others) = logs.read(workdir.timing), lineage.line(workdir.root)
+    while timing and (timing[-1]["kind"] == "start" or timing[-1]["step"] > until):
+        timing.pop()
+    parts = (config, train, evals, sessions(timing), read_data(workdir, config), [own._replace(config=config), *others])
+    return RunSummary(workdir.root.name, *parts, tables.get(newest, {}))

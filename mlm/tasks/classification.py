@@ -47,6 +47,7 @@ class Classification(Task):
 
         self._count = len(examples.splits["train"])
         self.steps = recipe.total_steps(run, self._count)
+        recipe.check_schedule(run, self.steps)
         schedule = optimizer.make_schedule(run, self.steps)
         tx = optimizer.make_optimizer(run, schedule)
 

@@ -64,10 +64,7 @@ class Pretraining(Task):
         self.init, self.shapes = state.jit_init(self._init, self.mesh)  # init takes () or token counts [V]
         sizes = {(length, stage.rows) for length in (info.length, config.data.short_length) for stage in self.stages}
         self.train_steps = {size: self._make_step(size[0]) for size in sizes if size[0]}
-        self.train_step, self.short_step = (
-            self.train_steps.get((length, config.data.global_batch))
-            for length in (info.length, config.data.short_length)
-        )
+        self.train_step = self.train_steps[info.length, config.data.global_batch]
         self.eval_masking = factory.make_eval_masking(self.masking, config.evaluate.count)
         shardings = state.shardings_of(self.shapes).params
         self.eval_step = step.make_eval_step(
@@ -82,6 +79,7 @@ class Pretraining(Task):
         info, starts_V = dataset_info(manifest), word_starts(config, workdir)
         task = cls(config, info, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
         sharding.check_batch(task.mesh, rows=config.evaluate.batch, key="evaluate.batch")
+        recipe.check_schedule(task.run, task.steps)
         return task
 
     @classmethod

@@ -37,7 +37,7 @@ def average(names: Sequence[str], new: Workdir, *, last: int = 0, decay: float =
         found = ", ".join(map(_name, chosen)) or "none"
         raise InputError(f"average: takes two checkpoints or more, each once; {' '.join(names)} names {found}.")
     if decay != 1 and len({workdir.root for workdir, _ in chosen}) > 1:
-        raise InputError(f"--decay={decay:g}: goes with the checkpoints of one workdir.")
+        raise InputError(f"--decay={decay:g}: is for checkpoints of one workdir.")
     metas = [checkpoint_files.read_meta(workdir.checkpoints, step) for workdir, step in chosen]
     models = [_architecture(workdir, meta) for (workdir, _), meta in zip(chosen, metas, strict=True)]
     for each, model in zip(chosen, models, strict=True):

@@ -53,11 +53,11 @@ def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
     theirs, ours = (recipe.batches_read(run, step) for run in (old, new))
     same_rows = saved["data_fingerprint"] == meta["data_fingerprint"]
     if same_rows and theirs != ours and (old.get("data.batch_stages") or new["data.batch_stages"]):
-        had = ", ".join(f"{part.rows:,} rows to step {part.last:,}" for part in theirs)
-        raise InputError(f"{where}: its batches had {had}; set data.batch_stages so that they have as many here.")
-    if steps <= step and not new["train.hours"]:
-        what = f"the run would end after step {steps:,}, but the branch starts after step {step:,}"
-        raise InputError(f"{where}: {what}; train longer.")
+        had = ", ".join(f"{part.rows:,} rows from batch {part.first:,} to batch {part.last:,}" for part in theirs)
+        fix = "set data.batch_stages and data.skip_batches so that this run would have read the same"
+        raise InputError(f"{where}: it read {had}; {fix}.")
+    same_rows = same_rows and recipe.rows_read(old, step) == recipe.rows_read(new, step)
+    recipe.check_branch(new, steps)
     theirs, ours = (json.dumps([each["dataset"][key] for key in SAME_DATA], sort_keys=True) for each in (saved, meta))
     folders = [each.tokenizer for each in (source, workdir) if (each.tokenizer / "tokenizer.json").is_file()]
     if ours != theirs or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:
@@ -66,8 +66,16 @@ def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
     used = saved.get("share", 0.0) * old.get("train.hours", 0.0)  # 0 if it counts steps
     if hours and used >= hours:
         raise InputError(f"config.train.hours = {hours:g}: {name} has used {used:g} of them; set it higher.")
-    lineage = {"from": folder, "step": step, "config_changes": changes}
+    lineage = {"from": folder, "step": step, "config_changes": changes, "same_rows": same_rows}
     return Source(source, step, {"branch": lineage, "share": used / hours if hours else 0.0})
+
+
+def check_milestones(meta: dict[str, Any]) -> None:
+    """Raises InputError if a branch, new or resumed, has milestones in words and its source read other rows."""
+    counts_words = any(str(each).startswith("words:") for each in meta["config"]["checkpoint.milestones"])
+    if counts_words and not meta["branch"].get("same_rows", True):  # older branches lack the key
+        what = f"{meta['config']['train.branch_from']} read other rows, so words can't be counted over both"
+        raise InputError(f"config.checkpoint.milestones: {what}; name steps.")
 
 
 def restore(source: Source, shapes: TrainState, initial_state: Callable[[], TrainState]) -> TrainState:

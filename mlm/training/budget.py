@@ -29,7 +29,7 @@ class Budget:
         self._running: Any = None
         self._used = share * hours * 3600  # seconds
         self._taken: list[int] = []  # by the steps since the last line
-        self._replay = _read(replay, start) if replay else None
+        self._replay = read_replay(replay, start) if replay else None
 
     @property
     def share(self) -> float:
@@ -65,7 +65,7 @@ class Budget:
             self._taken = []
 
 
-def _read(replay: str, start: int) -> dict[int, int]:
+def read_replay(replay: str, start: int) -> dict[int, int]:
     """Returns the units of each step after `start`; raises InputError if one is missing."""
     if not UPath(replay).is_file():
         raise InputError(f"config.train.replay = {replay}: is not a file; name the timing.jsonl of a finished run.")

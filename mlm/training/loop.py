@@ -21,7 +21,7 @@ from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.paths import staging_folder, upload, write_text
 from mlm.pretrained import checkpoint_files
 from mlm.training import branch, checkpoint, recipe, sharding
-from mlm.training.budget import Budget
+from mlm.training.budget import Budget, read_replay
 from mlm.training.metrics import Log
 from mlm.training.state import TrainState
 from mlm.training.step import TrainStep
@@ -94,7 +94,10 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
         saved = source.inherited
     if "branch" in saved:
         meta["branch"] = saved["branch"]
+        branch.check_milestones(meta)
     start = source.step if source else found or 0
+    if config.train.replay:
+        read_replay(config.train.replay, start)  # an error comes before anything is written or compiled
     milestones = recipe.milestone_steps(meta["config"], task.steps, task.words_per_row)
     milestones = {*milestones, *saved.get("milestones", ())}
     if cluster.is_primary():
@@ -187,7 +190,7 @@ class Loop:
             if stopped and not last:
                 self.checkpoints.finish()
                 of = f"{share:.1%} of train.hours" if budget else str(steps)
-                raise PreemptedError(f"stopped after step {step} of {of}, saved; start the same command to go on.")
+                raise PreemptedError(f"stopped after step {step} of {of}, and saved; run the same command to continue.")
             if last:
                 break
         compiles = max(made._cache_size() for made in used)
@@ -208,6 +211,7 @@ class Loop:
 
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
         cluster.progress("evaluate", step)
+        jax.block_until_ready(state.step)  # training, so not part of the pause
         with self.log.paused("eval", step):
             scores = self.task.evaluate(state.best_params)
         self.log.evaluation(step, scores)

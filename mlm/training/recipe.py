@@ -2,7 +2,9 @@
 
 import bisect
 import functools
+import itertools
 import math
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,12 +32,14 @@ def total_steps(run: Run, records: int) -> int:
 
 
 def stages(run: Run) -> list[Stage]:
-    """Returns the stages of data.batch_stages, and after them that of data.global_batch."""
+    """Returns the stages of data.batch_stages, and after them that of data.global_batch; equal neighbours are one."""
     found, first, before = [], 1, 0
-    for rows, count in run.get("data.batch_stages", ()):  # older runs lack the key
+    sizes = [*run.get("data.batch_stages", ()), (run["data.global_batch"], math.inf)]  # older runs lack the key
+    for rows, own in itertools.groupby(sizes, operator.itemgetter(0)):
+        count = sum(steps for _, steps in own)
         found.append(Stage(first, first + count - 1, rows, before))
         first, before = first + count, before + count * rows
-    return [*found, Stage(first, math.inf, run["data.global_batch"], before)]
+    return found
 
 
 def batches_read(run: Run, step: int) -> list[Stage]:
@@ -51,9 +55,42 @@ def rows_read(run: Run, step: int) -> int:
     return sum((part.last - part.first + 1) * part.rows for part in batches_read(run, step))
 
 
+def branch_start(run: Run) -> int:
+    """Returns the step after which a branch starts; 0 of other runs."""
+    step = str(run.get("train.branch_from", "")).rpartition("@")[2]  # older runs lack the key
+    return int(step) if step.isdecimal() else 0
+
+
+def check_branch(run: Run, steps: int) -> None:
+    """Raises InputError if a branch of `steps` would end before it starts."""
+    if steps <= (start := branch_start(run)) and not run.get("train.hours"):
+        what = f"the run would end after step {steps:,}, but the branch starts after step {start:,}"
+        raise InputError(f"config.train.branch_from = {run['train.branch_from']}: {what}; train longer.")
+
+
+def own_rows_read(run: Run, step: int) -> int:
+    """Returns the rows that the run's own steps up to `step` read: of a branch, those after its start."""
+    start = branch_start(run)
+    return rows_read(run, max(step, start)) - rows_read(run, start)
+
+
 def warmup_steps(run: Run, steps: int) -> int:
     """Returns the warmup steps of a run of `steps`."""
     return run["schedule.warmup_steps"] or round(run["schedule.warmup_fraction"] * steps)
+
+
+def check_schedule(run: Run, steps: int) -> None:
+    """Raises InputError if a run of epochs, whose `steps` the data decides, is too short for warmup and decay."""
+    if not run["train.epochs"]:
+        return
+    warmup = warmup_steps(run, steps)
+    if warmup > steps:
+        what = f"the run has {steps:,} steps (train.epochs = {run['train.epochs']:g})"
+        raise InputError(f"config.schedule.warmup_steps = {warmup}: {what}; set it lower, or use warmup_fraction.")
+    decay = run["schedule.decay_fraction"] * steps if run["schedule.name"] in ("wsd", "wsd_sqrt") else 0
+    if warmup + decay > steps + 1:
+        what = f"the run has {steps:,} steps, and a warmup of {warmup:,}"
+        raise InputError(f"config.schedule.decay_fraction = {run['schedule.decay_fraction']:g}: {what}; lower one.")
 
 
 def short_steps(run: Run, steps: int) -> int:
@@ -107,9 +144,10 @@ def flops_per_token(run: Run, vocab_size: int, *, length: int, rate: float | Non
 
 
 def useful_flops(run: Run, vocab_size: int, *, step: int, steps: int) -> float:
-    """Returns the useful FLOPs of the steps up to `step`, of a run of `steps`."""
-    rate, rows = mean_masking_rate(run, (step - 1) / max(steps - 1, 1)), rows_read(run, step)
-    short = rows_read(run, min(step, short_steps(run, steps)))
+    """Returns the useful FLOPs of the run's own steps up to `step`, of a run of `steps` (see `own_rows_read`)."""
+    ends = branch_start(run) + step - 1  # the first and the last of these steps, counted from 0
+    rate, rows = mean_masking_rate(run, ends / max(steps - 1, 1)), own_rows_read(run, step)
+    short = own_rows_read(run, min(step, short_steps(run, steps)))
     parts = ((short, run["data.short_length"]), (rows - short, run["shards.length"]))
     return sum(
         count * run["shards.length"] * flops_per_token(run, vocab_size, length=length, rate=rate)
