@@ -16,8 +16,8 @@ from pods.errors import PodError, SettingsError
 from pods.hosts import Hosts, connect, quoted
 
 EPILOG = """launch/README.md has the way from nothing to a training pod. Ctrl-C while logs are followed leaves the run
-alone. Exit codes: 0; 2 for a setting that can't be right; of `run` and `logs` that of the run (README, "Exit codes"); 1
-for everything else."""
+alone. Exit codes: 0; 2 for a setting that can't be right; of `run`, `logs` and `supervise` that of the run (README,
+"Exit codes"); 130 after Ctrl-C; 1 for everything else."""
 PASS_ON = ("run", "supervise")  # commands that take --config.x=y, and what stands after --
 
 
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     sub = command("up", lambda a: lifetime.up(a.cloud, a.every, a.recreate), "create the pod, and wait for it")
     sub.add_argument("--every", type=float, default=15.0, metavar="SECONDS", help="between two polls")
     sub.add_argument("--recreate", action="store_true", help="delete one that won't come back, and create another one")
-    sub = command("sync", _sync, "bring the committed code, and its packages, to all hosts")
+    sub = command("sync", _sync, "bring the code, uncommitted changes included, and its packages to all hosts")
     sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
     sub = command("preflight", _preflight, "is every host ready, and are they all alike?")
     sub.add_argument("--clear-lock", action="store_true", help="remove libtpu's lock file where nobody holds it")

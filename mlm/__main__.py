@@ -19,7 +19,7 @@ COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `
     "shards": "tokenize and chunk the corpus, write TFRecord shards",
     "doctor": "check the data and the settings of a run before it starts",
     "train": "train, evaluate, checkpoint, resume",
-    "classify": "fine-tune a model to classify texts or to predict a number",
+    "classify": "fine-tune a model to classify texts, predict a number, or label words",
     "glue": "fine-tune on the tasks of GLUE by a published protocol, as one table",
     "evaluate": "score a checkpoint or a model folder on a split",
     "sweep": "run a command over a grid of settings and seeds: one table",
@@ -30,6 +30,7 @@ COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `
     "plan": "compile the step for a TPU that is not attached: does it fit?",
     "report": "write curves and tables as one HTML page",
 }
+TRAIN = ("run", "train", "classify")
 EXAMPLES = """examples:
   python -m mlm run --config=configs/quickstart.py --workdir=runs/quickstart
   python -m mlm train --config=configs/quickstart.py --workdir=runs/quickstart --config.train.steps=8000
@@ -72,7 +73,9 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
 def _stop(number: int, frame: types.FrameType | None) -> None:
     """Exits at once: before the first step there is nothing to save, and imports swallow exceptions."""
     what = f"{signal.Signals(number).name}: stopped before there was anything to save"
-    watch.current.end_now("signal", what, "stopped before the first step; run the same command to continue.")
+    message = "stopped before the first step; run the same command to continue."
+    message = message if watch.current.command in TRAIN else "stopped; run the same command again."
+    watch.current.end_now("signal", what, message)
 
 
 def parser(command: str) -> argparse.ArgumentParser:

@@ -224,6 +224,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     """Returns the rules that tie keys together: (the key to name, whether the rule is broken, what is allowed)."""
     shards, data, masking, model = config.shards, config.data, config.masking, config.model
     schedule, train, steps, length = config.schedule, config.train, config.train.steps, config.shards.length
+    per_source = "must have one number for each of corpus.sources"
     lanes, rows, short, port = data.lanes, data.global_batch, data.short_length, config.pod.port
     mixture, error = data.mixture, mixture_error(data.mixture, lanes)
     names = [name for name, _ in config.evaluate.sets]
@@ -252,7 +253,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     foreign = [] if is_modernbert else [key for key, default in MODERNBERT.items() if model[key] != default]
     return [
         *((f"model.{key}", True, f"is for family modernbert; leave it at {MODERNBERT[key]:g}") for key in foreign),
-        ("corpus.weights", len(config.corpus.weights) != len(config.corpus.sources), "one number for each source"),
+        ("corpus.weights", len(config.corpus.weights) != len(config.corpus.sources), per_source),
         ("corpus.validation_groups", ungrouped, "must be () where corpus.group is document"),
         ("model.heads", model.hidden_size % model.heads > 0, "must divide model.hidden_size"),
         ("model.heads", is_modernbert and odd_heads, "must leave heads of an even size, as rotary positions need"),
@@ -265,6 +266,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
             any(own % unit for own, _ in stages),
             f"ROWS must be multiples of {unit} (data.lanes, train.accumulate)",
         ),
+        ("data.batch_stages", any(own > rows for own, _ in stages), f"ROWS must be at most data.global_batch = {rows}"),
         ("data.batch_stages", 0 < steps < staged, f"its STEPS must sum to at most train.steps = {steps}"),
         ("data.mixture", bool(mixture and shards.dir), "can't be set together with shards.dir; empty one of them"),
         ("data.mixture", error != "", error),
@@ -282,14 +284,14 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("model.init", model.init != "stock" and train.init_from != "", "must be stock with train.init_from"),
         ("schedule.warmup_steps", two_warmups, "set at most one of warmup_steps and warmup_fraction"),
         ("schedule.warmup_steps", 0 < steps < schedule.warmup_steps, f"must be at most train.steps = {steps}"),
-        ("schedule.decay_fraction", too_long, "warmup and decay must fit into the run"),
-        ("classify.predict", taken, "no name can be test beside classify.test, nor stand there twice"),
+        ("schedule.decay_fraction", too_long, "warmup and decay together must not be longer than the run"),
+        ("classify.predict", taken, "each name may be used only once, and test only without classify.test"),
         ("classify.metric", not metrics <= known, f"must be of {', '.join(sorted(known))} for {classify.kind}"),
         ("classify.text", two_texts, "must name one column, a list of words, for tokens"),
         ("classify.label", config.classify.label in config.classify.text, "must be another column than classify.text"),
         ("pod.jax_port", config.pod.jax_port == port, f"must be another port than pod.port = {port}"),
         ("checkpoint.milestones", late, f"its steps must be at most train.steps = {steps}"),
-        ("evaluate.sets", len(set(names)) < len(names), "each name must stand there once"),
+        ("evaluate.sets", len(set(names)) < len(names), "each name may be used only once"),
         ("evaluate.count", uneven, f"must be fixed with masks of masking.kind = {masking.kind}"),
         ("mesh.data", axes.count(-1) > 1, "at most one axis of the mesh can be -1"),
     ]

@@ -185,7 +185,7 @@ def on_same_data(config: ConfigDict, other: ConfigDict, name: str) -> ConfigDict
     for key in ("shards.length", "tokenizer.vocab_size"):
         if own[key] != others[key]:
             what = f"--against={name}: has {key} = {others[key]}, --config has {own[key]}"
-            raise InputError(f"{what}; both read the same rows, so set the same.")
+            raise InputError(f"{what}; both recipes read the same rows, so the two must be equal.")
     return configs.replace(other, {key: value for key, value in own.items() if DATA.fullmatch(key)})
 
 

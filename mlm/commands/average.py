@@ -19,10 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     detect.refuse_part_of_a_slice()
-    if overrides:
-        raise InputError("average: takes no --config.KEY; the config is that of the newest checkpoint.")
+    common.refuse_overrides(args, overrides)
     if args.last < 0:
-        raise InputError(f"--last={args.last}: must be a number of checkpoints, 2 or more.")
+        raise InputError(f"--last={args.last}: must not be negative.")
     if not 0 < args.decay <= 1:
         raise InputError(f"--decay={args.decay}: must be a number above 0, and 1 at most.")
     workdir = Workdir(args.workdir)

@@ -70,11 +70,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 def check(args: argparse.Namespace) -> None:
     """Raises InputError for flags that don't fit together."""
     quality = "quality" in args.parts
+    if not 0 < args.megabytes < math.inf:
+        raise InputError(f"--megabytes={args.megabytes:g}: must be a number above 0.")
     for flag in ("against", "plot"):
         if getattr(args, flag) and not quality:
-            raise InputError(f"--{flag}: is for the part quality; add it to --parts.")
+            raise InputError(f"--{flag} needs --parts quality.")
     if args.torch and not {"step", "quality"} & set(args.parts):
-        raise InputError("--torch: is for the parts step and quality; add one to --parts.")
+        raise InputError("--torch needs --parts step or --parts quality.")
     if args.torch and args.against:
         raise InputError("--torch and --against: quality compares two recipes; leave out one of these flags.")
     if quality and not 0 < (args.seconds or 0) < math.inf:

@@ -25,7 +25,17 @@ def add_config_flags(parser: argparse.ArgumentParser, *, required: bool = True) 
     """Adds --config and --workdir; a --config that is not `required` defaults to the workdir's."""
     file = "config file, such as configs/quickstart.py" if required else "config file; default: that of the workdir"
     parser.add_argument("--config", required=required, metavar="FILE", help=file)
+    add_workdir_flag(parser)
+
+
+def add_workdir_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", default="", metavar="DIR", help="folder of the run, local or gs://")
+
+
+def refuse_overrides(args: argparse.Namespace, overrides: list[str]) -> None:
+    """Raises InputError if there are any: for commands that read no config."""
+    if overrides:
+        raise InputError(f"--config.{overrides[0]}: {args.name} takes no --config.KEY; leave it out.")
 
 
 def add_host_flags(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +75,8 @@ def add_model_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def add_step_flag(parser: argparse.ArgumentParser, of: str = "the workdir, or of --model if that is one") -> None:
-    parser.add_argument("--step", type=int, metavar="N", help=f"step of the checkpoint, of {of}; default: the newest")
+    step = f"step of the checkpoint, of {of}; default: the newest, or of a classifier the best"
+    parser.add_argument("--step", type=int, metavar="N", help=step)
 
 
 def at_step(name: str, step: int | None) -> str:
@@ -99,7 +110,8 @@ def open_run(
     workdir = Workdir(args.workdir)
     if "averaged" in locate.metadata(workdir):  # parameters alone
         start = f"start from it with --config.train.init_from={workdir.root} in another --workdir"
-        raise InputError(f"--workdir={args.workdir}: holds an average, which no run can go on from; {start}.")
+        what = "holds an average of checkpoints, which can't be trained further"
+        raise InputError(f"--workdir={args.workdir}: {what}; {start}.")
     return config, workdir
 
 
@@ -187,7 +199,8 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
         raise InputError(f"config.shards.length = {length}: the shards in {folder} hold {manifest.length}.")
     has_tokenizer = (workdir.tokenizer / "tokenizer.json").is_file()
     if has_tokenizer and manifest.tokenizer_fingerprint not in (None, tokenizer.fingerprint(str(workdir.tokenizer))):
-        raise InputError(f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; use a matching pair.")
+        fix = "set shards.dir to that tokenizer's shards, or tokenizer.path to these shards' tokenizer"
+        raise InputError(f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; {fix}.")
     parts = mixture.parts(manifest)
     asked = lanes_of_shares([part.share for part in parts], config.data.lanes)
     share = f"its share of config.data.lanes = {config.data.lanes}" if parts[1:] else "config.data.lanes"

@@ -73,7 +73,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         show(table("", "", "", rows=rows), *first_batch.render(batch))
     if errors:
         names = ", ".join(dict.fromkeys(errors))
-        raise InputError(f"{len(errors)} of {len(findings)} findings are errors ({names}); the run can't be right.")
+        raise InputError(f"{len(errors)} of {len(findings)} findings are errors ({names}); fix them before you train.")
 
 
 def show_record(manifest: Manifest, tokenizer_folder: str, name: str, *, as_json: bool) -> None:

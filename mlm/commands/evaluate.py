@@ -35,6 +35,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if args.pairs and (masks or args.split != "validation"):
         others = "--split, --masks, --draws, --pseudo or --breakdown"
         raise InputError(f"--pairs={args.pairs}: takes no {others}; leave them out.")
+    if args.phenomenon and not args.pairs:
+        raise InputError(f"--phenomenon={args.phenomenon} needs --pairs=SOURCE.")
     if is_classifier and masks:
         name = model or args.workdir
         others = "--masks, --draws, --pseudo or --breakdown"

@@ -33,9 +33,11 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
     task = configs.CLASSIFICATION if locate.is_classifier(workdir) else configs.PRETRAINING
     common.join(args, overrides, task=task)
+    if args.config or overrides or args.processes > 1:
+        config = common.read_config(args, overrides, task=task)
     for flag in ("public", "revision"):
         if getattr(args, flag) and not args.push:
-            raise InputError(f"--{flag}: goes with --push=USER/NAME.")
+            raise InputError(f"--{flag} needs --push=USER/NAME.")
     if args.milestones and (args.step is not None or args.revision):
         raise InputError("--milestones: names the steps and their branches; leave out --step and --revision.")
     if args.push:
@@ -46,7 +48,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         if args.processes > 1:
             from mlm.cluster import distributed
 
-            config = configs.load_saved(workdir.config, overrides, task=task)
             distributed.initialize(config, workdir, saves=False)
         steps = locate.milestones(workdir) if args.milestones else [args.step]
         if not steps:

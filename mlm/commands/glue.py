@@ -16,7 +16,8 @@ from mlm.workdir import Workdir, lock
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from mlm.glue.tasks import GLUE, NAMES, TASKS
 
-    parser.add_argument("--model", required=True, metavar="MODEL", help="what to judge: workdir, WORKDIR@STEP, folder")
+    models = "model to evaluate: workdir, WORKDIR@STEP, folder or Hub name"
+    parser.add_argument("--model", required=True, metavar="MODEL", help=models)
     parser.add_argument("--workdir", default="", metavar="DIR", help="folder of the table and its runs")
     protocol = f"{', '.join(NAMES)} (configs/glue/), or a file like theirs; default: roberta"
     parser.add_argument("--protocol", default="roberta", metavar="NAME", help=protocol)
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config = "config of the runs; default: base.py"
     parser.add_argument("--config", default=str(configs.BASE), metavar="FILE", help=config)
     parser.add_argument("--against", default="", metavar="DIR", help="another model's table: do the two differ?")
-    common.add_engine_flags(parser)
+    common.add_engine_flags(parser, "Its workers do the runs, each one at a time; by default, this machine does.")
     common.add_json_flag(parser)
 
 
@@ -74,6 +75,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     print(workdir.root / "submission")
     failed = [(name, task["code"]) for name, task in found["tasks"].items() if "failed" in task]
     if failed:
-        error = StopError(f"{', '.join(name for name, _ in failed)} failed; run the same command to repeat what did.")
+        what = ", ".join(name for name, _ in failed)
+        error = StopError(f"{what} failed; run the same command to repeat the failed runs.")
         error.code = failed[0][1]
         raise error

@@ -17,7 +17,7 @@ from mlm.workdir import Workdir
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
-    parser.add_argument("--topology", default="", metavar="NAME", help="such as v5e:2x4; an unknown one lists all")
+    parser.add_argument("--topology", default="", metavar="NAME", help="such as v5e:2x4; v5e:? lists those of v5e")
     parser.add_argument("--slices", type=int, default=1, metavar="N", help="number of slices of that topology")
     parser.add_argument("--compare", choices=["stock"], help="also plan the baseline, the step of run_mlm_flax.py")
     keys = "plan every combination; KEY is topology, per_chip_batch, mesh or any config key"
@@ -56,7 +56,7 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
         rows = [plan.plan_cell(config, job, args.slices, cell) for cell in cells]
         return {"sweep": rows, "calibration": tables.CALIBRATION}
     if not args.topology:
-        raise InputError("--topology: name the TPU, as in --topology=v5e:2x4; an unknown name lists them all.")
+        raise InputError("--topology: name the TPU, as in --topology=v5e:2x4; --topology=v5e:? lists those of v5e.")
     place = topology.find(args.topology, args.slices)
     program, row = plan.measure(config, job, place)
     found = {"plan": row}

@@ -5,12 +5,13 @@ import sys
 
 from mlm.cluster import detect
 from mlm.commands import common
+from mlm.errors import InputError
 from mlm.pretrained import locate
 from mlm.workdir import Workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_config_flags(parser, required=False)
+    common.add_workdir_flag(parser)
     texts = "default: the lines of standard input, each answered by a line of JSON"
     parser.add_argument("texts", nargs="*", help=texts)
     common.add_model_flag(parser)
@@ -20,9 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     detect.refuse_part_of_a_slice()
+    common.refuse_overrides(args, overrides)
     workdir = None if args.model else Workdir(args.workdir, create=False)
     name = common.named_model(args) or workdir
     is_classifier = locate.is_classifier(name)
+    if is_classifier and args.targets:
+        model = args.model or args.workdir
+        raise InputError(f"--targets: {model} is a classifier, which fills no masks; leave it out.")
     from mlm.inference import classify_texts, fill_mask
     from mlm.pretrained import load
 

@@ -7,12 +7,13 @@ from mlm.workdir import Workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_config_flags(parser, required=False)
+    common.add_workdir_flag(parser)
     others = "other runs to compare this one with, on one page"
     parser.add_argument("--compare", nargs="+", default=[], metavar="DIR", help=others)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
+    common.refuse_overrides(args, overrides)
     workdir = Workdir(args.workdir, create=False)
     from mlm.report import compare, report
 

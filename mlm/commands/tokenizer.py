@@ -21,7 +21,7 @@ RECIPE = "recipe.json"  # in the tokenizer's folder, written last: the settings 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
-    common.add_engine_flags(parser)
+    common.add_engine_flags(parser, "What reads the corpus; by default, the cores of this machine.")
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:

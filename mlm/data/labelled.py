@@ -85,7 +85,7 @@ def _read(row: Row, column: str, where: str, read_one: Callable[[Any, str], Any]
     if not by_word:
         return read_one(value.decode() if isinstance(value, bytes) else value, where)
     if not isinstance(value, list) or not value:
-        raise InputError(f"{where} is {value!r:.80}; config.classify.kind = tokens needs a list with an entry a word.")
+        raise InputError(f"{where} is {value!r:.80}; config.classify.kind = tokens needs a list, one entry per word.")
     return tuple(read_one(each, f"{where}, word {number},") for number, each in enumerate(value, 1))
 
 
@@ -111,7 +111,7 @@ def _class(value: Any, where: str, names: Names) -> str:
         return json.dumps(value)
     if isinstance(value, int) and names is not None:
         if not 0 <= value < len(names):
-            raise InputError(f"{where} is {value}, which is the index of no label; take a split that has labels.")
+            raise InputError(f"{where} is {value}, which is not the index of a label; name a split that has labels.")
         return names[value]
     if isinstance(value, int | str) and str(value).strip():
         return str(value)

@@ -186,7 +186,9 @@ class _Job:
         for sizes_of in results.at_once(results.load_json, (self.tasks / f"{name}.groups" for name in self.maps)):
             found.update(sizes_of)
         if found and (missing := sorted(named - found.keys())):
-            raise InputError(f"config.corpus.validation_groups: there is no group {missing[0]!r}, but {_shown(found)}.")
+            fix = "name others, or set it to () to choose them by hash"
+            what = f"config.corpus.validation_groups: the corpus has no group {missing[0]!r}"
+            raise InputError(f"{what}; {fix}. The largest: {_shown(found)}.")
         if found and not fits:
             raise InputError(
                 f"config.corpus.validation_fraction = {asked:g}: whole groups (corpus.group) make it {share:.4f}; name "

@@ -1,6 +1,6 @@
 """The kinds of sources of a corpus: their parts, listed without reading them, and the documents of a part.
 
-    docstrings            of the packages that requirements.txt pins: about 50 MB of English on every machine
+    docstrings            of the packages that requirements.txt pins: about 40 MB of English on every machine
     text:GLOB             a document per line (.gz too), as with run_mlm's --line_by_line and in WikiText
     jsonl:GLOB#FIELD      a field of each line (.gz too)
     hf:NAME[:CONFIG]      a data set of the Hugging Face Hub, or a local folder of one

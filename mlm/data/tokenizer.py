@@ -97,10 +97,17 @@ def _untrained(kind: str, vocab_size: int, lowercase: bool) -> tuple[Tokenizer, 
 
 def load(path: str) -> PreTrainedTokenizerFast:
     """Returns the fast tokenizer of a folder or of a name on the Hugging Face Hub; it has all of ROLES."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(local_folder(path), trust_remote_code=False)
+        folder = local_folder(path)
+        settings = get_tokenizer_config(folder)
+        by_5 = settings.get("tokenizer_class") == "TokenizersBackend"  # transformers 5 saved it, 4 lacks the class
+        extra = settings.get("extra_special_tokens")  # a list in 5
+        more = {"extra_special_tokens": {}, "additional_special_tokens": extra} if isinstance(extra, list) else {}
+        loader = PreTrainedTokenizerFast if by_5 else AutoTokenizer
+        tokenizer = loader.from_pretrained(folder, trust_remote_code=False, **more)
     except Exception as error:  # whatever transformers, tokenizers or the Hub's client raises
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{path}: no tokenizer can be loaded from there ({printable(reason)}).") from error

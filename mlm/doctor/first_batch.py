@@ -24,16 +24,20 @@ Piece = tuple[str, str, str]  # text, kind ("" where nothing is predicted), what
 def draw(
     config: ConfigDict, manifest: Manifest, workdir: Workdir
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Returns (the first batch, ids [B, L] that the model reads, "mask", "random", "kept" or "" [B, L])."""
+    """Returns (the first batch, ids [B, L] that the model reads, "mask", "random", "kept" or "" [B, L]).
+
+    With data.short_length, its rows are the short ones.
+    """
     import jax
 
     from mlm.data.manifest import DatasetInfo
     from mlm.model import factory
     from mlm.tasks import pretraining
-    from mlm.training import sharding
+    from mlm.training import sharding, step
 
     mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     batch = next(pretraining.train_batches(config, manifest, mesh, 0))
+    batch = jax.device_get(step.split_rows(batch, manifest.length // (config.data.short_length or manifest.length)))
     starts_V = pretraining.word_starts(config, workdir)
     masking = factory.make_masking(config.masking.to_dict(), DatasetInfo.from_manifest(manifest), starts_V)
     columns = (batch[key] for key in ("input_ids", "attention_mask", "record_id", "epoch"))

@@ -47,7 +47,7 @@ class TextClassifier:
             raise InputError(f"{name}: is empty; give it a text.")
         ids = self._tok(*texts, truncation="longest_first", max_length=self._truncated)["input_ids"]
         if self._tok.pad_token_id in ids:
-            raise InputError(f"{name}: holds the padding token {self._tok.pad_token}, which no text can; take it out.")
+            raise InputError(f"{name}: holds the padding token {self._tok.pad_token}, which no text may; remove it.")
         return ids
 
     def encode_words(self, text: str, name: str) -> tuple[list[str], list[int], np.ndarray]:

@@ -21,6 +21,7 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.errors import DamageError, InputError
 from mlm.inference import pseudo_perplexity
 from mlm.model import classifier, factory
+from mlm.model.attention import make_attention
 from mlm.model.network import Params
 from mlm.paths import UPath, make_folder, os_errors, write_text
 from mlm.pretrained import load, locate
@@ -57,9 +58,10 @@ def run(
     loaded = load.load(model or workdir, head=load.LM_HEAD)
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
-    info = DatasetInfo.from_manifest(manifest)
-    cls_id = info.special_ids["cls"] if config.data.isolate_documents else None
-    network = padded.family(padded.config, config.model.dtype, cls_id=cls_id)
+    info, isolated, dtype = DatasetInfo.from_manifest(manifest), config.data.isolate_documents, config.model.dtype
+    network = padded.family(padded.config, dtype, cls_id=info.special_ids["cls"] if isolated else None)
+    kernel = {"length": read.length, "mesh": mesh, "dtype": dtype, "isolated": isolated}
+    network = network.with_attention(lambda window: make_attention("auto", padded.config, window=window, **kernel))
 
     weights = f"{weights_name(loaded)}, data {read.fingerprint[:12]}"
     scores, entries = {}, {}
@@ -122,6 +124,9 @@ def run_classifier(config: ConfigDict, workdir: Workdir, *, model: str, split: s
     if (kind := classifier.kind(loaded.config)) != own.kind:
         predicts = {"classes": "classes", "regression": "a number", "tokens": "labels of words"}[kind]
         raise InputError(f"{loaded.source}: predicts {predicts}; set config.classify.kind to match.")
+    if own.length > loaded.longest_row:
+        reads = f"{loaded.source} reads {loaded.longest_row} tokens"
+        raise InputError(f"config.classify.length = {own.length}: {reads}; lower it.")
     tables, _ = data.read_tables({split: own[split]}, text=own.text, label=own.label, kind=own.kind, names=names)
     sizes = {"length": own.length, "multiple": own.multiple}
     examples = data.tokenize(tables, names, tokenizer_folder=loaded.tokenizer, **sizes)

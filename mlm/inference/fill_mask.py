@@ -68,7 +68,7 @@ class FillMask:
         if len(ids) > self._longest:
             raise InputError(f"{name}: has {len(ids)} tokens, the model reads at most {self._longest}; shorten it.")
         if self._tok.pad_token_id in ids:
-            raise InputError(f"{name}: holds the padding token {self._tok.pad_token}, which no text can; take it out.")
+            raise InputError(f"{name}: holds the padding token {self._tok.pad_token}, which no text may; remove it.")
         return ids
 
     def fill(self, rows: list[list[int]]) -> list[list[list[Filling]]]:

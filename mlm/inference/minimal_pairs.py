@@ -97,8 +97,8 @@ def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[Sentence]:
         if all(added):
             raise InputError(f"{where} has no tokens; fill it in, or remove the row.")
         if max(ids) >= model.config.vocab_size:
-            what = f"has fewer entries than its tokenizer {model.tokenizer}"
-            raise InputError(f"{model.source}: {what}; use a matching pair.")
+            what = f"has a smaller vocabulary than its tokenizer {model.tokenizer}"
+            raise InputError(f"{model.source}: {what}; use the tokenizer that the model was trained with.")
         ends, words = [0] * len(ids), encoded.word_ids(index)
         for place in reversed(range(len(ids))):
             within = place + 1 < len(ids) and words[place] is not None and words[place] == words[place + 1]

@@ -106,13 +106,13 @@ def _execute(root: str, run: Run, *, shared_cache: bool = False) -> Outcome:
 
 def _wait(process: subprocess.Popen, stop: UPath) -> int:
     """Returns the exit code of a process, which gets SIGTERM when the stop file appears."""
-    told = False
+    terminated = False
     try:
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5.0 if is_remote(stop) else 0.5)
-            if not told and stop.is_file():
-                told = True
+            if not terminated and stop.is_file():
+                terminated = True
                 process.terminate()  # nothing happens if it has ended
     except BaseException:
         process.terminate()
