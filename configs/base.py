@@ -1,7 +1,7 @@
-"""Every key with its unit and its default. The other configs in this folder state only what they change.
+"""All keys with their units and defaults. The other configs in this folder state only what they change.
 
-`--config.group.key=value` sets a key; a key that is not here is an error. 0 or "" turns an option off, unless the
-comment says otherwise.
+`--config.group.key=value` sets a key; unknown keys are errors. 0 or "" turns an option off, unless the comment says
+otherwise.
 """
 
 from ml_collections import ConfigDict
@@ -12,14 +12,16 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
 
     config.corpus = ConfigDict()
-    config.corpus.sources = ("docstrings",)  # docstrings | text:GLOB | jsonl:GLOB#field | hf:NAME[:CONFIG] | tfds:NAME
+    # docstrings (of the installed packages) | text:GLOB | jsonl:GLOB[#FIELD] | hf:NAME[:CONFIG] | tfds:NAME
+    config.corpus.sources = ("docstrings",)  # one or several
     config.corpus.weights = (1.0,)  # copies of each document, one number per source: 0.5 keeps half, 2 writes all twice
-    config.corpus.field = "text"  # the text field of hf: and tfds: sources
+    config.corpus.field = "text"  # the text field of hf: and tfds: sources, and of jsonl: without #FIELD
     config.corpus.streaming = False  # hf: sources: read over the network without a local copy
     config.corpus.group = ""  # what is in one split as a whole: document | file | a field; "" = document, or a package
     config.corpus.validation_fraction = 0.01  # share of groups, by hash, of sources without a validation split
     config.corpus.validation_groups = ()  # the groups of the validation split; () or no group = by hash
-    config.corpus.near_duplicates = 0.0  # leave out documents more similar to an earlier one (Jaccard); 0 = off
+    # Documents that are more similar to an earlier one than this are left out.
+    config.corpus.near_duplicates = 0.0  # Jaccard similarity; 0 = off
     config.corpus.keep_out = ()  # benchmarks, as sources: training documents that share 13 words in a row are left out
     config.corpus.max_documents = 0  # documents to read from each split of each source; 0 = all
 
@@ -41,7 +43,7 @@ def get_config() -> ConfigDict:
     config.data = ConfigDict()
     config.data.seed = 0  # of the order of records
     config.data.global_batch = 256  # rows per step, over all hosts, devices and accumulation steps
-    # Stages that come first, in this order: STEPS steps of batches of ROWS; the others have global_batch rows.
+    # Smaller batches at the start, in this order: STEPS batches of ROWS rows each; then all have global_batch rows.
     config.data.batch_stages = ()  # ((ROWS, STEPS), ...), ROWS a multiple of lanes and train.accumulate
     config.data.lanes = 8  # virtual hosts: a multiple or a divisor of the number of hosts; fixed for the life of a run
     # Several folders of shards: each has its share of the lanes, so exactly that share of every batch, and its own
@@ -84,7 +86,7 @@ def get_config() -> ConfigDict:
     config.model.dtype = "bfloat16"  # of activations: float32 | bfloat16. Parameters are float32
     config.model.attention = "auto"  # auto | xla | fused (TPU) | cudnn (GPU), mlm/model/attention.py
     config.model.remat = False  # recompute each layer's activations in the backward pass
-    config.model.remat_feed_forward = 0  # the first so many layers recompute the feed-forward's, 8 of their 14
+    config.model.remat_feed_forward = 0  # in so many layers, from the first: the feed-forward's, 8 of 14 activations
 
     config.optimizer = ConfigDict()
     config.optimizer.name = "adamw"  # adamw | stable_adamw | lamb | lion | adafactor | muon
@@ -126,8 +128,9 @@ def get_config() -> ConfigDict:
     config.classify.label = "label"  # column of labels; of tokens, lists of them
     # Rows for the best checkpoint to predict, into predictions/NAME.tsv; those with labels are scored, too.
     config.classify.predict = ()  # (("NAME", SOURCE), ...)
-    # Their mean chooses the best checkpoint: accuracy | f1 | f1_macro | f1_positive (of the second of two classes) |
-    config.classify.metric = ()  # matthews, or pearson | spearman; () = accuracy, the loss of a regression, f1 of spans
+    # Metrics whose mean chooses the best checkpoint: accuracy | f1 | f1_macro | f1_positive (of the second of two
+    # classes) | matthews; of a regression pearson | spearman.
+    config.classify.metric = ()  # () = accuracy; of spans f1; of a regression the loss
     config.classify.kind = "classes"  # classes (strings or whole numbers) | regression (numbers) | tokens (of words)
     config.classify.length = 128  # tokens; longer rows are truncated
     config.classify.multiple = 32  # tokens; batches are padded to a multiple of this, each compiled once
@@ -138,7 +141,7 @@ def get_config() -> ConfigDict:
     config.mesh.tensor = 1  # matrices
 
     config.evaluate = ConfigDict()
-    config.evaluate.every = 1_000  # steps; 0 = only at the end
+    config.evaluate.every = 1_000  # steps; 0 = only at the end. `classify` evaluates after each epoch, too
     config.evaluate.batch = 256  # rows, over all hosts; the scores do not depend on it
     # The score of the run's own validation split decides which checkpoint is best. Of a mixture it is the mean over its
     # folders' splits, weighted by their shares as in training; each of these is logged as well, if this names no set.
@@ -164,9 +167,9 @@ def get_config() -> ConfigDict:
     config.log.profile_start = 0  # first step of a trace for TensorBoard or Perfetto; 0 = none
     config.log.profile_steps = 5  # steps in the trace
 
-    config.pod = ConfigDict()  # several processes, or $MLM_HOST_DIR; see mlm/cluster/
+    config.pod = ConfigDict()  # of several processes, and `hang` also of one on a TPU; see mlm/cluster/
     config.pod.port = 8474  # where the processes connect, on process 0's host; open it and jax_port between hosts
-    config.pod.jax_port = 8476  # of Dask's, then of jax's own service, there too; never one of libtpu's (8471)
+    config.pod.jax_port = 8476  # on the same host: of Dask while data is made, then of jax; not one of libtpu's (8471)
     config.pod.start_timeout = 600.0  # seconds that process 0 waits for the others to be ready
     config.pod.heartbeat = 60.0  # seconds without a sign of life after which a process counts as dead
     config.pod.hang = 900.0  # seconds without progress after which a process exits with its stacks; 0 = never

@@ -1,4 +1,4 @@
-"""The best model that 24 hours on 8 chips of TPU v5e should give, as far as small models and the compiler say.
+"""The best model to expect from 24 hours on 8 TPU v5e chips, extrapolated from small models and compiler estimates.
 
 Command:   python -m mlm run --config=configs/budget_v5e8.py --workdir=gs://BUCKET/budget_v5e8
 Hardware:  v5e:2x4, 8 chips of one host.
@@ -7,27 +7,28 @@ Time:      24 hours of training, not measured here. By `plan --config=configs/bu
            dollars at 1.20 dollars a chip-hour. plan's times are optimistic: one published run took 1.7 times as long,
            which would leave 49e9 tokens.
 Score:     not measured here. The law below predicts 2.05 nats (90%: 1.67 to 2.24) for text like the docstrings of
-           Python packages with the quickstart's tokenizer, at 30% masks, if there were 83e9 tokens of it. For other
-           text, other vocabularies and other lengths of rows it says nothing.
+           Python packages with the quickstart's tokenizer, at 30% masks, if there were 83e9 tokens of it. It does not
+           apply to other text, vocabularies or row lengths.
 
-Law:       nine runs of three sizes (0.30, 0.98 and 2.9 million parameters outside the embeddings; 0.75 to 6 million
-           tokens, fewer for the larger ones), one seed each, rows of 128 tokens, recipe of configs/budget_cpu.py with
-           16 rows a step: primed, clipped at a norm of 1, 2 iterations of Muon, 7% warmup. This config has a stock
-           start, no clipping, 5 iterations and 2%. The runs and the fit: mlm/bench/README.md.
+Law:       fitted to nine runs at three sizes (0.30, 0.98 and 2.9 million parameters outside the embeddings; 0.75 to 6
+           million tokens, fewer for the larger ones), one seed each, rows of 128 tokens, with the recipe of
+           configs/budget_cpu.py at 16 rows a step: primed, clipped at a norm of 1, 2 iterations of Muon, 7% warmup.
+           This config uses stock initialization, no clipping, 5 iterations and 2%. The runs and the fit are in
+           mlm/bench/README.md.
              L = 2.028 + 4537 / N^0.766 + 521.5 / D^0.404
-           An hour of configs/budget_cpu.py with 16 rows, three times larger and not fitted, is at 3.140 nats; the
-           law says 3.195 (3.153 to 3.220), so its interval is too narrow even that near.
-Size:      for the 6 N D = 5.5e19 FLOPs of these hours the law's best is 39 million parameters (90%: 11 to 123
-           million), but the valley is flat: 41 million and 225e9 tokens 2.048, 111 million and 83e9 tokens 2.051, 344
-           million and 27e9 tokens 2.061, differences far below the interval. ModernBERT-base's shape, 111 million, is
-           within it, and reads the 24e9 tokens of text (configs/roberta_base.py) 3.5 times, not 9 times.
-Length:    1,024 tokens, as ModernBERT's first stage. Two layers of three see a window, so a token is 1.05 times the
-           work of one in a row of 512. At small scale short rows first gained 0.07 nats in six minutes, where 0.05 are
-           noise; longer runs were not tried.
-Batch:     the best batch grows with D^0.47 (Zhang et al., 2024, arXiv 2410.21676). At 4.19e6 tokens budget_cpu does
+           An hour of configs/budget_cpu.py with 16 rows, three times larger and not in the fit, reached 3.140 nats; the
+           law predicts 3.195 (3.153 to 3.220), so its interval is too narrow even at that short distance.
+Size:      for this budget of 6 N D = 5.5e19 FLOPs the law's optimum is 39 million parameters (90%: 11 to 123 million),
+           but the minimum is flat: 41 million and 225e9 tokens 2.048, 111 million and 83e9 tokens 2.051, 344 million
+           and 27e9 tokens 2.061, differences far below the interval. ModernBERT-base's shape, 111 million, is within
+           the range, and reads the 24e9 tokens of text (configs/roberta_base.py) 3.5 times, not 9 times.
+Length:    1,024 tokens, as in ModernBERT's first stage. Two of every three layers see only a window, so a token costs
+           1.05 times as much as in a row of 512. At small scale, starting with short rows gained 0.07 nats in six
+           minutes, where 0.05 are noise; longer runs were not tried.
+Batch:     the best batch grows as D^0.47 (Zhang et al., 2024, arXiv 2410.21676). At 4.19e6 tokens, budget_cpu does
            better with 32 rows of 128 tokens than with 16; 4,096 x (83.3e9 / 4.19e6)^0.47 = 429,000 tokens. 256 rows of
-           1,024 are 262,144: 16 rows a chip, twice. Not more, because that exponent is of other models, and the 4,096
-           rest on two runs of different days.
+           1,024 are 262,144: 16 rows a chip, twice. It is no larger because the exponent is from other models, and the
+           4,096 rest on two runs from different days.
 Optimizer: Muon, which is 5.3% of a step here. Its updates are as large as AdamW's, so the rate is ModernBERT's 8e-4.
 """
 

@@ -1,4 +1,4 @@
-r"""BANKING77, 77 intents of a bank's customers, with the hyperparameters of the BERT-on-TPU fine-tuning post.
+r"""BANKING77, 77 intents of bank customers, with the hyperparameters of the BERT-on-TPU fine-tuning post.
 
 Command:   python -m mlm classify --config=configs/classify_banking77.py --workdir=runs/banking77 \
              --config.train.init_from=runs/quickstart
@@ -9,8 +9,9 @@ Time:      not measured here. The post ("Getting started with Transformers and T
            January 2023) takes 220 s with compilation, every row padded to 512 tokens: 481 rows per second.
 Score:     not measured here for a base model. The post's bert-base-uncased has a weighted F1 of 0.285, 0.814 and 0.915
            after its three epochs.
-           A small model on two CPU cores, 938 steps of 64 rows, six epochs: accuracy on the 3,080 test rows, over
-           three seeds, from the quickstart's model (evaluation loss 3.542) and from random values of its shape:
+           Measured with a small model on two CPU cores, 938 steps of 64 rows, six epochs: accuracy on the 3,080 test
+           rows over three seeds, from the quickstart's model (evaluation loss 3.542) and from random weights of the
+           same shape:
              quickstart  median 0.8792  (0.8773 to 0.8860)
              random      median 0.8760  (0.8679 to 0.8795)
            python -m mlm sweep classify --config=configs/classify_banking77.py --workdir=runs/banking77 \
@@ -24,10 +25,10 @@ Score:     not measured here for a base model. The post's bert-base-uncased has 
 
 From the post: learning rate 3e-4, linear with 100 steps of warmup (of 120 in all), 3 epochs, 32 rows on each of 8
 cores, AdamW of transformers with its defaults (betas 0.9 and 0.999, epsilon 1e-6, no weight decay), float32, dropout
-0.1 (as in bert-base-uncased), evaluation on the test rows after each epoch. The length is ours: no row has more than
-128 tokens, so nothing is lost, and a batch is padded to its longest row.
+0.1 (as in bert-base-uncased), evaluation on the test rows after each epoch. The length is our choice: no row has more
+than 128 tokens, so nothing is truncated, and a batch is padded to its longest row.
 
-As in the post, the best checkpoint is chosen on the rows that it is scored on: for an honest score, hold out some
+As in the post, the best checkpoint is selected on the rows it is scored on: for an unbiased score, hold out some
 training rows for classify.validation, and set classify.test.
 """
 

@@ -12,14 +12,14 @@ Score:     not measured here. Published for this model after all stages: 89.1 on
 From the authors' repository (AnswerDotAI/ModernBERT, yamls/modernbert/modernbert-base-pretrain.yaml): sizes, 1,024
 tokens, 30% masks, StableAdamW at 8e-4, betas 0.9 and 0.98, epsilon 1e-6, no clipping, a rotary base of 10,000
 everywhere, a warmup of 3e9 tokens and then a constant rate. Their weight decay of 1e-5 is not multiplied by the
-learning rate, ours is: 1e-5 / 8e-4 = 0.0125. Their dropout of 0.1 behind attention has no key of its own in
-transformers; it is 0 here.
+learning rate, ours is: 1e-5 / 8e-4 = 0.0125. Their dropout of 0.1 after attention has no separate key in transformers;
+it is 0 here.
 
-Batch:     768 rows grow to 4,608 over 50e9 tokens. Here in five stages of 10e9 tokens: 12,716, 6,358, 4,239, 3,179 and
-           2,543 steps of 768, 1,536, 2,304, 3,072 and 3,840 rows. 353,690 steps of 4,608 rows read the other 1,669e9
-           tokens: 382,725 steps in all. The warmup's 3e9 tokens are 3,815 steps of 768 rows.
-Text:      that of configs/roberta_base.py. The authors' 2e12 tokens, with much code, are not public.
-Vocabulary: theirs has 50,368 entries, of which 50,280 are used; ours has as many, trained on this text.
+Batch:     768 rows growing to 4,608 over 50e9 tokens, here in five stages of 10e9 tokens: 12,716, 6,358, 4,239, 3,179
+           and 2,543 steps of 768, 1,536, 2,304, 3,072 and 3,840 rows. 353,690 steps of 4,608 rows read the remaining
+           1,669e9 tokens: 382,725 steps in all. The warmup's 3e9 tokens are 3,815 steps of 768 rows.
+Text:      as in configs/roberta_base.py. The authors' 2e12 tokens, which include much code, are not public.
+Vocabulary: theirs has 50,368 entries, of which 50,280 are used; ours has the same size, trained on this text.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""ModernBERT-base to 8,192 tokens: the published second and third stage (Warner et al., 2024, arXiv 2412.13663).
+"""ModernBERT-base at 8,192 tokens: the published second and third stages (Warner et al., 2024, arXiv 2412.13663).
 
 Command:   python -m mlm run --config=configs/modernbert_base_long.py --workdir=gs://BUCKET/modernbert_base_long
            --config.train.branch_from=gs://BUCKET/modernbert_base@382725
@@ -14,13 +14,15 @@ base-learning-rate-decay): batches of 576 rows, a rotary base of 160,000 in glob
 250e9 tokens at a constant 3e-4, then 50e9 in which the rate falls to 0.001 of that by 1 - sqrt. Their weight decay of
 1e-5 is not multiplied by the learning rate, ours is: 1e-5 / 3e-4 = 0.0333.
 
-Steps:     250e9 / (576 x 8,192) = 52,982 and 50e9 / (576 x 8,192) = 10,596, after 382,725: 446,303 in all. Both stages
-           are this one run, on the same text. To decay on other text, write its shards with the same tokenizer, let
-           this run keep step 435,707 (checkpoint.milestones), and branch off again:
+Steps:     250e9 / (576 x 8,192) = 52,982 and 50e9 / (576 x 8,192) = 10,596, after 382,725: 446,303 in all. This one
+           run does both stages, on the same text. To decay on other text, write its shards with the same tokenizer,
+           have this run keep step 435,707 (checkpoint.milestones), and branch off again with `train` (`run` refuses
+           shards of other corpus.sources):
            --config.train.branch_from=gs://BUCKET/modernbert_base_long@435707 --config.shards.dir=gs://BUCKET/decay
-           At another step N, set train.steps to N + 63,578 and schedule.decay_fraction to 10,596 of these.
-Rows:      of the same text, cut anew; the branch reads them from its own batch 382,726 on. data.batch_stages of the
-           source are its own rows', so here there are none. 576 rows / 32 devices / 9 = 2 rows at once on each.
+           To branch at another step N, set train.steps to N + 63,578 and schedule.decay_fraction to 10,596 of these.
+Rows:      the same text, chunked again; the branch reads it from its own batch 382,726 on. The source's
+           data.batch_stages apply to its own rows, so there are none here. 576 rows / 32 devices / 9 = 2 rows at once
+           on each.
 """
 
 from ml_collections import ConfigDict

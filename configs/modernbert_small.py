@@ -1,4 +1,4 @@
-"""A small ModernBERT on longer rows of the quickstart's text: of four layers, two see the row, two a window of it.
+"""A small ModernBERT on longer rows of the quickstart's text: two of its four layers see the row, two a window.
 
 Command:  python -m mlm run --config=configs/modernbert_small.py --workdir=runs/modernbert_small
 Hardware: two CPU cores, or one GPU.

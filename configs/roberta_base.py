@@ -2,31 +2,31 @@
 
 Command:   python -m mlm run --config=configs/roberta_base.py --workdir=gs://BUCKET/roberta_base
            (the same on every host; rehearse it with --config.train.steps=50 --config.corpus.max_documents=100000)
-Hardware:  32 chips of TPU v5e (8 hosts of 4), as it stands; "Batch" below says what to change for others.
+Hardware:  32 chips of TPU v5e (8 hosts of 4), as it stands; for others, see "Batch" below.
 Time:      7.4 days there, 22 hours on 256 chips. By arithmetic, not measured here: 500,000 steps x 8,192 rows x 512
            tokens = 2.1e12 tokens; x 574.4 MFLOP (534.4 body + 15% of the tail's 267.0) = 1.21e21 FLOP; / (32 x 197
-           TFLOP/s x 30%), half of the utilization that `plan` estimates (61%), whose times are optimistic.
+           TFLOP/s x 30%), half of the utilization in `plan`'s optimistic estimate (61%).
 Score:     not measured here. Published for this model: 87.6 on MNLI-m and 94.8 on SST-2 (development sets, fairseq's
-           examples/roberta). For the loss on its own validation text, table 3 of the paper gives a perplexity of 3.77
-           (1.33 nats) after 31,000 steps of this batch on 16 GB of books and Wikipedia.
+           examples/roberta). For the validation loss, table 3 of the paper gives a perplexity of 3.77 (1.33 nats) after
+           31,000 steps of this batch on 16 GB of books and Wikipedia.
 
 From table 9: 500,000 steps, batch 8,192, 4.8% warmup (24,000 steps), linear decay to 0. Its learning rate 6e-4, betas
-0.9 and 0.98, epsilon 1e-6, weight decay 0.01, no clipping and dropout 0.1 are the base config's values already.
-The warmup is a fraction, so a shorter run only changes train.steps.
+0.9 and 0.98, epsilon 1e-6, weight decay 0.01, no clipping and dropout 0.1 are already the base config's values.
+The warmup is a fraction, so for a shorter run change only train.steps.
 
 Text:      the original 160 GB (Wikipedia and books, CC-News, OpenWebText, Stories) is no longer available. These three
            are, as plain parquet with a "text" field: Wikipedia (20 GB), OpenWebText (40 GB, one of the original five)
            and FineWeb-Edu's sample of 10e9 tokens (45 GB) in place of the other web text. About 105 GB at 4.4 bytes
-           per token are 24e9 tokens: the run reads them 88 times, the original read its text about 58 times. All
+           per token are 24e9 tokens: this run reads them 88 times; the original read its text about 58 times. All
            sizes are rounded; the shards take about 80 GB (3.3 bytes per token).
-Vocabulary: RoBERTa's 50,265 entries are GPT-2's 50,257, 4 special tokens, 3 unused fillers, and <mask>. Ours has as
-           many, trained on this text. The model pads them to 50,304 = 393 x 128, the next size that fills TPU tiles.
-Batch:     8,192 rows / (mesh.data x mesh.fsdp devices) / train.accumulate = rows that a device processes at once:
+Vocabulary: RoBERTa's 50,265 entries are GPT-2's 50,257, 4 special tokens, 3 unused fillers, and <mask>. Ours has the
+           same size, trained on this text. The model pads it to 50,304 = 393 x 128, the next size that fills TPU tiles.
+Batch:     8,192 rows / (mesh.data x mesh.fsdp devices) / train.accumulate = rows per device at once:
              v5e, 16 GB    32 chips x 8 = 32 rows;  256 chips x 1 = 32 rows;  8 chips x 32 = 32 rows
              one GPU of 80 GB or more         x 64 = 128 rows
-           Accumulation and mesh change the result by rounding only; lanes (64; with 128 hosts, two share one) stay
-           fixed for the life of a run. For another batch B, keep the tokens (steps x 8192 / B) and try a learning rate
-           of 6e-4 x sqrt(B / 8192).
+           Accumulation and mesh change the result only by rounding; lanes (64; with 128 hosts, two share one) stay
+           fixed for the life of a run. For another batch size B, keep the tokens constant (steps x 8192 / B) and try a
+           learning rate of 6e-4 x sqrt(B / 8192).
 """
 
 from ml_collections import ConfigDict

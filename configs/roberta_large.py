@@ -3,19 +3,20 @@
 Command:   python -m mlm run --config=configs/roberta_large.py --workdir=gs://BUCKET/roberta_large
            (the same on every host)
 Hardware:  256 chips of TPU v5e (64 hosts of 4), as it stands.
-Time:      3.1 days there, 25 days on 32 chips. By arithmetic, not measured here: 2.1e12 tokens, as many as for
+Time:      3.1 days there, 25 days on 32 chips. By arithmetic, not measured here: 2.1e12 tokens, as for
            roberta_base, x 1,962.1 MFLOP (1,906.3 body + 15% of the tail's 371.7) = 4.1e21 FLOP; / (256 x 197 TFLOP/s x
            30%). The authors took about a day on 1,024 V100 for the first 100,000 of the 500,000 steps.
 Score:     not measured here. Published for this model: 90.2 on MNLI-m and 96.4 on SST-2 (development sets, table 4).
 
-Changes configs/roberta_base.py, where text, vocabulary and batch are explained, as table 9 does: 24 layers of 1,024
+Changes configs/roberta_base.py, which explains text, vocabulary and batch, according to table 9: 24 layers of 1,024
 with 16 heads, learning rate 4e-4, 6% warmup (30,000 steps).
 
 Memory:    355e6 parameters x 16 bytes (float32 parameters, two moments, gradient) = 5.7 GB on each device. Activations
            of 32 rows of 512 take about 30 GB, too much for 16 GB; with remat, which recomputes them in the backward
-           pass, 24 layers x 32 MiB of inputs and one layer's 1.2 GiB. So 8,192 rows / 256 devices = 32 rows need no
-           accumulation; on 32 devices set train.accumulate = 8, on one GPU of 80 GB train.accumulate = 64 (128 rows).
-           mesh.fsdp = 8, for example, splits the 5.7 GB eight ways, at the cost of gathering each layer's parameters.
+           pass, they take 24 layers x 32 MiB of inputs and one layer's 1.2 GiB. So 8,192 rows / 256 devices = 32 rows
+           need no accumulation; on 32 devices set train.accumulate = 8, on one GPU of 80 GB train.accumulate = 64 (128
+           rows). mesh.fsdp = 8, for example, shards the 5.7 GB eight ways, at the cost of gathering each layer's
+           parameters.
 """
 
 from ml_collections import ConfigDict

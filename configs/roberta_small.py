@@ -1,8 +1,8 @@
-"""A RoBERTa of the quickstart's width and depth, on its text, rows and masks, in as many minutes.
+"""A RoBERTa of the quickstart's width and depth, on the same text, rows and masks, in about the same time.
 
 Command:  python -m mlm run --config=configs/roberta_small.py --workdir=runs/roberta_small
 Hardware: two CPU cores, or one GPU.
-Expect:   measured on two cores: 3 min 16 s in all; evaluation loss 3.918 nats, where the quickstart has 3.542 after
+Expect:   measured on two cores: 3 min 16 s in all; evaluation loss 3.918 nats, against the quickstart's 3.542 after
           2 min 57 s.
 """
 

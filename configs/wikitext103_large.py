@@ -6,14 +6,14 @@ Time:      82 minutes. By arithmetic, not measured here: 3 epochs x 124e6 tokens
            MFLOP (1,906.3 body + 15% of the tail's 250.4) = 7.2e17 FLOP; / (492 TFLOP/s x 30%). The post ("Hugging Face
            on PyTorch / XLA TPUs", February 2021) gives 106.4 minutes in bfloat16 for run_mlm.py, whose head runs on
            every position: 2,156.8 MFLOP a token, 26% of the peak.
-Score:     not measured here, and not the post's: its perplexity of about 3.25 is that of a pretrained
-           bert-large-uncased, trained further. From scratch, 3 epochs are too few for a good model of this size; use
-           this config to measure speed, or raise train.epochs.
+Score:     not measured here, and not the post's: its perplexity of about 3.25 is for a pretrained bert-large-uncased,
+           trained further. From scratch, 3 epochs are too few for a good model of this size; use this config to measure
+           speed, or raise train.epochs.
 
 From the post: 24 layers of 1,024, an uncased WordPiece vocabulary of 30,522, length 512, global batch 128, 3 epochs
 (about 5,700 steps), and from run_mlm.py the learning rate 5e-5, linear decay, epsilon 1e-8, b2 0.999, clipping at 1.
 That learning rate is also RoBERTa-large's 4e-4 at 8,192 rows, scaled by the square root of the batch:
-4e-4 x sqrt(128 / 8192) = 5e-5. We add the 6% warmup, which random weights need, and the weight decay of 0.01.
+4e-4 x sqrt(128 / 8192) = 5e-5. We add a 6% warmup, which random weights need, and a weight decay of 0.01.
 
 Memory:    335e6 parameters x 20 bytes (float32 parameters, two moments, gradient and its sum) = 6.7 GB per core. 128
            rows / 8 cores / 4 microbatches = 4 rows at once, whose activations take about 3.7 GB. On GPUs of 80 GB, set

@@ -7,7 +7,8 @@ import subprocess
 
 import pytest
 
-from tests import glue_shaped, labelled_texts
+from mlm import config
+from tests import glue_shaped, labelled_texts, trained_model
 from tests.fixtures import TINY
 from tests.processes import ROOT, environment
 
@@ -23,6 +24,8 @@ SHORT = (
 )
 
 BASE_ON_A_LAPTOP = ("corpus.weights=1.0", "data.lanes=8", "train.accumulate=1", "model.remat_feed_forward=0")
+PUBLISHED = "FacebookAI/roberta-base"
+OF_PUBLISHED = (*TINY, "model.layers=2", "model.hidden_size=64")  # trained_model's
 
 
 def read() -> str:
@@ -33,7 +36,8 @@ def commands() -> list[str]:
     """The lines of the bash blocks, and the examples in the tables."""
     text = read()
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    lines = [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines() if line.strip()]
+    joined = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    lines = [re.sub(r"\s+#.*", "", line) for line in joined if line.strip()]
     lines += re.findall(r"^`(python -c [^`]* > docs\.jsonl)`$", text, re.MULTILINE)
     return lines + re.findall(r"\| `(?:time )?(python -m mlm [^`]*)` \|", text)
 
@@ -48,8 +52,6 @@ def test_every_command_has_an_example():
 @pytest.mark.parametrize("name", ["S", "M"])
 def test_settings_below_the_table(name):
     """`$S` and `$M` are settings that load."""
-    from mlm import config
-
     (text,) = re.findall(rf'`{name}="([^"]*)"`', read())
     file, *settings = (argument for argument in text.split() if not argument.startswith("--workdir="))
     loaded = config.load(file.removeprefix("--config="), [each.removeprefix("--config.") for each in settings])
@@ -57,12 +59,14 @@ def test_settings_below_the_table(name):
 
 
 @pytest.mark.slow
-def test_commands_run(texts, tmp_path):
+def test_commands_run(texts, model, tmp_path):
     """One after the other, in the pages' order: later ones work on what earlier ones made."""
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "my.txt").write_text("\n".join(text.replace("\n", " ") for text in texts))
     env = environment(1) | {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"}
     settings = (f"--config.{setting}" for setting in (*SHORT, f"corpus.sources=jsonl:{tmp_path}/corpus.jsonl"))
+    trained_model.publish(model, PUBLISHED, tmp_path / "hub")
+    env |= {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     env["S"] = " ".join(["--config=configs/base.py", f"--workdir={tmp_path}/runs/speed", *settings])
     env["M"] = " ".join(["--config=configs/base.py", *(f"--config.{setting}" for setting in (*TINY, SHORT[0]))])
     seen = commands()
@@ -77,6 +81,8 @@ def test_commands_run(texts, tmp_path):
             short = re.search(r"--command='cd mlm && (.*)'", short)[1].replace("gs://BUCKET", str(tmp_path))
             for setting in (*TINY, *BASE_ON_A_LAPTOP):
                 short += f" --config.{setting}"
+        if PUBLISHED in line:
+            short += "".join(f" --config.{setting}" for setting in OF_PUBLISHED)
         if "mlm bench" in line and "shards" in line:
             short += " --megabytes=0.2"
         if "launch/local.sh" in line or "--config=" in line:

@@ -1,7 +1,7 @@
-"""GLUE as MosaicBERT is judged (Portes et al., 2023), by the settings of its published code (mosaicml/examples).
+"""GLUE as used to evaluate MosaicBERT (Portes et al., 2023), with the settings of its code (mosaicml/examples).
 
 Command: python -m mlm glue --model=runs/mine --workdir=runs/glue --protocol=mosaic
-Runs:    25: one setting a task, and several seeds for the small ones. RTE, MRPC and STS-B start from MNLI's model.
+Runs:    25: one setting per task, and several seeds for the small ones. RTE, MRPC and STS-B start from MNLI's model.
 Score:   not measured here.
 """
 

@@ -1,7 +1,7 @@
-"""GLUE with one rate and one seed, to see whether a model learns at all; no paper's protocol.
+"""GLUE with one learning rate and one seed, to check that a model learns at all; not a published protocol.
 
 Command: python -m mlm glue --model=runs/mine --workdir=runs/glue --protocol=quick
-Runs:    one for each task.
+Runs:    one per task.
 """
 
 

@@ -1,9 +1,9 @@
 """GLUE as RoBERTa's authors fine-tune on it (Liu et al., 2019, table 10): single models, the median of five seeds.
 
 Command: python -m mlm glue --model=runs/mine --workdir=runs/glue --protocol=roberta
-Runs:    30 for each task: three rates, two batch sizes, five seeds.
-Score:   not measured here. Theirs, RoBERTa-base on the development sets (fairseq, examples/roberta/README.md): MNLI
-         87.6, QNLI 92.8, QQP 91.9, RTE 78.7, SST-2 94.8, MRPC 90.2, CoLA 63.6, STS-B 91.2.
+Runs:    30 per task: three learning rates, two batch sizes, five seeds.
+Score:   not measured here. Published for RoBERTa-base on the development sets (fairseq, examples/roberta/README.md):
+         MNLI 87.6, QNLI 92.8, QQP 91.9, RTE 78.7, SST-2 94.8, MRPC 90.2, CoLA 63.6, STS-B 91.2.
 """
 
 
