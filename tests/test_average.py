@@ -92,7 +92,7 @@ def test_nothing_goes_on_from_it(mean, family, capsys):
     before = sorted(path.name for path in mean.iterdir())
     for command in ("train", "run", "shards"):
         line = refused(capsys, command, *flags)
-        assert f"--workdir={mean}: holds an average, which no run can go on from; start from it" in line
+        assert f"--workdir={mean}: holds an average of checkpoints, which can't be trained further; start" in line
     assert sorted(path.name for path in mean.iterdir()) == before
 
 
@@ -120,7 +120,7 @@ def test_averages_of_classifiers(family, tmp_path, capsys):
     line = refused(
         capsys, "average", tmp_path / "one", tmp_path / "two", "--decay=0.5", f"--workdir={tmp_path / 'new'}"
     )
-    assert line == "mlm average: --decay=0.5: goes with the checkpoints of one workdir."
+    assert line == "mlm average: --decay=0.5: is for checkpoints of one workdir."
     assert not (tmp_path / "new" / "checkpoints").exists()
 
 
@@ -156,7 +156,7 @@ def test_bad_names_are_one_sentence(family, mean, tmp_path, capsys):
         (["/no/such", new], "/no/such: is not a workdir with checkpoints"),
         ([root, "--last=4", new], f"--last=4: {root} must be a workdir with so many checkpoints; it has 3."),
         ([f"{root}@4..12", "--decay=0", new], "--decay=0.0: must be a number above 0, and 1 at most."),
-        ([f"{root}@4..12", "--last=-1", new], "--last=-1: must be a number of checkpoints"),
+        ([f"{root}@4..12", "--last=-1", new], "--last=-1: must not be negative"),
         ([f"{root}@4..12", "--config.train.steps=3", new], "takes no --config.KEY"),
         ([f"{root}@4..12", f"--workdir={mean}"], f"--workdir={mean}: holds something already; name a new folder."),
         ([f"{root}@4..12"], "--workdir: name the folder"),

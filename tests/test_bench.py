@@ -210,4 +210,9 @@ def test_interpreter_without_torch():
 
 def test_torch_is_for_the_step(capsys):
     arguments = ["bench", "--config=configs/base.py", "--parts", "loop", f"--torch={sys.executable}"]
-    refuse(arguments, 2, "--torch: is for the parts step and quality; add one to --parts.", capsys=capsys)
+    refuse(arguments, 2, "--torch needs --parts step or --parts quality.", capsys=capsys)
+
+
+def test_shards_need_text(capsys):
+    arguments = ["bench", "--config=configs/base.py", "--parts", "shards", "--megabytes=0"]
+    refuse(arguments, 2, "--megabytes=0: must be a number above 0.", capsys=capsys)

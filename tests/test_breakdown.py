@@ -9,7 +9,7 @@ from mlm.data.manifest import DatasetInfo
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import breakdown, sharding, state, step
-from tests.fixtures import INFO, random_batch, tiny_config
+from tests.fixtures import INFO, random_batch, slow, tiny_config
 
 KINDS = ("masking.mask_share=0.4", "masking.random_share=0.3", "masking.rate=0.3", "model.init_stddev=0.3")
 WORDS = np.arange(INFO.vocab_size) % 2 == 0  # the tokens that start a word
@@ -46,9 +46,9 @@ def line_of(number: int) -> str:
 @pytest.mark.parametrize(
     ("isolated", "masks", "shape"),
     [
-        (False, "masking.kind=token", (8, 1, 1)),
+        slow(False, "masking.kind=token", (8, 1, 1)),
         (True, "masking.kind=span", (2, 2, 2)),
-        (True, "evaluate.count=independent", (1, 8, 1)),
+        slow(True, "evaluate.count=independent", (1, 8, 1)),
     ],
 )
 def test_lines_are_those_of_a_double_loop(isolated, masks, shape):

@@ -116,6 +116,8 @@ def test_a_classifier_in_another_workdir(finished, tmp_path, capsys):
     assert "classifier/dense/kernel" in found.leaves and found.encoder["roberta"].keys() == {"embeddings", "encoder"}
     for flag in ("--draws=4", "--breakdown"):
         refuse(["evaluate", f"--workdir={workdir.root}", flag], 2, "is a classifier, which takes no", capsys=capsys)
+    command = ["evaluate", f"--workdir={workdir.root}", "--config.classify.length=33"]
+    refuse(command, 2, "config.classify.length = 33: ", " reads 32 tokens; lower it.", capsys=capsys)
     with pytest.raises(InputError, match=r"^--model=.*: holds a classifier, which has no language-model head\.$"):
         load.load(str(workdir.root), head=load.LM_HEAD)
 
@@ -155,6 +157,8 @@ def test_predict_and_export_and_report(finished, capsys, monkeypatch):
         found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["text"] for line in found] == ["a red cat", "rain"]
         assert all(len(line["probabilities"]) == 2 for line in found)
+    command = ["predict", f"--workdir={workdir.root}", "--targets", "cat"]
+    refuse(command, 2, f"--targets: {workdir.root} is a classifier, which fills no masks; leave", capsys=capsys)
     assert __main__.main(["export", f"--workdir={workdir.root}"]) == 0
     assert __main__.main(["report", f"--workdir={workdir.root}"]) == 0
     page = workdir.report.read_text()

@@ -177,7 +177,7 @@ def test_fingerprint_depends_on_values_alone():
 
 
 MAY_CHANGE = {
-    "model.remat", "model.remat_feed_forward", "train.guard_limit",
+    "model.remat", "model.remat_feed_forward", "train.guard_limit", "train.accumulate",
     "evaluate.every", "evaluate.batch", "mesh.data", "mesh.fsdp", "mesh.tensor",
     "checkpoint.every", "checkpoint.keep", "checkpoint.on_damage", "checkpoint.milestones",
     "log.every", "log.tensorboard", "log.wandb", "log.profile_start", "log.profile_steps",

@@ -178,7 +178,7 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["corpus.weights=(1, 1)"], "config.corpus.weights = (1, 1): one number for each source."),
+        (["corpus.weights=(1, 1)"], "config.corpus.weights = (1, 1): must have one number for each of corpus.sources."),
         (
             ["corpus.group=document", "corpus.validation_groups=('a',)"],
             "config.corpus.validation_groups = ('a',): must be () where corpus.group is document.",
@@ -213,6 +213,7 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
             )
             for stages, rule in (
                 ("(24, 5)", "ROWS must be multiples of 16 (data.lanes, train.accumulate)"),
+                ("(16, 6), (272, 2)", "ROWS must be at most data.global_batch = 256"),
                 ("(16, 6), (32, 5)", "its STEPS must sum to at most train.steps = 10"),
             )
         ),
@@ -264,11 +265,11 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
         ),
         (
             ["schedule.name=wsd", "schedule.warmup_fraction=0.6", "schedule.decay_fraction=0.5"],
-            "config.schedule.decay_fraction = 0.5: warmup and decay must fit into the run.",
+            "config.schedule.decay_fraction = 0.5: warmup and decay together must not be longer than the run.",
         ),
         (
             ["schedule.name=wsd_sqrt", "train.steps=100", "schedule.warmup_steps=95"],
-            "config.schedule.decay_fraction = 0.1: warmup and decay must fit into the run.",
+            "config.schedule.decay_fraction = 0.1: warmup and decay together must not be longer than the run.",
         ),
         (
             ["data.skip_batches=('7:9', '1:3', '3:5')"],

@@ -92,7 +92,7 @@ class InProcess:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"validation_groups": ("b", "nowhere")}, "validation_groups: there is no group 'nowhere', but a 0.02 MB, b "),
+        ({"validation_groups": ("b", "nowhere")}, "has no group 'nowhere'; name others, .* largest: a 0.02 MB, b "),
         ({"validation_groups": ("a",)}, "validation_fraction = 0.1: whole groups .* 0.9.* largest: a 0.02 MB"),
         (
             {"validation_fraction": 0.5, "validation_groups": ("c",)},

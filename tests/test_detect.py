@@ -10,6 +10,7 @@ import pytest
 from mlm.cluster import detect
 from mlm.cluster.detect import Cluster
 from mlm.errors import InputError
+from tests.fixtures import slow
 from tests.metadata_server import PLATFORM, MetadataServer, tpu_vm
 
 SLURM = {
@@ -258,11 +259,11 @@ print(json.dumps([address, kind.get_process_count(), kind.get_process_id()]))
     [
         ("SlurmCluster", SLURM),
         ("OmpiCluster", OPEN_MPI),
-        ("GkeTpuCluster", GKE),
+        slow("GkeTpuCluster", GKE),
         ("GkeTpuCluster", GKE | SLICES),
-        ("GkeTpuCluster", ADDRESSES),
-        ("GceTpuCluster", {"old": "1"}),
-        ("GceTpuCluster", {"old": ""}),
+        slow("GkeTpuCluster", ADDRESSES),
+        slow("GceTpuCluster", {"old": "1"}),
+        slow("GceTpuCluster", {"old": ""}),
         ("GceTpuCluster", {"old": "1"} | SLICES),
     ],
 )

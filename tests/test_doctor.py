@@ -5,14 +5,18 @@ import json
 import pathlib
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 from mlm import __main__
 from mlm.data import shards, tokenizer
-from mlm.data.manifest import Manifest, load_manifest
+from mlm.data.manifest import DatasetInfo, Manifest, load_manifest
 from mlm.doctor import checks, first_batch
 from mlm.doctor.checks import Case, Finding
+from mlm.tasks import pretraining
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding, step
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config
 from tests.fixtures_data import train_tokenizer, write_shards, written_texts
@@ -46,7 +50,7 @@ def run_doctor(workdir, shards: str, capsys, *overrides: str, flags: tuple[str, 
     assert __main__.main(arguments) == code
     out, err = capsys.readouterr()
     content = json.loads(out)
-    assert ("the run can't be right" in err) == (code == 2), err
+    assert ("fix them before you train" in err) == (code == 2), err
     levels = [finding["level"] for finding in content["findings"]]
     assert content["errors"] == levels.count("error") and (code == 2) == ("error" in levels)
     for finding in content["findings"]:
@@ -104,6 +108,19 @@ def test_the_batch_is_the_first_that_the_run_reads(healthy, workdir, tokenizer_f
     tok = tokenizer.load_fast(tokenizer_folder)
     for row, ids_L in zip(case.batch, ids, strict=False):
         assert "".join(piece for piece, _, _ in row) == tok.decode(ids_L.tolist(), skip_special_tokens=False)
+
+
+def test_the_masks_are_those_of_the_short_rows_that_the_first_step_reads(healthy, workdir):
+    config = tiny_config("data.lanes=2", "data.short_length=16", "masking.rate=0.3")
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+    task = Pretraining(config, DatasetInfo.from_manifest(healthy), mesh=mesh)
+    batch = next(pretraining.train_batches(config, healthy, task.mesh, 0))
+    short = step.split_rows(batch, 2)
+    columns = (short[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
+    wanted = task.masking(jax.random.key(config.masking.seed), *columns)
+    rows, read_BxL, kinds_BxL = first_batch.draw(config, healthy, Workdir(str(workdir)))
+    assert rows["input_ids"].shape == (32, 16) and np.array_equal(read_BxL, wanted.ids_BxL)
+    assert np.array_equal((kinds_BxL != "").sum(1), (wanted.weights_BxK > 0).sum(1))
 
 
 # What is wrong --------------------------------------------------------------------------------------------------------
@@ -278,6 +295,7 @@ def test_no_shards(workdir, capsys):
     assert "holds no shards" in found["data"]["what"]
 
 
+@pytest.mark.slow
 def test_memory_and_time_of_a_topology(healthy, workdir, capsys):
     """From `plan`'s own functions; the devices are those of the topology."""
     found = run_doctor(workdir, healthy.folder, capsys, flags=("--topology=v3:2x2",))

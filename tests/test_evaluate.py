@@ -14,6 +14,7 @@ from mlm.commands import common
 from mlm.errors import InputError
 from mlm.export import export
 from mlm.inference import evaluate
+from mlm.model.attention import make_attention
 from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.workdir import Workdir
@@ -98,6 +99,21 @@ def test_a_model_of_another_family_than_the_config_s_is_scored_as_it_is(setting,
     config = tiny_config(*SIZES, "model.family=modernbert")
     found = evaluate.run(config, workdir, manifest, model=folder, split="validation")
     assert found["loss"] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_kernel_is_the_fastest_for_the_rows_and_the_devices(setting, modernbert_folder, monkeypatch):
+    config, workdir, manifest = setting
+    config, asked = tiny_config(*SIZES, "data.isolate_documents=true"), []
+
+    def record(name, *config, **settings):
+        asked.append((name, settings["window"], settings["length"], settings["dtype"], settings["isolated"]))
+        return make_attention("xla", *config, **settings)
+
+    monkeypatch.setattr(evaluate, "make_attention", record, raising=False)
+    evaluate.run(config, workdir, manifest, model=modernbert_folder, split="validation")
+    (_, whole, *_), (_, window, *_) = asked
+    assert whole == 0 < window and {own[2:] for own in asked} == {(32, "float32", True)}
+    assert {own[0] for own in asked} == {"auto"}, "the config's kernel may not support another model"
 
 
 def test_each_kind_of_mask_has_scores_of_its_own(setting, capsys):

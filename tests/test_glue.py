@@ -72,6 +72,7 @@ def test_settings_of_every_cell_are_keys_that_a_config_takes(protocol, name, dat
     assert len(seen) == count[protocol]
 
 
+@pytest.mark.slow
 def test_a_table_of_some_tasks(trained_workdir, data, tmp_path):
     flags = ("--protocol=quick", f"--data={data}", "--tasks", "rte", "wnli")
     done = run(trained_workdir.root, tmp_path, *flags)
@@ -181,4 +182,6 @@ def test_what_is_refused_before_anything_is_trained(trained_workdir, data, tmp_p
     ):
         (copy / "validation.jsonl").write_text(own.read_text().replace(old, new))
         refused("--tasks", "rte", words=words, data=f"jsonl:{tmp_path / 'copy'}")
+    (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
+    refused(f"--model={tmp_path / 'begun'}", words="/begun: has no complete checkpoint; train there first.")
     assert not (tmp_path / "out").exists()

@@ -158,6 +158,7 @@ def test_one_host_with_another_config(manifest, tmp_path):
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_one_host_with_a_bad_config_or_bad_data(manifest, tmp_path):
     """Found before the processes meet: the others hear of it all the same, and end at once with its code."""
     one = pod(tmp_path, manifest.folder, 3)

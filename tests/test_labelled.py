@@ -73,7 +73,7 @@ def test_hf_names_of_classes(tmp_path):
     assert read(f"hf:{tmp_path}").labels == ["yes", "no"]
     table.append({"text": "d", "label": -1})  # as GLUE marks its test splits
     datasets.Dataset.from_list(table, features=features).to_parquet(tmp_path / "train.parquet")
-    assert "row 3: its 'label' is -1, which is the index of no label" in refused(f"hf:{tmp_path}")
+    assert "row 3: its 'label' is -1, which is not the index of a label" in refused(f"hf:{tmp_path}")
 
 
 def test_tfds_reads_a_prepared_set(tmp_path, monkeypatch):

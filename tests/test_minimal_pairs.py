@@ -149,6 +149,8 @@ def test_the_command(trained_workdir, tmp_path, capsys):
     assert list(json.loads(capsys.readouterr().out)["phenomena"]) == ["syntax"]
     assert __main__.main([*command, "--masks", "word"]) == 2
     assert "takes no --split, --masks, --draws, --pseudo or --breakdown" in capsys.readouterr().err
+    assert __main__.main([*(flag for flag in command if "--pairs" not in flag), "--phenomenon=field"]) == 2
+    assert "evaluate: --phenomenon=field needs --pairs=SOURCE." in capsys.readouterr().err
 
 
 def test_other_sources(tmp_path):

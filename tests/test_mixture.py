@@ -85,7 +85,7 @@ def test_ids_are_unique_and_those_of_their_rows_and_epochs_are_each_folders_own(
             assert sorted(ids.tolist()) == list(range(shift, shift + size)), f"epoch {epoch} of {folder.folder}"
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 4])
+@pytest.mark.parametrize("hosts", [slow(1), slow(2), 4])
 @pytest.mark.parametrize("start", [0, slow(7), 150])
 def test_hosts_share_the_same_batches_from_any_step(mixed, hosts, start):
     walked = in_epochs(itertools.islice(train(mixed), start, None), 10)

@@ -204,7 +204,7 @@ def test_shares_that_lanes_do_not_hold_and_other_values(manifest, web, tmp_path,
         ([half, "shards.dir=x"], ("can't be set together with shards.dir",)),
         ([half], (web.folder, "has 2 shards with records", "its share of config.data.lanes = 8 asks for 4")),
         ([shares_of((manifest, 0.75), ("/nowhere/web", 0.25))], ("/nowhere/web", "holds no shards")),
-        (["evaluate.sets=(('a', 'x'), ('a', 'y'))"], ("evaluate.sets", "each name must stand there once")),
+        (["evaluate.sets=(('a', 'x'), ('a', 'y'))"], ("evaluate.sets", "each name may be used only once")),
     ]
     for overrides, words in cases:
         refuse(command("train", tmp_path / "run", *overrides), 2, *words, capsys=capsys)

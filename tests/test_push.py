@@ -211,8 +211,8 @@ def test_the_command_refuses_before_it_works(hub, tmp_path):
         (["--push=me/small"], "", "there is no token of the Hugging Face Hub"),
         (["--push=small"], TOKEN, "name the repository with its user"),
         (["--push=me/my model"], TOKEN, "name the repository with its user"),
-        (["--public"], TOKEN, "--public: goes with --push"),
-        (["--revision=step-4"], TOKEN, "--revision: goes with --push"),
+        (["--public"], TOKEN, "--public needs --push"),
+        (["--revision=step-4"], TOKEN, "--revision needs --push"),
         (["--push=me/small", "--revision=a/../b"], TOKEN, "--revision=a/../b: must be letters, digits"),
         (
             ["--push=me/small", "--revision=x", "--milestones"],

@@ -115,6 +115,7 @@ def test_a_recipe_is_timed_as_it_is(workdir, manifest):
     assert 0 < trainer.learning_rate < 0.003 * 0.5, "in its warmup"
 
 
+@pytest.mark.slow
 def test_batches_are_those_of_the_stages(workdir, manifest):
     trainer = open_trainer(workdir, manifest, "data.batch_stages=((4, 2), (8, 3))", "data.short_length=16")
     rows, put, budget = [], trainer._put, trainer._budget
@@ -219,15 +220,16 @@ def test_pytorch_s_loss_is_its_own(torch, manifest, tmp_path, request):
     np.testing.assert_array_equal(np.load(f"{torch._folder}/rows.npy"), rows)
     torch.evaluate()
     used = 0.0
-    for share in (0.25, 0.5):
-        begin = time.monotonic()
+    for share in (0.25, 0.5, 1.0):
+        begin, before = time.monotonic(), torch.seconds
         torch.train(share)
         used += time.monotonic() - begin
         assert 4 * share <= torch.seconds < used, "its pauses are not of the budget"
-        assert 1e-3 * (1 - torch.seconds / 4) < torch.learning_rate <= 1e-3 * (1 - share)
+        if before < 4 * share:  # else the last step took longer than its turn, and there is none in this one
+            assert max(0.0, 1e-3 * (1 - torch.seconds / 4)) <= torch.learning_rate <= 1e-3 * (1 - share)
         torch.evaluate()
     losses = [line["loss"] for line in torch.curve]
-    assert losses[0] > losses[2] and torch.steps > 1
+    assert losses[0] > losses[-1] and torch.steps > 1
     (batch,) = batches.eval_batches(manifest, split="validation", batch=5000, rows=(0, 5000))
     columns = [batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch")]
     masked = torch.task.eval_masking(jax.random.key(torch.task.config.evaluate.seed), *columns)
@@ -240,8 +242,6 @@ def test_pytorch_s_loss_is_its_own(torch, manifest, tmp_path, request):
     generation = request.node.callspec.params["torch"]
     theirs = float(run_torch(generation, "tests/torch_masked_loss.py", torch._folder, tmp_path / "rows.npz"))
     assert losses[-1] == pytest.approx(theirs, rel=1e-5)
-    torch.train(1.0)
-    assert 4 <= torch.seconds < 6 and torch.learning_rate == 0
 
 
 @pytest.mark.slow
@@ -266,8 +266,8 @@ BAD = [
     (["--seconds=5", "--workdir=/nowhere"], "--workdir=/nowhere: there is no such folder"),
     (["--seconds=5", "--config.shards.length=16"], "config.shards.length = 16: the shards in "),
     (["--seconds=5", "--config.train.branch_from=a@3"], "config.train.branch_from = a@3: must be empty for quality"),
-    (["--parts", "step", "--against=OTHER"], "--against: is for the part quality; add it to --parts"),
-    (["--parts", "step", "--plot=a.png"], "--plot: is for the part quality"),
+    (["--parts", "step", "--against=OTHER"], "--against needs --parts quality"),
+    (["--parts", "step", "--plot=a.png"], "--plot needs --parts quality"),
 ]
 
 

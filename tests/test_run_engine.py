@@ -89,6 +89,7 @@ def written(workdir: pathlib.Path) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_three_processes_write_what_one_does(alone, arguments, tmp_path):
     started = Started(arguments(tmp_path), 3, program="-m mlm")
     errors = started.finish()

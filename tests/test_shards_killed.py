@@ -15,7 +15,6 @@ import pytest
 
 from mlm.workdir import work_folder
 from tests import processes
-from tests.fixtures import slow
 from tests.fixtures_data import contents, write_jsonl
 
 LAST = (".blocks", ".dropped", ".json")  # of the files of a task, the one that is written last
@@ -71,13 +70,13 @@ def is_note(file: str) -> bool:
     return file.endswith(".json") and pathlib.Path(file).with_suffix(".counts").exists()
 
 
-@pytest.mark.parametrize("kills", [2, slow(10)])
-def test_killed_it_goes_on(texts, tokenizer_folder, tmp_path, kills):
+@pytest.mark.slow
+def test_killed_it_goes_on(texts, tokenizer_folder, tmp_path):
     source = write_jsonl(tmp_path / "texts.jsonl", texts[:900] + texts[:50])
     alone, killed = (workdir(tmp_path / name, tokenizer_folder) for name in ("alone", "killed"))
     processes.finish(start(alone, source))
     total, seen, moments = len(whole(alone)), {}, []
-    for moment in np.linspace(0.1, 0.95, kills):
+    for moment in np.linspace(0.1, 0.95, 10):
         process = start(killed, source)
         while len(whole(killed)) < moment * total:
             assert process.poll() is None, process.stderr.read()

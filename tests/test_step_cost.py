@@ -1,5 +1,7 @@
 """What the compiled step costs beside the baseline: a guard against slow changes that no clock is needed for."""
 
+import pytest
+
 from mlm.bench import steps
 from mlm.tasks.pretraining import Pretraining
 from tests.fixtures import tiny_config
@@ -19,6 +21,7 @@ SIZES = (
 )
 
 
+@pytest.mark.slow
 def test_the_step_stays_cheap_beside_the_baseline():
     config = tiny_config(*SIZES)
     task = Pretraining.without_data(config)

@@ -52,6 +52,7 @@ def documents_in(rows_NxL: np.ndarray) -> Counter:
     return Counter(tuple(piece.tolist()) for piece in pieces if piece[-1] == 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_same_documents(both, split):
     """But for those where a shard of ours ends, or what a process of the example handled: less than a row is lost."""
@@ -64,11 +65,13 @@ def test_same_documents(both, split):
     assert 0.9 * ours.records < example.records <= ours.records + COUNTS[split]
 
 
+@pytest.mark.slow
 def test_files_have_a_thousand_rows(both):
     sizes = [shard.records for shard in both[1].splits["train"].shards]
     assert len(sizes) > 1 and set(sizes[:-1]) == {1000} and 0 < sizes[-1] <= 1000
 
 
+@pytest.mark.slow
 def test_batches_are_of_the_rows_of_the_shards(both):
     """Whole batches without end, each row one of the shards', shuffled."""
     ours = both[0]

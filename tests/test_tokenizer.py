@@ -178,6 +178,18 @@ def test_folders_that_are_no_tokenizer_are_refused(folders, tmp_path, fault):
         tokenizer.manifest_fields(str(folder))
 
 
+@pytest.mark.parametrize("extra", [{}, {"extra_special_tokens": ["the"]}])
+def test_a_folder_saved_by_transformers_5_gives_the_same_ids(folders, tmp_path, extra):
+    shutil.copytree(folders["unigram"], tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "tokenizer_config.json"
+    written = {"backend": "tokenizers", "is_local": True, "local_files_only": False, "mask_token": "<mask>"}
+    settings = json.loads(file.read_text()) | written | {"tokenizer_class": "TokenizersBackend"} | extra
+    file.write_text(json.dumps(settings))
+    loaded, text = tokenizer.load(str(tmp_path)), "Returns  a <mask> of an array."
+    assert loaded(text)["input_ids"] == tokenizer.load(folders["unigram"])(text)["input_ids"]
+    assert loaded.additional_special_tokens == extra.get("extra_special_tokens", [])
+
+
 def test_nothing_is_left_of_a_training_that_failed(tmp_path):
     def broken():
         yield "some text"
