@@ -3,8 +3,8 @@
     python tests/fused_schedule.py TOPOLOGY LENGTH WINDOW ROTATED FOLDER
 
 Run by tests/test_fused_attention.py, in a process of its own: libtpu writes its schedules to FOLDER where it is asked
-to when it is loaded. Rows that are not rotated have a dropout mask. Prints a line of JSON: device_kind, and the cycles
-of one head of one row in a step of the grid, forward and backward.
+to when it is loaded. Rows that are not rotated have a dropout mask, up to the length that may have one. Prints a line
+of JSON: device_kind, and the cycles of one head of one row in a step of the grid, forward and backward.
 """
 
 import json
@@ -31,7 +31,8 @@ x = jax.ShapeDtypeStruct((rows, length, HIDDEN), jnp.bfloat16, sharding=sharding
 segments = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=sharding)
 angles = jax.ShapeDtypeStruct((1, length, 32), jnp.float32, sharding=sharding)
 dropout_mask = jax.ShapeDtypeStruct((length, length), jnp.bfloat16, sharding=sharding)
-extras = (None, (angles, angles)) if rotated == "1" else (dropout_mask, None)
+has_dropout = length <= fused_attention.LONGEST_WITH_DROPOUT
+extras = (None, (angles, angles)) if rotated == "1" else (dropout_mask if has_dropout else None, None)
 
 
 def both(q, k, v, segments, extras, grad):

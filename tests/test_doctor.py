@@ -123,6 +123,14 @@ def test_the_masks_are_those_of_the_short_rows_that_the_first_step_reads(healthy
     assert np.array_equal((kinds_BxL != "").sum(1), (wanted.weights_BxK > 0).sum(1))
 
 
+def test_short_rows_of_other_shards(healthy, workdir, capsys):
+    """The shards' rows have 32 tokens: their length is an error, and so are the short rows."""
+    longer = ("shards.length=128", "model.positions=128", "data.short_length=64")
+    found = run_doctor(workdir, healthy.folder, capsys, *longer, code=2)
+    assert found["length"]["level"] == "error"
+    assert "config.data.short_length = 64: must divide 32, the length of the shards' rows" in found["masks"]["what"]
+
+
 # What is wrong --------------------------------------------------------------------------------------------------------
 
 

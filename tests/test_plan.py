@@ -125,9 +125,17 @@ def test_tables_show_it(found):
     top = row["operations"][0]
     assert [f"{top['share']:.1%}", str(top["count"]), top["phase"], top["module"]] in [line[:4] for line in lines]
     kernel = {**row, "uncosted": {"kernel jit(step)/mine": 3}}
-    assert "NOT COSTED, so the real step is slower: kernel jit(step)/mine (3)" in shown_by(
-        tables.plan, {**found, "plan": kernel}
+    for each in (kernel, {**row, "short": kernel}):
+        text = shown_by(tables.plan, {"plan": each})
+        assert text.count("NOT COSTED, so the real step is slower: kernel jit(step)/mine (3)") == 1
+        cells = [{"cell": {"mesh": "8x1x1"}, "plan": {**each, "hours": 1.0, "dollars": None}}]
+        assert "slower: not all has a cost" in shown_by(tables.sweep, {"sweep": cells})
+    stages = {**row, "fits": False, "largest": {"rows_per_chip": 4, "global_batch": 64}, "remedies": []}
+    hint = "--config.data.global_batch=64"
+    assert f'{hint} "--config.data.batch_stages=()"\n' in shown_by(
+        tables.plan, {"plan": stages | {"batch_stages": [[8, 1]]}}
     )
+    assert f"{hint}\n" in shown_by(tables.plan, {"plan": stages})
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from mlm.data.manifest import Manifest
+from mlm.errors import InputError
 from mlm.text import printable
 from mlm.workdir import Workdir
 
@@ -26,7 +27,7 @@ def draw(
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Returns (the first batch, ids [B, L] that the model reads, "mask", "random", "kept" or "" [B, L]).
 
-    With data.short_length, its rows are the short ones.
+    With data.short_length, its rows are the short ones. Raises InputError if the shards' rows can't be split into them.
     """
     import jax
 
@@ -35,9 +36,12 @@ def draw(
     from mlm.tasks import pretraining
     from mlm.training import sharding, step
 
+    length, short = manifest.length, config.data.short_length or manifest.length
+    if length % short:
+        raise InputError(f"config.data.short_length = {short}: must divide {length}, the length of the shards' rows.")
     mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     batch = next(pretraining.train_batches(config, manifest, mesh, 0))
-    batch = jax.device_get(step.split_rows(batch, manifest.length // (config.data.short_length or manifest.length)))
+    batch = jax.device_get(step.split_rows(batch, length // short))
     starts_V = pretraining.word_starts(config, workdir)
     masking = factory.make_masking(config.masking.to_dict(), DatasetInfo.from_manifest(manifest), starts_V)
     columns = (batch[key] for key in ("input_ids", "attention_mask", "record_id", "epoch"))

@@ -6,37 +6,68 @@ import re
 from mlm.model import fused_attention
 from mlm.plan.hlo import Instruction
 
-# Bundles in the static schedules of libtpu 0.0.51 (tests/test_fused_attention.py compiles them again), per head of 64
-# and row, forward and backward, by device_kind and length: short rows with dropout, without rotation and window.
-SHORT_CYCLES = {
-    "TPU v2": {128: (435, 903), 256: (1180, 2652), 512: (3522, 7370)},
-    "TPU v3": {128: (416, 874), 256: (1093, 2448), 512: (3488, 6352)},
-    "TPU v4": {128: (173, 266), 256: (532, 976), 512: (2044, 3588)},
-    "TPU v5 lite": {128: (123, 204), 256: (360, 578), 512: (1350, 2008)},
-    "TPU v5": {128: (120, 206), 256: (359, 579), 512: (1319, 2003)},
-    "TPU v6 lite": {128: (99, 191), 256: (230, 424), 512: (758, 1386)},
-    "TPU7x": {128: (104, 192), 256: (240, 428), 512: (768, 1477)},
-}
-
-# The same with rotation, without dropout, per head and step of the grid, by device_kind, and by window and whether a
-# row has several chunks (all of `fused_attention.chunk_tokens`).
-LONG_CYCLES = {
-    "TPU v3": {(0, False): (4068, 6831), (64, False): (3204, 5970), (64, True): (4102, 8777)},
-    "TPU v4": {(0, False): (2023, 3297), (0, True): (2221, 3484), (64, False): (1270, 2187), (64, True): (1592, 3245)},
+# Bundles in the static schedules of libtpu 0.0.51 (tests/test_fused_attention.py compiles them again), forward and
+# backward, per head of 64 and step of the grid: device_kind -> (rotated, window, tokens in a chunk, whether a row has
+# several chunks). Kernels that do not rotate have a dropout mask up to 512 tokens; all others have none.
+CYCLES = {
+    "TPU v2": {
+        (False, 0, 128, False): (435, 903),
+        (False, 0, 256, False): (1180, 2652),
+        (False, 0, 512, False): (3522, 7370),
+    },
+    "TPU v3": {
+        (False, 0, 128, False): (416, 874),
+        (False, 0, 256, False): (1093, 2448),
+        (False, 0, 512, False): (3488, 6352),
+        (True, 0, 512, False): (4068, 6831),
+        (True, 64, 512, False): (3204, 5970),
+        (True, 64, 512, True): (4102, 8777),
+    },
+    "TPU v4": {
+        (False, 0, 128, False): (173, 266),
+        (False, 0, 256, False): (532, 976),
+        (False, 0, 512, False): (2044, 3588),
+        (True, 0, 512, False): (2023, 3297),
+        (True, 0, 512, True): (2221, 3484),
+        (True, 64, 512, False): (1270, 2187),
+        (True, 64, 512, True): (1592, 3245),
+    },
     "TPU v5 lite": {
-        (0, False): (4858, 7641),
-        (0, True): (5008, 8128),
-        (64, False): (1748, 3284),
-        (64, True): (2020, 4080),
+        (False, 0, 128, False): (123, 204),
+        (False, 0, 256, False): (360, 578),
+        (False, 0, 512, False): (1350, 2008),
+        (True, 0, 1024, False): (4858, 7641),
+        (True, 0, 1024, True): (5008, 8128),
+        (True, 64, 1024, False): (1748, 3284),
+        (True, 64, 1024, True): (2020, 4080),
     },
-    "TPU v5": {(0, False): (4515, 7659), (0, True): (5127, 8111), (64, False): (1779, 3330), (64, True): (2172, 4320)},
+    "TPU v5": {
+        (False, 0, 128, False): (120, 206),
+        (False, 0, 256, False): (359, 579),
+        (False, 0, 512, False): (1319, 2003),
+        (True, 0, 1024, False): (4515, 7659),
+        (True, 0, 1024, True): (5127, 8111),
+        (True, 64, 1024, False): (1779, 3330),
+        (True, 64, 1024, True): (2172, 4320),
+    },
     "TPU v6 lite": {
-        (0, False): (2974, 5040),
-        (0, True): (3053, 5545),
-        (64, False): (1245, 2796),
-        (64, True): (1400, 3667),
+        (False, 0, 128, False): (99, 191),
+        (False, 0, 256, False): (230, 424),
+        (False, 0, 512, False): (758, 1386),
+        (True, 0, 1024, False): (2974, 5040),
+        (True, 0, 1024, True): (3053, 5545),
+        (True, 64, 1024, False): (1245, 2796),
+        (True, 64, 1024, True): (1400, 3667),
     },
-    "TPU7x": {(0, False): (2935, 5105), (0, True): (2995, 5486), (64, False): (1331, 2794), (64, True): (1497, 3579)},
+    "TPU7x": {
+        (False, 0, 128, False): (104, 192),
+        (False, 0, 256, False): (240, 428),
+        (False, 0, 512, False): (768, 1477),
+        (True, 0, 1024, False): (2935, 5105),
+        (True, 0, 1024, True): (2995, 5486),
+        (True, 64, 1024, False): (1331, 2794),
+        (True, 64, 1024, True): (1497, 3579),
+    },
 }
 
 
@@ -49,9 +80,5 @@ def cycles_of(kernel: Instruction, kind: str) -> float:
         return 0.0
     heads, length, window = math.prod(map(int, statistics[1].split(","))), int(statistics[2]), int(name[2])
     size = fused_attention.sizes(kind, length, window)
-    table, key, steps = LONG_CYCLES, (window, size.query_steps > 1), size.query_steps * size.key_steps
-    if not window and not name[3] and length in SHORT_CYCLES.get(kind, {}):
-        table, key = SHORT_CYCLES, length
-    elif size.queries != fused_attention.chunk_tokens(kind):
-        return 0.0
-    return heads * steps * table.get(kind, {}).get(key, (0, 0))[name[1] == "backward"]
+    known = CYCLES.get(kind, {}).get((bool(name[3]), window, size.queries, size.query_steps > 1), (0, 0))
+    return heads * size.query_steps * size.key_steps * known[name[1] == "backward"]

@@ -5,7 +5,6 @@ The compiler says whether the step fits. The time is estimated from its cycles (
 
 import dataclasses
 import itertools
-import math
 import re
 from typing import Any
 
@@ -54,7 +53,9 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
     """
     run = configs.flatten(config)
     if config.train.steps or job.known_records:
-        recipe.check_branch(run, recipe.total_steps(run, job.info.records))
+        steps = recipe.total_steps(run, job.info.records)
+        recipe.check_branch(run, steps)
+        recipe.check_schedule(run, steps)
     program, cores = compile_step(config, job.info, place, kind=kind), place.family.cores
     mesh, short = make_mesh(config, place), config.data.short_length
     accumulate = 1 if kind == "baseline" else config.train.accumulate
@@ -174,7 +175,8 @@ def plan_cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -
 def largest_batch(config: ConfigDict, info: DatasetInfo, place: Topology, program: Program) -> dict[str, Any] | None:
     """Returns {"rows_per_chip", "global_batch"} of the largest batch found that fits, if `program` does not, or None.
 
-    Tries halves, quarters, ... of the rows on a device, from where temporaries proportional to the rows would fit.
+    Tries halves, quarters, ... of the rows on a device, rounded down, from where temporaries proportional to the rows
+    would fit.
     """
     mesh = make_mesh(config, place)
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulate
@@ -183,11 +185,8 @@ def largest_batch(config: ConfigDict, info: DatasetInfo, place: Topology, progra
     room, wanted = place.capacity - program.arguments, (program.needs or 0) - program.arguments
     if room <= 0:
         return None  # the state alone is too large
-    unit = math.lcm(config.data.lanes, config.train.accumulate)
     sizes = [rows >> shift for shift in range(1, rows.bit_length())]
-    sizes = [size for size in sizes if size * num_shards % unit == 0]
-    if not sizes:
-        return None
+    sizes = [size for size in sizes if size * num_shards % config.data.lanes == 0]
     start = next((i for i, size in enumerate(sizes) if wanted * size / rows < 1.25 * room), len(sizes) - 1)
     found, index, seen = None, start, set()
     while len(seen) < MAX_TRIALS and 0 <= index < len(sizes) and index not in seen:

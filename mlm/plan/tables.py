@@ -38,7 +38,9 @@ def _cell(cell: dict[str, Any]) -> tuple[str, ...]:
     if not row["fits"]:
         return "no", needs, *[""] * 5, f"of {capacity}"
     specs = {"milliseconds": ".1f", "tokens_per_second": ",.0f", "mfu": ".1%", "hours": ",.1f", "dollars": ",.0f"}
-    return "yes", needs, *("-" if row[key] is None else format(row[key], spec) for key, spec in specs.items()), ""
+    figures = ("-" if row[key] is None else format(row[key], spec) for key, spec in specs.items())
+    missing = row["uncosted"] or row.get("short", row)["uncosted"]
+    return "yes", needs, *figures, "slower: not all has a cost" if missing else ""
 
 
 def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
@@ -64,6 +66,7 @@ def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
         lines.append(f"{first}, do not fit: the run's hours are unknown")
     elif short is not row:
         lines.append(f"{first}: {_gigabytes(short['bytes_per_chip']['needs'])} a chip, {_speed(short)}")
+        lines += [f"    {_uncosted(short)}"] * bool(short["uncosted"])
     if row["hours"] is not None:
         dollars = "" if row["dollars"] is None else f", {row['dollars']:,.0f} dollars"
         staged = ", smaller batches at the same tokens/s" if row["batch_stages"] else ""
@@ -105,10 +108,13 @@ def _costs(row: dict[str, Any]) -> list[str]:
     ]
     if row["slices"] > 1:
         lines.append("  traffic between the slices (DCN) is not costed as such, so the real step is slower")
-    if row["uncosted"]:
-        named = ", ".join(f"{what} ({count})" for what, count in row["uncosted"].items())
-        return [*lines, f"  NOT COSTED, so the real step is slower: {named}"]
-    return [*lines, "  every instruction has a cost"]
+    return [*lines, f"  {_uncosted(row) or 'every instruction has a cost'}"]
+
+
+def _uncosted(row: dict[str, Any]) -> str:
+    """Returns what the time of a step leaves out; "" if nothing."""
+    named = ", ".join(f"{what} ({count})" for what, count in row["uncosted"].items())
+    return named and f"NOT COSTED, so the real step is slower: {named}"
 
 
 def _search(row: dict[str, Any]) -> list[str]:
@@ -117,6 +123,7 @@ def _search(row: dict[str, Any]) -> list[str]:
     lines = ["  no smaller batch was found that fits"]
     if row["largest"]:
         text = "{rows_per_chip:g} rows a chip at once, --config.data.global_batch={global_batch}"
+        text += ' "--config.data.batch_stages=()"' * bool(row["batch_stages"])
         lines = ["  largest batch found that fits: " + text.format(**row["largest"])]
     for one in row["remedies"]:
         needs = one.get("error") or (one["bytes_per_chip"] and f"{_gigabytes(one['bytes_per_chip'])} a chip") or ""
