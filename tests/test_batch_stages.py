@@ -163,6 +163,7 @@ def test_resumed_within_a_stage_and_at_its_end(trained, manifest, tmp_path):
     assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_resumed_with_other_microbatches_the_losses_are_the_same(trained, manifest, tmp_path):
     folders = resume(trained, manifest, tmp_path, "train.accumulate=4")
     lines = ((folder / "metrics.jsonl").read_text().splitlines() for folder in folders)
@@ -181,7 +182,7 @@ def test_a_branch_goes_on_where_the_batches_were(trained, tmp_path):
     """A longer run has the same stages; what comes after the branch may differ."""
     assert open_branch(trained, tmp_path, 6, "train.steps=16").step == 6
     assert open_branch(trained, tmp_path, 3, "data.batch_stages=((4, 2), (8, 4))").step == 3
-    read = "4 rows from batch 1 to batch 2, 8 rows from batch 3 to batch 4, 16 rows from batch 5 to batch 6"
+    read = "batches 1 to 2 of 4 rows, batches 3 to 4 of 8 rows, batches 5 to 6 of 16 rows"
     for stages in ("((4, 2), (8, 4))", "()"):
         with pytest.raises(InputError, match=f"@6: it read {read}; set data.batch_stages and data.skip_b"):
             open_branch(trained, tmp_path, 6, f"data.batch_stages={stages}")

@@ -71,7 +71,7 @@ def test_a_branch_that_changes_nothing_is_the_run_it_left(trunk, manifest, tmp_p
     assert_same(state_of(trunk, 12), state_of(tmp_path, 12))
     assert lines_after(tmp_path, 0) == lines_after(trunk, 6), "the window of the log goes on within it"
     assert [line["step"] for line in lines_after(tmp_path, 0)] == [8, 8, 12, 12]
-    lineage = {"from": str(trunk), "step": 6, "config_changes": [], "same_rows": True}
+    lineage = {"from": str(trunk), "step": 6, "config_changes": [], "same_data": True, "same_rows": True}
     assert checkpoint_files.read_meta(Workdir(str(tmp_path)).checkpoints, 12)["branch"] == lineage
     assert checkpoint_files.complete_steps(Workdir(str(trunk)).checkpoints) == [6, 12]
 
@@ -122,7 +122,7 @@ def test_what_may_change_changes(trunk, manifest, tmp_path):
     changes = checkpoint_files.read_meta(workdir.checkpoints, 20)["branch"]["config_changes"]
     assert "model.positions: 64 -> 80" in changes and len(changes) == 8
     later = configs.replace(config, {"checkpoint.milestones": ("words:1k",)})
-    with pytest.raises(InputError, match=r"@6 read other rows, so words can't be counted over both; name steps\.$"):
+    with pytest.raises(InputError, match=r"@6 read different rows, so words can't be counted across both "):
         pretrain(later, workdir, manifest)
 
 
@@ -150,7 +150,7 @@ def test_a_branch_reads_longer_rows(texts, tokenizer_folder, manifest, tmp_path)
     assert json.loads((tmp_path / "long" / "metrics.jsonl").read_text().splitlines()[-1])["loss"] < np.log(600)
     own = state_of(tmp_path / "long", 7)
     assert all(value.shape == own[name].shape for name, value in old.items())
-    with pytest.raises(InputError, match=r"@6: it read 8 rows from batch 1 to batch 4, 16 rows from"):
+    with pytest.raises(InputError, match=r"@6: it read batches 1 to 4 of 8 rows, batches 5 to 6 of 16 rows; set"):
         pretrain(tiny_config(*SETTINGS, *branched, *rows[:2]), Workdir(str(tmp_path / "short")), manifest)
 
 
@@ -171,14 +171,14 @@ def test_run_copies_the_tokenizer_of_the_source(trunk, tokenizer_folder, tmp_pat
     [
         ((), 7, r"train.branch_from = .*@7: there is no complete checkpoint of step 7; those that are there: 6, 12\.$"),
         (("train.branch_from=nowhere@6",), 6, r"nowhere@6: no checkpoints are there; name a workdir and one of its"),
-        (("model.hidden_size=16",), 6, r"can't change these keys, set them back:\n  model.hidden_size: 32 -> 16$"),
+        (("model.hidden_size=16",), 6, r"can't change these keys; set them back:\n  model.hidden_size: 32 -> 16$"),
         (("optimizer.name=lion", "model.layers=2"), 6, r"\n  model.layers: 1 -> 2\n  opt.*name: 'adamw' -> 'lion'"),
         (("optimizer.ema_decay=0",), 6, r"\n  optimizer.ema_decay: 0.9 -> 0.0$"),
         (("optimizer.clip_norm=1",), 6, r"\n  optimizer.clip_norm: 0.0 -> 1.0$"),
         (("data.batch_stages=((8, 4),)", "data.skip_batches=('2:3',)"), 6,
-         r"@6: it read 16 rows from batch 1 to batch 6; set data.batch_stages and data.skip_batches so that this run"),
+         r"@6: it read batches 1 to 6 of 16 rows; set data.batch_stages and data.skip_batches so that this run"),
         (("data.global_batch=8", "checkpoint.milestones=('words:1k',)"), 6,
-         r"^config.checkpoint.milestones: .*@6 read other rows, so words can't be counted over both; name steps\.$"),
+         r"^config.checkpoint.milestones: .*@6 read different rows, so words can't be counted across"),
         (("train.steps=6",), 6, r"would end after step 6, but the branch starts after step 6; train longer\.$"),
     ],
 )  # fmt: skip
@@ -186,6 +186,18 @@ def test_what_may_not_is_refused(trunk, manifest, tmp_path, overrides, step, sen
     with pytest.raises(InputError, match=sentence):
         start(trunk, tmp_path, manifest, *overrides, step=step)
     assert not (tmp_path / "config.json").exists()
+
+
+def test_words_are_not_counted_over_the_rows_of_an_earlier_run(trunk, manifest, tmp_path):
+    """The trunk, as if it had branched off from a run that read other rows."""
+    other = copy(trunk, tmp_path / "other")
+    folder = Workdir(str(other)).checkpoints
+    file = folder / "6" / "meta" / "metadata"
+    lineage = {"from": "first", "step": 2, "config_changes": [], "same_data": False, "same_rows": False}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"branch": lineage}))
+    checkpoint_files.write_hashes(folder, 6)
+    with pytest.raises(InputError, match=r"@6 read different rows, so words can't be counted across both runs"):
+        start(other, tmp_path / "new", manifest, "checkpoint.milestones=('words:1k',)")
 
 
 def test_other_sources_are_refused(trunk, manifest, tmp_path, tokenizer_folder):
@@ -199,7 +211,7 @@ def test_other_sources_are_refused(trunk, manifest, tmp_path, tokenizer_folder):
     meta = json.loads(file.read_text())
     for dataset, sentence in (
         ({"labels": ["a", "b"]}, "holds a classifier, not"),
-        ({"special_ids": meta["dataset"]["special_ids"] | {"mask": 7}}, "was trained with another tokenizer; use shar"),
+        ({"special_ids": meta["dataset"]["special_ids"] | {"mask": 7}}, "was trained with another tokenizer; use its "),
     ):
         file.write_text(json.dumps(meta | {"dataset": meta["dataset"] | dataset}))
         with pytest.raises(DamageError, match=r"checkpoints/6: the file meta/metadata "):
@@ -211,7 +223,9 @@ def test_other_sources_are_refused(trunk, manifest, tmp_path, tokenizer_folder):
     shutil.copytree(tokenizer_folder, tmp_path / "new" / "tokenizer")
     tokens = tmp_path / "new" / "tokenizer" / "tokenizer.json"
     tokens.write_text(tokens.read_text().replace('"the"', '"thf"').replace("\u2581the", "\u2581thf"))
-    with pytest.raises(InputError, match="was trained with another tokenizer; use shards and a tokenizer like that"):
+    with pytest.raises(
+        InputError, match="was trained with another tokenizer; use its tokenizer, and shards made with it"
+    ):
         start(trunk, tmp_path / "new", manifest)
     with pytest.raises(InputError, match=r"train.branch_from: is for pretraining alone; start with train.init_from"):
         configs.load("configs/base.py", ["train.branch_from=runs/a@1"], task=configs.CLASSIFICATION)

@@ -163,9 +163,9 @@ def test_what_can_not_be_replayed_is_refused(manifest, tmp_path):
     file.write_text("".join(shares))
     assert list(read_replay(str(file), 0)) == list(range(1, 21))
     for kept, sentence in (
-        ("", "holds no finished run with train.hours; name the timing.jsonl of one that was finished"),
+        ("", "holds no finished run with train.hours; name the timing.jsonl of a finished run"),
         ("".join(shares[:-1]), "holds no finished run"),
-        ("".join(shares[:2] + shares[3:]), r"has no share of step \d+; name"),
+        ("".join(shares[:2] + shares[3:]), r"lacks the share of step \d+; name"),
     ):
         file.write_text(kept)
         with pytest.raises(InputError, match=rf"train.replay = .*timing.jsonl: {sentence}"):

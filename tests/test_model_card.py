@@ -40,13 +40,15 @@ MANIFEST = manifest_of(
 )
 
 
-def line_of(model: Pretrained, start: int = 0) -> list[Run]:
+def ancestry_of(model: Pretrained, start: int = 0) -> list[Run]:
     return [Run(UPath(), model.run_config, None, start)]
 
 
 @pytest.fixture
 def history(model) -> RunSummary:
-    return RunSummary("run", model.run_config, TRAIN, EVALS, goodput.sessions(TIMING), MANIFEST, line=line_of(model))
+    return RunSummary(
+        "run", model.run_config, TRAIN, EVALS, goodput.sessions(TIMING), MANIFEST, ancestry=ancestry_of(model)
+    )
 
 
 def with_keys(model: Pretrained, **keys) -> Pretrained:
@@ -130,7 +132,7 @@ def test_recipe_tokenizer_hardware_and_compute(model, history, tmp_path):
     )
     assert row(card, "useful FLOPs") == [f"{40 * 32 * 32 * per_token:.3g}"]
     gone = with_keys(model, train__branch_from="gone@30")
-    unknown = card_of(gone, tmp_path, history=dataclasses.replace(history, line=line_of(gone, 30)))
+    unknown = card_of(gone, tmp_path, history=dataclasses.replace(history, ancestry=ancestry_of(gone, 30)))
     assert "tokens read" not in unknown and "useful FLOPs" not in unknown
     assert "Hardware" not in card_of(trained, tmp_path, history=dataclasses.replace(history, sessions=[]))
     staged = card_of(with_keys(model, data__batch_stages=[[8, 1200]], train__init_from="hub/name"), tmp_path)
@@ -141,10 +143,12 @@ def test_recipe_tokenizer_hardware_and_compute(model, history, tmp_path):
 
 
 def test_a_branch_names_the_keys_that_change_a_number(model, tmp_path):
-    branch, changes = with_keys(model), ["log.every: 1 -> 2", "shards.dir: '' -> 'a'", "shards.length: 32 -> 64"]
-    branch.meta["branch"] = {"from": "runs/a", "step": 30, "config_changes": [*changes, "train.steps: 40 -> 80"]}
-    started = row(html.unescape(card_of(branch, tmp_path)), "started from")
-    assert started == ["step 30 of runs/a, with shards.length: 32 -> 64, train.steps: 40 -> 80"]
+    branch, changes = with_keys(model), ["log.every: 1 -> 2", "shards.dir: '' -> 'a'", "data.seed: 0 -> 1"]
+    for same_data, shown in ((False, changes[1:]), (True, changes[2:])):
+        lineage = {"from": "runs/a", "step": 30, "config_changes": changes, "same_data": same_data}
+        branch.meta["branch"] = lineage
+        started = row(html.unescape(card_of(branch, tmp_path)), "started from")
+        assert started == [f"step 30 of runs/a, with {', '.join(shown)}"]
 
 
 def test_the_texts_name_the_architecture_and_the_rate(model, tmp_path):

@@ -1,7 +1,7 @@
-"""`bench --parts quality`: two recipes, interleaved, trained for the same time each, and how their losses fall.
+"""`bench --parts quality`: trains two recipes for the same time, interleaved, and compares their loss curves.
 
 Both train on the same rows and are scored on the same masks of the validation split, so their losses compare. Only
-training counts: compiling, evaluating and the other's turns are left out. Schedules span the seconds (train.hours).
+training time counts, not compilation, evaluation or the other's turns. Schedules span that time (train.hours).
 """
 
 import contextlib
@@ -43,17 +43,17 @@ BASELINE = """optimizer.name=adamw optimizer.learning_rate=1e-3 optimizer.b1=0.9
     schedule.warmup_fraction=0 schedule.final_fraction=0 model.init=stock model.init_stddev=0.02
     model.hidden_dropout=0.1 model.attention_dropout=0.1 model.attention=auto data.short_length=0
     data.batch_stages=() data.isolate_documents=false train.init_from=
-    train.init_tiled=false"""  # TrainingArguments', but for the rate
+    train.init_tiled=false"""  # TrainingArguments' defaults, but another learning rate; other keys as in run_mlm.py
 DATA = re.compile(r"(corpus|tokenizer|shards|evaluate)\..*|data\.(seed|lanes|mixture)")  # keys that both have alike
 
 
 class Trainer:
-    """One of the two; `curve` has its "seconds" of training, "steps" and "loss" (None: not finite)."""
+    """One of the two recipes; `curve` lists {"seconds" of training, "steps", "loss" (None: not finite)}."""
 
     steps, seconds, learning_rate, compile_seconds, versions = 0, 0.0, 0.0, None, {}
 
     def __init__(self, task: Pretraining, config: ConfigDict):
-        """Evaluates as `config` says, but for the masks."""
+        """`config` sets the evaluation, except for its masks, which are `MASKS`."""
         self.task, self.curve = task, []
         evaluated = self._evaluated = configs.replace(config, configs.parse(config, MASKS.split()))
         masking = factory.make_masking(evaluated.masking.to_dict(), task.info, None)
@@ -69,12 +69,12 @@ class Trainer:
 
 
 class Ours(Trainer):
-    """Our step."""
+    """Trains with our step."""
 
     def __init__(self, task: Pretraining, config: ConfigDict):
         super().__init__(task, config)
         self.paused_seconds = 0.0  # of the clock of `Budget`
-        self._budget = Budget(task.config.train.hours, "", start=0, share=0.0, log=self)
+        self._budget = Budget(task.config.train.hours, None, start=0, share=0.0, log=self)
         self._state, self._metrics, stream = task.initial_state(), None, task.batches(0)
         self._batches = itertools.chain([first := next(stream)], stream)
         begin = time.monotonic()
@@ -90,7 +90,7 @@ class Ours(Trainer):
         return sharding.put_batch(columns | {"share": np.full(rows, share, np.float32)}, self.task.mesh, rows)
 
     def train(self, share: float) -> None:
-        """Takes a turn, until this share of the seconds is used."""
+        """Trains until this share of the time is used."""
         begin = time.monotonic()
         self.paused_seconds += begin - self._stopped
         while self._budget.share < share:
@@ -104,7 +104,7 @@ class Ours(Trainer):
         self.learning_rate = float(self._metrics["learning_rate"])
 
     def params(self) -> Params:
-        """Returns what is evaluated."""
+        """Returns the parameters to evaluate."""
         return self._state.best_params
 
 
@@ -127,14 +127,14 @@ class Torch(Trainer):
         stack.callback(self.worker.close)
 
     def train(self, share: float) -> None:
-        """Takes a turn, until this share of the seconds is used."""
+        """Trains until this share of the time is used."""
         if self.seconds < share * self._seconds:  # the last step may have taken longer than its turn
             answer = self.worker.ask({"until": share * self._seconds})
             self.steps, self.seconds = answer["steps"], answer["seconds"]
             self.learning_rate = answer["learning_rate"]
 
     def params(self) -> Params:
-        """Returns what is evaluated."""
+        """Returns the parameters to evaluate."""
         self.worker.ask({"save": self._folder})
         found = load.load(self._folder, head=load.LM_HEAD).padded(self.task.config.model.vocab_multiple)
         return sharding.put_tree(found.params, self._shardings)
@@ -145,8 +145,8 @@ def compare(
 ) -> dict[str, Any]:
     """Trains two recipes, {key: (name, config)}: "torch" is PyTorch's Trainer, in that Python, others are our step.
 
-    Returns {"seconds" of each, "turn_seconds", "recipes": {key: row}}, whose "reached_seconds" say when the recipe had
-    the other's last loss (None: never); the "ratio" is of all seconds to these.
+    Returns {"seconds" of each, "turn_seconds", "recipes": {key: row}}. A row's "reached_seconds" is when the recipe
+    first reached the other's last loss (None: never); "ratio" is all seconds divided by that.
     """
     (first, (_, config)), (second, _) = recipes.items()
     tasks = {key: open_task(own, Workdir(workdir), manifest, seconds) for key, (_, own) in recipes.items()}
@@ -180,7 +180,7 @@ def baseline(config: ConfigDict) -> ConfigDict:
 
 
 def on_same_data(config: ConfigDict, other: ConfigDict, name: str) -> ConfigDict:
-    """Returns another config, called `name`, on the data of a config; InputError if its own is of another kind."""
+    """Returns `other` with the data of `config`; raises InputError if row length or vocabulary size differ."""
     own, others = configs.flatten(config), configs.flatten(other)
     for key in ("shards.length", "tokenizer.vocab_size"):
         if own[key] != others[key]:
@@ -190,9 +190,9 @@ def on_same_data(config: ConfigDict, other: ConfigDict, name: str) -> ConfigDict
 
 
 def open_task(config: ConfigDict, workdir: Workdir, manifest: Manifest, seconds: float) -> Pretraining:
-    """Returns the task of a config with a budget instead of its steps, and as large a share of it for the warmup."""
+    """Opens the task with a time budget in place of its steps; the warmup keeps its fraction."""
     if config.train.branch_from:
-        raise InputError(f"config.train.branch_from = {config.train.branch_from}: must be empty for quality.")
+        raise InputError(f"config.train.branch_from = {config.train.branch_from}: must be empty with --parts quality.")
     run = configs.flatten(config)
     total = recipe.total_steps(run, manifest.splits["train"].records)
     budget = {"train.hours": seconds / 3600, "train.steps": 0, "train.epochs": 0.0, "train.replay": ""}
@@ -217,7 +217,7 @@ def take_turns(trainers: dict[str, Trainer], seconds: float) -> float:
 
 
 def seconds_to_reach(curve: list[dict[str, Any]], loss: float | None) -> float | None:
-    """Returns when a curve, straight between its points, first is at a loss or below; None if never."""
+    """Returns the first time at which a curve, interpolated linearly, is at or below a loss; None if never."""
     points = [(line["seconds"], line["loss"]) for line in curve if line["loss"] is not None]
     below = next((n for n, (_, value) in enumerate(points) if loss is not None and value <= loss), None)
     if not below:

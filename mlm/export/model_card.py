@@ -28,7 +28,7 @@ from mlm.training import recipe
 
 CURVE = "loss.png"
 ARCHITECTURES = {"Roberta": "RoBERTa", "RobertaPreLayerNorm": "RoBERTa-PreLayerNorm", "ModernBert": "ModernBERT"}
-DATA = re.compile(r"corpus\.sources|shards\.length|data\..*")  # of what a branch changed, always shown
+ORDER, DATA = re.compile(r"data\..*"), re.compile(r"(corpus|shards|data)\..*")
 POINTS = 8  # evaluations in the table under the curve
 
 
@@ -47,7 +47,7 @@ def write(
             "curve": CURVE if history.train or history.evals else "",
             "losses": _losses(history),
             "device_hours": sum(s.lines[0].get("devices", 1) * s.seconds for s in history.sessions) / 3600,
-            "useful_flops": lineage.useful_flops(history.line, model.config.vocab_size, model.step, model.meta),
+            "useful_flops": lineage.useful_flops(history.ancestry, model.config.vocab_size, model.step, model.meta),
             "versions": ", ".join(f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers)),
         }
     _render(
@@ -138,8 +138,9 @@ def _branch(meta: dict[str, Any]) -> str:
     """Returns what `locate.describe_branch` does, without the keys that change no number."""
     if "branch" not in meta:
         return ""
+    shown = ORDER if meta["branch"].get("same_data") else DATA  # a folder may have moved; older branches lack the key
     keys = {line: line.partition(":")[0] for line in meta["branch"]["config_changes"]}
-    changes = [line for line, key in keys.items() if DATA.fullmatch(key) or not configs.MAY_CHANGE.fullmatch(key)]
+    changes = [line for line, key in keys.items() if shown.fullmatch(key) or not configs.MAY_CHANGE.fullmatch(key)]
     return locate.describe_branch({"branch": meta["branch"] | {"config_changes": changes}})
 
 

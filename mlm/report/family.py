@@ -33,12 +33,12 @@ def downstream(root: UPath) -> Scores:
 
 
 class Family:
-    """A run, those that it came from, and the branches of all of them that lie beside one of them."""
+    """A run, its ancestors, and the branches of all of these in the folders beside them."""
 
     def __init__(self, workdir: Workdir):
         """Reads their configs."""
-        self.line, others = lineage.line(workdir.root), []
-        self.runs = {run.root: run for run in self.line}
+        self.ancestry, others = lineage.ancestry(workdir.root), []
+        self.runs = {run.root: run for run in self.ancestry}
         folders = {file.parent for root in self.runs for file in root.parent.glob("*/config.json")}
         for root in sorted(folders - self.runs.keys(), key=str):
             with contextlib.suppress(DamageError):
@@ -46,16 +46,16 @@ class Family:
         while found := [run for run in others if run.parent in self.runs and run.root not in self.runs]:
             self.runs |= {run.root: run for run in found}
         self.scores = {root: downstream(root) for root in self.runs}
-        self.lines = {root: lineage.line(root) for root in self.runs}
+        self.ancestries = {root: lineage.ancestry(root) for root in self.runs}
 
     def tokens(self, run: Run, step: int) -> int | None:
         """Returns the tokens read up to a step of a run, as `lineage.tokens_read`."""
-        return lineage.tokens_read(self.lines[run.root], step)
+        return lineage.tokens_read(self.ancestries[run.root], step)
 
     def curves(self) -> dict[str, plots.Points]:
         """Returns {name: (tokens read, scores in %)} of the run, with those of the runs that it came from."""
         found, end = defaultdict(dict), math.inf
-        for run in self.line:
+        for run in self.ancestry:
             for step, scores in self.scores[run.root].items():
                 tokens = self.tokens(run, step)
                 for name, value in scores.items() if step <= end and tokens is not None else ():
@@ -67,7 +67,7 @@ class Family:
         """Returns head and rows: the first run, its milestones, and below each step the branches that leave there."""
         scored = [each for own in self.scores.values() for each in own.values()]
         names = sorted({name for each in scored for name in each})
-        rows = list(self._rows(self.line[-1], names, 0))
+        rows = list(self._rows(self.ancestry[-1], names, 0))
         return [("", "tokens read", "loss, nats", *names, "changes"), *rows] if len(rows) > 2 or names else []
 
     def _rows(self, run: Run, names: list[str], depth: int) -> Iterator[tuple[str, ...]]:

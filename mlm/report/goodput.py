@@ -47,12 +47,13 @@ class TimeUse:
         return self.training / self.total if self.total else 0.0
 
 
-def sessions(timing: list[Line]) -> list[Session]:
-    """Returns the starts of a run, in order, without starts at its end that logged nothing."""
+def sessions(timing: list[Line], until: float = float("inf")) -> list[Session]:
+    """Returns the starts of a run up to a step, in order, without starts at its end that logged nothing."""
+    timing = list(timing)
+    while timing and (timing[-1]["kind"] == "start" or timing[-1]["step"] > until):
+        timing.pop()
     starts = [index for index, line in enumerate(timing) if line["kind"] == "start"]
     groups = [timing[start:end] for start, end in itertools.pairwise([*starts, None])]
-    while groups and len(groups[-1]) == 1:
-        groups.pop()
     begins = [lines[0]["step"] for lines in groups]
     return [Session(lines, min(begins[index + 1 :], default=float("inf"))) for index, lines in enumerate(groups)]
 

@@ -17,7 +17,7 @@ class Run(NamedTuple):
     root: UPath
     config: dict[str, Any]  # flattened
     parent: UPath | None  # the folder of the run that it branched off from, if it is still there
-    start: int  # the step of that run where it begins
+    start: int  # the parent's step after which it starts, 0 without one
 
 
 def read(root: UPath) -> Run:
@@ -29,8 +29,8 @@ def read(root: UPath) -> Run:
     return Run(root, config, parent, start)
 
 
-def line(root: UPath) -> list[Run]:
-    """Returns the run in a workdir, the one that it branched off from, and so on up to the first."""
+def ancestry(root: UPath) -> list[Run]:
+    """Returns the run in a workdir, then the runs that it branched off from, nearest first."""
     found, run = [], read(root)
     while run and run not in found:
         found.append(run)
@@ -38,23 +38,25 @@ def line(root: UPath) -> list[Run]:
     return found
 
 
-def tokens_read(line: Sequence[Run], step: int) -> int | None:
-    """Returns the tokens read up to a step of the first run of a line, in rows as long as those of each run.
+def tokens_read(ancestry: Sequence[Run], step: int) -> int | None:
+    """Returns the tokens read up to a step of the first run of an ancestry, in rows as long as those of each run.
 
     None if unknown: of a classifier, without a config, or where a run that it came from is gone.
     """
-    known = all({"data.global_batch", "shards.length"} <= run.config.keys() for run in line)
-    if not known or line[-1].start or line[0].config.get("classify.train"):
+    known = all({"data.global_batch", "shards.length"} <= run.config.keys() for run in ancestry)
+    if not known or ancestry[-1].start or ancestry[0].config.get("classify.train"):
         return None
-    return sum(recipe.own_rows_read(run.config, end) * run.config["shards.length"] for run, end in _ends(line, step))
+    return sum(
+        recipe.own_rows_read(run.config, end) * run.config["shards.length"] for run, end in _ends(ancestry, step)
+    )
 
 
-def useful_flops(line: Sequence[Run], vocab_size: int, step: int, meta: dict[str, Any]) -> float | None:
-    """Returns the useful FLOPs up to a step of the first run of a line, whose metadata is `meta`; None if unknown."""
-    metas, total = [meta, *(locate.metadata(str(run.root)) for run in line[1:])], 0.0
-    if tokens_read(line, step) is None or not all(metas):
+def useful_flops(ancestry: Sequence[Run], vocab_size: int, step: int, meta: dict[str, Any]) -> float | None:
+    """Returns the useful FLOPs up to a step of the first run of an ancestry, with metadata `meta`; None if unknown."""
+    metas, total = [meta, *(locate.metadata(str(run.root)) for run in ancestry[1:])], 0.0
+    if tokens_read(ancestry, step) is None or not all(metas):
         return None
-    for (run, end), own in zip(_ends(line, step), metas, strict=True):
+    for (run, end), own in zip(_ends(ancestry, step), metas, strict=True):
         steps = recipe.total_steps(run.config, own["dataset"]["records"])
         if share := own.get("share"):  # of train.hours
             steps = round(own["step"] / share)
@@ -62,7 +64,7 @@ def useful_flops(line: Sequence[Run], vocab_size: int, step: int, meta: dict[str
     return total
 
 
-def _ends(line: Sequence[Run], step: int) -> list[tuple[Run, int]]:
-    """Returns each run of a line with the last of its steps on the way to `step` of the first."""
-    starts = [run.start for run in line[:-1]]
-    return list(zip(line, itertools.accumulate([step, *starts], min), strict=True))
+def _ends(ancestry: Sequence[Run], step: int) -> list[tuple[Run, int]]:
+    """Returns each run of an ancestry with the last of its steps on the way to `step` of the first."""
+    starts = [run.start for run in ancestry[:-1]]
+    return list(zip(ancestry, itertools.accumulate([step, *starts], min), strict=True))

@@ -26,7 +26,7 @@ class RunSummary:
     evals: list[Line]
     sessions: list[Session]
     manifest: Manifest | None  # of its shards; None if they are gone
-    line: Sequence[Run]  # the run, and those that it came from
+    ancestry: Sequence[Run]  # as `lineage.ancestry`
     glue: dict[str, Any] = dataclasses.field(default_factory=dict)  # the table of the command `glue`, if there is one
 
     @property
@@ -41,7 +41,7 @@ class RunSummary:
 
     @functools.cached_property
     def use(self) -> TimeUse:
-        """What its time went into."""
+        """Where its time went."""
         return use_of_time(self.sessions)
 
     @property
@@ -50,8 +50,8 @@ class RunSummary:
         return self.manifest and self.manifest.splits["validation"].unigram_entropy
 
     def tokens(self, step: int) -> int | None:
-        """Returns what `lineage.tokens_read` does."""
-        return lineage.tokens_read(self.line, step)
+        """Returns the tokens read up to a step, as `lineage.tokens_read`."""
+        return lineage.tokens_read(self.ancestry, step)
 
     def epochs(self, step: int) -> list[tuple[str, float, int, float]]:
         """Returns (name, share, rows, epochs of the run itself) of each folder of a mixture; nothing of one folder."""
@@ -60,7 +60,7 @@ class RunSummary:
         return [(*each, recipe.own_rows_read(self.config, step) * each[1] / each[2]) for each in sized]
 
     def hours(self, line: Line) -> float | None:
-        """Returns the hours from the first start to when a line of metrics.jsonl was written, the last time."""
+        """Hours from the first start until a line of metrics.jsonl was written (if rewritten: the last time)."""
         return self._hours.get((line["kind"], line["step"]))
 
     @functools.cached_property
@@ -70,7 +70,7 @@ class RunSummary:
 
     @property
     def devices(self) -> str:
-        """Of all starts, each once."""
+        """The devices of all starts, without repeats."""
         return ", then ".join(dict.fromkeys(session.devices for session in self.sessions))
 
     def median(self, key: str) -> float | None:
@@ -108,8 +108,6 @@ def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("in
     train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
     tables = {int(step): table for step, table in logs.read_object(workdir.glue).items()}
     newest = max((step for step in tables if step <= until), default=None)
-    timing, (own, *others) = logs.read(workdir.timing), lineage.line(workdir.root)
-    while timing and (timing[-1]["kind"] == "start" or timing[-1]["step"] > until):
-        timing.pop()
-    parts = (config, train, evals, sessions(timing), read_data(workdir, config), [own._replace(config=config), *others])
+    starts, (own, *others) = sessions(logs.read(workdir.timing), until), lineage.ancestry(workdir.root)
+    parts = (config, train, evals, starts, read_data(workdir, config), [own._replace(config=config), *others])
     return RunSummary(workdir.root.name, *parts, tables.get(newest, {}))

@@ -1,7 +1,7 @@
-"""Branches (train.branch_from): a new run that goes on from the whole state of a step of another run.
+"""Branches (train.branch_from): new runs that continue from another run's full training state at a given step.
 
-It reads the batches after that step, in its own order. Where model.positions differs, the rows that both tables have
-are taken, with their moments; the others are freshly initialised, and their moments are zero.
+A branch reads the batches after that step, in its own order. If model.positions differs, the rows that both position
+tables have are copied, with their optimizer moments; new rows are freshly initialized, with zero moments.
 """
 
 import json
@@ -20,7 +20,7 @@ from mlm.training.state import TrainState
 from mlm.workdir import Workdir
 
 POSITIONS = "position_embeddings/embedding"
-STATE_KEYS = ("optimizer.ema_decay", "optimizer.clip_norm")  # 0 or not decides which parts the state has
+STATE_KEYS = ("optimizer.ema_decay", "optimizer.clip_norm")  # turning one on or off changes the state's structure
 SAME_DATA = ("vocab_size", "special_ids", "all_special_ids")
 
 
@@ -49,33 +49,34 @@ def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
         return bool(configs.BRANCH_MAY_CHANGE.fullmatch(key)) and not (key in STATE_KEYS and 0 in (old[key], new[key]))
 
     if refused := [line for line in changes if not allowed(line.partition(":")[0])]:
-        raise InputError(f"{where}: a branch can't change these keys, set them back:\n  " + "\n  ".join(refused))
+        raise InputError(f"{where}: a branch can't change these keys; set them back:\n  " + "\n  ".join(refused))
     theirs, ours = (recipe.batches_read(run, step) for run in (old, new))
-    same_rows = saved["data_fingerprint"] == meta["data_fingerprint"]
-    if same_rows and theirs != ours and (old.get("data.batch_stages") or new["data.batch_stages"]):
-        had = ", ".join(f"{part.rows:,} rows from batch {part.first:,} to batch {part.last:,}" for part in theirs)
+    same_data = saved["data_fingerprint"] == meta["data_fingerprint"]
+    if same_data and theirs != ours and (old.get("data.batch_stages") or new["data.batch_stages"]):
+        had = ", ".join(f"batches {part.first:,} to {part.last:,} of {part.rows:,} rows" for part in theirs)
         fix = "set data.batch_stages and data.skip_batches so that this run would have read the same"
         raise InputError(f"{where}: it read {had}; {fix}.")
-    same_rows = same_rows and recipe.rows_read(old, step) == recipe.rows_read(new, step)
+    same_rows = same_data and recipe.rows_read(old, step) == recipe.rows_read(new, step)
+    same_rows = same_rows and saved.get("branch", {}).get("same_rows", True)  # older branches lack the key
     recipe.check_branch(new, steps)
     theirs, ours = (json.dumps([each["dataset"][key] for key in SAME_DATA], sort_keys=True) for each in (saved, meta))
     folders = [each.tokenizer for each in (source, workdir) if (each.tokenizer / "tokenizer.json").is_file()]
     if ours != theirs or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:
-        raise InputError(f"{where}: was trained with another tokenizer; use shards and a tokenizer like that run's.")
+        raise InputError(f"{where}: was trained with another tokenizer; use its tokenizer, and shards made with it.")
     hours = new["train.hours"]
     used = saved.get("share", 0.0) * old.get("train.hours", 0.0)  # 0 if it counts steps
     if hours and used >= hours:
         raise InputError(f"config.train.hours = {hours:g}: {name} has used {used:g} of them; set it higher.")
-    lineage = {"from": folder, "step": step, "config_changes": changes, "same_rows": same_rows}
+    lineage = {"from": folder, "step": step, "config_changes": changes, "same_data": same_data, "same_rows": same_rows}
     return Source(source, step, {"branch": lineage, "share": used / hours if hours else 0.0})
 
 
 def check_milestones(meta: dict[str, Any]) -> None:
-    """Raises InputError if a branch, new or resumed, has milestones in words and its source read other rows."""
+    """Raises InputError if a branch, new or resumed, has milestones in words, and read other rows before its start."""
     counts_words = any(str(each).startswith("words:") for each in meta["config"]["checkpoint.milestones"])
-    if counts_words and not meta["branch"].get("same_rows", True):  # older branches lack the key
-        what = f"{meta['config']['train.branch_from']} read other rows, so words can't be counted over both"
-        raise InputError(f"config.checkpoint.milestones: {what}; name steps.")
+    if counts_words and not meta["branch"].get("same_rows", True):
+        what = f"{meta['config']['train.branch_from']} read different rows, so words can't be counted across both runs"
+        raise InputError(f"config.checkpoint.milestones: {what}; give them in steps.")
 
 
 def restore(source: Source, shapes: TrainState, initial_state: Callable[[], TrainState]) -> TrainState:
@@ -104,7 +105,7 @@ def restore(source: Source, shapes: TrainState, initial_state: Callable[[], Trai
 
 
 def _overlap(old: jax.Array, fresh: jax.Array) -> jax.Array:
-    """Returns `fresh` with its overlap with `old` taken from there; fresh where the rank differs (factored moments)."""
+    """Copies the overlap of `old` into `fresh`; returns `fresh` as it is if the ranks differ (factored moments)."""
     if old.ndim != fresh.ndim:
         return fresh
     both = tuple(slice(0, min(sizes)) for sizes in zip(old.shape, fresh.shape, strict=True))

@@ -1,7 +1,8 @@
 """Runs of train.hours instead of steps (Izsak et al., 2021): schedules follow the share of the training time used.
 
-The share of a step is an input of it, a whole number of UNITS, so exact in float32. timing.jsonl has that of every
-step in its lines "share": the first, then differences. A run with train.replay reads them, and equals that run.
+A step receives its share as an input, a whole number of UNITS, exact in float32. The "share" lines of timing.jsonl
+record the shares of all steps: the first one, then differences. With train.replay, a run reads them back and repeats
+the recorded run exactly.
 """
 
 import itertools
@@ -22,14 +23,14 @@ UNITS = 2**24  # of a budget
 class Budget:
     """The share of train.hours that is used: by process 0's clock, without pauses, or as another run recorded it."""
 
-    def __init__(self, hours: float, replay: str, *, start: int, share: float, log: Log):
-        """Goes on after step `start`, at which `share` was used."""
+    def __init__(self, hours: float, replay: dict[int, int] | None, *, start: int, share: float, log: Log):
+        """Continues after step `start`, with `share` already used; `replay` as `read_replay` returns it."""
         self.units, self._hours, self._log = round(share * UNITS), hours, log
         self._clock: float | None = None
         self._running: Any = None
         self._used = share * hours * 3600  # seconds
-        self._taken: list[int] = []  # by the steps since the last line
-        self._replay = read_replay(replay, start) if replay else None
+        self._taken: list[int] = []  # units of the steps since the last line: the first absolute, then differences
+        self._replay = replay
 
     @property
     def share(self) -> float:
@@ -80,6 +81,6 @@ def read_replay(replay: str, start: int) -> dict[int, int]:
     ends = next((step for step, units in found.items() if units >= UNITS), 0)
     missing = next((step for step in range(start + 1, ends) if step not in found), None)
     if ends <= start or missing:
-        what = f"has no share of step {missing}" if missing else "holds no finished run with train.hours"
-        raise InputError(f"config.train.replay = {replay}: {what}; name the timing.jsonl of one that was finished.")
+        what = f"lacks the share of step {missing}" if missing else "holds no finished run with train.hours"
+        raise InputError(f"config.train.replay = {replay}: {what}; name the timing.jsonl of a finished run.")
     return found

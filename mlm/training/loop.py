@@ -29,7 +29,7 @@ from mlm.workdir import Workdir
 
 
 class Task(Protocol):
-    """The data and the objective of a run, a class of mlm/tasks/; holds no array of a device."""
+    """The data and objective of a run, a class in mlm/tasks/; holds no device arrays."""
 
     mesh: Mesh
     steps: int  # in total; with train.hours, those of the schedules
@@ -37,10 +37,10 @@ class Task(Protocol):
     shapes: TrainState  # abstract, with shardings, from `state.jit_init`
     metadata: dict[str, Any]  # of data and model, as JSON: saved with a checkpoint, for those who load it
     data_fingerprint: str  # a run can't resume on other data
-    expected_compiles: int = 1  # of a train step: in how many row lengths its batches come
+    expected_compiles: int = 1  # of a train step: one for each row length of its batches
 
     def step_at(self, step: int, position: int | None = None) -> TrainStep:
-        """Returns the jitted train step of a step, counted from 1; `position`: in the schedules, if not `step`."""
+        """Returns the jitted train step of `step`, from 1 up; `position` is its schedule step if that differs."""
         return self.train_step
 
     def rows_at(self, step: int) -> int:
@@ -71,7 +71,7 @@ class Task(Protocol):
 
     def words_per_row(self) -> float:
         """Returns the words of training text in a row, for milestones."""
-        raise InputError("config.checkpoint.milestones: words are counted in pretraining alone; name steps.")
+        raise InputError("config.checkpoint.milestones: only pretraining can count words; give them in steps.")
 
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
         """Returns the metrics hooks of the run, on the first host; `notify` prints a message."""
@@ -96,8 +96,7 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
         meta["branch"] = saved["branch"]
         branch.check_milestones(meta)
     start = source.step if source else found or 0
-    if config.train.replay:
-        read_replay(config.train.replay, start)  # an error comes before anything is written or compiled
+    replay = read_replay(config.train.replay, start) if config.train.replay else None  # before anything is written
     milestones = recipe.milestone_steps(meta["config"], task.steps, task.words_per_row)
     milestones = {*milestones, *saved.get("milestones", ())}
     if cluster.is_primary():
@@ -114,7 +113,7 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
         with Log(workdir.root, meta["config"], start=start, **sizes) as log, distributed.StopSignal() as stop:
             if cluster.is_primary():
                 log.hooks += task.make_hooks(log.notify)
-            budget = Budget(hours, config.train.replay, start=start, share=share, log=log) if hours else None
+            budget = Budget(hours, replay, start=start, share=share, log=log) if hours else None
             return Loop(config, task, checkpoints, log, meta, stop, workdir, milestones, budget).run_from(start, state)
 
 
@@ -131,14 +130,14 @@ class Loop:
     workdir: Workdir
     milestones: set[int]
     budget: Budget | None  # with train.hours
-    trace: Path | None = None  # the folder of a profile that is being taken
+    trace: Path | None = None  # folder of the profile being recorded
 
     def run_from(self, start: int, state: TrainState) -> dict[str, float]:
         """Runs the steps after `start`; returns the scores after the last, from the log if it was run before."""
         task, steps, budget, used = self.task, self.task.steps, self.budget, set()
         if budget.share >= 1 if budget else start >= steps:
             if not (lines := logs.read(self.workdir.metrics, "eval")):
-                what = "has no evaluation of this run, which is finished"
+                what = "the run is finished, but its evaluations are missing here"
                 raise InputError(f"{self.workdir.metrics}: {what}; restore the file, or use `evaluate`.")
             return lines[-1]
         batches = task.batches(start)
@@ -151,7 +150,7 @@ class Loop:
             share = budget and budget.start_step(step, metrics)
             position = step if share is None else max(round(share * steps), 1)
             before, train_step = train_step, task.step_at(step, position)
-            first = train_step is not before  # it opens the data, or compiles
+            first = train_step is not before  # the first call opens the data, or compiles
             if first and pending:
                 pending = self._read(*pending)
             cluster.progress("start" if first else "input", step)
@@ -206,7 +205,7 @@ class Loop:
         nonfinite = int(metrics["consecutive_nonfinite"])
         if nonfinite >= self.config.train.guard_limit:
             what = f"{nonfinite} steps in a row were not finite (train.guard_limit = {self.config.train.guard_limit})"
-            fix = "lower the learning rate or lengthen the warmup, and start again from the last checkpoint"
+            fix = "start a new --workdir or a branch (train.branch_from) with a lower learning rate or a longer warmup"
             raise NumericsError(f"step {step}: {what}, the last good one was {step - nonfinite}; {fix}.")
 
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
@@ -255,12 +254,12 @@ def _check_resume(workdir: Workdir, step: int, meta: dict) -> dict[str, Any]:
     saved = checkpoint_files.read_meta(folder, step)
     changed = configs.diff(saved["config"], meta["config"])
     if changed:
-        fix = "a run can't change these keys, use another --workdir, or set them back"
+        fix = "a resumed run can't change these keys; set them back, or use another --workdir"
         raise InputError(f"{where} was made with another config; {fix}:\n  " + "\n  ".join(changed))
     skipped = (saved["config"].get("data.skip_batches", ()), meta["config"]["data.skip_batches"])
     steps = checkpoint_files.complete_steps(folder)
     skip_batches.check_resume(*skipped, step=step, steps=steps, where=str(folder))
     if saved["data_fingerprint"] != meta["data_fingerprint"]:
-        what = "was made from other shards or rows, or other shares of them (their fingerprint differs)"
-        raise InputError(f"{where} {what}; use another --workdir, or put the old ones back.")
+        what = "was made from other shards or rows, or other proportions of them (their fingerprint differs)"
+        raise InputError(f"{where} {what}; put the old data back, or use another --workdir.")
     return saved
