@@ -46,7 +46,7 @@ def flax_attention(q, k, v, documents, dropout_mask, *, isolated, window=0):
 
 CASES = [(0, "xla", False), (0, "xla", True), slow(0, "fused", False), (0, "fused", True), (0, "cudnn", False)]
 # Windows that are blocks of the row (128), that leave a rest, and that are the row but for its ends.
-CASES += [(16, "xla", False), (24, "xla", False), (100, "xla", False), slow(24, "xla", True)]
+CASES += [(16, "xla", False), (24, "xla", False), (100, "xla", False), (24, "xla", True), slow(100, "xla", True)]
 CASES += [slow(24, "fused", False), (24, "fused", True), (24, "cudnn", False)]
 
 

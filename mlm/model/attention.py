@@ -7,10 +7,11 @@
 
 To add one, write a function like `_xla`, add it to `KERNELS`, and say in `_unsupported` what it does not support.
 
-Each attends to the whole row, or to a window around each token (Beltagy et al., 2020, Longformer, 3.1). fused then
-computes little more than the window; so does xla in rows over three windows without dropout; cudnn the whole row.
+Each attends to the whole row, or only to a window around each token (Beltagy et al., 2020, Longformer, 3.1). With a
+window, fused computes little more than that; so does xla if a row is longer than three times `window` (tokens to each
+side); cudnn computes the whole row.
 
-Dimensions: B rows, L tokens, H hidden size = N heads x D head size D, C tokens in a block.
+Dimensions: B rows, L tokens, H hidden size = N heads x head size D, Q queries, K keys.
 """
 
 import functools
@@ -82,9 +83,9 @@ def _unsupported(name: str, config: PretrainedConfig, length: int, mesh: Mesh, d
 def make_kernel(
     name: str, *, heads: int, mesh: Mesh | None = None, isolated: bool = False, window: int = 0
 ) -> Attention:
-    """Returns the kernel `name`, `heads` in all split over the mesh.
+    """Returns the kernel `name` for `heads` heads in all, split over the mesh.
 
-    `isolated` is to attend within documents alone, `window` to so many tokens to each side; 0 for the whole row.
+    With `isolated`, tokens attend only within their document; `window` is in tokens to each side, 0 for the whole row.
     """
     settings = {"isolated": isolated, "window": window}
     if name != "fused":  # the compiler splits it
@@ -97,7 +98,7 @@ def make_kernel(
 
 
 def _rotated(kernel: Callable[..., Array], *args: Array | None, **settings: object) -> Array:
-    """Calls a kernel that does not rotate."""
+    """Rotates queries and keys, then calls a kernel that does not."""
     q_BxLxH, k_BxLxH, *rest, rotation = args
     if rotation is not None:
         q_BxLxH, k_BxLxH = (rotate(x, *rotation) for x in (q_BxLxH, k_BxLxH))
@@ -115,7 +116,7 @@ def rotate(x_BxLxH: Array, cos: Array, sin: Array) -> Array:
 
 
 def _split(kernel: Attention, mesh: Mesh, *args: Array | Rotation | None) -> Array:
-    """Runs a kernel on each device's rows and heads, inside a caller's shard_map too."""
+    """Splits a kernel over rows and heads with shard_map, inside a caller's shard_map too."""
     outer = jax.sharding.get_abstract_mesh()
     axes = [axis for axis in mesh.axis_names if axis not in outer.manual_axes]  # that no caller has split
     if not axes:
@@ -130,24 +131,25 @@ def _split(kernel: Attention, mesh: Mesh, *args: Array | Rotation | None) -> Arr
 
 def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, window):
     arrays = q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL
-    if window and 3 * window < segments_BxL.shape[1] and dropout_mask_LxL is None:
-        return _blocks(*arrays, heads=heads, isolated=isolated, window=window)
+    if window and 3 * window < segments_BxL.shape[1]:
+        return _blocks(*arrays, dropout_mask_LxL, heads=heads, isolated=isolated, window=window)
     allowed = _allowed(segments_BxL, segments_BxL, isolated, window)
     return _weigh(*arrays[:3], allowed, dropout_mask_LxL, heads)
 
 
-def _weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK, dropout_mask_KxQ, heads):
+def _weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK, dropout_mask, heads):
+    """Attention to the allowed keys; `dropout_mask` is [K, Q], or [B, 1, K, Q], or None."""
     q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxQxH, k_BxKxH, v_BxKxH))
     bias = jnp.where(allowed_Bx1xQxK, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
     scores_BxNxQxK = jnp.einsum("bqnd,bknd->bnqk", q / math.sqrt(q.shape[-1]), k) + bias
     probs_BxNxQxK = jax.nn.softmax(scores_BxNxQxK)
-    if dropout_mask_KxQ is not None:
-        probs_BxNxQxK = probs_BxNxQxK * dropout_mask_KxQ.T
+    if dropout_mask is not None:
+        probs_BxNxQxK = probs_BxNxQxK * dropout_mask.mT
     return jnp.einsum("bnqk,bknd->bqnd", probs_BxNxQxK, v).reshape(q_BxQxH.shape)
 
 
-def _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, *, heads, isolated, window):
-    """Attention of blocks of `window` queries, each a row of its own, to their keys and those of the blocks beside."""
+def _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, window):
+    """Local attention: each block of `window` queries attends to the keys of its own and of both adjacent blocks."""
     rows, length = segments_BxL.shape
     count = -(-length // window)
 
@@ -159,8 +161,14 @@ def _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, *, heads, isolated, window)
         near = jnp.concatenate([padded[:, i : i + count] for i in range(2 * beside + 1)], axis=2)
         return near.reshape(rows * count, -1, *x_BxL.shape[2:])
 
+    dropout_mask = None
+    if dropout_mask_LxL is not None:
+        rest = count * window - length
+        padded = jnp.pad(dropout_mask_LxL, [(window, window + rest), (0, rest)])
+        cut = jax.vmap(lambda start: jax.lax.dynamic_slice(padded, (start, start), (3 * window, window)))
+        dropout_mask = jnp.tile(cut(jnp.arange(0, length, window)), (rows, 1, 1))[:, None]
     allowed = _allowed(blocks(segments_BxL, 0), blocks(segments_BxL, 1), isolated, window, first=window)
-    context = _weigh(blocks(q_BxLxH, 0), blocks(k_BxLxH, 1), blocks(v_BxLxH, 1), allowed, None, heads)
+    context = _weigh(blocks(q_BxLxH, 0), blocks(k_BxLxH, 1), blocks(v_BxLxH, 1), allowed, dropout_mask, heads)
     return context.reshape(rows, count * window, -1)[:, :length]
 
 
