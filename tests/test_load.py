@@ -54,9 +54,10 @@ def lay_out(folder: pathlib.Path, layout: str) -> None:
         (folder / locate.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
     elif layout == "tied bias":
         save_file(tensors | {"lm_head.decoder.bias": tensors.pop("lm_head.bias")}, file)
-    elif layout == "bias of an older vocabulary":
+    elif layout.startswith("bias of a"):
         bias = tensors.pop("lm_head.bias")
-        save_file(tensors | {"lm_head.decoder.bias": bias, "lm_head.bias": bias[:-4].copy()}, file)
+        left = bias[:-4].copy() if "smaller" in layout else np.pad(bias, (0, 4))
+        save_file(tensors | {"lm_head.decoder.bias": bias, "lm_head.bias": left}, file)
     elif layout == "pooler":
         save_file(tensors | {"roberta.pooler.dense.weight": np.ones((64, 64), np.float32)}, file)
     elif layout == "without a head":
@@ -66,7 +67,8 @@ def lay_out(folder: pathlib.Path, layout: str) -> None:
         save_file(own, file)
 
 
-LAYOUTS = ["msgpack", "several files", "tied bias", "bias of an older vocabulary", "pooler", "one file"]
+BIASES = ["tied bias", "bias of a smaller vocabulary", "bias of a larger vocabulary"]
+LAYOUTS = ["msgpack", "several files", *BIASES, "pooler", "one file"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -292,13 +294,13 @@ def test_special_tokens_of_another_type_are_refused(folder, data):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("bert", "is a bert"),
+        ("bert", "its config.json has model_type = bert; it must be "),
         ("untied", "its embeddings are not tied"),
         ("torn config", "its config.json can't be read"),
         ("no config", "has no config.json and no checkpoints"),
         ("no weights", "has neither model.safetensors nor flax_model.msgpack"),
         ("torn", "its weights can't be read"),
-        ("a layer less", "its weights are not those of its config.json: 1 layers where config.json asks for 2"),
+        ("a layer less", "its weights don't match its config.json: 1 layers where config.json asks for 2"),
         ("a norm less", "roberta/embeddings/LayerNorm/bias is None where config.json asks for (64,)"),
         ("a pickle alone", "has neither model.safetensors nor flax_model.msgpack"),
         ("/etc/hostname", "'/etc/hostname' is not the name of a file inside its folder"),

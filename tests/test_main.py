@@ -95,7 +95,9 @@ def test_a_command_that_reads_no_config_takes_no_key(name, tmp_path, capsys):
 def test_export_checks_the_config_that_it_is_given(family, capsys):
     line = ["export", f"--workdir={family.root}"]
     refuse([*line, "--config=/nonexistent.py"], 2, "--config=/nonexistent.py: there is no such file", capsys=capsys)
-    refuse([*line, "--config.no.such=1"], 2, "--config.no.such: there is no such key", capsys=capsys)
+    refuse([*line, "--config.pod.such=1"], 2, "--config.pod.such: there is no such key", capsys=capsys)
+    sentence = "--config.train.seed=1: export writes the checkpoint as it is; only pod.* can be set."
+    refuse([*line, "--config.train.seed=1"], 2, sentence, capsys=capsys)
 
 
 def test_only_what_trains_speaks_of_steps_when_it_is_stopped(monkeypatch):

@@ -23,7 +23,7 @@ from mlm.model import weights
 from mlm.text import show
 from mlm.training.budget import UNITS
 from mlm.workdir import Workdir
-from tests.fixtures import TINY, tiny_config
+from tests.fixtures import TINY, slow, tiny_config
 from tests.fixtures_data import shard_rows
 from tests.test_bad_input import refuse
 from tests.torch_environments import run_torch, torch_python
@@ -75,7 +75,7 @@ def test_they_take_turns_within_their_budgets(workdir, tmp_path, monkeypatch, ca
         used[size] += time.monotonic() - begin
 
     monkeypatch.setattr(quality.Ours, "train", recorded)
-    other = write_config(tmp_path / "other.py", "schedule.final_fraction=0.5", "model.hidden_size=64")
+    other = write_config(tmp_path / "base.py", "schedule.final_fraction=0.5", "model.hidden_size=64")
     plot = tmp_path / "curves.svg"
     own = ["--seconds=1.5", f"--against={other}", "--json", f"--plot={plot}", "--config.schedule.warmup_steps=3"]
     assert __main__.main(arguments(workdir, *own)) == 0
@@ -101,7 +101,8 @@ def test_they_take_turns_within_their_budgets(workdir, tmp_path, monkeypatch, ca
     assert loser["reached_seconds"] is None and loser["ratio"] is None
     assert winner["reached_seconds"] == quality.seconds_to_reach(winner["curve"], loser["loss"]) > 0
     assert winner["ratio"] == pytest.approx(1.5 / winner["reached_seconds"])
-    assert plot.read_text().count("<svg") == 1
+    drawn = plot.read_text()
+    assert drawn.count("<svg") == 1 and "<!-- base.py -->" in drawn and "<!-- base.py (against) -->" in drawn
     assert "quality: 1.5 of 1.5 s: mlm " in err
 
 
@@ -140,7 +141,7 @@ def test_a_pause_is_not_of_the_budget(workdir, manifest, monkeypatch):
     assert 0.6 <= trainer._budget.share < before + 0.6 and 0.6 <= trainer.seconds < 1.2
 
 
-@pytest.mark.parametrize("overrides", [(), ("masking.kind=word", "masking.rate=0.3", "optimizer.ema_decay=0.9")])
+@pytest.mark.parametrize("overrides", [slow(()), ("masking.kind=word", "masking.rate=0.3", "optimizer.ema_decay=0.9")])
 def test_its_loss_is_that_of_evaluate(workdir, manifest, tmp_path, capsys, overrides):
     """On 15% token masks, whatever the recipe trains with; of the averaged parameters, if there are any."""
     trainer = open_trainer(workdir, manifest, *overrides)
@@ -265,7 +266,7 @@ BAD = [
     (["--seconds=5", "--plot=a.pdf"], "--plot=a.pdf: name"),
     (["--seconds=5", "--workdir=/nowhere"], "--workdir=/nowhere: there is no such folder"),
     (["--seconds=5", "--config.shards.length=16"], "config.shards.length = 16: the shards in "),
-    (["--seconds=5", "--config.train.branch_from=a@3"], "config.train.branch_from = a@3: must be empty for quality"),
+    (["--seconds=5", "--config.train.branch_from=a@3"], "config.train.branch_from = a@3: must be empty with --parts"),
     (["--parts", "step", "--against=OTHER"], "--against needs --parts quality"),
     (["--parts", "step", "--plot=a.png"], "--plot needs --parts quality"),
 ]
@@ -286,3 +287,5 @@ def test_both_are_on_the_data_of_the_config(tmp_path):
     assert name == f"{other}, overridden"
     assert (against.data.seed, against.shards.dir, against.evaluate.seed) == (7, "mine", 3)
     assert (against.data.global_batch, against.masking.rate) == (32, 0.4)
+    args.config = f"{tmp_path}/../{tmp_path.name}/other.py"
+    assert next(iter(open_recipes(args, config).values()))[0] == f"{args.config}, overridden", "the same file"

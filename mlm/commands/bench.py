@@ -59,8 +59,11 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if args.plot:
         from mlm.report import plots
 
-        rows = [(row["name"].rpartition("/")[2], row["curve"]) for row in found["quality"]["recipes"].values()]
-        curves = {name: [([], []), plots.points(curve, "loss", 1, itemgetter("seconds"))] for name, curve in rows}
+        curves = {}
+        for key, row in found["quality"]["recipes"].items():
+            name = row["name"].rpartition("/")[2]
+            name += f" ({key})" * (name in curves)  # a file of the same name
+            curves[name] = [([], []), plots.points(row["curve"], "loss", 1, itemgetter("seconds"))]
         plots.save(plots.draw_together(curves, "seconds of training"), Path(args.plot))
     lines = interleaved.render({part: rows for part, rows in found.items() if part != "quality"})
     lines += quality.render(found["quality"]) if "quality" in found else []
@@ -96,7 +99,7 @@ def open_recipes(args: argparse.Namespace, config: ConfigDict) -> Recipes:
         key = "torch" if args.torch else "stock"
         return {"mlm": (args.config, config), key: (NAMES[key], quality.baseline(config))}
     other = quality.on_same_data(config, configs.load(args.against, [], flag="--against"), args.against)
-    name = args.config + ", overridden" * (args.config == args.against)
+    name = args.config + ", overridden" * Path(args.config).samefile(args.against)
     return {"mlm": (name, config), "against": (args.against, other)}
 
 

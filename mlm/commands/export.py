@@ -33,6 +33,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
     task = configs.CLASSIFICATION if locate.is_classifier(workdir) else configs.PRETRAINING
     common.join(args, overrides, task=task)
+    if stray := [each for each in overrides if not each.startswith("pod.")]:
+        raise InputError(f"--config.{stray[0]}: export writes the checkpoint as it is; only pod.* can be set.")
     if args.config or overrides or args.processes > 1:
         config = common.read_config(args, overrides, task=task)
     for flag in ("public", "revision"):

@@ -60,8 +60,9 @@ def run(
     mesh, padded, shardings, params = put_on_devices(config, loaded)
     info, isolated, dtype = DatasetInfo.from_manifest(manifest), config.data.isolate_documents, config.model.dtype
     network = padded.family(padded.config, dtype, cls_id=info.special_ids["cls"] if isolated else None)
+    choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
     kernel = {"length": read.length, "mesh": mesh, "dtype": dtype, "isolated": isolated}
-    network = network.with_attention(lambda window: make_attention("auto", padded.config, window=window, **kernel))
+    network = network.with_attention(lambda window: make_attention(choice, padded.config, window=window, **kernel))
 
     weights = f"{weights_name(loaded)}, data {read.fingerprint[:12]}"
     scores, entries = {}, {}

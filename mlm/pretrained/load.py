@@ -1,4 +1,4 @@
-"""The one loader of models. A folder may be hostile: it is read as data alone, and every value is checked."""
+"""Loads models. A folder may be hostile: it is only ever read as data, and every value is checked."""
 
 import dataclasses
 from typing import Any, Self
@@ -99,7 +99,7 @@ class Pretrained:
         return {self.family.body: body} | {name: self.params[name] for name in shared}
 
     def with_vocabulary(self, size: int) -> Self:
-        """Returns the model with `size` entries, as `weights.resize_vocabulary` cuts off or adds them."""
+        """Returns the model with a vocabulary of `size` entries, cut off or padded by `weights.resize_vocabulary`."""
         config = type(self.config).from_dict(self.config.to_dict())
         config.vocab_size = size
         return dataclasses.replace(self, config=config, params=weights.resize_vocabulary(self.params, size))
@@ -114,7 +114,7 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
 
     Args:
       model: a workdir, WORKDIR@STEP, a folder with config.json and safetensors or flax_model.msgpack, or a Hub name.
-      head: LM_HEAD or CLASSIFIER, which the model then has, and no parameters but its config's; None for any or none.
+      head: that it must have, LM_HEAD or CLASSIFIER, with no parameters beyond the config's; None for any or none.
     """
     if isinstance(model, Workdir):
         return from_workdir(model, head=head)
@@ -184,7 +184,7 @@ def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[Pretrain
 
 
 def config_of(content: dict[str, Any]) -> PretrainedConfig:
-    """Returns transformers' config of a checkpoint's or folder's, which may be one that transformers 5 has written."""
+    """Returns transformers' config from the JSON of a checkpoint or a folder, which transformers 5 may have written."""
     if content.get("rope_scaling"):
         raise ValueError("rope_scaling, which is not supported")
     if "rope_parameters" in content:
@@ -215,10 +215,10 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
     except Exception as error:  # whatever transformers raises at values of another type
         reason = printable(f"{type(error).__name__}: {error}")[:200]
         reason = "not a JSON object" if isinstance(error, DamageError) else reason
-        raise InputError(f"{where}: its config.json can't be read ({reason}); take a good copy.") from None
+        raise InputError(f"{where}: its config.json can't be read ({reason}); use another copy or model.") from None
     if not known:
         name, kinds = printable(str(content.get("model_type")))[:80], " or ".join(FAMILIES)
-        raise InputError(f"{where}: is a {name} according to its config.json; a {kinds} is needed.")
+        raise InputError(f"{where}: its config.json has model_type = {name}; it must be {kinds}.")
     own = MODERNBERT if config.model_type == "modernbert" else ROBERTA
     for (check, allowed), keys in (*SHARED.items(), *own.items()):
         for key in keys.split():
@@ -227,9 +227,9 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
                 raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")
     size, rest = divmod(config.hidden_size, config.num_attention_heads)
     if rest or (config.model_type == "modernbert" and size % 2) or config.pad_token_id >= config.vocab_size:
-        text = "has attention heads of an odd size, or that don't divide hidden_size"
+        text = "has attention heads that don't divide hidden_size or are of an odd size"
         raise InputError(
-            f"{where}: its config.json {text}, or a pad_token_id outside the vocabulary; take a good copy."
+            f"{where}: its config.json {text}, or a pad_token_id outside the vocabulary; use another copy or model."
         )
     return config
 
@@ -247,10 +247,7 @@ def _read_weights(folder: UPath, family: type[Network], where: str) -> Params:
         if files:
             parts = [safetensors.flax.load_file(str(file)) for file in files]  # numpy's loader knows no bfloat16
             tensors = {key: value for part in parts for key, value in part.items()}
-            tied = tensors.get("lm_head.decoder.bias", np.empty(0))
-            if len(tied) > len(tensors.get("lm_head.bias", ())):  # missing, or left over from a smaller vocabulary
-                tensors["lm_head.bias"] = tied
-            params = weights.from_torch(tensors)
+            params = weights.from_torch(_untied(tensors))
         else:
             params = flax.serialization.msgpack_restore((folder / MSGPACK).read_bytes())
         flat = {path: np.asarray(value, np.float32) for path, value in flatten_dict(params).items()}
@@ -258,8 +255,18 @@ def _read_weights(folder: UPath, family: type[Network], where: str) -> Params:
             raise ValueError("a parameter has a name that is not text")
         params = unflatten_dict(flat)
     except Exception as error:  # whatever the libraries raise at a file that is not what its name says
-        raise InputError(f"{where}: its weights can't be read ({printable(str(error))[:300]}).") from None
+        reason = printable(str(error))[:300]
+        raise InputError(f"{where}: its weights can't be read ({reason}); use an undamaged copy.") from None
     return params if family.body in params else {family.body: params}
+
+
+def _untied(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Returns PyTorch's tensors with one bias of the decoder: of two, one may be left over from another vocabulary."""
+    embedding = next((value for name, value in tensors.items() if name.endswith("word_embeddings.weight")), ())
+    for name in ("lm_head.bias", "lm_head.decoder.bias"):
+        if name in tensors and len(tensors[name]) == len(embedding):
+            return tensors | {"lm_head.bias": tensors[name]}
+    return tensors
 
 
 def _shapes(config: PretrainedConfig, head: str) -> Params:
@@ -288,4 +295,4 @@ def _check_params(found: Pretrained, head: str | None, where: str) -> None:
         if odd:
             difference = f"{odd[0]} is {own.get(odd[0])} where config.json asks for {wanted.get(odd[0])}"
     if difference:
-        raise InputError(f"{where}: its weights are not those of its config.json: {difference}; take a good copy.")
+        raise InputError(f"{where}: its weights don't match its config.json: {difference}; use an undamaged copy.")

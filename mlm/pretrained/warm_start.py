@@ -61,10 +61,10 @@ def rotary_changes(source: Pretrained, config: PretrainedConfig) -> list[str]:
 def tile(
     source: Pretrained, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]]
 ) -> tuple[Pretrained, list[str]]:
-    """Returns the source with H, I, heads and layers of `config`, and lines that say so; `shapes` are by name."""
+    """Tiles the source to `config`'s H, I, heads and layers; also returns lines for the log. `shapes` are by name."""
     old, leaves, stack = source.config, source.leaves, "/".join(source.family.stack) + "/"
     outer, inner = ((getattr(old, key), getattr(config, key)) for key in ("hidden_size", "intermediate_size"))
-    heads = (config.num_attention_heads - old.num_attention_heads) // 2  # before those in the middle: all stay whole
+    heads = (config.num_attention_heads - old.num_attention_heads) // 2  # whole heads before the copy in the middle
     starts = {inner: (inner[1] - inner[0]) // 2, outer: heads * (outer[0] // old.num_attention_heads)}
     layers = _spread_layers(old, config)
     found = {name: values for name, values in leaves.items() if not name.startswith(stack)}
@@ -88,7 +88,7 @@ def tile(
 
 
 def _spread_layers(old: PretrainedConfig, new: PretrainedConfig) -> list[int]:
-    """Returns the layer of the smaller model that each layer takes: of its kind, the k-th of n the (k m / n)-th of m.
+    """Returns the source's layer for each new one: within a kind, the k-th of n takes the (k m / n)-th of m.
 
     ModernBERT's kinds are the first layer, which lacks a norm, the other global ones, and the local ones.
     """
@@ -108,7 +108,7 @@ def _spread_layers(old: PretrainedConfig, new: PretrainedConfig) -> list[int]:
 def fit(
     source: Pretrained, shapes: dict[str, tuple[int, ...]], *, pad_id: int, vocab_size: int, tokens: str | None
 ) -> tuple[dict[str, Taken], list[str]]:
-    """Returns what is taken, by name, and lines that say what happened to every parameter of both models.
+    """Returns {name: what is copied}, and lines that report what happened to every parameter of both models.
 
     `vocab_size` is V without padding; `tokens` is the folder of our tokenizer, without which rows are matched by id.
     """
@@ -139,12 +139,13 @@ def fit(
     fresh, left = [name for name in shapes if name not in taken], [name for name in leaves if name not in shapes]
     lines = [
         f"start from {source.source}",
-        f"  taken: {_grouped(whole, family)}",
-        f"  {' and '.join(by_token)}: {_counts(len(pairs[0]), vocab_size, entries)} rows, matched by {how}",
+        f"  copied: {_grouped(whole, family)}",
+        f"  {' and '.join(by_token)}: {_counts('rows', len(pairs[0]), vocab_size, entries)}; matched by {how}",
     ]
     if positions in leaves:
-        lines.append(f"  {positions}: {_counts(min(lengths), lengths[1], lengths[0])} positions")
-    rest = {"fresh, for the source lacks them or has them in another shape": fresh, "left over in the source": left}
+        lines.append(f"  {positions}: {_counts('positions', min(lengths), lengths[1], lengths[0])}")
+    missing, unused = "newly initialized (missing from the source, or of another shape)", "unused in the source"
+    rest = {missing: fresh, unused: left}
     lines += [f"  {what}: {_grouped(names, family)}" for what, names in rest.items() if names]
     return taken, lines
 
@@ -177,10 +178,10 @@ def _texts(fast: Tokenizer) -> list[tuple[str, int]]:
     return found
 
 
-def _counts(taken: int, ours: int, theirs: int) -> str:
-    fresh = f", {ours - taken:,} fresh" if ours > taken else ""
-    left = f", {theirs - taken:,} left over" if theirs > taken else ""
-    return f"{taken:,} taken of {theirs:,}{fresh}{left}"
+def _counts(what: str, taken: int, ours: int, theirs: int) -> str:
+    fresh = f", {ours - taken:,} newly initialized" if ours > taken else ""
+    left = f", {theirs - taken:,} unused" if theirs > taken else ""
+    return f"{taken:,} of {theirs:,} {what} copied{fresh}{left}"
 
 
 def _grouped(names: list[str], family: type[Network]) -> str:
@@ -193,7 +194,7 @@ def _grouped(names: list[str], family: type[Network]) -> str:
 
 
 def start(params: Params, taken: dict[str, Taken]) -> Params:
-    """Returns `params`, freshly initialised, with what was taken; every array keeps its sharding."""
+    """Returns `params`, freshly initialized, with the copied values filled in; every array keeps its sharding."""
 
     def shard(values: np.ndarray, like: jax.Array) -> jax.Array:
         return jax.make_array_from_callback(like.shape, like.sharding, lambda index: values[index])
