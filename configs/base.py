@@ -43,8 +43,9 @@ def get_config() -> ConfigDict:
     config.data = ConfigDict()
     config.data.seed = 0  # of the order of records
     config.data.global_batch = 256  # rows per step, over all hosts, devices and accumulation steps
-    # Smaller batches at the start, in this order: STEPS batches of ROWS rows each; then all have global_batch rows.
-    config.data.batch_stages = ()  # ((ROWS, STEPS), ...), ROWS a multiple of lanes and train.accumulate
+    # Smaller batches at the start, in this order: STEPS batches of ROWS rows each (a multiple of lanes and
+    # train.accumulate, at most global_batch); then all have global_batch rows.
+    config.data.batch_stages = ()  # ((ROWS, STEPS), ...)
     config.data.lanes = 8  # virtual hosts: a multiple or a divisor of the number of hosts; fixed for the life of a run
     # Several folders of shards: each has its share of the lanes, so exactly that share of every batch, and its own
     # epochs. Write the shards beforehand, each folder's with a config of its own, all with the same tokenizer.

@@ -46,7 +46,7 @@ def mflop_per_token(name: str) -> tuple[float, float]:
     return body, whole - body
 
 
-MODERN = ["modernbert_base.py", "modernbert_base_long.py", "modernbert_large.py"]
+MODERN = ["modernbert_base.py", "modernbert_base_long.py", "modernbert_large.py", "modernbert_large_long.py"]
 PUBLISHED = ["roberta_base.py", "roberta_large.py", "tf_tpu_wikitext.py", "wikitext103_large.py", *MODERN]
 
 
@@ -106,15 +106,18 @@ def test_published_recipes():
     assert recipe.rows_read(modern, 184_160) * 1024 == pytest.approx(900e9, rel=1e-4), "where the authors restarted"
     steps = configs.load("configs/modernbert_base.py", []).train.steps
     assert modern["train.init_from"].endswith(f"@{steps}")
-    long = configs.flatten(configs.load("configs/modernbert_base_long.py", []))
-    schedule, tokens = optimizer.make_schedule(long, long["train.steps"]), 576 * 8192
-    assert long["train.branch_from"].endswith(f"@{steps}")
-    decay = round(long["schedule.decay_fraction"] * long["train.steps"])
-    assert decay * tokens == pytest.approx(50e9, rel=1e-4)
-    assert (long["train.steps"] - decay - steps) * tokens == pytest.approx(250e9, rel=1e-4)
-    rates = [float(schedule(step)) for step in (steps, steps + 52_982, steps + 52_982 + decay // 4, steps + 63_578)]
-    assert rates == pytest.approx([3e-4, 3e-4, 1.5e-4, 3e-7], rel=2e-3)
-    assert long["optimizer.weight_decay"] * long["optimizer.learning_rate"] == pytest.approx(1e-5, rel=1e-2)
+    for size, rows, rate, decay_rate in (("base", 576, 3e-4, 1e-5), ("large", 640, 5e-5, 1e-6)):
+        steps = configs.load(f"configs/modernbert_{size}.py", []).train.steps
+        long = configs.flatten(configs.load(f"configs/modernbert_{size}_long.py", []))
+        schedule, tokens = optimizer.make_schedule(long, long["train.steps"]), rows * 8192
+        assert long["train.branch_from"] == f"runs/modernbert_{size}@{steps}"
+        decay = round(long["schedule.decay_fraction"] * long["train.steps"])
+        first = long["train.steps"] - decay
+        assert decay * tokens == pytest.approx(50e9, rel=1e-4)
+        assert (first - steps) * tokens == pytest.approx(250e9, rel=1e-4)
+        rates = [float(schedule(step)) for step in (steps, first, first + decay // 4, long["train.steps"])]
+        assert rates == pytest.approx([rate, rate, rate / 2, rate / 1000], rel=2e-3)
+        assert long["optimizer.weight_decay"] * long["optimizer.learning_rate"] == pytest.approx(decay_rate, rel=1e-2)
     wikitext = configs.load("configs/wikitext103_large.py", [])
     assert (wikitext.shards.length, wikitext.data.global_batch, wikitext.train.epochs) == (512, 128, 3)
     assert (wikitext.model.layers, wikitext.model.hidden_size) == (24, 1024)
