@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
+import jax
 import numpy as np
 import pytest
 
@@ -41,6 +43,8 @@ CONFIGS = [
     (["--config.optimizer.learning_rate=nan"], "optimizer.learning_rate = nan", "finite"),
     (["--config.train.steps=-5"], "train.steps = -5", "from 0 up"),
     (["--config.shards.length=128", "--config.model.positions=64"], "shards.length = 128", "model.positions = 64"),
+    (["--config.model.local_attention=9", "--config.model.family=modernbert"], "model.local_attention = 9", "even"),
+    (["--config.model.heads=256", "--config.model.family=modernbert"], "model.heads = 256", "rotary positions"),
     (["--config.data.global_batch=30"], "data.global_batch = 30", "data.lanes = 8"),
     (["--config.corpus.sources=wiki"], "corpus.sources", "hf:NAME"),
     (["--config=configs/none.py"], "configs/none.py", "no such file"),
@@ -167,6 +171,25 @@ def test_batch_does_not_fit_the_devices(manifest, tmp_path, capsys):
     refuse(arguments, 2, "config.mesh", "8 devices", capsys=capsys)
 
 
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """The functions that jax has compiled, or read from its cache, since the test began."""
+    names: list[str] = []
+
+    def listen(event: str, seconds: float, **about: str) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(about["fun_name"])
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        jax.jit(lambda x: x + 1)(1)
+        assert names, "jax no longer reports compilations like this: the test would prove nothing"
+        names.clear()
+        yield names
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
 def foreign(folder: pathlib.Path, ids: np.ndarray) -> None:
     """Shards as the TF-TPU example writes them: no manifest, so nothing but reading them tells what they hold."""
     for split in ("train", "validation"):
@@ -174,6 +197,24 @@ def foreign(folder: pathlib.Path, ids: np.ndarray) -> None:
         for shard in range(4):
             records = tfrecord.encode(ids[shard::4])
             (folder / split / f"dataset-{shard}-{len(records)}.tfrecord").write_bytes(b"".join(records))
+
+
+@pytest.mark.parametrize(
+    ("length", "settings", "words"),
+    [
+        (32, ("model.attention=fused",), "rows of 32 tokens"),
+        (32, ("model.attention=cudnn",), "a CPU"),
+        (1024, ("model.attention=fused", "model.local_attention=258"), "windows of 129 tokens to each side"),
+    ],
+)
+def test_a_kernel_that_can_not_compute_the_model(tokenizer_folder, tmp_path, capsys, compiled, length, settings, words):
+    foreign(tmp_path / "shards", np.random.default_rng(0).integers(5, 600, (64, length)))
+    shutil.copytree(tokenizer_folder, tmp_path / "run" / "tokenizer")
+    sizes = (f"shards.length={length}", f"model.positions={length}", "model.family=modernbert", "model.layers=2")
+    arguments = train_arguments(tmp_path / "run", str(tmp_path / "shards"), *sizes, *settings)
+    key = settings[0].replace("=", " = ")
+    refuse(arguments, 2, f"{key}: the kernel does not support {words}", capsys=capsys)
+    assert compiled == []
 
 
 def test_token_id_over_the_vocabulary(tokenizer_folder, tmp_path, capsys):
@@ -204,6 +245,14 @@ def trained_workdir(manifest, tmp_path_factory) -> pathlib.Path:
 @pytest.fixture
 def workdir(trained_workdir, tmp_path) -> pathlib.Path:
     return pathlib.Path(shutil.copytree(trained_workdir, tmp_path / "workdir"))
+
+
+@pytest.mark.parametrize("family", ["roberta_prelayernorm", "modernbert"])
+def test_a_start_from_another_family(trained_workdir, manifest, tmp_path, capsys, compiled, family):
+    settings = (f"train.init_from={trained_workdir}", f"model.family={family}")
+    sentence = f"model.family = {family}: train.init_from = {trained_workdir} is a roberta"
+    refuse(train_arguments(tmp_path, manifest.folder, *settings), 2, sentence, capsys=capsys)
+    assert compiled == []
 
 
 def arguments_for(workdir: pathlib.Path, manifest, *overrides: str) -> list[str]:

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from mlm import config as configs
-from mlm.config_rules import RULES
+from mlm.config_rules import MODERNBERT, RULES
 from mlm.errors import InputError
+from mlm.model import families
 from tests.test_config import BASE, refused
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -175,6 +176,15 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
     assert match[3] == RULES[key][1]
 
 
+# The keys of ModernBERT alone: a value that is not the default, and the default as the message shows it.
+OF_MODERNBERT = {
+    "local_attention": ("64", "128"),
+    "global_every": ("2", "3"),
+    "global_rope_theta": ("10000.0", "160000"),
+    "local_rope_theta": ("160000.0", "10000"),
+}
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
@@ -184,8 +194,14 @@ def test_each_rule_names_key_value_and_what_is_allowed(key, value):
             "config.corpus.validation_groups = ('a',): must be () where corpus.group is document.",
         ),
         (["model.heads=7"], "config.model.heads = 7: must divide model.hidden_size."),
-        (["model.global_every=2"], "config.model.global_every = 2: is for family modernbert; leave it at 3."),
-        (["model.local_attention=64"], "config.model.local_attention = 64: is for family modernbert; leave it at 128."),
+        *(
+            (
+                [f"model.family={family}", f"model.{key}={value}"],
+                f"config.model.{key} = {value}: is for family modernbert; leave it at {default}.",
+            )
+            for family in ("roberta", "roberta_prelayernorm")
+            for key, (value, default) in OF_MODERNBERT.items()
+        ),
         (
             ["model.family=modernbert", "model.heads=256"],
             "config.model.heads = 256: must leave heads of an even size, as rotary positions need.",
@@ -316,6 +332,32 @@ def test_rules_of_token_labels(override, words):
     configs.load(BASE, [override], task=configs.CLASSIFICATION)
     with pytest.raises(InputError, match=words):
         configs.load(BASE, ["classify.kind=tokens", override], task=configs.CLASSIFICATION)
+
+
+@pytest.mark.parametrize(("key", "values"), OF_MODERNBERT.items())
+def test_keys_of_modernbert_are_taken_by_it_and_left_at_their_default_by_others(key, values):
+    value, default = values
+    assert str(configs.load(BASE, ["model.family=modernbert", f"model.{key}={value}"]).model[key]) == value
+    for family in ("roberta", "roberta_prelayernorm"):
+        configs.load(BASE, [f"model.family={family}", f"model.{key}={default}"])
+
+
+def read_by(family: str) -> set[str]:
+    """Returns the numbers of the config's group `model` that change transformers' config of a family if doubled."""
+    model, special_ids = configs.load(BASE, []).model.to_dict(), {"cls": 0, "pad": 1, "sep": 2}
+
+    def made(**changes: float) -> dict:
+        return families.named(family).make_config(model | changes, 1100, special_ids).to_dict()
+
+    numbers = {key: value for key, value in model.items() if type(value) in (int, float)}
+    return {key for key, value in numbers.items() if made(**{key: 2 * value}) != made()}
+
+
+def test_a_key_that_only_some_families_read_has_a_rule():
+    roberta, prelayernorm, modernbert = map(read_by, ("roberta", "roberta_prelayernorm", "modernbert"))
+    assert roberta == prelayernorm >= {"hidden_size", "positions", "layer_norm_eps", "hidden_dropout", "vocab_multiple"}
+    assert modernbert - roberta == MODERNBERT.keys() == OF_MODERNBERT.keys()
+    assert not roberta - modernbert, "a key that ModernBERT ignores needs a rule, too"
 
 
 def test_what_just_fits_is_taken():

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 import sys
 
@@ -13,6 +14,7 @@ import yaml
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer, FlaxRobertaForMaskedLM
 
+from mlm import __main__
 from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
@@ -25,7 +27,7 @@ from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from mlm.training.sharding import named_leaves
 from mlm.workdir import Workdir
-from tests.fixtures import slow
+from tests.fixtures import pretrain, slow, tiny_config
 from tests.torch_environments import ROOT, run_torch, torch_python
 from tests.trained_model import facts_of, save_checkpoint
 
@@ -114,6 +116,35 @@ def test_pytorch_gives_the_same_ids_logits_and_fillings(exported, generation, tm
     assert f"transformers {generation}." in lines[0]
     checks = ["ok    weights", "ok    token ids", "ok    logits", "ok    fillings"]
     assert [line.split(":")[0] for line in lines[1:]] == checks
+
+
+OTHERS = {
+    "RobertaPreLayerNorm": ("model.family=roberta_prelayernorm", "model.layers=2"),
+    "ModernBert": (  # both kinds of layers, windows that end within a row, and no value that is transformers' default
+        *("model.family=modernbert", "model.layers=3", "model.global_every=2", "model.local_attention=8"),
+        *("model.global_rope_theta=9000", "model.local_rope_theta=800"),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.usefixtures("one_device")
+def test_pytorch_verifies_the_other_families(name, manifest, tokenizer_folder, tmp_path, capsys):
+    """Trained for a step, then exported by the command, once for each generation of transformers."""
+    workdir = Workdir(str(tmp_path / "run"))
+    shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
+    settings = ("data.lanes=4", "train.steps=1", "model.positions=32", "model.init_stddev=0.3")
+    pretrain(tiny_config(*settings, *OTHERS[name]), workdir, manifest)
+    for generation in (4, 5):
+        python = torch_python(generation)
+        assert __main__.main(["export", f"--workdir={workdir.root}", f"--torch={python}"]) == 0
+        printed = capsys.readouterr().err
+        for words in (f"transformers {generation}.", f"every parameter of {name}ForMaskedLM is", "ok    fillings"):
+            assert words in printed
+        difference, largest = re.search(r"ok    logits: .*difference (\S+) \(largest logit (\S+),", printed).groups()
+        assert float(difference) < 1e-4 and float(largest) > 1
+    assert json.loads((workdir.export / "config.json").read_text())["architectures"] == [f"{name}ForMaskedLM"]
 
 
 def test_the_proof_exercises_what_can_go_wrong(exported, model):

@@ -1,4 +1,4 @@
-"""The forward pass against transformers' FlaxRobertaForMaskedLM, in float32."""
+"""The forward pass against transformers' FlaxRobertaForMaskedLM and its pre-norm twin, in float32."""
 
 import dataclasses
 import functools
@@ -30,20 +30,21 @@ def logits_of_both(network, params, batch):
 
 
 @functools.cache
-def shared(family: str = "roberta"):
+def shared(family: str):
     """A network of SIZES, and parameters none of which is 0 or 1."""
     run = tiny_run(*SIZES, f"model.family={family}", info=LONG)
     params = run.init().params
     return run.network, jax.tree.map(lambda p: p + 0.05 * jax.random.normal(jax.random.key(p.size), p.shape), params)
 
 
-CASES = [("xla", "gelu"), ("fused", "gelu"), *(slow("xla", name) for name in ("gelu_new", "relu", "silu"))]
+CASES = [("roberta", "xla", "gelu"), ("roberta", "fused", "gelu"), ("roberta_prelayernorm", "xla", "gelu")]
+CASES += [slow("roberta", "xla", name) for name in ("gelu_new", "relu", "silu")]
 
 
-@pytest.mark.parametrize(("kernel", "name"), CASES)
-def test_logits_are_those_of_transformers(kernel, name):
-    _, params = shared()
-    run = tiny_run(*SIZES, f"model.activation={name}", info=LONG)
+@pytest.mark.parametrize(("family", "kernel", "name"), CASES)
+def test_logits_are_those_of_transformers(family, kernel, name):
+    _, params = shared(family)
+    run = tiny_run(*SIZES, f"model.family={family}", f"model.activation={name}", info=LONG)
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
     network = dataclasses.replace(run.network, attention=attention.make_kernel(kernel, heads=4, mesh=mesh))
     ours, theirs = logits_of_both(network, params, random_batch(16, info=LONG))

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from mlm.errors import InputError
-from mlm.model.roberta import Roberta
+from mlm.model import classifier
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import optimizer, sharding
 from tests.fixtures import INFO, tiny_config, tiny_run
@@ -15,35 +15,82 @@ from tests.fixtures import INFO, tiny_config, tiny_run
 
 def params_of(*overrides: str):
     """Returns the shapes of the parameters of a tiny model."""
-    model = Pretraining(tiny_config(*overrides), INFO)
-    return jax.eval_shape(lambda: Roberta.init_params(model.network.config, jax.random.key(0)))
+    network = Pretraining(tiny_config(*overrides), INFO).network
+    return jax.eval_shape(lambda: network.init_params(network.config, jax.random.key(0)))
 
 
 def mesh_of(data: int, fsdp: int, tensor: int):
     return sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
 
 
-def test_every_parameter_has_a_rule_and_every_rule_a_parameter():
-    params = params_of("model.layers=2")
+def specs_of_roberta(body: str, norm: str) -> dict[str, P]:
+    """Those of a parameter of each kind; a layer has a norm at `norm`."""
+    layer = f"{body}/encoder/layer/1"
+    return {
+        f"{body}/embeddings/word_embeddings/embedding": P(("tensor", "fsdp"), None),
+        f"{layer}/attention/self/key/kernel": P("fsdp", "tensor"),
+        f"{layer}/attention/self/key/bias": P("tensor"),
+        f"{layer}/attention/output/dense/kernel": P("tensor", "fsdp"),
+        f"{layer}/intermediate/dense/kernel": P("fsdp", "tensor"),
+        f"{layer}/output/dense/kernel": P("tensor", "fsdp"),
+        f"{layer}/output/dense/bias": P(),
+        f"{layer}/{norm}/scale": P(),
+        "lm_head/layer_norm/scale": P(),
+        "lm_head/bias": P("tensor"),
+    }
+
+
+# How many parameters two layers have: the embeddings and their norm, the layers, the last norm, the head.
+FAMILIES = {
+    "roberta": (3 + 2 + 2 * 16 + 5, specs_of_roberta("roberta", norm="output/LayerNorm")),
+    "roberta_prelayernorm": (
+        3 + 2 + 2 * 16 + 2 + 5,
+        specs_of_roberta("roberta_prelayernorm", norm="intermediate/LayerNorm"),
+    ),
+    "modernbert": (
+        1 + 1 + (5 + 6) + 1 + 3,  # the first layer lacks a norm
+        {
+            "model/embeddings/tok_embeddings/embedding": P(("tensor", "fsdp"), None),
+            "model/layers/1/attn/Wqkv/kernel": P("fsdp", None, "tensor"),
+            "model/layers/1/attn/Wo/kernel": P("tensor", "fsdp"),
+            "model/layers/1/mlp/Wi/kernel": P("fsdp", None, "tensor"),
+            "model/layers/1/mlp/Wo/kernel": P("tensor", "fsdp"),
+            "model/layers/1/attn_norm/scale": P(),
+            "model/final_norm/scale": P(),
+            "head/dense/kernel": P("fsdp", None),
+            "decoder/bias": P("tensor"),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_has_a_rule_and_every_rule_a_parameter(family):
+    params = params_of(f"model.family={family}", "model.layers=2")
     specs = sharding.param_specs(params, mesh_of(2, 2, 2))
     names = [name for name, _ in sharding.named_leaves(params)]
+    count, expected = FAMILIES[family]
     assert list(specs) == names
-    assert len(names) == 3 + 2 + 2 * 16 + 5, "embeddings and their norm, two layers, the head"
-    layer = "roberta/encoder/layer/1"
-    assert specs["roberta/embeddings/word_embeddings/embedding"] == P(("tensor", "fsdp"), None)
-    assert specs[f"{layer}/attention/self/key/kernel"] == P("fsdp", "tensor")
-    assert specs[f"{layer}/attention/self/key/bias"] == P("tensor")
-    assert specs[f"{layer}/attention/output/dense/kernel"] == P("tensor", "fsdp")
-    assert specs[f"{layer}/intermediate/dense/kernel"] == P("fsdp", "tensor")
-    assert specs[f"{layer}/output/dense/kernel"] == P("tensor", "fsdp")
-    assert specs[f"{layer}/output/dense/bias"] == P()
-    assert specs[f"{layer}/output/LayerNorm/scale"] == P()
-    assert specs["lm_head/layer_norm/scale"] == P()
-    assert specs["lm_head/bias"] == P("tensor")
+    assert len(names) == count
+    assert {name: specs[name] for name in expected} == expected
     for name, leaf in sharding.named_leaves(params):
         if leaf.ndim > 1 and "position" not in name and "token_type" not in name:
             used = {axis for part in specs[name] if part for axis in ([part] if isinstance(part, str) else part)}
             assert "fsdp" in used, f"{name}: a matrix that fsdp does not split"
+
+
+@pytest.mark.parametrize("of_tokens", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_classifier_is_split_as_in_pretraining_but_its_head_is_on_every_device(family, of_tokens):
+    network, mesh = Pretraining(tiny_config(f"model.family={family}"), INFO).network, mesh_of(2, 2, 2)
+    config = classifier.make_config(network.config, ("a", "b", "c"), of_tokens=of_tokens)
+    specs = sharding.param_specs(jax.eval_shape(lambda: classifier.init_params(config, jax.random.key(0))), mesh)
+    pretraining = sharding.param_specs(params_of(f"model.family={family}"), mesh)
+    body = {name: spec for name, spec in pretraining.items() if name.startswith(f"{network.body}/")}
+    head = {name: spec for name, spec in specs.items() if name not in body}
+    assert specs == body | head
+    assert "classifier/bias" in head or "classifier/out_proj/bias" in head
+    assert set(head.values()) == {P()}
 
 
 def test_a_rule_matches_whole_names_alone():
@@ -53,12 +100,13 @@ def test_a_rule_matches_whole_names_alone():
         sharding.param_specs(params, mesh_of(8, 1, 1))
 
 
-def test_an_unmatched_parameter_and_an_unused_rule_raise(monkeypatch):
+@pytest.mark.parametrize(("family", "rules"), [("roberta", "ROBERTA"), ("modernbert", "MODERNBERT")])
+def test_an_unmatched_parameter_and_an_unused_rule_raise(monkeypatch, family, rules):
     mesh = mesh_of(8, 1, 1)
-    params = params_of()
+    params = params_of(f"model.family={family}")
     with pytest.raises(ValueError, match=r"no rule in .* matches the parameter adapter/kernel"):
-        sharding.param_specs(params | {"adapter": {"kernel": params["lm_head"]["dense"]["kernel"]}}, mesh)
-    monkeypatch.setattr(sharding, "ROBERTA", (*sharding.ROBERTA, (r"adapter/.*", P())))
+        sharding.param_specs(params | {"adapter": {"kernel": jax.ShapeDtypeStruct((32, 32), "float32")}}, mesh)
+    monkeypatch.setattr(sharding, rules, (*getattr(sharding, rules), (r"adapter/.*", P())))
     with pytest.raises(ValueError, match=r"the rule adapter/\.\* in .* matches no parameter"):
         sharding.param_specs(params, mesh)
 

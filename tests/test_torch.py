@@ -1,10 +1,12 @@
-"""Our step against PyTorch: the same weights and masks give the same loss, gradient and AdamW updates; float32.
+"""Our step against PyTorch: the same weights and batches give the same loss, gradient and AdamW updates; float32.
 
 The masks are ours (TokenMasking), drawn beforehand; PyTorch runs its full head, with the label -100 everywhere else.
-Ours is the step that `train` runs: the head on masked positions, a padded vocabulary, eight devices.
+Ours is the step that `train` or `classify` runs: the head on the tokens that it needs, a padded vocabulary, eight
+devices.
 """
 
 import dataclasses
+import itertools
 import json
 
 import jax
@@ -15,11 +17,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import FlaxRobertaForMaskedLM, ModernBertConfig
 
+from mlm.data.examples import Examples, Split, Words
 from mlm.data.manifest import DatasetInfo
-from mlm.model import weights
+from mlm.model import families, weights
 from mlm.model.modernbert import ModernBert
 from mlm.model.network import at_path
 from mlm.pretrained import load
+from mlm.tasks.classification import Classification
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from tests.fixtures import random_batch, slow, tiny_config, tiny_run
@@ -68,56 +72,106 @@ def draw(run: Pretraining, batches: list[dict]) -> dict[str, np.ndarray]:
     }
 
 
+def random_examples(info: DatasetInfo, *, of_tokens: bool) -> Examples:
+    """Returns 32 rows of 8 to 32 tokens with random labels; of tokens, every third one has a label."""
+    batch, rng = random_batch(32, 0, info), np.random.default_rng(0)
+    lengths_B = rng.integers(info.length // 4, info.length + 1, 32)
+    real_BxL = (batch["attention_mask"] > 0) & (np.arange(info.length) < lengths_B[:, None])
+    words = Words([], *np.nonzero(real_BxL & (np.arange(info.length) % 3 == 2))) if of_tokens else None
+    count = len(words.row_W) if words else 32
+    labels = rng.choice(3, count, p=(0.1, 0.1, 0.8)).astype(np.int32)  # uneven: the classifier's bias has to move
+    starts = np.cumsum([0, *real_BxL.sum(axis=1)])
+    return Examples(
+        splits={"train": Split(batch["input_ids"][real_BxL], starts, labels, truncated=0, words=words)},
+        labels=("no", "perhaps", "yes"),
+        length=info.length,
+        multiple=info.length,  # all batches are padded to this
+        pad_id=info.special_ids["pad"],
+        vocab_size=info.vocab_size,
+        tokenizer_fingerprint="",
+        fingerprint="",
+    )
+
+
+def make_classification(info: DatasetInfo, *overrides: str) -> tuple[Classification, list[dict], dict[str, np.ndarray]]:
+    """Returns the task, its batches, and what PyTorch reads of them."""
+    config = tiny_config(*overrides)
+    body = families.named(config.model.family).make_config(config.model, info.vocab_size, info.special_ids)
+    examples = random_examples(info, of_tokens=config.classify.kind == "tokens")
+    task = Classification(config, examples, body, None)
+    batches = list(itertools.islice(task.batches(0), STEPS))
+    names = {"ids": "input_ids", "attention": "attention_mask", "labels": "label"}
+    inputs = {ours: np.stack([batch[name] for batch in batches]).astype(np.int64) for ours, name in names.items()}
+    return task, batches, inputs | {"labels": np.where(inputs["labels"] < 0, -100, inputs["labels"])}
+
+
+def make_pretraining(info: DatasetInfo, *overrides: str) -> tuple[Pretraining, list[dict], dict[str, np.ndarray]]:
+    """Returns the task, its batches, and what PyTorch reads of them."""
+    task = tiny_run(*overrides, info=info)
+    batches = [random_batch(16, seed % 4, info) for seed in range(STEPS)]  # four, again and again: they can be learnt
+    return task, batches, draw(task, batches)
+
+
 def gradient_of(run: Pretraining):
     """The gradient that the train step takes."""
     return jax.jit(run.make_gradient(run.info.length))
 
 
-# The family, the pad id, transformers' version, more of the recipe. ModernBERT's window is a quarter of the row.
+# The head, the pad id, transformers' version, more of the recipe. ModernBERT's window is a quarter of the row.
+LM, CLASSES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClassification"
+PRELAYERNORM = ("model.family=roberta_prelayernorm",)
 MODERNBERT = ("model.family=modernbert", "model.layers=4", "model.local_attention=8", "model.global_rope_theta=100")
 MODERNBERT += ("optimizer.clip_norm=2.5",)
 CASES = {
-    "roberta, pad 1": (1, 4, ()),
-    "roberta, pad 3": (3, 4, ()),
-    "prelayernorm": (1, 4, ("model.family=roberta_prelayernorm",)),
-    "modernbert": (3, 4, MODERNBERT),
-    "modernbert, transformers 5": (1, 5, MODERNBERT),
+    "roberta, pad 1": (LM, 1, 4, ()),
+    "roberta, pad 3": (LM, 3, 4, ()),
+    "prelayernorm": (LM, 1, 4, PRELAYERNORM),
+    "prelayernorm, transformers 5": (LM, 1, 5, PRELAYERNORM),
+    "modernbert": (LM, 3, 4, MODERNBERT),
+    "modernbert, transformers 5": (LM, 1, 5, MODERNBERT),
+    "roberta, classes": (CLASSES, 3, 4, ()),
+    "prelayernorm, classes": (CLASSES, 1, 4, PRELAYERNORM),
+    "modernbert, classes": (CLASSES, 3, 4, MODERNBERT),
+    "modernbert, classes, transformers 5": (CLASSES, 1, 5, MODERNBERT),
+    "roberta, tokens": (TOKENS, 1, 4, ("classify.kind=tokens",)),
+    "modernbert, tokens": (TOKENS, 3, 4, (*MODERNBERT, "classify.kind=tokens")),
 }
+QUICK = ("modernbert", "modernbert, classes")
 
 
-@pytest.fixture(scope="module", params=[case if case == "modernbert" else slow(case) for case in CASES])
+@pytest.fixture(scope="module", params=[case if case in QUICK else slow(case) for case in CASES])
 def both(request, tmp_path_factory):
     """Runs both; returns (ours, theirs): losses, gradient norms, first gradient, parameters after 20 updates."""
-    pad, version, more = CASES[request.param]
-    info = INFO[pad]
-    run = tiny_run(*RECIPE, *more, info=info)
-    batches = [random_batch(16, seed % 4, info) for seed in range(STEPS)]  # four, again and again: they can be learnt
+    head, pad, version, more = CASES[request.param]
+    info, make = INFO[pad], make_pretraining if head == LM else make_classification
+    task, batches, inputs = make(info, *RECIPE, *more)
     assert all((batch["attention_mask"] == 0).any() for batch in batches), "no row has padding"
-    state = run.init()
+    state = task.initial_state()
     first = jax.device_get(state.params)
 
     folder = tmp_path_factory.mktemp("torch")
-    config = run.network.config.to_dict() | {"vocab_size": info.vocab_size}
-    values = tiny_config(*RECIPE, *more).optimizer
+    config = task.network.config.to_dict() | {"vocab_size": info.vocab_size}
+    values = task.config.optimizer
     recipe = {key: values[key] for key in ("learning_rate", "b1", "b2", "eps", "weight_decay", "clip_norm")}
-    settings = {"config": config, "recipe": recipe | {"warmup_steps": 5, "steps": STEPS}}
+    settings = {"head": head, "config": config, "recipe": recipe | {"warmup_steps": 5, "steps": STEPS}}
     (folder / "settings.json").write_text(json.dumps(settings))
     save_file(weights.to_torch(weights.resize_vocabulary(first, info.vocab_size)), folder / "params.safetensors")
-    save_file(draw(run, batches), folder / "batches.safetensors")
+    save_file(inputs, folder / "batches.safetensors")
     run_torch(version, "tests/torch_reference.py", folder)
 
-    placed = [sharding.put_batch(batch, run.mesh, 16) for batch in batches]
-    grads, _ = gradient_of(run)(state.params, placed[0], state.step)
-    losses, norms = [], []
-    for batch in placed:
-        state, metrics = run.train_step(state, batch)
+    losses, norms, moments = [], [], None
+    for batch in batches:
+        state, metrics = task.train_step(state, sharding.put_batch(batch, task.mesh, 16))
         losses.append(float(metrics["loss"]))
         norms.append(float(metrics["grad_norm"]))
+        moments = moments or jax.device_get(optax.tree.get(state.opt_state, "mu"))
+    scale = (1 - values.b1) * min(1, values.clip_norm / norms[0])  # Adam's first moment is this, times the gradient
+    grads = jax.tree.map(lambda moment: moment / scale, moments)
     ours = {"losses": losses, "norms": norms}
     for name, tree in {"gradient": grads, "trained": state.params, "first": first}.items():
         ours[name] = weights.to_torch(weights.resize_vocabulary(jax.device_get(tree), info.vocab_size))
     ours["clip_norm"] = values.clip_norm
-    ours["padding"] = np.asarray(at_path(grads, run.network.embedding))[info.vocab_size :]
+    ours["padding"] = np.asarray(at_path(grads, task.network.embedding))[info.vocab_size :]
     theirs = json.loads((folder / "losses.json").read_text())
     theirs |= {name: load_file(folder / f"{name}.safetensors") for name in ("gradient", "trained")}
     return ours, theirs

@@ -2,10 +2,10 @@
 
     PYTHON tests/torch_reference.py FOLDER
 
-reads from FOLDER: settings.json (config of the model, recipe), params.safetensors (PyTorch's names) and
+reads from FOLDER: settings.json (head, config of the model, recipe), params.safetensors (PyTorch's names) and
 batches.safetensors ("ids", "attention", "labels" [steps, rows, length], int64; labels are -100 where nothing is
-predicted); writes gradient.safetensors (of the first batch), trained.safetensors (parameters after all steps) and
-losses.json (losses and gradient norms of each step).
+predicted, and [steps, rows] of the head SequenceClassification); writes gradient.safetensors (of the first batch),
+trained.safetensors (parameters after all steps) and losses.json (losses and gradient norms of each step).
 """
 
 import json
@@ -13,8 +13,9 @@ import pathlib
 import sys
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForMaskedLM, get_linear_schedule_with_warmup
+from transformers import AutoConfig, get_linear_schedule_with_warmup
 
 folder = pathlib.Path(sys.argv[1])
 settings = json.loads((folder / "settings.json").read_text())
@@ -22,11 +23,12 @@ recipe = settings["recipe"]
 torch.manual_seed(0)
 
 config = AutoConfig.for_model(**settings["config"])
-model = AutoModelForMaskedLM.from_config(config, attn_implementation="eager")
+model = getattr(transformers, f"AutoModelFor{settings['head']}").from_config(config, attn_implementation="eager")
 missing, unexpected = model.load_state_dict(load_file(folder / "params.safetensors"), strict=False)
 assert set(missing) <= {"lm_head.decoder.weight", "lm_head.decoder.bias", "decoder.weight"}, missing  # tied
 assert not unexpected, unexpected
-assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+if settings["head"] == "MaskedLM":
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 model.train()  # the dropout rates are 0
 
 decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]

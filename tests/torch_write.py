@@ -2,8 +2,8 @@
 
 FOLDER holds ids.json, rows of token ids of one length. The model, random, in float32, is written to FOLDER/whole and,
 in several files, to FOLDER/parts, what it gives for the rows to FOLDER/logits.json, and the standard deviation and the
-largest value of each parameter as it was initialised to FOLDER/drawn.json. Biases and normalizations are
-random too: those of a fresh model are alike, and would hide a mistake.
+largest value of each parameter as it was initialised, under each of two heads, to FOLDER/drawn.json. Biases and
+normalizations are random too: those of a fresh model are alike, and would hide a mistake.
 """
 
 import json
@@ -14,7 +14,7 @@ import sys
 os.environ.update(USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
 import torch
-from transformers import AutoConfig, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 folder = pathlib.Path(sys.argv[1])
 torch.manual_seed(0)
@@ -26,15 +26,21 @@ sizes = {
     "intermediate_size": 64,
     "max_position_embeddings": 34,
     "pad_token_id": 1,
+    "num_labels": 64,  # a kernel of 4,096 draws
 }
 if sys.argv[2] == "modernbert":
     sizes |= {"local_attention": 8, "bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
 else:
     sizes |= {"type_vocab_size": 1, "layer_norm_eps": 1e-5}
 config = AutoConfig.for_model(sys.argv[2], **sizes)
-model = AutoModelForMaskedLM.from_config(config, attn_implementation="eager").eval()
-drawn = {name: [parameter.std().item(), parameter.abs().max().item()] for name, parameter in model.named_parameters()}
+heads = {"MaskedLM": AutoModelForMaskedLM, "SequenceClassification": AutoModelForSequenceClassification}
+fresh = {name: head.from_config(config, attn_implementation="eager").eval() for name, head in heads.items()}
+drawn = {
+    head: {name: [value.std().item(), value.abs().max().item()] for name, value in model.named_parameters()}
+    for head, model in fresh.items()
+}
 (folder / "drawn.json").write_text(json.dumps(drawn))
+model = fresh["MaskedLM"]
 with torch.no_grad():
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
