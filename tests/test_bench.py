@@ -204,7 +204,7 @@ def test_torch_waits_without_work():
 
 
 def test_interpreter_without_torch():
-    with pytest.raises(InputError, match=r"--torch=.*: torch, transformers and accelerate must be installed"):
+    with pytest.raises(InputError, match=r"--torch=.*: install torch, transformers and accelerate in this Python \("):
         measured(tiny_config(SMALL), ["step"], torch=sys.executable)
 
 

@@ -42,6 +42,7 @@ for kill in (True, True, False, True, True, True, True, False):
 """
 
 
+@pytest.mark.slow
 def test_what_six_kills_leave_goes_when_a_later_step_is_complete(tmp_path):
     """Each between orbax's commit and the hashes, at two steps of one run."""
     command = [sys.executable, "-c", KILLED, str(tmp_path)]

@@ -49,6 +49,7 @@ def test_logits_are_the_stock_ones(labels):
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_logits_of_tokens_are_the_stock_ones():
     config, params = make(of_tokens=True)
     assert classifier.kind(config) == "tokens" and classifier.class_names(config) == LABELS

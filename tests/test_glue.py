@@ -97,6 +97,7 @@ def test_a_table_of_some_tasks(trained_workdir, data, tmp_path):
     assert again.returncode == 0 and json.loads((tmp_path / "glue.json").read_text()) == found, "nothing is done again"
 
 
+@pytest.mark.slow
 def test_what_fails_is_named_and_the_others_are_done(trained_workdir, data, tmp_path, monkeypatch):
     """MNLI's model is not there: what starts from it is not trained from another."""
     flags = ("--protocol=mosaic", f"--data={data}", "--tasks", "mnli", "rte", "wnli")

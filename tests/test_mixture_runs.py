@@ -141,7 +141,9 @@ def test_two_processes_give_the_same_losses(ran, manifest, web, tokenizer_folder
 def test_resume_on_the_folders_in_another_order_is_refused(ran, manifest, web, tmp_path, capsys):
     workdir = copy(ran, tmp_path / "resumed")
     mixture = shares_of((web, 0.25), (manifest, 0.75))
-    refuse(command("train", workdir, mixture), 2, "other shares of them (their fingerprint differs)", capsys=capsys)
+    refuse(
+        command("train", workdir, mixture), 2, "other proportions of them (their fingerprint differs)", capsys=capsys
+    )
 
 
 @pytest.mark.slow

@@ -63,6 +63,7 @@ def batches_of(manifest, mesh, start: int, *ranges: str):
     return pretraining.train_batches(config, manifest, mesh, start)
 
 
+@pytest.mark.slow
 def test_a_run_reads_the_order_without_the_ranges(manifest):
     """From any step on, so over a resume; a range at the beginning, two that touch, and one over an epoch's end."""
     mesh = sharding.make_mesh(data=-1, fsdp=1, tensor=1)

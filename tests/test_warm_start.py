@@ -107,10 +107,10 @@ def test_the_same_model_comes_back_whole(kind, trained_workdir, exported, model,
             assert not np.array_equal(before[name], after[name]) or "LayerNorm" in name or "layer_norm" in name
     assert lines == [
         f"start from {folder}",
-        "  taken: 2 layers, lm_head/dense, lm_head/layer_norm, roberta/embeddings/LayerNorm, "
+        "  copied: 2 layers, lm_head/dense, lm_head/layer_norm, roberta/embeddings/LayerNorm, "
         "roberta/embeddings/token_type_embeddings",
-        f"  {WORDS} and {BIAS}: 1,000 taken of 1,000 rows, matched by id",
-        f"  {POSITIONS}: 32 taken of 32 positions",
+        f"  {WORDS} and {BIAS}: 1,000 of 1,000 rows copied; matched by id",
+        f"  {POSITIONS}: 32 of 32 positions copied",
     ]
 
 
@@ -131,12 +131,13 @@ def test_rows_are_matched_by_the_text_of_the_tokens(exported, model, other_token
     assert by_text > 200, "too few tokens in common to tell"
     assert by_text <= len(taken) <= by_text + 5
     assert np.array_equal(after[WORDS][700:], before[WORDS][700:])
-    rest = f"{700 - len(taken):,} fresh, {1000 - len(taken):,} left over rows, matched by the tokens' text"
-    assert lines[2] == f"  {WORDS} and {BIAS}: {len(taken):,} taken of 1,000, {rest}"
+    rest = f"{700 - len(taken):,} newly initialized, {1000 - len(taken):,} unused; matched by the tokens' text"
+    assert lines[2] == f"  {WORDS} and {BIAS}: {len(taken):,} of 1,000 rows copied, {rest}"
 
 
 @pytest.mark.parametrize(
-    ("size", "words"), [(1200, "1,000 taken of 1,000, 200 fresh"), (600, "600 taken of 1,000, 400")]
+    ("size", "words"),
+    [(1200, "1,000 of 1,000 rows copied, 200 newly initialized"), (600, "600 of 1,000 rows copied, 400 unused")],
 )
 def test_without_a_tokenizer_rows_are_matched_by_id(exported, model, tmp_path, size, words):
     for name in ("config.json", "model.safetensors"):
@@ -155,7 +156,8 @@ def test_without_a_tokenizer_rows_are_matched_by_id(exported, model, tmp_path, s
 
 
 @pytest.mark.parametrize(
-    ("positions", "words"), [(48, "32 taken of 32, 16 fresh"), (24, "24 taken of 32, 8 left over")]
+    ("positions", "words"),
+    [(48, "32 of 32 positions copied, 16 newly initialized"), (24, "24 of 32 positions copied, 8 unused")],
 )
 @pytest.mark.parametrize("pad", [1, 3])
 def test_positions_are_cut_and_grown_from_the_right_one(exported, model, positions, words, pad):
@@ -168,7 +170,7 @@ def test_positions_are_cut_and_grown_from_the_right_one(exported, model, positio
     count = min(positions, 32)
     assert np.array_equal(table[pad + 1 :][:count], theirs[2:][:count])
     assert np.flatnonzero(is_taken).tolist() == list(range(pad - 1, pad + count + 1))
-    assert lines[3] == f"  {POSITIONS}: {words} positions"
+    assert lines[3] == f"  {POSITIONS}: {words}"
 
 
 def test_heads_that_one_of_them_lacks_are_named(exported, tmp_path):
@@ -180,11 +182,11 @@ def test_heads_that_one_of_them_lacks_are_named(exported, tmp_path):
     save_file(tensors, tmp_path / "classifier" / "model.safetensors")
     before, after, lines = started(str(tmp_path / "classifier"), str(exported))
     assert np.array_equal(before["lm_head/dense/kernel"], after["lm_head/dense/kernel"])
-    assert lines[2].startswith(f"  {WORDS}: 1,000 taken")
+    assert lines[2].startswith(f"  {WORDS}: 1,000 of 1,000 rows copied")
     assert lines[4:] == [
-        "  fresh, for the source lacks them or has them in another shape: lm_head/bias, lm_head/dense, "
+        "  newly initialized (missing from the source, or of another shape): lm_head/bias, lm_head/dense, "
         "lm_head/layer_norm",
-        "  left over in the source: classifier/dense, classifier/out_proj, roberta/pooler/dense",
+        "  unused in the source: classifier/dense, classifier/out_proj, roberta/pooler/dense",
     ]
 
 

@@ -129,8 +129,8 @@ class Worker:
             return dict(json.loads(self._process.stdout.readline()))
         except (ValueError, TypeError):
             last = self.close()
-        wrong = last if self._process.returncode == 2 else f"the step can't be measured there ({last})."
-        raise InputError(f"{self._name}: {wrong}")
+        error = last if self._process.returncode == 2 else f"the process failed: {last.rstrip('.')}."
+        raise InputError(f"{self._name}: {error}")
 
     def close(self) -> str:
         """Stops it; returns its last line on stderr."""
@@ -143,4 +143,4 @@ class Worker:
             self._process.communicate()
         with self._errors as errors:
             errors.seek(0)
-            return (errors.read().strip() or "it said nothing").splitlines()[-1]
+            return (errors.read().strip() or "no output on stderr").splitlines()[-1]

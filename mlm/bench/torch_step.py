@@ -3,12 +3,13 @@
 Any Python with torch, transformers (4.57 or 5) and accelerate runs this file. It measures `Trainer.train()` with its
 defaults, masks drawn on the host and logits of every position; on CUDA if there is any, else on the CPU in float32.
 
-It reads lines of JSON and answers each with one. First the settings: a run's flattened config, "model": transformers'
-config, "special_ids": {"cls", "pad", "sep", "unk", "mask"} -> id; {"torch", "transformers", "device", "dtype"} tells
-that it is ready. Then {"calls": N} for N steps, answered by {"steps", "seconds" of training so far, "learning_rate"}.
-Settings may have "rows", a .npy file of ids [N, L], instead of random ones, and "seconds", over which the learning rate
-falls to 0. Then {"until": SECONDS} asks for steps until so many are used, {"save": FOLDER} for the parameters, answered
-by {}. It exits when its input ends; with 2 if a package is missing.
+It speaks JSON lines, with one answer to each line. The first line has the settings: a run's flattened config, "model"
+(transformers' config) and "special_ids" {"cls", "pad", "sep", "unk", "mask"} -> id; the answer {"torch",
+"transformers", "device", "dtype"} means that it is ready. {"calls": N} runs N steps; the answer is {"steps", "seconds"
+of training so far, "learning_rate"}. Optional settings are "rows", a .npy file of ids [N, L] instead of random ones,
+and "seconds", over which the learning rate falls to 0. {"until": SECONDS} trains until that many are used, with the
+same answer; {"save": FOLDER} saves the parameters, and its answer is {}. It exits when its input ends, or with 2 if a
+package is missing.
 """
 
 import json
@@ -124,7 +125,7 @@ def _random_rows(settings: dict) -> list[dict]:
 
 
 def _tokenizer(settings: dict):
-    """Returns what the collator asks for its mask token and its size."""
+    """Returns a tokenizer with what the collator needs: the special tokens and the vocabulary size."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -142,7 +143,7 @@ def main() -> int:
     try:
         train(json.loads(sys.stdin.readline()), answers)
     except ImportError as error:
-        print(f"torch, transformers and accelerate must be installed there: {error}.", file=sys.stderr)
+        print(f"install torch, transformers and accelerate in this Python ({error}).", file=sys.stderr)
         return 2
     return 0
 
@@ -150,6 +151,6 @@ def main() -> int:
 if __name__ == "__main__":
     # Python puts this folder first on the path, where our modules would shadow installed ones of the same names.
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
-    # bench, which runs this, hides PyTorch from itself by these.
+    # bench starts this file in an environment that hides PyTorch from transformers.
     os.environ.update(USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
     sys.exit(main())

@@ -16,7 +16,7 @@ from mlm.model.network import Network, Params
 
 
 def make_config(body: PretrainedConfig, labels: tuple[str, ...], *, of_tokens: bool = False) -> PretrainedConfig:
-    """Returns transformers' config of a classifier with these class names, of a regression without."""
+    """Returns the config of a classifier with these labels, or of a regression if there are none."""
     config = copy.deepcopy(body)
     config.architectures = [f"{family_of(config).name}For{'Token' if of_tokens else 'Sequence'}Classification"]
     if hasattr(config, "classifier_pooling"):

@@ -1,4 +1,4 @@
-"""From a config's groups and the data's sizes to the network and its masks."""
+"""Builds the network and the masking from the config groups and the DatasetInfo."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,10 +1,10 @@
-"""Attention as one Pallas kernel forward and one backward, with dropout in short rows, windows and rotary positions.
+"""Pallas attention for TPU, one forward and one backward kernel, with windows, rotary positions and dropout.
 
-The scores never leave the core. Heads stay side by side in the last axis, without a copy: a kernel works on 128 entries
-of it. Scores are keys x queries: the softmax reduces along the vector registers' short axis. A step of the grid has
-several short rows, or a chunk of queries and one of keys. With a window these are the same tokens and a halo on both
-sides, and only tiles of the scores that the window touches are computed; without one the chunks of keys follow each
-other, with an online softmax (Dao et al., 2022, FlashAttention).
+Scores never leave the core. Heads stay side by side in the last axis, so no copy is needed: a kernel works on a block
+of 128 entries of it (one head if that is larger). Scores are laid out keys x queries, so that the softmax reduces along
+the short axis of the vector registers. A grid step covers several short rows, or one chunk of queries and one of keys.
+With a window, both chunks are the same tokens, with a halo on each side, and tiles outside the window are skipped.
+Without one, the grid runs over the chunks of keys with an online softmax (Dao et al., 2022, FlashAttention).
 
 Dimensions: B rows, L tokens, H hidden size = heads x head size.
 """
@@ -24,11 +24,11 @@ from mlm.model.fused_kernels import LANES, Sizes, backward, forward, step
 LONGEST = 8192  # tokens: the gradient of a row's queries stays in a core's memory, in float32
 LONGEST_WITH_DROPOUT = 512  # tokens: so does the mask
 ROUNDING = ("TPU v2", "TPU v3")  # their matrix units take float32 from a kernel, and round it to bfloat16
-MEMORY = {"TPU v5 lite": 48, "TPU v5": 48, "TPU v6 lite": 48, "TPU7x": 48}  # MB that a kernel may use; else 16
+MEMORY = {"TPU v5 lite": 48, "TPU v5": 48, "TPU v6 lite": 48, "TPU7x": 48}  # MiB of VMEM that a kernel may use; else 16
 
 
 def unsupported(kind: str, length: int, window: int, dropout: float, heads: int, head_size: int) -> str | None:
-    """Returns what the kernels can't do for `heads` on a device, None if they can."""
+    """Returns why the kernels can't run `heads` heads and such rows on a device of `kind`, None if they can."""
     hidden, chunk = heads * head_size, chunk_tokens(kind)
     of_length = f"rows of {length} tokens"
     if length > LONGEST or length % LANES:
@@ -85,7 +85,7 @@ attend.defvjp(_forward, _backward)
 
 
 def width_of(hidden: int, heads: int) -> int:
-    """Returns W: whole heads, and whole lanes where H has them."""
+    """Returns W, the entries of H in a block: LANES or one head, whichever is larger; all of H if not whole lanes."""
     return max(LANES, hidden // heads) if hidden % LANES == 0 else hidden
 
 
@@ -112,7 +112,7 @@ def _specs(size: Sizes, length: int, at: Callable) -> Callable:
 
 
 def _grid(size: Sizes, rows: int, blocks: int, window: int, is_backward: bool) -> tuple[tuple[int, ...], Callable]:
-    """Returns the grid, in the order in which blocks stay in memory longest, and `_specs`' `at`."""
+    """Returns the grid, ordered so that blocks are reused in VMEM, and the `at` of `_specs`."""
     if window:
         return (rows, size.query_steps, blocks), lambda b, i, h: (b, h, i, i)
     if is_backward:
@@ -136,7 +136,7 @@ def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, 
     query_spec = specs(False, q_halo, lambda n: (size.rows, 1, n), lambda b, h, c: (b, 0, c)) if isolated else []
     inputs = [(q, q_spec), (k, k_spec), (v, k_spec), (segments_BxL[:, :, None], key_spec)]
     inputs += [(segments_BxL[:, None, :], query_spec), (dropout_mask_LxL, [])]
-    if dropout_mask_LxL is not None:  # a step has whole rows
+    if dropout_mask_LxL is not None:  # only in rows of one chunk, so a step sees all of L
         spec = pl.BlockSpec((1, length, length), lambda *_: (0, 0, 0))
         inputs[-1] = dropout_mask_LxL.astype(operand)[None], [spec]
     inputs += [each for halos in ((False, q_halo), (True, halo)) for each in _angles(rotation, specs, size, *halos)]

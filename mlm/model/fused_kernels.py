@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
 
 
 def step(*refs: Any, stages_of: Callable[..., list[Stages]], size: Sizes, **settings: Any) -> None:
-    """Runs the stages of all tiles of a step of the grid, each beside the stage before it of the next tile."""
+    """Runs the tiles of a grid step as a software pipeline: each stage beside the previous stage of the next tile."""
     tiles = []
     for row in range(size.rows):
         of_row = jax.tree.map(lambda ref: ref.at[min(row, ref.shape[0] - 1)], refs)  # noqa: B023
@@ -91,7 +91,10 @@ def _load(refs: list, angles: list[Array] | None, head_size: int, scale: float, 
 
 
 class Chunk:
-    """What both kernels read of a row's chunk, from lists of refs: of the chunk, or three with its halos; its tiles."""
+    """Inputs of both kernels for one chunk of a row, and its tiles.
+
+    Arguments are lists of refs: the chunk, or halo before, chunk and halo after.
+    """
 
     def __init__(self, q, k, v, keys, queries, mask, *angles, backward, head_size, window, size, operand):
         self.size, self.window, self.mask = size, window, mask
@@ -125,14 +128,14 @@ class Chunk:
         return [jnp.where(lanes, x_KxW, 0) for lanes in self.lanes]
 
     def transposed(self, x_KxW: Array) -> Callable[[slice], Array]:
-        """Returns what gives the keys of a tile, [W, S]: transposed once if all tiles read all keys."""
+        """Returns a function from a tile's slice of the keys to [W, S]; transposes once if all tiles read all keys."""
         if self.window:
             return lambda near: x_KxW[near].T
         x_WxK = x_KxW.T
         return lambda near: x_WxK
 
     def bias(self, tile: int) -> Array:
-        """Returns what is added to the scores of a tile, [S, C] or [S, 1]."""
+        """Returns the mask bias of a tile's scores, [S, C] or [S, 1]: 0, or MASK_VALUE."""
         here, near, offset = self.tiles[tile]
         keys_Sx1 = self.keys_Kx1[near]
         allowed = keys_Sx1 > 0
@@ -144,7 +147,7 @@ class Chunk:
         return jnp.where(allowed, 0.0, MASK_VALUE)
 
     def dropped(self, tile: int, x_SxC: Array) -> Array:
-        """Returns x times the dropout mask, if there is one."""
+        """Applies the dropout mask to a tile, if there is one."""
         here, near, _ = self.tiles[tile]
         return x_SxC * self.mask[0][near, here].astype(x_SxC.dtype) if self.mask else x_SxC
 
@@ -154,7 +157,7 @@ class Chunk:
 
 
 def forward(*refs, operand, **settings):
-    """Returns the stages of a row's tiles; `scratch` is there if keys come in several chunks."""
+    """Returns the forward stages of a row's tiles; `scratch` carries the online softmax over several key chunks."""
     chunk = Chunk(*refs[:INPUTS], backward=False, operand=operand, **settings)
     out_ref, logsumexp_ref, *scratch = refs[INPUTS:]
     v_near, is_first, work = chunk.transposed(chunk.v_KxW), pl.program_id(3) == 0 if scratch else None, {}
@@ -197,7 +200,7 @@ def forward(*refs, operand, **settings):
 
 
 def backward(*refs, operand, **settings):
-    """As `forward`; the sums are in float32, and there if a row is more than a tile."""
+    """Returns the backward stages of a row's tiles; `sums_KxW` are float32 scratch, for rows of more than one tile."""
     chunk = Chunk(*refs[:INPUTS], backward=True, operand=operand, **settings)
     out, logsumexp, grad, dq_ref, dk_ref, dv_ref, *sums_KxW = refs[INPUTS:]
     size, head_size, halo, work = chunk.size, settings["head_size"], chunk.size.halo, {}

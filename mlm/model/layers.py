@@ -1,6 +1,4 @@
-"""The parts of a transformer layer: transformers' parameters and numbers, with a cheaper backward pass.
-
-Where automatic differentiation gives a slow program on TPUs or CPUs, a part has a derivative of its own.
+"""Layers with transformers' parameters and results, and custom VJPs where autodiff is slow on TPUs or CPUs.
 
 Dimensions: B rows, L tokens in a row, H size of a token's vector, O size of the output's, N = B x L.
 """
@@ -31,7 +29,7 @@ def product(x_BxLxH: Array, kernel_HxO: Array) -> Array:
 def _product_gradients(saved: tuple[Array, Array], grad_BxLxO: Array) -> tuple[Array, Array]:
     x_BxLxH, kernel_HxO = saved
     x_NxH, grad_NxO = (each.reshape(-1, each.shape[-1]) for each in (x_BxLxH, grad_BxLxO))
-    # XLA transposes a copy of the first factor on CPUs: the narrower one comes first.
+    # On CPU, XLA transposes a copy of the left operand, so the narrower one goes there.
     d_kernel_HxO = x_NxH.T @ grad_NxO if x_NxH.shape[1] <= grad_NxO.shape[1] else (grad_NxO.T @ x_NxH).T
     return grad_BxLxO @ kernel_HxO.T, d_kernel_HxO
 

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 
 class RowSums(NamedTuple):
-    """Per row, float32: divide sums of them once, at the end."""
+    """Float32 sums of each row (or prediction): add them up, and divide once, at the end."""
 
     loss_B: Array  # cross entropy in nats, summed over the row's predictions
     weight_B: Array  # number of predictions
@@ -25,7 +25,7 @@ def masked_cross_entropy(logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Ar
 
 
 def prediction_scores(logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Array, vocab_size: int) -> RowSums:
-    """Returns what `masked_cross_entropy` sums, of each prediction: [B, K]."""
+    """Returns the loss, weight and correctness of each prediction, [B, K]."""
     logits_NxV = logits_BxKxV.reshape(-1, logits_BxKxV.shape[-1])
     found = cross_entropy(logits_NxV, labels_BxK.reshape(-1), vocab_size)
     loss_BxK, correct_BxK = (each_N.reshape(labels_BxK.shape) * weights_BxK for each_N in found)

@@ -1,11 +1,11 @@
 """transformers' ModernBERT: its configuration, its parameter tree, its numbers (Warner et al., 2024, arXiv 2412.13663).
 
-Pre-norm, but none before the first attention; rotary positions; gated units; all but every third layer attend to a
-window; only the decoder has a bias. transformers has it in PyTorch alone: the tree has PyTorch's names and Flax's
-leaves, and the kernels that PyTorch fuses have an axis for their parts.
+Pre-norm, but none before the first attention; rotary positions; gated feed-forward; all but every third layer attend to
+a window; the decoder's bias is the only one. transformers has it in PyTorch only: the tree has PyTorch's module names
+and Flax's leaf names, and kernels that PyTorch fuses have an axis for their parts.
 
 Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, I intermediate size, D head size,
-N = B x K.
+C classes, N = B x K.
 """
 
 import math
@@ -54,7 +54,7 @@ class ModernBert(Network):
 
     @classmethod
     def init_params(cls, config: ModernBertConfig, key: Array, head: str = "MaskedLM") -> Params:
-        """Returns float32 parameters as transformers draws them: truncated normal, smaller where a block ends."""
+        """Returns float32 parameters drawn as in transformers: truncated normal, narrower for output projections."""
         size, inner, stddev = config.hidden_size, config.intermediate_size, config.initializer_range
         less, cutoff = stddev / math.sqrt(2 * config.num_hidden_layers), config.initializer_cutoff_factor
         keys = iter(jax.random.split(key, 4 * config.num_hidden_layers + 3))
@@ -89,7 +89,7 @@ class ModernBert(Network):
         return config.local_attention // 2 if has_local else 0
 
     def _positions(self, ids_BxL: Array, attention_BxL: Array) -> tuple[Array, dict[str, Rotation]]:
-        """Returns segments_BxL and the rotations of "global" and "local" layers, of one row if it serves for all."""
+        """Returns segments_BxL and the rotations of "global" and "local" layers: one row if all rows share them."""
         config = self.config
         segments_BxL, positions_BxL = segment_and_position_ids(ids_BxL, attention_BxL, 0, self.cls_id)
         if self.cls_id is None:

@@ -5,7 +5,7 @@ give it partition rules (mlm/training/sharding.py), FLOPs (mlm/training/recipe.p
 config.json (mlm/pretrained/load.py). Attention is one of several kernels, and the heads read the predicted tokens
 alone. Positions do not depend on ordinary tokens, so no replacement token can shift them.
 
-Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V padded vocabulary.
+Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V padded vocabulary, N = B x K.
 """
 
 import dataclasses
@@ -73,14 +73,14 @@ class Network:
     config: PretrainedConfig
     dtype: str = "float32"
     remat: bool = False
-    remat_feed_forward: int = 0  # the first so many layers recompute only their feed-forward block
+    remat_feed_forward: int = 0  # number of first layers that recompute only their feed-forward block
     attention: Attention | None = None  # None for the kernel that runs on any device
     local_attention: Attention | None = None  # of layers that attend to a window
-    cls_id: int | None = None  # starts a document that is read as if alone in its row; `attention` isolates it too
+    cls_id: int | None = None  # if set, it starts a document that sees no other; `attention` must isolate them as well
 
     @classmethod
     def make_config(cls, model: Mapping[str, Any], vocab_size: int, special_ids: Mapping[str, int]) -> PretrainedConfig:
-        """Returns transformers' config of the config's group `model`, the tokenizer's vocabulary padded."""
+        """Returns transformers' config for the config group `model`, the vocabulary padded to a multiple."""
         config = cls.config_class(
             architectures=[f"{cls.name}ForMaskedLM"],
             vocab_size=-(-vocab_size // model["vocab_multiple"]) * model["vocab_multiple"],
@@ -105,7 +105,7 @@ class Network:
         return 0
 
     def with_attention(self, make: Callable[[int], Attention]) -> Self:
-        """Returns the network with kernels that `make` makes of a window, 0 for the whole row."""
+        """Returns the network with the kernels `make(window)`; a window of 0 means the whole row."""
         window = self.window(self.config)
         return dataclasses.replace(self, attention=make(0), local_attention=make(window) if window else None)
 
@@ -122,7 +122,7 @@ class Network:
         dropout_key: Array | None = None,
         rows_B: Array | None = None,
     ) -> Array:
-        """Returns what the heads read, [B, K, H] in the computation's type.
+        """Returns the hidden states that the heads read, [B, K, H] in `dtype`.
 
         Args:
           positions_BxK: the tokens to return, which the last layer computes alone; None for all, [B, L, H].
@@ -146,7 +146,7 @@ class Network:
         return self._last_norm(body, x_BxLxH)
 
     def _last_norm(self, params: Params, x_BxLxH: Array) -> Array:
-        """Returns what the heads read, from the last layer's output and the body's parameters."""
+        """Applies the final layer norm, where the family has one."""
         return x_BxLxH
 
     def _attend(
@@ -169,19 +169,19 @@ class Network:
         return attend(*qkv_BxLxH, segments_BxL, dropout_mask_LxL, rotation)
 
     def _at(self, wanted_BxK: Array | None, *tokens: Array) -> tuple[Array, ...]:
-        """Returns the wanted tokens of each [B, L, H], all if None."""
+        """Gathers the tokens at `wanted_BxK` from each [B, L, H]; returns all if it is None."""
         if wanted_BxK is None:
             return tokens
         return tuple(jnp.take_along_axis(x_BxLxH, wanted_BxK[..., None], axis=1) for x_BxLxH in tokens)
 
     def _remat(self, index: int, feed_forward: Callable) -> Callable:
-        """Returns a layer's feed-forward block, rematerialized if the layer is one of those."""
+        """Wraps the feed-forward block in jax.checkpoint, in the first `remat_feed_forward` layers."""
         return jax.checkpoint(feed_forward) if index < self.remat_feed_forward and not self.remat else feed_forward
 
     def head(self, params: Params, hidden_BxKxH: Array) -> Array:
         """Returns the logits of the vocabulary, [B, K, V] in the computation's type."""
         with jax.named_scope(self.lm_head[0]):
-            # Three axes would cost the TPU a copy of the logits.
+            # With three axes, a TPU would copy the logits.
             x_NxH = self._head(params, hidden_BxKxH.reshape(-1, hidden_BxKxH.shape[-1]))
             embedding_VxH = at_path(params, self.embedding).astype(self.dtype)
             logits_NxV = layers.add_bias(layers.product(x_NxH, embedding_VxH.T), at_path(params, self.decoder_bias))

@@ -1,6 +1,6 @@
-"""Initial parameters that spare a short run the plateaus at its beginning.
+"""Initialization that spares short runs the loss plateaus at the start.
 
-A small model first learns how frequent each token is, and only much later that attention can look at a neighbour:
+A small model first learns token frequencies, and only much later to attend to neighbouring tokens:
 
 - the output bias is the log of the tokens' frequencies (the prior of Lin et al., 2017, Focal loss, 4.1);
 - head h attends to a fixed offset: -1, +1, -2, +2, ... A position table holds sinusoids (Vaswani et al., 2017, 3.5),
@@ -25,9 +25,9 @@ from transformers import ModernBertConfig, RobertaConfig
 from mlm.model.network import Network, Params, at_path
 
 EMBEDDING_SCALE = 3.0  # of initializer_range; tuned on the quickstart, like the others
-SHARPNESS = 5.7  # score of a head for the token at its offset, without the noise of the tokens' contents
+SHARPNESS = 5.7  # attention score of the token at a head's offset, apart from the noise of token contents
 ROTARY_SHARPNESS = 4.0  # the same, for a plane that is rotated by 1 a token; slower planes have less
-SHARED = 0.5  # what all tokens share, as a part of the length of the rest of their embeddings
+SHARED = 0.5  # norm of the entry that all embeddings share, relative to the norm of the rest
 
 
 def prime(params: Params, network: Network, counts_V: Array, key: Array) -> Params:
@@ -47,12 +47,12 @@ def prime(params: Params, network: Network, counts_V: Array, key: Array) -> Para
 
 
 def _offsets(config: RobertaConfig | ModernBertConfig) -> list[int]:
-    """Returns where each head looks."""
+    """Returns the offset that each head attends to."""
     return [(head // 2 + 1) * (-1 if head % 2 == 0 else 1) for head in range(config.num_attention_heads)]
 
 
 def _prime_table(embeddings: Params, config: RobertaConfig, stddev: float) -> Callable[..., None]:
-    """Primes a table of positions; returns what primes a layer, with the kernels of its values and their output."""
+    """Primes the position table; returns the function that primes a layer, given value and output kernels."""
     embeddings["position_embeddings"]["embedding"] = jnp.asarray(np.sqrt(2) * stddev * _sinusoids(config), jnp.float32)
     embeddings["token_type_embeddings"]["embedding"] *= 0.0
     size = config.hidden_size
@@ -68,7 +68,7 @@ def _prime_table(embeddings: Params, config: RobertaConfig, stddev: float) -> Ca
 
 
 def _prime_rotary(embeddings: Params, config: ModernBertConfig, stddev: float) -> Callable[..., None]:
-    """As `_prime_table`."""
+    """As `_prime_table`, for rotary positions, with a first entry that all embeddings share (see the module)."""
     words, size = embeddings["tok_embeddings"], config.hidden_size
     words["embedding"] = words["embedding"].at[:, 0].set(SHARED * np.sqrt(size) * stddev)
     shared = SHARED * np.sqrt(size / (1 + SHARED**2))  # after the norm

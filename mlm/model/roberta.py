@@ -1,6 +1,6 @@
 """transformers' RoBERTa and RoBERTa-PreLayerNorm: their configurations, their parameter trees, their numbers.
 
-Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, I intermediate size, N = B x K.
+Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, I intermediate size, C classes, N = B x K.
 """
 
 from collections.abc import Mapping

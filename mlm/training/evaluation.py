@@ -1,4 +1,7 @@
-"""One pass over a split: every record once, whatever the batch size, hosts and devices."""
+"""One pass over a split: every record once, whatever the batch size, hosts and devices.
+
+Dimensions: D mask draws, N rows, T lines of a table, C columns of RowSums.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -29,14 +32,14 @@ def score(
 ) -> dict[str, Any]:
     """Returns the scores of a split over its masked positions; sums are taken in float64, in the order of the records.
 
-    Loss and accuracy are means over the draws of the masks. The standard errors of the loss are `loss_se_draws`, if
-    there are several, and `loss_se_records`: of a ratio of sums by the delta method, each row a cluster.
-    `tokens_per_byte`, of UTF-8 text, gives bits per byte, which are comparable across tokenizers.
+    Loss and accuracy are means over the mask draws. The standard errors of the loss are `loss_se_draws`, with several
+    draws, and `loss_se_records`, by the delta method for a ratio of sums, clustered by row. `tokens_per_byte` (of UTF-8
+    text) gives bits per byte, which are comparable across tokenizers.
 
     `eval_step` returns RowSums, with weight 0 where "valid" is 0; `rows` are those of a batch over all hosts. Where it
     adds `breakdown.sums`, each of `breakdown.TABLES` is {line: scores}, over all draws together, without empty lines.
     """
-    # The masks depend on the epoch, and evaluation needs that for nothing else.
+    # Evaluation has no epochs: this column numbers the mask draws.
     drawn = (
         batch | ({"epoch": np.full_like(batch["epoch"], number)} if number else {})
         for batch in batches

@@ -83,8 +83,8 @@ def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransfor
 def _divide_by_rms(adamw: optax.GradientTransformation, b2: float, eps: float) -> optax.GradientTransformation:
     """Returns AdamW whose updates are divided by max(1, RMS of g / sqrt(v)) of each tensor (algorithm 2 of the paper).
 
-    As in the package optimi, which ModernBERT was trained with: v counts the gradient g and is corrected for its bias
-    (by b2 * (1 - b2^(t-1)) / (1 - b2^t) in place of b2, which is the same), and the weight decay is divided, too.
+    As in the package optimi, which trained ModernBERT: v already includes the current gradient g and is bias-corrected
+    (by b2 * (1 - b2^(t-1)) / (1 - b2^t) in place of b2, which is the same). The weight decay is divided, too.
     """
 
     def update(grads: Params, state: Any, params: Params | None = None) -> tuple:

@@ -17,7 +17,7 @@ from mlm.errors import InputError
 from mlm.model import flops
 
 Run = Mapping[str, Any]
-HOURS_STEPS = 1_000_000  # with train.hours, a step of a schedule is a millionth of them
+HOURS_STEPS = 1_000_000  # length of the schedules with train.hours: a step is a millionth of the time
 
 
 def total_steps(run: Run, records: int) -> int:
@@ -90,7 +90,7 @@ def check_schedule(run: Run, steps: int) -> None:
     decay = run["schedule.decay_fraction"] * steps if run["schedule.name"] in ("wsd", "wsd_sqrt") else 0
     if warmup + decay > steps + 1:
         what = f"the run has {steps:,} steps, and a warmup of {warmup:,}"
-        raise InputError(f"config.schedule.decay_fraction = {run['schedule.decay_fraction']:g}: {what}; lower one.")
+        raise InputError(f"config.schedule.decay_fraction = {run['schedule.decay_fraction']:g}: {what}; lower either.")
 
 
 def short_steps(run: Run, steps: int) -> int:
@@ -99,9 +99,9 @@ def short_steps(run: Run, steps: int) -> int:
 
 
 def milestone_steps(run: Run, steps: int, words_per_row: Callable[[], float]) -> list[int]:
-    """Returns the steps at which checkpoint.milestones are reached, sorted; raises InputError for one after the last.
+    """Returns the sorted steps of checkpoint.milestones; raises InputError for one past the end of the run.
 
-    `words_per_row` is called if words are named.
+    `words_per_row` is called only for milestones in words.
     """
     found = set()
     for text in map(str, run["checkpoint.milestones"]):
@@ -118,7 +118,7 @@ def milestone_steps(run: Run, steps: int, words_per_row: Callable[[], float]) ->
             raise InputError(f"{where}, but the run ends after step {steps:,}; remove it, or train longer.")
         if kind == "words" and cluster.is_primary():
             reached = ", ".join(f"{words:,} at step {step:,}" for words, step in own.items())
-            print(f"milestones, of {rate:,.1f} words in a row: {reached}", file=sys.stderr, flush=True)
+            print(f"milestones, at {rate:,.1f} words per row: {reached}", file=sys.stderr, flush=True)
         found.update(own.values())
     return sorted(found)
 

@@ -66,9 +66,9 @@ def mean_gradient(
 
     sum_grads = local_grads
     if mesh.shape["data"] > 1:
-        # After accumulation in float32, float32; on a CPU too, where XLA crashes on less (jax 0.10.2).
-        own_dtype = accumulate > 1 or mesh.devices.flat[0].platform == "cpu"
-        sum_grads = _psum_over_data(local_grads, mesh, comm_dtype=None if own_dtype else run["model.dtype"])
+        # Gradients accumulated in float32 are sent in float32, and all on CPU, where XLA crashes on less (jax 0.10.2).
+        keep_dtype = accumulate > 1 or mesh.devices.flat[0].platform == "cpu"
+        sum_grads = _psum_over_data(local_grads, mesh, comm_dtype=None if keep_dtype else run["model.dtype"])
 
     def gradient(params: Params, batch: Batch, step: jax.Array) -> tuple[Params, RowSums]:
         inputs = prepare(batch, step)
@@ -88,7 +88,7 @@ def _microbatches(x_Bx: jax.Array, accumulate: int) -> jax.Array:
 
 
 def _psum_over_data(local_grads: Callable, mesh: Mesh, *, comm_dtype: str | None) -> Callable:
-    """Returns `local_grads` summed over the data axis in one all-reduce; of matrices in `comm_dtype`, if given."""
+    """Sums `local_grads` over the data axis in one all-reduce; matrices are sent in `comm_dtype`, if given."""
 
     def psum_grads(*args: Any) -> tuple[Params, RowSums]:
         total, sums = local_grads(*args)
@@ -116,7 +116,7 @@ def split_rows(batch: Batch, parts: int) -> Batch:
 
 
 def schedule_step(batch: Batch) -> jax.Array:
-    """Returns where in its schedules a run of train.hours is, as a number of steps."""
+    """Returns the schedule position of a batch under train.hours, in steps."""
     return jnp.max(batch["share"]) * recipe.HOURS_STEPS
 
 
