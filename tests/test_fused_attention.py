@@ -31,6 +31,9 @@ from tests.fixtures import slow
         slow("v5e:2x2", 64, 8192, 1),
         slow("v4:2x2x1", 0, 8192, 1),
         slow("v6e:2x2", 64, 1024, 1),
+        slow("v5e:2x2", 0, 128, 1),
+        slow("v6e:2x2", 64, 512, 1),
+        slow("v5e:2x2", 0, 2048, 0),
     ],
 )
 def test_cycles_are_those_of_the_schedule(topology, window, length, rotated, tmp_path):
