@@ -101,6 +101,7 @@ def test_commands_run(texts, model, tmp_path):
                 "classify.label=label",
                 "train.steps=0",
                 "train.epochs=1",
+                "schedule.warmup_steps=0",
                 "data.global_batch=16",
             ):
                 short += f" --config.{setting}"
