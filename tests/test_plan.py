@@ -129,7 +129,7 @@ def test_tables_show_it(found):
         text = shown_by(tables.plan, {"plan": each})
         assert text.count("NOT COSTED, so the real step is slower: kernel jit(step)/mine (3)") == 1
         cells = [{"cell": {"mesh": "8x1x1"}, "plan": {**each, "hours": 1.0, "dollars": None}}]
-        assert "slower: not all has a cost" in shown_by(tables.sweep, {"sweep": cells})
+        assert "some operations not costed, so it is slower" in shown_by(tables.sweep, {"sweep": cells})
     stages = {**row, "fits": False, "largest": {"rows_per_chip": 4, "global_batch": 64}, "remedies": []}
     hint = "--config.data.global_batch=64"
     assert f'{hint} "--config.data.batch_stages=()"\n' in shown_by(

@@ -279,7 +279,7 @@ def step(case: Case) -> list[Finding]:
         return [Finding("error", what, "python -m mlm plan searches for settings that fit", case.topology)]
     hours = "" if row["hours"] is None else f", {row['hours']:.1f} hours in all"
     what = f"{size['needs'] / 1e9:.2f} of {size['capacity'] / 1e9:.2f} GB a chip, {row['milliseconds']:.1f} ms a step"
-    note = "not all of the step has a cost" if row["uncosted"] or row.get("short", row)["uncosted"] else "optimistic"
+    note = "some operations not costed" if row["uncosted"] or row.get("short", row)["uncosted"] else "optimistic"
     return [Finding("ok", f"{what}{hours} ({note}: see python -m mlm plan)", where=case.topology)]
 
 

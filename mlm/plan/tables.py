@@ -40,7 +40,7 @@ def _cell(cell: dict[str, Any]) -> tuple[str, ...]:
     specs = {"milliseconds": ".1f", "tokens_per_second": ",.0f", "mfu": ".1%", "hours": ",.1f", "dollars": ",.0f"}
     figures = ("-" if row[key] is None else format(row[key], spec) for key, spec in specs.items())
     missing = row["uncosted"] or row.get("short", row)["uncosted"]
-    return "yes", needs, *figures, "slower: not all has a cost" if missing else ""
+    return "yes", needs, *figures, "some operations not costed, so it is slower" if missing else ""
 
 
 def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:

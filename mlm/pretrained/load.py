@@ -247,7 +247,7 @@ def _read_weights(folder: UPath, family: type[Network], where: str) -> Params:
         if files:
             parts = [safetensors.flax.load_file(str(file)) for file in files]  # numpy's loader knows no bfloat16
             tensors = {key: value for part in parts for key, value in part.items()}
-            params = weights.from_torch(_untied(tensors))
+            params = weights.from_torch(_with_one_bias(tensors))
         else:
             params = flax.serialization.msgpack_restore((folder / MSGPACK).read_bytes())
         flat = {path: np.asarray(value, np.float32) for path, value in flatten_dict(params).items()}
@@ -260,7 +260,7 @@ def _read_weights(folder: UPath, family: type[Network], where: str) -> Params:
     return params if family.body in params else {family.body: params}
 
 
-def _untied(tensors: dict[str, Any]) -> dict[str, Any]:
+def _with_one_bias(tensors: dict[str, Any]) -> dict[str, Any]:
     """Returns PyTorch's tensors with one bias of the decoder: of two, one may be left over from another vocabulary."""
     embedding = next((value for name, value in tensors.items() if name.endswith("word_embeddings.weight")), ())
     for name in ("lm_head.bias", "lm_head.decoder.bias"):
