@@ -15,6 +15,7 @@ import pytest
 from mlm.cluster import engine, watch
 from mlm.errors import DamageError, InputError, NumericsError, PreemptedError, StopError
 from tests.engine_tasks import die, fail, mark, process_of, square
+from tests.processes import environment
 
 
 @pytest.mark.parametrize("error", [StopError, InputError, NumericsError, DamageError, PreemptedError])
@@ -120,3 +121,15 @@ def test_workers_end_with_their_parent(tmp_path: pathlib.Path, how: signal.Signa
         assert process.wait(20) != 0
         psutil.wait_procs(children, timeout=10)
         assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_workers_do_not_run_the_script_again(tmp_path) -> None:
+    """A researcher's file calls `main` at its end, without asking whether it is the script that was started."""
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "from mlm.cluster import engine\nfrom tests.engine_tasks import square\nprint('started')\n"
+        "with engine.open_engine(workers=1) as opened:\n"
+        "    print(*opened.each(square, [3], label='square'))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], env=environment(1), capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("started\n(0, 9)\n", 0), done.stderr

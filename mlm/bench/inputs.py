@@ -3,7 +3,6 @@
 import concurrent.futures
 import functools
 import json
-import multiprocessing
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,7 +12,7 @@ from ml_collections import ConfigDict
 
 from mlm.bench import interleaved, tf_tpu_example
 from mlm.bench.steps import repeated, updates
-from mlm.cluster.engine import open_engine
+from mlm.cluster.engine import Spawn, open_engine
 from mlm.data import mixture, sample, shards
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import DatasetInfo, Manifest
@@ -32,7 +31,7 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
     interleaved.say(f"shards: reading {megabytes:g} MB of the corpus")
     texts = sample_texts(config, megabytes)
     splits = {"train": [text for n, text in enumerate(texts) if n % VALIDATION], "validation": texts[::VALIDATION]}
-    process = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    process = concurrent.futures.ProcessPoolExecutor(1, Spawn())
     with tempfile.TemporaryDirectory(prefix="mlm-bench-") as folder, process as other:
         interleaved.say("shards: starting the TF-TPU example")
         other.submit(tf_tpu_example.prepare, splits, f"{folder}/documents").result()

@@ -9,7 +9,9 @@ import queue
 import signal
 import sys
 import threading
+import types
 from collections.abc import Callable, Collection, Iterator, Sequence
+from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -20,6 +22,24 @@ from mlm.errors import PreemptedError, StopError
 AGAIN = "start the same command again: what is written is kept."
 AHEAD = 3  # tasks for each worker that are submitted and not finished: the driver's memory is that of these
 Item, Result = TypeVar("Item"), TypeVar("Result")
+
+
+class _Process(SpawnProcess):
+    """A spawned process that does not import the script: a researcher's file would run its command again."""
+
+    def start(self) -> None:
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            super().start()
+        finally:
+            sys.modules["__main__"] = script
+
+
+class Spawn(SpawnContext):
+    """How worker processes start; what they run stands in modules of the package."""
+
+    Process = _Process
 
 
 class Engine:
@@ -98,7 +118,7 @@ def open_engine(
 def process_pool(workers: int) -> Iterator[concurrent.futures.Executor]:
     """Yields a pool of processes of one thread, which start with the first tasks and end with this one."""
     before = set(multiprocessing.active_children())
-    pool = concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
+    pool = concurrent.futures.ProcessPoolExecutor(workers, Spawn(), _start_worker)
     try:
         yield pool
     except BaseException:  # an error or Ctrl-C does not wait for what runs: a task writes its file whole or not at all
