@@ -175,4 +175,7 @@ def get_config() -> ConfigDict:
     config.pod.heartbeat = 60.0  # seconds without a sign of life after which a process counts as dead
     config.pod.hang = 900.0  # seconds without progress after which a process exits with its stacks; 0 = never
 
+    # Keys of your own: a config file sets config.mine.NAME, a subclass of Pretraining reads self.config.mine.NAME.
+    config.mine = ConfigDict()
+
     return config

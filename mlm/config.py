@@ -1,20 +1,25 @@
 """Load a config file, apply overrides, validate, fingerprint and compare configs; at once, so without jax or numpy."""
 
 import ast
+import contextlib
 import difflib
 import hashlib
 import json
+import math
 import re
 import runpy
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from mlm import logs
-from mlm.config_rules import RULES, across
+from mlm.config_rules import RULES, Rule, across
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
+from mlm.text import printable
 
 BASE = Path(__file__).parents[1] / "configs" / "base.py"
 # Keys that may change on resume: they change no number, or by rounding alone (mesh, remat, train.accumulate).
@@ -25,7 +30,7 @@ MAY_CHANGE = re.compile(
 )
 # Keys that a branch (train.branch_from) may change: all but those that decide what the parts of its state mean.
 BRANCH_MAY_CHANGE = re.compile(
-    rf"{MAY_CHANGE.pattern}|data\..*|masking\..*|schedule\..*|evaluate\..*|classify\..*|train\..*|"
+    rf"{MAY_CHANGE.pattern}|mine\..*|data\..*|masking\..*|schedule\..*|evaluate\..*|classify\..*|train\..*|"
     r"optimizer\.(?!name).*|model\.(positions|\w+_rope_theta|\w+_dropout|dtype|attention|init|init_stddev)"
 )
 PRETRAINING, CLASSIFICATION = "pretraining", "classification"
@@ -35,6 +40,8 @@ NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others 
         r"(corpus|shards|masking)\..*|data\.(mixture|short_length|skip_batches|batch_stages)|evaluate\.(sets|count)"
     ),
 }
+MINE = "mine"  # the group of a researcher's own keys, which configs/base.py leaves empty
+PLAIN = "true or false, a finite number, a text, or a tuple of these"  # what they may be
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a tuple like (a, b)"}
 
 
@@ -55,19 +62,66 @@ def load(path: str, overrides: list[str], *, task: str = PRETRAINING, flag: str 
     """Runs `get_config()` of a Python file, applies overrides, validates by the task's rules and locks the config."""
     if not Path(path).is_file():
         raise InputError(f"{flag}={path}: there is no such file.")
-    config = run_file(path, "get_config", f"{flag}={path}")
+    config, names = run_file(path, "get_config", f"{flag}={path}")
     if not isinstance(config, ConfigDict):
         raise InputError(f"{flag}={path}: the file defines no get_config() that returns a ConfigDict.")
-    return _finish(config, parse(config, overrides), task)
+    rules = _rules_of(names, config, f"{flag}={path}")
+    return _finish(config, parse(config, overrides), task, rules)
 
 
-def run_file(path: str, function: str, flag: str) -> Any:
-    """Returns what a function of a Python file returns, None if it has no such function; raises InputError."""
+def load_rules(path: str) -> dict[str, Rule]:
+    """Returns the rules that a config file, which `load` has taken, has for its keys of the group `mine`."""
+    config, names = run_file(path, "get_config", f"--config={path}")
+    return _rules_of(names, config, f"--config={path}")
+
+
+def run_file(path: str, function: str, flag: str) -> tuple[Any, dict[str, Any]]:
+    """Returns (what a function of a Python file returns, None without it; all names of the file); raises InputError."""
     try:
-        return runpy.run_path(path).get(function, lambda: None)()
+        with _imports_beside(path):
+            names = runpy.run_path(path)
+            return names.get(function, lambda: None)(), names
     except Exception as error:
         message = " ".join(str(error).split())  # on one line
         raise InputError(f"{flag}: {type(error).__name__} while reading it: {message}") from error
+
+
+@contextlib.contextmanager
+def _imports_beside(path: str) -> Iterator[None]:
+    """Lets a file import the files beside it, which another folder's file may have under the same names."""
+    folder, before = Path(path).absolute().parent, set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            top = name.partition(".")[0]
+            file = getattr(sys.modules.get(top), "__file__", None)
+            if top not in before and file and folder in Path(file).parents[:2]:
+                del sys.modules[name]
+
+
+def _rules_of(names: Mapping[str, Any], config: ConfigDict, flag: str) -> dict[str, Rule]:
+    """Returns the RULES of a config file, {"mine.KEY": (check, what is allowed)}; raises InputError."""
+    rules, known = names.get("RULES", {}), [key for key in flatten(config) if _is_mine(key)]
+    for key, rule in rules.items() if isinstance(rules, dict) else [("", None)]:
+        if not (isinstance(rule, tuple) and len(rule) == 2 and callable(rule[0]) and isinstance(rule[1], str)):
+            form = '{"mine.KEY": (function of the value, "what is allowed")}'
+            raise InputError(f"{flag}: RULES{f'[{key!r}]' if key else ''} must have the form {form}.")
+        if key not in known:
+            raise InputError(f"{flag}: RULES[{key!r}] is for no key of config.{MINE}{_hint(key, known) or '.'}")
+    return rules
+
+
+def _is_mine(key: str) -> bool:
+    return key.partition(".")[0] == MINE
+
+
+def _hint(key: str, known: Iterable[str]) -> str:
+    """Returns "; did you mean ...?" with the nearest key, "" if none is near."""
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
@@ -81,21 +135,23 @@ def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) ->
             what = f"has no {min(missing)}, as if another version of this code had written it"
             raise InputError(f"{path}: {what}; give --config, or use another --workdir.")
         config = unflatten(flat)
-        return _finish(config, parse(config, overrides), task)
+        return _finish(config, parse(config, overrides), task, {})
     except (ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DamageError(f"{path}: is not a config in JSON ({error}); give --config.") from None
 
 
-def replace(config: ConfigDict, values: dict[str, Any], *, task: str = PRETRAINING) -> ConfigDict:
-    """Returns a copy with the values of some "group.key" replaced, validated and locked."""
-    return _finish(unflatten(flatten(config)), values, task)
+def replace(
+    config: ConfigDict, values: dict[str, Any], *, task: str = PRETRAINING, rules: Mapping[str, Rule] | None = None
+) -> ConfigDict:
+    """Returns a copy with the values of some "group.key" replaced, validated (`rules`: of the file) and locked."""
+    return _finish(unflatten(flatten(config)), values, task, rules or {})
 
 
-def _finish(config: ConfigDict, values: dict[str, Any], task: str) -> ConfigDict:
+def _finish(config: ConfigDict, values: dict[str, Any], task: str, rules: Mapping[str, Rule]) -> ConfigDict:
     for key, value in values.items():
         group, _, name = key.rpartition(".")
         config[group][name] = value
-    _validate(config, task)
+    _validate(config, task, rules)
     return config.lock()
 
 
@@ -105,13 +161,25 @@ def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:
     for override in overrides:
         key, equals, text = override.partition("=")
         if key not in flat:
-            near = difflib.get_close_matches(key, flat, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "; configs/base.py lists every key."
-            raise InputError(f"--config.{key}: there is no such key{hint}")
+            raise InputError(f"--config.{key}: there is no such key{_advice(key, flat)}")
         if not equals:
             raise InputError(f"--config.{key}: give the value as --config.{key}=VALUE.")
+        if _is_mine(key):
+            _check_mine(key, flat[key], {})
         values[key] = _parse(key, text, flat[key])
     return values
+
+
+def _advice(key: str, flat: Mapping[str, Any]) -> str:
+    """Returns the end of a sentence about a key that is not among those of a config."""
+    if _is_mine(key):
+        hint = _hint(key, filter(_is_mine, flat))
+        return hint or f"; the config file has to define it, as in config.{key} = 0.5."
+    if hint := _hint(key, flat):
+        return hint
+    if "." in key and key.partition(".")[0] not in {known.partition(".")[0] for known in RULES}:
+        return f"; keys of your own stand in the group {MINE} of your config file."
+    return "; configs/base.py lists every key."
 
 
 def _parse(key: str, text: str, default: Any) -> Any:
@@ -126,7 +194,8 @@ def _parse(key: str, text: str, default: Any) -> Any:
     except (ValueError, SyntaxError, KeyError):
         if kind is tuple and (not default or isinstance(default[0], str)):
             return (text,)  # one source or range, unquoted
-    raise InputError(f"--config.{key}={text}: must be {TYPE_NAMES[kind]}.")
+    why = f", as {default!r} in the config file is" if _is_mine(key) else ""
+    raise InputError(f"--config.{key}={text}: must be {TYPE_NAMES[kind]}{why}.")
 
 
 def flatten(config: ConfigDict | dict) -> dict[str, Any]:
@@ -142,7 +211,7 @@ def flatten(config: ConfigDict | dict) -> dict[str, Any]:
 
 def unflatten(flat: dict[str, Any]) -> ConfigDict:
     """Returns the config of a flattened one; lists become tuples, which JSON does not have."""
-    groups: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, Any]] = {MINE: {}}
     for key, value in flat.items():
         group, _, name = key.rpartition(".")
         groups.setdefault(group, {})[name] = _as_tuples(value)
@@ -153,11 +222,39 @@ def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
-def _validate(config: ConfigDict, task: str) -> None:
+def _is_plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
+
+
+def _check_mine(key: str, value: Any, rules: Mapping[str, Rule]) -> None:
+    """Raises InputError for a key of the group `mine` that is not plain, or that its file's rule does not allow."""
+    if key == MINE:
+        raise InputError(f"config.{key} = {value!r}: must be a group, as in config.{MINE} = ConfigDict().")
+    if not key.removeprefix(f"{MINE}.").isidentifier():
+        raise InputError(f"config.{key}: the name of a key must be one of letters, digits and _, as in config.mine.x.")
+    if not _is_plain(value):
+        raise InputError(f"config.{key} = {printable(repr(value)):.80}: must be {PLAIN}.")
+    check, allowed = rules.get(key, (_is_plain, PLAIN))
+    try:
+        good = check(value)
+    except Exception as error:
+        reason = printable(f"{type(error).__name__}: {error}")
+        raise InputError(f"config.{key} = {value!r}: its rule in RULES can't check it ({reason}).") from error
+    if not good:
+        raise InputError(f"config.{key} = {value!r}: must be {allowed}.")
+
+
+def _validate(config: ConfigDict, task: str, rules: Mapping[str, Rule]) -> None:
     flat = flatten(config)
     for key, value in flat.items():
+        if _is_mine(key):
+            _check_mine(key, value, rules)
+            continue
         if key not in RULES:
-            raise InputError(f"config.{key} is not a key of configs/base.py; mlm/config_rules.py has no rule for it.")
+            hint = _hint(key, RULES) or f"; keys of your own stand in config.{MINE}."
+            raise InputError(f"config.{key} is not a key of configs/base.py{hint}")
         check, allowed = RULES[key]
         if not check(value):
             raise InputError(f"config.{key} = {value!r}: must be {allowed}.")

@@ -239,7 +239,7 @@ def test_overrides_are_told_from_other_arguments():
 
 def test_a_saved_config_changed_at_random_is_read_or_refused(tmp_path):
     path = UPath(tmp_path / "config.json")
-    content = configs.load("configs/base.py", []).to_dict()
+    content = configs.load("configs/base.py", []).to_dict() | {"mine": {"x": 1}}
     values = [
         "x",
         "",
@@ -280,3 +280,71 @@ def test_a_saved_config_that_is_none_is_refused(tmp_path, data):
     (tmp_path / "config.json").write_bytes(data)
     with pytest.raises(StopError):
         configs.load_saved(UPath(tmp_path / "config.json"), [])
+
+
+OWN = BODY.format("c.mine.alpha, c.mine.n, c.mine.deep, c.mine.name, c.mine.pairs = 1.0, 2, False, 'x', ((1, 0.5),)")
+RULE = "\nRULES = {'mine.alpha': (lambda v: v > 0, 'a number above 0')}\n"
+
+
+def write(folder, text: str = OWN, name: str = "own.py") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_keys_of_ones_own(tmp_path):
+    path, types = write(tmp_path, OWN + RULE), {"alpha": float, "n": int, "deep": bool, "name": str, "pairs": tuple}
+    config = configs.load(path, ["mine.alpha=2", "mine.deep=true", "mine.name=a b", "mine.pairs=((3, 1.0),)"])
+    assert config.mine.to_dict() == {"alpha": 2.0, "n": 2, "deep": True, "name": "a b", "pairs": ((3, 1.0),)}
+    assert {key: type(value) for key, value in config.mine.items()} == types
+    file = UPath(tmp_path) / "config.json"
+    file.write_text(config.to_json(indent=1))
+    again = configs.load_saved(file, [])
+    assert again.mine.to_dict() == config.mine.to_dict() and type(again.mine.pairs[0][1]) is float
+    assert configs.fingerprint(again) == configs.fingerprint(config) != configs.fingerprint(configs.load(path, []))
+    changed = [configs.flatten(configs.load(path, [f"mine.n={n}"])) for n in (2, 3)]
+    assert configs.diff(*changed) == ["mine.n: 2 -> 3"] and not configs.diff(*changed, configs.BRANCH_MAY_CHANGE)
+    assert configs.replace(config, {"mine.n": 5}).mine.n == 5 and configs.load(BASE, []).mine.to_dict() == {}
+    with pytest.raises(InputError, match=r"mine\.alpha = -1.*above 0"):
+        configs.replace(config, {"mine.alpha": -1.0}, rules=configs.load_rules(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "words"),
+    [
+        (OWN, "mine.alhpa=1", "--config.mine.alhpa mine.alpha"),
+        (OWN, "mine.seed=1", "--config.mine.seed config.mine.seed"),
+        (OWN, "mine.n=0.5", "--config.mine.n=0.5 whole 2"),
+        (OWN, "mine.alpha=high", "--config.mine.alpha=high number 1.0"),
+        (OWN, "mine.alpha=nan", "config.mine.alpha nan finite"),
+        (OWN, "research.x=1", "--config.research.x mine"),
+        (OWN + RULE, "mine.alpha=-1", "config.mine.alpha -1.0 above 0"),
+        (OWN + RULE.replace("alpha", "alhpa"), "", "RULES mine.alhpa mine.alpha"),
+        (OWN + RULE.replace("mine.alpha", "train.steps"), "", "RULES train.steps"),
+        (OWN + "\nRULES = {'mine.alpha': lambda v: v > 0}\n", "", "RULES mine.alpha"),
+        (OWN + "\nRULES = [1]\n", "", "RULES mine.KEY"),
+        (OWN + RULE.replace("v > 0", "v.x"), "", "config.mine.alpha AttributeError"),
+        (BODY.format("c.mine.x = None"), "mine.x=1", "config.mine.x None"),
+        (BODY.format("c.mine.x = [1]"), "", "config.mine.x [1] tuple"),
+        (BODY.format("c.mine.x = {'a': 1}"), "", "config.mine.x tuple"),
+        (BODY.format("del c.mine\n    c.mine = 3"), "", "config.mine 3 ConfigDict"),
+        (BODY.format("c.mine['a b'] = 3"), "", "mine.a letters"),
+        (BODY.format("c.research = type(c)({'x': 1})"), "", "config.research.x config.mine"),
+        (BODY.format("c.train.step = 1"), "", "config.train.step train.steps"),
+    ],
+)
+def test_keys_of_ones_own_that_are_refused(tmp_path, text, override, words):
+    sentence = refused(*[override] * bool(override), path=write(tmp_path, text))
+    assert all(word in sentence for word in words.split()), sentence
+
+
+def test_a_config_imports_the_file_beside_it(tmp_path):
+    """Two folders may have a file of one name; each config gets its own."""
+    found = []
+    for size in (3, 4):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        write(folder, f"SIZE = {size}\n", "sizes_of_mine.py")
+        path = write(folder, "from sizes_of_mine import SIZE\n" + BODY.format("c.mine.size = SIZE"))
+        found.append(configs.load(path, []).mine.size)
+    assert found == [3, 4] and "sizes_of_mine" not in sys.modules
+    assert not {str(tmp_path / "3"), str(tmp_path / "4")} & set(sys.path)

@@ -6,12 +6,14 @@ The compiler says whether the step fits. The time is estimated from its cycles (
 import dataclasses
 import itertools
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from mlm import config as configs
+from mlm.config_rules import Rule
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.errors import InputError
 from mlm.plan import cost_model, hlo, topology
@@ -150,8 +152,10 @@ def cells(sweep: list[str], name: str) -> list[dict[str, str]]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def plan_cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -> dict[str, Any]:
-    """Returns {"cell", "plan" or "error"} of one combination."""
+def plan_cell(
+    config: ConfigDict, job: Job, slices: int, cell: dict[str, str], rules: Mapping[str, Rule]
+) -> dict[str, Any]:
+    """Returns {"cell", "plan" or "error"} of one combination; `rules` as in `config.replace`."""
     try:
         place = topology.find(cell["topology"], slices)
         values = configs.parse(config, [f"{key}={value}" for key, value in cell.items() if "." in key])
@@ -162,7 +166,7 @@ def plan_cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -
             accumulate = values.get("train.accumulate", config.train.accumulate)
             rows = int(cell["per_chip_batch"]) * place.chips * accumulate
             values |= {"data.global_batch": rows, "data.batch_stages": ()}  # whose ROWS may be more
-        changed = configs.replace(config, values)
+        changed = configs.replace(config, values, rules=rules)
         vocab_size = job.info.vocab_size if job.has_shards else changed.tokenizer.vocab_size
         info = dataclasses.replace(job.info, length=changed.shards.length, vocab_size=vocab_size)
         return {"cell": cell, "plan": measure(changed, dataclasses.replace(job, info=info), place)[1]}
