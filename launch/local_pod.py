@@ -154,8 +154,9 @@ def main(argv: list[str]) -> int:
     args, rest = parser.parse_known_args(argv)
     if args.processes < 1 or args.devices < 1:
         parser.error("N and --devices must be at least 1")
-    workdir = Path(args.workdir or f"runs/{Path(args.config).stem}-pod").absolute()
-    arguments = [args.command, f"--config={Path(args.config).absolute()}", f"--workdir={workdir}", *rest]
+    config = Path(args.config).expanduser().absolute()
+    workdir = Path(args.workdir or f"runs/{config.stem}-pod").expanduser().absolute()
+    arguments = [args.command, f"--config={config}", f"--workdir={workdir}", *rest]
     pod = Pod(args.processes, arguments, workdir / "hosts", devices=args.devices)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pod.ask)

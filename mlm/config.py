@@ -9,7 +9,7 @@ import math
 import re
 import runpy
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from mlm import logs
 from mlm.config_rules import RULES, Rule, across
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath
+from mlm.paths import UPath, expand, expand_source
 from mlm.text import printable
 
 BASE = Path(__file__).parents[1] / "configs" / "base.py"
@@ -42,6 +42,11 @@ NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others 
 }
 MINE = "mine"  # the group of a researcher's own keys, which configs/base.py leaves empty
 PLAIN = "true or false, a finite number, a text, or a tuple of these"  # what they may be
+# Keys that hold paths, and sources, alone or in tuples: ~ is the home folder.
+PATHS = ["tokenizer.path", "shards.dir", "data.mixture", "evaluate.sets"]
+PATHS += [f"train.{key}" for key in ("init_from", "branch_from", "replay")]
+SOURCES = [f"classify.{key}" for key in ("train", "validation", "test", "predict")]
+SOURCES += ["corpus.sources", "corpus.keep_out"]
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a tuple like (a, b)"}
 
 
@@ -152,7 +157,27 @@ def _finish(config: ConfigDict, values: dict[str, Any], task: str, rules: Mappin
         group, _, name = key.rpartition(".")
         config[group][name] = value
     _validate(config, task, rules)
+    for key, value in _expanded(flatten(config)).items():
+        group, _, name = key.rpartition(".")
+        config[group][name] = value
     return config.lock()
+
+
+def _expanded(flat: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of PATHS and SOURCES with ~ as the home folder."""
+
+    def expand_all(value: Any, function: Callable[[str], str]) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(expand_all(part, function) for part in value)
+        return function(value) if isinstance(value, str) else value
+
+    values = {}
+    for key in flat.keys() & {*PATHS, *SOURCES}:
+        try:
+            values[key] = expand_all(flat[key], expand if key in PATHS else expand_source)
+        except ValueError as error:
+            raise InputError(f"config.{key} = {flat[key]!r}: {error}.") from None
+    return values
 
 
 def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:
@@ -277,7 +302,8 @@ def fingerprint(config: ConfigDict) -> str:
 
 def diff(old: dict[str, Any], new: dict[str, Any], allowed: re.Pattern[str] = MAY_CHANGE) -> list[str]:
     """Returns a line "key: old -> new" for each change of two flattened configs that is not allowed, as on resume."""
-    old, new = (json.loads(json.dumps(flat)) for flat in (old, new))  # a checkpoint's tuples are lists
+    # The tuples of a checkpoint are lists.
+    old, new = (json.loads(json.dumps(flat | _expanded(flat))) for flat in (old, new))
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())

@@ -34,6 +34,27 @@ def is_remote(path: UPath | Path | str) -> bool:
     return "://" in str(path)
 
 
+def expand(path: str) -> str:
+    """Returns a path with its home folder for a leading ~ or ~USER, and without file://; raises ValueError."""
+    path = re.sub(r"^(file|local)://", "", path)
+    user, slash, rest = path.partition("/")
+    if not user.startswith("~"):
+        return path
+    try:
+        home = str(Path(user).expanduser())
+    except RuntimeError:
+        if os.path.lexists(user):
+            return path
+        raise ValueError(f"{user} is not the home of a user of this machine; write the path from / on") from None
+    return (home.rstrip("/") if slash else home) + slash + rest
+
+
+def expand_source(source: str) -> str:
+    """Returns a source such as "text:~/x" with its path expanded."""
+    kind, colon, rest = source.partition(":")
+    return kind + colon + expand(rest)
+
+
 def canonical(path: str) -> str:
     """Returns the one spelling of a path that all its spellings have: absolute, without "..", links or "//"."""
     if not is_remote(path):

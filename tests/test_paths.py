@@ -1,8 +1,97 @@
-"""Names that a file gives lead to files inside their folder, or nowhere."""
+"""What a path may be: its home folder, its letters, its links; names that a file gives lead inside their folder."""
+
+import ast
+import getpass
+from pathlib import Path
 
 import pytest
 
-from mlm.paths import UPath, inside
+from mlm import config as configs
+from mlm.__main__ import COMMANDS, main, parser
+from mlm.errors import InputError
+from mlm.paths import UPath, expand, expand_source, inside
+
+HOME_KEYS = {  # a value of each key that holds paths, with HOME for the home folder
+    "tokenizer.path": "HOME/tok",
+    "shards.dir": "HOME/my ~shards",
+    "train.init_from": "HOME/run@100",
+    "train.replay": "HOME/timing.jsonl",
+    "train.branch_from": "HOME/run@100",
+    "data.mixture": (("HOME/a", 0.5), ("/b/~/c", 0.5)),
+    "evaluate.sets": (("web", "HOME/web"),),
+    "corpus.sources": ("docstrings", "text:HOME/*.txt", "jsonl:/~/x#~", "hf:HOME/set", "tfds:HOME/set"),
+    "corpus.keep_out": ("jsonl:HOME/x.jsonl#text",),
+    "classify.train": "csv:HOME/x.csv",
+    "classify.validation": "conll:HOME/x",
+    "classify.test": "hf:HOME/set#train[:5]",
+    "classify.predict": (("new", "jsonl:HOME/x.jsonl"),),
+}
+
+
+@pytest.mark.parametrize("home", ["~", f"~{getpass.getuser()}"])
+@pytest.mark.parametrize("place", ["file", "command line", "saved"])
+def test_the_home_folder_in_every_key_that_holds_paths(tmp_path, place, home):
+    """A saved config holds the real path, and a run whose older config holds ~ goes on."""
+    needs = {"data.mixture": {"corpus.weights": (1.0,)}, "corpus.sources": {"corpus.weights": (1.0,) * 5}}
+    needs["train.replay"] = {"train.hours": 1.0, "train.steps": 0}
+    for key, value in HOME_KEYS.items():
+        texts = [repr(value).replace("HOME", text) for text in (home, str(Path(home).expanduser()))]
+        others = needs.get(key, {})
+        if place == "command line":
+            overrides = [f"{name}={number}" for name, number in others.items()]
+            config = configs.load("configs/base.py", [*overrides, f"{key}={texts[0].strip(chr(39))}"])
+        else:
+            values = others | {key: ast.literal_eval(texts[0])}
+            flat = configs.flatten(configs.load("configs/base.py", [])) | values
+            if place == "saved":
+                path = UPath(tmp_path / "config.json")
+                path.write_text(configs.unflatten(flat).to_json())
+                config = configs.load_saved(path, [])
+                assert configs.diff(flat, configs.flatten(config)) == []
+            else:
+                file = tmp_path / "config.py"
+                lines = [f"    config.{name} = {content!r}" for name, content in values.items()]
+                start = ["from configs.base import get_config as base", "def get_config():", "    config = base()"]
+                file.write_text("\n".join([*start, *lines, "    return config"]))
+                config = configs.load(str(file), [])
+        assert repr(configs.flatten(config)[key]) == texts[1], key
+
+
+def test_the_home_folder_in_every_flag_that_takes_a_path(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/of mine")
+    kinds = {"DIR", "FILE", "FOLDER", "MODEL", "PYTHON", "WORKDIR[@STEPS]"}
+    for command in COMMANDS:
+        actions = parser(command)._subparsers._group_actions[0].choices[command]._actions
+        for action in actions:
+            flag = (action.option_strings or [action.dest])[0]
+            if action.metavar == "SOURCE" or flag == "--data":
+                assert action.type("jsonl:~/x") == "jsonl:/home/of mine/x", f"{command} {flag}"
+            elif action.metavar in kinds or flag == "--protocol":
+                assert action.type("~/x@5") == "/home/of mine/x@5", f"{command} {flag}"
+
+
+def test_a_home_that_is_not_there_is_refused_and_nothing_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["average", "a", "b", "--workdir=~no_such_user/x"])
+    assert ended.value.code == 2 and "~no_such_user" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"evaluate\.sets.*~no_such_user"):
+        configs.load(str(configs.BASE), ["evaluate.sets=(('a', '~no_such_user'),)"])
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "~no_such_user").mkdir()
+    assert expand("~no_such_user/x") == "~no_such_user/x"
+
+
+@pytest.mark.parametrize("name", ["", "a~", "a/~/b", "./~", "gs://b/~/c", "docstrings", "wiki:a~", "#~"])
+def test_other_names_stay(name):
+    assert expand(name) == expand_source(name) == name
+
+
+def test_urls_of_local_files_are_paths(monkeypatch):
+    monkeypatch.setenv("HOME", "/h/")
+    assert [expand("file:///a/b"), expand("~"), expand("~/a")] == ["/a/b", "/h", "/h/a"]
+    assert expand_source("text:file:///a/*") == "text:/a/*"
+
 
 BAD = [
     "",

@@ -23,6 +23,7 @@ PARTS = "what to measure; shards takes the workdir's tokenizer, batches, loop an
 TORCH = "Python with PyTorch, for its step too, and for quality its run_mlm.py"
 AGAINST = "quality: the other config, as its file has it; default: run_mlm.py's recipe in our step"
 SECONDS = "of each comparison, default: 20; for quality, of training each recipe"
+PLOT = "quality: write its curves as .png or .svg"
 
 Recipes = dict[str, tuple[str, ConfigDict]]
 
@@ -31,11 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
     parts = ["step", "shards", "batches", "loop", "quality"]
     parser.add_argument("--parts", nargs="+", default=["step"], choices=parts, help=PARTS)
-    parser.add_argument("--torch", default="", metavar="PYTHON", help=TORCH)
+    parser.add_argument("--torch", type=common.path, default="", metavar="PYTHON", help=TORCH)
     parser.add_argument("--seconds", type=float, metavar="S", help=SECONDS)
     parser.add_argument("--megabytes", type=float, default=20.0, metavar="MB", help="text for shards; default: 20")
-    parser.add_argument("--against", default="", metavar="FILE", help=AGAINST)
-    parser.add_argument("--plot", default="", metavar="FILE", help="quality: write its curves as .png or .svg")
+    parser.add_argument("--against", type=common.path, default="", metavar="FILE", help=AGAINST)
+    parser.add_argument("--plot", type=common.path, default="", metavar="FILE", help=PLOT)
     common.add_json_flag(parser)
 
 

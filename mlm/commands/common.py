@@ -15,21 +15,36 @@ from mlm.config_rules import lanes_of_shares
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.errors import InputError, StopError
-from mlm.paths import canonical
+from mlm.paths import canonical, expand
 from mlm.pretrained import locate
 from mlm.text import printable
 from mlm.workdir import Workdir, lock
 
 
+def path(text: str) -> str:
+    """Returns the path of a flag, ~ expanded; the `type` of argparse."""
+    try:
+        return expand(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}.") from None
+
+
+def source(text: str) -> str:
+    """Returns the source of a flag, such as "jsonl:~/x", ~ expanded; the `type` of argparse."""
+    kind, colon, rest = text.partition(":")
+    return kind + colon + path(rest)
+
+
 def add_config_flags(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Adds --config and --workdir; a --config that is not `required` defaults to the workdir's."""
     file = "config file, such as configs/quickstart.py" if required else "config file; default: that of the workdir"
-    parser.add_argument("--config", required=required, metavar="FILE", help=file)
+    parser.add_argument("--config", type=path, required=required, metavar="FILE", help=file)
     add_workdir_flag(parser)
 
 
 def add_workdir_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", default="", metavar="DIR", help="folder of the run, local or gs://")
+    workdir = "folder of the run, local or gs://"
+    parser.add_argument("--workdir", type=path, default="", metavar="DIR", help=workdir)
 
 
 def refuse_overrides(args: argparse.Namespace, overrides: list[str]) -> None:
@@ -54,7 +69,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, description: str = CORPUS_
     group = parser.add_argument_group("engine", description)
     group.add_argument("--engine", default="", metavar="tls://HOST:PORT", help="scheduler of a Dask cluster")
     folder = "folder of ca.pem, cert.pem and key.pem; default: WORKDIR/hosts/certificates"
-    group.add_argument("--engine-certificates", default="", metavar="DIR", help=folder)
+    group.add_argument("--engine-certificates", type=path, default="", metavar="DIR", help=folder)
     timeout = "time for the scheduler to answer and to have a worker"
     group.add_argument("--engine-timeout", type=float, default=60.0, metavar="SECONDS", help=timeout)
     insecure = "allow tcp://, without TLS: whoever reaches a worker can run code on it"
@@ -70,7 +85,7 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_model_flag(parser: argparse.ArgumentParser) -> None:
     models = "workdir, WORKDIR@STEP, folder or name on the Hugging Face Hub; default: the checkpoint of the workdir"
-    parser.add_argument("--model", default="", metavar="MODEL", help=models)
+    parser.add_argument("--model", type=path, default="", metavar="MODEL", help=models)
     add_step_flag(parser)
 
 

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = "training rows to search for duplicates; default: 200,000"
     parser.add_argument("--rows", type=int, default=200_000, metavar="N", help=rows)
     against = "benchmarks, as sources of a corpus (hf:nyu-mll/glue:rte, jsonl:FILE#FIELD): what training has of them"
-    parser.add_argument("--against", nargs="+", default=[], metavar="SOURCE", help=against)
+    parser.add_argument("--against", nargs="+", type=common.source, default=[], metavar="SOURCE", help=against)
     record = "print the text of a training record (validation:ID for another) and its documents, and check nothing"
     parser.add_argument("--record", default="", metavar="ID", help=record)
     common.add_json_flag(parser)

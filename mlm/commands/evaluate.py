@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     breakdown = "also the loss by position in the row, and by distance of the nearest copy of the token there"
     parser.add_argument("--breakdown", action="store_true", help=breakdown)
     pairs = "score minimal pairs instead: jsonl:FILE (a pattern, too), csv:FILE, hf:NAME[:CONFIG][#SPLIT]"
-    parser.add_argument("--pairs", default="", metavar="SOURCE", help=pairs)
+    parser.add_argument("--pairs", type=common.source, default="", metavar="SOURCE", help=pairs)
     phenomenon = "field to group the pairs by; default: UID if there is one, else the file"
     parser.add_argument("--phenomenon", default="", metavar="FIELD", help=phenomenon)
     common.add_host_flags(parser)

@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_step_flag(parser, "the workdir, exported to export-N")
     milestones = "export each milestone of the workdir to export-STEP, and push it to a branch step-STEP"
     parser.add_argument("--milestones", action="store_true", help=milestones)
-    parser.add_argument("--torch", default="", metavar="PYTHON", help="Python with PyTorch to verify the export in")
+    torch = "Python with PyTorch to verify the export in"
+    parser.add_argument("--torch", type=common.path, default="", metavar="PYTHON", help=torch)
     parser.add_argument("--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub")
     branch = "with --push: the branch to upload to, such as step-1000; made if it is missing; default: main"
     parser.add_argument("--revision", default="", metavar="BRANCH", help=branch)

@@ -17,17 +17,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from mlm.glue.tasks import GLUE, NAMES, TASKS
 
     models = "model to evaluate: workdir, WORKDIR@STEP, folder or Hub name"
-    parser.add_argument("--model", required=True, metavar="MODEL", help=models)
-    parser.add_argument("--workdir", default="", metavar="DIR", help="folder of the table and its runs")
+    parser.add_argument("--model", type=common.path, required=True, metavar="MODEL", help=models)
+    parser.add_argument("--workdir", type=common.path, default="", metavar="DIR", help="of the table and its runs")
     protocol = f"{', '.join(NAMES)} (configs/glue/), or a file like theirs; default: roberta"
-    parser.add_argument("--protocol", default="roberta", metavar="NAME", help=protocol)
+    parser.add_argument("--protocol", type=common.path, default="roberta", metavar="NAME", help=protocol)
     names = "default: those of GLUE"
     parser.add_argument("--tasks", nargs="+", default=list(GLUE), choices=list(TASKS), help=names)
     data = "copy of the data: hf:FOLDER as on the Hub, or jsonl:FOLDER with TASK/SPLIT.jsonl; default: from the Hub"
-    parser.add_argument("--data", default="", metavar="FOLDER", help=data)
+    parser.add_argument("--data", type=common.source, default="", metavar="FOLDER", help=data)
     config = "config of the runs; default: base.py"
-    parser.add_argument("--config", default=str(configs.BASE), metavar="FILE", help=config)
-    parser.add_argument("--against", default="", metavar="DIR", help="another model's table: do the two differ?")
+    parser.add_argument("--config", type=common.path, default=str(configs.BASE), metavar="FILE", help=config)
+    parser.add_argument("--against", type=common.path, default="", metavar="DIR", help="other table to compare")
     common.add_engine_flags(parser, "Its workers do the runs, each one at a time; by default, this machine does.")
     common.add_json_flag(parser)
 
