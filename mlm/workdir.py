@@ -1,12 +1,15 @@
 """The folder of a run: where each thing lies, and the lock that lets one process at a time write there.
 
-In a bucket, the lock is an object created on condition that it does not exist. Its holder renews it every RENEW
-seconds; one that is not renewed for STALE seconds was left by a killed process and is taken over. A holder that finds
-its lock gone exits at once: it was stopped for so long that another process has taken over.
+In a bucket, and on a file system without locks, the lock is a lease: an object or file created on condition that it
+does not exist. Its holder renews it every RENEW seconds; one that is not renewed for STALE seconds was left by a killed
+process and is taken over. A holder that finds it gone exits at once: it was stopped for so long that another process
+has taken over.
 """
 
 import contextlib
+import errno
 import fcntl
+import io
 import itertools
 import json
 import os
@@ -26,6 +29,8 @@ from mlm.paths import UPath, is_remote, make_folder, refusing
 from mlm.text import printable
 
 LOCK = ".lock"
+LEASE = ".lock.json"  # instead, on a file system without locks
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 RENEW = 10.0  # seconds
 STALE = 45.0  # seconds
 
@@ -40,11 +45,7 @@ class Workdir:
         root = UPath(path)
         self.root = root if is_remote(path) else root.absolute()  # orbax wants absolute paths
         if create:
-            with refusing(f"--workdir={path}: can't be written", "choose another folder"):
-                make_folder(self.root)
-                probe = self.root / f".writable.{uuid.uuid4().hex}"  # several hosts may do this at once
-                probe.write_text("")
-                probe.unlink()
+            _make_writable(self.root)
         elif not self.root.is_dir():
             raise InputError(f"--workdir={path}: there is no such folder.")
         self.tokenizer = self.root / "tokenizer"
@@ -82,28 +83,137 @@ def work_folder(folder: str) -> UPath:
 
 @contextlib.contextmanager
 def lock(folder: UPath) -> Iterator[None]:
-    """Keeps other processes out of a folder, local or gs://; raises InputError if one has locked it."""
+    """Keeps other processes out of a folder, local or gs://; raises InputError if one has locked it, or it can't be."""
     with contextlib.ExitStack() as stack:
         if str(folder).startswith("gs://"):
-            stack.enter_context(_lock_object(folder / LOCK))
+            stack.enter_context(_held(_Object(folder / LOCK), folder))
         elif not is_remote(folder):
-            file = stack.enter_context((folder / LOCK).open("a"))
+            _make_writable(folder)
+            file = stack.enter_context(_open_lock(folder / LOCK))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise _in_use(folder) from None
+            except OSError as error:
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise _in_use(folder) from None
+                if error.errno not in NO_LOCKS:
+                    raise _unusable(folder / LOCK, error) from None
+                where = f"there are no locks on its file system ({error.strerror}); {LEASE} keeps other runs out"
+                print(f"--workdir={folder}: {where}", file=sys.stderr, flush=True)
+                stack.enter_context(_held(_File(folder / LEASE), folder))
         yield
+
+
+def _make_writable(folder: UPath) -> None:
+    """Creates a folder; raises InputError if nothing can be written there."""
+    with refusing(f"--workdir={folder}: can't be written", "choose another folder"):
+        make_folder(folder)
+        probe = folder / f".writable.{uuid.uuid4().hex}"  # several hosts may do this at once
+        probe.write_text("")
+        probe.unlink()
+
+
+def _open_lock(path: UPath) -> io.FileIO:
+    """Opens the lock's file; a colleague's may be read-only, and can be locked all the same, except on NFS."""
+    try:
+        with contextlib.suppress(PermissionError):
+            return io.FileIO(os.open(str(path), os.O_RDWR | os.O_CREAT, 0o666))
+        return io.FileIO(os.open(str(path), os.O_RDONLY))
+    except OSError as error:
+        raise _unusable(path, error) from None
+
+
+def _unusable(path: UPath, error: OSError) -> InputError:
+    fix = "ask its owner for `chmod a+rw` on it, remove it if no run uses the folder, or choose another --workdir"
+    return InputError(f"{path}: can't be locked ({error.strerror}), which keeps a second run out of the folder; {fix}.")
 
 
 def _in_use(folder: UPath, holder: str = "") -> InputError:
     return InputError(f"--workdir={folder}: another process{holder} is using it; wait for it, or stop it.")
 
 
+class _Object:
+    """A lease in a bucket: each has a generation of its own, and a renewal changes its metadata."""
+
+    def __init__(self, path: UPath):
+        self.path = path
+
+    def create(self, holder: dict[str, Any]) -> str:
+        """Returns what tells this lease from others; raises FileExistsError."""
+        self.path.fs.pipe_file(self.path.path, json.dumps(holder).encode(), mode="create")
+        return self.path.fs.info(self.path.path)["generation"]
+
+    def read(self) -> tuple[str, str, dict[str, Any]]:
+        """Returns (what `create` returned, what each renewal changes, holder); raises FileNotFoundError."""
+        info = self.path.fs.info(self.path.path)
+        return info["generation"], str(info.get("metadata")), json.loads(self.path.read_text())
+
+    def renew(self, generation: str, count: int) -> bool:
+        """Returns whether the lease is still there, which a failing network is no reason to doubt."""
+        try:
+            self._call("PATCH", generation, json={"metadata": {"renewed": str(count)}})
+            return self.path.fs.info(self.path.path)["generation"] == generation
+        except FileNotFoundError:
+            return False
+        except Exception as error:
+            return "412" not in str(error) and getattr(error, "code", None) != 412
+
+    def delete(self, generation: str) -> None:
+        self._call("DELETE", generation)
+
+    def _call(self, method: str, generation: str, **kwargs: Any) -> None:
+        bucket, _, key = self.path.path.partition("/")
+        self.path.fs.call(method, "b/{}/o/{}", bucket, key, ifGenerationMatch=generation, **kwargs)
+
+
+class _File:
+    """A lease on a file system without locks, where a file can at least be created once: the same methods."""
+
+    def __init__(self, path: UPath):
+        self.path, self._holder = path, {}
+
+    def create(self, holder: dict[str, Any]) -> str:
+        self._holder = holder | {"token": uuid.uuid4().hex}
+        with self.path.open("x", encoding="utf-8") as file:
+            file.write(self._line(0))
+        return self._holder["token"]
+
+    def read(self) -> tuple[str, str, dict[str, Any]]:
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        try:
+            holder = dict(json.loads(text))
+        except (ValueError, TypeError):  # its process was killed before it had written it
+            holder = {}
+        return holder.get("token", ""), text, holder
+
+    def renew(self, token: str, count: int) -> bool:
+        try:
+            if self.read()[0] != token:
+                return False
+            with self.path.open("r+", encoding="utf-8") as file:
+                file.write(self._line(count))
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass  # as of a network's file system that does not answer
+        return True
+
+    def delete(self, token: str) -> None:
+        taken = _File(self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}"))
+        self.path.rename(taken.path)  # of several processes, one succeeds
+        if taken.read()[0] == token:
+            taken.path.unlink()
+        else:  # another process has replaced it since it was read
+            taken.path.rename(self.path)
+
+    def _line(self, count: int) -> str:
+        return json.dumps(self._holder | {"renewed": f"{count:010}"}) + "\n"  # always of one length
+
+
 @contextlib.contextmanager
-def _lock_object(path: UPath) -> Iterator[None]:
-    """Locks in a bucket: whoever created the object's generation holds it; each renewal changes its metadata."""
-    generation, released = _acquire(path), threading.Event()
-    renewing = threading.Thread(target=_renew, args=(path, generation, released), daemon=True, name="lock")
+def _held(lease: _Object | _File, folder: UPath) -> Iterator[None]:
+    """Holds a lease and renews it; raises InputError if another process does."""
+    generation, released = _acquire(lease, folder), threading.Event()
+    renewing = threading.Thread(target=_renew, args=(lease, generation, released), daemon=True, name="lock")
     renewing.start()
     try:
         yield
@@ -111,56 +221,42 @@ def _lock_object(path: UPath) -> Iterator[None]:
         released.set()
         renewing.join()
         with contextlib.suppress(Exception):  # it becomes stale by itself
-            _call("DELETE", path, generation)
+            lease.delete(generation)
 
 
-def _acquire(path: UPath) -> str:
-    """Creates the object and returns its generation; raises InputError if another process renews it."""
-    content = json.dumps({"host": platform.node(), "process": os.getpid()}).encode()
-    first, since = "", time.monotonic()
+def _acquire(lease: _Object | _File, folder: UPath) -> str:
+    """Creates the lease and returns its generation; raises InputError if another process renews it."""
+    first, since = None, time.monotonic()
     while True:
         with contextlib.suppress(FileExistsError):
-            path.fs.pipe_file(path.path, content, mode="create")
-            return path.fs.info(path.path)["generation"]
+            return lease.create({"host": platform.node(), "process": os.getpid()})
         try:
-            info = path.fs.info(path.path)
-            holder = json.loads(path.read_text())
+            generation, renewal, holder = lease.read()
         except FileNotFoundError:
-            continue  # released between the two
-        state = f"{info['generation']} {info.get('metadata')}"
-        who = printable(f" (on {holder['host']}, process {holder['process']})")
-        if not first:
+            time.sleep(0.1)  # released between the two
+            continue
+        host, process, state = holder.get("host"), holder.get("process"), (generation, renewal)
+        who = printable(f" (on {host}, process {process})") if holder else ""
+        if first is None:
             first = state
-            print(f"{path}: is held by another process{who}; waiting to see if it is alive", file=sys.stderr)
+            print(f"{lease.path}: is held by another process{who}; waiting to see if it is alive", file=sys.stderr)
         if state != first:
-            raise _in_use(path.parent, who)
-        dead = holder["host"] == platform.node() and not psutil.pid_exists(holder["process"])
+            raise _in_use(folder, who)
+        dead = host == platform.node() and isinstance(process, int) and not psutil.pid_exists(process)
         if dead or time.monotonic() - since > STALE:
             with contextlib.suppress(FileNotFoundError):
-                _call("DELETE", path, info["generation"])
-            first, since = "", time.monotonic()
+                lease.delete(generation)
+            first, since = None, time.monotonic()
         else:
             time.sleep(1)
 
 
-def _renew(path: UPath, generation: str, released: threading.Event) -> None:
-    """Renews the lock every RENEW seconds; exits the process if another one has taken it."""
+def _renew(lease: _Object | _File, generation: str, released: threading.Event) -> None:
+    """Renews the lease every RENEW seconds; exits the process if another one has taken it."""
     for count in itertools.count(1):
         if released.wait(RENEW):
             return
-        try:
-            _call("PATCH", path, generation, json={"metadata": {"renewed": str(count)}})
-            lost = path.fs.info(path.path)["generation"] != generation
-        except FileNotFoundError:
-            lost = True
-        except Exception as error:  # the network: the lock is ours as long as nobody else takes it
-            lost = "412" in str(error) or getattr(error, "code", None) == 412
-        if lost and not released.is_set():
+        if not lease.renew(generation, count) and not released.is_set():
             message = "this process was stopped so long that it lost its lock; restart it if no other is running."
-            print(f"{path}: {message}", file=sys.stderr, flush=True)
+            print(f"{lease.path}: {message}", file=sys.stderr, flush=True)
             os._exit(InputError.code)
-
-
-def _call(method: str, path: UPath, generation: str, **kwargs: Any) -> None:
-    bucket, _, key = path.path.partition("/")
-    path.fs.call(method, "b/{}/o/{}", bucket, key, ifGenerationMatch=generation, **kwargs)

@@ -2,17 +2,19 @@
 
 import concurrent.futures
 import contextlib
+import functools
 import itertools
-import multiprocessing
+import multiprocessing.connection
 import os
 import queue
 import signal
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing.context import SpawnContext, SpawnProcess
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -117,8 +119,13 @@ def open_engine(
 @contextlib.contextmanager
 def process_pool(workers: int) -> Iterator[concurrent.futures.Executor]:
     """Yields a pool of processes of one thread, which start with the first tasks and end with this one."""
-    before = set(multiprocessing.active_children())
-    pool = concurrent.futures.ProcessPoolExecutor(workers, Spawn(), _start_worker)
+    before, spawn = set(multiprocessing.active_children()), Spawn()
+    try:
+        spawn.Lock()
+    except (OSError, ImportError):  # semaphores need a writable /dev/shm, which some containers lack
+        pool = _PipePool(workers)
+    else:
+        pool = concurrent.futures.ProcessPoolExecutor(workers, spawn, _start_worker)
     try:
         yield pool
     except BaseException:  # an error or Ctrl-C does not wait for what runs: a task writes its file whole or not at all
@@ -128,6 +135,55 @@ def process_pool(workers: int) -> Iterator[concurrent.futures.Executor]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+class _PipePool(concurrent.futures.ThreadPoolExecutor):
+    """A process pool without semaphores: each thread has a process of its own, and a pipe to it."""
+
+    def __init__(self, workers: int):
+        super().__init__(workers)
+        self._local, self._pipes, self._starting = threading.local(), [], threading.Lock()
+
+    def submit(self, function: Callable, /, *args: Any, **kwargs: Any) -> concurrent.futures.Future:
+        """Runs function(*args, **kwargs) in a process; BrokenExecutor if that process is killed."""
+        return super().submit(self._ask, functools.partial(function, *args, **kwargs))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        if wait:
+            for pipe in self._pipes:
+                pipe.close()  # which ends its process
+
+    def _ask(self, task: Callable[[], Any]) -> Any:
+        if not hasattr(self._local, "pipe"):
+            self._local.pipe, end = multiprocessing.Pipe()
+            self._pipes.append(self._local.pipe)
+            with self._starting:
+                _Process(target=_serve, args=(end,), daemon=True).start()
+            end.close()
+        try:
+            self._local.pipe.send(task)
+            result, error = self._local.pipe.recv()
+        except (EOFError, ConnectionError):
+            raise concurrent.futures.BrokenExecutor("a worker process ended") from None
+        if error is not None:
+            raise error
+        return result
+
+
+def _serve(pipe: multiprocessing.connection.Connection) -> None:
+    """Runs the tasks that come through a pipe until it is closed."""
+    _start_worker()
+    with contextlib.suppress(EOFError):
+        while True:
+            task = pipe.recv()
+            try:
+                answer = task(), None
+            except BaseException as error:
+                if not isinstance(error, StopError):
+                    error.add_note(traceback.format_exc())  # pickle drops the traceback
+                answer = None, error
+            pipe.send(answer)
 
 
 def available_cores() -> int:

@@ -6,7 +6,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -168,7 +168,7 @@ def score_classifier(
         for name in predict:
             make_folder(workdir.predictions)
             write_text(workdir.predictions / f"{name}.tsv", _prediction_rows(examples, name, found[name][1]))
-        write_text(workdir.classification, json.dumps(content) + "\n")
+        _keep(workdir.classification, lambda: json.dumps(content))
     return found[split][0]
 
 
@@ -237,13 +237,20 @@ def add_results(folder: UPath, entries: dict[str, dict[str, Any]]) -> None:
     """Adds entries to the folder's evaluation.json and keeps the others; prints an error if it can't be written."""
     file = folder / logs.RESULTS
     finite = {key: logs.finite(values) for key, values in entries.items()}
+    if _keep(file, lambda: json.dumps(logs.read_object(file) | finite, indent=1)):
+        print(f"  written to {file}", file=sys.stderr)
+
+
+def _keep(file: UPath, make: Callable[[], str]) -> bool:
+    """Writes scores beside the model; prints an error if they can't be written, as in a folder of somebody else."""
     try:
         with os_errors():
-            write_text(file, json.dumps(logs.read_object(file) | finite, indent=1) + "\n")
-        print(f"  written to {file}", file=sys.stderr)
+            write_text(file, make() + "\n")
+        return True
     except (DamageError, OSError) as error:
         reason = error if isinstance(error, DamageError) else f"{file}: {error.strerror or error}."
         print(f"evaluate: the scores were not written: {reason}", file=sys.stderr)
+        return False
 
 
 def _check_fit(loaded: load.Pretrained, workdir: Workdir, manifest: Manifest) -> None:
