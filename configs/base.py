@@ -12,7 +12,8 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
 
     config.corpus = ConfigDict()
-    # docstrings (of the installed packages) | text:GLOB | jsonl:GLOB[#FIELD] | hf:NAME[:CONFIG] | tfds:NAME
+    # docstrings (of the installed packages) | text:GLOB | jsonl:GLOB[#FIELD] | hf:NAME[:CONFIG][#SPLIT] |
+    # tfds:NAME[#SPLIT]
     config.corpus.sources = ("docstrings",)  # one or several
     config.corpus.weights = (1.0,)  # copies of each document, one number per source: 0.5 keeps half, 2 writes all twice
     config.corpus.field = "text"  # the text field of hf: and tfds: sources, and of jsonl: without #FIELD
@@ -20,6 +21,8 @@ def get_config() -> ConfigDict:
     config.corpus.group = ""  # what is in one split as a whole: document | file | a field; "" = document, or a package
     config.corpus.validation_fraction = 0.01  # share of groups, by hash, of sources without a validation split
     config.corpus.validation_groups = ()  # the groups of the validation split; () or no group = by hash
+    config.corpus.test_fraction = 0.0  # the same of a test split, of sources without one; 0 = none is cut
+    config.corpus.test_groups = ()  # the groups of the test split; () = by hash
     # Documents that are more similar to an earlier one than this are left out.
     config.corpus.near_duplicates = 0.0  # Jaccard similarity; 0 = off
     config.corpus.keep_out = ()  # benchmarks, as sources: training documents that share 13 words in a row are left out
@@ -36,7 +39,7 @@ def get_config() -> ConfigDict:
     config.shards.dir = ""  # folder of the shards; "" = WORKDIR/shards
     config.shards.length = 512  # tokens per row
     config.shards.count = 64  # files of the training split; at least data.lanes
-    config.shards.validation_count = 8  # files of the validation split
+    config.shards.validation_count = 8  # files of the validation split, and of the test split if there is one
     config.shards.seed = 0  # of the order in which the text is dealt to the files
     config.shards.workers = 0  # processes; 0 = one per core. Changes the speed, never the bytes
 

@@ -33,6 +33,7 @@ BRANCH_MAY_CHANGE = re.compile(
     rf"{MAY_CHANGE.pattern}|mine\..*|data\..*|masking\..*|schedule\..*|evaluate\..*|classify\..*|train\..*|"
     r"optimizer\.(?!name).*|model\.(positions|\w+_rope_theta|\w+_dropout|dtype|attention|init|init_stddev)"
 )
+LATER_KEYS = {"corpus.test_fraction": 0.0, "corpus.test_groups": ()}  # what a config.json that lacks them stands for
 PRETRAINING, CLASSIFICATION = "pretraining", "classification"
 NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others don't apply
     PRETRAINING: re.compile(r"classify\..*"),
@@ -134,7 +135,7 @@ def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) ->
     if not path.is_file():
         raise InputError(f"{path}: there is no such file; give --config, or train there first.")
     try:
-        flat = flatten(logs.read_object(path))
+        flat = LATER_KEYS | flatten(logs.read_object(path))
         missing = RULES.keys() - flat.keys()
         if missing:
             what = f"has no {min(missing)}, as if another version of this code had written it"

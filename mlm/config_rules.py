@@ -131,12 +131,14 @@ FROM_ZERO: Rule = (lambda v: _finite(v) and v >= 0), "a finite number from 0 up"
 FLAG: Rule = (lambda v: type(v) is bool), "true or false"
 TEXT: Rule = (lambda v: type(v) is str), "a string"
 SOME_TEXT = _matching(r"(?s).+")
-NAME = _matching(r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*")  # of a validation set; splits are taken
+NAME = _matching(r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*")  # of rows to predict; splits are taken
+SET_NAME = _matching(r"(?a)(?!(train|validation|test)$)[A-Za-z0-9][\w.-]*")  # of a validation set
 AXIS: Rule = (lambda v: type(v) is int and (v == -1 or v >= 1)), "a whole number from 1 up, or -1 for all that are left"
 SOURCES: Rule = (
     _tuple_of(_matching(r"docstrings|(text|jsonl|hf|tfds):.+")),
-    "a tuple of docstrings, text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG] or tfds:NAME",
+    "a tuple of docstrings, text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG][#SPLIT] or tfds:NAME[#SPLIT]",
 )
+GROUPS: Rule = (_tuple_of(SOME_TEXT, least=0), "a tuple of names")
 TABLE_SOURCE = _matching(r"(csv|jsonl|conll|hf|tfds):.+")
 TABLE: Rule = (
     lambda v: v == "" or TABLE_SOURCE(v),
@@ -157,18 +159,18 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
         log.tensorboard""",
     whole(1): """shards.count shards.validation_count data.global_batch data.lanes model.hidden_size model.layers
         model.heads model.intermediate_size model.positions model.global_every model.vocab_multiple train.accumulate
-        train.guard_limit optimizer.muon_iterations
-        classify.multiple evaluate.batch evaluate.draws checkpoint.keep log.every log.profile_steps""",
+        train.guard_limit optimizer.muon_iterations classify.multiple evaluate.batch evaluate.draws checkpoint.keep
+        log.every log.profile_steps""",
     whole(0): """corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps
         train.steps evaluate.every checkpoint.every log.profile_start""",
     whole(0, 2**32, "to 2^32 - 1"): "shards.seed data.seed masking.seed train.seed evaluate.seed",
     _number(0, 1): """masking.end_rate masking.mask_share masking.random_share schedule.warmup_fraction
         schedule.decay_fraction schedule.final_fraction""",
-    BELOW_ONE: """corpus.validation_fraction model.hidden_dropout model.attention_dropout optimizer.b1 optimizer.b2
-        optimizer.ema_decay""",
+    BELOW_ONE: """corpus.validation_fraction corpus.test_fraction model.hidden_dropout model.attention_dropout
+        optimizer.b1 optimizer.b2 optimizer.ema_decay""",
+    GROUPS: "corpus.validation_groups corpus.test_groups",
     ABOVE_ZERO: """tokenizer.sample_megabytes model.layer_norm_eps model.init_stddev model.global_rope_theta
-        model.local_rope_theta
-        optimizer.learning_rate optimizer.eps""",
+        model.local_rope_theta optimizer.learning_rate optimizer.eps""",
     FROM_ZERO: "optimizer.weight_decay optimizer.clip_norm train.epochs train.hours pod.hang",
     whole(1024, 65_536, "to 65,535"): "pod.port pod.jax_port",
     AXIS: "mesh.data mesh.fsdp mesh.tensor",
@@ -183,7 +185,6 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "corpus.near_duplicates": (lambda v: _finite(v) and (v == 0 or 0.7 <= v < 1), "0, or a number in [0.7, 1)"),
     "corpus.field": (SOME_TEXT, "the name of a field"),
     "corpus.group": (TEXT[0], "document, file, or the name of a field"),
-    "corpus.validation_groups": (_tuple_of(SOME_TEXT, least=0), "a tuple of names"),
     "tokenizer.kind": _one_of("unigram", "bpe", "wordpiece"),
     "tokenizer.vocab_size": whole(16, 2**31),
     "data.batch_stages": (
@@ -192,7 +193,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     ),
     "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
     "data.mixture": (_pairs_of(SOME_TEXT, ABOVE_ZERO[0]), 'a tuple of ("FOLDER", SHARE), shares above 0'),
-    "evaluate.sets": (_pairs_of(NAME, SOME_TEXT), 'a tuple of ("NAME", "FOLDER"), names of letters, digits, . _ and -'),
+    "evaluate.sets": (_pairs_of(SET_NAME, SOME_TEXT), 'a tuple of ("NAME", "FOLDER"); NAME: letters, digits, . _ -'),
     "evaluate.count": _one_of("fixed", "independent"),
     "masking.kind": _one_of("token", "word", "span"),
     "masking.longest": whole(1, 1025, "to 1,024"),
@@ -247,14 +248,18 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     branches = train.branch_from != ""
     two_warmups = schedule.warmup_steps > 0 and schedule.warmup_fraction > 0
     warmup = schedule.warmup_fraction or schedule.warmup_steps / (steps or math.inf)
-    ungrouped = config.corpus.group == "document" and config.corpus.validation_groups != ()
+    corpus, named = config.corpus, set(config.corpus.validation_groups) & set(config.corpus.test_groups)
+    ungrouped = [key for key in ("validation_groups", "test_groups") if corpus.group == "document" and corpus[key]]
+    all_held_out = corpus.validation_fraction + corpus.test_fraction >= 1
     too_long = schedule.name in ("wsd", "wsd_sqrt") and schedule.decay_fraction + warmup > 1 + 1e-9
     is_modernbert, odd_heads = model.family == "modernbert", model.hidden_size // model.heads % 2 > 0
     foreign = [] if is_modernbert else [key for key, default in MODERNBERT.items() if model[key] != default]
     return [
         *((f"model.{key}", True, f"is for family modernbert; leave it at {MODERNBERT[key]:g}") for key in foreign),
-        ("corpus.weights", len(config.corpus.weights) != len(config.corpus.sources), per_source),
-        ("corpus.validation_groups", ungrouped, "must be () where corpus.group is document"),
+        ("corpus.weights", len(corpus.weights) != len(corpus.sources), per_source),
+        *((f"corpus.{key}", True, "must be () where corpus.group is document") for key in ungrouped),
+        ("corpus.test_groups", named != set(), "must be other groups than those of corpus.validation_groups"),
+        ("corpus.test_fraction", all_held_out, "with corpus.validation_fraction it must be below 1"),
         ("model.heads", model.hidden_size % model.heads > 0, "must divide model.hidden_size"),
         ("model.heads", is_modernbert and odd_heads, "must leave heads of an even size, as rotary positions need"),
         ("model.attention", no_dropout, "has no dropout: set model.attention_dropout to 0, or choose another kernel"),

@@ -9,7 +9,7 @@ import random
 import fsspec
 import pytest
 
-from mlm.data import sources
+from mlm.data import data_sets, sources
 from mlm.errors import InputError
 from tests.fixtures_data import corpus_of, numbered, read_documents, write_jsonl
 from tests.test_corpus import split_of
@@ -162,15 +162,15 @@ def test_tfds_reads_a_prepared_set(tmp_path, monkeypatch, splits):
                 yield n, {"text": text}
 
     monkeypatch.setattr(tfds, "builder", lambda name: TinyTexts(data_dir=tmp_path))
-    sources.load_tfds.cache_clear()
+    data_sets.load_tfds.cache_clear()
     own = corpus_of(("tfds:tiny_texts",))
     found = read_documents(own)
     per_split = [
         {part.split for part, (text, _) in found if text in numbered(100, 100 * n)} for n in range(len(splits))
     ]
-    assert per_split == ([{"train"}, {"validation"}, set()] if "validation" in splits else [{""}, {""}])
-    assert len(found) == len({text for _, (text, _) in found}) == 200
-    sources.load_tfds.cache_clear()
+    assert per_split == ([{"train"}, {"validation"}, {"test"}] if "test" in splits else [{""}, {""}])
+    assert len(found) == len({text for _, (text, _) in found}) == 100 * len(splits)
+    data_sets.load_tfds.cache_clear()
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

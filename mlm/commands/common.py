@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -170,6 +171,12 @@ def read_config(args: argparse.Namespace, overrides: list[str], *, task: str = c
     if args.config is None:
         return configs.load_saved(Workdir(args.workdir, create=False).config, overrides, task=task)
     return configs.load(args.config, overrides, task=task)
+
+
+def corpus_settings(config: ConfigDict) -> dict[str, Any]:
+    """Returns config.corpus as it is recorded; without keys that are off, and that earlier versions did not have."""
+    later = ("test_fraction", "test_groups")
+    return {key: value for key, value in config.corpus.to_dict().items() if value or key not in later}
 
 
 def locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:

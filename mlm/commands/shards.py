@@ -48,7 +48,7 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
         shards.Settings(config.shards.length, counts, config.shards.seed),
         tokenizer_folder=str(workdir.tokenizer),
         folder=folder,
-        source=json.dumps(config.corpus.to_dict()),
+        source=json.dumps(common.corpus_settings(config)),
         engine=engine,
     )
     seconds = time.monotonic() - begin

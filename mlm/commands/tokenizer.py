@@ -41,7 +41,7 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
         if not (workdir.tokenizer / "tokenizer.json").is_file():
             raise InputError("config.data.mixture: its shards have a tokenizer already; set tokenizer.path to it.")
         return
-    used = {"corpus": config.corpus.to_dict(), "tokenizer": config.tokenizer.to_dict()}
+    used = {"corpus": common.corpus_settings(config), "tokenizer": config.tokenizer.to_dict()}
     settings = json.dumps({"path": path} if path else used)
     if children(workdir.tokenizer) and not is_begun(workdir.tokenizer, last=RECIPE):
         if logs.read_object(workdir.tokenizer / RECIPE) != json.loads(settings):

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import itertools
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
@@ -18,10 +18,11 @@ class Part(NamedTuple):
     """A piece of a source that one task reads."""
 
     source: str  # as in config.corpus.sources
-    split: str  # "train" or "validation" if the source says so itself, else ""
+    split: str  # "train", "validation" or "test" if the source says so itself, else ""
     name: str  # for messages and for looking up a document
     bytes: int  # about, of what is read; 0 if unknown
     where: tuple[Any, ...]  # what the reader of its kind needs; it changes when the part does
+    cut: tuple[str, ...] = ()  # without such a split: the held-out splits that take some of its groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,9 @@ class Corpus:
     max_documents: int
     keep_out: tuple[str, ...]
     near_duplicates: float
-    key: str = "sources"  # of config.corpus that names `sources`; of keep_out, the test splits are read, too
+    test_fraction: float = 0.0
+    test_groups: tuple[str, ...] = ()
+    key: str = "sources"  # of config.corpus that names `sources`
 
     def kept_out(self) -> Self:
         """Returns the corpus of the texts to keep out."""
@@ -46,12 +49,32 @@ class Corpus:
         return dataclasses.replace(self, sources=self.keep_out, **changes)
 
     def parts(self) -> list[Part]:
-        """Lists the parts of all sources in order, none of them read; raises InputError for one that isn't there."""
-        found = []
+        """Lists the parts of all sources, none of them read; raises InputError for a source that isn't there.
+
+        The sources' own test splits come first, so that of equal documents theirs stays; the others are in order.
+        """
+        listed, data_sets, roles = [], {}, defaultdict(set)
         for source in dict.fromkeys(self.sources):
             with self._readable(source):
-                found += [Part(source, *part) for part in self._kind(source).parts()]
-        return found
+                kind = self._kind(source)
+                parts = [Part(source, *part) for part in kind.parts()]
+            if not parts:
+                raise InputError(f"config.corpus.{self.key}: {source} has no text in it.")
+            data_sets[source] = type(kind), kind.name
+            roles[data_sets[source]] |= {part.split for part in parts}
+            listed += parts
+        listed = [self._with_cut(part, roles[data_sets[part.source]]) for part in listed]
+        if self.key == "sources" and not any(part.split in ("", "train") for part in listed):
+            raise InputError(f"config.corpus.sources: {', '.join(self.sources)} holds no split to train on; add one.")
+        return sorted(listed, key=lambda part: part.split != "test")
+
+    def _with_cut(self, part: Part, roles: set[str]) -> Part:
+        """Returns a part with the held-out splits that its data set lacks, and that are cut from it instead."""
+        if part.split in ("validation", "test"):
+            return part
+        asked = ("validation", "test") if self.test_fraction or self.test_groups else ("validation",)
+        cut = tuple(split for split in asked if split not in roles)
+        return part._replace(split="" if cut else "train", cut=cut)
 
     def limited(
         self, parts: list[Part], read: Callable[[list[tuple[Part, int]]], list[int]], *, wave: int
@@ -59,7 +82,7 @@ class Corpus:
         """Returns the parts with the first `max_documents` of each split of each source, and the most to read of each.
 
         `read` counts the documents of some parts, up to such a limit: of `wave` parts at a time, in the end of all that
-        are returned. Raises InputError if a source has none.
+        are returned. Raises InputError if the source of a part has none.
         """
         most, documents = self.max_documents, Counter()
         found, left = [], Counter({(part.source, part.split): most for part in parts})
@@ -75,7 +98,7 @@ class Corpus:
             parts = [part for part in parts if left[part.source, part.split]]
         for (part, _), count in zip(found, read(found), strict=True):
             documents[part.source] += count
-        for source in self.sources:
+        for source in dict.fromkeys(part.source for part, _ in found):
             if not documents[source]:
                 raise InputError(f"config.corpus.{self.key}: {source} has no text in it.")
         return found
@@ -115,10 +138,15 @@ class Corpus:
         """Returns the split of a document: its source's, or its group's; `number` is the text's hash."""
         if part.split:
             return part.split
-        if group and self.validation_groups:
-            return "validation" if group in self.validation_groups else "train"
         number = text_hash(group) if group else number
-        return "validation" if number < self.validation_fraction * 2**64 else "train"
+        named = {"validation": self.validation_groups, "test": self.test_groups}
+        by_hash = {
+            "validation": number < self.validation_fraction * 2**64,
+            "test": number >= (1 - self.test_fraction) * 2**64,
+        }
+        taken = [split for split in part.cut if group in named[split]]
+        taken += [split for split in part.cut if by_hash[split] and not (group and named[split])]
+        return next(iter(taken), "train")
 
 
 def text_hash(text: str) -> int:

@@ -4,7 +4,7 @@
     jsonl:FILE                an object a line
     conll:FILE                a word a line, its label in the last column; a blank line ends a sentence
     hf:NAME[:CONFIG][#SPLIT]  a data set of the Hugging Face hub, or a local folder of one
-    tfds:NAME[#SPLIT]         a data set of TensorFlow Datasets
+    tfds:NAME[#SPLIT]         a data set of TensorFlow Datasets, or a prepared folder of one
 
 FILEs are local or gs://. SPLIT is written as in its library, for example "train[:90%]"; the default is the split to be
 read ("train", "validation", "test"). For token labels the column of text holds lists of words, that of labels a list of
@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from mlm.data import sources
+from mlm.data import data_sets
 from mlm.errors import InputError
 from mlm.paths import UPath
 from mlm.text import is_text
@@ -172,14 +172,14 @@ def _conll(file: str, columns: tuple[str, ...], label: str) -> Rows:
 
 
 def _library(kind: str, name: str, split: str, columns: tuple[str, ...], label: str) -> tuple[Names, Rows]:
-    name, _, own = name.partition("#")
+    name, named = data_sets.named_split(name)
     if kind == "hf":
-        loaded = sources.load_hf(name, split=own or split)
+        loaded = data_sets.load_hf(name, split=named or split)
         wanted = [column for column in loaded.column_names if column in (*columns, label)]  # others may be images
         features, rows = loaded.features, loaded.select_columns(wanted)
     else:
-        info, rows_of = sources.load_tfds(name)
-        features, rows = info.features, rows_of(own or split)
+        info, rows_of = data_sets.load_tfds(name)
+        features, rows = info.features, rows_of(named or split)
     _check_columns(columns, features)
     names = None
     if label in features:  # a class, or a list of classes

@@ -20,7 +20,7 @@ from mlm.workdir import work_folder
 FORMAT = 2
 NAME = "manifest.json"
 SHARD_NAME = re.compile(r"dataset-([0-9]{1,18})-([0-9]{1,18})\.tfrecord")
-SPLITS = ("train", "validation")  # every folder of shards has these two
+SPLITS = ("train", "validation", "test")  # every folder of shards has the first two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +72,14 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of what decides the batches: the files' contents in order, whatever folder holds them."""
+        """SHA-256 of what decides a run: the contents of all files but the test split's, whatever folder holds them."""
+        return self.fingerprint_of("train")
+
+    def fingerprint_of(self, split: str) -> str:
+        """Returns the SHA-256 of what decides the scores of a split: the test split's own files, or all others."""
         header = [self.length, self.vocab_size, self.special_ids, self.all_special_ids]
-        files = {name: [dataclasses.astuple(s) for s in split.shards] for name, split in self.splits.items()}
+        names = [name for name in self.splits if (name == "test") == (split == "test")]
+        files = {name: [dataclasses.astuple(s) for s in self.splits[name].shards] for name in names}
         return hashlib.sha256(json.dumps([header, files], sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -161,7 +166,8 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
             if not records or not size:
                 raise DamageError(f"{root / split / match[0]}: is empty; move it away and renumber the others.")
             shards.append(Shard(f"{split}/{match[0]}", records, size, None))
-        splits[split] = Split(tuple(shards))
+        if shards or split != "test":
+            splits[split] = Split(tuple(shards))
     if not splits["train"].shards:
         raise InputError(f"{root}: holds no shards (train/dataset-*-*.tfrecord); write them first, or set shards.dir.")
     if tokenizer_folder is None:
@@ -239,7 +245,8 @@ SPLIT: Schema = {
 
 def _check_content(content: dict[str, Any]) -> None:
     """Raises ValueError with what is wrong in the content of a manifest.json, its "format" left out."""
-    size = content.get("vocab_size")
+    size, splits = content.get("vocab_size"), content.get("splits")
+    names = SPLITS if isinstance(splits, dict) and "test" in splits else SPLITS[:2]
     token_id = whole(0, size, f"to {size - 1}") if type(size) is int else COUNT
     schema = {
         "length": SIZE,
@@ -250,14 +257,14 @@ def _check_content(content: dict[str, Any]) -> None:
         "full_rows": FLAG,
         "inputs": _matching("([0-9a-f]{64})?", f"{HASH[1]}, or empty"),
         "source": (is_text, "a text"),
-        "splits": dict.fromkeys(SPLITS, SPLIT),
+        "splits": dict.fromkeys(names, SPLIT),
         "left_out": _object(is_text, "why some documents are left out"),
     }
     _check("", content, schema)
     missing = set(content["special_ids"].values()) - set(content["all_special_ids"])
     if missing:
         raise ValueError(f"all_special_ids lacks {min(missing)}, which special_ids has")
-    for split in SPLITS:
+    for split in names:
         seen = set()
         for index, shard in enumerate(content["splits"][split]["shards"]):
             file, records = shard["file"], shard["records"]

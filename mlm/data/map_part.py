@@ -5,7 +5,7 @@
     {key}.hashes     ENTRY of each document by hash and place, in RANGES pieces, see `results.save_cut`
     {key}.bands      near_duplicates.BAND of the documents, in the same way, if near duplicates are left out
     {key}.kept_out   uint32 places of the documents that are left out since they hold text of corpus.keep_out
-    {key}.groups     JSON {group: bytes} of the largest groups, and those that corpus.validation_groups names
+    {key}.groups     JSON {group: bytes} of the largest groups, and those that the config names
     {key}.blocks     BLOCK of each block; written last
 
 A block is consecutive documents of one split. The key is a hash of the part, the tokenizer and the settings.
@@ -100,7 +100,8 @@ def map_part(task: Map) -> None:
         bands = np.sort(np.concatenate(bands), order=["hash", "place"])
         results.save_cut(UPath(f"{base}.bands"), bands, bands["hash"] // WIDTH, RANGES)
     results.save(UPath(f"{base}.kept_out"), np.array(kept_out, np.uint32))
-    named = {group: groups[group] for group in task.corpus.validation_groups if group in groups}
+    named = task.corpus.validation_groups + task.corpus.test_groups
+    named = {group: groups[group] for group in named if group in groups}
     results.save_json(UPath(f"{base}.groups"), dict(groups.most_common(GROUPS)) | named)
     results.save(UPath(f"{base}.blocks"), blocks)
 

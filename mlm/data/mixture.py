@@ -31,10 +31,9 @@ class Mixture(Manifest):
     parts: tuple[Part, ...]
     sets: Mapping[str, Manifest]  # scored by name: those of evaluate.sets, without any the parts
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of what decides the batches: the folders' own fingerprints and their shares, in order."""
-        own = [(part.manifest.fingerprint, round(part.share, 6)) for part in self.parts]
+    def fingerprint_of(self, split: str) -> str:
+        """Returns the SHA-256 of what decides the scores: the folders' own fingerprints and their shares, in order."""
+        own = [(part.manifest.fingerprint_of(split), round(part.share, 6)) for part in self.parts]
         return own[0][0] if len(own) == 1 else hashlib.sha256(json.dumps(own).encode()).hexdigest()
 
 
@@ -47,7 +46,11 @@ def join(folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest]
     fields = vars(folders[0][1]) | {
         "folder": " + ".join(each.folder for _, each in folders),
         "full_rows": all(each.full_rows for _, each in folders),
-        "splits": {name: _join_splits([(share, each.splits[name]) for share, each in folders]) for name in SPLITS},
+        "splits": {
+            name: _join_splits([(share, each.splits[name]) for share, each in folders])
+            for name in SPLITS
+            if all(name in each.splits for _, each in folders)
+        },
     }
     return Mixture(**fields, parts=parts, sets=sets or {part.name: part.manifest for part in parts})
 
@@ -66,15 +69,16 @@ def parts(manifest: Manifest) -> tuple[Part, ...]:
 
 
 def sets(manifest: Manifest) -> Mapping[str, Manifest]:
-    """Returns the folders whose validation splits are scored by name."""
+    """Returns the folders whose held-out splits are scored by name."""
     return manifest.sets if isinstance(manifest, Mixture) else {}
 
 
 def folders(manifest: Manifest) -> list[Manifest]:
-    """Returns the manifests of all folders that are read, once each; of a validation set, of that split alone."""
+    """Returns the manifests of all folders that are read, once each; of a validation set, the held-out splits."""
     own = [part.manifest for part in parts(manifest)]
     others = [each for each in sets(manifest).values() if each not in own]
-    return own + [dataclasses.replace(each, splits={"validation": each.splits["validation"]}) for each in others]
+    held_out = [{name: split for name, split in each.splits.items() if name != "train"} for each in others]
+    return own + [dataclasses.replace(each, splits=splits) for each, splits in zip(others, held_out, strict=True)]
 
 
 def paths(manifest: Manifest, split: str) -> list[str]:

@@ -43,7 +43,7 @@ def sample_part(task: Sample) -> tuple[int, list[tuple[int, str]]]:
 
 def draw(corpus: Corpus, *, megabytes: float, engine: Engine, texts: str) -> list[str]:
     """Returns so many megabytes of training documents, or all, mixed; the same for any workers."""
-    asked, parts = megabytes * 1e6, corpus.parts()
+    asked, parts = megabytes * 1e6, [part for part in corpus.parts() if part.split != "test"]
     total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
     picked: list[tuple[int, str]] = []
     for margin in MARGINS:

@@ -40,14 +40,14 @@ class Settings(NamedTuple):
     """What decides the rows besides the corpus and the tokenizer."""
 
     length: int  # tokens in a row
-    counts: dict[str, int]  # shards of each split; a small validation split gets fewer
+    counts: dict[str, int]  # shards of training and of the held-out splits ("validation"); small ones get fewer
     seed: int = 0  # of the deal
 
 
 def write(
     corpus: Corpus, settings: Settings, *, tokenizer_folder: str, folder: str, source: str, engine: Engine
 ) -> Manifest:
-    """Writes the shards of both splits, unless the same ones are there; returns when they are complete.
+    """Writes the shards of all splits, unless the same ones are there; returns when they are complete.
 
     The tokens of the documents, <s> ... </s> each, are concatenated and cut into rows, as in transformers' TF-TPU
     example. `source` describes the corpus, and changes when it does.
@@ -119,14 +119,17 @@ class _Job:
 
     def _map(self) -> None:
         parts, most = self.corpus.parts(), self.corpus.max_documents
-        total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
+        has_test = any(part.split == "test" or "test" in part.cut for part in parts)
+        self.splits = SPLITS if has_test else SPLITS[:2]
+        sized = [part for part in parts if part.split != "test"]  # which changes nothing in the other splits
+        total = sum(part.bytes for part in sized) if all(part.bytes for part in sized) else 0
         if most:
-            splits = {(part.source, part.split) for part in parts}
+            splits = {(part.source, part.split) for part in sized}
             total = min(total, DOCUMENT_BYTES * most * len(splits)) if total else DOCUMENT_BYTES * most * len(splits)
         size = total // (BLOCKS * self.settings.counts["train"])
         size = min(max(size, BLOCK_BYTES[0]), BLOCK_BYTES[1]) if total else UNKNOWN_BYTES
         tasks, held_out = {}, keep_out.run(self._do, self.corpus.kept_out(), str(self.tasks))
-        decisive = ("field", "group", "validation_fraction", "validation_groups")
+        decisive = ("field", "group", "validation_fraction", "validation_groups", "test_fraction", "test_groups")
         corpus = {name: getattr(self.corpus, name) for name in decisive}
         near, fingerprint = self.corpus.near_duplicates > 0, self.vocabulary["tokenizer_fingerprint"]
         folders = str(self.root / "texts"), str(self.tasks)
@@ -174,25 +177,27 @@ class _Job:
         return rows, counts, keep_out.listed(kept_out, names) | deduplicate.listed(tasks, names)
 
     def _check_share(self) -> None:
-        """Raises InputError if whole groups make a validation split of another size than corpus.validation_fraction."""
-        divided = np.array([not part.split for part in self.parts], bool)[self.part_of_block]
-        own = self.blocks[divided]
-        train, validation = np.bincount(own["split"], own["bytes"], len(SPLITS)).tolist()
-        share, asked = validation / max(1, train + validation), self.corpus.validation_fraction
-        fits = asked / 2 <= share <= 2 * asked or not train + validation
-        named, found = set(self.corpus.validation_groups), Counter()
+        """Raises InputError if whole groups make a held-out split of another size than its fraction in the config."""
+        for split in self.splits[1:]:
+            divided = np.array([split in part.cut for part in self.parts], bool)[self.part_of_block]
+            sizes = np.bincount(self.blocks["split"][divided], self.blocks["bytes"][divided], len(SPLITS))
+            self._check_share_of(split, sizes[SPLITS.index(split)] / max(1, sizes.sum()), empty=not sizes.any())
+
+    def _check_share_of(self, split: str, share: float, *, empty: bool) -> None:
+        asked, named = getattr(self.corpus, f"{split}_fraction"), set(getattr(self.corpus, f"{split}_groups"))
+        fits, found = empty or asked / 2 <= share <= 2 * asked or (split == "test" and not asked), Counter()
         if fits and not named:
             return
         for sizes_of in results.at_once(results.load_json, (self.tasks / f"{name}.groups" for name in self.maps)):
             found.update(sizes_of)
         if found and (missing := sorted(named - found.keys())):
             fix = "name others, or set it to () to choose them by hash"
-            what = f"config.corpus.validation_groups: the corpus has no group {missing[0]!r}"
+            what = f"config.corpus.{split}_groups: the corpus has no group {missing[0]!r}"
             raise InputError(f"{what}; {fix}. The largest: {_shown(found)}.")
         if found and not fits:
             raise InputError(
-                f"config.corpus.validation_fraction = {asked:g}: whole groups (corpus.group) make it {share:.4f}; name "
-                "groups in corpus.validation_groups that hold between half and twice that fraction of the text. "
+                f"config.corpus.{split}_fraction = {asked:g}: whole groups (corpus.group) make it {share:.4f}; name "
+                f"groups in corpus.{split}_groups that hold between half and twice that fraction of the text. "
                 f"The largest: {_shown(found)}."
             )
 
@@ -204,7 +209,7 @@ class _Job:
             weights = dict(zip(self.corpus.sources, self.corpus.weights, strict=True))
             of_part = np.array([weights[part.source] for part in self.parts])
             copies = deal.copies(hashes, of_part[self.part_of_block[own]])
-        count = self.settings.counts[split]
+        count = self.settings.counts["train" if split == "train" else "validation"]
         rows = int((tokens * copies.astype(np.uint64)).sum()) // length
         while True:
             dealt = [own[p] for p in deal.deal(hashes, copies, tokens, count=count, seed=self.settings.seed)]
@@ -214,14 +219,16 @@ class _Job:
                 text = f"there are only {rows} rows of {length} tokens in {copies.sum()} blocks; lower it."
                 raise InputError(f"config.shards.count = {count}: {text}")
             if count == 1:
-                need = "raise corpus.validation_fraction, or give more text"
+                need = f"raise corpus.{split}_fraction, or give more text"
+                if split == "test":
+                    need += ", or name the splits to read without it (#SPLIT)"
                 raise InputError(f"the {split} split is shorter than a row of {length} tokens: {need}.")
             count = min(count - 1 - count // 8, max(1, rows))
 
     def _reduce(self, rows: dict[int, str], counts: dict[str, dict[str, int]]) -> dict[str, Split]:
         """Writes the shards; returns what the manifest says of them."""
-        tasks = {split: [] for split in SPLITS}
-        for split in SPLITS:
+        tasks = {split: [] for split in self.splits}
+        for split in self.splits:
             for number, picks in enumerate(self._deal(split)):
                 records = int(self.tokens[picks].sum()) // self.settings.length
                 parts = self.part_of_block[picks].tolist()
@@ -239,10 +246,11 @@ class _Job:
                     shards=str(self.shards),
                 )
                 tasks[split].append(task._replace(key=results.key([*map(str, task[:-3]), self.inputs])))
-        self._do(write_shard, tasks["train"] + tasks["validation"], label="write", last=".json")
+        every = [task for split in self.splits for task in tasks[split]]
+        self._do(write_shard, every, label="write", last=".json")
         results.save_json(self.shards / PARTS, [[part.source, part.name] for part in self.parts])
-        self._remove_others({task.name for split in SPLITS for task in tasks[split]})
-        return {split: self._summary(tasks[split], counts[split]) for split in SPLITS}
+        self._remove_others({task.name for task in every})
+        return {split: self._summary(tasks[split], counts[split]) for split in self.splits}
 
     def _remove_others(self, names: set[str]) -> None:
         """Removes files beside the shards that killed tasks left, or a start with another text."""

@@ -4,8 +4,9 @@
     text:GLOB             a document per line (.gz too), as with run_mlm's --line_by_line and in WikiText
     jsonl:GLOB#FIELD      a field of each line (.gz too)
     hf:NAME[:CONFIG]      a data set of the Hugging Face Hub, or a local folder of one
-    tfds:NAME             a data set of TensorFlow Datasets
+    tfds:NAME             a data set of TensorFlow Datasets, or a prepared folder of one
 
+Of a data set, #SPLIT names one split, or a slice of it ("train[:90%]"). See data_sets.py for what splits are used as.
 GLOBs are local or gs://. To add a source: a class like `_Lines` here, and its name in `KINDS`.
 """
 
@@ -19,12 +20,12 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fsspec
 
-from mlm.data import batches, docstrings
+from mlm.data import data_sets, docstrings
 from mlm.text import is_text
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Kind:
     def __init__(self, rest: str, corpus: Corpus):
         """Takes the text of the source after its colon."""
         self.rest, self.corpus = rest, corpus
+        self.name = rest  # without the split of a data set
         self.columns = [corpus.field]  # of a document: its text and, if corpus.group names a field, that
         if corpus.group not in ("", DOCUMENT, FILE):
             self.columns.append(corpus.group)
@@ -58,7 +60,7 @@ class Kind:
             raise ValueError(f"its documents can't be grouped by corpus.group = {corpus.group}")
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
-        """Returns (split, name, bytes, where) of the parts, see `corpus.Part`."""
+        """Returns (the role of its split, name, bytes, where) of the parts, see `corpus.Part`."""
 
     def read(self, where: tuple) -> Iterator[Document]:
         """Yields the documents of a part; what a document is, each kind decides for itself."""
@@ -153,42 +155,56 @@ class _JsonLines(_Lines):
         return self.from_row(row, group)
 
 
-class _HuggingFace(Kind):
+class _DataSet(Kind):
+    """A data set with splits of its own, or one of them."""
+
+    def __init__(self, rest: str, corpus: Corpus):
+        super().__init__(rest, corpus)
+        self.name, self.split = data_sets.named_split(rest)
+
+
+class _HuggingFace(_DataSet):
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         import datasets
 
-        loaded = _loaded_hf(self.rest, streaming=self.corpus.streaming)
-        builder = datasets.load_dataset_builder(*self.rest.split(":", 1))
+        loaded = _loaded_hf(self.name, streaming=self.corpus.streaming)
+        builder = datasets.load_dataset_builder(*data_sets.hf_name(self.name))
         version = f"{builder.config_id} {builder.hash}"  # changes with the data
-        for split, own in _own_splits(loaded, self.corpus):
-            size = getattr((loaded[split].info.splits or {}).get(split), "num_bytes", None) or 0
-            if self.corpus.streaming:
+        if self.corpus.streaming:
+            if re.search(r"[\[+]", self.split):
+                raise ValueError(f"corpus.streaming reads whole splits, not {self.split}; set it to false")
+            for split, _, _, role in data_sets.splits_to_read(dict.fromkeys(loaded, 0), self.split):
                 for n in range(loaded[split].num_shards):
-                    yield own, f"{split}, shard {n}", 0, (split, n, loaded[split].num_shards, version)
-                continue
-            rows = loaded[split].num_rows
-            step = max(1, rows * part_bytes(size) // size if size else rows)
-            for start, stop in itertools.pairwise([*range(0, rows, step), rows]):
-                yield own, f"{split}[{start}:{stop}]", size * (stop - start) // rows, (split, start, stop, version)
+                    yield role, f"{split}, shard {n}", 0, (split, n, loaded[split].num_shards, version)
+            return
+        rows = {split: data.num_rows for split, data in loaded.items()}
+        for split, first, last, role in data_sets.splits_to_read(rows, self.split):
+            size = getattr((loaded[split].info.splits or {}).get(split), "num_bytes", None) or 0
+            step = max(1, rows[split] * part_bytes(size) // size if size else rows[split])
+            for start, stop in itertools.pairwise([*range(first, last, step), last]):
+                part_size = size * (stop - start) // rows[split]
+                yield role, f"{split}[{start}:{stop}]", part_size, (split, start, stop, version)
 
     def read(self, where: tuple) -> Iterator[Document]:
         split, first, second, _ = where
-        data = _loaded_hf(self.rest, streaming=self.corpus.streaming)[split]
+        data = _loaded_hf(self.name, streaming=self.corpus.streaming)[split]
         data = data.shard(second, first) if self.corpus.streaming else data.select(range(first, second))
         return self.from_rows(data.select_columns(list(set(self.columns))))
 
 
-class _TensorFlow(Kind):
+class _TensorFlow(_DataSet):
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
-        info, _ = load_tfds(self.rest)
-        for split, own in _own_splits(info.splits, self.corpus):
-            rows = list(itertools.accumulate(info.splits[split].shard_lengths, initial=0))
-            size = info.splits[split].num_bytes // max(1, len(rows) - 1)
-            for start, stop in itertools.pairwise(rows):
-                yield own, f"{split}[{start}:{stop}]", size, (f"{split}[{start}:{stop}]", info.full_name)
+        info, _ = data_sets.load_tfds(self.name)
+        rows = {split: own.num_examples for split, own in info.splits.items()}
+        for split, first, last, role in data_sets.splits_to_read(rows, self.split):
+            ends = list(itertools.accumulate(info.splits[split].shard_lengths))
+            size = info.splits[split].num_bytes // max(1, len(ends))
+            cuts = [first, *(end for end in ends if first < end < last), last]
+            for start, stop in itertools.pairwise(cuts if first < last else ()):
+                yield role, f"{split}[{start}:{stop}]", size, (f"{split}[{start}:{stop}]", info.full_name)
 
     def read(self, where: tuple) -> Iterator[Document]:
-        return self.from_rows(load_tfds(self.rest)[1](where[0]))
+        return self.from_rows(data_sets.load_tfds(self.name)[1](where[0]))
 
 
 KINDS = {"docstrings": _Docstrings, "text": _Lines, "jsonl": _JsonLines, "hf": _HuggingFace, "tfds": _TensorFlow}
@@ -243,34 +259,4 @@ def _lines_before(system: Any, name: str, start: int) -> int:
         return 1 + sum(chunk.count(b"\n") for chunk in chunks)
 
 
-def _own_splits(names: Iterable[str], corpus: Corpus) -> Iterator[tuple[str, str]]:
-    """Yields (split of the source, ours or ""), validation first; the test split only if it is to be kept out."""
-    if "validation" in names:
-        yield "validation", "validation"
-    for name in sorted(set(names) - {"validation", "" if corpus.key == "keep_out" else "test"}):
-        yield name, "train" if "validation" in names else ""
-
-
-def load_hf(name: str, **options: Any) -> Any:
-    """Returns what `datasets.load_dataset` does for NAME[:CONFIG]; raises ValueError for a bad data set."""
-    import datasets
-
-    name, _, config = name.partition(":")
-    try:
-        return datasets.load_dataset(name, config or None, trust_remote_code=False, **options)
-    except datasets.exceptions.DatasetsError as error:
-        raise ValueError(str(error.__cause__ or error)) from error
-
-
-_loaded_hf = functools.lru_cache(1)(load_hf)
-
-
-@functools.lru_cache(1)
-def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterable[dict[str, Any]]]]:
-    """Returns a data set of TensorFlow Datasets: its `info`, and a function from a split to its rows, in order."""
-    batches.import_tensorflow()
-    import tensorflow_datasets as tfds
-
-    builder = tfds.builder(name)
-    builder.download_and_prepare()
-    return builder.info, lambda split: tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False))
+_loaded_hf = functools.lru_cache(1)(data_sets.load_hf)

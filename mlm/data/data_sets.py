@@ -1,0 +1,190 @@
+"""Data sets of the Hugging Face Hub and of TensorFlow Datasets: finding them, their splits and the roles of these.
+
+Nothing that a data set's folder holds is executed: no script beside its files, and no class that its metadata names.
+"""
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+from unittest import mock
+
+from mlm.data import batches
+from mlm.paths import UPath, children
+
+# Words in the names of held-out splits, such as test_matched, testA and dev; much as `datasets` reads names of files.
+ROLES = {
+    "test": re.compile(r"test(s|ing|set)?|eval(uation|s|set)?|held|heldout|holdout"),
+    "validation": re.compile(r"valid(s|ation)?|val(set)?|dev(el|elopment|set)?"),
+}
+VERSION = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)")
+LISTED = 5  # folders in a message
+
+
+class Rows(NamedTuple):
+    """Rows `start` up to `stop` of a split of a data set."""
+
+    split: str
+    start: int
+    stop: int
+    role: str  # "train", "validation" or "test"
+
+
+def named_split(rest: str) -> tuple[str, str]:
+    """Returns (data set, split) of NAME[#SPLIT]; the path of a folder may hold a # itself."""
+    name, mark, split = rest.rpartition("#")
+    if not mark or _is_folder(rest):
+        return rest, ""
+    if not name or not split:
+        raise ValueError("must be NAME#SPLIT, with a split after the #")
+    return name, split
+
+
+def role_of(split: str) -> str:
+    """Returns the role of a split by the words of its name; training, if none says that it is held out."""
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", split)]
+    return next((role for role, names in ROLES.items() if any(map(names.fullmatch, words))), "train")
+
+
+def splits_to_read(rows: Mapping[str, int], wanted: str) -> list[Rows]:
+    """Returns what to read of the splits with so many `rows`, validation first: all, or `wanted` (as "train[:90%]")."""
+    import datasets
+
+    if wanted:
+        instructions = datasets.ReadInstruction.from_spec(wanted).to_absolute(dict(rows))
+        found = [(own.splitname, own.from_ or 0, own.to) for own in instructions]
+    else:
+        found = [(name, 0, None) for name in sorted(rows, key=lambda name: (role_of(name) != "validation", name))]
+    roles = {role_of(name) for name, _, _ in found}
+    if wanted and len(roles) > 1:
+        raise ValueError(f"{wanted} joins splits for {' and '.join(sorted(roles))}; name them in sources of their own")
+    sizes = [rows[name] for name, _, _ in found]
+    return [
+        Rows(name, start, size if stop is None else min(stop, size), role_of(name))
+        for (name, start, stop), size in zip(found, sizes, strict=True)
+    ]
+
+
+def load_hf(name: str, **options: Any) -> Any:
+    """Returns what `datasets.load_dataset` does for NAME[:CONFIG]; raises ValueError for a bad data set."""
+    import datasets
+
+    name, config = hf_name(name)
+    try:
+        return datasets.load_dataset(name, config, trust_remote_code=False, **options)
+    except datasets.exceptions.DatasetsError as error:
+        raise ValueError(str(error.__cause__ or error)) from error
+
+
+def hf_name(name: str) -> tuple[str, str | None]:
+    """Returns the name and the configuration (None for the default) of NAME[:CONFIG]."""
+    name, _, config = name.partition(":")
+    return name, config or None
+
+
+@functools.lru_cache(1)
+def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterator[dict[str, Any]]]]:
+    """Returns a data set of TensorFlow Datasets: its `info`, and a function from a split to its rows, in order.
+
+    It is a prepared folder (of a version, or of a data set that has one), or a name: of a data set in TFDS_DATA_DIR, or
+    of one that TensorFlow Datasets itself can prepare there.
+    """
+    tf = batches.import_tensorflow()
+    import tensorflow_datasets as tfds
+
+    with _only_known_features():
+        builder = _builder(name)
+        info = builder.info
+    files = {file.name for file in children(UPath(builder.data_dir))}
+    wanted = (getattr(path, "name", path) for split in info.splits.values() for path in split.filepaths)
+    if missing := next((file for file in wanted if file not in files), None):
+        raise ValueError(f"{builder.data_dir} lacks {missing}; prepare the data set again, or copy all of its files")
+
+    def rows(split: str) -> Iterator[dict[str, Any]]:
+        try:
+            yield from tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False))
+        except tf.errors.OpError as error:
+            raise ValueError(f"{builder.data_dir}, {split}: {error.message}") from error
+        except NotImplementedError as error:  # of files that tf.data can't read
+            raise ValueError(f"{builder.data_dir}: its files are {info.file_format}; prepare it as tfrecord") from error
+
+    return info, rows
+
+
+def _builder(name: str) -> Any:
+    """Returns the builder of a data set, its files prepared."""
+    import tensorflow_datasets as tfds
+
+    folder, prepared = _prepared_folder(name)
+    if prepared is not None:
+        return tfds.builder_from_directory(str(prepared))
+    if re.match(r"[/.~]|\w+://", name):
+        raise ValueError(_what_is_wrong(folder))
+    parsed, options = tfds.core.naming.parse_builder_name_kwargs(name)
+    if parsed.namespace:
+        raise ValueError(f"the code of {name} would be downloaded and run; prepare it yourself, and name its folder")
+    try:
+        builder = tfds.builder(name)
+    except tfds.core.DatasetNotFoundError as error:
+        root = UPath(tfds.core.constants.DATA_DIR).expanduser()
+        folder = folder if folder.is_dir() else root / parsed.name / str(options.get("config") or "")
+        what = f"there is no data set {name} in TensorFlow Datasets or {root} (TFDS_DATA_DIR), and {{}}"
+        raise ValueError(what.format(_what_is_wrong(folder))) from error
+    builder.download_and_prepare()
+    return builder
+
+
+def _prepared_folder(name: str) -> tuple[UPath, UPath | None]:
+    """Returns the folder that a path names, which may end in :VERSION, and that of the version to read in it."""
+    folder = UPath(name)
+    if not folder.is_dir() and VERSION.fullmatch(name.rpartition(":")[2]):
+        folder = UPath(name.rpartition(":")[0]) / name.rpartition(":")[2]
+    found = _versions(folder, 2)
+    if len({version.parent for version in found}) > 1:
+        names = ", ".join(sorted({str(version.parent) for version in found})[:LISTED])
+        raise ValueError(f"{folder} holds several data sets or configurations; name one of them: {names}")
+    return folder, max(found, key=_version_of, default=None)
+
+
+def _versions(folder: UPath, depth: int) -> list[UPath]:
+    """Returns the folder if it holds a prepared data set, or those up to so many levels below it."""
+    if (folder / "dataset_info.json").is_file():
+        return [] if "incomplete" in folder.name else [folder]
+    below = [each for each in children(folder) if each.is_dir()] if depth + 1 else []
+    return [found for each in below for found in _versions(each, depth - 1)]
+
+
+def _version_of(folder: UPath) -> tuple[int, ...]:
+    match = VERSION.fullmatch(folder.name)
+    return tuple(map(int, match.groups())) if match else ()
+
+
+def _what_is_wrong(folder: UPath) -> str:
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    unfinished = next((each for each in [folder, *children(folder)] if "incomplete" in each.name), None)
+    if unfinished is not None:
+        return f"{unfinished} was not prepared to its end; prepare the data set again"
+    names = ", ".join(each.name for each in children(folder)[:LISTED]) or "nothing"
+    return f"{folder} holds no prepared data set (no dataset_info.json, but {names})"
+
+
+@contextlib.contextmanager
+def _only_known_features() -> Iterator[None]:
+    """Refuses the classes of features.json that are not of TensorFlow Datasets: to read them, it would import them."""
+    from tensorflow_datasets import features
+
+    known = features.FeatureConnector.cls_from_name
+
+    def class_of(name: str) -> Any:
+        if not name.startswith("tensorflow_datasets."):
+            raise ValueError(f"its features.json names the class {name!r:.80}, which is not of TensorFlow Datasets")
+        return known(name)
+
+    with mock.patch.object(features.FeatureConnector, "cls_from_name", staticmethod(class_of)):
+        yield
+
+
+def _is_folder(name: str) -> bool:
+    return UPath(name).is_dir()
