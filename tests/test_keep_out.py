@@ -108,7 +108,7 @@ def test_all_splits_are_kept_out(tmp_path: pathlib.Path):
     read = {}
     for kind, own in (("corpus", corpus), ("keep_out", corpus.kept_out())):
         read[kind] = {text for part in own.parts() for text, _ in own.read(part, texts="")}
-    assert read == dict.fromkeys(("corpus", "keep_out"), {"of train", "of validation", "of test"})
+    assert read["corpus"] == read["keep_out"] == {"of train", "of validation", "of test"}
 
 
 def test_a_benchmark_that_cannot_be_read_is_named(benchmark, tokenizer_folder, tmp_path: pathlib.Path):
