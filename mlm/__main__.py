@@ -10,6 +10,7 @@ import traceback
 import types
 
 from mlm import config as configs
+from mlm import logs
 from mlm.cluster import watch
 from mlm.errors import InputError, PreemptedError, StopError
 
@@ -41,8 +42,9 @@ EXAMPLES = """examples:
 def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> int:
     """Runs one command, `run` and `train` with a subclass of `Pretraining` if given; returns its exit code."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    for name in ("absl", "asyncio", "concurrent.futures"):  # orbax also logs what it raises, with stacks
+    for name in ("asyncio", "concurrent.futures"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger("absl").addFilter(logs.Once())  # orbax also logs what it raises, with stacks
     signal.signal(signal.SIGTERM, _stop)  # until the training loop takes it over
     argv, overrides = configs.split_overrides(sys.argv[1:] if argv is None else argv)
     if not argv:

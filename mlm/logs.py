@@ -1,15 +1,37 @@
 """The logs of a run, without jax. metrics.jsonl and timing.jsonl hold one JSON object a line."""
 
 import json
+import logging
 import math
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 from mlm.errors import DamageError
 from mlm.paths import UPath, is_remote, write_text
+from mlm.text import printable
 
 RESULTS = "evaluation.json"  # beside a model: the scores of the command `evaluate`
 EVERY = 20.0  # seconds between two writes of a log in a bucket, which can replace an object about once a second
+
+
+class Once(logging.Filter):
+    """Lets through the first line of each warning, once, and not what a library logs of an exception that it raises."""
+
+    def __init__(self):
+        """Starts with none seen."""
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Returns whether to log a record, which it shortens."""
+        if record.levelno < logging.WARNING or record.exc_info or str(record.msg) in self._seen:
+            return False
+        self._seen.add(str(record.msg))  # the text without its arguments, such as the step
+        lines = re.sub(r"^(\[[^]]*\])+ *", "", record.getMessage()).strip().splitlines() or [""]
+        record.msg, record.args = f"{Path(record.pathname).stem}: {printable(lines[0].rstrip(' ,'))}", ()
+        return True
 
 
 class Lines:

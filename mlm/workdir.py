@@ -33,6 +33,7 @@ LEASE = ".lock.json"  # instead, on a file system without locks
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 RENEW = 10.0  # seconds
 STALE = 45.0  # seconds
+BUCKETS = [("gs",), ("s3",), ("az",), ("hf",)]  # top folders that orbax takes for gs:// and the like
 
 
 class Workdir:
@@ -44,6 +45,9 @@ class Workdir:
             raise InputError("--workdir: name the folder of the run, as in --workdir=runs/first.")
         root = UPath(path)
         self.root = root if is_remote(path) else root.absolute()  # orbax wants absolute paths
+        if not is_remote(path) and ("\\" in str(self.root) or self.root.parts[1:2] in BUCKETS):
+            what = f"{self.root} has a backslash in it, or begins with the name of a kind of bucket (/gs/)"
+            raise InputError(f"--workdir={path}: {what}, which orbax takes for another path; choose another folder.")
         if create:
             _make_writable(self.root)
         elif not self.root.is_dir():

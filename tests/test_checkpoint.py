@@ -1,17 +1,22 @@
 """Checkpoints in their folder: what kills leave goes when a later one is complete, and nothing else does."""
 
+import logging
 import pathlib
 import shutil
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import pytest
+from etils import epath
 
-from mlm import cluster
+from mlm import __main__, cluster
+from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint
+from mlm.workdir import Workdir
 from tests.processes import ROOT, environment
 
 # Saves the steps after the newest complete one, as a run does, and is killed where the first of them is hashed. The
@@ -52,7 +57,7 @@ def test_what_six_kills_leave_goes_when_a_later_step_is_complete(tmp_path):
     assert after[0] == {"5"} and after[1] == {"5", "incomplete.5"}, "it is set aside at the next start"
     assert after[2] == {"10", "15", "20"}
     aside = {"incomplete.25", "incomplete.25.2", "incomplete.25.3"}
-    assert after[6] == {"15", "20", "25"} | aside, "four kills at step 25, nothing complete since"
+    assert after[6] == {"10", "15", "20", "25"} | aside, "four kills at step 25, nothing complete since"
     assert after[7] == {"30", "35", "40"}
     assert [checkpoint_files.find_damage(UPath(tmp_path), step) for step in (30, 35, 40)] == [None] * 3
 
@@ -104,3 +109,109 @@ def test_a_removal_that_was_cut_short_is_taken_up_again(saved):
     (left / checkpoint.COMMITTED).write_text("")
     save(saved, 20)
     assert not left.exists()
+
+
+LETTERS = ["[1]", "*", "a**b", "what?", "{a,b}", "#1", "c:d", "a::b", "@5", "50%", "~", "é 'x\"", "-x", "a\nb", "end~"]
+
+
+@pytest.mark.parametrize("letters", LETTERS)
+def test_any_letters_of_a_path(tmp_path, letters):
+    folder, state = UPath(tmp_path / letters / "checkpoints"), {"weight": jnp.arange(3.0), "step": jnp.int32(7)}
+    with checkpoint.Checkpoints(folder, keep=1) as checkpoints:
+        checkpoints.save(7, state, {"step": 7}, None)
+    assert checkpoint_files.choose(folder, on_damage="stop") == 7
+    restored = checkpoint.restore(folder, 7, jax.eval_shape(lambda: state))
+    assert restored["weight"].tolist() == [0.0, 1.0, 2.0] and restored["step"] == 7
+    assert [path.name for path in tmp_path.iterdir()] == [letters]
+
+
+@pytest.mark.parametrize("path", ["a\\b", "/gs/x", "/hf"])
+def test_paths_that_orbax_takes_for_others_are_refused_before_anything_is_written(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="--workdir="):
+        Workdir(path)
+    assert not list(tmp_path.iterdir())
+
+
+def lose_the_parts(step: pathlib.Path) -> None:
+    shutil.rmtree(step / "state" / "ocdbt.process_0")
+
+
+def lose_the_tree(step: pathlib.Path) -> None:
+    (step / "state" / "manifest.ocdbt").unlink()
+
+
+def cut_the_data(step: pathlib.Path) -> None:
+    largest = max((step / "state" / "ocdbt.process_0" / "d").iterdir(), key=lambda file: file.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+
+
+def change_the_metadata(step: pathlib.Path) -> None:
+    (step / "meta" / "metadata").write_text('{"step": 19}')
+
+
+def change_the_shape(step: pathlib.Path) -> None:
+    other = step.parent.parent / "other"
+    with checkpoint.Checkpoints(UPath(other), keep=1) as checkpoints:
+        checkpoints.save(20, {"weight": jnp.zeros((100, 200))}, {"step": 20}, None)
+    shutil.rmtree(step / "state")
+    shutil.copytree(other / "20" / "state", step / "state")
+
+
+@pytest.mark.parametrize("damage", [lose_the_parts, lose_the_tree, cut_the_data, change_the_metadata, change_the_shape])
+def test_what_cant_be_read_back_has_no_hashes_and_leaves_the_checkpoint_before(tmp_path, monkeypatch, damage):
+    folder, read_back = UPath(tmp_path / "run"), checkpoint._read_back
+    state = {"weight": jax.random.normal(jax.random.key(0), (200, 200))}
+
+    def damaged(folder, step, *rest):
+        if step == 20:
+            monkeypatch.setattr(checkpoint, "_read_back", read_back)
+            damage(pathlib.Path(folder, "20"))
+        read_back(folder, step, *rest)
+
+    monkeypatch.setattr(checkpoint, "_read_back", damaged)
+    refused = pytest.raises(DamageError, match=r"run/20: can't be read back.*; the earlier")
+    with refused, checkpoint.Checkpoints(folder, keep=1) as checkpoints:
+        checkpoints.save(10, state, {"step": 10}, None)
+        checkpoints.save(20, state, {"step": 20}, None)
+    assert checkpoint_files.complete_steps(folder) == [10]
+    assert checkpoint_files.find_damage(folder, 10) is None
+
+
+def test_a_merge_that_finds_no_parts_is_warned_of_once_and_never_called_saved(tmp_path, monkeypatch, capsys):
+    """As in a folder with brackets by etils's own glob."""
+    log = logging.getLogger("absl")
+    monkeypatch.setattr(log, "filters", [])
+    __main__.main([])
+    monkeypatch.setattr(epath.gpath._GPath, "glob", lambda path, pattern: iter(()))
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(handler.format(record))
+    log.addHandler(handler)
+    try:
+        for step in (10, 20):
+            with pytest.raises(DamageError, match=f"{step}: can't be read back"):
+                save(UPath(tmp_path), step)
+    finally:
+        log.removeHandler(handler)
+    assert len(lines) == 1 and "\n" not in lines[0]
+    assert "ocdbt" in lines[0].lower() and str(tmp_path) in lines[0]
+    assert checkpoint_files.complete_steps(UPath(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [
+        ([3.0, 1.0, 2.0, None, None], [10, 20, 40, 50]),
+        ([1.0, None, 1.0, 2.0, 3.0], [10, 30, 40, 50]),
+        ([None, float("nan"), None, None, None], [10, 40, 50]),
+    ],
+)
+def test_the_newest_two_the_best_one_and_the_milestone_are_kept(tmp_path, scores, kept):
+    folder = UPath(tmp_path)
+    for part in (slice(3), slice(3, 5)):  # started again after three
+        with checkpoint.Checkpoints(folder, keep=2, milestones=[10]) as checkpoints:
+            for step, score in list(zip(range(10, 60, 10), scores, strict=True))[part]:
+                checkpoints.save(step, {"weight": jnp.zeros(3)}, {"step": step}, score)
+    assert checkpoint_files.complete_steps(folder) == kept
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(str, kept))

@@ -11,11 +11,12 @@ import itertools
 import json
 import logging
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from mlm import cluster
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, children, move, write_text
+from mlm.paths import UPath, children, move, remove, write_text
 
 FORMAT = 2  # of the metadata
 HASHES = "hashes.json"
@@ -80,6 +81,16 @@ def set_aside(folder: UPath, step: int, why: str) -> None:
     until = " until a later one is complete" if why == "incomplete" else ""
     logger.warning("%s is %s; it is kept as %s%s.", folder / str(step), why, target.name, until)
     move(folder / str(step), target, first=HASHES)
+
+
+def remove_steps(folder: UPath, *, keep: int, milestones: Iterable[int]) -> None:
+    """Removes the complete steps but the newest `keep`, the one of lowest score, and `milestones`."""
+    steps = complete_steps(folder)
+    scores = {step: score for step in steps if abs(score := _score(folder, step)) < math.inf}
+    best = min(reversed(scores), key=scores.get, default=None)
+    for step in set(steps[:-keep]) - {best, *milestones}:
+        (folder / str(step) / HASHES).unlink()  # first, so that an interrupted removal leaves no damaged step
+        remove(folder / str(step))
 
 
 def write_hashes(folder: UPath, step: int) -> None:

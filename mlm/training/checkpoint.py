@@ -1,26 +1,41 @@
-"""Writes and restores checkpoints: orbax writes them, and hashes written after the commit verify them."""
+"""Writes and restores checkpoints: orbax writes them, and once they are read back, hashes verify them."""
 
 import concurrent.futures
+import glob
+import itertools
+import json
 import logging
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
+import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, CustomSteps, LatestN
+from orbax.checkpoint.checkpoint_managers import LatestN
 
 from mlm import cluster
-from mlm.errors import InputError
+from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, is_remote, make_folder, remove
-from mlm.pretrained.checkpoint_files import complete_steps, set_aside, step_folders, write_hashes
+from mlm.pretrained.checkpoint_files import complete_steps, remove_steps, set_aside, step_folders, write_hashes
 from mlm.training.sharding import named_leaves
 
 COMMITTED = "commit_success.txt"  # in a bucket, orbax writes this file last
 INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")  # a step that was not fully written or hashed
+READ_BACK_BYTES = 256 * 10**6  # of the arrays that are read back at once
 logger = logging.getLogger(__name__)
+
+
+def _glob(self: epath.Path, pattern: str) -> Iterator[epath.Path]:
+    """Yields what matches in a folder, whose own name is no pattern: etils takes "run[1]" for one."""
+    return map(self._new, self._backend.glob(self._PATH.join(glob.escape(self._path_str), pattern)))
+
+
+epath.gpath._GPath.glob = _glob  # orbax merges what matches ocdbt.process_*
 
 
 class Checkpoints(AbstractContextManager):
@@ -28,7 +43,7 @@ class Checkpoints(AbstractContextManager):
 
     def __init__(self, folder: UPath, *, keep: int, milestones: Iterable[int] = ()):
         """Keeps the newest `keep` checkpoints, the one of lowest score, and `milestones`; hides incomplete ones."""
-        self.folder = folder
+        self.folder, self._keep, self._milestones = folder, keep, list(milestones)
         if cluster.is_primary():
             make_folder(folder)
             for step in sorted(set(step_folders(folder)) - set(complete_steps(folder))):
@@ -37,18 +52,16 @@ class Checkpoints(AbstractContextManager):
                 else:
                     set_aside(folder, step, "incomplete")
         cluster.barrier("checkpoints opened")
-        best = BestN(get_metric_fn=lambda m: -m["loss"], n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
-            best_fn=lambda m: -m["loss"],  # without it the scores are not written, which the policy needs on restart
-            preservation_policy=AnyPreservationPolicy([LatestN(keep), best, CustomSteps(list(milestones))]),
+            best_fn=lambda m: -m["loss"],  # without it the scores are not written
+            preservation_policy=LatestN(None),  # all: an older one goes when a newer one is complete
             cleanup_tmp_directories=True,
-            enable_background_delete=False,
         )
         handlers = {"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(str(folder), options=options, item_handlers=handlers)
         sys.unraisablehook = _ignore_closed_loops
         self._worker = concurrent.futures.ThreadPoolExecutor(1)
-        self._saving: int | None = None  # the step that orbax is writing
+        self._saving: tuple[int, dict, dict] | None = None  # that orbax is writing: the step, its arrays, its metadata
         self._hashing: concurrent.futures.Future | None = None
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
@@ -65,20 +78,21 @@ class Checkpoints(AbstractContextManager):
         self.finish()
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
         with _writing(self.folder):
-            self._manager.save(step, args=args, metrics=None if score is None else {"loss": score}, force=True)
-        self._saving = step
+            score = math.nan if score is None else score  # orbax warns of a step without a score
+            self._manager.save(step, args=args, metrics={"loss": score}, force=True)
+        self._saving = step, _describe(state), meta
 
     def poll(self) -> None:
         """Hashes a checkpoint that was written since the last call."""
         if self._saving is not None and not self._manager.is_saving_in_progress():
-            step, self._saving = self._saving, None
+            (step, arrays, meta), self._saving = self._saving, None
             with _writing(self.folder):
                 self._manager.wait_until_finished()
                 self._manager.check_for_errors()
                 if not (self.folder / str(step)).is_dir():  # orbax reports a full disk at the next save
                     raise OSError(f"step {step} was not committed, as on a full disk")
             if cluster.is_primary():
-                self._hashing = self._worker.submit(_complete, self.folder, step)
+                self._hashing = self._worker.submit(self._complete, step, arrays, meta)
 
     def finish(self) -> None:
         """Waits until the last checkpoint is written and hashed."""
@@ -86,33 +100,75 @@ class Checkpoints(AbstractContextManager):
             self._manager.wait_until_finished()
         self.poll()
         if self._hashing is not None:
+            hashing, self._hashing = self._hashing, None
             with _writing(self.folder):
-                self._hashing.result()
-            self._hashing = None
+                hashing.result()
+
+    def _complete(self, step: int, arrays: dict[str, str], meta: dict) -> None:
+        """Reads a step back and hashes it, then removes the older ones and the incomplete ones up to it."""
+        _read_back(self.folder, step, arrays, meta)
+        write_hashes(self.folder, step)
+        remove_steps(self.folder, keep=self._keep, milestones=self._milestones)
+        _remove_incomplete(self.folder, step)
+
+
+def _saved_tree(folder: UPath, step: int) -> Any:
+    """Returns a saved state with the metadata of each array, its shape and dtype, in its place."""
+    return ocp.StandardCheckpointHandler().metadata(epath.Path(str(folder / str(step) / "state"))).tree
 
 
 def saved_leaves(folder: UPath, step: int) -> dict[str, Any]:
     """Returns {name: metadata, with its shape and dtype} of a saved state."""
-    found = ocp.StandardCheckpointHandler().metadata(epath.Path(str(folder / str(step) / "state")))
-    return dict(named_leaves(found.tree))
+    return dict(named_leaves(_saved_tree(folder, step)))
+
+
+def _describe(tree: Any) -> dict[str, str]:
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree)}
+
+
+def _difference(saved: dict[str, str], wanted: dict[str, str]) -> tuple[str, str, str] | None:
+    """Returns (name, what it is as saved, what is wanted) of the first array that differs; orbax would cast a dtype."""
+    for name in sorted(saved.keys() | wanted.keys()):
+        there, here = saved.get(name, "absent"), wanted.get(name, "absent")
+        if there != here:
+            return name, there, here
+    return None
 
 
 def restore(folder: UPath, step: int, shapes: Any) -> Any:
     """Returns the state of a step of a run's checkpoints, with the shardings of the abstract state `shapes`."""
-    trees = (saved_leaves(folder, step), dict(named_leaves(shapes)))
-    old, new = ({name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in tree.items()} for tree in trees)
-    for name in sorted(old.keys() | new.keys()):  # orbax would cast a dtype silently
-        there, here = old.get(name, "absent"), new.get(name, "absent")
-        if there != here:
-            what = f"{name} is {there} there and {here} in this config"
-            raise InputError(f"{folder}/{step} is of another model: {what}.")
+    if difference := _difference(_describe(_saved_tree(folder, step)), _describe(shapes)):
+        what = "{} is {} there and {} in this config".format(*difference)
+        raise InputError(f"{folder}/{step} is of another model: {what}.")
     with ocp.StandardCheckpointer() as checkpointer:
         return checkpointer.restore(str(folder / str(step) / "state"), shapes)
 
 
-def _complete(folder: UPath, step: int) -> None:
-    """Hashes a step, then removes the incomplete steps up to it."""
-    write_hashes(folder, step)
+def _read_back(folder: UPath, step: int, arrays: dict[str, str], meta: dict) -> None:
+    """Raises DamageError unless a step can be opened, holds what was saved, and each of its arrays can be read."""
+    try:
+        tree = _saved_tree(folder, step)
+        if difference := _difference(_describe(tree), arrays):
+            raise ValueError("{} is {} there and was saved as {}".format(*difference))
+        if json.loads((folder / str(step) / "meta" / "metadata").read_text()) != json.loads(json.dumps(meta)):
+            raise ValueError("its metadata is not what was saved")
+        leaves, structure = jax.tree.flatten(tree)
+        ends = itertools.accumulate(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+        groups = itertools.groupby(enumerate(ends), lambda indexed: indexed[1] // READ_BACK_BYTES)
+        for indices in [{index for index, _ in group} for _, group in groups]:  # a pod's state may fit no single host
+            chosen = [np.zeros((), leaf.dtype) if n in indices else ocp.PLACEHOLDER for n, leaf in enumerate(leaves)]
+            kinds = structure.unflatten([ocp.RestoreArgs(restore_type=np.ndarray)] * len(leaves))
+            args = ocp.args.PyTreeRestore(item=structure.unflatten(chosen), restore_args=kinds)
+            with closing(ocp.PyTreeCheckpointHandler()) as handler:  # a new one: it has nothing in its cache
+                handler.restore(epath.Path(str(folder / str(step) / "state")), args=args)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        what = f"can't be read back after it was saved ({reason}); the earlier checkpoints are untouched"
+        raise DamageError(f"{folder / str(step)}: {what}: check the disk, and start the same command again.") from error
+
+
+def _remove_incomplete(folder: UPath, step: int) -> None:
+    """Removes the incomplete steps up to a complete one."""
     for path in children(folder):
         match = INCOMPLETE.fullmatch(path.name)
         ours = match and int(match[1]) <= step and (is_remote(path) or not path.is_symlink())
