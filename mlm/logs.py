@@ -106,7 +106,7 @@ def read_object(path: UPath) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_bytes().decode())
+        content = json.loads(path.read_bytes().decode("utf-8-sig"))  # editors on Windows write a byte-order mark
     except (ValueError, RecursionError):  # ValueError: not UTF-8, too
         content = None
     if not isinstance(content, dict):
@@ -117,7 +117,8 @@ def read_object(path: UPath) -> dict[str, Any]:
 def _entries(path: UPath) -> list[tuple[str, dict[str, Any]]]:
     """Returns (line, its content) for each whole line: a kill may have torn the last one."""
     entries = []
-    for number, line in enumerate(path.read_bytes().decode(errors="surrogateescape").splitlines(keepends=True), 1):
+    for number, content in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        line = content.decode(errors="surrogateescape")
         if not line.endswith("\n"):
             continue
         try:

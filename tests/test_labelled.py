@@ -129,15 +129,20 @@ def test_bad_csv(tmp_path, fault):
 
 BAD_JSONL = {
     "not json": ('{"text": "a", "label": 1}\n{"text": \n', "line 2: is not a JSON object"),
-    "not an object": ("[1]\n", "line 1: is not a JSON object"),
+    "not an object": ("3\n", "line 1: is not a JSON object"),
+    "an array": ('[\n{"text": "a", "label": 1},\n', "line 1: begins a JSON array"),
+    "an object over lines": ('{\n  "text": "a",\n', "line 1: is not a JSON object"),
+    "deep": ("[" * 100_000 + "\n", "line 1: begins a JSON array"),
     "no column": (
         '{"text": "a", "label": 1}\n\n{"text": "a"}\n',
         "line 3: its 'label' is missing; the columns are text",
     ),
     "null": ('{"text": null, "label": 1}\n', "line 1: its 'text' is missing"),
     "number": ('{"text": 7, "label": 1}\n', "line 1: its 'text' is 7, which is not a string"),
-    "float label": ('{"text": "a", "label": 1.5}\n', "line 1: its 'label' is 1.5; a label is"),
+    "list label": ('{"text": "a", "label": [1]}\n', "line 1: its 'label' is [1]; a label is"),
+    "nan label": ('{"text": "a", "label": NaN}\n', "line 1: its 'label' is nan; a label is"),
     "surrogate": ('{"text": "\\ud800", "label": 1}\n', "line 1: its 'text' is not valid Unicode"),
+    "surrogate in a label": ('{"text": "a", "label": "\\ud800"}\n', "line 1: its 'label' is '\\ud800'; a label is"),
 }
 
 
@@ -158,7 +163,7 @@ def test_targets_that_are_no_numbers(tmp_path, value):
 def test_files_that_can_not_be_read(tmp_path):
     assert "config.classify.train: csv:/no/such.csv can't be read" in refused("csv:/no/such.csv")
     (tmp_path / "latin.csv").write_bytes("text,label\ncaf\xe9,a\n".encode("latin-1"))
-    assert "utf-8" in refused(f"csv:{tmp_path}/latin.csv")
+    assert "latin.csv, line 2: is not UTF-8" in refused(f"csv:{tmp_path}/latin.csv")
     assert "no_such_set_anywhere" in refused("tfds:no_such_set_anywhere")
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a", "label": 1}) + "\n")
     assert read(f"jsonl:{tmp_path}/a.jsonl").places == [f"jsonl:{tmp_path}/a.jsonl, line 1"]

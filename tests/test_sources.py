@@ -44,8 +44,8 @@ def test_each_line_is_in_one_part(tmp_path, monkeypatch, seed):
     for name in range(draw.randint(1, 6)):
         own = ["é" * draw.choice([0, 0, 1, 5, 40, 200]) + str(draw.random())[: draw.choice([0, 6])] for _ in range(20)]
         own = own[: draw.choice([0, 1, 20])]
-        end = draw.choice(["\n", "\r\n"])
-        content = (end.join(own) + draw.choice(["", end]) * bool(own)).encode()
+        end = draw.choice(["\n", "\r\n", "\r"])
+        content = (draw.choice(["", "\ufeff"]) + end.join(own) + draw.choice(["", end]) * bool(own)).encode()
         packed = draw.random() < 0.2
         (tmp_path / f"{name}.txt{'.gz' * packed}").write_bytes(gzip.compress(content) if packed else content)
         lines += [line for line in own if line]
@@ -254,7 +254,7 @@ def test_a_bad_line_in_a_later_part_has_its_number(tmp_path, monkeypatch):
     parts = own.parts()
     good = [len(list(own.read(part, texts=""))) for part in parts[:2]]
     assert 0 < sum(good) < 200 and len(parts) > 4
-    with pytest.raises(InputError, match=r"a\.jsonl, line 201: is not JSON$"):
+    with pytest.raises(InputError, match=r"a\.jsonl, line 201: is not a JSON object"):
         read_documents(own)
 
 

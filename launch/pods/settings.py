@@ -111,7 +111,7 @@ def load(file: str, flags: dict[str, object]) -> Settings:
 
 def _read(path: pathlib.Path) -> dict[str, object]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{path} can't be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

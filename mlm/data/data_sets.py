@@ -5,7 +5,9 @@ Nothing that a data set's folder holds is executed: no script beside its files, 
 
 import contextlib
 import functools
+import itertools
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from unittest import mock
@@ -71,10 +73,29 @@ def load_hf(name: str, **options: Any) -> Any:
     import datasets
 
     name, config = hf_name(name)
-    try:
+    with hf_errors():
         return datasets.load_dataset(name, config, trust_remote_code=False, **options)
-    except datasets.exceptions.DatasetsError as error:
-        raise ValueError(str(error.__cause__ or error)) from error
+
+
+@contextlib.contextmanager
+def hf_errors() -> Iterator[None]:
+    """Turns an error of `datasets` into a ValueError of one line that names the file and its columns."""
+    import datasets
+
+    try:
+        yield
+    except (datasets.exceptions.DatasetsError, ValueError) as error:
+        cause = error if isinstance(error, ValueError) else error.__cause__ or error
+        if isinstance(error.__context__, datasets.table.CastError):
+            cause = error.__context__
+        frames = (frame for frame, _ in traceback.walk_tb(cause.__traceback__))  # most errors name no file
+        read = (frame.f_locals.get("file", "") for frame in frames if frame.f_code.co_name == "_generate_tables")
+        in_message = re.findall(r"generating data using\s+([^,\s]+)", str(error))
+        file, reason = next(itertools.chain(read, in_message), ""), cause
+        if isinstance(cause, datasets.table.CastError):
+            columns, others = (", ".join(names) for names in (cause.table_column_names, cause.requested_column_names))
+            reason = f"has the columns {columns}, where the files before it have {others}; give all files the same"
+        raise ValueError(" ".join(f"{file}{': ' if file else ''}{reason}".split())) from error
 
 
 def hf_name(name: str) -> tuple[str, str | None]:

@@ -11,7 +11,9 @@ import functools
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -111,19 +113,24 @@ def read_tables(
 
     `columns` are the text, label and kind of `labelled.read`.
     """
-    options = columns | {"require_labels": require_labels}
+    options = columns | {"require_labels": require_labels, "classes": names or ()}
     tables = {split: labelled.read(source, split=split, **options) for split, source in sources.items()}
     if columns["kind"] == "regression":
         return tables, ()
     names = names or class_names(tables["train"])
-    known = {*names, *([] if require_labels else [None])}
+    class_of = {labelled.spelling(name): name for name in reversed(names)} | {name: name for name in names}
     for split, table in tables.items():
-        for row, label in ((row, each) for row, own in enumerate(table.labels) for each in _each(own)):
-            if label not in known:
+        for row, label in enumerate(table.labels):
+            if label is None:
+                continue
+            found = tuple(class_of.get(each) or class_of.get(labelled.spelling(each)) for each in _each(label))
+            if None in found:
+                odd = _each(label)[found.index(None)]
                 raise InputError(
-                    f"{table.places[row]}: its label {label!r} is not one of the {len(known)} of the training split; "
+                    f"{table.places[row]}: its label {odd!r} is not one of the {len(names)} of the training split; "
                     f"correct it, or remove the row from the {split} split."
                 )
+            table.labels[row] = found if isinstance(label, tuple) else found[0]
     return tables, names
 
 
@@ -133,14 +140,20 @@ def _each(label: Any) -> tuple:
 
 
 def class_names(table: Table) -> tuple[str, ...]:
-    """Returns the classes, at least two: in a library's order, else sorted, as numbers where all are whole numbers."""
-    names = {each for label in table.labels for each in _each(label)}
+    """Returns the classes, at least two: in a library's order, else sorted, as numbers where all are numbers.
+
+    Of labels that are one class, as 1 and 1.0, the shortest names it.
+    """
+    labels = {each for label in table.labels for each in _each(label)}
+    longest_first = sorted(labels, key=lambda label: (-len(label), label))
+    names = {labelled.spelling(label): label for label in longest_first}.values()
     if len(names) < 2:
-        raise InputError(f"{table.source}: all of its rows have the label {names.pop()!r}; two labels are needed.")
+        raise InputError(f"{table.source}: all of its rows have the label {min(names)!r}; two labels are needed.")
     if table.names:
         return tuple(table.names)
-    numeric = all(name.removeprefix("-").isdecimal() for name in names)
-    return tuple(sorted(names, key=int if numeric else None))
+    if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
+        return tuple(sorted(names, key=lambda name: (Decimal(name), name)))
+    return tuple(sorted(names))
 
 
 def tokenize(

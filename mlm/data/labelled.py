@@ -6,9 +6,14 @@
     hf:NAME[:CONFIG][#SPLIT]  a data set of the Hugging Face hub, or a local folder of one
     tfds:NAME[#SPLIT]         a data set of TensorFlow Datasets, or a prepared folder of one
 
-FILEs are local or gs://. SPLIT is written as in its library, for example "train[:90%]"; the default is the split to be
-read ("train", "validation", "test"). For token labels the column of text holds lists of words, that of labels a list of
-the same length. To add a source: a function here that returns rows, and its name in `READERS`.
+FILEs are local or gs://, read as `lines.py` says (.gz too). SPLIT is written as in its library, for example
+"train[:90%]"; the default is the split to be read ("train", "validation", "test"). For token labels the column of text
+holds lists of words, that of labels a list of the same length. To add a source: a function here that returns rows, and
+its name in `READERS`.
+
+A class is named by the text of its label, a number as Python and pandas write it: 3, 1.0, true. Labels that are the
+same by `spelling` are one class, as 1 and 1.0. A row has no label if that is missing, null, NaN or blank, or if it is
+-1 and the training rows have no class -1; in a regression -1 is a number.
 """
 
 import contextlib
@@ -18,18 +23,23 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from decimal import Decimal
 from typing import Any
 
-from mlm.data import data_sets
+from mlm.data import data_sets, lines
 from mlm.errors import InputError
 from mlm.paths import UPath
 from mlm.text import is_text
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]  # (place, row)
-UNKNOWN = (None, "", -1, "-1")  # labels of rows that have none
 Names = list[str] | None  # of the classes by index, where a library has them
+SPACES = " \t\r\n"  # between columns and words; U+00A0 and U+3000 may be part of a word
+FLOAT_MAX = 3.4e38  # of float32
+
+csv.field_size_limit(2**31 - 1)  # characters; the default of 131,072 is less than long documents have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +55,19 @@ class Table:
 
 
 def read(
-    source: str, *, split: str, text: tuple[str, ...], label: str, kind: str, require_labels: bool = True, key: str = ""
+    source: str,
+    *,
+    split: str,
+    text: tuple[str, ...],
+    label: str,
+    kind: str,
+    require_labels: bool = True,
+    classes: Collection[str] = (),
+    key: str = "",
 ) -> Table:
     """Reads a split of a source; `text`, `label` and `kind` are keys of config.classify, `key` is for errors.
 
-    Without `require_labels`, rows may have no label: no such column, an empty one, or the class -1.
+    Without `require_labels`, rows may have no label; `classes` are those of training.
     """
     key = key or f"config.classify.{split}"
     reader, _, rest = source.partition(":")
@@ -57,105 +75,163 @@ def read(
     try:
         names, rows = READERS[reader](rest, split, (*text, label) if require_labels else text, label)
         read_label = _number if kind == "regression" else functools.partial(_class, names=names)
+        read_text = functools.partial(_text, spaces=SPACES if by_word else None)
+        no_label = "nan" if kind == "regression" else "-1"
+        if names is None and no_label in map(spelling, classes):
+            no_label = ""
         for place, row in rows:
-            where, own = f"{source}, {place}", row.get(label)
+            where = f"{source}, {place}"
             places.append(where)
-            cells = tuple(_read(row, column, where, _text, by_word) for column in text)
+            cells = tuple(_read(row, column, where, read_text, by_word) for column in text)
             texts.append(cells[0] if by_word else cells)
-            absent = not require_labels and all(each in UNKNOWN for each in (own if isinstance(own, list) else [own]))
-            labels.append(None if absent else _read(row, label, where, read_label, by_word))
-            if by_word and not absent and len(texts[-1]) != len(labels[-1]):
+            if not require_labels and _is_missing(_plain(row.get(label)), no_label):
+                labels.append(None)
+                continue
+            labels.append(_read(row, label, where, read_label, by_word))
+            if by_word and len(texts[-1]) != len(labels[-1]):
                 raise InputError(
                     f"{where}: has {len(texts[-1])} words and {len(labels[-1])} labels; give each word one."
                 )
-    except (OSError, ValueError, KeyError, ImportError, csv.Error) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         message = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{key}: {source} can't be read: {message[:300]}.") from error
+        raise InputError(f"{key}: {source} can't be read: {message[:400].rstrip('.')}.") from error
     if not texts:
         raise InputError(f"{key}: {source} has no rows.")
     return Table(source, texts, labels, places, names, by_word)
 
 
+def spelling(label: str) -> str:
+    """Returns a label as it is written most simply: "1" for "1.0", "true" for "True"."""
+    if re.fullmatch(r"-?\d+\.0+", label):
+        return label.partition(".")[0]
+    return label.lower() if label.lower() in ("true", "false") else label
+
+
+def split_words(text: str) -> list[str]:
+    """Returns the words of a text or line, as CoNLL's files separate them: by spaces, tabs and line ends alone."""
+    return [word for word in re.split(f"[{SPACES}]+", text) if word]
+
+
+def _is_missing(value: Any, no_label: str) -> bool:
+    """Returns whether a row's label, or all of those of its words, are missing: null, NaN, blank, or `no_label`."""
+    if isinstance(value, list):
+        return all(_is_missing(each, no_label) for each in value)
+    text = str(value).strip()
+    return value is None or value != value or text == "" or no_label in (spelling(text), text.lower())
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value of numpy as Python's, and bytes as a string."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+
+
 def _read(row: Row, column: str, where: str, read_one: Callable[[Any, str], Any], by_word: bool) -> Any:
     """Returns read_one(value, where) of a cell or, if it is a list, of each of its words."""
-    value, where = row.get(column), f"{where}: its {column!r}"
+    value, where = _plain(row.get(column)), f"{where}: its {column!r}"
     if value is None:
         raise InputError(f"{where} is missing; the columns are {', '.join(map(str, row))}.")
-    value = value.item() if hasattr(value, "item") else value  # of numpy
     if not by_word:
-        return read_one(value.decode() if isinstance(value, bytes) else value, where)
+        return read_one(value, where)
     if not isinstance(value, list) or not value:
         raise InputError(f"{where} is {value!r:.80}; config.classify.kind = tokens needs a list, one entry per word.")
     return tuple(read_one(each, f"{where}, word {number},") for number, each in enumerate(value, 1))
 
 
-def _text(text: Any, where: str) -> str:
+def _text(text: Any, where: str, spaces: str | None) -> str:
     if not isinstance(text, str):
-        raise InputError(f"{where} is {text!r}, which is not a string.")
-    if not text.strip():
+        raise InputError(f"{where} is {text!r:.80}, which is not a string.")
+    if not text.strip(spaces):
         raise InputError(f"{where} is empty; fill it in, or remove the row.")
     if not is_text(text):
-        raise InputError(f"{where} is not valid Unicode (half of a surrogate pair).")
+        raise InputError(
+            f"{where} is not valid Unicode (it has bytes that are not UTF-8, or half of a surrogate pair)."
+        )
     return text
 
 
 def _number(value: Any, where: str) -> float:
-    with contextlib.suppress(TypeError, ValueError):
-        if math.isfinite(float(value)):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if abs(float(value)) <= FLOAT_MAX:
             return float(value)
-    raise InputError(f"{where} is {value!r}; config.classify.kind = regression needs a number.")
+    raise InputError(f"{where} is {value!r:.80}; config.classify.kind = regression needs a number.")
 
 
 def _class(value: Any, where: str, names: Names) -> str:
     if isinstance(value, bool):
         return json.dumps(value)
-    if isinstance(value, int) and names is not None:
-        if not 0 <= value < len(names):
+    if isinstance(value, int | float) and names is not None:
+        if value not in range(len(names)):
             raise InputError(f"{where} is {value}, which is not the index of a label; name a split that has labels.")
-        return names[value]
-    if isinstance(value, int | str) and str(value).strip():
-        return str(value)
-    raise InputError(f"{where} is {value!r}; a label is a string or a whole number.")
+        return names[int(value)]
+    if isinstance(value, int | str) or (isinstance(value, float | Decimal) and math.isfinite(value)):
+        text = str(value + 0.0 if isinstance(value, float) else value)  # -0.0 is 0.0
+        if text.strip() and is_text(text):
+            return text
+    raise InputError(f"{where} is {value!r:.80}; a label is a string or a number.")
 
 
 # Readers take (the source after its colon, the split, the columns that must be there, the label's) -> (Names, Rows).
 
 
-def _csv(file: str, columns: tuple[str, ...]) -> Rows:
-    dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if file.endswith(".tsv") else {"strict": True}
-    with UPath(file).open("r", encoding="utf-8-sig", newline="") as lines:  # spreadsheets write a byte order mark
-        reader = csv.reader(lines, **dialect)
-        head = next(reader, [])
-        _check_columns(columns, head)
-        end = reader.line_num
-        for cells in reader:
-            place, end = f"line {end + 1}", reader.line_num  # a quoted text may span several lines
-            if cells and len(cells) != len(head):
-                raise InputError(f"csv:{file}, {place}: has {len(cells)} columns where the header has {len(head)}.")
-            if cells:
-                yield place, dict(zip(head, cells, strict=True))
+def _csv(file: str, columns: tuple[str, ...], label: str) -> Rows:
+    tabs = file.removesuffix(".gz").endswith(".tsv")
+    dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
+    with UPath(file).open("rb") as raw:
+        reader, begin = csv.reader(lines.decoded(lines.read(raw, file), file), **dialect), 1
+        try:
+            head = next(reader, [])
+            _check_header(head, columns, label)
+            begin = reader.line_num + 1
+            for cells in reader:
+                place, begin = f"line {begin}", reader.line_num + 1  # a quoted text may span several lines
+                if cells and len(cells) != len(head):
+                    raise InputError(f"csv:{file}, {place}: has {len(cells)} columns where the header has {len(head)}.")
+                if cells:
+                    yield place, dict(zip(head, cells, strict=True))
+        except csv.Error as error:
+            row = f", in the row that begins at line {begin}" if begin < reader.line_num else ""
+            fix = "a field with quotes in it is put in quotes, and each of them doubled"
+            raise InputError(f"csv:{file}, line {reader.line_num}{row}: {error}; {fix}.") from error
+
+
+def _check_header(head: list[str], columns: tuple[str, ...], label: str) -> None:
+    separator = next((mark for mark in ";\t,|" if len(head) == 1 and mark in head[0]), "")
+    if separator and not set(columns) <= set(head):
+        raise ValueError(
+            f"its header {head[0]!r:.80} has {separator!r} between the columns; separate those of a .csv file by "
+            "commas, those of a .tsv file by tabs"
+        )
+    _check_columns(columns, head)
+    for column in (*columns, label):
+        if head.count(column) > 1:
+            raise ValueError(f"{head.count(column)} of its columns are named {column!r}; rename all but one")
 
 
 def _jsonl(file: str) -> Rows:
-    with UPath(file).open("r", encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
+    with UPath(file).open("rb") as raw:
+        for number, line in enumerate(lines.decoded(lines.read(raw, file), file), 1):
+            if not line.strip(SPACES):
                 continue
             try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if not isinstance(row, dict):
-                raise InputError(f"jsonl:{file}, line {number}: is not a JSON object.")
+                row = lines.json_object(line)
+            except ValueError as error:
+                raise InputError(f"jsonl:{file}, line {number}: {error}.") from None
             yield f"line {number}", row
 
 
 def _conll(file: str, columns: tuple[str, ...], label: str) -> Rows:
-    """Yields sentences. "# ..." before one is a comment unless it ends in a known label, as the word "#" would."""
+    """Yields sentences. "# ..." before one is a comment unless it ends in a known label, as the word "#" would.
+
+    Columns are separated by tabs, in a line without one by spaces.
+    """
     known, words, labels, start = {"O"}, [], [], 0
-    with UPath(file).open("r", encoding="utf-8-sig") as lines:
-        for number, line in enumerate(itertools.chain(lines, [""]), 1):
-            cells = [cell.strip() for cell in line.rstrip("\r\n").split("\t" if "\t" in line else None)]
+    with UPath(file).open("rb") as raw:
+        rows = itertools.chain(lines.decoded(lines.read(raw, file), file), [""])
+        for number, line in enumerate(rows, 1):
+            cells = [cell.strip(SPACES) for cell in line.split("\t")] if "\t" in line else split_words(line)
             if not any(cells) or cells[0] == "-DOCSTART-":
                 if words:
                     yield f"line {start}", {columns[0]: words, **({label: labels} if labels else {})}
@@ -190,11 +266,11 @@ def _library(kind: str, name: str, split: str, columns: tuple[str, ...], label: 
 def _check_columns(wanted: Iterable[str], there: Iterable[str]) -> None:
     for column in wanted:
         if column not in there:
-            raise ValueError(f"there is no column {column!r} among {', '.join(there)}")
+            raise ValueError(f"there is no column {column!r} among {', '.join(map(repr, there)) or 'none'}")
 
 
 READERS = {
-    "csv": lambda file, split, columns, label: (None, _csv(file, columns)),
+    "csv": lambda file, split, columns, label: (None, _csv(file, columns, label)),
     "jsonl": lambda file, split, columns, label: (None, _jsonl(file)),
     "conll": lambda file, split, columns, label: (None, _conll(file, columns, label)),
     "hf": functools.partial(_library, "hf"),

@@ -14,18 +14,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gzip
 import io
 import itertools
-import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fsspec
 
-from mlm.data import data_sets, docstrings
+from mlm.data import data_sets, docstrings, lines
 from mlm.text import is_text
 
 if TYPE_CHECKING:
@@ -74,11 +71,20 @@ class Kind:
                 raise ValueError(f"the field {name!r} is not a string of valid Unicode")
         return Document(row[self.corpus.field], row[self.columns[1]] if self.columns[1:] else group)
 
-    def from_rows(self, rows: Iterable[dict[str, Any]]) -> Iterator[Document]:
-        """Yields the documents of a library's rows; a missing text is empty."""
-        for row in rows:
-            texts = {name: value.decode() if isinstance(value, bytes) else value or "" for name, value in row.items()}
-            yield self.from_row(texts)
+    def from_rows(self, rows: Iterable[dict[str, Any]], place: str, first: int = 0) -> Iterator[Document]:
+        """Yields the documents of a library's rows, of which `first` come before; a missing text is empty."""
+        for number, row in enumerate(rows, first + 1):
+            texts = {name: _text(value) for name, value in row.items()}
+            try:
+                document = self.from_row(texts)
+            except ValueError as error:
+                raise ValueError(f"{place}, row {number}: {error}") from None
+            yield document
+
+
+def _text(value: Any) -> Any:
+    value = "" if value is None else value
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
 
 
 class _Docstrings(Kind):
@@ -124,13 +130,16 @@ class _Lines(Kind):
             if _stamp(system.info(name)) != stamp:
                 raise ValueError(f"{name} has changed since it was listed; start the same command again")
             group = name.removeprefix(f"{root}/") if self.corpus.group == FILE else ""
-            for number, line in enumerate(_lines(system, name, start, stop), 1):
-                try:
-                    yield self.from_line(line.decode(), group)
-                except ValueError as error:
-                    reason = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
-                    before = _lines_before(system, name, start)
-                    raise ValueError(f"{name}, line {before + number}: {reason}") from error
+            with system.open(name, "rb") as raw:
+                file = raw if name.endswith(".gz") else io.BufferedReader(raw, 2**20)
+                for number, line in enumerate(lines.read(file, name, start, stop), 1):
+                    try:
+                        yield self.from_line(line.decode(), group)
+                    except ValueError as error:
+                        reason = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+                        file.seek(0)
+                        before = sum(1 for _ in lines.read(file, name, 0, start)) if start else 0
+                        raise ValueError(f"{name}, line {before + number}: {reason}") from error
 
     def from_line(self, line: str, group: str) -> Document:
         return Document(line.strip(), group)
@@ -146,13 +155,7 @@ class _JsonLines(_Lines):
     def from_line(self, line: str, group: str) -> Document:
         if not line.strip():
             return Document("", "")
-        try:
-            row = json.loads(line)
-        except ValueError:
-            raise ValueError("is not JSON") from None
-        if not isinstance(row, dict):
-            raise ValueError("is not a JSON object")
-        return self.from_row(row, group)
+        return self.from_row(lines.json_object(line), group)
 
 
 class _DataSet(Kind):
@@ -188,8 +191,13 @@ class _HuggingFace(_DataSet):
     def read(self, where: tuple) -> Iterator[Document]:
         split, first, second, _ = where
         data = _loaded_hf(self.name, streaming=self.corpus.streaming)[split]
-        data = data.shard(second, first) if self.corpus.streaming else data.select(range(first, second))
-        return self.from_rows(data.select_columns(list(set(self.columns))))
+        place, before = split, first
+        if self.corpus.streaming:
+            data, place, before = data.shard(second, first), f"{split}, shard {first}", 0
+        else:
+            data = data.select(range(first, second))
+        with data_sets.hf_errors():
+            yield from self.from_rows(data.select_columns(list(dict.fromkeys(self.columns))), place, before)
 
 
 class _TensorFlow(_DataSet):
@@ -204,7 +212,7 @@ class _TensorFlow(_DataSet):
                 yield role, f"{split}[{start}:{stop}]", size, (f"{split}[{start}:{stop}]", info.full_name)
 
     def read(self, where: tuple) -> Iterator[Document]:
-        return self.from_rows(data_sets.load_tfds(self.name)[1](where[0]))
+        return self.from_rows(data_sets.load_tfds(self.name)[1](where[0]), where[0])
 
 
 KINDS = {"docstrings": _Docstrings, "text": _Lines, "jsonl": _JsonLines, "hf": _HuggingFace, "tfds": _TensorFlow}
@@ -224,39 +232,6 @@ def _together(pieces: list[tuple]) -> tuple[str, str, int, tuple]:
     (first, start, stop, _), count = pieces[0], len(pieces)
     name = f"{first} and {count - 1} more files" if count > 1 else f"{first}[{start}:{stop}]"
     return "", name, sum(piece[2] - piece[1] for piece in pieces), tuple(pieces)
-
-
-def _lines(system: Any, name: str, start: int, stop: int) -> Iterator[bytes]:
-    """Yields the lines that begin in a range of a file, or all lines of a compressed one."""
-    with system.open(name, "rb") as raw:
-        if name.endswith(".gz"):
-            number = 0
-            try:
-                with gzip.open(raw) as lines:
-                    for number, line in enumerate(lines, 1):  # noqa: B007
-                        yield line
-            except (OSError, EOFError, zlib.error) as error:
-                raise ValueError(f"{name}, after line {number}: {error}") from error
-            return
-        file, place = io.BufferedReader(raw, 2**20), start
-        if start:  # the line that holds the byte before belongs to the part before
-            file.seek(start - 1)
-            place += len(file.readline()) - 1
-        while place < stop:
-            line = file.readline()
-            if not line:
-                raise ValueError(f"{name} ends after {place} bytes, {stop} were listed; start the same command again")
-            yield line
-            place += len(line)
-
-
-def _lines_before(system: Any, name: str, start: int) -> int:
-    """Returns how many lines begin before an offset; reads the file up to there."""
-    if not start:
-        return 0
-    with system.open(name, "rb") as file:
-        chunks = (file.read(min(2**20, start - 1 - done)) for done in range(0, start - 1, 2**20))
-        return 1 + sum(chunk.count(b"\n") for chunk in chunks)
 
 
 _loaded_hf = functools.lru_cache(1)(data_sets.load_hf)

@@ -49,8 +49,9 @@ def read(data: str, name: str, split: str, *, require_labels: bool = True) -> li
 
 def _index(task: Task, label: str) -> int | None:
     """Returns the index of a class, which files may have in the place of its name."""
-    if label in task.labels:
-        return task.labels.index(label)
+    label, names = labelled.spelling(label), [labelled.spelling(name) for name in task.labels]
+    if label in names:
+        return names.index(label)
     return int(label) if label.isdecimal() and int(label) < len(task.labels) else None
 
 
@@ -187,7 +188,7 @@ def _majority(data: str, root: UPath) -> dict[str, Any]:
 def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Returns {TASK: `bootstrap.compare` on the first validation set} of the tasks that both tables have."""
     found = {}
-    for name in one["tasks"].keys() & other["tasks"].keys():
+    for name in (name for name in one["tasks"] if name in other["tasks"]):
         folders = [each["tasks"][name].get("folders", ()) for each in (one, other)]
         if difference := bootstrap.compare(*folders, numbers=not TASKS[name].labels):
             found[name] = difference._asdict()

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from mlm.data import examples, tokenizer
+from mlm.data import examples, labelled, tokenizer
 from mlm.errors import InputError
 from mlm.inference.fill_mask import answer_texts, check_utf8, in_batches
 from mlm.model import classifier
@@ -50,9 +50,10 @@ class TextClassifier:
             raise InputError(f"{name}: holds the padding token {self._tok.pad_token}, which no text may; remove it.")
         return ids
 
-    def encode_words(self, text: str, name: str) -> tuple[list[str], list[int], np.ndarray]:
+    def encode_words(self, words: list[str], name: str) -> tuple[list[str], list[int], np.ndarray]:
         """Returns the words of a text, its ids as in training, and the first piece of each word (-1: cut off)."""
-        words = text.split()
+        if not all(words):
+            raise InputError(f"{name}: has an empty word; remove it.")
         ids = self.encode((" ".join(words),), name)
         encoded = self._tok(" ".join(words), truncation=True, max_length=self._truncated)
         return words, ids, examples.first_pieces(encoded.encodings[0], words)
@@ -109,7 +110,8 @@ def run(model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdou
     def read(text: str, name: str) -> tuple[dict[str, Any], Any]:
         given = tuple(text.split("\t")) if texts else parse(text, predictor.columns, name)
         if predictor.of_tokens:
-            return {"text": " ".join(given)}, predictor.encode_words(" ".join(given), name)
+            words = given if isinstance(given, list) else labelled.split_words(" ".join(given))
+            return {"text": " ".join(given)}, predictor.encode_words(words, name)
         return dict(zip(("text", "text_pair"), given, strict=False)), predictor.encode(given, name)
 
     def table(answer: dict[str, Any]) -> Iterator[str]:
@@ -122,14 +124,20 @@ def run(model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdou
     answer_texts(texts, stdin, stdout, read, answer, table)
 
 
-def parse(line: str, columns: Texts, name: str) -> Texts:
-    """Returns the texts of a line: separated by a tab, or a JSON object with the columns, or text and text_pair."""
+def parse(line: str, columns: Texts, name: str) -> Texts | list[str]:
+    """Returns the texts of a line: separated by a tab, or a JSON object with the columns, or text and text_pair.
+
+    A column of words in the object, as rows with token labels have, is returned as a list.
+    """
     try:
         content = json.loads(line) if line.startswith("{") else None
     except (ValueError, RecursionError):
         content = None  # a text that begins with a brace
     if not isinstance(content, dict):
         return tuple(line.split("\t"))
+    words = content.get(columns[0]) if columns else None
+    if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
+        return words
     for wanted in (columns, ("text", "text_pair"), ("text",)):
         texts = tuple(content.get(column) for column in wanted)
         if wanted and all(isinstance(text, str) for text in texts):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from mlm.data import tokenizer
+from mlm.data import lines, tokenizer
 from mlm.errors import InputError
 from mlm.model.network import Params
 from mlm.pretrained.load import Pretrained
@@ -150,24 +150,26 @@ def answer_texts(
         return
     if stdin.isatty():
         raise InputError("predict: give texts as arguments, or one a line through a pipe.")
-    if isinstance(stdin, io.TextIOWrapper):  # in any locale; `read` refuses a line that is not UTF-8
-        stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    file = getattr(stdin, "buffer", None) or io.BytesIO(stdin.read().encode())  # in any locale
     waiting: list[tuple[dict[str, Any], Any]] = []
 
     def flush() -> None:
         answers = answer([row for _, row in waiting]) if waiting else []
-        lines = (json.dumps(own | rest, ensure_ascii=False) for (own, _), rest in zip(waiting, answers, strict=True))
-        show(*lines, out=stdout)
+        shown = (json.dumps(own | rest, ensure_ascii=False) for (own, _), rest in zip(waiting, answers, strict=True))
+        show(*shown, out=stdout)
         waiting.clear()
 
     try:
-        for number, line in enumerate(stdin, 1):
-            waiting.append(read(line.rstrip("\r\n"), f"line {number}"))
+        for number, line in enumerate(lines.read(file, "standard input"), 1):
+            text = line.decode(errors="surrogateescape").rstrip("\r\n")  # `read` refuses one that is not UTF-8
+            waiting.append(read(text, f"line {number}"))
             if len(waiting) == STREAM:
                 flush()
     except InputError:
         flush()
         raise
+    except ValueError as error:  # of `lines.read`
+        raise InputError(f"{error}.") from error
     flush()
 
 

@@ -43,7 +43,7 @@ def is_classifier(model: str | Workdir) -> bool:
     try:
         if isinstance(model, Workdir) or is_workdir(model):
             return "labels" in metadata(model)["dataset"]
-        config = json.loads((local_copy(model, "--model=") / "config.json").read_text())
+        config = json.loads((local_copy(model, "--model=") / "config.json").read_bytes().decode("utf-8-sig"))
         heads = ("SequenceClassification", "TokenClassification")
         return any(name.endswith(heads) for name in config.get("architectures") or ())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -67,8 +67,10 @@ def _score_rows(folder: str, numbers: bool) -> list[float]:
 def read_predictions(folder: UPath, split: str) -> list[tuple[str, str]]:
     """Returns (prediction, label) of the rows of a split; none if it was not predicted."""
     file = folder / "predictions" / f"{split}.tsv"
-    lines = file.read_text().splitlines() if file.is_file() else []
-    return [(row["prediction"], row["label"]) for row in csv.DictReader(lines, delimiter="\t")]
+    if not file.is_file():
+        return []
+    with file.open("r", encoding="utf-8", newline="") as lines:
+        return [(row["prediction"], row["label"]) for row in csv.DictReader(lines, delimiter="\t")]
 
 
 def _weights(rng: np.random.Generator, resamples: int, count: int) -> np.ndarray:
