@@ -182,10 +182,10 @@ MAY_CHANGE = {
     "checkpoint.every", "checkpoint.keep", "checkpoint.on_damage", "checkpoint.milestones",
     "log.every", "log.tensorboard", "log.wandb", "log.profile_start", "log.profile_steps",
     "corpus.sources", "corpus.weights", "corpus.field", "corpus.streaming", "corpus.validation_fraction",
-    "corpus.test_fraction", "corpus.test_groups", "corpus.max_documents", "tokenizer.path", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.sample_megabytes",
+    "corpus.max_documents", "tokenizer.path", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.sample_megabytes",
     "tokenizer.lowercase", "shards.dir", "shards.length", "shards.count", "shards.validation_count", "shards.workers",
     "shards.seed", "corpus.group", "corpus.validation_groups", "corpus.keep_out", "corpus.near_duplicates",
-    "data.skip_batches", "data.mixture", "evaluate.sets",
+    "corpus.test_fraction", "corpus.test_groups", "data.skip_batches", "data.mixture", "evaluate.sets",
     "pod.port", "pod.jax_port", "pod.start_timeout", "pod.heartbeat", "pod.hang",
     "classify.train", "classify.validation", "classify.test", "classify.predict",
 }  # fmt: skip

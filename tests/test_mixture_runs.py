@@ -92,7 +92,8 @@ def test_evaluate_names_a_folder_or_scores_all(ran, web, capsys):
         assert (f"{name_of(web)}: loss" in err) == (split == "validation")
     assert __main__.main(["evaluate", f"--workdir={ran}", "--split=dev"]) == 2
     assert re.search(
-        r"--split=dev: .* hold no records of that split; the validation sets are \S+, web", capsys.readouterr().err
+        r"--split=dev: .* hold no records of that split; name one of train, validation, \S+, web",
+        capsys.readouterr().err,
     )
     assert __main__.main(["evaluate", f"--workdir={ran}", "--pseudo=2"]) == 2
     assert "--pseudo=2: takes rows of one set" in capsys.readouterr().err

@@ -84,10 +84,11 @@ def test_overlapping_rows_are_those_counted_one_by_one(found, splits):
             judged.append(number)
             if sum(piece in known for piece in pieces) >= len(pieces) / 2:
                 over.append(number)
-    assert found.rows.tolist() == judged and len(judged) > 50
-    assert found.overlapping.tolist() == over and {10, 50} <= set(over)
-    assert found.pair[0] in over
-    mine, other = (splits[s][n].tolist() for s, n in zip(("validation", "train"), found.pair, strict=True))
+    overlap = found.overlaps["validation"]
+    assert overlap.rows.tolist() == judged and len(judged) > 50
+    assert overlap.overlapping.tolist() == over and {10, 50} <= set(over)
+    assert overlap.pair[0] in over
+    mine, other = (splits[s][n].tolist() for s, n in zip(("validation", "train"), overlap.pair, strict=True))
     assert set(grams(mine)) & set(grams(other))
 
 

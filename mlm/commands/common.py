@@ -242,11 +242,12 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
 
 
 def fingerprints(manifest: Manifest) -> tuple[str, str]:
-    """Returns the fingerprints of shards, validation sets included, and tokenizer: the same on every host of a run."""
+    """Returns the fingerprints of shards, held-out ones included, and tokenizer: the same on every host of a run."""
     from mlm.data import mixture
 
     sets = [each.fingerprint for each in mixture.sets(manifest).values()]
-    return " ".join([manifest.fingerprint, *sets]), manifest.tokenizer_fingerprint
+    tests = [manifest.fingerprint_of("test")] if "test" in manifest.splits else []
+    return " ".join([manifest.fingerprint, *sets, *tests]), manifest.tokenizer_fingerprint
 
 
 def say(text: str) -> None:

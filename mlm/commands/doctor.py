@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=200_000, metavar="N", help=rows)
     against = "benchmarks, as sources of a corpus (hf:nyu-mll/glue:rte, jsonl:FILE#FIELD): what training has of them"
     parser.add_argument("--against", nargs="+", type=common.source, default=[], metavar="SOURCE", help=against)
-    record = "print the text of a training record (validation:ID for another) and its documents, and check nothing"
+    record = (
+        "print the text of a training record (validation:ID, test:ID for others) and its documents, and check nothing"
+    )
     parser.add_argument("--record", default="", metavar="ID", help=record)
     common.add_json_flag(parser)
 
@@ -84,7 +86,8 @@ def show_record(manifest: Manifest, tokenizer_folder: str, name: str, *, as_json
     split, _, number = name.rpartition(":")
     split = split or "train"
     if split not in manifest.splits or not re.fullmatch("[0-9]{1,18}", number):
-        raise InputError(f"--record={name}: must be the number of a training record, or validation:NUMBER.")
+        others = " or ".join(f"{split}:NUMBER" for split in manifest.splits if split != "train")
+        raise InputError(f"--record={name}: must be the number of a training record, or {others}.")
     found = write_shard.find_documents(manifest, split, int(number))
     ids = scan.row(manifest, split, int(number)).tolist()
     text = tokenizer.load_fast(tokenizer_folder).decode(ids, skip_special_tokens=False)

@@ -71,6 +71,8 @@ def _summarize(workdir: Workdir, manifest: Manifest, model: Pretrained) -> None:
         words = (f"{f['token_str'].strip() or repr(f['token_str'])} {f['score']:.0%}" for f in fillings[0])
         print(f"    {'   '.join(words)}")
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")
+    if "test" in manifest.splits:
+        print(f"test    not scored yet: python -m mlm evaluate --workdir={workdir.root} --split=test")
 
 
 def _masked_sentences(manifest: Manifest, tok: PreTrainedTokenizerFast) -> Iterator[tuple[str, str]]:

@@ -25,7 +25,10 @@ if TYPE_CHECKING:  # imported when needed
 
 UNEVEN = 1.1  # rows of the largest lane over those of the smallest: above it, their epochs drift apart
 REPEATED = 0.01  # of the documents: in every corpus some boilerplate repeats
-OVERLAP = (0.01, 0.5)  # of the validation rows: a warning above the first; from the second on, the score is of memory
+OVERLAP = (
+    0.01,
+    0.5,
+)  # of the rows of a held-out split: a warning above the first; from the second on, the score is of memory
 EXAMPLE = 160  # characters of an example
 GROUPS = 5  # of overlapping rows, listed
 
@@ -188,36 +191,42 @@ def ids(case: Case) -> list[Finding]:
         what += f"; the most frequent is in the records {one} and {other}: {text}"
     fix = "see corpus.weights and the source: a model memorizes repeated lines" if level != "ok" else ""
     found.append(Finding(level, what, fix, check="duplicates"))
+    return found + [_overlap(case, split, overlap, part) for split, overlap in repeats.overlaps.items()]
 
-    count, rows = len(repeats.overlapping), len(repeats.rows)
+
+def _overlap(case: Case, split: str, overlap: scan.Overlap, part: str) -> Finding:
+    """Returns how much of a held-out split is in `part` of the training rows."""
+    from mlm.doctor import scan
+
+    count, rows = len(overlap.overlapping), len(overlap.rows)
     rate, fix = count / max(rows, 1), ""
     level = "ok" if rate <= OVERLAP[0] else "error" if rate >= OVERLAP[1] else "warning"
-    what = f"{count:,} of {rows:,} validation rows ({rate:.1%}) are at least half in training, by stretches of "
+    what = f"{count:,} of {rows:,} {split} rows ({rate:.1%}) are at least half in training, by stretches of "
     what += f"{scan.STRETCH} tokens in {part}"
-    if repeats.pair is not None and level != "ok":
-        worst, fix = _groups(case, repeats)
-        own, other = repeats.pair
-        text = _decode(case, scan.row(manifest, "validation", own))
-        what += f"{worst}; validation record {own}, training record {other}: {text}"
+    if overlap.pair is not None and level != "ok":
+        worst, fix = _groups(case, split, overlap)
+        record, other = overlap.pair
+        text = _decode(case, scan.row(case.manifest, split, record))
+        what += f"{worst}; {split} record {record}, training record {other}: {text}"
         fix += ", and write the shards again"
-    return [*found, Finding(level, what, fix, check="overlap")]
+    return Finding(level, what, fix, check="overlap")
 
 
-def _groups(case: Case, repeats: scan.Repeats) -> tuple[str, str]:
+def _groups(case: Case, split: str, overlap: scan.Overlap) -> tuple[str, str]:
     """Returns which packages or parts of the corpus the overlapping rows are from, and what to do."""
     from mlm.data.write_shard import find_parts
 
-    corpus, worst = case.config.corpus, ""
+    corpus, worst, key = case.config.corpus, "", f"{split}_groups"
     fix = "deal whole groups: set corpus.group to file, or to a field that documents with the same text share"
     if corpus.group not in ("", "document") or corpus.sources == ("docstrings",):
-        fix = "name groups that share little with the others in corpus.validation_groups"
+        fix = f"name groups that share little with the others in corpus.{key}"
     with contextlib.suppress(InputError):  # shards that don't say where their records are from
-        parts, part_of = find_parts(case.manifest, "validation")
+        parts, part_of = find_parts(case.manifest, split)
         names = [name.split()[0] if source == "docstrings" else f"{source}, {name}" for source, name in parts]
-        totals, counts = (Counter(names[part] for part in part_of[r]) for r in (repeats.rows, repeats.overlapping))
+        totals, counts = (Counter(names[part] for part in part_of[r]) for r in (overlap.rows, overlap.overlapping))
         worst = "".join(f"; {n} of {totals[name]} from {name}" for name, n in counts.most_common(GROUPS))
-        if corpus.validation_groups and (left := [name for name in corpus.validation_groups if name in counts]):
-            fix = f"leave {max(left, key=counts.__getitem__)} out of corpus.validation_groups"
+        if left := [name for name in corpus[key] if name in counts]:
+            fix = f"leave {max(left, key=counts.__getitem__)} out of corpus.{key}"
     return worst, fix
 
 

@@ -1,4 +1,4 @@
-"""Searches the rows of shards for repeated documents, and for stretches of 13 tokens that both splits have.
+"""Searches the rows of shards for repeated documents, and for stretches of 13 tokens that held-out splits share.
 
 A document is what lies between cls and sep in one row; 13 tokens are an overlap as in GPT-3's study of contamination
 (Brown et al., 2020, appendix C). Only 64-bit hashes are kept.
@@ -8,6 +8,7 @@ Dimensions: B rows, L tokens in a row, T tokens one after the other.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -22,6 +23,14 @@ BATCH = 500  # rows read at once
 BITS = 22  # of the table that rules out most hashes in one lookup
 
 
+class Overlap(NamedTuple):
+    """What a held-out split and training share."""
+
+    rows: np.ndarray  # records that were compared
+    overlapping: np.ndarray  # of these, records of which at least half is in training
+    pair: tuple[int, int] | None  # (record of the split, training record) of the worst of these
+
+
 @dataclasses.dataclass(frozen=True)
 class Repeats:
     """What `find_repeats` found."""
@@ -30,22 +39,24 @@ class Repeats:
     documents: int  # whole documents in them
     repeated: int  # of these, copies of an earlier one
     example: tuple[int, int, tuple[int, int]] | None  # two records with the same document, its place in the first
-    rows: np.ndarray  # validation records that were compared
-    overlapping: np.ndarray  # of these, records of which at least half is in training
-    pair: tuple[int, int] | None  # (validation record, training record) of the worst of these
+    overlaps: dict[str, Overlap]  # of the held-out splits
     largest: tuple[int, str, int]  # (id, split, record) of the largest token id
 
 
-def find_repeats(manifest: Manifest, *, max_rows: int, max_validation: int = 5_000) -> Repeats:
-    """Reads about `max_rows` rows of the training split and `max_validation` of the validation split."""
-    largest, stretches, hashes, spans = (-1, "validation", 0), [], [], []
-    for batch in rows(manifest, "validation", max_validation)[0]:
-        stretches.append(_stretches_of_rows(manifest, batch))
-        largest = max(largest, _largest(batch, "validation"))
-    overlap = _Overlap(*map(np.concatenate, zip(*stretches, strict=True)))
+def find_repeats(manifest: Manifest, *, max_rows: int, max_held_out: int = 5_000) -> Repeats:
+    """Reads about `max_rows` rows of the training split and `max_held_out` of each other split."""
+    largest, overlaps, hashes, spans = (-1, "validation", 0), {}, [], []
+    for split in manifest.splits.keys() - {"train"}:
+        stretches = []
+        for batch in rows(manifest, split, max_held_out)[0]:
+            stretches.append(_stretches_of_rows(manifest, batch))
+            largest = max(largest, _largest(batch, split))
+        overlaps[split] = _Overlap(*map(np.concatenate, zip(*stretches, strict=True)))
     stream, share = rows(manifest, "train", max_rows)
     for batch in stream:
-        overlap.add(*_stretches_of_rows(manifest, batch))
+        stretches = _stretches_of_rows(manifest, batch)
+        for overlap in overlaps.values():
+            overlap.add(*stretches)
         starts, stops = _documents(batch["input_ids"], manifest.special_ids["cls"], manifest.special_ids["sep"])
         flat, length = batch["input_ids"].ravel(), manifest.length
         own = (xxh3_64_intdigest(flat[start:stop].tobytes()) for start, stop in zip(starts, stops, strict=True))
@@ -59,7 +70,8 @@ def find_repeats(manifest: Manifest, *, max_rows: int, max_validation: int = 5_0
         one, other = np.flatnonzero(hashes == unique[np.argmax(counts)])[:2]
         record, start, stop = spans[one].tolist()
         example = record, int(spans[other][0]), (start, stop)
-    return Repeats(share, len(hashes), len(hashes) - len(unique), example, *overlap.summary(), largest)
+    found = {split: overlaps[split].summary() for split in manifest.splits if split in overlaps}
+    return Repeats(share, len(hashes), len(hashes) - len(unique), example, found, largest)
 
 
 def find_held(manifest: Manifest, texts: Sequence[Sequence[int]], *, max_rows: int) -> tuple[np.ndarray, float]:
@@ -130,7 +142,7 @@ def _stretches(
 
 
 class _Overlap:
-    """Which stretches of the validation rows are in training, too."""
+    """Which stretches of some rows are in training, too."""
 
     def __init__(self, hashes: np.ndarray, records: np.ndarray):
         self._records = records
@@ -152,14 +164,14 @@ class _Overlap:
         records, index, count = np.unique(self._records, return_inverse=True, return_counts=True)
         return records, count, np.bincount(index, weights=self._training[self._index] >= 0) / np.maximum(count, 1)
 
-    def summary(self) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
-        """Returns (records compared, records that overlap, the worst pair)."""
+    def summary(self) -> Overlap:
+        """Returns what the rows share with training."""
         records, count, shares = self.shares()
         compared = count >= LEAST_STRETCHES
         shares = np.where(compared, shares, 0)
         if shares.max(initial=0) < 0.5:
-            return records[compared], records[:0], None
+            return Overlap(records[compared], records[:0], None)
         worst = records[np.argmax(shares)]
         matches = self._training[self._index][self._records == worst]
         pair = int(worst), int(np.bincount(matches[matches >= 0]).argmax())
-        return records[compared], records[shares >= 0.5], pair
+        return Overlap(records[compared], records[shares >= 0.5], pair)

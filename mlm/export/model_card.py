@@ -21,7 +21,7 @@ from mlm.pretrained import locate
 from mlm.pretrained.load import Pretrained
 from mlm.report import lineage, plots
 from mlm.report.goodput import Line
-from mlm.report.report import score_rows
+from mlm.report.report import SCORES, Rows, score_rows
 from mlm.report.summary import RunSummary
 from mlm.text import code, markdown, printable, templates
 from mlm.training import recipe
@@ -66,6 +66,7 @@ def write(
         history=history,
         mixture=_folders(model, run),
         scores=score_rows([scores or {}]),
+        tests=[] if history is None else _tests(history, model.step),
         fingerprints={
             "config": run and configs.fingerprint(configs.unflatten(run)),
             "data": model.meta.get("data_fingerprint"),
@@ -118,9 +119,9 @@ def _cell(value: Any) -> str:
 def _metadata(run: dict[str, Any] | None, model_type: str, mask_token: str, scores: Line | None, name: str) -> str:
     """Returns the YAML that the Hub reads; scores are in it where the data set has a name there."""
     sources = run["corpus.sources"] if run and not run.get("data.mixture") else ()
-    names = [match[1] for source in sources if (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(:.*)?", source))]
+    names = [match[1] for source in sources if (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(:[^#]*)?(#.*)?", source))]
     results, metrics = [], [key for key in ("loss", "perplexity", "accuracy") if (scores or {}).get(key) is not None]
-    if len(names) == len(sources) == 1:
+    if len(names) == len(sources) and len(set(names)) == 1:
         task = {"task_type": "fill-mask", "task_name": "Masked Language Modeling"}
         data = {"dataset_type": names[0], "dataset_name": names[0], "dataset_split": "validation"}
         results = [EvalResult(**task, **data, metric_type=key, metric_value=scores[key]) for key in metrics]
@@ -129,7 +130,7 @@ def _metadata(run: dict[str, Any] | None, model_type: str, mask_token: str, scor
         pipeline_tag="fill-mask",
         mask_token=mask_token,
         tags=[model_type, "fill-mask", "jax"],
-        datasets=names or None,
+        datasets=list(dict.fromkeys(names)) or None,
         model_name=name if results else None,
         eval_results=results or None,
     ).to_yaml()
@@ -158,6 +159,13 @@ def _losses(history: RunSummary) -> list[tuple[str, float, str]]:
     evals = [line for line in history.evals if line.get("loss") is not None]
     chosen = sorted({round(i * (len(evals) - 1) / (POINTS - 1)) for i in range(POINTS)}) if evals else []
     return [(f"{evals[i]['step']:,}", evals[i]["loss"], f"{evals[i]['accuracy']:.1%}") for i in chosen]
+
+
+def _tests(history: RunSummary, step: int) -> Rows:
+    """Returns head and rows of the scores of the test split at a step; none if it was not scored."""
+    tests = {name: scores for name, scores in history.tests.items() if scores["step"] == step}
+    rows = [row for row in score_rows(list(tests.values())) if row[0] != SCORES["step"][0]]
+    return [("", *(name.rpartition(", step ")[0] for name in tests)), *rows] if tests else []
 
 
 def _code_fingerprint() -> Markup:

@@ -64,7 +64,7 @@ def run(
     kernel = {"length": read.length, "mesh": mesh, "dtype": dtype, "isolated": isolated}
     network = network.with_attention(lambda window: make_attention(choice, padded.config, window=window, **kernel))
 
-    weights = f"{weights_name(loaded)}, data {read.fingerprint[:12]}"
+    weights = f"{weights_name(loaded)}, data {read.fingerprint_of(part)[:12]}"
     scores, entries = {}, {}
     for kind in dict.fromkeys([config.masking.kind, *masks]):
         own = configs.replace(config, {"masking.kind": kind})
@@ -107,10 +107,12 @@ def _check_flags(read: Manifest, pseudo: int, breakdown: bool) -> None:
 def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
     """Returns the shards and the split of them that --split names: a split, or a validation set."""
     sets = mixture.sets(manifest)
-    read, split = (sets[name], "validation") if name in sets else (manifest, name)
+    read, split = (sets[name], "validation") if name in sets and name not in manifest.splits else (manifest, name)
     if split not in read.splits or read.splits[split].records == 0:
-        others = f"; the validation sets are {', '.join(sets)}" if sets else ""
-        raise InputError(f"--split={name}: the shards in {manifest.folder} hold no records of that split{others}.")
+        without = [part.manifest.folder for part in mixture.parts(read) if name not in part.manifest.splits]
+        known = [name for name, held in read.splits.items() if held.records]
+        has = f"the shards in {', '.join(without or [read.folder])} hold no records of that split"
+        raise InputError(f"--split={name}: {has}; name one of {', '.join([*known, *sets])}.")
     return read, split
 
 

@@ -66,6 +66,7 @@ def write(workdir: Workdir) -> None:
         kinds=adviser.LINES,
         spikes=logs.read(workdir.spikes),
         scores=_scores(run),
+        tests=[("", *run.tests), *score_rows(list(run.tests.values()))] if run.tests else [],
         evaluations=list(zip(*score_rows(run.evals), strict=True)) or [()],
         family=family.table() if family else [],
         classification=classification,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 from mlm import logs
 from mlm.data import mixture
 from mlm.data.manifest import Manifest, read_manifest
+from mlm.paths import UPath
 from mlm.report import lineage
 from mlm.report.goodput import Line, Session, TimeUse, sessions, use_of_time
 from mlm.report.lineage import Run
 from mlm.training import recipe
 from mlm.workdir import Workdir
+
+TEST = re.compile(r"test, (?P<masks>.+), step (?P<step>[0-9]+), data (?P<data>[0-9a-f]+)")  # of evaluation.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +32,7 @@ class RunSummary:
     manifest: Manifest | None  # of its shards; None if they are gone
     ancestry: Sequence[Run]  # as `lineage.ancestry`
     glue: dict[str, Any] = dataclasses.field(default_factory=dict)  # the table of the command `glue`, if there is one
+    tests: dict[str, Line] = dataclasses.field(default_factory=dict)  # scores of the test split, by masks and step
 
     @property
     def glue_rows(self) -> list[tuple[str, ...]]:
@@ -87,6 +92,21 @@ def read_data(workdir: Workdir, config: dict[str, Any]) -> Manifest | None:
     return None if any(each is None for _, each in found) else mixture.join(found)
 
 
+def read_tests(root: UPath, manifest: Manifest | None, until: float) -> dict[str, Line]:
+    """Returns the scores of the run's test split that `evaluate` has written, by masks and step, in order of the steps.
+
+    Those of other rows than the shards hold now are left out.
+    """
+    data = manifest.fingerprint_of("test")[:12] if manifest and "test" in manifest.splits else None
+    lines = []
+    for key, scores in logs.read_object(root / logs.RESULTS).items():
+        match = TEST.fullmatch(key)
+        if match and "loss" in scores and data in (None, match["data"]) and int(match["step"]) <= until:
+            lines.append((int(match["step"]), match["masks"], scores))
+    lines.sort(key=lambda line: line[:2])
+    return {f"{masks}, step {step:,}": {"step": step, **scores} for step, masks, scores in lines}
+
+
 def glue_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     """Returns head and rows of a table of the command `glue`."""
     rows = [("task", "metric", "median", "range", "seeds", "device hours", "setting")]
@@ -109,5 +129,6 @@ def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("in
     tables = {int(step): table for step, table in logs.read_object(workdir.glue).items()}
     newest = max((step for step in tables if step <= until), default=None)
     starts, (own, *others) = sessions(logs.read(workdir.timing), until), lineage.ancestry(workdir.root)
-    parts = (config, train, evals, starts, read_data(workdir, config), [own._replace(config=config), *others])
-    return RunSummary(workdir.root.name, *parts, tables.get(newest, {}))
+    manifest = read_data(workdir, config)
+    parts = (config, train, evals, starts, manifest, [own._replace(config=config), *others], tables.get(newest, {}))
+    return RunSummary(workdir.root.name, *parts, read_tests(workdir.root, manifest, until))

@@ -229,7 +229,8 @@ def score_split(
     config: ConfigDict, manifest: Manifest, mesh: Mesh, eval_step: Callable, params: Params, split: str
 ) -> dict[str, float]:
     """Returns the scores of a split, the mean of a mixture's folders; those of its sets are "NAME/loss" and so on."""
-    parts, named = mixture.parts(manifest), mixture.sets(manifest) if split == "validation" else {}
+    parts, sets = mixture.parts(manifest), mixture.sets(manifest) if split != "train" else {}
+    named = {name: each for name, each in sets.items() if split in each.splits}
     rows, scores = config.evaluate.batch, {}  # by folder
     for each in (*(part.manifest for part in parts), *named.values()):
         if each.folder not in scores:
