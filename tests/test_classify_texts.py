@@ -103,6 +103,12 @@ def test_words(tmp_path_factory):
     assert [line.split()[-1] for line in out.getvalue().split("\n\n")[0].splitlines()][1:] == ["the", "value"]
     with pytest.raises(InputError, match="line 1: is empty"):
         predicted(model, " \n")
+    words = ["default", "value\u00a0of", "a\u3000b", "\u2028c"]  # as CoNLL's files and rows of JSON have them
+    for line in ("default  value\u00a0of a\u3000b \u2028c", json.dumps({"text": words})):
+        (found,) = predicted(model, f"{line}\r\n")
+        assert [word["word"] for word in found["words"]] == words and found["text"].split(" ")[-1] == words[-1]
+    with pytest.raises(InputError, match="line 1: has an empty word"):
+        predicted(model, '{"text": ["a", ""]}\n')
 
 
 def test_texts_give_a_table(trained_classifier, predictor):

@@ -42,6 +42,13 @@ def test_classes_are_sorted():
     assert data.class_names(table([("a",)] * 3, ["b", "a", "b"])) == ("a", "b")
     assert data.class_names(table([("a",)] * 4, ["10", "9", "-1", "9"])) == ("-1", "9", "10")
     assert data.class_names(table([("a",)] * 3, ["10", "9", "x"])) == ("10", "9", "x")
+    assert data.class_names(table([("a",)] * 3, ["10.0", "9.5", "-1.0"])) == ("-1.0", "9.5", "10.0")
+    assert data.class_names(table([("a",)] * 3, ["9" * 5000, "²", "10"])) == ("10", "9" * 5000, "²")
+    assert data.class_names(table([("a",)] * 2, ["9" * 5000, "10"])) == ("10", "9" * 5000)
+    ties = ["7", "07", "007", "0007", "\uff17", "0", "-0", "00", "-00"]  # whatever PYTHONHASHSEED
+    wanted = ("-0", "-00", "0", "00", "0007", "007", "07", "7", "\uff17")
+    assert data.class_names(table([("a",)] * 9, ties)) == wanted
+    assert data.class_names(table([("a",)] * 5, ["1", "1.0", "0.0", "True", "true"])) == ("0.0", "1", "true")
     with pytest.raises(InputError, match=r"x\.csv: all of its rows have the label 'b'; two"):
         data.class_names(table([("a",)] * 2, ["b", "b"]))
 
@@ -154,6 +161,17 @@ def test_a_label_that_the_training_split_lacks(tmp_path):
     sources = {"train": f"csv:{tmp_path}/a.csv", "validation": f"csv:{tmp_path}/b.csv"}
     with pytest.raises(InputError, match=r"b\.csv, line 3: its label 'z' is not one of the 2 of the training split"):
         data.read_tables(sources, text=("text",), label="label", kind="classes")
+
+
+def test_labels_are_classes_however_they_are_written(tmp_path):
+    """Whole numbers of training, and floats beside missing ones in the rows to predict."""
+    (tmp_path / "a.csv").write_text("text,label\na,-1\nb,0\nc,1.0\n")
+    (tmp_path / "b.csv").write_text("text,label\na,-1.0\nb,0.0\nc,\nd,1\n")
+    columns = {"text": ("text",), "label": "label", "kind": "classes"}
+    tables, names = data.read_tables({"train": f"csv:{tmp_path}/a.csv"}, **columns)
+    assert names == ("-1", "0", "1.0") and tables["train"].labels == ["-1", "0", "1.0"]
+    tables, _ = data.read_tables({"new": f"csv:{tmp_path}/b.csv"}, names=names, require_labels=False, **columns)
+    assert tables["new"].labels == ["-1", "0", None, "1.0"]
 
 
 # Words with labels ----------------------------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
 """Labelled texts out of files and libraries: what is read, and what is refused with its file and row."""
 
 import json
+import math
+import types
 
+import numpy as np
 import pytest
 
-from mlm.data import labelled
+from mlm.data import data_sets, labelled
 from mlm.errors import InputError
 from tests.labelled_texts import rows, sentences, write_conll, write_csv, write_jsonl
 
@@ -102,9 +105,29 @@ def test_tfds_reads_a_prepared_set(tmp_path, monkeypatch):
         assert sorted(zip(found.texts, found.labels, strict=True)) == sorted(((r["text"],), r["label"]) for r in part)
 
 
-def test_labels_are_strings_and_whole_numbers(tmp_path):
-    table = [{"text": "a", "label": value} for value in (3, "x", True, 0)]
-    assert read(write_jsonl(tmp_path / "a.jsonl", table)).labels == ["3", "x", "true", "0"]
+def test_labels_are_strings_numbers_and_booleans(tmp_path):
+    table = [{"text": "a", "label": value} for value in (3, "x", True, 0, 1.0, -0.0, 1.5, "07", " a")]
+    labels = ["3", "x", "true", "0", "1.0", "0.0", "1.5", "07", " a"]
+    assert read(write_jsonl(tmp_path / "a.jsonl", table)).labels == labels
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0], [2, 10], [-1.0, 0.5], [True, False], [b"no", b"yes"]])
+def test_labels_are_the_same_classes_from_every_reader(tmp_path, monkeypatch, values):
+    """As pandas writes them: of whole numbers it makes floats where a column has missing values."""
+    import pandas
+
+    (tmp_path / "set").mkdir()
+    frame = pandas.DataFrame({"text": ["a", "b"], "label": values})
+    frame.to_parquet(tmp_path / "set" / "train.parquet")
+    frame = frame.map(lambda value: value.decode() if isinstance(value, bytes) else value)
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    prepared = [{"text": text.encode(), "label": label} for text, label in zip("ab", np.array(values), strict=True)]
+    info = types.SimpleNamespace(features={"text": None, "label": None})
+    monkeypatch.setattr(data_sets, "load_tfds", lambda _: (info, lambda _: iter(prepared)))
+    sources = (f"csv:{tmp_path}/a.csv", f"jsonl:{tmp_path}/a.jsonl", f"hf:{tmp_path}/set", "tfds:numbers")
+    found = [[labelled.spelling(label) for label in read(source).labels] for source in sources]
+    assert len(set(found[0])) == 2 and found == found[:1] * 4
 
 
 BAD_CSV = {
@@ -115,7 +138,12 @@ BAD_CSV = {
     "too many": ("text,label\na,b\n\nd,e,f\n", "has 3 columns where the header has 2"),
     "no rows": ("text,label\n", "has no rows"),
     "nothing": ("", "there is no column 'text'"),
-    "open quote": ('text,label\n"a,b\n', "unexpected end of data"),
+    "open quote": ('text,label\n"a,b\nc,d\n', "line 3, in the row that begins at line 2: unexpected end of data"),
+    "stray quote": ('text,label\n"a\nb",x\n"a" b,x\n', "line 4: ',' expected after '\"'"),
+    "semicolons": ("text;label\na;b\n", "has ';' between the columns"),
+    "tabs": ("text\tlabel\na\tb\n", r"has '\t' between the columns"),
+    "twice": ("text,label,label\na,b,c\n", "2 of its columns are named 'label'"),
+    "mark inside": ("\ufeff\ufefftext,label\na,b\n", r"no column 'text' among '\ufefftext', 'label'"),
 }
 
 
@@ -153,7 +181,14 @@ def test_bad_jsonl(tmp_path, fault):
     assert message in refused(f"jsonl:{tmp_path}/bad.jsonl")
 
 
-@pytest.mark.parametrize("value", ["high", None, "nan", [1]])
+def test_long_fields_and_columns_without_names(tmp_path):
+    """As documents are, and the last commas of spreadsheets."""
+    (tmp_path / "a.csv").write_text(f"text,label,,\n{'word ' * 40_000},a,,\n\n")
+    (tmp_path / "a.tsv").write_text(f"text\tlabel\t\n{'word ' * 40_000}\ta\t\n")
+    assert [len(read(f"csv:{tmp_path}/a.{kind}").texts[0][0]) for kind in ("csv", "tsv")] == [200_000] * 2
+
+
+@pytest.mark.parametrize("value", ["high", None, "nan", [1], 10**400, 1e39, "inf"])
 def test_targets_that_are_no_numbers(tmp_path, value):
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "score": 1}, {"text": "b", "score": value}])
     sentence = refused(source, label="score", kind="regression")
@@ -175,6 +210,38 @@ def test_rows_to_predict_need_no_label(tmp_path, absent):
     assert read(write_jsonl(tmp_path / "a.jsonl", table), require_labels=False).labels == ["x", None]
     table[1]["text"] = " "
     assert "line 2" in refused(write_jsonl(tmp_path / "b.jsonl", table), require_labels=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes", "value", "label"),
+    [
+        ("classes", ("0", "1"), -1, None),
+        ("classes", ("0.0", "1.0"), "-1.0", None),
+        ("classes", ("-1", "0"), -1, "-1"),
+        ("classes", ("-1", "0"), -1.0, "-1.0"),
+        ("classes", ("-1.0", "0.0"), "-1", "-1"),
+        ("classes", ("-1", "0"), math.nan, None),
+        ("classes", ("-1", ""), " ", None),
+        ("classes", ("nan", "inf"), "nan", "nan"),
+        ("regression", (), -1, -1.0),
+        ("regression", (), "-1", -1.0),
+        ("regression", (), "NaN", None),
+        ("regression", (), "", None),
+    ],
+)
+def test_what_means_no_label_depends_on_the_classes_of_training(tmp_path, kind, classes, value, label):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": value}])
+    assert read(source, kind=kind, classes=classes, require_labels=False).labels == [label]
+
+
+def test_rows_of_a_library_without_labels(tmp_path):
+    """-1 is no class of a library that names its classes, though training, from elsewhere, has a class of that name."""
+    import datasets
+
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    table = [{"text": "a", "label": -1}, {"text": "b", "label": 1}, {"text": "c", "label": None}]
+    datasets.Dataset.from_list(table, features=features).to_parquet(tmp_path / "train.parquet")
+    assert read(f"hf:{tmp_path}", require_labels=False, classes=("-1", "yes")).labels == [None, "yes", None]
 
 
 def test_a_file_to_predict_needs_no_column_of_labels(tmp_path):
@@ -215,6 +282,15 @@ def test_conll_comments_tabs_and_places(tmp_path):
     assert found.places == [f"conll:{tmp_path}/a.conll, line {number}" for number in (2, 9, 13)]
 
 
+def test_words_hold_spaces_that_are_not_conlls(tmp_path):
+    text = "10\u00a0000  B-X \r\n\u3000 O\n\x0c\u2028\tNN\tO \n \t\n \n1\u200932\t\tB-X\n"
+    (tmp_path / "a.conll").write_text(text, newline="")
+    found = read(f"conll:{tmp_path}/a.conll", **WORDS)
+    assert found.texts == [("10\u00a0000", "\u3000", "\x0c\u2028"), ("1\u200932",)]
+    assert found.labels == [("B-X", "O", "O"), ("B-X",)]
+    assert labelled.split_words(" 10\u00a0000  a\u3000b\t\x85 \n") == ["10\u00a0000", "a\u3000b", "\x85"]
+
+
 def test_sentences_to_predict_need_no_labels(tmp_path):
     (tmp_path / "a.conll").write_text("EU\nrejects\n")
     assert read(f"conll:{tmp_path}/a.conll", **WORDS, require_labels=False).labels == [None]
@@ -230,6 +306,7 @@ def test_sentences_to_predict_need_no_labels(tmp_path):
         ({"tokens": ["a", 3], "ner_tags": ["O", "O"]}, "line 1: its 'tokens', word 2, is 3, which is not a string"),
         ({"tokens": ["a"], "ner_tags": [""]}, "line 1: its 'ner_tags', word 1, is ''; a label is a string"),
         ({"tokens": ["a"], "ner_tags": [None]}, "line 1: its 'ner_tags', word 1, is None"),
+        ({"tokens": ["a", "b"], "ner_tags": [math.nan, "O"]}, "line 1: its 'ner_tags', word 1, is nan"),
         ({"tokens": ["a"]}, "line 1: its 'ner_tags' is missing"),
         ({"tokens": [], "ner_tags": []}, r"line 1: its 'tokens' is []; config.classify.kind = tokens needs a list"),
         ({"tokens": "a cat", "ner_tags": "x"}, "line 1: its 'tokens' is 'a cat'; config.classify.kind = tokens needs"),

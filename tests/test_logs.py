@@ -61,6 +61,15 @@ def test_damage_inside_is_named_and_nothing_is_lost(tmp_path):
     assert path.read_text() == text
 
 
+def test_lines_and_objects_of_editors_on_windows(tmp_path):
+    """A byte-order mark, and U+2028 as it is, which ends no line of JSON."""
+    content = {"step": 1, "kind": "train", "note": "a\u2028b\x85c"}
+    (tmp_path / "a.json").write_text("\ufeff" + json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert logs.read_object(UPath(tmp_path / "a.json")) == content
+    assert logs.read(UPath(tmp_path / "a.jsonl")) == [content]
+
+
 def test_throughput_and_the_time_left_follow_the_size_of_the_batches(tmp_path, monkeypatch, capsys):
     """Steps of 10 tokens up to the tenth, then of 40; a second each."""
     clock = [0.0]

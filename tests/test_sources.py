@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 
+import datasets
 import fsspec
 import pytest
 
@@ -106,8 +107,6 @@ def test_groups_of_lines(tmp_path, group, groups):
 
 @pytest.mark.parametrize("kind", ["text", "json", "parquet"])
 def test_hf_reads_a_local_folder_with_its_own_splits(tmp_path, kind, monkeypatch):
-    import datasets
-
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "set"
     folder.mkdir()
@@ -129,8 +128,6 @@ def test_hf_reads_a_local_folder_with_its_own_splits(tmp_path, kind, monkeypatch
 
 
 def test_hf_without_a_validation_split_is_split_by_hash(tmp_path, monkeypatch):
-    import datasets
-
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.txt").write_text("\n".join(numbered(300)))
@@ -282,10 +279,42 @@ def test_a_file_that_changes_after_the_listing(tmp_path, monkeypatch, how, compr
     assert f"text:{path}" in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "streaming"),
+    [("parquet", False), ("parquet", True), ("jsonl", False), ("jsonl", True), ("csv", False)],
+)
+def test_files_of_a_data_set_with_other_columns_are_named(tmp_path, monkeypatch, kind, streaming):
+    import pandas
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    for number, column in enumerate(("label", "label", "klass")):
+        frame, path = pandas.DataFrame({"text": ["a", "b"], column: [0, 1]}), tmp_path / f"set/train-{number}.{kind}"
+        if kind == "jsonl":
+            frame.to_json(path, orient="records", lines=True)
+        else:
+            getattr(frame, f"to_{kind}")(path, index=False)
+    with pytest.raises(InputError) as caught:
+        read_documents(corpus_of((f"hf:{tmp_path}/set",), streaming=streaming))
+    for name in (f"{tmp_path}/set/train-2.{kind}", "klass", "label"):
+        assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_row_of_a_data_set_is_named(tmp_path, monkeypatch):
+    import pyarrow
+    import pyarrow.parquet
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    table = pyarrow.table({"text": pyarrow.array([b"a", None, b"\xff"], pyarrow.binary())})
+    pyarrow.parquet.write_table(table, tmp_path / "set" / "train.parquet")
+    for streaming in (False, True):
+        with pytest.raises(InputError, match=r"train.*row 3: the field 'text' is not a string of valid Unicode"):
+            read_documents(corpus_of((f"hf:{tmp_path}/set",), streaming=streaming))
+
+
 def test_a_data_set_that_changed_has_other_parts(tmp_path, monkeypatch):
     """So that nothing is taken for done that was made of the old one."""
-    import datasets
-
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "set").mkdir()
     found = []

@@ -56,7 +56,7 @@ def test_types_that_do_not_exist(name):
 
 
 def test_file_and_flags(tmp_path):
-    file = write(tmp_path, toml({**GOOD, "price": 3, "spot": True}))
+    file = write(tmp_path, "\ufeff" + toml({**GOOD, "price": 3, "spot": True}))  # the mark of editors on Windows
     found = settings.load(file, {})
     assert (found.price, found.spot, found.queued, found.root, found.host_count) == (3, True, False, "~/.mlm-pod", 4)
     assert found.dollars_per_hour == 48
