@@ -29,7 +29,7 @@ def predictor(trained_classifier: Pretrained) -> classify_texts.TextClassifier:
 def predicted(model: Pretrained, lines: str, top_k: int = 5) -> list[dict]:
     out = io.StringIO()
     classify_texts.run(model, texts=[], top_k=top_k, stdin=Pipe(lines), stdout=out)
-    return [json.loads(line) for line in out.getvalue().splitlines()]
+    return [json.loads(line) for line in out.getvalue().split("\n")[:-1]]
 
 
 def test_probabilities_are_the_softmax_of_each_text_alone(trained_classifier):
