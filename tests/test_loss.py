@@ -36,7 +36,7 @@ def test_gradient_has_the_type_of_the_logits():
     assert grad.dtype == jnp.bfloat16 and float(jnp.abs(grad[:, REAL:]).max()) == 0
 
 
-@pytest.mark.parametrize("platform", ["tpu", "default"])
+@pytest.mark.parametrize("platform", ["cpu", "default"])
 def test_correct_is_the_first_of_the_largest(platform, monkeypatch):
     monkeypatch.setattr(loss.lax, "platform_dependent", lambda *args, **sums: sums[platform](*args))
     logits = jnp.round(logits_and_labels()[0]).at[:, REAL:].set(99)  # many ties; the padding never counts

@@ -64,7 +64,7 @@ def logits(
     seeds = [None] * 2 if dropout_key is None else list(jax.random.bits(jax.random.fold_in(dropout_key, 1), (2,)))
     with jax.named_scope("classifier"):
         logits_BxLxC = network.classify(params, x_Bx1xH, seeds, rows_B, of_tokens=of_tokens)
-        return (logits_BxLxC if of_tokens else logits_BxLxC[:, 0]).astype(jnp.float32)
+        return logits_BxLxC if of_tokens else logits_BxLxC[:, 0]
 
 
 def row_sums(logits_BxC: Array, label_B: Array) -> RowSums:

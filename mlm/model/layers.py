@@ -58,6 +58,26 @@ def _sum_by_product(x_NxH: Array) -> Array:
 add_bias.defvjp(lambda x, bias: (add_bias(x, bias), None), _bias_gradient)
 
 
+@jax.custom_vjp
+def logits(x_BxLxH: Array, kernel_HxO: Array, bias_O: Array) -> Array:
+    """Returns x @ kernel + bias in float32, whatever the type of x: the last layer of a head.
+
+    Of a bfloat16 array, XLA rounds some of the copies that it keeps or computes again, and not others
+    (xla_allow_excess_precision), so two numbers computed from it can't be compared.
+    """
+    return jnp.matmul(x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype), preferred_element_type=jnp.float32) + bias_O
+
+
+def _logits_gradients(saved: tuple[Array, Array], grad_BxLxO: Array) -> tuple[Array, Array, Array]:
+    x_BxLxH, kernel_HxO = saved
+    grad_BxLxO = grad_BxLxO.astype(x_BxLxH.dtype)
+    d_x_BxLxH, d_kernel_HxO = _product_gradients((x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype)), grad_BxLxO)
+    return d_x_BxLxH, d_kernel_HxO.astype(kernel_HxO.dtype), _bias_gradient(None, grad_BxLxO)[1]
+
+
+logits.defvjp(lambda x, kernel, bias: (logits(x, kernel, bias), (x, kernel)), _logits_gradients)
+
+
 def layer_norm(params: dict[str, Array], x_BxLxH: Array, epsilon: float) -> Array:
     """Layer normalisation (Ba et al., 2016) in float32 as flax computes it, in the type of x; the bias is optional."""
     x = x_BxLxH.astype(jnp.float32)

@@ -48,25 +48,45 @@ def cross_entropy(logits_NxV: Array, labels_N: Array, vocab_size: int) -> tuple[
 
 def _forward(logits_NxV: Array, labels_N: Array, vocab_size: int) -> tuple:
     masked_NxV = mask_padding(logits_NxV.astype(jnp.float32), vocab_size)
-    label_logit_Nx1 = jnp.take_along_axis(logits_NxV, labels_N[:, None], axis=-1).astype(jnp.float32)
-    largest_Nx1 = jnp.max(masked_NxV, axis=-1, keepdims=True)
-    entries_NxV = lax.broadcasted_iota(jnp.int32, logits_NxV.shape, 1)
+    largest_N = jnp.max(masked_NxV, axis=-1)
+    inputs = (masked_NxV, jnp.exp(masked_NxV - largest_N[:, None]), labels_N)
+    # XLA may take the maximum of bfloat16 logits before they are rounded, and read the label's after it
+    # (xla_allow_excess_precision). So `largest_N` only scales, and all else is of one reduction over the same values.
+    # Float32 logits are never rounded, and a CPU is faster with separate reductions.
+    if logits_NxV.dtype == jnp.float32:
+        separately = functools.partial(_reduce_float32, logits_NxV, largest_N)
+        sums = lax.platform_dependent(*inputs, cpu=separately, default=_reduce_at_once)
+    else:
+        sums = _reduce_at_once(*inputs)
+    total_N, label_logit_N, correct_N = sums
+    log_total_N = largest_N + jnp.log(total_N)
+    return (log_total_N - label_logit_N, correct_N.astype(jnp.float32)), (logits_NxV, labels_N, log_total_N)
+
+
+def _reduce_at_once(masked_NxV: Array, exp_NxV: Array, labels_N: Array) -> tuple[Array, ...]:
+    """Returns (sum of exp_NxV, logit of the label, whether the first of the largest logits is the label's), [N]."""
+    entries_NxV = lax.broadcasted_iota(jnp.int32, masked_NxV.shape, 1)
+    label_logit_NxV = jnp.where(entries_NxV == labels_N[:, None], masked_NxV, 0)
+    start = (jnp.float32(0), jnp.float32(0), jnp.float32(-jnp.inf), jnp.int32(masked_NxV.shape[1]))
+
+    def combine(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
+        take_y = (y[2] > x[2]) | ((y[2] == x[2]) & (y[3] < x[3]))
+        return x[0] + y[0], x[1] + y[1], jnp.where(take_y, y[2], x[2]), jnp.where(take_y, y[3], x[3])
+
+    columns = (exp_NxV, label_logit_NxV, masked_NxV, entries_NxV)
+    total_N, label_logit_N, _, best_N = lax.reduce(columns, start, combine, (1,))
+    return total_N, label_logit_N, best_N == labels_N
+
+
+def _reduce_float32(
+    logits_NxV: Array, largest_N: Array, masked_NxV: Array, exp_NxV: Array, labels_N: Array
+) -> tuple[Array, ...]:
+    """Returns what `_reduce_at_once` does; compares logits, which must not be rounded ones."""
+    label_logit_Nx1 = jnp.take_along_axis(logits_NxV, labels_N[:, None], axis=-1)
+    entries_NxV = lax.broadcasted_iota(jnp.int32, masked_NxV.shape, 1)
     earlier_tie_NxV = (masked_NxV == label_logit_Nx1) & (entries_NxV < labels_N[:, None])
-    exp_NxV = jnp.exp(masked_NxV - largest_Nx1)
-    total_N, tied_N = lax.platform_dependent(
-        exp_NxV, earlier_tie_NxV, tpu=_sum_and_any, default=lambda x, flag: (jnp.sum(x, axis=1), jnp.any(flag, axis=1))
-    )
-    log_total_N = largest_Nx1[:, 0] + jnp.log(total_N)
-    correct_N = (label_logit_Nx1 == largest_Nx1)[:, 0] & ~tied_N
-    return (log_total_N - label_logit_Nx1[:, 0], correct_N.astype(jnp.float32)), (logits_NxV, labels_N, log_total_N)
-
-
-def _sum_and_any(x_NxV: Array, flag_NxV: Array) -> tuple[Array, Array]:
-    """Sum and any over axis 1 in one explicit pass: a TPU's compiler would make two, a CPU is slower with it."""
-    zero = jnp.zeros((), jnp.float32)
-    add = lambda x, y: (x[0] + y[0], x[1] + y[1])  # noqa: E731
-    total_N, count_N = lax.reduce((x_NxV, flag_NxV.astype(jnp.float32)), (zero, zero), add, (1,))
-    return total_N, count_N > 0
+    correct_N = (label_logit_Nx1[:, 0] == largest_N) & ~jnp.any(earlier_tie_NxV, axis=1)
+    return jnp.sum(exp_NxV, axis=1), label_logit_Nx1[:, 0], correct_N
 
 
 def _backward(vocab_size: int, saved: tuple, grads: tuple[Array, Array]) -> tuple[Array, None]:

@@ -147,7 +147,7 @@ class ModernBert(Network):
     def classify(self, params, x_BxKxH, seeds, rows_B, *, of_tokens):
         """Returns logits_BxKxC of the classification head, which is the same for rows and tokens."""
         x_BxKxH = layers.dropout(self._head(params, x_BxKxH), self.config.classifier_dropout, seeds[0], rows_B)
-        return layers.dense(params["classifier"], x_BxKxH)
+        return layers.logits(x_BxKxH, params["classifier"]["kernel"], params["classifier"]["bias"])
 
     def _norm(self, params: Params, x_BxLxH: Array) -> Array:
         return layers.layer_norm(params, x_BxLxH, self.config.norm_eps)

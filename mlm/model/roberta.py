@@ -89,12 +89,13 @@ class Roberta(Network):
         return self._norm(params["lm_head"]["layer_norm"], x_NxH)
 
     def classify(self, params, x_BxKxH, seeds, rows_B, *, of_tokens):
-        """Returns logits_BxKxC of the classification head."""
+        """Returns logits_BxKxC of the classification head, float32."""
         head, x_BxKxH = params["classifier"], self._dropout(x_BxKxH, seeds[0], rows_B)
         if of_tokens:
-            return layers.dense(head, x_BxKxH)
+            return layers.logits(x_BxKxH, head["kernel"], head["bias"])
         x_BxKxH = jnp.tanh(layers.dense(head["dense"], x_BxKxH))
-        return layers.dense(head["out_proj"], self._dropout(x_BxKxH, seeds[1], rows_B))
+        x_BxKxH = self._dropout(x_BxKxH, seeds[1], rows_B)
+        return layers.logits(x_BxKxH, head["out_proj"]["kernel"], head["out_proj"]["bias"])
 
     def _norm(self, params: Params, x_BxLxH: Array) -> Array:
         return layers.layer_norm(params, x_BxLxH, self.config.layer_norm_eps)
