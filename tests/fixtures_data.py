@@ -28,7 +28,7 @@ COUNTS = {"train": 6, "validation": 2}
 
 def corpus_of(sources: tuple[str, ...], **settings) -> Corpus:
     """With the defaults of configs/base.py, but for a validation split of a tenth."""
-    defaults = configs.load("configs/base.py", ["corpus.validation_fraction=0.1"]).corpus.to_dict()
+    defaults = configs.load(str(configs.BASE), ["corpus.validation_fraction=0.1"]).corpus.to_dict()
     return Corpus(**defaults | {"sources": sources, "weights": (1.0,) * len(sources)} | settings)
 
 
