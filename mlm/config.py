@@ -9,7 +9,7 @@ import math
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ BRANCH_MAY_CHANGE = re.compile(
 )
 LATER_KEYS = {"corpus.test_fraction": 0.0, "corpus.test_groups": ()}  # what a config.json that lacks them stands for
 PRETRAINING, CLASSIFICATION = "pretraining", "classification"
+Derive = Callable[[dict[str, Any], Collection[str]], dict[str, Any]]
 NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others don't apply
     PRETRAINING: re.compile(r"classify\..*"),
     CLASSIFICATION: re.compile(
@@ -64,15 +65,20 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
     return others, overrides
 
 
-def load(path: str, overrides: list[str], *, task: str = PRETRAINING, flag: str = "--config") -> ConfigDict:
-    """Runs `get_config()` of a Python file, applies overrides, validates by the task's rules and locks the config."""
+def load(
+    path: str, overrides: list[str], *, task: str = PRETRAINING, flag: str = "--config", derive: Derive | None = None
+) -> ConfigDict:
+    """Runs `get_config()` of a Python file, applies overrides, validates by the task's rules and locks the config.
+
+    `derive` returns values for keys, given all values and the keys that the overrides set.
+    """
     if not Path(path).is_file():
         raise InputError(f"{flag}={path}: there is no such file.")
     config, names = run_file(path, "get_config", f"{flag}={path}")
     if not isinstance(config, ConfigDict):
         raise InputError(f"{flag}={path}: the file defines no get_config() that returns a ConfigDict.")
     rules = _rules_of(names, config, f"{flag}={path}")
-    return _finish(config, parse(config, overrides), task, rules)
+    return _finish(config, parse(config, overrides), task, rules, derive)
 
 
 def load_rules(path: str) -> dict[str, Rule]:
@@ -153,15 +159,23 @@ def replace(
     return _finish(unflatten(flatten(config)), values, task, rules or {})
 
 
-def _finish(config: ConfigDict, values: dict[str, Any], task: str, rules: Mapping[str, Rule]) -> ConfigDict:
+def _finish(
+    config: ConfigDict, values: dict[str, Any], task: str, rules: Mapping[str, Rule], derive: Derive | None = None
+) -> ConfigDict:
+    _set(config, values)
+    _check_keys(config, rules)
+    _set(config, _expanded(flatten(config)))
+    if derive:
+        _set(config, derive(flatten(config), values.keys()))
+        _check_keys(config, rules)
+    _check_across(config, task)
+    return config.lock()
+
+
+def _set(config: ConfigDict, values: dict[str, Any]) -> None:
     for key, value in values.items():
         group, _, name = key.rpartition(".")
         config[group][name] = value
-    _validate(config, task, rules)
-    for key, value in _expanded(flatten(config)).items():
-        group, _, name = key.rpartition(".")
-        config[group][name] = value
-    return config.lock()
 
 
 def _expanded(flat: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +245,7 @@ def flatten(config: ConfigDict | dict) -> dict[str, Any]:
         if isinstance(keys, ConfigDict | dict):
             flat.update({f"{group}.{key}": value for key, value in keys.items()})
         else:
-            flat[group] = keys  # without a group: refused by `_validate`
+            flat[group] = keys  # without a group: refused by `_check_keys`
     return flat
 
 
@@ -272,7 +286,7 @@ def _check_mine(key: str, value: Any, rules: Mapping[str, Rule]) -> None:
         raise InputError(f"config.{key} = {value!r}: must be {allowed}.")
 
 
-def _validate(config: ConfigDict, task: str, rules: Mapping[str, Rule]) -> None:
+def _check_keys(config: ConfigDict, rules: Mapping[str, Rule]) -> None:
     flat = flatten(config)
     for key, value in flat.items():
         if _is_mine(key):
@@ -287,6 +301,10 @@ def _validate(config: ConfigDict, task: str, rules: Mapping[str, Rule]) -> None:
     missing = RULES.keys() - flat.keys()
     if missing:
         raise InputError(f"config.{min(missing)} is missing; start a config from configs/base.py.")
+
+
+def _check_across(config: ConfigDict, task: str) -> None:
+    flat = flatten(config)
     fixes = {"branch_from": "start with train.init_from", "hours": "set train.epochs or train.steps"}
     for key, fix in (fixes | {"init_tiled": "set it to false"}).items():
         if task == CLASSIFICATION and flat[f"train.{key}"]:

@@ -15,7 +15,6 @@ from mlm import config as configs
 from mlm.commands import common
 from mlm.commands.export import write_export
 from mlm.commands.tokenizer import make_tokenizer
-from mlm.config_rules import MODERNBERT
 from mlm.errors import InputError
 from mlm.text import printable
 from mlm.workdir import Workdir
@@ -36,8 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides, task=configs.CLASSIFICATION)
-    start = common.at_step(config.train.init_from, args.step)
-    config = configs.replace(config, {"train.init_from": start}, task=configs.CLASSIFICATION)
     from mlm.cluster import distributed
     from mlm.inference import evaluate
     from mlm.report import report
@@ -66,7 +63,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict[str, Split]]:
     """Reads and checks the rows, copies the tokenizer into the workdir, and tokenizes; also the rows to predict."""
     from mlm.data import examples as data
-    from mlm.pretrained import checkpoint_files, locate
+    from mlm.pretrained import checkpoint_files
 
     own = config.classify
     for key in ("train", "validation"):
@@ -77,16 +74,14 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict
     tables, names = data.read_tables(sources, **columns)
     others, _ = data.read_tables(dict(own.predict), **columns, names=names, require_labels=False)
     if not checkpoint_files.complete_steps(workdir.checkpoints):
-        path, init_from = config.tokenizer.path, config.train.init_from
-        if init_from:
-            path = f"{locate.split_step(init_from)[0]}/tokenizer" if locate.is_workdir(init_from) else init_from
-        if path:
-            config = configs.replace(config, {"tokenizer.path": path}, task=configs.CLASSIFICATION)
+        if config.tokenizer.path:
             if cluster.is_primary():
                 make_tokenizer(config, workdir)
             cluster.barrier("tokenizer")
         elif not (workdir.tokenizer / "tokenizer.json").is_file():
-            raise InputError("config.train.init_from is empty: set config.tokenizer.path to name a tokenizer.")
+            what = f"train.init_from = {config.train.init_from} has no tokenizer"
+            what = what if config.train.init_from else "train.init_from is empty"
+            raise InputError(f"config.tokenizer.path: name a tokenizer; {what}.")
     options = {"tokenizer_folder": str(workdir.tokenizer), "length": own.length, "multiple": own.multiple}
     other_splits = data.tokenize(others, names, **options).splits if others else {}
     return data.tokenize(tables, names, **options), other_splits
@@ -95,10 +90,10 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict
 def _find_model(
     config: ConfigDict, workdir: Workdir, examples: Examples
 ) -> tuple[ConfigDict, PretrainedConfig, Callable[[], Params] | None]:
-    """Returns the config with the model's sizes, transformers' config of its body, and what loads its parameters."""
+    """Returns the config with its metric, transformers' config of the model's body, and what loads its parameters."""
     from mlm.data import tokenizer
     from mlm.model import families
-    from mlm.pretrained import checkpoint_files, load, locate
+    from mlm.pretrained import checkpoint_files, load
 
     if config.model.init != "stock":
         raise InputError(f"config.model.init = {config.model.init}: is for pretraining; set it to stock.")
@@ -115,17 +110,12 @@ def _find_model(
     else:
         special_ids = tokenizer.manifest_fields(str(workdir.tokenizer))["special_ids"]
         body = families.named(config.model.family).make_config(config.model, examples.vocab_size, special_ids)
-    family = families.family_of(body)
-    family.set_dropout(body, config.model)
+    families.family_of(body).set_dropout(body, config.model)
     body.initializer_range = config.model.init_stddev
-    sizes = {f"model.{key}": getattr(body, name) for key, name in family.architecture.items()}
-    sizes |= {"model.family": families.name_of(body), "model.positions": locate.longest_row(body.to_dict())}
-    bases = {key: value for key, value in MODERNBERT.items() if key not in family.architecture}
-    sizes |= {f"model.{key}": type(default)(getattr(body, key, default)) for key, default in bases.items()}
     if examples.labels and not config.classify.metric:
         spans = config.classify.kind == "tokens" and any(name[1:2] == "-" for name in examples.labels)
-        sizes["classify.metric"] = ("f1" if spans else "accuracy",)
-    config = configs.replace(config, sizes, task=configs.CLASSIFICATION)
+        metric = {"classify.metric": ("f1" if spans else "accuracy",)}
+        config = configs.replace(config, metric, task=configs.CLASSIFICATION)
     return config, body, (lambda: source().encoder) if init_from else None
 
 

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -15,7 +15,7 @@ from mlm.cluster import detect, engine, run_engine, watch
 from mlm.config_rules import lanes_of_shares
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest, load_manifest, verify
-from mlm.errors import InputError, StopError
+from mlm.errors import DamageError, InputError, StopError
 from mlm.paths import canonical, expand
 from mlm.pretrained import locate
 from mlm.text import printable
@@ -63,6 +63,7 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--process-id", type=int, metavar="I", help="index of this process, from 0")
 
 
+INIT_FROM = "train.init_from"
 CORPUS_ENGINE = "What reads the corpus; by default the cores of the run's own hosts."
 
 
@@ -119,10 +120,11 @@ def open_run(
     """Joins the other processes if the command has flags for them; returns the config and the workdir, created."""
     if "processes" in args:
         join(args, overrides, task=task, create=True)
-    config = read_config(args, overrides, task=task)
+    config = read_config(args, overrides, task=task, starts=True)
     if getattr(args, "skip_batches", []):
         ranges = tuple(dict.fromkeys([*config.data.skip_batches, *args.skip_batches]))
         config = configs.replace(config, {"data.skip_batches": ranges})
+    say_inherited(args, config)
     workdir = Workdir(args.workdir)
     if "averaged" in locate.metadata(workdir):  # parameters alone
         start = f"start from it with --config.train.init_from={workdir.root} in another --workdir"
@@ -166,11 +168,40 @@ def open_engine(args: argparse.Namespace, config: ConfigDict, workdir: Workdir) 
         cluster.barrier("data")
 
 
-def read_config(args: argparse.Namespace, overrides: list[str], *, task: str = configs.PRETRAINING) -> ConfigDict:
-    """Returns the config of --config, or without one that of the workdir."""
+def read_config(
+    args: argparse.Namespace, overrides: list[str], *, task: str = configs.PRETRAINING, starts: bool = False
+) -> ConfigDict:
+    """Returns the config of --config, with what it takes from train.init_from, or without one that of the workdir.
+
+    A command that `starts` from that model needs it; for the others the config's values do.
+    """
     if args.config is None:
         return configs.load_saved(Workdir(args.workdir, create=False).config, overrides, task=task)
-    return configs.load(args.config, overrides, task=task)
+
+    args.inherited, step = {}, getattr(args, "step", None) if starts else None
+
+    def derive(flat: dict[str, Any], overridden: Collection[str]) -> dict[str, Any]:
+        init_from = flat[INIT_FROM]
+        if not init_from and step is None:
+            return {}
+        from mlm.pretrained import inherit
+
+        named = init_from if step is None else f"{init_from}@{step}"
+        with contextlib.nullcontext() if starts else contextlib.suppress(InputError, DamageError):
+            if not inherit.saved(args.workdir, named):
+                named = at_step(init_from, step)
+            flat = flat | {INIT_FROM: named}
+            args.inherited = inherit.values(flat, overridden, task=task, workdir=args.workdir)
+        return {INIT_FROM: named} | args.inherited
+
+    return configs.load(args.config, overrides, task=task, derive=derive)
+
+
+def say_inherited(args: argparse.Namespace, config: ConfigDict) -> None:
+    """Prints what the config takes from the model of train.init_from, from process 0."""
+    if getattr(args, "inherited", {}) and not getattr(args, "process_id", 0):
+        keys = ", ".join(f"{key}={value}" for key, value in args.inherited.items())
+        say(printable(f"from train.init_from = {config.train.init_from}: {keys}"))
 
 
 def corpus_settings(config: ConfigDict) -> dict[str, Any]:

@@ -30,8 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    config, manifest = common.read_config(args, overrides), None
     topology.prepare()  # before jax is imported
+    config, manifest = common.read_config(args, overrides), None
+    common.say_inherited(args, config)
     if args.workdir:
         manifest = common.open_data(config, Workdir(args.workdir, create=False))
     found = compute(args, config, manifest)

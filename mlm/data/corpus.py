@@ -76,6 +76,11 @@ class Corpus:
         cut = tuple(split for split in asked if split not in roles)
         return part._replace(split="" if cut else "train", cut=cut)
 
+    def check(self, source: str) -> None:
+        """Raises InputError if a source isn't there, or its first row can't be read or lacks a column."""
+        with self._readable(source):
+            self._kind(source).check()
+
     def limited(
         self, parts: list[Part], read: Callable[[list[tuple[Part, int]]], list[int]], *, wave: int
     ) -> list[tuple[Part, int]]:

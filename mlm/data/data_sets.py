@@ -8,7 +8,7 @@ import functools
 import itertools
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -104,6 +104,35 @@ def hf_name(name: str) -> tuple[str, str | None]:
     return name, config or None
 
 
+def check_columns(wanted: Iterable[str], there: Iterable[str]) -> None:
+    """Raises ValueError for a column that is not there."""
+    for column in wanted:
+        if column not in there:
+            raise ValueError(f"there is no column {column!r} among {', '.join(map(repr, there)) or 'none'}")
+
+
+def hf_columns(name: str, split: str = "") -> list[str]:
+    """Returns the columns of NAME[:CONFIG] from its description or the first row of a split, as in "train[:90%]"."""
+    import datasets
+
+    name, config = hf_name(name)
+    with hf_errors():
+        builder = datasets.load_dataset_builder(name, config)
+        known = bool(builder.info.splits and builder.info.features)
+        splits = builder.info.splits if known else builder.as_streaming_dataset()
+        first = re.split(r"[\[+]", split)[0] if split != "all" else ""
+        if first and first not in splits:
+            raise ValueError(f"there is no split {first!r} among {', '.join(map(repr, splits)) or 'none'}")
+        return list(builder.info.features if known else next(iter(splits[first or next(iter(splits))]), {}))
+
+
+def tfds_columns(name: str) -> list[str]:
+    """Returns the columns of a data set of TensorFlow Datasets, without preparing it."""
+    batches.import_tensorflow()
+    with _only_known_features():
+        return list(_builder(name, prepare=False).info.features)
+
+
 @functools.lru_cache(1)
 def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterator[dict[str, Any]]]]:
     """Returns a data set of TensorFlow Datasets: its `info`, and a function from a split to its rows, in order.
@@ -133,8 +162,8 @@ def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterator[dict[str, Any]]]
     return info, rows
 
 
-def _builder(name: str) -> Any:
-    """Returns the builder of a data set, its files prepared."""
+def _builder(name: str, *, prepare: bool = True) -> Any:
+    """Returns the builder of a data set, its files prepared if it can be."""
     import tensorflow_datasets as tfds
 
     folder, prepared = _prepared_folder(name)
@@ -152,7 +181,8 @@ def _builder(name: str) -> Any:
         folder = folder if folder.is_dir() else root / parsed.name / str(options.get("config") or "")
         what = f"there is no data set {name} in TensorFlow Datasets or {root} (TFDS_DATA_DIR), and {{}}"
         raise ValueError(what.format(_what_is_wrong(folder))) from error
-    builder.download_and_prepare()
+    if prepare:
+        builder.download_and_prepare()
     return builder
 
 

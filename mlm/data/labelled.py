@@ -24,7 +24,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -54,6 +54,31 @@ class Table:
     is_tokens: bool = False  # whether each word has a label
 
 
+def check(
+    source: str, *, split: str, text: tuple[str, ...], label: str, kind: str, require_labels: bool = True, key: str = ""
+) -> None:
+    """Raises InputError if a source isn't there, or its first row can't be read or lacks a column; takes `read`'s."""
+    reader, _, rest = source.partition(":")
+    if reader not in ("hf", "tfds"):
+        settings = {"text": text, "label": label, "kind": kind, "require_labels": require_labels}
+        read(source, split=split, key=key, limit=1, **settings)
+        return
+    with _readable(source, key or f"config.classify.{split}"):
+        name, named = data_sets.named_split(rest)
+        there = data_sets.hf_columns(name, named or split) if reader == "hf" else data_sets.tfds_columns(name)
+        data_sets.check_columns((*text, label) if require_labels else text, there)
+
+
+@contextlib.contextmanager
+def _readable(source: str, key: str) -> Iterator[None]:
+    """Turns what a reader raises into an InputError that names the key and the source."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        message = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{key}: {source} can't be read: {message[:400].rstrip('.')}.") from error
+
+
 def read(
     source: str,
     *,
@@ -64,22 +89,23 @@ def read(
     require_labels: bool = True,
     classes: Collection[str] = (),
     key: str = "",
+    limit: int | None = None,
 ) -> Table:
     """Reads a split of a source; `text`, `label` and `kind` are keys of config.classify, `key` is for errors.
 
-    Without `require_labels`, rows may have no label; `classes` are those of training.
+    Without `require_labels`, rows may have no label; `classes` are those of training. `limit` is of rows.
     """
     key = key or f"config.classify.{split}"
     reader, _, rest = source.partition(":")
     texts, labels, places, by_word = [], [], [], kind == "tokens"
-    try:
+    with _readable(source, key):
         names, rows = READERS[reader](rest, split, (*text, label) if require_labels else text, label)
         read_label = _number if kind == "regression" else functools.partial(_class, names=names)
         read_text = functools.partial(_text, spaces=SPACES if by_word else None)
         no_label = "nan" if kind == "regression" else "-1"
         if names is None and no_label in map(spelling, classes):
             no_label = ""
-        for place, row in rows:
+        for place, row in itertools.islice(rows, limit):
             where = f"{source}, {place}"
             places.append(where)
             cells = tuple(_read(row, column, where, read_text, by_word) for column in text)
@@ -92,9 +118,6 @@ def read(
                 raise InputError(
                     f"{where}: has {len(texts[-1])} words and {len(labels[-1])} labels; give each word one."
                 )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        message = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{key}: {source} can't be read: {message[:400].rstrip('.')}.") from error
     if not texts:
         raise InputError(f"{key}: {source} has no rows.")
     return Table(source, texts, labels, places, names, by_word)
@@ -204,7 +227,7 @@ def _check_header(head: list[str], columns: tuple[str, ...], label: str) -> None
             f"its header {head[0]!r:.80} has {separator!r} between the columns; separate those of a .csv file by "
             "commas, those of a .tsv file by tabs"
         )
-    _check_columns(columns, head)
+    data_sets.check_columns(columns, head)
     for column in (*columns, label):
         if head.count(column) > 1:
             raise ValueError(f"{head.count(column)} of its columns are named {column!r}; rename all but one")
@@ -256,17 +279,11 @@ def _library(kind: str, name: str, split: str, columns: tuple[str, ...], label: 
     else:
         info, rows_of = data_sets.load_tfds(name)
         features, rows = info.features, rows_of(named or split)
-    _check_columns(columns, features)
+    data_sets.check_columns(columns, features)
     names = None
     if label in features:  # a class, or a list of classes
         names = getattr(getattr(features[label], "feature", features[label]), "names", None)
     return names, ((f"row {n}", row) for n, row in enumerate(rows, 1))
-
-
-def _check_columns(wanted: Iterable[str], there: Iterable[str]) -> None:
-    for column in wanted:
-        if column not in there:
-            raise ValueError(f"there is no column {column!r} among {', '.join(map(repr, there)) or 'none'}")
 
 
 READERS = {

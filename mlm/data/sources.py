@@ -62,6 +62,10 @@ class Kind:
     def read(self, where: tuple) -> Iterator[Document]:
         """Yields the documents of a part; what a document is, each kind decides for itself."""
 
+    def check(self) -> None:
+        """Raises ValueError if the first row can't be read, or lacks a column; reads no other."""
+        next((document for part in self.parts() for document in self.read(part[3]) if document.text.strip()), None)
+
     def from_row(self, row: dict[str, Any], group: str = "") -> Document:
         """Returns the document of a row; its group is `group` or, if corpus.group names a field, in that."""
         for name in self.columns:
@@ -89,6 +93,9 @@ def _text(value: Any) -> Any:
 
 class _Docstrings(Kind):
     slow = files = True
+
+    def check(self) -> None:
+        """The packages are installed."""
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         return (("", f"{m.package} {m.version}[{m.first}:]", m.bytes, m) for m in docstrings.parts())
@@ -167,6 +174,9 @@ class _DataSet(Kind):
 
 
 class _HuggingFace(_DataSet):
+    def check(self) -> None:
+        data_sets.check_columns(self.columns, data_sets.hf_columns(self.name, self.split))
+
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         import datasets
 
@@ -201,6 +211,9 @@ class _HuggingFace(_DataSet):
 
 
 class _TensorFlow(_DataSet):
+    def check(self) -> None:
+        data_sets.check_columns(self.columns, data_sets.tfds_columns(self.name))
+
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         info, _ = data_sets.load_tfds(self.name)
         rows = {split: own.num_examples for split, own in info.splits.items()}

@@ -13,46 +13,20 @@ from jax.sharding import SingleDeviceSharding
 from transformers import PretrainedConfig
 
 from mlm import logs
-from mlm.config_rules import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, Rule, whole
-from mlm.errors import DamageError, InputError
-from mlm.model import classifier, layers, weights
-from mlm.model.families import FAMILIES, family_of
+from mlm.errors import InputError
+from mlm.model import classifier, weights
+from mlm.model.families import family_of
 from mlm.model.network import Network, Params
 from mlm.paths import UPath, inside
 from mlm.pretrained import checkpoint_files, locate
 from mlm.pretrained.locate import INDEX, MSGPACK, SAFETENSORS
+from mlm.pretrained.model_config import config_of, read_config
 from mlm.text import printable
 from mlm.workdir import Workdir
 
 LM_HEAD, CLASSIFIER = "lm_head", "classifier"
 HEAD_NAMES = {LM_HEAD: "language-model head", CLASSIFIER: "classification head"}
 INIT_FROM = "config.train.init_from = "
-ACTIVATION: Rule = (lambda v: isinstance(v, str) and v in layers.ACTIVATIONS, f"one of {', '.join(layers.ACTIVATIONS)}")
-FALSE: Rule = (lambda v: v is False, "false")
-SHARED: dict[Rule, str] = {  # of config.json
-    FROM_ZERO: "initializer_range",
-    whole(1, 2**31): "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size",
-    whole(2, 2**31): "max_position_embeddings",
-    whole(0, 2**31): "pad_token_id",
-}
-ROBERTA: dict[Rule, str] = {
-    whole(1, 2**31): "type_vocab_size",
-    BELOW_ONE: "hidden_dropout_prob attention_probs_dropout_prob",
-    FROM_ZERO: "layer_norm_eps",
-    FALSE: "is_decoder",
-    (lambda v: v == "absolute", "absolute"): "position_embedding_type",
-    ACTIVATION: "hidden_act",
-}
-MODERNBERT: dict[Rule, str] = {
-    BELOW_ONE: "embedding_dropout mlp_dropout classifier_dropout attention_dropout",
-    FROM_ZERO: "norm_eps",
-    ABOVE_ZERO: "global_rope_theta local_rope_theta initializer_cutoff_factor",
-    whole(1, 2**31): "global_attn_every_n_layers",
-    (lambda v: type(v) is int and 2 <= v < 2**31 and v % 2 == 0, "an even number from 2 up"): "local_attention",
-    FALSE: "norm_bias attention_bias mlp_bias classifier_bias",
-    (lambda v: v is True, "true"): "decoder_bias",
-    ACTIVATION: "hidden_activation classifier_activation",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,19 +83,20 @@ class Pretrained:
         return self.with_vocabulary(-(-self.config.vocab_size // multiple) * multiple)
 
 
-def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> Pretrained:
+def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", headers: bool = False) -> Pretrained:
     """Returns the model of a run, or the one that a person named with `flag`.
 
     Args:
       model: a workdir, WORKDIR@STEP, a folder with config.json and safetensors or flax_model.msgpack, or a Hub name.
       head: that it must have, LM_HEAD or CLASSIFIER, with no parameters beyond the config's; None for any or none.
+      headers: check all that can be known without reading the parameters, which are zeros then, or for a run missing.
     """
     if isinstance(model, Workdir):
-        return from_workdir(model, head=head)
+        return from_workdir(model, head=head, headers=headers)
     where = f"{flag}{model}"
     if locate.is_workdir(model):
         folder, step = locate.split_step(model)
-        found = from_workdir(Workdir(folder, create=False), head=head, step=step, where=where)
+        found = from_workdir(Workdir(folder, create=False), head=head, step=step, where=where, headers=headers)
         return dataclasses.replace(found, source=model)
     folder = locate.local_copy(model, flag)
     config = read_config(folder, where)
@@ -137,7 +112,7 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
     reads_rows = head == CLASSIFIER and classifier.kind(config) != "tokens"
     if reads_rows and getattr(config, "classifier_pooling", "cls") != "cls":
         raise InputError(f"{where}: its head reads the mean of a row's tokens; one that reads the first is needed.")
-    params, body = _read_weights(folder, family_of(config), where), family_of(config).body
+    params, body = _read_weights(folder, family_of(config), where, headers=headers), family_of(config).body
     if head and isinstance(params[body], dict):
         params[body].pop("pooler", None)
     found = Pretrained(config, params, str(folder), None, {}, model)
@@ -145,11 +120,15 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=") -> P
     return found
 
 
-def from_workdir(workdir: Workdir, *, head: str | None, step: int | None = None, where: str = "") -> Pretrained:
+def from_workdir(
+    workdir: Workdir, *, head: str | None, step: int | None = None, where: str = "", headers: bool = False
+) -> Pretrained:
     """Returns the model of a step (None: the newest, a classifier's best), averaged if the run keeps an average."""
     where = where or str(workdir.checkpoints)
+    if step is None and headers:
+        step = max(checkpoint_files.complete_steps(workdir.checkpoints), default=None)
     if step is not None:
-        checkpoint_files.check_step(workdir.checkpoints, step, where)
+        checkpoint_files.check_step(workdir.checkpoints, step, where, deep=not headers)
     else:
         step = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=locate.is_classifier(workdir))
     if step is None:
@@ -159,8 +138,11 @@ def from_workdir(workdir: Workdir, *, head: str | None, step: int | None = None,
     own, kind = (CLASSIFIER, "classifier") if "labels" in dataset else (LM_HEAD, "masked language model")
     if head not in (None, own):
         raise InputError(f"{where}: holds a {kind}, which has no {HEAD_NAMES[head]}.")
+    source = str(workdir.checkpoints / str(step))
+    if headers:
+        return Pretrained(config_of(dataset["model"]), {}, str(workdir.tokenizer), step, meta, source)
     config, params = restore(workdir, step, meta)
-    found = Pretrained(config, params, str(workdir.tokenizer), step, meta, str(workdir.checkpoints / str(step)))
+    found = Pretrained(config, params, str(workdir.tokenizer), step, meta, source)
     return found.with_vocabulary(dataset["vocab_size"])
 
 
@@ -183,58 +165,7 @@ def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[Pretrain
     return config, jax.device_get(restored[part])
 
 
-def config_of(content: dict[str, Any]) -> PretrainedConfig:
-    """Returns transformers' config from the JSON of a checkpoint or a folder, which transformers 5 may have written."""
-    if content.get("rope_scaling"):
-        raise ValueError("rope_scaling, which is not supported")
-    if "rope_parameters" in content:
-        content, rope, types = dict(content), content["rope_parameters"], content["layer_types"]
-        del content["rope_parameters"], content["layer_types"]
-        for kind, name in (("full_attention", "global"), ("sliding_attention", "local")):
-            if rope[kind].get("rope_type", "default") != "default":
-                raise ValueError(f"rope_type {rope[kind]['rope_type']}, only default")
-            content[f"{name}_rope_theta"] = rope[kind]["rope_theta"]
-        every = next((i for i, kind in enumerate(types) if i and kind == "full_attention"), len(types))
-        given = content.get("global_attn_every_n_layers")  # may be more than there are layers
-        every = given if type(given) is int and given > len(types) == every else every
-        if types != ["sliding_attention" if i % every else "full_attention" for i in range(len(types))]:
-            raise ValueError("layer_types are not one global layer in every so many")
-        content["global_attn_every_n_layers"] = every
-    config = FAMILIES[content["model_type"]].config_class.from_dict(content)
-    if getattr(config, "local_rope_theta", 0) is None:
-        config.local_rope_theta = config.global_rope_theta
-    return config
-
-
-def read_config(folder: UPath, where: str) -> PretrainedConfig:
-    """Returns the config of a local folder, from config.json alone; errors call the folder `where`."""
-    try:
-        content = logs.read_object(folder / "config.json")
-        known = content.get("model_type") in FAMILIES
-        config = config_of(content) if known else None
-    except Exception as error:  # whatever transformers raises at values of another type
-        reason = printable(f"{type(error).__name__}: {error}")[:200]
-        reason = "not a JSON object" if isinstance(error, DamageError) else reason
-        raise InputError(f"{where}: its config.json can't be read ({reason}); use another copy or model.") from None
-    if not known:
-        name, kinds = printable(str(content.get("model_type")))[:80], " or ".join(FAMILIES)
-        raise InputError(f"{where}: its config.json has model_type = {name}; it must be {kinds}.")
-    own = MODERNBERT if config.model_type == "modernbert" else ROBERTA
-    for (check, allowed), keys in (*SHARED.items(), *own.items()):
-        for key in keys.split():
-            value = getattr(config, key)
-            if not check(value):
-                raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")
-    size, rest = divmod(config.hidden_size, config.num_attention_heads)
-    if rest or (config.model_type == "modernbert" and size % 2) or config.pad_token_id >= config.vocab_size:
-        text = "has attention heads that don't divide hidden_size or are of an odd size"
-        raise InputError(
-            f"{where}: its config.json {text}, or a pad_token_id outside the vocabulary; use another copy or model."
-        )
-    return config
-
-
-def _read_weights(folder: UPath, family: type[Network], where: str) -> Params:
+def _read_weights(folder: UPath, family: type[Network], where: str, *, headers: bool = False) -> Params:
     """Returns all parameters of a local folder, float32, by our names; a model without a head has shorter ones."""
     if not any((folder / file).is_file() for file in (INDEX, SAFETENSORS, MSGPACK)):
         hint = "load it in PyTorch and save it with save_pretrained."
@@ -245,7 +176,8 @@ def _read_weights(folder: UPath, family: type[Network], where: str) -> Params:
             names = set(logs.read_object(folder / INDEX)["weight_map"].values())
             files = [inside(folder, file, links=True) for file in sorted(names)]
         if files:
-            parts = [safetensors.flax.load_file(str(file)) for file in files]  # numpy's loader knows no bfloat16
+            read = _zeros_of if headers else safetensors.flax.load_file  # numpy's loader knows no bfloat16
+            parts = [read(str(file)) for file in files]
             tensors = {key: value for part in parts for key, value in part.items()}
             params = weights.from_torch(_with_one_bias(tensors))
         else:
@@ -258,6 +190,13 @@ def _read_weights(folder: UPath, family: type[Network], where: str) -> Params:
         reason = printable(str(error))[:300]
         raise InputError(f"{where}: its weights can't be read ({reason}); use an undamaged copy.") from None
     return params if family.body in params else {family.body: params}
+
+
+def _zeros_of(file: str) -> dict[str, np.ndarray]:
+    """Returns zeros of the tensors' shapes, which take no memory, from the header of a safetensors file."""
+    with safetensors.safe_open(file, framework="np") as tensors:
+        names = tensors.keys()
+        return {name: np.broadcast_to(np.float32(0), tensors.get_slice(name).get_shape()) for name in names}
 
 
 def _with_one_bias(tensors: dict[str, Any]) -> dict[str, Any]:

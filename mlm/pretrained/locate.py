@@ -13,6 +13,7 @@ from mlm.pretrained import checkpoint_files
 from mlm.workdir import Workdir
 
 INDEX, SAFETENSORS, MSGPACK = "model.safetensors.index.json", "model.safetensors", "flax_model.msgpack"
+TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")  # a tokenizer has one of them
 DOWNLOADED = ["config.json", "*token*.json", "vocab.*", "merges.txt", "*.bpe.model"]  # from the Hub, beside the weights
 
 
@@ -101,9 +102,12 @@ def _metadata_of_steps(root: UPath) -> dict[int, dict[str, Any]]:
     return metas
 
 
-def local_copy(name: str, flag: str) -> UPath:
-    """Returns a local folder of the model that was given as `flag` `name`: a folder, or a repository on the Hub."""
-    folder = UPath(name if UPath(name).is_dir() else _download(name, flag))
+def local_copy(name: str, flag: str, *, weights: bool = True) -> UPath:
+    """Returns a local folder of the model that was given as `flag` `name`: a folder, or a repository on the Hub.
+
+    Without `weights`, those of the Hub may be missing, if they are not in its cache.
+    """
+    folder = UPath(name if UPath(name).is_dir() else _download(name, flag, weights))
     if not (folder / "config.json").is_file():
         raise InputError(
             f"{flag}{name}: has no config.json and no checkpoints; name a workdir or a transformers folder."
@@ -111,13 +115,15 @@ def local_copy(name: str, flag: str) -> UPath:
     return UPath(local_folder(str(folder)))
 
 
-def _download(name: str, flag: str) -> str:
+def _download(name: str, flag: str, weights: bool) -> str:
     """Returns the folder of a repository in the Hub's cache."""
     import huggingface_hub
 
     try:
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
             raise FileNotFoundError("no such folder")
+        if not weights:
+            return huggingface_hub.snapshot_download(name, allow_patterns=[*DOWNLOADED, INDEX])
         for files in ([SAFETENSORS, INDEX, "model-*.safetensors"], [MSGPACK]):
             folder = huggingface_hub.snapshot_download(name, allow_patterns=DOWNLOADED + files)
             if any((UPath(folder) / file).is_file() for file in files):

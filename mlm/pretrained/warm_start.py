@@ -23,10 +23,10 @@ from mlm.errors import InputError
 from mlm.model.families import name_of
 from mlm.model.network import Network, Params
 from mlm.paths import UPath
+from mlm.pretrained import locate
 from mlm.pretrained.load import Pretrained
 
 POSITIONS, TYPES = "embeddings/position_embeddings/embedding", "embeddings/token_type_embeddings/embedding"
-TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")  # one of them is there
 Taken = tuple[np.ndarray, np.ndarray]  # float32 of our shape, and a mask that broadcasts to it: True where it counts
 
 
@@ -153,7 +153,7 @@ def fit(
 def _match_tokens(source: Pretrained, folder: str | None, same: int) -> tuple[tuple[np.ndarray, np.ndarray], str]:
     """Returns ((rows of the source, our rows), how they were matched); the first `same` rows if it is by id."""
     by_id = (np.arange(same), np.arange(same)), "id"
-    if folder is None or not any((UPath(source.tokenizer) / file).is_file() for file in TOKENIZERS):
+    if folder is None or not any((UPath(source.tokenizer) / file).is_file() for file in locate.TOKENIZERS):
         return by_id
     theirs, ours = tokenizer.load(source.tokenizer), tokenizer.load(folder)
     if theirs.get_vocab() == ours.get_vocab():

@@ -1,0 +1,76 @@
+"""What a run takes from the model of train.init_from, where its config says nothing else: sizes, vocabulary, tokenizer.
+
+The config says it if the command line sets the key, or the config file has another value than configs/base.py.
+"""
+
+import contextlib
+from collections.abc import Collection
+from typing import Any
+
+from mlm import config as configs
+from mlm import logs
+from mlm.config_rules import MODERNBERT
+from mlm.errors import DamageError
+from mlm.paths import UPath
+from mlm.pretrained import checkpoint_files, load, locate, model_config
+
+INIT_FROM = "train.init_from"
+SIZES = tuple(f"model.{key}" for key in ("hidden_size", "layers", "heads", "intermediate_size", "positions"))
+MODEL = (*SIZES, *(f"model.{key}" for key in ("family", "activation", "layer_norm_eps", *MODERNBERT)))
+TOKENIZER = ("tokenizer.path", "tokenizer.vocab_size")
+SAYS_TOKENIZER = frozenset({*TOKENIZER, "tokenizer.kind", "tokenizer.lowercase"})  # a config that trains its own
+
+
+def values(flat: dict[str, Any], overridden: Collection[str], *, task: str, workdir: str) -> dict[str, Any]:
+    """Returns the keys that differ from the flattened config; raises InputError for a model that can't be read.
+
+    Once the workdir has a checkpoint, they are those of its config, and the model need not be there any more.
+    """
+    base = configs.flatten(configs.load(str(configs.BASE), []))
+    said = {key for key, value in flat.items() if key in overridden or value != base.get(key)}
+    theirs = saved(workdir, flat[INIT_FROM]) or _of_model(flat[INIT_FROM])
+    if task == configs.CLASSIFICATION:  # the model decides, whatever the config says
+        return {key: value for key, value in theirs.items() if value != flat[key]}
+    if "model.family" in said and flat["model.family"] != theirs["model.family"]:
+        return {}
+    kept = said.union(SIZES) if flat["train.init_tiled"] else said
+    taken = {key: theirs[key] for key in MODEL if key not in kept}
+    if not said & SAYS_TOKENIZER and _has_no_other_tokenizer(workdir, theirs.get("tokenizer.path")):
+        taken |= {key: theirs[key] for key in TOKENIZER if key in theirs}
+    if "shards.length" not in said:
+        taken["shards.length"] = min(flat["shards.length"], taken.get("model.positions", flat["model.positions"]))
+    return {key: value for key, value in taken.items() if value != flat[key]}
+
+
+def _of_model(name: str) -> dict[str, Any]:
+    """Returns the keys of `model` and `tokenizer` that a model decides; none of `tokenizer` if it has no tokenizer."""
+    if locate.is_workdir(name):
+        found = load.load(name, head=None, flag=load.INIT_FROM, headers=True)
+        config, vocab_size, files = found.config, found.meta["dataset"]["vocab_size"], found.tokenizer
+        path = f"{locate.split_step(name)[0]}/tokenizer"
+    else:
+        files = locate.local_copy(name, load.INIT_FROM, weights=False)
+        config, path = model_config.read_config(files, f"{load.INIT_FROM}{name}"), name
+        vocab_size = config.vocab_size
+    keys = model_config.keys_of(config)
+    if any((UPath(files) / file).is_file() for file in locate.TOKENIZERS):
+        keys |= {"tokenizer.path": path, "tokenizer.vocab_size": vocab_size}
+    return keys
+
+
+def saved(workdir: str, init_from: str) -> dict[str, Any]:
+    """Returns these keys of the run's checkpoints, {} if there are none or they started from another model."""
+    config = locate.metadata(workdir).get("config", {}) if workdir else {}
+    if config.get(INIT_FROM) != init_from or not checkpoint_files.complete_steps(UPath(workdir) / "checkpoints"):
+        return {}
+    return {key: config[key] for key in (*MODEL, *TOKENIZER)}
+
+
+def _has_no_other_tokenizer(workdir: str, path: str | None) -> bool:
+    """Returns whether the workdir has no tokenizer yet, or a copy of the one at `path`."""
+    folder = UPath(workdir) / "tokenizer"
+    if not workdir or not (folder / "tokenizer.json").is_file():
+        return True
+    with contextlib.suppress(DamageError):  # `tokenizer` reports it
+        return logs.read_object(folder / "recipe.json") == {"path": path}
+    return False

@@ -1,0 +1,104 @@
+"""The config.json of a model, checked, and what it is in the keys of our config."""
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from mlm import logs
+from mlm.config_rules import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, Rule, whole
+from mlm.config_rules import MODERNBERT as MODERNBERT_KEYS
+from mlm.errors import DamageError, InputError
+from mlm.model import layers
+from mlm.model.families import FAMILIES, family_of, name_of
+from mlm.paths import UPath
+from mlm.pretrained import locate
+from mlm.text import printable
+
+ACTIVATION: Rule = (lambda v: isinstance(v, str) and v in layers.ACTIVATIONS, f"one of {', '.join(layers.ACTIVATIONS)}")
+FALSE: Rule = (lambda v: v is False, "false")
+SHARED: dict[Rule, str] = {  # of config.json
+    FROM_ZERO: "initializer_range",
+    whole(1, 2**31): "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size",
+    whole(2, 2**31): "max_position_embeddings",
+    whole(0, 2**31): "pad_token_id",
+}
+ROBERTA: dict[Rule, str] = {
+    whole(1, 2**31): "type_vocab_size",
+    BELOW_ONE: "hidden_dropout_prob attention_probs_dropout_prob",
+    FROM_ZERO: "layer_norm_eps",
+    FALSE: "is_decoder",
+    (lambda v: v == "absolute", "absolute"): "position_embedding_type",
+    ACTIVATION: "hidden_act",
+}
+MODERNBERT: dict[Rule, str] = {
+    BELOW_ONE: "embedding_dropout mlp_dropout classifier_dropout attention_dropout",
+    FROM_ZERO: "norm_eps",
+    ABOVE_ZERO: "global_rope_theta local_rope_theta initializer_cutoff_factor",
+    whole(1, 2**31): "global_attn_every_n_layers",
+    (lambda v: type(v) is int and 2 <= v < 2**31 and v % 2 == 0, "an even number from 2 up"): "local_attention",
+    FALSE: "norm_bias attention_bias mlp_bias classifier_bias",
+    (lambda v: v is True, "true"): "decoder_bias",
+    ACTIVATION: "hidden_activation classifier_activation",
+}
+
+
+def config_of(content: dict[str, Any]) -> PretrainedConfig:
+    """Returns transformers' config from the JSON of a checkpoint or a folder, which transformers 5 may have written."""
+    if content.get("rope_scaling"):
+        raise ValueError("rope_scaling, which is not supported")
+    if "rope_parameters" in content:
+        content, rope, types = dict(content), content["rope_parameters"], content["layer_types"]
+        del content["rope_parameters"], content["layer_types"]
+        for kind, name in (("full_attention", "global"), ("sliding_attention", "local")):
+            if rope[kind].get("rope_type", "default") != "default":
+                raise ValueError(f"rope_type {rope[kind]['rope_type']}, only default")
+            content[f"{name}_rope_theta"] = rope[kind]["rope_theta"]
+        every = next((i for i, kind in enumerate(types) if i and kind == "full_attention"), len(types))
+        given = content.get("global_attn_every_n_layers")  # may be more than there are layers
+        every = given if type(given) is int and given > len(types) == every else every
+        if types != ["sliding_attention" if i % every else "full_attention" for i in range(len(types))]:
+            raise ValueError("layer_types are not one global layer in every so many")
+        content["global_attn_every_n_layers"] = every
+    config = FAMILIES[content["model_type"]].config_class.from_dict(content)
+    if getattr(config, "local_rope_theta", 0) is None:
+        config.local_rope_theta = config.global_rope_theta
+    return config
+
+
+def read_config(folder: UPath, where: str) -> PretrainedConfig:
+    """Returns the config of a local folder, from config.json alone; errors call the folder `where`."""
+    try:
+        content = logs.read_object(folder / "config.json")
+        known = content.get("model_type") in FAMILIES
+        config = config_of(content) if known else None
+    except Exception as error:  # whatever transformers raises at values of another type
+        reason = printable(f"{type(error).__name__}: {error}")[:200]
+        reason = "not a JSON object" if isinstance(error, DamageError) else reason
+        raise InputError(f"{where}: its config.json can't be read ({reason}); use another copy or model.") from None
+    if not known:
+        name, kinds = printable(str(content.get("model_type")))[:80], " or ".join(FAMILIES)
+        raise InputError(f"{where}: its config.json has model_type = {name}; it must be {kinds}.")
+    own = MODERNBERT if config.model_type == "modernbert" else ROBERTA
+    for (check, allowed), keys in (*SHARED.items(), *own.items()):
+        for key in keys.split():
+            value = getattr(config, key)
+            if not check(value):
+                raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")
+    size, rest = divmod(config.hidden_size, config.num_attention_heads)
+    if rest or (config.model_type == "modernbert" and size % 2) or config.pad_token_id >= config.vocab_size:
+        text = "has attention heads that don't divide hidden_size or are of an odd size"
+        raise InputError(
+            f"{where}: its config.json {text}, or a pad_token_id outside the vocabulary; use another copy or model."
+        )
+    return config
+
+
+def keys_of(config: PretrainedConfig) -> dict[str, Any]:
+    """Returns the keys of the config's group `model` that describe a model: {"model.layers": 12, ...}."""
+    architecture = family_of(config).architecture
+    keys = {f"model.{key}": getattr(config, name) for key, name in architecture.items()}
+    for key, default in MODERNBERT_KEYS.items():
+        if key not in architecture:
+            keys[f"model.{key}"] = type(default)(getattr(config, key, default))
+    positions = locate.longest_row(config.to_dict())
+    return keys | {"model.family": name_of(config), "model.positions": positions}
