@@ -39,8 +39,8 @@ BUCKETS = [("gs",), ("s3",), ("az",), ("hf",)]  # top folders that orbax takes f
 class Workdir:
     """Paths within a run's folder, local or gs://."""
 
-    def __init__(self, path: str, *, create: bool = True):
-        """Creates the folder, or with `create` off requires it; raises InputError if it can't be used."""
+    def __init__(self, path: str, *, create: bool | None = True):
+        """Creates the folder, or with False requires it, with None neither; raises InputError if it can't be used."""
         if not path:
             raise InputError("--workdir: name the folder of the run, as in --workdir=runs/first.")
         root = UPath(path)
@@ -50,7 +50,7 @@ class Workdir:
             raise InputError(f"--workdir={path}: {what}, which orbax takes for another path; choose another folder.")
         if create:
             _make_writable(self.root)
-        elif not self.root.is_dir():
+        elif create is False and not self.root.is_dir():
             raise InputError(f"--workdir={path}: there is no such folder.")
         self.tokenizer = self.root / "tokenizer"
         self.shards = self.root / "shards"

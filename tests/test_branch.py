@@ -202,7 +202,7 @@ def test_words_are_not_counted_over_the_rows_of_an_earlier_run(trunk, manifest, 
 
 def test_other_sources_are_refused(trunk, manifest, tmp_path, tokenizer_folder):
     mean = Workdir(str(tmp_path / "mean"))
-    average.average([f"{trunk}@6,12"], mean)
+    average.write_mean(mean, *average.choose([f"{trunk}@6,12"], mean))
     with pytest.raises(InputError, match="@12: holds an average, not the state of pretraining; name a pretraining run"):
         start(mean.root, tmp_path / "new", manifest, step=12)
     other = copy(trunk, tmp_path / "other")

@@ -1,5 +1,6 @@
 """The command `classify`, and `evaluate`, `predict`, `export` and `report` on what it leaves; what it refuses."""
 
+import argparse
 import csv
 import json
 import pathlib
@@ -12,7 +13,7 @@ import pytest
 
 from mlm import __main__, logs
 from mlm import config as configs
-from mlm.commands import classify
+from mlm.commands import classify, common
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier
@@ -67,7 +68,8 @@ def test_the_keys_of_a_family_are_those_of_the_model(trained_workdir, modernbert
     keys, examples = ("model.family=modernbert", "model.global_rope_theta=10000"), SimpleNamespace(labels=())
     for source, family, theta in ((trained_workdir.root, "roberta", 160_000), (modernbert_folder, "modernbert", 9000)):
         settings = [*keys, f"train.init_from={source}", "classify.train=csv:a", "classify.validation=csv:b"]
-        config = configs.load("configs/base.py", settings, task=configs.CLASSIFICATION)
+        args = argparse.Namespace(config="configs/base.py", workdir=str(tmp_path / "run"))
+        config = common.read_config(args, settings, task=configs.CLASSIFICATION, starts=True)
         found, _, start = classify._find_model(config, Workdir(str(tmp_path)), examples)
         assert (found.model.family, found.model.global_rope_theta) == (family, theta)
         shared = {"roberta": {"roberta"}, "modernbert": {"model", "head"}}  # as transformers' classes name them
@@ -253,7 +255,7 @@ BAD = {
     "no column": (["classify.text=('words',)"], "there is no column 'words'"),
     "label is a text": (["classify.label=text"], "must be another column"),
     "not a number": (["classify.kind=regression"], "line 2: its 'label' is"),
-    "no start": (["train.init_from="], "config.train.init_from is empty: set config.tokenizer.path"),
+    "no start": (["train.init_from="], "config.tokenizer.path: name a tokenizer; train.init_from is empty"),
     "nowhere": (["train.init_from=/no/such/folder"], "/no/such/folder"),
     "primed": (["model.init=primed"], "config.model.init = 'primed': must be stock with train.init_from"),
     "too long": (["classify.length=33"], "config.classify.length = 33: the model reads 32 tokens"),

@@ -117,8 +117,19 @@ def _run(task: bytes) -> Any:
 
 def connect(address: str, *, timeout: float, insecure: bool, certificates: str) -> contextlib.closing[DaskEngine]:
     """Opens an engine on the cluster of a scheduler, to which it connects with the first task; raises InputError."""
-    security = security_of(UPath(certificates)) if check_address(address, insecure=insecure) else None
+    security = _security(address, insecure, certificates)
     return contextlib.closing(DaskEngine(address, security, timeout))
+
+
+def check(address: str, *, timeout: float, insecure: bool, certificates: str) -> None:
+    """Raises InputError unless a scheduler answers at the address, with these certificates, within `timeout`."""
+    security = _security(address, insecure, certificates)
+    quiet()
+    _await_greeting(address, security, timeout)
+
+
+def _security(address: str, insecure: bool, certificates: str) -> Any:
+    return security_of(UPath(certificates)) if check_address(address, insecure=insecure) else None
 
 
 def _open_client(address: str, security: Any, timeout: float) -> Any:

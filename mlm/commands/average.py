@@ -25,10 +25,12 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         raise InputError(f"--last={args.last}: must not be negative.")
     if not 0 < args.decay <= 1:
         raise InputError(f"--decay={args.decay}: must be a number above 0, and 1 at most.")
+    from mlm.training import average
+
+    new = Workdir(args.workdir, create=None)
+    chosen, metas = average.choose(args.names, new, last=args.last, decay=args.decay)
     workdir = Workdir(args.workdir)
     with lock(workdir.root):
-        from mlm.training import average
-
-        chosen = average.average(args.names, workdir, last=args.last, decay=args.decay)
+        average.write_mean(workdir, chosen, metas, decay=args.decay)
     common.say("average of " + ", ".join(f"{source.root}@{step}" for source, step in chosen))
     print(workdir.root)

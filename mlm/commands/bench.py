@@ -15,6 +15,7 @@ from mlm.cluster import detect
 from mlm.commands import common
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest
+from mlm.doctor import preflight
 from mlm.errors import InputError
 from mlm.text import show
 from mlm.workdir import Workdir
@@ -44,6 +45,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     detect.refuse_part_of_a_slice()
     check(args)
     config, manifest, folder, recipes = common.read_config(args, overrides), None, "", {}
+    preflight.refuse(preflight.Case(args.name, config, None, args))
     if set(args.parts) - {"step"}:
         workdir = Workdir(args.workdir, create=False)
         if "quality" in args.parts:

@@ -15,8 +15,9 @@ from mlm.cluster import detect, engine, run_engine, watch
 from mlm.config_rules import lanes_of_shares
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest, load_manifest, verify
+from mlm.doctor import preflight
 from mlm.errors import DamageError, InputError, StopError
-from mlm.paths import canonical, expand
+from mlm.paths import canonical, expand, is_remote
 from mlm.pretrained import locate
 from mlm.text import printable
 from mlm.workdir import Workdir, lock
@@ -96,18 +97,9 @@ def add_step_flag(parser: argparse.ArgumentParser, of: str = "the workdir, or of
     parser.add_argument("--step", type=int, metavar="N", help=step)
 
 
-def at_step(name: str, step: int | None) -> str:
-    """Returns "WORKDIR@STEP", or the name if no step is asked for; raises InputError if it has no steps."""
-    if step is None:
-        return name
-    if locate.split_step(f"{name}@{step}")[1] is None:
-        raise InputError(f"--step={step}: needs a workdir with checkpoints; {name or 'no model'} is none.")
-    return f"{name}@{step}"
-
-
 def named_model(args: argparse.Namespace) -> str:
     """Returns what --model and --step name; "" for the newest checkpoint of the workdir."""
-    return args.model if args.step is None else at_step(args.model or args.workdir, args.step)
+    return args.model if args.step is None else locate.at_step(args.model or args.workdir, args.step)
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
@@ -125,12 +117,15 @@ def open_run(
         ranges = tuple(dict.fromkeys([*config.data.skip_batches, *args.skip_batches]))
         config = configs.replace(config, {"data.skip_batches": ranges})
     say_inherited(args, config)
-    workdir = Workdir(args.workdir)
+    if is_remote(args.workdir):  # a bucket has no folders: this tries whether it can be written
+        Workdir(args.workdir)
+    workdir = Workdir(args.workdir, create=None)
     if "averaged" in locate.metadata(workdir):  # parameters alone
         start = f"start from it with --config.train.init_from={workdir.root} in another --workdir"
         what = "holds an average of checkpoints, which can't be trained further"
         raise InputError(f"--workdir={args.workdir}: {what}; {start}.")
-    return config, workdir
+    preflight.refuse(preflight.Case(args.name, config, workdir, args))
+    return config, Workdir(args.workdir)
 
 
 def join(args: argparse.Namespace, overrides: list[str], *, task: str, create: bool = False) -> None:
@@ -151,8 +146,6 @@ def join(args: argparse.Namespace, overrides: list[str], *, task: str, create: b
 @contextlib.contextmanager
 def open_engine(args: argparse.Namespace, config: ConfigDict, workdir: Workdir) -> Iterator[engine.Engine | None]:
     """Yields what runs the corpus's tasks, in process 0 alone: the cluster of --engine, that of the run, or a pool."""
-    if args.engine_timeout <= 0:
-        raise InputError(f"--engine-timeout={args.engine_timeout}: must be above 0 seconds.")
     workers = config.shards.workers
     folder = args.engine_certificates or str(workdir.root / "hosts" / "certificates")
     cluster.progress(watch.UNTIMED)
@@ -189,7 +182,7 @@ def read_config(
         named = init_from if step is None else f"{init_from}@{step}"
         with contextlib.nullcontext() if starts else contextlib.suppress(InputError, DamageError):
             if not inherit.saved(args.workdir, named):
-                named = at_step(init_from, step)
+                named = locate.at_step(init_from, step)
             flat = flat | {INIT_FROM: named}
             args.inherited = inherit.values(flat, overridden, task=task, workdir=args.workdir)
         return {INIT_FROM: named} | args.inherited

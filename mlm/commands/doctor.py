@@ -10,6 +10,7 @@ from mlm.commands import common
 from mlm.config_rules import SOURCES
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest
+from mlm.doctor import preflight
 from mlm.errors import DamageError, InputError
 from mlm.plan import topology
 from mlm.text import printable, show, table
@@ -38,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     detect.refuse_part_of_a_slice()
+    if args.topology:
+        topology.prepare()  # before jax is imported
     config, workdir = common.read_config(args, overrides), Workdir(args.workdir, create=False)
     if min(args.hosts, args.devices) < 0 or args.rows < 1:
         raise InputError("--hosts, --devices: must not be negative; --rows: must be 1 or more.")
@@ -47,15 +50,15 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if args.record:
         show_record(common.load_data(config, workdir), str(workdir.tokenizer), args.record, as_json=args.json)
         return
-    if args.topology:
-        topology.prepare()  # before jax is imported
+    common.say_inherited(args, config)
     from rich.text import Text
 
     from mlm.doctor import checks, first_batch
 
     folder = str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None
     shards = " + ".join(name for name, _ in config.data.mixture) or workdir.shards_of(config)
-    batch = []
+    opened, batch = preflight.errors(preflight.Case(args.name, config, workdir, args)), []
+    unusable = [checks.Finding("error", str(error), "see the message", "the config", name) for name, error in opened]
     try:
         manifest = common.load_data(config, workdir)
     except (InputError, DamageError) as error:
@@ -65,6 +68,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         options["against"] = tuple(args.against)
         case = checks.Case(config, workdir, manifest, folder, **options)
         findings, batch = [finding for check in checks.ALL for finding in checks.run(check, case)], case.batch
+    findings = unusable + findings
     errors = [finding.check for finding in findings if finding.level == "error"]
     if args.json:
         content = {"findings": list(map(dataclasses.asdict, findings)), "batch": batch, "errors": len(errors)}

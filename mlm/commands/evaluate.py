@@ -4,6 +4,7 @@ import argparse
 
 from mlm import config as configs
 from mlm.commands import common
+from mlm.doctor import preflight
 from mlm.errors import InputError
 from mlm.pretrained import locate
 from mlm.workdir import Workdir
@@ -45,7 +46,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     task = configs.CLASSIFICATION if is_classifier else configs.PRETRAINING
     common.join(args, overrides, task=task)
     config = common.read_config(args, overrides, task=task)
-    manifest = None if is_classifier or args.pairs else common.open_data(config, workdir)  # before jax is imported
+    preflight.refuse(preflight.Case(args.name, config, workdir, args))
+    manifest = None if is_classifier or args.pairs else common.open_data(config, workdir)
     from mlm.cluster import distributed
 
     fingerprints = () if manifest is None else common.fingerprints(manifest)

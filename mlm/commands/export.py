@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from ml_collections import ConfigDict
+
 from mlm import cluster, logs
 from mlm import config as configs
 from mlm.commands import common
+from mlm.doctor import preflight
 from mlm.errors import InputError
 from mlm.pretrained import locate
 from mlm.workdir import Workdir
@@ -47,6 +50,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         from mlm.export import push
 
         push.check(args.push, args.revision)  # before anything that takes time
+    preflight.refuse(preflight.Case(args.name, ConfigDict(), workdir, args))
     with common.locked(workdir):
         if args.processes > 1:
             from mlm.cluster import distributed

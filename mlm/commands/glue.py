@@ -7,6 +7,7 @@ import json
 from mlm import config as configs
 from mlm import logs
 from mlm.commands import common
+from mlm.doctor import preflight
 from mlm.errors import InputError, StopError
 from mlm.paths import UPath, canonical, write_text
 from mlm.pretrained import checkpoint_files, locate
@@ -47,13 +48,15 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config = configs.load(args.config, [*settings, *overrides], task=configs.CLASSIFICATION)
     given = configs.parse(config, overrides)
     most = locate.longest_row_of(args.model)
+    started = configs.replace(config, {"train.init_from": args.model}, task=configs.CLASSIFICATION)
+    preflight.refuse(preflight.Case(args.name, started, Workdir(args.workdir, create=None), args))
     for name in names:
         for split in TASKS[name].validation:
             glue.read(args.data, name, split)  # before anything is trained
-    workdir = Workdir(args.workdir)
     other = logs.read_object(UPath(args.against) / glue.RESULT) if args.against else None
     if other == {}:
         raise InputError(f"--against={args.against}: has no {glue.RESULT}; name the --workdir of another `glue`.")
+    workdir = Workdir(args.workdir)
     model = canonical(args.model) if locate.is_workdir(args.model) or UPath(args.model).is_dir() else args.model
     line = [f"--config={args.config}", f"--config.train.init_from={model}"]
     line += [f"--config.{override}" for override in overrides]

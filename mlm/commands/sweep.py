@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from mlm import config as configs
 from mlm.commands import common
+from mlm.doctor import preflight
 from mlm.errors import InputError, StopError
 from mlm.paths import canonical
 from mlm.pretrained import locate
@@ -47,8 +48,11 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir, evaluates = args.workdir, args.command == "evaluate"
     if evaluates:
         workdir = str(Workdir(workdir, create=False).root / "sweep")
+    base = configs.load(str(configs.BASE), [])
+    if args.engine:
+        preflight.refuse(preflight.Case(args.name, base, Workdir(workdir, create=None), args))
     cases = _plan(args, overrides, canonical(workdir))
-    own, base = Workdir(workdir), configs.load(str(configs.BASE), [])
+    own = Workdir(workdir)
     from mlm.sweep import runs, table
 
     opened = common.open_engine(args, base, own) if args.engine else contextlib.nullcontext()
@@ -76,7 +80,7 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
     fixed = [f"--config={args.config}"] if args.config else []
     fixed += [f"--config.{each}" for each in overrides]
     _check_keys(varied, flags, {each.partition("=")[0] for each in fixed})
-    cases, evaluates = [], args.command == "evaluate"
+    cases, checked, evaluates = [], set(), args.command == "evaluate"
     for texts in itertools.product(*varied.values()):
         arguments = [*fixed, *(f"{_flag(key)}={text}" for key, text in zip(varied, texts, strict=True))]
         others, own = configs.split_overrides([*arguments, f"--workdir={args.workdir}"])
@@ -90,9 +94,27 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
         folder = f"{root}/{grid.name(values)}"
         workdir = args.workdir if evaluates else folder
         run = (args.command, *arguments, f"--workdir={workdir}")
-        cases.append(grid.Case(values, config, grid.Run(grid.name(values), folder, run)))
+        parsed.workdir = workdir
+        opened = preflight.Case(
+            args.command,
+            common.read_config(parsed, own, task=task, starts=not evaluates),
+            Workdir(workdir, create=None),
+            parsed,
+        )
+        if (names := _named(opened)) not in checked:
+            preflight.refuse(opened)
+            checked.add(names)
+        cases.append(grid.Case(values, configs.flatten(opened.config), grid.Run(grid.name(values), folder, run)))
     grid.check_distinct(varied, cases)
     return cases
+
+
+def _named(case: preflight.Case) -> str:
+    """Returns what is alike in cases whose configs and flags name the same: only the first of them is checked."""
+    groups = ("corpus", "tokenizer", "shards", "data", "model", "train", "classify")
+    config = {key: value for key, value in configs.flatten(case.config).items() if key.partition(".")[0] in groups}
+    flags = {key: value for key, value in vars(case.flags).items() if key in ("model", "step", "pairs")}
+    return repr((config | {"train.seed": 0, "data.seed": 0}, case.config.evaluate.sets, flags, case.begun))
 
 
 def _flag(key: str) -> str:

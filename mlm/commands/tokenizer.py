@@ -13,7 +13,6 @@ from mlm.data import tokenizer
 from mlm.data.manifest import holds_foreign_shards
 from mlm.errors import InputError
 from mlm.paths import children, is_begun, replacing
-from mlm.pretrained import locate
 from mlm.workdir import Workdir, work_folder
 
 RECIPE = "recipe.json"  # in the tokenizer's folder, written last: the settings that made it
@@ -50,8 +49,6 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
         return
     if not path and config.shards.dir and holds_foreign_shards(config.shards.dir):
         raise InputError(f"{config.shards.dir}: its shards were made with another tokenizer; set tokenizer.path to it.")
-    if branch:
-        locate.branch_source(branch)  # before the corpus is read
     begin = time.monotonic()
     with replacing(workdir.tokenizer, last=RECIPE) as new:
         if path:

@@ -132,7 +132,12 @@ def load_fast(folder: str) -> Tokenizer:
 
 def fingerprint(folder: str) -> str:
     """Returns the SHA-256 of what decides the ids: two copies of a tokenizer have the same."""
-    content = json.loads(load_fast(folder).to_str())
+    return content_hash(load_fast(folder))
+
+
+def content_hash(tokenizer: Tokenizer) -> str:
+    """Returns the fingerprint of a loaded tokenizer."""
+    content = json.loads(tokenizer.to_str())
     del content["truncation"], content["padding"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -65,11 +65,30 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, source: str, phenom
 
 def read(source: str, phenomenon: str = "") -> list[Pair]:
     """Reads pairs from a source of `labelled`, whose FILE may be a pattern; without a phenomenon they have its name."""
+    pairs = []
+    for name in _tables(source):
+        found = labelled.read(name, **_columns(source, phenomenon))
+        labels = [label or UPath(name).stem for label in found.labels]
+        pairs += map(Pair, found.texts, labels, found.places)
+    return pairs
+
+
+def check(source: str, phenomenon: str = "") -> None:
+    """Raises InputError if there are no such pairs, by the first row."""
+    labelled.check(_tables(source)[0], **_columns(source, phenomenon))
+
+
+def _columns(source: str, phenomenon: str) -> dict[str, Any]:
+    settings = {"text": FIELDS, "label": phenomenon or PHENOMENON, "kind": "classes", "split": "train"}
+    return settings | {"require_labels": phenomenon != "", "key": f"--pairs={source}"}
+
+
+def _tables(source: str) -> list[str]:
+    """Returns the sources that a pattern stands for; raises InputError if there are none."""
     kind, _, rest = source.partition(":")
     if kind not in labelled.READERS:
         kinds = "jsonl:FILE, csv:FILE, hf:NAME[:CONFIG][#SPLIT] or tfds:NAME[#SPLIT]"
         raise InputError(f"--pairs={source}: must be {kinds}.")
-    pairs, fields = [], {"text": FIELDS, "label": phenomenon or PHENOMENON, "kind": "classes", "split": "train"}
     names = [rest]
     if kind in ("jsonl", "csv"):
         system, path = fsspec.core.url_to_fs(rest)
@@ -77,11 +96,7 @@ def read(source: str, phenomenon: str = "") -> list[Pair]:
         names = [scheme + name for name in sorted(system.glob(path))]
     if not names:
         raise InputError(f"--pairs={source}: there is no such file.")
-    for name in names:
-        found = labelled.read(f"{kind}:{name}", **fields, require_labels=phenomenon != "", key=f"--pairs={source}")
-        labels = [label or UPath(name).stem for label in found.labels]
-        pairs += map(Pair, found.texts, labels, found.places)
-    return pairs
+    return [f"{kind}:{name}" for name in names]
 
 
 def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[Sentence]:

@@ -98,7 +98,7 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
         folder, step = locate.split_step(model)
         found = from_workdir(Workdir(folder, create=False), head=head, step=step, where=where, headers=headers)
         return dataclasses.replace(found, source=model)
-    folder = locate.local_copy(model, flag)
+    folder = locate.local_copy(model, flag, weights=not headers)
     config = read_config(folder, where)
     if head == CLASSIFIER and config.problem_type == "multi_label_classification":
         raise InputError(f"{where}: is a multi-label classifier; one with a label or number per row is needed.")
@@ -112,6 +112,9 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
     reads_rows = head == CLASSIFIER and classifier.kind(config) != "tokens"
     if reads_rows and getattr(config, "classifier_pooling", "cls") != "cls":
         raise InputError(f"{where}: its head reads the mean of a row's tokens; one that reads the first is needed.")
+    if headers and not UPath(model).is_dir() and not locate.weights_in(folder):
+        locate.refuse_without_weights(model, flag)
+        return Pretrained(config, {}, str(folder), None, {}, model)
     params, body = _read_weights(folder, family_of(config), where, headers=headers), family_of(config).body
     if head and isinstance(params[body], dict):
         params[body].pop("pooler", None)
@@ -167,9 +170,8 @@ def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[Pretrain
 
 def _read_weights(folder: UPath, family: type[Network], where: str, *, headers: bool = False) -> Params:
     """Returns all parameters of a local folder, float32, by our names; a model without a head has shorter ones."""
-    if not any((folder / file).is_file() for file in (INDEX, SAFETENSORS, MSGPACK)):
-        hint = "load it in PyTorch and save it with save_pretrained."
-        raise InputError(f"{where}: has neither {SAFETENSORS} nor {MSGPACK}; {hint}")
+    if not locate.weights_in(folder):
+        raise locate.no_weights(where)
     files = [folder / SAFETENSORS] if (folder / SAFETENSORS).is_file() else []
     try:
         if (folder / INDEX).is_file():

@@ -25,6 +25,15 @@ def split_step(name: str) -> tuple[str, int | None]:
     return match[1], int(match[2])
 
 
+def at_step(name: str, step: int | None) -> str:
+    """Returns "WORKDIR@STEP", or the name if no step is asked for; raises InputError if it has no steps."""
+    if step is None:
+        return name
+    if split_step(f"{name}@{step}")[1] is None:
+        raise InputError(f"--step={step}: needs a workdir with checkpoints; {name or 'no model'} is none.")
+    return f"{name}@{step}"
+
+
 def branch_source(name: str) -> tuple[str, int]:
     """Returns (WORKDIR, N) of train.branch_from; raises InputError if it is no workdir."""
     folder, step = split_step(name)
@@ -115,6 +124,35 @@ def local_copy(name: str, flag: str, *, weights: bool = True) -> UPath:
     return UPath(local_folder(str(folder)))
 
 
+def weights_in(folder: UPath) -> bool:
+    """Returns whether a folder has weights of a kind that is read."""
+    return any((folder / file).is_file() for file in (INDEX, SAFETENSORS, MSGPACK))
+
+
+def no_weights(where: str) -> InputError:
+    """Returns the error of a model that has none of them."""
+    hint = "load it in PyTorch and save it with save_pretrained."
+    return InputError(f"{where}: has neither {SAFETENSORS} nor {MSGPACK}; {hint}")
+
+
+def refuse_without_weights(name: str, flag: str) -> None:
+    """Raises InputError if a repository on the Hub, whose weights are not in its cache, has none that are read."""
+    import huggingface_hub
+
+    try:
+        files = huggingface_hub.HfApi().list_repo_files(name)
+    except Exception as error:  # of the Hub, of the network
+        raise _not_given(name, flag, error) from error
+    if not {INDEX, SAFETENSORS, MSGPACK} & set(files):
+        raise no_weights(f"{flag}{name}")
+
+
+def _not_given(name: str, flag: str, error: Exception) -> InputError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    what = f"is not a folder here, and the Hub does not give it ({reason})"
+    return InputError(f"{flag}{name}: {what}; name a folder, or a model that is in the Hub's cache.")
+
+
 def _download(name: str, flag: str, weights: bool) -> str:
     """Returns the folder of a repository in the Hub's cache."""
     import huggingface_hub
@@ -130,6 +168,4 @@ def _download(name: str, flag: str, weights: bool) -> str:
                 break
         return folder
     except Exception as error:  # of the Hub, of its cache, of the network
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        what = f"is not a folder here, and the Hub does not give it ({reason})"
-        raise InputError(f"{flag}{name}: {what}; name a folder, or a model that is in the Hub's cache.") from error
+        raise _not_given(name, flag, error) from error

@@ -52,6 +52,18 @@ def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled:
         raise InputError(f"config.train.init_from = {source.source}: {what}; start from another model.")
 
 
+def refuse_unfit_rows(body: PretrainedConfig, *, length: int, vocab_size: int, pad_id: int) -> None:
+    """Raises InputError if a model can't read a classifier's rows, of `length` tokens at most."""
+    reads = locate.longest_row(body.to_dict())
+    if length > reads:
+        raise InputError(f"config.classify.length = {length}: the model reads {reads} tokens; lower it.")
+    if body.vocab_size < vocab_size or body.pad_token_id != pad_id:
+        model = f"its model has {body.vocab_size} vocabulary entries and pad id {body.pad_token_id}"
+        raise InputError(
+            f"config.train.init_from: {model}, its tokenizer {vocab_size} and {pad_id}; take those of one model."
+        )
+
+
 def rotary_changes(source: Pretrained, config: PretrainedConfig) -> list[str]:
     """Returns a line for each rotary base that differs from the source's."""
     pairs = ((key, getattr(source.config, key, 0), getattr(config, key, 0)) for key in ROTARY_BASES)

@@ -22,7 +22,7 @@ from mlm.model.attention import Attention, make_attention
 from mlm.model.families import family_of
 from mlm.model.loss import RowSums
 from mlm.model.network import Network, Params
-from mlm.pretrained import locate
+from mlm.pretrained import warm_start
 from mlm.tasks import scores
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
 from mlm.training.loop import Task
@@ -118,13 +118,7 @@ class Classification(Task):
 
 
 def _check_data(config: ConfigDict, examples: Examples, body: PretrainedConfig) -> None:
-    reads = locate.longest_row(body.to_dict())
-    if examples.length > reads:
-        raise InputError(f"config.classify.length = {examples.length}: the model reads {reads} tokens; lower it.")
-    if body.vocab_size < examples.vocab_size or body.pad_token_id != examples.pad_id:
-        model = f"its model has {body.vocab_size} vocabulary entries and pad id {body.pad_token_id}"
-        own = f"its tokenizer {examples.vocab_size} and {examples.pad_id}"
-        raise InputError(f"config.train.init_from: {model}, {own}; take those of one model.")
+    warm_start.refuse_unfit_rows(body, length=examples.length, vocab_size=examples.vocab_size, pad_id=examples.pad_id)
     if "f1_positive" in config.classify.metric and (classes := len(examples.labels)) != 2:
         raise InputError(f"config.classify.metric: f1_positive is of two classes, the rows have {classes}.")
     count = len(examples.splits["train"])

@@ -22,8 +22,10 @@ STEPS = re.compile(r"|[0-9]{1,18}\.\.[0-9]{1,18}|[0-9]{1,18}(,[0-9]{1,18})*")
 Checkpoint = tuple[Workdir, int]
 
 
-def average(names: Sequence[str], new: Workdir, *, last: int = 0, decay: float = 1.0) -> list[Checkpoint]:
-    """Writes the mean of the parameters that are evaluated to `new`; returns the checkpoints, the newest last.
+def choose(
+    names: Sequence[str], new: Workdir, *, last: int = 0, decay: float = 1.0
+) -> tuple[list[Checkpoint], list[dict[str, Any]]]:
+    """Returns the checkpoints to average into `new`, which may not exist yet, the newest last, and their metadata.
 
     Args:
       names: WORKDIR@A..B (what is there from A to B), WORKDIR@A,B,C, or WORKDIR: its newest, a classifier's best.
@@ -45,6 +47,13 @@ def average(names: Sequence[str], new: Workdir, *, last: int = 0, decay: float =
             theirs = f"that of {_name(chosen[-1])} ({models[-1].get(key)!s:.80})"
             what = f"its {key} ({model[key]!s:.80}) differs from {theirs}"
             raise InputError(f"{_name(each)}: {what}; only checkpoints of one model can be averaged.")
+    return chosen, metas
+
+
+def write_mean(
+    new: Workdir, chosen: Sequence[Checkpoint], metas: Sequence[dict[str, Any]], *, decay: float = 1.0
+) -> None:
+    """Writes the mean of the parameters that are evaluated, of checkpoints that `choose` has returned."""
     weights = [decay**age for age in reversed(range(len(chosen)))]
     total: Any = None
     for (workdir, step), meta, weight in zip(chosen, metas, weights, strict=True):
@@ -53,7 +62,6 @@ def average(names: Sequence[str], new: Workdir, *, last: int = 0, decay: float =
         total = own if total is None else jax.tree.map(operator.add, total, own)
     mean = jax.tree.map(lambda value: value / sum(weights), total)
     _write(new, chosen, metas[-1], mean, weights)
-    return chosen
 
 
 def _name(checkpoint: Checkpoint) -> str:

@@ -32,24 +32,43 @@ class Source(NamedTuple):
     inherited: dict[str, Any]  # in the metadata of the branch's checkpoints: "branch", and "share" of train.hours used
 
 
-def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
-    """Returns the checkpoint that a new run's train.branch_from names, verified; InputError if it can't start there."""
-    name = meta["config"]["train.branch_from"]
+def read_source(config: dict[str, Any], *, deep: bool = True) -> tuple[Source, dict[str, Any]]:
+    """Returns what train.branch_from names, as far as the flattened config decides it, and its checkpoint's metadata.
+
+    Raises InputError if the config can't start there, and DamageError; without `deep`, no payload is read.
+    """
+    name = config["train.branch_from"]
     where, (folder, step) = f"config.train.branch_from = {name}", locate.branch_source(name)
     source = Workdir(folder, create=False)
-    checkpoint_files.check_step(source.checkpoints, step, where)
+    checkpoint_files.check_step(source.checkpoints, step, where, deep=deep)
     saved = checkpoint_files.read_meta(source.checkpoints, step)
     for part, key, what in ((saved["dataset"], "labels", "a classifier"), (saved, "averaged", "an average")):
         if key in part:
             raise InputError(f"{where}: holds {what}, not the state of pretraining; name a pretraining run.")
-    old, new = saved["config"], meta["config"]
-    changes = configs.diff(old, new, re.compile(r"train\.branch_from"))
+    old = saved["config"]
+    changes = configs.diff(old, config, re.compile(r"train\.branch_from"))
 
     def allowed(key: str) -> bool:
-        return bool(configs.BRANCH_MAY_CHANGE.fullmatch(key)) and not (key in STATE_KEYS and 0 in (old[key], new[key]))
+        kept = key in STATE_KEYS and 0 in (old[key], config[key])
+        return bool(configs.BRANCH_MAY_CHANGE.fullmatch(key)) and not kept
 
     if refused := [line for line in changes if not allowed(line.partition(":")[0])]:
         raise InputError(f"{where}: a branch can't change these keys; set them back:\n  " + "\n  ".join(refused))
+    if config["train.steps"]:
+        recipe.check_branch(config, config["train.steps"])
+    hours = config["train.hours"]
+    used = saved.get("share", 0.0) * old.get("train.hours", 0.0)  # 0 if it counts steps
+    if hours and used >= hours:
+        raise InputError(f"config.train.hours = {hours:g}: {name} has used {used:g} of them; set it higher.")
+    lineage = {"from": folder, "step": step, "config_changes": changes}
+    return Source(source, step, {"branch": lineage, "share": used / hours if hours else 0.0}), saved
+
+
+def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
+    """Returns the checkpoint that a new run's train.branch_from names, verified; InputError if it can't start there."""
+    new = meta["config"]
+    source, saved = read_source(new)
+    old, step, where = saved["config"], source.step, f"config.train.branch_from = {new['train.branch_from']}"
     theirs, ours = (recipe.batches_read(run, step) for run in (old, new))
     same_data = saved["data_fingerprint"] == meta["data_fingerprint"]
     if same_data and theirs != ours and (old.get("data.batch_stages") or new["data.batch_stages"]):
@@ -60,15 +79,11 @@ def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
     same_rows = same_rows and saved.get("branch", {}).get("same_rows", True)  # older branches lack the key
     recipe.check_branch(new, steps)
     theirs, ours = (json.dumps([each["dataset"][key] for key in SAME_DATA], sort_keys=True) for each in (saved, meta))
-    folders = [each.tokenizer for each in (source, workdir) if (each.tokenizer / "tokenizer.json").is_file()]
+    folders = [each.tokenizer for each in (source.workdir, workdir) if (each.tokenizer / "tokenizer.json").is_file()]
     if ours != theirs or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:
         raise InputError(f"{where}: was trained with another tokenizer; use its tokenizer, and shards made with it.")
-    hours = new["train.hours"]
-    used = saved.get("share", 0.0) * old.get("train.hours", 0.0)  # 0 if it counts steps
-    if hours and used >= hours:
-        raise InputError(f"config.train.hours = {hours:g}: {name} has used {used:g} of them; set it higher.")
-    lineage = {"from": folder, "step": step, "config_changes": changes, "same_data": same_data, "same_rows": same_rows}
-    return Source(source, step, {"branch": lineage, "share": used / hours if hours else 0.0})
+    source.inherited["branch"] |= {"same_data": same_data, "same_rows": same_rows}
+    return source
 
 
 def check_milestones(meta: dict[str, Any]) -> None:

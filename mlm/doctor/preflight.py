@@ -1,0 +1,311 @@
+"""Opens all that a command's config and flags name before the corpus is read or anything is written.
+
+No payload is read: of models the headers, of checkpoints the sizes of files, of data the first rows. Every command
+calls `refuse`; `doctor` reports all that `errors` yields. To add a check, list it with its commands in `CHECKS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ml_collections import ConfigDict
+
+from mlm import cluster
+from mlm import config as configs
+from mlm.cluster import watch
+from mlm.data import tokenizer
+from mlm.data.manifest import NAME, holds_foreign_shards, load_manifest
+from mlm.errors import DamageError, InputError, StopError
+from mlm.paths import UPath
+from mlm.pretrained import checkpoint_files, locate
+from mlm.workdir import Workdir
+
+if TYPE_CHECKING:
+    from mlm.data.corpus import Corpus
+
+ANSWER = 8.0  # seconds for a scheduler to answer
+PRETRAINING = ("run", "train", "tokenizer", "shards", "doctor")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A command that is about to start."""
+
+    command: str
+    config: ConfigDict
+    workdir: Workdir | None  # which may not exist yet
+    flags: argparse.Namespace
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a checkpoint to resume from, so that nothing is needed from which a run starts."""
+        return bool(checkpoint_files.complete_steps(self.workdir.checkpoints))
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the workdir has a tokenizer."""
+        return (self.workdir.tokenizer / "tokenizer.json").is_file()
+
+    @property
+    def tokenizer(self) -> str:
+        """The tokenizer that the workdir has, or will be given a copy of; "" for one that is still to be trained."""
+        if self.has_tokenizer:
+            return str(self.workdir.tokenizer)
+        if self.command == "train":  # makes none
+            return ""
+        branch = self.config.train.branch_from
+        return self.config.tokenizer.path or (f"{locate.split_step(branch)[0]}/tokenizer" if branch else "")
+
+    def fingerprint(self) -> str | None:
+        """Returns that of `tokenizer`, None without one; raises InputError if it can't be used."""
+        if self.has_tokenizer:
+            return tokenizer.fingerprint(self.tokenizer)
+        return _fingerprint(self.tokenizer) if self.tokenizer else None
+
+
+Check = Callable[[], Any]  # raises InputError or DamageError
+
+
+def refuse(case: Case) -> None:
+    """Raises the first error."""
+    for _, error in errors(case):
+        raise error
+
+
+def errors(case: Case) -> Iterator[tuple[str, StopError]]:
+    """Yields (what was checked, the error) for each thing that the command could not use."""
+    for checks_of, commands in CHECKS.items():
+        for check in checks_of(case) if case.command in commands else ():
+            try:
+                check()
+            except (InputError, DamageError) as error:
+                yield checks_of.__name__, error
+
+
+def hosts(case: Case) -> Iterator[Check]:
+    """config.data.lanes: whole lanes for each host, or whole hosts for each lane."""
+    lanes, processes = case.config.data.lanes, watch.current.cluster.processes
+
+    def check() -> None:
+        if lanes % processes and processes % lanes:
+            what = f"must be a multiple or a divisor of the number of hosts, {processes}"
+            raise InputError(f"config.data.lanes = {lanes}: {what}.")
+
+    yield check
+
+
+def torch(case: Case) -> Iterator[Check]:
+    """--torch: a Python with PyTorch and transformers."""
+    if case.flags.torch:
+        yield functools.partial(_check_torch, case.flags.torch)
+
+
+def _check_torch(python: str) -> None:
+    names = ("torch", "transformers")
+    code = f"import importlib.util as u; print(*(n for n in {names} if u.find_spec(n) is None))"
+    try:
+        found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=ANSWER, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InputError(f"--torch={python}: can't be run ({error}); name a Python with PyTorch.") from None
+    if missing := found.stdout.split():
+        raise InputError(f"--torch={python}: has no {' and no '.join(missing)}; install it there, or name another.")
+
+
+def engine(case: Case) -> Iterator[Check]:
+    """--engine: its address, the certificates, and whether the scheduler answers."""
+    flags = case.flags
+
+    def check() -> None:
+        if flags.engine_timeout <= 0:
+            raise InputError(f"--engine-timeout={flags.engine_timeout}: must be above 0 seconds.")
+        if flags.engine:
+            from mlm.cluster import dask_engine
+
+            folder = flags.engine_certificates or str(case.workdir.root / "hosts" / "certificates")
+            timeout = min(flags.engine_timeout, ANSWER)
+            dask_engine.check(flags.engine, timeout=timeout, insecure=flags.engine_insecure, certificates=folder)
+
+    if cluster.is_primary():
+        yield check
+
+
+def branch(case: Case) -> Iterator[Check]:
+    """train.branch_from: the step, what the branch changes, and the tokenizer."""
+    name = case.config.train.branch_from
+    if name and not case.begun:
+        yield functools.partial(_check_branch, case)
+
+
+def _check_branch(case: Case) -> None:
+    from mlm.training import branch
+
+    name = case.config.train.branch_from
+    if case.command in ("tokenizer", "shards"):  # a config of data alone
+        locate.branch_source(name)
+        return
+    source, _ = branch.read_source(configs.flatten(case.config), deep=False)
+    if case.fingerprint() not in (None, _fingerprint(str(source.workdir.tokenizer))):
+        what = f"was trained with another tokenizer than {case.tokenizer}"
+        raise InputError(f"config.train.branch_from = {name}: {what}; use its tokenizer, and shards made with it.")
+
+
+def replay(case: Case) -> Iterator[Check]:
+    """train.replay: the shares of all steps."""
+    name = case.config.train.replay
+    if name and not case.begun:
+        from mlm.training import budget, recipe
+
+        start = recipe.branch_start(configs.flatten(case.config))
+        yield functools.partial(budget.read_replay, name, start)
+
+
+def init_from(case: Case) -> Iterator[Check]:
+    """train.init_from: config, names and shapes of the weights, tokenizer; of the run's architecture."""
+    if case.config.train.init_from and not case.begun:
+        yield functools.partial(_check_init_from, case)
+
+
+def _check_init_from(case: Case) -> None:
+    from mlm.model import families
+    from mlm.pretrained import load, warm_start
+
+    config = case.config
+    source = load.load(config.train.init_from, head=None, flag=load.INIT_FROM, headers=True)
+    if any((UPath(source.tokenizer) / file).is_file() for file in locate.TOKENIZERS):
+        _fingerprint(source.tokenizer)  # the rows of its tables are matched by token
+    if case.command in PRETRAINING:
+        ids = {"cls": 0, "pad": source.config.pad_token_id, "sep": 2}  # no architecture depends on them
+        ours = families.named(config.model.family).make_config(config.model, source.config.vocab_size, ids)
+        warm_start.refuse_another_model(source, ours, tiled=config.train.init_tiled)
+    elif case.tokenizer:
+        loaded = tokenizer.load(case.tokenizer)
+        sizes = {"vocab_size": len(loaded), "pad_id": loaded.pad_token_id}
+        warm_start.refuse_unfit_rows(source.config, length=config.classify.length, **sizes)
+
+
+def tokenizers(case: Case) -> Iterator[Check]:
+    """tokenizer.path: loads, with all special tokens."""
+    path = case.config.tokenizer.path
+    if path and not case.has_tokenizer and case.command != "train":
+        yield functools.partial(_fingerprint, path)
+
+
+def folders(case: Case) -> Iterator[Check]:
+    """data.mixture, evaluate.sets and shards.dir: shards of this run's length and tokenizer."""
+    config = case.config
+    named = [("data.mixture", folder) for folder, _ in config.data.mixture]
+    named += [("evaluate.sets", folder) for _, folder in config.evaluate.sets]
+    if config.shards.dir and (UPath(config.shards.dir) / NAME).is_file():
+        named.append(("shards.dir", config.shards.dir))
+    for key, folder in named:
+        yield functools.partial(_check_folder, case, key, folder)
+
+
+def _check_folder(case: Case, key: str, folder: str) -> None:
+    where = f"config.{key}: {folder}"
+    try:
+        manifest = load_manifest(folder, tokenizer_folder=str(case.workdir.tokenizer) if case.has_tokenizer else None)
+    except InputError as error:
+        raise InputError(f"config.{key}: {error}") from None
+    if manifest.length != case.config.shards.length:
+        what = f"has rows of {manifest.length} tokens, but config.shards.length = {case.config.shards.length}"
+        raise InputError(f"{where}: {what}; set it to that, or write these shards again.")
+    fingerprints = {manifest.tokenizer_fingerprint, case.fingerprint()} - {None}
+    if len(fingerprints) > 1:
+        what = f"was not made with the tokenizer in {case.tokenizer}"
+        fix = "set tokenizer.path to the tokenizer of these shards, or write them again"
+        raise InputError(f"{where}: {what}; {fix}.")
+
+
+def sources(case: Case) -> Iterator[Check]:
+    """corpus.sources and corpus.keep_out, if they are read: the first row of each has the columns."""
+    from mlm.data.corpus import Corpus
+
+    config = case.config
+    folder = case.workdir.shards_of(config)
+    foreign = config.shards.dir and holds_foreign_shards(folder)
+    has_shards = case.command == "tokenizer" or config.data.mixture or foreign or (UPath(folder) / NAME).is_file()
+    elsewhere = getattr(case.flags, "engine", "") and not cluster.is_primary()
+    if elsewhere or (has_shards and case.tokenizer):
+        return
+    corpus = Corpus(**config.corpus.to_dict())
+    for source in dict.fromkeys(corpus.sources):
+        yield functools.partial(corpus.check, source)
+    for source in dict.fromkeys(corpus.keep_out):
+        yield functools.partial(corpus.kept_out().check, source)
+
+
+def against(case: Case) -> Iterator[Check]:
+    """--against: the texts of benchmarks."""
+    from mlm.data.corpus import Corpus
+
+    named = dataclasses.replace(Corpus(**case.config.corpus.to_dict()), keep_out=tuple(case.flags.against)).kept_out()
+    for source in named.sources:
+        yield functools.partial(_check_against, named, source)
+
+
+def _check_against(named: Corpus, source: str) -> None:
+    try:
+        named.check(source)
+    except InputError as error:
+        raise InputError(str(error).replace("config.corpus.keep_out", "--against", 1)) from None
+
+
+def tables(case: Case) -> Iterator[Check]:
+    """The sources of config.classify: their first row has the columns of text and label."""
+    from mlm.data import labelled
+
+    own = case.config.classify
+    columns = {"text": own.text, "label": own.label, "kind": own.kind}
+    for split in ("train", "validation", "test"):
+        if own[split]:
+            yield functools.partial(labelled.check, own[split], split=split, **columns)
+    for name, source in own.predict:
+        key = "config.classify.predict"
+        yield functools.partial(labelled.check, source, split=name, key=key, require_labels=False, **columns)
+
+
+def pairs(case: Case) -> Iterator[Check]:
+    """--pairs: their first row has both sentences."""
+    if case.flags.pairs:
+        from mlm.inference import minimal_pairs
+
+        yield functools.partial(minimal_pairs.check, case.flags.pairs, case.flags.phenomenon)
+
+
+def model(case: Case) -> Iterator[Check]:
+    """--model: config, names and shapes of the weights, and the head."""
+    from mlm.pretrained import load
+
+    if case.flags.model:
+        name = locate.at_step(case.flags.model, case.flags.step)
+        head = load.CLASSIFIER if not case.flags.pairs and locate.is_classifier(name) else load.LM_HEAD
+        yield functools.partial(load.load, name, head=head, headers=True)
+
+
+CHECKS: dict[Callable[[Case], Iterator[Check]], tuple[str, ...]] = {
+    hosts: ("run", "train", "classify"),
+    torch: ("export", "bench"),
+    engine: ("run", "tokenizer", "shards", "sweep", "glue"),
+    branch: PRETRAINING,
+    replay: ("run", "train", "doctor"),
+    init_from: (*PRETRAINING, "classify", "glue"),
+    tokenizers: (*PRETRAINING, "classify"),
+    folders: PRETRAINING,
+    sources: ("run", "tokenizer", "shards", "doctor"),
+    against: ("doctor",),
+    tables: ("classify",),
+    model: ("evaluate",),
+    pairs: ("evaluate",),
+}
+
+
+@functools.cache
+def _fingerprint(path: str) -> str:
+    """Returns the fingerprint of the copy that `tokenizer` makes; raises InputError if it can't be used."""
+    return tokenizer.content_hash(tokenizer.load(path).backend_tokenizer)
