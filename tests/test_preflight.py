@@ -76,6 +76,7 @@ def of_an_index(folder: pathlib.Path) -> None:
 
 
 def a_pickle_alone(folder: pathlib.Path) -> None:
+    (folder / "flax_model.msgpack").unlink()
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
@@ -216,7 +217,7 @@ def test_other_folders(manifest, family, tmp_path, capsys, texts, unread):
         ([f"shards.dir={manifest.folder}", "shards.length=40", f"tokenizer.path={other}"], ("shards.length = 40",)),
         ([f"tokenizer.path={tmp_path}/none"], (f"{tmp_path}/none",)),
         ([f"train.branch_from={family.root}@5", "train.steps=20"], ("train.branch_from", "step 5", "4, 8, 12")),
-        ([f"train.branch_from={family.root}@8", "model.layers=2"], ("train.branch_from", "model.layers: 1 -> 2")),
+        ([f"train.branch_from={family.root}@8", "model.layers=2"], ("train.branch_from", "set them back")),
         ([f"train.branch_from={family.root}@8", "train.steps=6"], ("train.branch_from", "train longer")),
         ([f"train.replay={tmp_path}/timing.jsonl", "train.steps=0", "train.hours=1"], ("train.replay",)),
     ]
@@ -320,8 +321,12 @@ def test_what_the_config_says_stays(good_folder, modernbert_folder, trained_work
         9000,
         8,
     )
-    of_file = read(modernbert_folder, file="configs/modernbert_small.py")  # which says its layers
-    assert (of_file.model.layers, of_file.tokenizer.path) == (4, "")
+    file = tmp_path / "deep.py"
+    file.write_text("from configs.base import get_config as base\n\ndef get_config():\n    config = base()\n")
+    with file.open("a") as opened:
+        opened.write("    config.model.layers, config.tokenizer.lowercase = 4, True\n    return config\n")
+    of_file = read(good_folder, file=str(file))
+    assert (of_file.model.layers, of_file.model.heads, of_file.tokenizer.path) == (4, 2, "")
     named = read(f"{trained_workdir.root}@5")
     assert (named.model.layers, named.tokenizer.path) == (2, f"{trained_workdir.root}/tokenizer")
     assert named.tokenizer.vocab_size == 1000

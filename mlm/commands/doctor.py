@@ -62,6 +62,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     try:
         manifest = common.load_data(config, workdir)
     except (InputError, DamageError) as error:
+        unusable = [finding for finding in unusable if str(error) not in finding.what]  # said once
         findings = [checks.Finding("error", str(error), "python -m mlm shards writes them", shards, "data")]
     else:
         options = {name: getattr(args, name) for name in ("hosts", "devices", "rows", "topology", "slices")}

@@ -200,7 +200,8 @@ def folders(case: Case) -> Iterator[Check]:
     config = case.config
     named = [("data.mixture", folder) for folder, _ in config.data.mixture]
     named += [("evaluate.sets", folder) for _, folder in config.evaluate.sets]
-    if config.shards.dir and (UPath(config.shards.dir) / NAME).is_file():
+    writes = case.command in ("run", "tokenizer", "shards")  # the others open the run's own shards themselves
+    if writes and config.shards.dir and (UPath(config.shards.dir) / NAME).is_file():
         named.append(("shards.dir", config.shards.dir))
     for key, folder in named:
         yield functools.partial(_check_folder, case, key, folder)
