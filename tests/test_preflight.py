@@ -241,7 +241,7 @@ def test_tables(trained_workdir, tmp_path, capsys, monkeypatch):
     bare = labelled_texts.write_csv(tmp_path / "bare.csv", [{"text": "a text", "topic": "x"}])
     cases = [
         (f"classify.validation={bare}", ("classify.validation", "no column 'label'", "topic")),
-        (f"classify.test={parquet(tmp_path / 'data', 'text')}", ("classify.test", "no column 'label'")),
+        (f"classify.test={parquet(tmp_path / 'data', 'text')}#train", ("classify.test", "no column 'label'")),
         (f"classify.predict=(('new', 'jsonl:{tmp_path}/none.jsonl'),)", ("classify.predict", "none.jsonl")),
         ("train.init_from=/no/such/model", ("train.init_from = /no/such/model",)),
         ("classify.length=40", ("classify.length = 40", "32 tokens")),
