@@ -70,7 +70,8 @@ def start(root: pathlib.Path, text: str) -> dict:
     python = host_setup.interpreter(root, requirements)
     new = _hidden(final)
     lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # taken before the folder has its name: a run that is seen is held
+    # taken before the folder has its name: a run that is seen is held
+    host_setup.flock(lock, fcntl.LOCK_EX, new / "lock")
     host_setup.write(new / "job.json", kept)
     if not _rename(new, final):  # it was started before, or another `start` was faster
         os.close(lock)

@@ -15,6 +15,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import time
 import urllib.parse
@@ -65,10 +66,29 @@ def alone(file: pathlib.Path, refusal: Exception | None = None):
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(file, "a") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+            flock(lock.fileno(), fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0), file)
         except BlockingIOError:
             raise refusal from None
         yield
+
+
+def flock(lock: int, operation: int, file: pathlib.Path) -> None:
+    """As fcntl.flock, with BlockingIOError if another process holds it; raises HostError where there are no locks."""
+    try:
+        fcntl.flock(lock, operation)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        where = "keep it on a local disk (root in pod.toml, or MLM_POD_ROOT, on a host)"
+        raise HostError(f"{file.parent} can't be locked ({error.strerror}): {where}") from None
+
+
+def prepare_streams() -> None:
+    """Makes stdout and stderr take any text: pipes and files as UTF-8; a terminal shows codes for what it lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            encoding = stream.encoding if stream.isatty() else "utf-8"
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
 def wait_until(condition: Callable[[], object], seconds: float) -> None:
@@ -132,7 +152,7 @@ def install(root: pathlib.Path, code: str, extras: list[str], given: str) -> dic
 
 def _run(argv: list[str], failure: str, folder: pathlib.Path | None = None, **variables: str) -> str:
     """Returns what a program prints. Raises HostError, which begins with `failure`."""
-    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "encoding": "utf-8", "errors": "replace"}
     try:
         done = subprocess.run(argv, cwd=folder, env={**os.environ, **variables}, **pipes)
     except OSError as error:

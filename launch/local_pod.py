@@ -55,6 +55,7 @@ class Pod:
             port, jax_port = (free.getsockname()[1] for free in (one, other))  # several pods may run on this machine
         ports = [f"--coordinator=127.0.0.1:{port}", f"--config.pod.jax_port={jax_port}"]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        pipes |= {"encoding": "utf-8", "errors": "replace"}
         venv = ROOT / ".venv" / "bin" / "python"
         python = str(venv) if venv.exists() else sys.executable
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={self._devices}"
@@ -68,9 +69,7 @@ class Pod:
             command = [python, *self._program, *self.arguments, *(changes or {}).get(index, []), *place]
             own = {"MLM_HOST_DIR": str(folder), **(environment or {}).get(index, {})}
             # in a session of its own: a Ctrl-C at the terminal comes to us alone
-            child = subprocess.Popen(
-                command, cwd=ROOT, env=everywhere | own, text=True, errors="replace", start_new_session=True, **pipes
-            )
+            child = subprocess.Popen(command, cwd=ROOT, env=everywhere | own, start_new_session=True, **pipes)
             self.children.append(child)
             reader = threading.Thread(target=_copy, args=(child, index, folder / "log"), daemon=True)
             reader.start()
@@ -151,6 +150,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--devices", type=int, default=2, help="CPU devices of each process (default: 2)")
     parser.add_argument("--workdir", default="", help="folder of the run (default: runs/NAME-pod)")
     parser.add_argument("--command", default="run", help="of python -m mlm (default: run)")
+    host_setup.prepare_streams()
     args, rest = parser.parse_known_args(argv)
     if args.processes < 1 or args.devices < 1:
         parser.error("N and --devices must be at least 1")

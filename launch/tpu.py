@@ -8,6 +8,7 @@ import pathlib
 import sys
 from collections.abc import Callable
 
+import host_setup
 from pods import backend, gcloud, lifetime, preflight, runs, settings, supervise, sync
 from pods import code as codes
 from pods import follow as following
@@ -23,6 +24,7 @@ PASS_ON = ("run", "supervise")  # commands that take --config.x=y, and what stan
 
 def main(argv: list[str]) -> int:
     """Runs one command; returns its exit code."""
+    host_setup.prepare_streams()
     argv, words = split(argv)
     args = parser().parse_args(argv)
     try:
@@ -35,6 +37,9 @@ def main(argv: list[str]) -> int:
     except PodError as error:
         print(f"tpu {args.name}: {error}", file=sys.stderr)
         return error.code
+    except host_setup.HostError as error:
+        print(f"tpu {args.name}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         say(f"tpu {args.name}: interrupted; what was asked of the cloud or the hosts goes on there.")
         return 130

@@ -12,7 +12,8 @@ import types
 from mlm import config as configs
 from mlm import logs
 from mlm.cluster import watch
-from mlm.errors import InputError, PreemptedError, StopError
+from mlm.errors import InputError, PreemptedError, StopError, of_storage
+from mlm.text import prepare_streams, use_utf8
 
 COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `main(args, overrides)`
     "run": "run all stages, skipping those that are done and unchanged",
@@ -41,6 +42,9 @@ EXAMPLES = """examples:
 
 def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> int:
     """Runs one command, `run` and `train` with a subclass of `Pretraining` if given; returns its exit code."""
+    if argv is None:
+        use_utf8()
+    prepare_streams()
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     for name in ("asyncio", "concurrent.futures"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -55,6 +59,7 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
     watching = watch.begin(args.name)
     try:
         importlib.import_module(f"mlm.commands.{args.name}").main(args, overrides)
+        sys.stdout.flush()  # Python's own flush at the exit would be too late for an exit code
         return watching.end(0)
     except StopError as error:
         print(f"mlm {args.name}: {error}", file=sys.stderr, flush=True)
@@ -68,8 +73,11 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
             return watching.failed(StopError("nobody reads the output any more; run the same command to continue."), 1)
         return watching.end(0)
     except Exception as error:
-        traceback.print_exc()
-        return watching.failed(error, 1)
+        if (refused := of_storage(error)) is None:
+            traceback.print_exc()
+            return watching.failed(error, 1)
+        print(f"mlm {args.name}: {refused}", file=sys.stderr, flush=True)
+        return watching.failed(refused, refused.code)
 
 
 def _stop(number: int, frame: types.FrameType | None) -> None:

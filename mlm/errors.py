@@ -1,5 +1,10 @@
 """Expected ends of a command, each with its exit code (README, "Exit codes")."""
 
+import errno
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
 
 class StopError(Exception):
     """An expected end. The message is one sentence for a person: what is wrong, where, and what to do."""
@@ -29,3 +34,19 @@ class PreemptedError(StopError):
     """The run was told to stop, saved its state, and continues when it is started again."""
 
     code = 75
+
+
+def of_storage(error: Exception) -> InputError | None:
+    """Returns the sentence for what a disk refuses, None for any other error."""
+    if not isinstance(error, OSError):
+        return None
+    reason = f"({error.strerror or error})"
+    if error.errno in FULL:
+        what = error.filename or "a file, or the output,"
+        return InputError(f"{what} can't be written {reason}; make room, then run the same command again.")
+    if error.errno in REFUSED and error.filename:
+        what = f"{error.filename}: this user can't read or write it {reason}"
+        return InputError(f"{what}; change its permissions, or use another folder.")
+    if "No usable temporary directory" in reason:
+        return InputError(f"no folder for temporary files can be written {reason}; set TMPDIR to one that can.")
+    return None

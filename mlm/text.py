@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import locale
+import os
 import re
 import string
 import sys
@@ -57,14 +59,34 @@ def table(*heads: str, rows: Iterable[Sequence[str | Text]], indent: int = 0) ->
     return Padding.indent(grid, indent)
 
 
+def use_utf8() -> None:
+    """Starts this program again in Python's UTF-8 mode if the locale has another encoding, which files would get."""
+    if sys.flags.utf8_mode or locale.getencoding().lower() == "utf-8":
+        return
+    if sys.stdout is not None and sys.stdout.isatty():
+        os.environ.setdefault("PYTHONIOENCODING", sys.stdout.encoding)  # a terminal keeps its own
+    os.environ["PYTHONUTF8"] = "1"  # of the processes that it starts
+    os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
+def prepare_streams() -> None:
+    """Makes stdout and stderr take any text: pipes and files as UTF-8; a terminal shows codes for what it lacks."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as by `>&-`: the next file, here or in a child, would take its number
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+            os.set_inheritable(getattr(sys, name).fileno(), True)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            encoding = stream.encoding if stream.isatty() else "utf-8"
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
+
+
 def show(*parts: RenderableType, out: TextIO | None = None) -> None:
-    """Writes lines and tables: to a terminal in color and without control characters, to a pipe or file as UTF-8."""
+    """Writes lines and tables: to a terminal in color and without control characters."""
     from rich.console import Console
 
     out = out or sys.stdout
     terminal = out.isatty()
-    if isinstance(out, io.TextIOWrapper):
-        out.reconfigure(encoding=out.encoding if terminal else "utf-8", errors="backslashreplace")
     # The width breaks and cuts no line, a terminal wraps long ones itself; without a height, TERM=dumb has 80 columns.
     color = "auto" if terminal else None
     console = Console(file=out, width=100_000, height=25, color_system=color, force_terminal=terminal)

@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 
 from mlm.errors import InputError
 from mlm.paths import UPath, is_remote, make_folder, refusing
-from mlm.text import printable
+from mlm.text import is_text, printable
 
 LOCK = ".lock"
 LEASE = ".lock.json"  # instead, on a file system without locks
@@ -48,6 +48,9 @@ class Workdir:
         if not is_remote(path) and ("\\" in str(self.root) or self.root.parts[1:2] in BUCKETS):
             what = f"{self.root} has a backslash in it, or begins with the name of a kind of bucket (/gs/)"
             raise InputError(f"--workdir={path}: {what}, which orbax takes for another path; choose another folder.")
+        if not is_text(str(self.root)):
+            fix = "rename that part of the path"
+            raise InputError(f"--workdir={printable(str(self.root))}: is not UTF-8, as libraries need it; {fix}.")
         if create:
             _make_writable(self.root)
         elif create is False and not self.root.is_dir():

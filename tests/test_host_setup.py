@@ -1,9 +1,13 @@
 """host_setup.py: the code is unpacked and its environment made, once, and nothing half done is taken for done."""
 
+import errno
+import fcntl
 import json
+import os
 import pathlib
 import shutil
 
+import host_setup
 import pytest
 
 from tests.fixtures_pods import LAUNCH
@@ -99,3 +103,13 @@ def test_an_environment_of_the_code_s_own_script(host):
     assert json.loads((folder / "python.json").read_text()) == {"python": f"{folder}/bin/python"}
     assert host.ask("install", code, "--extra=a", "--extra=b>1", MLM_POD_PYTHON="") == {**found, "fresh": False}
     assert host.ask("install", code, MLM_POD_PYTHON="")["requirements"] != found["requirements"]
+
+
+def test_a_folder_without_locks_is_named(monkeypatch, tmp_path):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    named = pytest.raises(host_setup.HostError, match=rf"{tmp_path}/run can't be locked \(No locks available\)")
+    with named, host_setup.alone(tmp_path / "run" / ".lock"):
+        pass

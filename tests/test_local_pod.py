@@ -1,5 +1,6 @@
 """launch/local_pod.py: what it does with processes that do well, fail, hang or don't answer. They are no trainers."""
 
+import io
 import json
 import os
 import signal
@@ -43,6 +44,17 @@ def test_each_has_its_place_its_folder_and_its_log(tmp_path, capfd):
         assert ("$(b) 'c'" in text) == (index == 1)
         ports.add(text.partition("--coordinator=127.0.0.1:")[2].split()[0])
     assert len(ports) == 1
+
+
+def test_any_text_of_a_process_is_shown_and_kept(tmp_path, monkeypatch):
+    """On a terminal, or through a pipe, of a locale that lacks its letters."""
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    local_pod.host_setup.prepare_streams()
+    one = pod(tmp_path, "sys.stdout.buffer.write('東京\\n'.encode() + b'\\xff\\n')", processes=1)
+    one.start()
+    assert one.wait() is None
+    assert sys.stdout.buffer.getvalue().decode() == "0| 東京\n0| \ufffd\n"
+    assert (tmp_path / "0" / "log").read_text(encoding="utf-8") == "東京\n\ufffd\n"
 
 
 def test_the_exit_code_is_that_of_the_first_cause(tmp_path):

@@ -1,7 +1,9 @@
 """The table of commands: what each takes, and what is imported before a mistake is answered."""
 
 import ast
+import errno
 import importlib
+import os
 import pathlib
 import signal
 import subprocess
@@ -12,6 +14,7 @@ import pytest
 from mlm import __main__
 from mlm.__main__ import COMMANDS
 from mlm.cluster import watch
+from tests import processes
 from tests.test_bad_input import refuse
 
 MLM = pathlib.Path(__main__.__file__).parent
@@ -120,3 +123,72 @@ def test_an_output_that_nobody_reads_is_the_end_of_a_page_but_no_success_of_a_ru
         f"command.main = main\nsys.exit(__main__.main({line!r}))"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == code
+
+
+IN_ANY_LOCALE = """
+import sys
+from mlm import __main__
+from mlm.commands import predict
+def main(args, overrides):
+    print(args.texts)
+    with open(args.workdir, "w") as file:
+        file.write(args.texts[0])
+predict.main = main
+sys.exit(__main__.main())
+"""
+
+
+@pytest.mark.parametrize("encoding", ["ascii", None])
+def test_files_and_texts_are_utf8_in_any_locale(tmp_path, encoding):
+    """A file that a library opens without an encoding, an argument, and what is printed through a pipe."""
+    (tmp_path / "program.py").write_text(IN_ANY_LOCALE)
+    environment = processes.environment(1) | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment |= {"PYTHONIOENCODING": encoding} if encoding else {}
+    line = [sys.executable, str(tmp_path / "program.py"), "predict", f"--workdir={tmp_path / 'größe'}", "東京"]
+    done = subprocess.run(line, capture_output=True, env=environment, cwd=processes.ROOT)
+    assert (done.returncode, done.stdout.decode()) == (0, "['東京']\n"), done.stderr.decode()
+    assert (tmp_path / "größe").read_text(encoding="utf-8") == "東京"
+
+
+@pytest.mark.parametrize(
+    ("number", "file", "words"),
+    [
+        (errno.EROFS, "/x/report.html", ("/x/report.html", "Read-only", "another folder")),
+        (errno.EACCES, "/x/report.html", ("/x/report.html", "Permission denied", "permissions")),
+        (errno.ENOSPC, None, ("No space left", "make room")),
+        (errno.EDQUOT, "/x/y", ("/x/y", "quota", "make room")),
+        (errno.ENOENT, "No usable temporary directory found", ("temporary", "TMPDIR")),
+    ],
+)
+def test_what_a_disk_refuses_is_a_sentence(monkeypatch, capsys, number, file, words):
+    def main(args, overrides):
+        raise OSError(number, os.strerror(number) if number != errno.ENOENT else file, file)
+
+    monkeypatch.setattr(importlib.import_module("mlm.commands.report"), "main", main)
+    refuse(["report", "--workdir=x"], 2, *words, capsys=capsys)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), FileNotFoundError(2, "none", "/x")])
+def test_another_error_of_the_system_keeps_its_traceback(monkeypatch, capsys, error):
+    """As of a socket, or a file that a fault in the code looks for."""
+
+    def main(args, overrides):
+        raise error
+
+    monkeypatch.setattr(importlib.import_module("mlm.commands.report"), "main", main)
+    assert __main__.main(["report", "--workdir=x"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reader_that_is_gone_at_the_end_is_no_error_of_the_exit():
+    """Little output stays in the buffer until the end, where Python itself would fail with 120."""
+    program = (
+        "import os, sys\nfrom mlm import __main__\nfrom mlm.commands import predict as command\n"
+        "command.main = lambda args, overrides: print('few')\nsys.exit(__main__.main(['predict', '--workdir=x']))"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | {"PYTHONUNBUFFERED": ""}
+    done = subprocess.run([sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, env=environment)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")

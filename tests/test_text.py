@@ -1,12 +1,14 @@
 """Text from elsewhere: nothing of it moves a cursor, and all of it can be read."""
 
 import io
+import subprocess
+import sys
 
 import jinja2
 import pytest
 from rich.text import Text
 
-from mlm.text import code, is_text, markdown, printable, show, table, templates
+from mlm.text import code, is_text, markdown, prepare_streams, printable, show, table, templates
 
 
 class Terminal(io.StringIO):
@@ -82,7 +84,43 @@ def test_a_table_without_heads_begins_with_its_first_row():
     assert shown(table("", "", rows=[("a", "\x1b[2J")])) == "a  \\u001b[2J\n"
 
 
-def test_a_pipe_that_is_not_utf8_gets_utf8():
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    show("naïve", table("", rows=[("東京",)]), out=out)
-    assert out.buffer.getvalue().decode() == "naïve\n東京\n"
+class Latin1Terminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("make", "encoding", "expected"),
+    [
+        (io.TextIOWrapper, "ascii", "naïve 東京 \\udcff\n東京\n".encode()),
+        (Latin1Terminal, "latin-1", b"na\xefve \\u6771\\u4eac \\udcff\n\\u6771\\u4eac\n"),
+    ],
+)
+def test_output_takes_any_text(monkeypatch, make, encoding, expected):
+    """A pipe gets UTF-8, a terminal what it can show: of a table, a line, a warning."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, make(io.BytesIO(), encoding=encoding))
+    prepare_streams()
+    print("naïve 東京 \udcff")
+    show(table("", rows=[("東京",)]))
+    print("naïve 東京 \udcff\n東京", file=sys.stderr, flush=True)
+    assert sys.stdout.buffer.getvalue() == sys.stderr.buffer.getvalue() == expected
+
+
+CLOSED = """
+import os, sys
+for number in (0, 1, 2): os.close(number)
+sys.stdin = sys.stdout = sys.stderr = None
+from mlm.text import prepare_streams, show
+prepare_streams()
+with open(sys.argv[1], "w") as file:
+    print("lost"), print("lost", file=sys.stderr), show("lost")
+    os.write(1, b"lost"), os.write(2, b"lost")
+    file.write(f"{sys.stdin.read()!r} {file.fileno() > 2} {os.get_inheritable(2)}")
+"""
+
+
+def test_closed_streams_are_no_files(tmp_path):
+    """As with `>&-`: what libraries write to stdout does not end up in the file that was opened first."""
+    subprocess.run([sys.executable, "-c", CLOSED, str(tmp_path / "file")], check=True)
+    assert (tmp_path / "file").read_text() == "'' True True"

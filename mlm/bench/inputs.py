@@ -36,7 +36,7 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
         interleaved.say("shards: starting the TF-TPU example")
         other.submit(tf_tpu_example.prepare, splits, f"{folder}/documents").result()
         lines = (json.dumps({"text": text, "split": split}) + "\n" for split in splits for text in splits[split])
-        Path(folder, "documents.jsonl").write_text("".join(lines))
+        Path(folder, "documents.jsonl").write_text("".join(lines), encoding="utf-8")
         length, tok, target = config.shards.length, {"tokenizer_folder": tokenizer_folder}, f"{folder}/shards"
         counts = {"train": config.shards.count, "validation": config.shards.validation_count}
         split = {"sources": (f"jsonl:{folder}/documents.jsonl",), "weights": (1.0,), "field": "text"}

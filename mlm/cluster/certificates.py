@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mlm.errors import InputError, StopError
 from mlm.paths import UPath, make_folder, refusing, write_secret
+from mlm.text import prepare_streams
 
 NAMES = ("ca.pem", "cert.pem", "key.pem")
 AUTHORITY = "mlm engine authority"
@@ -52,6 +53,7 @@ def read(folder: UPath | Path) -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Makes the certificates in the folder that is the only argument; returns the exit code."""
+    prepare_streams()
     try:
         if len(arguments) != 1:
             raise InputError("usage: python -m mlm.cluster.certificates FOLDER")

@@ -42,7 +42,8 @@ class Modules(NamedTuple):
 def parts() -> Iterator[Modules]:
     """Yields the modules of the pinned packages in order, tests left out."""
     requirements = Path(__file__).parents[2] / "requirements.txt"
-    for name in sorted(set(re.findall(r"^([A-Za-z0-9._-]+)==", requirements.read_text(), re.MULTILINE))):
+    pins = requirements.read_text(encoding="utf-8")
+    for name in sorted(set(re.findall(r"^([A-Za-z0-9._-]+)==", pins, re.MULTILINE))):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # pinned for another platform
             package = importlib.metadata.distribution(name)
             lines = (line.rsplit(",", 2) for line in (package.read_text("RECORD") or "").splitlines())

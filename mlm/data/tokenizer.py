@@ -60,7 +60,7 @@ def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, 
     root = Path(folder)
     root.mkdir(parents=True)
     tokenizer.save(str(root / "tokenizer.json"))
-    (root / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    (root / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
 def _untrained(kind: str, vocab_size: int, lowercase: bool) -> tuple[Tokenizer, trainers.Trainer]:

@@ -138,7 +138,7 @@ def _table(manifest: Manifest, shard: str) -> np.ndarray:
 
 
 def _parts(manifest: Manifest) -> list[list[str]]:
-    return json.loads((UPath(manifest.folder) / PARTS).read_text())
+    return json.loads((UPath(manifest.folder) / PARTS).read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ Dimensions: B rows, L tokens in a row, K positions in a row, V vocabulary entrie
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -249,7 +250,8 @@ def _check_in_torch(python: str, folder: Path) -> None:
     """Runs mlm/export/verify_export.py in another interpreter; raises as `export` says."""
     command = [python, verify_export.__file__, str(folder)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=environment)
     except OSError as error:
         raise InputError(f"--torch={python}: can't be run ({error.strerror}); name a Python interpreter.") from None
     if done.returncode == 2:

@@ -173,7 +173,7 @@ def _code_fingerprint() -> Markup:
     text = code(hashlib.sha256(json.dumps(fingerprints.code(), sort_keys=True).encode()).hexdigest())
     command = ["git", "-C", str(fingerprints.ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     except OSError:  # there is no git
         return text
     found = done.returncode == 0 and (fingerprints.ROOT / ".git").exists()

@@ -44,7 +44,7 @@ def read_scores(case: Case) -> dict[str, float]:
     """
     folder = UPath(case.run.folder)
     if case.run.arguments[0] == "evaluate":
-        lines = (folder / runs.OUTPUT).read_text(errors="replace").splitlines()
+        lines = (folder / runs.OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
         found = configs.flatten(json.loads([line for line in lines if line.startswith("{")][-1]))
         first = next((key for key in ("loss", *found) if key in found and key.endswith(("loss", "accuracy"))), "loss")
     else:
