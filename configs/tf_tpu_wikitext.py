@@ -17,8 +17,9 @@ The batch size is inferred: the card's schedule has 14,675 + 278,825 = 293,500 s
 1.25 to 1.5 tokens per word the 103 million words are 1.0 to 1.2 million rows of 128, so a step took 1,700 to 2,050
 rows. The script's default, 8 rows per core, is a batch of 64: --config.data.global_batch=64.
 
-To train on shards written by the example, set shards.dir to their folder and tokenizer.path to their tokenizer; `run`
-uses both as they are.
+The test split is written to shards/test as well, as the example tokenizes it; after training, `evaluate --split=test`
+scores it. To train on shards written by the example, set shards.dir to their folder and tokenizer.path to their
+tokenizer; `run` uses both as they are.
 """
 
 from ml_collections import ConfigDict
