@@ -78,17 +78,12 @@ def make_folder(folder: UPath) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def inside(folder: UPath, name: str, *, links: bool = False) -> UPath:
-    """Returns `folder / name`; raises ValueError if it leads out of the folder; `links` may, as in the Hub's cache."""
+def inside(folder: UPath, name: str) -> UPath:
+    """Returns `folder / name`; raises ValueError if the name leads out of the folder, which a link in it may do."""
     good = isinstance(name, str) and not re.search(r"[\x00-\x1f\x7f:\\]", name)
     if not good or not {"", ".", ".."}.isdisjoint(name.split("/")):
         raise ValueError(f"{name!r:.120} is not the name of a file inside its folder")
-    path = folder / name
-    if not links and not is_remote(folder):
-        root = os.path.realpath(str(folder))
-        if os.path.commonpath([root, os.path.realpath(str(path))]) != root:
-            raise ValueError(f"{name!r:.120} is a symbolic link that leaves its folder")
-    return path
+    return folder / name
 
 
 def children(folder: UPath) -> list[UPath]:
@@ -124,10 +119,15 @@ def sizes(folder: UPath) -> dict[str, int]:
     """Returns {name: bytes} of the files in a folder, none if there is no such folder; raises InputError."""
     with refusing(f"{folder}: {platform.node()} can't list it", "start the same command again"):
         try:
-            entries = folder.fs.ls(folder.path, detail=True)
+            if is_remote(folder):
+                entries = folder.fs.ls(folder.path, detail=True)
+                files = [(entry["name"], entry["size"]) for entry in entries if entry["type"] != "directory"]
+            else:
+                with os.scandir(folder) as entries:
+                    files = [(entry.name, entry.stat().st_size) for entry in entries if entry.is_file()]
         except (FileNotFoundError, NotADirectoryError):
             return {}
-    return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] != "directory"}
+    return {name.rpartition("/")[2]: size for name, size in files}
 
 
 def write_text(path: UPath, text: str) -> None:
@@ -226,7 +226,7 @@ def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
     In a bucket the files are uploaded, the file `last` at the end; `last` + ".begun" exists until then.
     """
     if not is_remote(folder):
-        target = Path(str(folder))
+        target = Path(canonical(str(folder)))  # of a link, what it leads to
         temporary = target.with_name(f".{target.name}.tmp")
         new, old = temporary / "new", temporary / "old"
         if old.exists() and not target.exists():

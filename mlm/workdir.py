@@ -25,7 +25,7 @@ import psutil
 from ml_collections import ConfigDict
 
 from mlm.errors import InputError
-from mlm.paths import UPath, is_remote, make_folder, refusing
+from mlm.paths import UPath, canonical, is_remote, make_folder, refusing
 from mlm.text import is_text, printable
 
 LOCK = ".lock"
@@ -82,7 +82,7 @@ class Workdir:
 
 def work_folder(folder: str) -> UPath:
     """Returns the folder, named {folder}.tmp, that exists while the shards are being made."""
-    root = UPath(folder)
+    root = UPath(canonical(folder))  # of a link, beside what it leads to
     if not root.name:
         raise InputError(f"{folder}: shards need a folder of their own; name one inside it.")
     return root.with_name(root.name + ".tmp")

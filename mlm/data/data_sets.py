@@ -100,8 +100,12 @@ def hf_errors() -> Iterator[None]:
 
 def hf_name(name: str) -> tuple[str, str | None]:
     """Returns the name and the configuration (None for the default) of NAME[:CONFIG]."""
-    name, _, config = name.partition(":")
-    return name, config or None
+    if _is_folder(name):  # whose path may hold a colon
+        return name, None
+    folder, _, config = name.rpartition(":")
+    if not folder or not _is_folder(folder):
+        folder, _, config = name.partition(":")
+    return folder, config or None
 
 
 def check_columns(wanted: Iterable[str], there: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ from mlm.data.manifest import NAME, SPLITS, Manifest, Shard, Split, load_manifes
 from mlm.data.map_part import BLOCK, Map, map_part
 from mlm.data.write_shard import PARTS, WriteShard, table_name, write_shard
 from mlm.errors import InputError
-from mlm.paths import UPath, children, is_remote, remove, sizes
+from mlm.paths import UPath, canonical, children, is_remote, remove, sizes
 from mlm.workdir import work_folder
 
 BLOCK_BYTES = (2**12, 2**22)  # of text, in a block: the least and the most
@@ -62,7 +62,7 @@ def write(
         with results.written(job.shards / NAME) as file:
             file.write_text(manifest.to_json() + "\n")
         if not is_remote(folder):
-            job.shards.rename(folder)
+            job.shards.rename(canonical(folder))
         remove(job.root)
     return load_manifest(folder)
 

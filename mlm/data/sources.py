@@ -20,9 +20,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import fsspec
-
 from mlm.data import data_sets, docstrings, lines
+from mlm.files import find_files, read_stat, split_field, split_pattern
+from mlm.paths import UPath
 from mlm.text import is_text
 
 if TYPE_CHECKING:
@@ -112,32 +112,29 @@ class _Lines(Kind):
     files, fields = True, False
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
-        system, path = fsspec.core.url_to_fs(self.rest)
-        files = [(name, info) for name, info in system.glob(path, detail=True).items() if info["type"] != "directory"]
-        if not files:
-            raise FileNotFoundError("no such file")
-        most = part_bytes(sum(info["size"] for _, info in files))
+        files = find_files(self.rest)
+        most = part_bytes(sum(file.size for file in files))
         waiting, waiting_bytes = [], 0
-        for name, info in sorted(files):
-            size = info["size"]
+        for name, size, stamp in files:
             whole = name.endswith(".gz") or size <= most
             cuts = [0, size] if whole else [*range(0, size - most // 2, most), size]
             for start, stop in itertools.pairwise(cuts):
                 if waiting and waiting_bytes + stop - start > most:
                     yield _together(waiting)
                     waiting, waiting_bytes = [], 0
-                waiting.append((name, start, stop, _stamp(info)))
+                waiting.append((name, start, stop, stamp))
                 waiting_bytes += stop - start
         yield _together(waiting)
 
     def read(self, where: tuple) -> Iterator[Document]:
-        system, root = fsspec.core.url_to_fs(self.rest)
-        root = re.split(r"[*?[]", root)[0].rpartition("/")[0]
+        groups_by_file = self.corpus.group == FILE
+        folder = split_pattern(self.rest)[0] if groups_by_file else ""
         for name, start, stop, stamp in where:
-            if _stamp(system.info(name)) != stamp:
+            status = read_stat(name)
+            if status is None or status.stamp != stamp:
                 raise ValueError(f"{name} has changed since it was listed; start the same command again")
-            group = name.removeprefix(f"{root}/") if self.corpus.group == FILE else ""
-            with system.open(name, "rb") as raw:
+            group = name.removeprefix(f"{folder}/") if groups_by_file else ""
+            with UPath(name).open("rb") as raw:
                 file = raw if name.endswith(".gz") else io.BufferedReader(raw, 2**20)
                 for number, line in enumerate(lines.read(file, name, start, stop), 1):
                     try:
@@ -156,7 +153,7 @@ class _JsonLines(_Lines):
     fields = True
 
     def __init__(self, rest: str, corpus: Corpus):
-        pattern, _, name = rest.partition("#")
+        pattern, name = split_field(rest)
         super().__init__(pattern, dataclasses.replace(corpus, field=name or corpus.field))
 
     def from_line(self, line: str, group: str) -> Document:
@@ -234,11 +231,6 @@ KINDS = {"docstrings": _Docstrings, "text": _Lines, "jsonl": _JsonLines, "hf": _
 def part_bytes(total: int) -> int:
     """Returns the bytes of a part of a source of `total` bytes: it depends on nothing else, so neither do the parts."""
     return min(max(total // PARTS, PART_BYTES[0]), PART_BYTES[1])
-
-
-def _stamp(info: dict[str, Any]) -> str:
-    """Returns what changes with a file: its size, and its version in a bucket or its time on a disk."""
-    return f"{info['size']} {next((info[key] for key in ('generation', 'etag', 'ETag', 'mtime') if key in info), '')}"
 
 
 def _together(pieces: list[tuple]) -> tuple[str, str, int, tuple]:

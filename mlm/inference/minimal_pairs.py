@@ -11,9 +11,9 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-import fsspec
 import jax
 import numpy as np
 from ml_collections import ConfigDict
@@ -21,9 +21,10 @@ from ml_collections import ConfigDict
 from mlm import cluster
 from mlm.data import labelled, tokenizer
 from mlm.errors import DamageError, InputError
+from mlm.files import find_files
 from mlm.inference import evaluate, pseudo_perplexity
 from mlm.inference.fill_mask import pad
-from mlm.paths import UPath
+from mlm.paths import refusing
 from mlm.pretrained import load
 from mlm.text import show, table
 from mlm.training import evaluation
@@ -68,7 +69,7 @@ def read(source: str, phenomenon: str = "") -> list[Pair]:
     pairs = []
     for name in _tables(source):
         found = labelled.read(name, **_columns(source, phenomenon))
-        labels = [label or UPath(name).stem for label in found.labels]
+        labels = [label or PurePosixPath(name).stem for label in found.labels]
         pairs += map(Pair, found.texts, labels, found.places)
     return pairs
 
@@ -91,11 +92,8 @@ def _tables(source: str) -> list[str]:
         raise InputError(f"--pairs={source}: must be {kinds}.")
     names = [rest]
     if kind in ("jsonl", "csv"):
-        system, path = fsspec.core.url_to_fs(rest)
-        scheme = rest.partition("://")[0] + "://" if "://" in rest else ""
-        names = [scheme + name for name in sorted(system.glob(path))]
-    if not names:
-        raise InputError(f"--pairs={source}: there is no such file.")
+        with refusing(f"--pairs={source}: can't be read", "name files that are there"):
+            names = [file.name for file in find_files(rest)]
     return [f"{kind}:{name}" for name in names]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from mlm import cluster
 from mlm.errors import DamageError, InputError
+from mlm.files import files_below
 from mlm.paths import UPath, children, move, remove, write_text
 
 FORMAT = 2  # of the metadata
@@ -129,8 +130,7 @@ def read_meta(folder: UPath, step: int) -> dict[str, Any]:
 
 def _files(root: UPath) -> dict[str, UPath]:
     """Returns {path within the step: path} of all files but the hashes."""
-    files = (path for path in root.rglob("*") if path.is_file() and not path.name.startswith(HASHES))
-    return {path.relative_to(root).as_posix(): path for path in files}
+    return {name: path for name, path in files_below(root).items() if not path.name.startswith(HASHES)}
 
 
 def _sha256(path: UPath) -> str:

@@ -176,7 +176,7 @@ def _read_weights(folder: UPath, family: type[Network], where: str, *, headers: 
     try:
         if (folder / INDEX).is_file():
             names = set(logs.read_object(folder / INDEX)["weight_map"].values())
-            files = [inside(folder, file, links=True) for file in sorted(names)]
+            files = [inside(folder, file) for file in sorted(names)]
         if files:
             read = _zeros_of if headers else safetensors.flax.load_file  # numpy's loader knows no bfloat16
             parts = [read(str(file)) for file in files]

@@ -1,0 +1,110 @@
+"""Files by their names and patterns, local or gs://; a link is the file or folder that it leads to."""
+
+import functools
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+
+from mlm.paths import UPath, is_remote
+
+
+class File(NamedTuple):
+    """A file that can be read."""
+
+    name: str  # its path, absolute or gs://
+    size: int
+    stamp: str  # changes with the file
+
+
+def read_stat(name: str) -> File | None:
+    """Returns the file of a name, None if it is a folder or the like; raises OSError, of a link that leads nowhere."""
+    if is_remote(name):
+        path = UPath(name)
+        return _remote_file(name, path.fs.info(path.path))
+    try:
+        status = Path(name).stat()
+    except FileNotFoundError:
+        if not Path(name).is_symlink():
+            raise
+        fix = "fetch that file (as with git annex get or dvc pull), or remove the link"
+        raise FileNotFoundError(f"{name} is a link to {Path(name).readlink()}, which is not there; {fix}") from None
+    stamp = f"{status.st_size} {status.st_mtime}"
+    return File(name, status.st_size, stamp) if stat.S_ISREG(status.st_mode) else None
+
+
+def _remote_file(name: str, info: dict[str, Any]) -> File | None:
+    version = next((info[key] for key in ("generation", "etag", "ETag", "mtime") if key in info), "")
+    return None if info["type"] == "directory" else File(name, info["size"], f"{info['size']} {version}")
+
+
+def split_pattern(pattern: str) -> tuple[str, str]:
+    """Returns (folder, pattern within it), absolute or gs://; a name that exists is no pattern, whatever is in it."""
+    if not is_remote(pattern):
+        pattern = str(Path(pattern).absolute())
+    parts = pattern.split("/")
+    for number, part in enumerate(parts):
+        name = "/".join(parts[: number + 1])
+        if glob.has_magic(part) and not (UPath(name).exists() if is_remote(name) else os.path.lexists(name)):
+            return "/".join(parts[:number]), "/".join(parts[number:])
+    return "/".join(parts[:-1]), glob.escape(parts[-1])
+
+
+def find_files(pattern: str) -> list[File]:
+    """Returns the files that match a pattern, sorted by name, without folders; raises OSError if there are none."""
+    folder, rest = split_pattern(pattern)
+    if is_remote(pattern):
+        root = UPath(folder)
+        infos = root.fs.glob(f"{glob.escape(root.path)}/{rest}", detail=True)
+        scheme = folder.partition("://")[0]
+        files = [_remote_file(f"{scheme}://{name}", info) for name, info in sorted(infos.items())]
+    elif "**" in rest:
+        matches = re.compile(fsspec.utils.glob_translate(rest)).match
+        files = [read_stat(f"{folder}/{name}") for name in sorted(_walk(folder or "/")) if matches(name)]
+    else:
+        names = sorted(glob.glob(rest, root_dir=folder or "/", include_hidden=True))
+        files = [read_stat(f"{folder}/{name}") for name in names]
+    if files and not any(files):
+        raise OSError(f"it is a folder, or no regular file; name the files in it, as in {pattern.rstrip('/')}/*")
+    if not files:
+        raise FileNotFoundError("no such file")
+    return sorted(file for file in files if file is not None)
+
+
+@functools.cache
+def split_field(rest: str) -> tuple[str, str]:
+    """Returns (pattern, field) of PATTERN[#FIELD]; names of files may hold a # themselves."""
+    cuts = [match.start() for match in re.finditer("#", rest)]
+    for cut in [len(rest), *cuts[:0:-1]] if cuts else []:
+        try:
+            find_files(rest[:cut])
+        except OSError:
+            continue
+        return rest[:cut], rest[cut + 1 :]
+    pattern, _, field = rest.partition("#")
+    return pattern, field
+
+
+def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yields the names of the files below a folder, through links, but not again through one that leads upwards."""
+    real = os.path.realpath(folder)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_dir():
+                yield entry.name
+            elif os.path.realpath(entry.path) not in (*above, real):
+                yield from (f"{entry.name}/{name}" for name in _walk(entry.path, (*above, real)))
+
+
+def files_below(folder: UPath) -> dict[str, UPath]:
+    """Returns {path within the folder: path} of all files below it."""
+    if is_remote(folder):
+        names = [name.removeprefix(f"{folder.path}/") for name in folder.fs.find(folder.path)]
+    else:
+        names = list(_walk(str(folder)))
+    return {name: folder / name for name in names}

@@ -1,0 +1,181 @@
+"""Patterns of files, links, and names that look like patterns; in corpora, tables, pairs, shards and checkpoints."""
+
+import json
+import os
+import pathlib
+import shutil
+
+import pytest
+
+from mlm.data import labelled
+from mlm.data.manifest import load_manifest, verify
+from mlm.errors import InputError
+from mlm.files import find_files, split_field
+from mlm.inference import minimal_pairs
+from mlm.paths import UPath, sizes
+from mlm.pretrained import checkpoint_files
+from mlm.workdir import work_folder
+from tests.fixtures_data import corpus_of, read_documents, write_jsonl
+
+LETTERS = ["a[1]", "[", "b*c", "w?", "#1", "c:d", "x::y", "@5", "50%20", "{a,b}", "~", " é'", "-x", "file:z"]
+
+
+def texts_of(source: str, **settings) -> list[str]:
+    return [text for _, (text, _) in read_documents(corpus_of((source,), **settings))]
+
+
+def names_of(pattern: str) -> list[str]:
+    return [pathlib.Path(file.name).name for file in find_files(pattern)]
+
+
+def link_as_dvc(path: pathlib.Path) -> None:
+    """Moves a file into a cache, as DVC, git-annex and the Hub do, and leaves a link that is younger."""
+    cache = path.parent.parent / "cache"
+    cache.mkdir(exist_ok=True)
+    blob = cache / f"{path.parent.name}-{path.name}-blob"
+    path.rename(blob)
+    os.utime(blob, (1e9, 1e9))
+    path.symlink_to(os.path.relpath(blob, path.parent))
+
+
+@pytest.mark.parametrize("letters", LETTERS)
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_a_name_that_exists_is_no_pattern(tmp_path, monkeypatch, letters, kind):
+    """Of a file, of a folder, and of the folder that a pattern is in; absolute and from the folder we are in."""
+    folder, end = tmp_path / letters, "#body" if kind == "jsonl" else ""
+    folder.mkdir()
+    for name in (f"{letters}.txt", "b.txt"):
+        write_jsonl(folder / name, [f"of {name}"], field="body")
+        if kind == "text":
+            (folder / name).write_text(f"of {name}")
+    paths = [f"{root}{path}" for path in (f"{letters}.txt", "*.txt", "**/*.txt") for root in (f"{folder}/", "")]
+    corpora = [corpus_of((f"{kind}:{path}{end}",), group="file") for path in paths]
+    monkeypatch.chdir(folder)
+    for path, corpus in zip(paths, corpora, strict=True):
+        found = {text: group for _, (text, group) in read_documents(corpus)}
+        names = [f"{letters}.txt"] + (["b.txt"] if path.endswith("*.txt") else [])
+        assert found == {f"of {name}": name for name in names}, path
+
+
+def test_patterns_as_ever(tmp_path):
+    (tmp_path / "c" / "d").mkdir(parents=True)
+    for name in ("a1.txt", "a2.txt", "b.md", "c/a3.txt", "c/d/a4.txt", ".a.txt"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "folder.txt").mkdir()
+    (tmp_path / "linked.txt").symlink_to("folder.txt")
+    assert names_of(f"{tmp_path}/a?.txt") == names_of(f"{tmp_path}/a[12].txt") == ["a1.txt", "a2.txt"]
+    assert names_of(f"{tmp_path}/*/*.txt") == ["a3.txt"]
+    assert sorted(names_of(f"{tmp_path}/**/*.txt")) == [".a.txt", "a1.txt", "a2.txt", "a3.txt", "a4.txt"]
+    assert sorted(names_of(f"{tmp_path}/*.txt")) == [".a.txt", "a1.txt", "a2.txt"]
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        find_files(f"{tmp_path}/*.none")
+    for name in (tmp_path, tmp_path / "linked.txt"):
+        with pytest.raises(OSError, match=r"is a folder.*/\*"):
+            find_files(str(name))
+
+
+@pytest.mark.parametrize(
+    ("rest", "found"),
+    [
+        ("a#b.jsonl", ("a#b.jsonl", "")),
+        ("a#b.jsonl#text", ("a#b.jsonl", "text")),
+        ("a#b.jsonl#a#b", ("a#b.jsonl", "a#b")),
+        ("a#*.jsonl#text", ("a#*.jsonl", "text")),
+        ("none.jsonl#text", ("none.jsonl", "text")),
+        ("none.jsonl", ("none.jsonl", "")),
+    ],
+)
+def test_where_the_name_of_a_field_begins(tmp_path, rest, found):
+    (tmp_path / "a#b.jsonl").write_text("{}")
+    assert split_field(f"{tmp_path}/{rest}") == (f"{tmp_path}/{found[0]}", found[1])
+
+
+def test_folders_that_link_to_one_above_are_read_once(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.txt").write_text("x")
+    for name in ("one", "two"):
+        (tmp_path / "a" / name).symlink_to("..")
+    (tmp_path / "b").symlink_to("a")
+    assert [file.name for file in find_files(f"{tmp_path}/**/*.txt")] == [f"{tmp_path}/{name}/x.txt" for name in "ab"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "text", "gz"])
+def test_a_corpus_of_links(tmp_path, kind):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in "ab":
+        write_jsonl(folder / f"{name}.jsonl", [f"text {name}"])
+        link_as_dvc(folder / f"{name}.jsonl")
+    source = f"{'jsonl' if kind == 'jsonl' else 'text'}:{folder}/*.jsonl"
+    assert [("text a" in text, "text b" in text) for text in texts_of(source)] == [(True, False), (False, True)]
+    own = corpus_of((source,))
+    (part,) = own.parts()
+    (tmp_path / "cache" / "data-b.jsonl-blob").write_text('{"text": "other"}\n')
+    with pytest.raises(InputError, match=r"b\.jsonl has changed"):
+        list(own.read(part, texts=str(tmp_path / "texts")))
+
+
+@pytest.mark.parametrize("pattern", ["*.txt", "gone.txt", "**/*.txt"])
+def test_a_link_that_leads_nowhere_is_named(tmp_path, pattern):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "gone.txt").symlink_to("annex/objects/x")
+    with pytest.raises(InputError, match=r"gone\.txt.*annex/objects/x.*not there"):
+        texts_of(f"text:{tmp_path}/{pattern}")
+
+
+@pytest.mark.parametrize("letters", LETTERS)
+def test_tables_and_pairs_of_any_name(tmp_path, letters):
+    folder = tmp_path / letters
+    folder.mkdir()
+    row = {"sentence_good": "a b", "sentence_bad": "b a"}
+    (folder / f"{letters}.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / f"{letters}.csv").write_text("text,label\nx,y\n")
+    for file in list(folder.iterdir()):
+        link_as_dvc(file)
+    for pattern in (f"{letters}.jsonl", "*.jsonl"):
+        (pair,) = minimal_pairs.read(f"jsonl:{folder}/{pattern}")
+        assert pair.texts == ("a b", "b a") and pair.phenomenon == letters
+    table = labelled.read(f"csv:{folder}/{letters}.csv", split="train", text=("text",), label="label", kind="classes")
+    assert (table.texts, table.labels) == ([("x",)], ["y"])
+
+
+def test_pairs_that_are_not_there_are_refused(tmp_path):
+    (tmp_path / "gone.jsonl").symlink_to("nowhere")
+    for name, words in (("*.csv", "no such file"), ("*.jsonl", "gone.jsonl.*nowhere")):
+        with pytest.raises(InputError, match=rf"--pairs=.*{words}"):
+            minimal_pairs.read(f"{name[2:]}:{tmp_path}/{name}")
+
+
+def test_a_folder_of_shards_that_are_links(manifest, tmp_path):
+    folder = tmp_path / "shards [1]"
+    shutil.copytree(manifest.folder, folder)
+    for file in [path for path in folder.rglob("*") if path.is_file()]:
+        link_as_dvc(file)
+    linked = load_manifest(str(folder))
+    assert linked.fingerprint == manifest.fingerprint
+    verify(linked, deep=True)
+    name = linked.splits["train"].shards[0].file
+    assert sizes(UPath(folder) / "train")[name.removeprefix("train/")] == linked.splits["train"].shards[0].bytes
+
+
+def test_shards_are_written_where_a_link_leads(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "shards").symlink_to("disk")
+    assert work_folder(str(tmp_path / "shards")) == UPath(tmp_path / "disk.tmp")
+
+
+def test_a_checkpoint_of_links(tmp_path):
+    """Of files, and of a folder in it."""
+    folder = tmp_path / "[run]" / "checkpoints"
+    (folder / "10" / "state" / "d").mkdir(parents=True)
+    for name in ("a", "state/b", "state/d/c"):
+        (folder / "10" / name).write_text(name)
+    checkpoint_files.write_hashes(UPath(folder), 10)
+    link_as_dvc(folder / "10" / "state" / "b")
+    shutil.move(folder / "10" / "state", tmp_path / "big disk")
+    (folder / "10" / "state").symlink_to(tmp_path / "big disk")
+    (tmp_path / "big disk" / "b").unlink()
+    (tmp_path / "big disk" / "b").symlink_to(folder / "10" / "cache" / "state-b-blob")
+    assert checkpoint_files.find_damage(UPath(folder), 10) is None
+    (tmp_path / "big disk" / "d" / "c").unlink()
+    assert "state/d/c is missing" in checkpoint_files.find_damage(UPath(folder), 10)
