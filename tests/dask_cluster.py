@@ -40,15 +40,21 @@ class Cluster:
             f"--tls-{name}={folder / file}.pem" for name, file in (("ca-file", "ca"), ("cert", "cert"), ("key", "key"))
         ]
 
-    def add(self, *, workers: int = 1, code: pathlib.Path = ROOT, tls: Sequence[str] | None = None) -> subprocess.Popen:
+    def add(
+        self, *, workers: int = 1, code: pathlib.Path = ROOT, tls: Sequence[str] | None = None, plain: bool = False
+    ) -> subprocess.Popen:
+        """Starts workers in the folder `code`; `plain`: by the command `dask worker`, which has it not on its path."""
         line = ["dask_worker", self.address, f"--nworkers={workers}", "--nthreads=1", "--no-dashboard"]
-        return self._start([*line, "--host=127.0.0.1", *(self._tls if tls is None else tls)], code)
+        return self._start([*line, "--host=127.0.0.1", *(self._tls if tls is None else tls)], code, plain=plain)
 
-    def _start(self, line: list[str], code: pathlib.Path) -> subprocess.Popen:
+    def _start(self, line: list[str], code: pathlib.Path, *, plain: bool = False) -> subprocess.Popen:
         module, *flags = line
         log = self._stack.enter_context((self.folder / f"{module}.log").open("ab"))
         environment = {**os.environ, "PYTHONPATH": str(code), "DASK_TEMPORARY_DIRECTORY": str(self.folder)}
         command = [sys.executable, "-m", f"distributed.cli.{module}", *flags]
+        if plain:
+            environment["PYTHONPATH"] = ""
+            command = [sys.executable, str(pathlib.Path(sys.executable).with_name("dask")), "worker", *flags]
         process = subprocess.Popen(command, env=environment, cwd=code, stdout=log, stderr=log)
         self._stack.callback(_end, process)
         return process

@@ -5,14 +5,18 @@ import contextlib
 import functools
 import os
 import pathlib
+import pickle
 import shutil
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 
+import cloudpickle
 import psutil
 import pytest
 
@@ -130,12 +134,47 @@ def test_a_worker_with_other_code_is_refused_by_name(tmp_path: pathlib.Path, cha
         found.add(code=code)
         with pytest.raises(InputError) as error, opened(found) as dask:
             list(dask.each(square, range(3), label="square"))
-    words = (
-        (socket.gethostname(), "code mlm/text.py")
-        if change == "other code"
-        else (socket.gethostname(), "can't import this code")
-    )
-    assert all(word in str(error.value) for word in words), str(error.value)
+    words = ("code mlm/text.py", str(code)) if change == "other code" else ("mlm.cluster.dask_engine", "PYTHONPATH")
+    assert all(word in str(error.value) for word in (socket.gethostname(), *words)), str(error.value)
+
+
+def test_the_plain_command_in_the_folder_of_the_code(tmp_path: pathlib.Path) -> None:
+    with Cluster(tmp_path) as found, opened(found) as dask:
+        found.add(plain=True)
+        assert dict(dask.each(square, range(3), label="square")) == {0: 0, 1: 1, 2: 4}
+
+
+ON_A_WORKER = """
+import pickle, sys
+entry, arguments = pickle.load(sys.stdin.buffer)
+try:
+    pickle.dump(entry(*arguments), sys.stdout.buffer)
+except Exception as error:
+    pickle.dump(error, sys.stdout.buffer)
+"""
+
+
+@pytest.mark.parametrize("face", ["here", "elsewhere", "everybody's", "a package"])
+def test_where_a_worker_finds_the_code(tmp_path: pathlib.Path, face: str) -> None:
+    """Its folder is not on its path, as with `dask worker`; a folder where everybody may write is not trusted."""
+    folder = ROOT if face == "here" else tmp_path
+    if face in ("everybody's", "a package"):
+        shutil.copytree(ROOT / "mlm", tmp_path / "mlm", ignore=shutil.ignore_patterns("__pycache__"))
+    if face == "everybody's":
+        tmp_path.chmod(0o1777)
+    if face == "a package":
+        (tmp_path / "mlm" / "__init__.py").write_text("import no_such_package")
+    task = cloudpickle.dumps((dask_engine._entry(), (dask_engine._own_digest(), pickle.dumps((str, 7)))))
+    line = [sys.executable, "-I", "-c", ON_A_WORKER]
+    result = pickle.loads(subprocess.run(line, input=task, cwd=folder, capture_output=True, check=True).stdout)
+    if face == "here":
+        assert result == "7"
+        return
+    known = dask_engine.DaskEngine("tls://h:1", None, 1.0)._known(result, "square")
+    assert isinstance(known, InputError)
+    words = ["no_such_package", "requirements.txt", sys.executable]
+    words = words if face == "a package" else ["mlm", "PYTHONPATH", "dask worker", str(folder), str(ROOT)]
+    assert all(word in str(known) for word in [socket.gethostname(), *words]), known
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import ipaddress
 import logging
 import os
@@ -11,10 +12,13 @@ import pickle
 import platform
 import socket
 import ssl
+import stat
+import sys
 import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 from mlm.cluster import certificates as pem
@@ -32,7 +36,7 @@ pool: concurrent.futures.Executor | None = None  # where this process, if it is 
 
 
 class WorkerDiffersError(Exception):
-    """A worker's packages or code differ; its arguments are the host and `worker_fingerprint` there."""
+    """A worker's packages or code differ; its arguments are the host, the code's folder, `worker_fingerprint` there."""
 
 
 class DaskEngine(Engine):
@@ -72,13 +76,16 @@ class DaskEngine(Engine):
         from distributed import KilledWorker
 
         if isinstance(error, WorkerDiffersError):
-            host, found = error.args
+            host, folder, found = error.args
             _, how = fingerprints.difference({0: fingerprints.worker_fingerprint(), 1: found})
-            return InputError(f"{label}: the worker on {host} {how}.")
+            return InputError(f"{label}: the worker on {host}, whose code is in {folder}, {how}.")
         if isinstance(error, ImportError) and error.args[:1] == (NO_CODE,):
-            _, host, why = error.args
-            where = "start it with the same packages, in the folder that holds mlm/"
-            return InputError(f"{label}: the worker on {host} can't import this code ({why}); {where}.")
+            _, host, folder, python, missing, why = error.args
+            fix = f"install the packages of requirements.txt for {python} there"
+            if missing is None or missing.partition(".")[0] == "mlm":
+                where = f"the folder that holds mlm/ ({fingerprints.ROOT} here)"
+                fix = f"it was started in {folder}: start it as `PYTHONPATH=DIR dask worker ...`, DIR being {where}"
+            return InputError(f"{label}: the worker on {host} can't import this code ({why}); {fix}.")
         if isinstance(error, KilledWorker):
             return PreemptedError(f"{label}: one task killed several workers in turn ({error}); {AGAIN}")
         if isinstance(error, concurrent.futures.CancelledError):
@@ -88,13 +95,22 @@ class DaskEngine(Engine):
 
 @functools.cache
 def _entry() -> Callable:
-    """Returns what Dask calls: a function without a name, which travels by value, since a worker may lack this code."""
+    """Returns what Dask calls: a function without a name, which travels by value, since a worker may lack this code.
+
+    `python -m distributed.cli.dask_worker` finds modules in the folder where it is started, the command `dask worker`
+    does not: the code is taken from there, if nobody but the worker's user or root can have put it there.
+    """
 
     def entry(expected: str, task: bytes) -> Any:
+        if importlib.util.find_spec("mlm") is None and (Path.cwd() / "mlm").is_dir():
+            state = Path.cwd().stat()
+            if state.st_uid in (0, os.getuid()) and not state.st_mode & stat.S_IWOTH:
+                sys.path.append(str(Path.cwd()))
         try:
             from mlm.cluster.dask_engine import run_task
         except (ImportError, AttributeError) as error:
-            raise ImportError(NO_CODE, socket.gethostname(), str(error)) from None
+            missing, host = getattr(error, "name", None), socket.gethostname()
+            raise ImportError(NO_CODE, host, str(Path.cwd()), sys.executable, missing, str(error)) from None
         return run_task(expected, task)
 
     return entry
@@ -103,7 +119,7 @@ def _entry() -> Callable:
 def run_task(expected: str, task: bytes) -> Any:
     """Runs a task on a worker, if its packages and code are those of the process that has submitted it."""
     if _own_digest() != expected:
-        raise WorkerDiffersError(socket.gethostname(), fingerprints.worker_fingerprint())
+        raise WorkerDiffersError(socket.gethostname(), str(fingerprints.ROOT), fingerprints.worker_fingerprint())
     if pool is not None:  # in a thread of a run's own worker
         return pool.submit(_run, task).result()
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
