@@ -50,8 +50,9 @@ def folder_of(root: pathlib.Path, run: str, attempt: int) -> pathlib.Path:
 def start(root: pathlib.Path, text: str) -> dict:
     """Starts the process of a job, unless this attempt was started before.
 
-    text: JSON, {"id", "attempt", "code": hash, "requirements": hash, "argv": after `python -m mlm`, "env": {name:
-    value}, "process", "processes", "launch": whose start it is}. Raises HostError if it is not complete, or not synced.
+    text: JSON, {"id", "attempt", "code": hash, "requirements": hash, "argv": after `python -m mlm`, "program": a file
+    of the code in the place of `-m mlm`, "env": {name: value}, "process", "processes", "launch": whose start it is}.
+    Raises HostError if it is not complete, or not synced.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a connection that drops must not leave half a start
     try:
@@ -60,6 +61,7 @@ def start(root: pathlib.Path, text: str) -> dict:
         if not all(isinstance(text, str) for text in texts):
             raise TypeError(texts)
         attempt, argv = int(job["attempt"]), [str(word) for word in job["argv"]]
+        program = [str(job["program"])] if job.get("program") else ["-m", "mlm"]
         environment = {str(name): str(value) for name, value in job.get("env", {}).items()}
         kept = {**job, "env": sorted(environment)}  # the values are secrets: they go to the process, and nowhere else
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -77,8 +79,10 @@ def start(root: pathlib.Path, text: str) -> dict:
         os.close(lock)
         return {"started": False, **_state(final), "job": host_setup.read(final / "job.json")}
     environment = {**os.environ, **environment, "MLM_HOST_DIR": str(final), "PYTHONUNBUFFERED": "1"}
+    if job.get("program"):  # Python looks for modules in its folder, and not in that of the code
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), environment.get("PYTHONPATH")]))
     try:
-        process = host_keeper.launch(final, lock, [python, "-m", "mlm", *argv], str(source), environment)
+        process = host_keeper.launch(final, lock, [python, *program, *argv], str(source), environment)
     except HostError:
         shutil.rmtree(final, ignore_errors=True)  # nothing runs: it may be tried again
         raise

@@ -150,14 +150,20 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--devices", type=int, default=2, help="CPU devices of each process (default: 2)")
     parser.add_argument("--workdir", default="", help="folder of the run (default: runs/NAME-pod)")
     parser.add_argument("--command", default="run", help="of python -m mlm (default: run)")
+    program = "Python file that calls mlm's main(pretraining=...), in the place of python -m mlm"
+    parser.add_argument("--program", default="", metavar="FILE", help=program)
     host_setup.prepare_streams()
     args, rest = parser.parse_known_args(argv)
     if args.processes < 1 or args.devices < 1:
         parser.error("N and --devices must be at least 1")
+    file = Path(args.program).expanduser().absolute()
+    if args.program and not file.is_file():
+        parser.error(f"--program {args.program}: there is no such file")
     config = Path(args.config).expanduser().absolute()
     workdir = Path(args.workdir or f"runs/{config.stem}-pod").expanduser().absolute()
     arguments = [args.command, f"--config={config}", f"--workdir={workdir}", *rest]
-    pod = Pod(args.processes, arguments, workdir / "hosts", devices=args.devices)
+    program = (str(file),) if args.program else ("-m", "mlm")
+    pod = Pod(args.processes, arguments, workdir / "hosts", devices=args.devices, program=program)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pod.ask)
     pod.start()

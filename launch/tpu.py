@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable
@@ -110,6 +111,8 @@ def add_job(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--id", help="of the run; the same one again attaches to it; default: the config's name")
     sub.add_argument("--workdir", default="", metavar="DIR", help="that all hosts see; default: {bucket}/{id}")
     sub.add_argument("--command", dest="mlm", default="run", choices=runs.COMMANDS, help="default: run")
+    program = "Python file that calls mlm's main(pretraining=...), in the place of python -m mlm"
+    sub.add_argument("--program", default="", metavar="FILE", help=program)
     sub.add_argument("--env", action="append", default=[], metavar="NAME", help="a variable to pass on; its name alone")
 
 
@@ -122,9 +125,10 @@ def add_follow(sub: argparse.ArgumentParser) -> None:
 def make_job(args: argparse.Namespace) -> runs.Job:
     """Returns the job that the arguments of `run` describe."""
     code, chosen = codes.pack(root := codes.repository()), args.cloud.settings
-    config, run = codes.config_path(root, code, args.config), args.id or pathlib.Path(args.config).stem
+    config, run = codes.path_in(root, code, args.config), args.id or pathlib.Path(args.config).stem
+    program = codes.path_in(root, code, args.program) if args.program else ""
     more = {"workdir": args.workdir, "command": args.mlm, "words": args.words, "env": args.env}
-    return runs.make_job(chosen, code, config, run=run, **more)
+    return dataclasses.replace(runs.make_job(chosen, code, config, run=run, **more), program=program)
 
 
 def follow(args: argparse.Namespace, hosts: Hosts, run: str, attempt: int) -> int:

@@ -5,12 +5,13 @@ import importlib
 import logging
 import os
 import signal
+import socket
 import sys
 import traceback
 import types
 
 from mlm import config as configs
-from mlm import logs
+from mlm import entry, logs
 from mlm.cluster import watch
 from mlm.errors import InputError, PreemptedError, StopError, of_storage
 from mlm.text import prepare_streams, use_utf8
@@ -41,7 +42,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> int:
-    """Runs one command, `run` and `train` with a subclass of `Pretraining` if given; returns its exit code."""
+    """Runs one command, with a subclass of `Pretraining` in the place of mlm's own if given; returns its exit code."""
     if argv is None:
         use_utf8()
     prepare_streams()
@@ -50,14 +51,16 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("absl").addFilter(logs.Once())  # orbax also logs what it raises, with stacks
     signal.signal(signal.SIGTERM, _stop)  # until the training loop takes it over
+    given = argv
     argv, overrides = configs.split_overrides(sys.argv[1:] if argv is None else argv)
     if not argv:
         parser("").print_help(sys.stderr)
         return InputError.code
     args = parser(argv[0]).parse_args(argv)
-    args.pretraining = pretraining
     watching = watch.begin(args.name)
     try:
+        args.entry = entry.open_entry(pretraining, given)
+        entry.check_expected(args.entry, socket.gethostname())
         importlib.import_module(f"mlm.commands.{args.name}").main(args, overrides)
         sys.stdout.flush()  # Python's own flush at the exit would be too late for an exit code
         return watching.end(0)

@@ -14,6 +14,7 @@ import pytest
 from mlm.bench import inputs, interleaved, steps
 from mlm.commands import bench as command
 from mlm.data.corpus import Corpus, text_hash
+from mlm.entry import Entry
 from mlm.errors import InputError
 from mlm.tasks.pretraining import Pretraining
 from mlm.text import show
@@ -36,7 +37,7 @@ def measured(
     config, parts, manifest=None, *, tokenizer_folder="", as_json=False, seconds=0.1, megabytes=20.0, torch=""
 ):
     """Prints the measurements as the command does, and returns them."""
-    args = argparse.Namespace(parts=parts, seconds=seconds, megabytes=megabytes, torch=torch)
+    args = argparse.Namespace(parts=parts, seconds=seconds, megabytes=megabytes, torch=torch, entry=Entry())
     found = command.measure(args, config, manifest, tokenizer_folder)
     show(*([json.dumps(found)] if as_json else interleaved.render(found)))
     return found

@@ -1,5 +1,6 @@
 """The model card: metadata that the Hub's own library reads back, and the numbers of the run that made the model."""
 
+import argparse
 import ast
 import dataclasses
 import html
@@ -18,6 +19,7 @@ from markdown_it import MarkdownIt
 from mlm import config as configs
 from mlm.commands.export import write_export
 from mlm.data import tokenizer
+from mlm.entry import Entry
 from mlm.export import model_card
 from mlm.model import flops
 from mlm.model.families import FAMILIES
@@ -272,7 +274,7 @@ def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path):
     workdir.export.mkdir()
     (workdir.export / "proof.json").write_text("{}")
     (workdir.export / "evaluation.json").write_text('{"of earlier weights": {}}')
-    write_export(workdir, torch_python="")
+    write_export(workdir, argparse.Namespace(name="export", entry=Entry()), torch_python="")
     card = (workdir.export / "README.md").read_text()
     assert row(card, "documents") == ["9,000", "90"]
     seconds = TIMING[4]["time"] - TIMING[0]["time"]

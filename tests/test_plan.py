@@ -13,6 +13,7 @@ import pytest
 from mlm import config as configs
 from mlm.__main__ import main
 from mlm.commands import plan as command
+from mlm.entry import Entry
 from mlm.errors import InputError
 from mlm.plan import compile as compiling
 from mlm.plan import plan, tables, topology
@@ -36,7 +37,7 @@ def planned(
 ):
     """Prints the plan as the command does, and returns it."""
     flags = {"topology": name, "slices": slices, "compare": compare, "sweep": sweep, "no_search": not search}
-    args = argparse.Namespace(**flags, records=records, price=price)
+    args = argparse.Namespace(**flags, records=records, price=price, config=configs.BASE, entry=Entry())
     found = command.compute(args, tiny_config(*SIZES, *overrides), None)
     draw = tables.sweep if sweep else tables.plan
     show(*([json.dumps(found)] if as_json else draw(found)))

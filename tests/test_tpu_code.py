@@ -83,12 +83,12 @@ def test_a_forgotten_file_is_refused(pod):
 
 def test_configs_must_be_in_it(pod, monkeypatch):
     packed = code.pack(pod.repository)
-    assert code.config_path(pod.repository, packed, "configs/a.py") == "configs/a.py"
+    assert code.path_in(pod.repository, packed, "configs/a.py") == "configs/a.py"
     monkeypatch.chdir(pod.repository / "configs")
-    assert code.config_path(pod.repository, packed, "a.py") == "configs/a.py"
+    assert code.path_in(pod.repository, packed, "a.py") == "configs/a.py"
     for bad in ("b.py", "/etc/passwd", "../../x.py"):
         with pytest.raises(SettingsError, match="is not in the code that goes to the hosts"):
-            code.config_path(pod.repository, packed, bad)
+            code.path_in(pod.repository, packed, bad)
 
 
 def test_outside_of_a_repository(tmp_path, monkeypatch):

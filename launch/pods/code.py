@@ -71,13 +71,13 @@ def pack(root: pathlib.Path) -> Code:
     return Code(hashlib.sha256(data).hexdigest(), data, commit, patch_hash, frozenset(entries))
 
 
-def config_path(root: pathlib.Path, code: Code, config: str) -> str:
-    """Returns a config's path in the code. Raises SettingsError if it isn't there."""
-    path = pathlib.Path(config).resolve()
+def path_in(root: pathlib.Path, code: Code, file: str) -> str:
+    """Returns the path of a config, or of a researcher's file, in the code. Raises SettingsError if it isn't there."""
+    path = pathlib.Path(file).resolve()
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
     if name not in code.files:
         where = "git add it" if path.exists() else "there is no such file"
-        raise SettingsError(f"{config} is not in the code that goes to the hosts: {where}.")
+        raise SettingsError(f"{file} is not in the code that goes to the hosts: {where}.")
     return name
 
 

@@ -28,12 +28,13 @@ PLACE = 3  # arguments at the end of a job's that say which process it is
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every host is to run: `python -m mlm` and argv, and its place among the processes."""
+    """What every host is to run: `python -m mlm`, or a program, with argv and its place among the processes."""
 
     id: str
     argv: tuple[str, ...]
     env: tuple[str, ...]  # names: the values are taken from our environment when the run starts, and from nowhere else
     code: Code
+    program: str = ""  # a file in the code; "" for `-m mlm`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +130,8 @@ def status_of(hosts: Hosts, job: Job) -> RunStatus:
 def difference(job: Job, other: dict) -> str:
     """Returns in what the arguments of a job.json differ from a job's, "" if they are the same."""
     there, here = [str(word) for word in other.get("argv", ())][:-PLACE], list(job.argv)
+    programs = [[name] if name else [] for name in (other.get("program", ""), job.program)]
+    there, here = programs[0] + there, programs[1] + here
     if there == here:
         return ""
     gone, new = ([word for word in one if word not in two] for one, two in ((there, here), (here, there)))
@@ -207,6 +210,7 @@ def _text(hosts: Hosts, job: Job, host: Host, attempt: int, requirements: str, l
     count, i = len(hosts.all), host.worker
     words = {"id": job.id, "attempt": attempt, "code": job.code.hash, "requirements": requirements}
     words["argv"] = [*job.argv, f"--coordinator={hosts.all[0].address}", f"--processes={count}", f"--process-id={i}"]
+    words["program"] = job.program
     words["env"] = {name: "..." if hosts.dry else os.environ[name] for name in job.env}
     return json.dumps({**words, "process": i, "processes": count, "launch": launch}).encode()
 

@@ -85,10 +85,12 @@ def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> d
     return interleaved.summary(rates, rows * manifest.length)
 
 
-def compare_loop(config: ConfigDict, manifest: Manifest, seconds: float) -> dict[str, Any]:
+def compare_loop(
+    config: ConfigDict, manifest: Manifest, seconds: float, pretraining: type[Pretraining] = Pretraining
+) -> dict[str, Any]:
     """Measures the step on the batches of the run, "real_batches", and on "one_batch" reused."""
     interleaved.say("loop: compiling")
-    task = Pretraining.without_data(config, info=DatasetInfo.from_manifest(manifest))
+    task = pretraining.without_data(config, info=DatasetInfo.from_manifest(manifest), manifest=manifest)
     stream = train_batches(config, manifest, task.mesh, 0)
     put = functools.partial(sharding.put_batch, mesh=task.mesh, rows=config.data.global_batch)
     same, update = put(next(stream)), updates(task.train_step, task.init())

@@ -141,15 +141,26 @@ class Torch(Trainer):
 
 
 def compare(
-    recipes: dict[str, tuple[str, ConfigDict]], workdir: str, manifest: Manifest, *, seconds: float, torch: str
+    recipes: dict[str, tuple[str, ConfigDict]],
+    workdir: str,
+    manifest: Manifest,
+    *,
+    seconds: float,
+    torch: str,
+    pretraining: type[Pretraining] = Pretraining,
 ) -> dict[str, Any]:
     """Trains two recipes, {key: (name, config)}: "torch" is PyTorch's Trainer, in that Python, others are our step.
+
+    A subclass is of configs: the recipes of the standard scripts, "torch" and "stock", are mlm's own.
 
     Returns {"seconds" of each, "turn_seconds", "recipes": {key: row}}. A row's "reached_seconds" is when the recipe
     first reached the other's last loss (None: never); "ratio" is all seconds divided by that.
     """
     (first, (_, config)), (second, _) = recipes.items()
-    tasks = {key: open_task(own, Workdir(workdir), manifest, seconds) for key, (_, own) in recipes.items()}
+    classes = {key: pretraining if key in ("mlm", "against") else Pretraining for key in recipes}
+    tasks = {
+        key: open_task(own, Workdir(workdir), manifest, seconds, classes[key]) for key, (_, own) in recipes.items()
+    }
     with contextlib.ExitStack() as stack:
         made: dict[str, Trainer] = {}
         for key, task in tasks.items():
@@ -189,7 +200,13 @@ def on_same_data(config: ConfigDict, other: ConfigDict, name: str) -> ConfigDict
     return configs.replace(other, {key: value for key, value in own.items() if DATA.fullmatch(key)})
 
 
-def open_task(config: ConfigDict, workdir: Workdir, manifest: Manifest, seconds: float) -> Pretraining:
+def open_task(
+    config: ConfigDict,
+    workdir: Workdir,
+    manifest: Manifest,
+    seconds: float,
+    pretraining: type[Pretraining] = Pretraining,
+) -> Pretraining:
     """Opens the task with a time budget in place of its steps; the warmup keeps its fraction."""
     if config.train.branch_from:
         raise InputError(f"config.train.branch_from = {config.train.branch_from}: must be empty with --parts quality.")
@@ -197,7 +214,7 @@ def open_task(config: ConfigDict, workdir: Workdir, manifest: Manifest, seconds:
     total = recipe.total_steps(run, manifest.splits["train"].records)
     budget = {"train.hours": seconds / 3600, "train.steps": 0, "train.epochs": 0.0, "train.replay": ""}
     warmup = {"schedule.warmup_fraction": recipe.warmup_steps(run, total) / total, "schedule.warmup_steps": 0}
-    return Pretraining.open(configs.replace(config, budget | warmup), workdir, manifest)
+    return pretraining.open(configs.replace(config, budget | warmup), workdir, manifest)
 
 
 def take_turns(trainers: dict[str, Trainer], seconds: float) -> float:

@@ -16,13 +16,15 @@ from mlm.training import peaks, sharding
 Step = Callable[[], Any]  # starts a step and returns its metrics
 
 
-def compare_steps(config: ConfigDict, seconds: float, torch_python: str) -> dict[str, Any]:
+def compare_steps(
+    config: ConfigDict, seconds: float, torch_python: str, pretraining: type[Pretraining] = Pretraining
+) -> dict[str, Any]:
     """Measures our step, the baseline if there is one and, if an interpreter is named, PyTorch's.
 
     Returns `interleaved.summary` of "mlm", "baseline" and "torch", each with "mfu" (or None), the first two with
     "memory_bytes" per device and "temporary_bytes", a part of it; PyTorch's with its first answer.
     """
-    task = Pretraining.without_data(config)
+    task = pretraining.without_data(config)
     host = random_rows(task)
     with contextlib.closing(start_torch(torch_python, task)) if torch_python else contextlib.nullcontext() as worker:
         interleaved.say("step: compiling ours")

@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from mlm.cluster import detect, fingerprints, ports, watch
+from mlm.entry import Entry
 from mlm.errors import InputError
 from mlm.workdir import Workdir
 
@@ -24,18 +25,25 @@ _compiled: set[tuple] = set()
 
 
 def initialize(
-    config: ConfigDict, workdir: Workdir, shards: str = "", tokenizer: str | None = "", *, saves: bool
+    config: ConfigDict,
+    workdir: Workdir,
+    shards: str = "",
+    tokenizer: str | None = "",
+    *,
+    saves: bool,
+    entry: Entry | None = None,
 ) -> None:
     """Joins the processes of a run, if they are alike; must come before anything else touches jax's devices.
 
-    `shards` and `tokenizer` are fingerprints of the data, if any is read. One that `saves` answers SIGTERM so, and
-    caches its compiled programs in the workdir, unless JAX_COMPILATION_CACHE_DIR names another folder.
+    `shards` and `tokenizer` are fingerprints of the data, if any is read; `entry` has the class that is used. One that
+    `saves` answers SIGTERM so, and caches its compiled programs in the workdir, unless JAX_COMPILATION_CACHE_DIR names
+    another folder.
     """
     pod, current = config.pod, watch.current
     cluster, client = current.cluster, current.client
     current.set_limits(hang=pod.hang, heartbeat=pod.heartbeat if client is not None else 0)
     if client is not None:
-        data = {"shards": shards, "tokenizer": tokenizer}
+        data = {"shards": shards, "tokenizer": tokenizer} | (entry or Entry()).fingerprint()
         host, port = client.ready(fingerprints.host_fingerprint(config, current.command, str(workdir.root), data))
         interface = ports.interface(host) if cluster.process_id == 0 else host
         jax.config.update("jax_enable_preemption_service", saves)  # it handles SIGTERM itself

@@ -113,14 +113,18 @@ def measure(
     if args.torch:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves PyTorch memory of the GPU
     from mlm.bench import inputs, quality, steps
+    from mlm.tasks.pretraining import Pretraining
 
+    own = args.entry.pretraining or Pretraining
     config = configs.replace(config, {"data.batch_stages": ()})  # all of data.global_batch rows
     seconds = 20.0 if args.seconds is None else args.seconds
     compare = {
-        "step": lambda: steps.compare_steps(config, seconds, args.torch),
+        "step": lambda: steps.compare_steps(config, seconds, args.torch, own),
         "shards": lambda: inputs.compare_shards(config, folder, args.megabytes, seconds),
         "batches": lambda: inputs.compare_batches(config, manifest, seconds),
-        "loop": lambda: inputs.compare_loop(config, manifest, seconds),
-        "quality": lambda: quality.compare(recipes, args.workdir, manifest, seconds=seconds, torch=args.torch),
+        "loop": lambda: inputs.compare_loop(config, manifest, seconds, own),
+        "quality": lambda: quality.compare(
+            recipes, args.workdir, manifest, seconds=seconds, torch=args.torch, pretraining=own
+        ),
     }
     return {part: compare[part]() for part in compare if part in args.parts}

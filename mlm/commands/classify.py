@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from mlm import cluster, logs
+from mlm import cluster, entry, logs
 from mlm import config as configs
 from mlm.commands import common
 from mlm.commands.export import write_export
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
+    args.entry.refuse("classify")
     config, workdir = common.open_run(args, overrides, task=configs.CLASSIFICATION)
     from mlm.cluster import distributed
     from mlm.inference import evaluate
@@ -49,7 +50,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         if cluster.is_primary():
             _describe(config, examples, body)
         loop.run_task(config, workdir, task)
-        best = write_export(workdir, torch_python="")
+        best = write_export(workdir, args, torch_python="")
         split = "test" if "test" in examples.splits else "validation"
         examples = dataclasses.replace(examples, splits=examples.splits | others)
         predict = ("validation", *others)
@@ -107,6 +108,8 @@ def _find_model(
         body = load.config_of(dataset["model"])
     elif init_from:
         body = source().config
+        if changed := entry.changes(source().meta.get("class", {}), {}):
+            common.say(f"{load.INIT_FROM}{init_from}: only its parameters are taken ({changed[0]})")
     else:
         special_ids = tokenizer.manifest_fields(str(workdir.tokenizer))["special_ids"]
         body = families.named(config.model.family).make_config(config.model, examples.vocab_size, special_ids)

@@ -1,15 +1,17 @@
 """What commands share. They import jax and TensorFlow in functions, so that a mistake is reported at once."""
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import itertools
 import sys
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from mlm import cluster
+from mlm import cluster, entry
 from mlm import config as configs
 from mlm.cluster import detect, engine, run_engine, watch
 from mlm.config_rules import lanes_of_shares
@@ -21,6 +23,9 @@ from mlm.paths import canonical, expand, is_remote
 from mlm.pretrained import locate
 from mlm.text import printable
 from mlm.workdir import Workdir, lock
+
+if TYPE_CHECKING:
+    from mlm.pretrained.load import Pretrained
 
 
 def path(text: str) -> str:
@@ -100,6 +105,17 @@ def add_step_flag(parser: argparse.ArgumentParser, of: str = "the workdir, or of
 def named_model(args: argparse.Namespace) -> str:
     """Returns what --model and --step name; "" for the newest checkpoint of the workdir."""
     return args.model if args.step is None else locate.at_step(args.model or args.workdir, args.step)
+
+
+def check_class(model: Pretrained, args: argparse.Namespace) -> None:
+    """Says whose class trained a model that transformers' own network computes here; raises InputError for another's.
+
+    A class that changes what the model computes is refused, unless the command was started with it.
+    """
+    saved = model.meta.get("class", {})
+    remark = entry.check_use(saved, args.entry.record, model.source, command=args.name, stock_network=True)
+    if remark and cluster.is_primary():
+        say(remark)
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:

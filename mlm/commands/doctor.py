@@ -66,7 +66,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         findings = [checks.Finding("error", str(error), "python -m mlm shards writes them", shards, "data")]
     else:
         options = {name: getattr(args, name) for name in ("hosts", "devices", "rows", "topology", "slices")}
-        options["against"] = tuple(args.against)
+        options |= {"against": tuple(args.against), "pretraining": args.entry.pretraining}
         case = checks.Case(config, workdir, manifest, folder, **options)
         findings, batch = [finding for check in checks.ALL for finding in checks.run(check, case)], case.batch
     findings = unusable + findings

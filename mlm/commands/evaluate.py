@@ -51,14 +51,14 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.cluster import distributed
 
     fingerprints = () if manifest is None else common.fingerprints(manifest)
-    distributed.initialize(config, workdir, *fingerprints, saves=False)
+    distributed.initialize(config, workdir, *fingerprints, saves=False, entry=args.entry)
     from mlm.inference import evaluate, minimal_pairs
 
     if args.pairs:
         flags = {"source": args.pairs, "phenomenon": args.phenomenon}
-        minimal_pairs.run(config, workdir, model=model, **flags)
+        minimal_pairs.run(config, workdir, model=model, **flags, entry=args.entry)
     elif is_classifier:
         evaluate.run_classifier(config, workdir, model=model, split=args.split)
     else:
         flags = {"model": model, "split": args.split, "masks": args.masks, "pseudo": args.pseudo}
-        evaluate.run(config, workdir, manifest, **flags, breakdown=args.breakdown)
+        evaluate.run(config, workdir, manifest, **flags, breakdown=args.breakdown, entry=args.entry)

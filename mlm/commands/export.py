@@ -55,13 +55,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         if args.processes > 1:
             from mlm.cluster import distributed
 
-            distributed.initialize(config, workdir, saves=False)
+            distributed.initialize(config, workdir, saves=False, entry=args.entry)
         steps = locate.milestones(workdir) if args.milestones else [args.step]
         if not steps:
             where = f"--milestones: no milestone was kept in {workdir.checkpoints}"
             raise InputError(f"{where}; name a step that is there with --step.")
         for step in steps:
-            write_export(workdir, torch_python=args.torch, step=step)
+            write_export(workdir, args, torch_python=args.torch, step=step)
     for step in steps if args.process_id == 0 else ():
         folder, revision = workdir.export_of(step), f"step-{step}" if args.milestones else args.revision
         print(folder)
@@ -69,7 +69,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             print(push.push(folder, args.push, public=args.public, revision=revision))
 
 
-def write_export(workdir: Workdir, *, torch_python: str, step: int | None = None) -> Pretrained:
+def write_export(
+    workdir: Workdir, args: argparse.Namespace, *, torch_python: str, step: int | None = None
+) -> Pretrained:
     """Exports a checkpoint (see `load.from_workdir`) from process 0; returns its model in all of them."""
     from mlm.export import export
     from mlm.pretrained import load
@@ -77,6 +79,7 @@ def write_export(workdir: Workdir, *, torch_python: str, step: int | None = None
 
     head = load.CLASSIFIER if locate.is_classifier(workdir) else load.LM_HEAD
     model = load.from_workdir(workdir, head=head, step=step)
+    common.check_class(model, args)
     if cluster.is_primary():
         history = summary.gather(workdir, model.run_config, until=model.step) if head == load.LM_HEAD else None
         scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == model.step]

@@ -38,6 +38,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.glue.tasks import TASKS, load_protocol
     from mlm.text import show
 
+    args.entry.refuse("glue")
     names, protocol = [name for name in TASKS if name in args.tasks], load_protocol(args.protocol)
     needed = [name for name in names if name in protocol.from_mnli]
     if needed and "mnli" not in names:

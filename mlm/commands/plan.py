@@ -52,7 +52,8 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
         family = f"config.model.family = {config.model.family}"
         raise InputError(f"--compare={args.compare}: {family}, which run_mlm_flax.py can't train; leave it out.")
     topology.check_slices(args.slices)
-    job = plan.make_job(config, manifest, records=args.records, price=args.price)
+    own = args.entry.pretraining
+    job = plan.make_job(config, manifest, records=args.records, price=args.price, pretraining=own)
     if args.sweep:
         cells = plan.cells(args.sweep, args.topology)
         rules = configs.load_rules(args.config)
@@ -65,8 +66,8 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
     found = {"plan": row}
     if not program.fits and not args.no_search:
         common.say("it does not fit; looking for what would")
-        row["largest"] = plan.largest_batch(config, job.info, place, program)
-        row["remedies"] = plan.remedies(config, job.info, place)
+        row["largest"] = plan.largest_batch(config, job.info, place, program, job.make_task)
+        row["remedies"] = plan.remedies(config, job.info, place, job.make_task)
     if args.compare:
         found["baseline"] = other = plan.measure(config, job, place, kind="baseline")[1]
         if row["fits"] and other["fits"]:

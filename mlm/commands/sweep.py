@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if args.command not in COMMANDS:
         raise InputError(f"{args.command}: can't be swept; the commands that can are {', '.join(COMMANDS)}.")
+    if args.command == "classify":
+        args.entry.refuse("classify")
     workdir, evaluates = args.workdir, args.command == "evaluate"
     if evaluates:
         workdir = str(Workdir(workdir, create=False).root / "sweep")
@@ -71,7 +73,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[grid.Case]:
     """Returns the runs in the order of the grid, the config and the flags of each one checked; raises InputError."""
-    varied = grid.read(args.vary)
+    varied, program = grid.read(args.vary), args.entry.program("sweep")
     count = math.prod(map(len, varied.values()))
     if count > MOST and not args.yes:
         raise InputError(f"--vary: asks for {count:,} runs; add --yes to start more than {MOST}.")
@@ -104,7 +106,8 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
         if (names := _named(opened)) not in checked:
             preflight.refuse(opened)
             checked.add(names)
-        cases.append(grid.Case(values, configs.flatten(opened.config), grid.Run(grid.name(values), folder, run)))
+        started = grid.Run(grid.name(values), folder, run, program)
+        cases.append(grid.Case(values, configs.flatten(opened.config), started))
     grid.check_distinct(varied, cases)
     return cases
 

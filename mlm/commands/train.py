@@ -35,5 +35,5 @@ def pretrain(args: argparse.Namespace, config: ConfigDict, workdir: Workdir, man
     from mlm.tasks.pretraining import Pretraining
     from mlm.training import loop
 
-    distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=True)
-    loop.run_task(config, workdir, (args.pretraining or Pretraining).open(config, workdir, manifest))
+    distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=True, entry=args.entry)
+    loop.run_task(config, workdir, (args.entry.pretraining or Pretraining).open(config, workdir, manifest))

@@ -58,6 +58,7 @@ class Case:
     topology: str  # to compile for; "" for none
     slices: int = 1
     against: tuple[str, ...] = ()  # sources of a benchmark's texts
+    pretraining: type | None = None  # a researcher's subclass of Pretraining
     batch: list[list[first_batch.Piece]] = dataclasses.field(default_factory=list)  # rows to show, added by `masks`
 
 
@@ -280,7 +281,7 @@ def step(case: Case) -> list[Finding]:
         return []
     from mlm.plan import plan, topology
 
-    job = plan.make_job(case.config, case.manifest, records=None, price=None)
+    job = plan.make_job(case.config, case.manifest, records=None, price=None, pretraining=case.pretraining)
     row = plan.measure(case.config, job, topology.find(case.topology, case.slices))[1]
     size = row["bytes_per_chip"]
     if not row["fits"] or not row.get("short", row)["fits"]:

@@ -14,6 +14,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from markupsafe import Markup
 
 from mlm import config as configs
+from mlm import entry
 from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.model import classifier
@@ -59,6 +60,7 @@ def write(
         name=name,
         run_json=json.dumps(run, indent=1).replace("\x7f", "\\u007f"),
         branch=_branch(model.meta),
+        trained_by=entry.summary(model.meta.get("class", {})),
         parameters=sum(value.size for value in jax.tree.leaves(model.params)),
         example=json.dumps(f"The function returns a {mask_token} of all elements."),
         tokenizer=fast,

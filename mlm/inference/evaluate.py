@@ -1,6 +1,7 @@
 """Scores of a model on a split: a checkpoint, an export or any folder of a family; a language model or a classifier."""
 
 import csv
+import functools
 import hashlib
 import io
 import json
@@ -18,6 +19,7 @@ from mlm import config as configs
 from mlm.data import examples as data
 from mlm.data import mixture, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
+from mlm.entry import MLM, Entry, changes_evaluation, check_use
 from mlm.errors import DamageError, InputError
 from mlm.inference import pseudo_perplexity
 from mlm.model import classifier, factory
@@ -43,6 +45,7 @@ def run(
     masks: Sequence[str] = (),
     pseudo: int = 0,
     breakdown: bool = False,
+    entry: Entry = MLM,
 ) -> dict[str, Any]:
     """Scores a model; process 0 prints the scores as JSON and adds them to evaluation.json beside the model.
 
@@ -51,18 +54,26 @@ def run(
       model: as for `load.load`; "" for the workdir's newest checkpoint.
       masks: kinds to score besides the run's own.
       pseudo: rows to compute the pseudo-perplexity of; 0 for none.
+      entry: a subclass of `Pretraining` that may have an attention and masks of its own.
       breakdown: also by position and copy distance, in octaves; of copies in the same document if those are isolated.
     """
     read, part = _find_split(manifest, split)
     _check_flags(read, pseudo, breakdown)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
+    check_class(loaded, entry, stock_network=False)
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
     info, isolated, dtype = DatasetInfo.from_manifest(manifest), config.data.isolate_documents, config.model.dtype
     network = padded.family(padded.config, dtype, cls_id=info.special_ids["cls"] if isolated else None)
     choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
     kernel = {"length": read.length, "mesh": mesh, "dtype": dtype, "isolated": isolated}
-    network = network.with_attention(lambda window: make_attention(choice, padded.config, window=window, **kernel))
+    attend = functools.partial(make_attention, choice, padded.config, **kernel)
+    task = None
+    if changes_evaluation(entry.record):
+        starts_V = pretraining.word_starts(config, workdir)
+        task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
+        attend = functools.partial(task.make_attention, padded.config, read.length)
+    network = network.with_attention(lambda window: attend(window=window))
 
     weights = f"{weights_name(loaded)}, data {read.fingerprint_of(part)[:12]}"
     scores, entries = {}, {}
@@ -70,6 +81,8 @@ def run(
         own = configs.replace(config, {"masking.kind": kind})
         masking = factory.make_masking(own.masking.to_dict(), info, pretraining.word_starts(own, workdir))
         masking = factory.make_eval_masking(masking, config.evaluate.count)
+        if task and kind == config.masking.kind:
+            masking = task.eval_masking
         flags = {"with_breakdown": breakdown}
         eval_step = step.make_eval_step(network, masking, config.evaluate.seed, mesh, shardings, **flags)
         scores[kind] = pretraining.score_split(config, read, mesh, eval_step, params, part)
@@ -88,9 +101,20 @@ def run(
     if cluster.is_primary():
         print(json.dumps(result))
         show(*summary(result), out=sys.stderr)
-        entries = {key: {"model": loaded.source, **values} for key, values in entries.items()}
+        made_by = {"class": entry.identity} if entry.identity else {}
+        entries = {key: {"model": loaded.source, **made_by, **values} for key, values in entries.items()}
         add_results(results_folder(model, workdir), entries)
     return result
+
+
+def check_class(loaded: load.Pretrained, entry: Entry, *, stock_network: bool) -> None:
+    """Raises InputError if the class of the model's run computes something else than `evaluate` would."""
+    saved = loaded.meta.get("class", {})
+    if not loaded.meta:  # of a folder, which transformers' own network computes
+        saved, stock_network = {}, True
+    remark = check_use(saved, entry.record, loaded.source, command="evaluate", stock_network=stock_network)
+    if remark and cluster.is_primary():
+        print(remark, file=sys.stderr, flush=True)
 
 
 def _check_flags(read: Manifest, pseudo: int, breakdown: bool) -> None:

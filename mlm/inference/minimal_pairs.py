@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 from mlm import cluster
 from mlm.data import labelled, tokenizer
+from mlm.entry import MLM, Entry
 from mlm.errors import DamageError, InputError
 from mlm.files import find_files
 from mlm.inference import evaluate, pseudo_perplexity
@@ -48,10 +49,13 @@ class Pair(NamedTuple):
 Sentence = tuple[tuple[int, ...], tuple[int, ...]]  # ids, and where the word of each ends; 0 if it isn't scored
 
 
-def run(config: ConfigDict, workdir: Workdir, *, model: str, source: str, phenomenon: str = "") -> dict[str, Any]:
+def run(
+    config: ConfigDict, workdir: Workdir, *, model: str, source: str, phenomenon: str = "", entry: Entry = MLM
+) -> dict[str, Any]:
     """Scores a model on the pairs of `read`; prints and keeps the results as `evaluate.run` does."""
     pairs = read(source, phenomenon)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
+    evaluate.check_class(loaded, entry, stock_network=True)
     scores = pseudo_log_likelihoods(config, loaded, encode(pairs, loaded))
     differences = {method: own[::2] - own[1::2] for method, own in scores.items()}
     result = {"pairs": source, "model": loaded.source, **accuracies(pairs, differences)}

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -24,6 +24,7 @@ from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 
+MakeTask = Callable[[ConfigDict, Mesh, DatasetInfo], Pretraining]
 PROGRESS = 15.0  # seconds between two lines
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -45,12 +46,19 @@ def make_mesh(config: ConfigDict, topology: Topology) -> Mesh:
     return sharding.make_mesh(**config.mesh.to_dict(), devices=topology.devices)
 
 
-def compile_step(config: ConfigDict, info: DatasetInfo, topology: Topology, *, kind: str = "mlm") -> Program:
+def compile_step(
+    config: ConfigDict,
+    info: DatasetInfo,
+    topology: Topology,
+    *,
+    kind: str = "mlm",
+    make_task: MakeTask = Pretraining.without_data,
+) -> Program:
     """Compiles one training step for a topology, with progress on stderr.
 
     `kind` is "mlm", "short" (the first steps, on rows of data.short_length) or "baseline" (without accumulation).
     """
-    task = Pretraining.without_data(config, make_mesh(config, topology), info)
+    task = make_task(config, make_mesh(config, topology), info)
     state = state_bytes(task)
     if kind != "baseline" and state > topology.capacity:  # nothing to compile
         return Program("", state, None, None, state, False)

@@ -4,6 +4,7 @@ The compiler says whether the step fits. The time is estimated from its cycles (
 """
 
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Mapping
@@ -17,8 +18,9 @@ from mlm.config_rules import Rule
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.errors import InputError
 from mlm.plan import cost_model, hlo, topology
-from mlm.plan.compile import Program, compile_step, make_mesh
+from mlm.plan.compile import MakeTask, Program, compile_step, make_mesh
 from mlm.plan.topology import Topology
+from mlm.tasks.pretraining import Pretraining
 from mlm.training import recipe, sharding
 
 OPERATIONS = 20  # shown
@@ -34,9 +36,17 @@ class Job:
     known_records: bool
     has_shards: bool
     price: float | None
+    make_task: MakeTask = Pretraining.without_data
 
 
-def make_job(config: ConfigDict, manifest: Manifest | None, *, records: int | None, price: float | None) -> Job:
+def make_job(
+    config: ConfigDict,
+    manifest: Manifest | None,
+    *,
+    records: int | None,
+    price: float | None,
+    pretraining: type[Pretraining] | None = None,
+) -> Job:
     """Returns the job of a config, and of its shards if they exist; `records` replaces their number of rows."""
     if manifest is None:
         sizes = {"vocab_size": config.tokenizer.vocab_size, "length": config.shards.length}
@@ -45,7 +55,8 @@ def make_job(config: ConfigDict, manifest: Manifest | None, *, records: int | No
         info = DatasetInfo.from_manifest(manifest)
     has_shards = manifest is not None
     info = dataclasses.replace(info, records=records or info.records)
-    return Job(info, bool(records) or has_shards, has_shards, price)
+    make_task = functools.partial((pretraining or Pretraining).without_data, manifest=manifest)
+    return Job(info, bool(records) or has_shards, has_shards, price, make_task)
 
 
 def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm") -> tuple[Program, dict[str, Any]]:
@@ -58,7 +69,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         steps = recipe.total_steps(run, job.info.records)
         recipe.check_branch(run, steps)
         recipe.check_schedule(run, steps)
-    program, cores = compile_step(config, job.info, place, kind=kind), place.family.cores
+    program, cores = compile_step(config, job.info, place, kind=kind, make_task=job.make_task), place.family.cores
     mesh, short = make_mesh(config, place), config.data.short_length
     accumulate = 1 if kind == "baseline" else config.train.accumulate
     sizes = {key: getattr(program, key) for key in ("arguments", "temporaries", "outputs", "needs")}
@@ -153,7 +164,7 @@ def cells(sweep: list[str], name: str) -> list[dict[str, str]]:
 
 
 def plan_cell(
-    config: ConfigDict, job: Job, slices: int, cell: dict[str, str], rules: Mapping[str, Rule]
+    config: ConfigDict, job: Job, slices: int, cell: dict[str, str], rules: Mapping[str, Rule] | None = None
 ) -> dict[str, Any]:
     """Returns {"cell", "plan" or "error"} of one combination; `rules` as in `config.replace`."""
     try:
@@ -176,7 +187,13 @@ def plan_cell(
         return {"cell": cell, "error": " ".join(str(error).split())[:300]}
 
 
-def largest_batch(config: ConfigDict, info: DatasetInfo, place: Topology, program: Program) -> dict[str, Any] | None:
+def largest_batch(
+    config: ConfigDict,
+    info: DatasetInfo,
+    place: Topology,
+    program: Program,
+    make_task: MakeTask = Pretraining.without_data,
+) -> dict[str, Any] | None:
     """Returns {"rows_per_chip", "global_batch"} of the largest batch found that fits, if `program` does not, or None.
 
     Tries halves, quarters, ... of the rows on a device, rounded down, from where temporaries proportional to the rows
@@ -196,14 +213,16 @@ def largest_batch(config: ConfigDict, info: DatasetInfo, place: Topology, progra
     while len(seen) < MAX_TRIALS and 0 <= index < len(sizes) and index not in seen:
         seen.add(index)
         batch = sizes[index] * num_shards
-        fits = _try({"data.global_batch": batch}, config, info, place)["fits"]
+        fits = _try({"data.global_batch": batch}, config, info, place, make_task)["fits"]
         if fits:
             found = {"rows_per_chip": batch // config.train.accumulate / place.chips, "global_batch": batch}
         index += -1 if fits else 1
     return found
 
 
-def remedies(config: ConfigDict, info: DatasetInfo, place: Topology) -> list[dict[str, Any]]:
+def remedies(
+    config: ConfigDict, info: DatasetInfo, place: Topology, make_task: MakeTask = Pretraining.without_data
+) -> list[dict[str, Any]]:
     """Returns [{"change", "fits", "bytes_per_chip" or "error"}], the cheapest remedy first."""
     mesh, model = make_mesh(config, place), config.model
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -215,14 +234,16 @@ def remedies(config: ConfigDict, info: DatasetInfo, place: Topology) -> list[dic
         ({"mesh.fsdp": num_shards, "mesh.data": 1}, mesh.shape["fsdp"] < num_shards),
         (remat | accumulate, not model.remat),
     )
-    return [_try(change, config, info, place) for change, helps in changes if helps]
+    return [_try(change, config, info, place, make_task) for change, helps in changes if helps]
 
 
-def _try(change: dict[str, Any], config: ConfigDict, info: DatasetInfo, place: Topology) -> dict[str, Any]:
+def _try(
+    change: dict[str, Any], config: ConfigDict, info: DatasetInfo, place: Topology, make_task: MakeTask
+) -> dict[str, Any]:
     """Compiles a variant of the config; one that breaks a rule does not fit."""
     flags = " ".join(f"--config.{key}={str(value).lower()}" for key, value in change.items())
     try:
-        program = compile_step(configs.replace(config, change), info, place)
+        program = compile_step(configs.replace(config, change), info, place, make_task=make_task)
     except InputError as error:
         return {"change": flags, "fits": False, "error": str(error)}
     needs = None if program.needs is None else program.needs * place.family.cores

@@ -9,10 +9,11 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from mlm import config as configs
-from mlm import logs
+from mlm import entry, logs
 from mlm.errors import InputError
 from mlm.monitor import adviser
 from mlm.paths import write_text
+from mlm.pretrained import locate
 from mlm.report import plots, summary
 from mlm.report.family import Family
 from mlm.report.goodput import Line
@@ -61,6 +62,7 @@ def write(workdir: Workdir) -> None:
         "report.html.j2",
         figures,
         run=run,
+        trained_by=entry.summary(locate.metadata(workdir).get("class", {})),
         last=run.evals[-1] if run.evals else {},
         advice=logs.read(workdir.advice),
         kinds=adviser.LINES,

@@ -1,4 +1,4 @@
-"""Runs of `python -m mlm` as subprocesses: skipped when done, resumed when killed. Nothing here imports jax."""
+"""Runs of a command as subprocesses: skipped when done, resumed when killed. Nothing here imports jax."""
 
 import contextlib
 import functools
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from mlm import logs
 from mlm.cluster import watch
 from mlm.cluster.engine import Engine
+from mlm.entry import EXPECTED, STOCK, Program
 from mlm.errors import InputError, PreemptedError
 from mlm.paths import UPath, is_remote, make_folder, staging_folder, upload, write_text
 
@@ -33,7 +34,8 @@ class Run(NamedTuple):
 
     name: str
     folder: str  # of OUTPUT and STATE: an absolute path, or gs://
-    arguments: tuple[str, ...]  # after `python -m mlm`
+    arguments: tuple[str, ...]  # after those of `program`
+    program: Program = Program()
 
 
 class Outcome(NamedTuple):
@@ -73,8 +75,12 @@ def run_all(runs: Sequence[Run], *, root: UPath, engine: Engine | None) -> list[
 
 def _finished(run: Run) -> Outcome | None:
     state = logs.read_object(UPath(run.folder) / STATE)
-    same = state.get("code") == 0 and state.get("arguments") == list(run.arguments)
-    return Outcome(run, 0, state["seconds"], state["last_line"]) if same else None
+    if state.get("code") != 0 or state.get("arguments") != list(run.arguments):
+        return None
+    if (done := state.get("class", "")) != run.program.identity:
+        what = f"was done by {done or STOCK}, and this command has {run.program.identity or STOCK}"
+        raise InputError(f"{run.folder}: {what}; use another --workdir.")
+    return Outcome(run, 0, state["seconds"], state["last_line"])
 
 
 def _execute(root: str, run: Run, *, shared_cache: bool = False) -> Outcome:
@@ -83,13 +89,18 @@ def _execute(root: str, run: Run, *, shared_cache: bool = False) -> Outcome:
         folder, stop = UPath(run.folder), UPath(root) / STOP
         if not is_remote(root) and not Path(root).is_dir():
             raise InputError(f"{root}: {socket.gethostname()} has no such folder; name one that all workers share.")
+        file = run.program.file
+        if file and not Path(file).is_file():
+            fix = "put it there, with what it imports, at the same path on every worker"
+            raise InputError(f"{file}: {socket.gethostname()} has no such file; {fix}.")
         if stop.is_file():
             return Outcome(run, PreemptedError.code, 0.0, "")
         make_folder(folder)
         before, begin = logs.read_object(folder / STATE), time.monotonic()
         env = {"JAX_COMPILATION_CACHE_DIR": f"{root}/xla_cache"} if shared_cache else {}
-        env |= os.environ | {"PYTHONPATH": os.pathsep.join([PACKAGE, os.environ.get("PYTHONPATH", "")])}
-        command, staging = [sys.executable, "-m", "mlm", *run.arguments], staging_folder(folder)
+        imports = [run.program.folder, PACKAGE, os.environ.get("PYTHONPATH", "")]
+        env |= os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, imports)), EXPECTED: run.program.identity}
+        command, staging = [sys.executable, *run.program.command, *run.arguments], staging_folder(folder)
         with (staging / OUTPUT).open("ab+") as file:
             start, pipes = file.seek(0, os.SEEK_END), {"stdout": file, "stderr": subprocess.STDOUT}
             code = _wait(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, **pipes), stop)
@@ -99,7 +110,13 @@ def _execute(root: str, run: Run, *, shared_cache: bool = False) -> Outcome:
         resumed = before.get("arguments") == list(run.arguments)
         seconds = time.monotonic() - begin + (before["seconds"] if resumed else 0.0)
         last_line = ([line for line in lines if code and line.startswith("mlm ")] or lines or ["no output"])[-1]
-        state = {"arguments": run.arguments, "code": code, "seconds": seconds, "last_line": last_line}
+        state = {
+            "arguments": run.arguments,
+            "class": run.program.identity,
+            "code": code,
+            "seconds": seconds,
+            "last_line": last_line,
+        }
         write_text(folder / STATE, json.dumps(state) + "\n")
         return Outcome(run, code, seconds, last_line)
 

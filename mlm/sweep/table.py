@@ -74,14 +74,21 @@ def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metri
     groups = summarize(cases, [each.get(metric) for each in scores])
     best = max(groups, key=lambda group: sign(metric) * group.median, default=None)
     rule = f"{metric}: the {'lowest' if sign(metric) < 0 else 'highest'} median over seeds is best"
-    head = {"command": cases[0].run.arguments[0], "rule": rule}
+    head = {"command": cases[0].run.arguments[0], "trained_by": cases[0].run.program.identity, "rule": rule}
     differences = [_compare(group, best) for group in groups]
     lines = [
         {"values": g.values, "scores": g.scores, "median": g.median, "best": g is best, "difference": each}
         for g, each in zip(groups, differences, strict=True)
     ]
     ended = [
-        {**case.run._asdict(), "values": case.values, **outcome._asdict(), "run": case.run.name, "scores": own}
+        {
+            **case.run._asdict(),
+            "program": case.run.program.command,
+            "values": case.values,
+            **outcome._asdict(),
+            "run": case.run.name,
+            "scores": own,
+        }
         for case, outcome, own in zip(cases, outcomes, scores, strict=True)
     ]
     write_text(root / "sweep.json", json.dumps(head | {"groups": lines, "runs": ended}, indent=1) + "\n")

@@ -1,6 +1,7 @@
 """Masked-language-model pretraining (Devlin et al., 2019; Liu et al., 2019), as a task of the loop.
 
-To change one part, subclass `Pretraining` and override `loss`, `make_optimizer` or `make_attention`.
+To change one part, subclass `Pretraining` and override `loss`, `make_optimizer` or `make_attention`, and start commands
+by `mlm.__main__.main(pretraining=...)`. Keys of a config's group `mine` are yours: `self.config.mine`.
 """
 
 import dataclasses
@@ -16,12 +17,13 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mlm import cluster
+from mlm import cluster, entry
 from mlm import config as configs
 from mlm.config_rules import parse_ranges
 from mlm.data import batches, mixture, skip_batches, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.order import between
+from mlm.errors import InputError
 from mlm.model import factory, priming
 from mlm.model.attention import Attention, make_attention
 from mlm.model.loss import RowSums, masked_cross_entropy
@@ -83,11 +85,18 @@ class Pretraining(Task):
         return task
 
     @classmethod
-    def without_data(cls, config: ConfigDict, mesh: Mesh | None = None, info: DatasetInfo | None = None) -> Self:
-        """Returns the task of data that need not exist, to study the step."""
+    def without_data(
+        cls,
+        config: ConfigDict,
+        mesh: Mesh | None = None,
+        info: DatasetInfo | None = None,
+        manifest: Manifest | None = None,
+    ) -> Self:
+        """Returns the task of data that need not exist, to study the step; a loss may read the `manifest`."""
         sizes = {"length": config.shards.length, "records": config.data.global_batch}
         info = info or DatasetInfo.synthetic(vocab_size=config.tokenizer.vocab_size, **sizes)
-        return cls(config, info, mesh=mesh, word_starts_V=np.arange(info.vocab_size) % 3 > 0)  # two in three start one
+        starts_V = np.arange(info.vocab_size) % 3 > 0  # two in three start a word
+        return cls(config, info, mesh=mesh, word_starts_V=starts_V, manifest=manifest or NoData(cls))
 
     # What a subclass may override
 
@@ -182,6 +191,7 @@ class Pretraining(Task):
         ours = {"pad_id": config.pad_token_id, "vocab_size": self.info.vocab_size}
         ours["tokens"] = str(folder) if (folder / "tokenizer.json").is_file() else None
         taken, lines = warm_start.fit(source, shapes, **ours)
+        lines += entry.changes(source.meta.get("class", {}), entry.describe(type(self)))
         if cluster.is_primary():
             print("\n".join(lines + tiled + warm_start.rotary_changes(source, config)), file=sys.stderr, flush=True)
         fresh = self.init()
@@ -209,6 +219,22 @@ class Pretraining(Task):
         """Returns the monitor of advice and loss spikes."""
         own = {"steps": self.steps, "warmup": recipe.warmup_steps(self.run, self.steps), "stages": self.stages}
         return [Monitor(self.run, self.workdir, self.manifest, notify, **own)]
+
+
+class NoData:
+    """The manifest of a task without data: false, and what a subclass reads of it is an InputError."""
+
+    def __init__(self, task: type[Pretraining]):
+        self._task = task
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        fix = "name its shards (plan --workdir=DIR), or use a command that reads them (train, bench --parts loop)"
+        raise InputError(f"{self._task.__qualname__} reads self.manifest.{name}, but this command has no data; {fix}.")
 
 
 def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int) -> Iterator[dict[str, np.ndarray]]:

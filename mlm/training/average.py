@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from mlm import config as configs
+from mlm import entry
 from mlm.config_rules import ROTARY_BASES
 from mlm.data import tokenizer
 from mlm.errors import InputError
@@ -98,7 +99,9 @@ def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
     """Returns what checkpoints that are averaged must have in common."""
     data, folder = meta["dataset"], workdir.tokenizer
     own = tokenizer.fingerprint(str(folder)) if (folder / "tokenizer.json").is_file() else None
-    found = {"labels": data.get("labels"), "vocabulary": data["vocab_size"], "tokenizer": own}
+    record = meta.get("class", {})
+    computed_by = [entry.name_of(record), *record["files"]] if entry.changes_evaluation(record) else []
+    found = {"class": computed_by, "labels": data.get("labels"), "vocabulary": data["vocab_size"], "tokenizer": own}
     model = data["model"]
     others = ROTARY_BASES if model["model_type"] == "modernbert" else ("max_position_embeddings",)
     keys = ("model_type", "vocab_size", *others, *FAMILIES[model["model_type"]].architecture.values())

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from mlm import config as configs
+from mlm import entry
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files, locate
@@ -82,6 +83,8 @@ def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
     folders = [each.tokenizer for each in (source.workdir, workdir) if (each.tokenizer / "tokenizer.json").is_file()]
     if ours != theirs or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:
         raise InputError(f"{where}: was trained with another tokenizer; use its tokenizer, and shards made with it.")
+    changed = entry.changes(saved.get("class", {}), meta["class"])
+    source.inherited["branch"]["config_changes"] += changed
     source.inherited["branch"] |= {"same_data": same_data, "same_rows": same_rows}
     return source
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mlm import cluster, logs
+from mlm import cluster, entry, logs
 from mlm import config as configs
 from mlm.cluster import distributed
 from mlm.data import skip_batches
@@ -86,6 +87,7 @@ def run_task(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, floa
         "config_fingerprint": configs.fingerprint(config),
         "data_fingerprint": task.data_fingerprint,
         "dataset": task.metadata,
+        "class": entry.describe(type(task)),
     }
     found = checkpoint_files.choose(workdir.checkpoints, on_damage=config.checkpoint.on_damage)
     saved, source = {} if found is None else _check_resume(workdir, found, meta), None
@@ -259,6 +261,9 @@ def _check_resume(workdir: Workdir, step: int, meta: dict) -> dict[str, Any]:
     skipped = (saved["config"].get("data.skip_batches", ()), meta["config"]["data.skip_batches"])
     steps = checkpoint_files.complete_steps(folder)
     skip_batches.check_resume(*skipped, step=step, steps=steps, where=str(folder))
+    remark = entry.check_resume(saved.get("class", {}), meta["class"], str(where), f"{workdir.root}@{step}")
+    if remark and cluster.is_primary():
+        print(remark, file=sys.stderr, flush=True)
     if saved["data_fingerprint"] != meta["data_fingerprint"]:
         what = "was made from other shards or rows, or other proportions of them (their fingerprint differs)"
         raise InputError(f"{where} {what}; put the old data back, or use another --workdir.")
