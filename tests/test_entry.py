@@ -1,0 +1,275 @@
+"""A class of a researcher's own: in every command and every process, on the record, through mesh and resume."""
+
+import functools
+import importlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from mlm import config as configs
+from mlm import entry
+from mlm.__main__ import main
+from mlm.errors import InputError
+from mlm.pretrained import checkpoint_files
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import loop
+from mlm.workdir import Workdir
+from tests import processes
+from tests.fixtures import TINY, random_batch, tiny_run
+
+CONFIG = "from configs.base import get_config as base\n\n\ndef get_config():\n    c = base()\n    c.mine.power = 0.5\n"
+CONFIG += "    return c\n\n\nRULES = {'mine.power': (lambda v: 0 <= v <= 1, 'a number in [0, 1]')}\n"
+LIBRARY = '''"""A loss of one's own."""
+from scale_of_mine import SCALE
+from mlm.tasks.pretraining import Pretraining
+
+
+class Scaled(Pretraining):
+    def loss(self, logits, masked):  # with a weight
+        scaled = masked.weights_BxK * SCALE ** self.config.mine.power
+        return super().loss(logits, masked._replace(weights_BxK=scaled))
+'''
+SCRIPT = "from lib_of_mine import Scaled\nfrom mlm.__main__ import main\n\nraise SystemExit(main(pretraining=Scaled))\n"
+SCALE = "SCALE = 2.0\n"
+
+
+class Attends(Pretraining):
+    """A class that changes what a model computes."""
+
+    def make_attention(self, config, length, window):
+        attend = super().make_attention(config, length, window)
+        return lambda *columns: 0.5 * attend(*columns)
+
+
+class Weighted(Pretraining):
+    """A class whose loss reads a key of its own, and its data."""
+
+    def loss(self, logits_BxKxV, masked):
+        weights_V = np.linspace(1, 2, self.info.vocab_size, dtype=np.float32) ** self.config.mine.power
+        weights_BxK = masked.weights_BxK * jax.numpy.asarray(weights_V)[masked.labels_BxK]
+        return super().loss(logits_BxKxV, masked._replace(weights_BxK=weights_BxK))
+
+
+def write(folder, **changed: str):
+    """Writes a researcher's files; returns the one to start."""
+    files = {"main_of_mine": SCRIPT, "lib_of_mine": LIBRARY, "scale_of_mine": SCALE, "own_config": CONFIG} | changed
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder / "main_of_mine.py"
+
+
+def describe(folder, **changed: str) -> dict:
+    """Returns the record of the class in files like those of `write`."""
+    write(folder, **changed)
+    names = ("lib_of_mine", "scale_of_mine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        for name in names:
+            sys.modules.pop(name, None)
+        try:
+            return entry.describe(importlib.import_module("lib_of_mine").Scaled)
+        finally:
+            for name in names:
+                sys.modules.pop(name, None)
+
+
+def test_a_record_names_the_class_and_all_its_files(tmp_path):
+    found = describe(tmp_path / "a")
+    assert found["name"] == "lib_of_mine.Scaled" and found["overrides"] == ["loss"]
+    assert [name for name, *_ in found["files"]] == ["lib_of_mine.py", "scale_of_mine.py"]
+    assert not entry.changes_evaluation(found) and entry.describe(Pretraining) == {}
+    assert entry.changes_evaluation(entry.describe(Attends))
+
+
+RESUMES = [
+    ({}, "", ""),
+    ({"lib_of_mine": LIBRARY.replace("with a weight", "weighted").replace("A loss", "The loss")}, "lib_of_mine.py", ""),
+    ({"lib_of_mine": LIBRARY.replace("weights_BxK *", "weights_BxK /")}, "", "lib_of_mine.py branch_from=RUN@3"),
+    ({"scale_of_mine": "SCALE = 3.0\n"}, "", "scale_of_mine.py branch_from=RUN@3"),
+]
+
+
+@pytest.mark.parametrize(("changed", "remark", "refusal"), RESUMES, ids=["same", "comment", "code", "imported"])
+def test_resume_by_the_same_class_of_another_source(tmp_path, changed, remark, refusal):
+    saved, now = describe(tmp_path / "a"), describe(tmp_path / "b", **changed)
+    saved = json.loads(json.dumps(saved))
+    check = functools.partial(entry.check_resume, saved, now, "RUN/3", "RUN@3")
+    if refusal:
+        with pytest.raises(InputError) as caught:
+            check()
+        assert all(word in str(caught.value) for word in refusal.split()), caught.value
+        assert len(entry.changes(saved, now)) == 1
+    else:
+        assert (remark in check()) and (check() != "") == bool(remark) and not entry.changes(saved, now)
+
+
+@pytest.mark.parametrize(("saved", "now"), [(Weighted, Pretraining), (Pretraining, Weighted), (Weighted, Attends)])
+def test_resume_by_another_class_is_refused(saved, now):
+    with pytest.raises(InputError) as caught:
+        entry.check_resume(entry.describe(saved), entry.describe(now), "RUN/3", "RUN@3")
+    assert all(f"{cls.__name__}" in str(caught.value) for cls in (saved, now)) and "RUN/3" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "stock_network", "refused", "said"),
+    [
+        (Pretraining, Pretraining, True, False, ""),
+        (Weighted, Pretraining, True, False, "test_entry.Weighted"),
+        (Pretraining, Weighted, False, False, ""),
+        (Weighted, Weighted, False, False, ""),
+        (Attends, Pretraining, True, True, "test_entry.Attends"),
+        (Attends, Weighted, False, True, "test_entry.Attends"),
+        (Pretraining, Attends, False, True, "test_entry.Attends"),
+        (Attends, Attends, False, False, ""),
+        (Attends, Attends, True, False, "make_attention"),
+    ],
+)
+def test_use_of_a_model_by_another_class(saved, now, stock_network, refused, said):
+    check = functools.partial(entry.check_use, command="evaluate", stock_network=stock_network)
+    records = entry.describe(saved), entry.describe(now)
+    if refused:
+        with pytest.raises(InputError, match=said):
+            check(*records, "RUN")
+    else:
+        found = check(*records, "RUN")
+        assert said in found and bool(said) == bool(found)
+
+
+@pytest.mark.parametrize("given", [lambda config: None, functools.partial(Weighted), dict, "Weighted", 3])
+def test_what_is_no_class_for_pretraining(tmp_path, capsys, given):
+    assert main(["train", "--config=configs/base.py", f"--workdir={tmp_path}/w"], pretraining=given) == 2
+    assert "Pretraining" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+COMMANDS = [
+    ["classify", "--config=configs/base.py"],
+    ["glue", "--model=x"],
+    ["sweep", "classify", "--config=configs/base.py", "--vary", "train.seed=0"],
+    ["sweep", "train", "--config=configs/base.py", "--vary", "train.seed=0"],  # these arguments are not the script's
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_commands_that_can_not_use_the_class(tmp_path, capsys, arguments):
+    assert main([*arguments, f"--workdir={tmp_path}/w"], pretraining=Weighted) == 2
+    assert "test_entry.Weighted" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_run_of_a_sweep_has_the_class_of_the_sweep(tmp_path, capsys, monkeypatch):
+    identity = entry.open_entry(Weighted, []).identity
+    monkeypatch.setenv(entry.EXPECTED, identity)
+    entry.check_expected(entry.open_entry(Weighted, []), "here")
+    assert main(["train", "--config=configs/base.py", f"--workdir={tmp_path}/w"]) == 2
+    said = capsys.readouterr().err
+    assert identity in said and socket.gethostname() in said and not list(tmp_path.iterdir())
+
+
+def test_a_loss_that_reads_the_data_is_refused_where_there_is_none():
+    class Counts(Pretraining):
+        def loss(self, logits_BxKxV, masked):
+            return super().loss(logits_BxKxV, masked) if self.manifest.splits else None
+
+    task = Counts.without_data(tiny_run().config)
+    with pytest.raises(InputError, match=r"Counts reads self\.manifest\.splits.*--workdir"):
+        task.train_step(task.init(), task.make_batch(random_batch()["input_ids"]))
+
+
+@pytest.fixture(scope="module")
+def own_config(tmp_path_factory) -> str:
+    write(folder := tmp_path_factory.mktemp("own"))
+    return str(folder / "own_config.py")
+
+
+def train(workdir, manifest, own_config, *overrides: str, pretraining=Weighted) -> list[str]:
+    """Trains four steps in this process; returns the lines of the log."""
+    keys = (*TINY, f"shards.dir={manifest.folder}", "data.lanes=4", "train.steps=4", "log.every=1", *overrides)
+    config = configs.load(own_config, [*keys, "checkpoint.every=2"])
+    loop.run_task(config, Workdir(str(workdir)), pretraining.open(config, Workdir(str(workdir)), manifest))
+    return (workdir / "metrics.jsonl").read_text().splitlines()
+
+
+def test_a_subclass_through_resume_mesh_and_accumulation(tmp_path, manifest, own_config):
+    straight = train(tmp_path / "straight", manifest, own_config)
+    losses = [json.loads(line)["loss"] for line in straight]
+    saved = checkpoint_files.read_meta(Workdir(str(tmp_path / "straight")).checkpoints, 4)
+    assert saved["class"]["name"] == "test_entry.Weighted" and saved["config"]["mine.power"] == 0.5
+    shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "4")
+    assert train(tmp_path / "resumed", manifest, own_config) == straight
+    mesh = ("train.accumulate=2", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+    other = train(tmp_path / "mesh", manifest, own_config, *mesh)
+    assert [json.loads(line)["loss"] for line in other] == pytest.approx(losses, rel=1e-4)
+    refusals = ((("mine.power=1.0",), Weighted, r"mine\.power: 0\.5 -> 1\.0"), ((), Pretraining, "test_entry.Weighted"))
+    for keys, cls, words in refusals:
+        with pytest.raises(InputError, match=words):
+            train(tmp_path / "straight", manifest, own_config, *keys, pretraining=cls)
+    assert main(["report", f"--workdir={tmp_path}/straight", "--compare", f"{tmp_path}/mesh"]) == 0
+    assert main(["report", f"--workdir={tmp_path}/straight"]) == 0
+    page = (tmp_path / "straight" / "report.html").read_text()
+    assert "test_entry.Weighted" in page and "power" in page
+
+
+def start(script, *arguments: str, code: int = 0, cwd=None) -> str:
+    """Runs a researcher's file; returns what it printed."""
+    program = script if isinstance(script, list) else [str(script)]
+    done = subprocess.run(
+        [sys.executable, *program, *arguments],
+        env=processes.environment(1),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def flags(folder, manifest, *vary: str) -> list[str]:
+    line = processes.train_arguments(folder / "runs", manifest.folder, "train.steps=2")[1:]
+    line[0] = f"--config={folder / 'own_config.py'}"
+    return ["sweep", "train", *line, "--vary", *vary]
+
+
+@pytest.mark.slow
+def test_every_run_of_a_sweep_trains_the_class(tmp_path, manifest):
+    script = write(tmp_path / "a")
+    line = flags(tmp_path / "a", manifest, "mine.power=0.3,0.5")
+    start(["-m", "main_of_mine"], *line, cwd=tmp_path / "a")
+    runs = tmp_path / "a" / "runs"
+    content = json.loads((runs / "sweep.json").read_text())
+    assert [run["values"]["mine.power"] for run in content["runs"]] == [0.3, 0.5] and "Scaled" in content["trained_by"]
+    for power in (0.3, 0.5):
+        meta = checkpoint_files.read_meta(Workdir(str(runs / f"power={power}")).checkpoints, 2)
+        assert meta["class"]["name"] == "lib_of_mine.Scaled" and meta["config"]["mine.power"] == power
+    start(script, "sweep", "evaluate", f"--workdir={runs}/power=0.3", "--vary", "evaluate.seed=0,1")
+    said = start(["-m", "mlm"], *line, code=2, cwd=processes.ROOT)
+    assert "lib_of_mine.Scaled" in said and "power=0.3" in said
+    assert json.loads((runs / "sweep.json").read_text()) == content
+    write(tmp_path / "a", lib_of_mine=LIBRARY.replace("return super()", "raise ValueError('the loss of mine')"))
+    said = start(script, *flags(tmp_path / "a", manifest, "mine.power=0.7"), code=1)
+    assert "the loss of mine" in said
+    for bad, words in (("mine.powr=0,1", "mine.power"), ("mine.power=0,2", "[0, 1]")):
+        assert words in start(script, *flags(tmp_path / "a", manifest, bad), code=2)
+
+
+@pytest.mark.slow
+def test_a_host_with_another_file_is_named(tmp_path, manifest):
+    scripts = [write(tmp_path / "a"), write(tmp_path / "b", scale_of_mine="SCALE = 2.0  # here\n")]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        port, jax_port = (free.getsockname()[1] for free in (one, other))
+    line = processes.train_arguments(tmp_path / "runs", manifest.folder, f"pod.jax_port={jax_port}")
+    line[1] = f"--config={tmp_path}/a/own_config.py"
+    line += [f"--coordinator=127.0.0.1:{port}", "--processes=2"]
+    started = [
+        processes.start([*line, f"--process-id={index}"], devices=1, program=str(script))
+        for index, script in enumerate(scripts)
+    ]
+    for process in started:
+        _, err = processes.finish(process, code=2)
+        assert "scale_of_mine.py" in err.splitlines()[-1]
