@@ -137,7 +137,7 @@ def get_config() -> ConfigDict:
     # Metrics whose mean chooses the best checkpoint: accuracy | f1 | f1_macro | f1_positive (of the second of two
     # classes) | matthews; of a regression pearson | spearman.
     config.classify.metric = ()  # () = accuracy; of spans f1; of a regression the loss
-    config.classify.kind = "classes"  # classes (strings or whole numbers) | regression (numbers) | tokens (of words)
+    config.classify.kind = "classes"  # classes (strings or numbers) | regression (numbers) | tokens (of words)
     config.classify.length = 128  # tokens; longer rows are truncated
     config.classify.multiple = 32  # tokens; batches are padded to a multiple of this, each compiled once
 

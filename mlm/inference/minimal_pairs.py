@@ -73,7 +73,7 @@ def read(source: str, phenomenon: str = "") -> list[Pair]:
     pairs = []
     for name in _tables(source):
         found = labelled.read(name, **_columns(source, phenomenon))
-        labels = [label or PurePosixPath(name).stem for label in found.labels]
+        labels = [label or PurePosixPath(name.removesuffix(".gz")).stem for label in found.labels]
         pairs += map(Pair, found.texts, labels, found.places)
     return pairs
 
