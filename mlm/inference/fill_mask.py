@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -160,17 +160,23 @@ def answer_texts(
         waiting.clear()
 
     try:
-        for number, line in enumerate(lines.read(file, "standard input"), 1):
-            text = line.decode(errors="surrogateescape").rstrip("\r\n")  # `read` refuses one that is not UTF-8
+        for number, text in enumerate(_lines(file), 1):
             waiting.append(read(text, f"line {number}"))
             if len(waiting) == STREAM:
                 flush()
     except InputError:
         flush()
         raise
-    except ValueError as error:  # of `lines.read`
-        raise InputError(f"{error}.") from error
     flush()
+
+
+def _lines(file: IO[bytes]) -> Iterator[str]:
+    """Yields the lines of standard input; bytes that are not UTF-8 are halves of surrogate pairs, see `check_utf8`."""
+    try:
+        for line in lines.read(file, "standard input"):
+            yield line.decode(errors="surrogateescape").rstrip("\r\n")
+    except ValueError as error:
+        raise InputError(f"{error}.") from error
 
 
 def check_utf8(text: str, name: str) -> None:
