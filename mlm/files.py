@@ -7,7 +7,7 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import fsspec
 
@@ -36,6 +36,15 @@ def read_stat(name: str) -> File | None:
         raise FileNotFoundError(f"{name} is a link to {Path(name).readlink()}, which is not there; {fix}") from None
     stamp = f"{status.st_size} {status.st_mtime}"
     return File(name, status.st_size, stamp) if stat.S_ISREG(status.st_mode) else None
+
+
+def open_file(name: str) -> IO[bytes]:
+    """Opens a file, local or gs://, to read bytes; raises OSError, as `read_stat` does."""
+    try:
+        return UPath(name).open("rb") if is_remote(name) else Path(name).open("rb")
+    except FileNotFoundError:
+        read_stat(name)
+        raise
 
 
 def _remote_file(name: str, info: dict[str, Any]) -> File | None:

@@ -36,6 +36,11 @@ def is_remote(path: UPath | Path | str) -> bool:
 
 def expand(path: str) -> str:
     """Returns a path with its home folder for a leading ~ or ~USER, and without file://; raises ValueError."""
+    path = _expand(path)
+    return path if is_remote(path) or not re.match("[^/]*:", path) else f"./{path}"  # "x:/y" would be a scheme to UPath
+
+
+def _expand(path: str) -> str:
     path = re.sub(r"^(file|local)://", "", path)
     user, slash, rest = path.partition("/")
     if not user.startswith("~"):
@@ -52,7 +57,7 @@ def expand(path: str) -> str:
 def expand_source(source: str) -> str:
     """Returns a source such as "text:~/x" with its path expanded."""
     kind, colon, rest = source.partition(":")
-    return kind + colon + expand(rest)
+    return kind + colon + _expand(rest)
 
 
 def canonical(path: str) -> str:

@@ -82,7 +82,7 @@ def test_a_home_that_is_not_there_is_refused_and_nothing_written(tmp_path, monke
     assert expand("~no_such_user/x") == "~no_such_user/x"
 
 
-@pytest.mark.parametrize("name", ["", "a~", "a/~/b", "./~", "gs://b/~/c", "docstrings", "wiki:a~", "#~"])
+@pytest.mark.parametrize("name", ["", "a~", "a/~/b", "./~", "gs://b/~/c", "docstrings", "#~"])
 def test_other_names_stay(name):
     assert expand(name) == expand_source(name) == name
 
@@ -126,3 +126,12 @@ def test_names_that_lead_out_are_refused(tmp_path, folder, name):
 def test_other_names_are_inside(tmp_path, name):
     assert str(inside(UPath(tmp_path), name)) == f"{tmp_path}/{name}"
     assert str(inside(UPath("gs://bucket/folder"), name)) == f"gs://bucket/folder/{name}"
+
+
+def test_a_colon_begins_no_url(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("x:/y", "file:y", "a::b"):
+        folder = UPath(expand(name))
+        folder.mkdir(parents=True)
+        assert (tmp_path / name).is_dir() and folder.absolute() == UPath(tmp_path / name)
+    assert expand_source("hf:wiki:~x") == "hf:wiki:~x" and expand("gs://b/x:y") == "gs://b/x:y"

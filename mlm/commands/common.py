@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import itertools
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
@@ -19,7 +19,7 @@ from mlm.data import tokenizer
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.doctor import preflight
 from mlm.errors import DamageError, InputError, StopError
-from mlm.paths import canonical, expand, is_remote
+from mlm.paths import canonical, expand, expand_source, is_remote
 from mlm.pretrained import locate
 from mlm.text import printable
 from mlm.workdir import Workdir, lock
@@ -28,18 +28,17 @@ if TYPE_CHECKING:
     from mlm.pretrained.load import Pretrained
 
 
-def path(text: str) -> str:
+def path(text: str, expanded: Callable[[str], str] = expand) -> str:
     """Returns the path of a flag, ~ expanded; the `type` of argparse."""
     try:
-        return expand(text)
+        return expanded(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text}: {error}.") from None
 
 
 def source(text: str) -> str:
     """Returns the source of a flag, such as "jsonl:~/x", ~ expanded; the `type` of argparse."""
-    kind, colon, rest = text.partition(":")
-    return kind + colon + path(rest)
+    return path(text, expand_source)
 
 
 def add_config_flags(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

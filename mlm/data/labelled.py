@@ -30,7 +30,7 @@ from typing import Any
 
 from mlm.data import data_sets, lines
 from mlm.errors import InputError
-from mlm.paths import UPath
+from mlm.files import open_file
 from mlm.text import is_text
 
 Row = dict[str, Any]
@@ -202,7 +202,7 @@ def _class(value: Any, where: str, names: Names) -> str:
 def _csv(file: str, columns: tuple[str, ...], label: str) -> Rows:
     tabs = file.removesuffix(".gz").endswith(".tsv")
     dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
-    with UPath(file).open("rb") as raw:
+    with open_file(file) as raw:
         reader, begin = csv.reader(lines.decoded(lines.read(raw, file), file), **dialect), 1
         try:
             head = next(reader, [])
@@ -234,7 +234,7 @@ def _check_header(head: list[str], columns: tuple[str, ...], label: str) -> None
 
 
 def _jsonl(file: str) -> Rows:
-    with UPath(file).open("rb") as raw:
+    with open_file(file) as raw:
         for number, line in enumerate(lines.decoded(lines.read(raw, file), file), 1):
             if not line.strip(SPACES):
                 continue
@@ -251,7 +251,7 @@ def _conll(file: str, columns: tuple[str, ...], label: str) -> Rows:
     Columns are separated by tabs, in a line without one by spaces.
     """
     known, words, labels, start = {"O"}, [], [], 0
-    with UPath(file).open("rb") as raw:
+    with open_file(file) as raw:
         rows = itertools.chain(lines.decoded(lines.read(raw, file), file), [""])
         for number, line in enumerate(rows, 1):
             cells = [cell.strip(SPACES) for cell in line.split("\t")] if "\t" in line else split_words(line)

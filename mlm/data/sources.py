@@ -21,8 +21,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlm.data import data_sets, docstrings, lines
-from mlm.files import find_files, read_stat, split_field, split_pattern
-from mlm.paths import UPath
+from mlm.files import find_files, open_file, read_stat, split_field, split_pattern
 from mlm.text import is_text
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ class _Lines(Kind):
             if status is None or status.stamp != stamp:
                 raise ValueError(f"{name} has changed since it was listed; start the same command again")
             group = name.removeprefix(f"{folder}/") if groups_by_file else ""
-            with UPath(name).open("rb") as raw:
+            with open_file(name) as raw:
                 file = raw if name.endswith(".gz") else io.BufferedReader(raw, 2**20)
                 for number, line in enumerate(lines.read(file, name, start, stop), 1):
                     try:

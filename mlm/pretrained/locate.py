@@ -8,7 +8,7 @@ from typing import Any
 
 from mlm import logs
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, local_folder
+from mlm.paths import UPath, children, local_folder
 from mlm.pretrained import checkpoint_files
 from mlm.workdir import Workdir
 
@@ -105,9 +105,10 @@ def metadata(model: str | Workdir) -> dict[str, Any]:
 def _metadata_of_steps(root: UPath) -> dict[int, dict[str, Any]]:
     """Returns the metadata of each step of a run, unless it is damaged."""
     metas = {}
-    for file in root.glob("checkpoints/*/meta/metadata"):
+    for folder in children(root / "checkpoints"):
         with contextlib.suppress(DamageError, ValueError):  # ValueError: a folder that was set aside
-            metas[int(file.parents[1].name)] = logs.read_object(file)
+            if meta := logs.read_object(folder / "meta" / "metadata"):
+                metas[int(folder.name)] = meta
     return metas
 
 

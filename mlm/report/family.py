@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from mlm import config as configs
 from mlm import logs
 from mlm.errors import DamageError
-from mlm.paths import UPath
+from mlm.paths import UPath, children
 from mlm.pretrained import locate
 from mlm.report import lineage, plots
 from mlm.report.lineage import Run
@@ -39,7 +39,7 @@ class Family:
         """Reads their configs."""
         self.ancestry, others = lineage.ancestry(workdir.root), []
         self.runs = {run.root: run for run in self.ancestry}
-        folders = {file.parent for root in self.runs for file in root.parent.glob("*/config.json")}
+        folders = {path for root in self.runs for path in children(root.parent) if (path / "config.json").is_file()}
         for root in sorted(folders - self.runs.keys(), key=str):
             with contextlib.suppress(DamageError):
                 others.append(lineage.read(root))
