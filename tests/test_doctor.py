@@ -324,3 +324,16 @@ def test_a_step_that_does_not_fit_is_an_error(fits, healthy, workdir, monkeypatc
 def test_a_flag_that_can_not_be(healthy, workdir, capsys):
     assert __main__.main(["doctor", *train_arguments(workdir, healthy.folder)[1:], "--rows=0"]) == 2
     assert "--rows" in capsys.readouterr().err
+
+
+def test_dtypes_are_compared_when_asked(healthy, workdir, capsys, monkeypatch):
+    from mlm.doctor import dtypes
+
+    flags = ("--dtypes", "--devices=1", "--hosts=1")
+    found = run_doctor(workdir, healthy.folder, capsys, flags=flags)["dtypes"]
+    assert found["level"] == "ok" and found["where"] == str(workdir)
+    for words in ("the initial model", "float32 and bfloat16", "accuracy", f"same {dtypes.ROWS * dtypes.BATCHES} rows"):
+        assert words in found["what"]
+    monkeypatch.setattr(dtypes, "LOSS", -1.0)
+    found = run_doctor(workdir, healthy.folder, capsys, flags=flags)["dtypes"]
+    assert found["level"] == "warning" and "-1.0 nats" in found["what"] and "model.dtype" in found["fix"]

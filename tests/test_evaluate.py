@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from mlm import config as configs
 from mlm.commands import common
 from mlm.errors import InputError
 from mlm.export import export
@@ -129,6 +130,23 @@ def test_each_kind_of_mask_has_scores_of_its_own(setting, capsys):
     assert any(
         key.startswith("validation, span masks 0.2 0.8/0.1 seed 0 longest 10 p 0.2") for key in results(workdir.root)
     )
+
+
+def test_bfloat16_is_compared_with_float32_when_asked(setting, capsys):
+    config, workdir, manifest = setting
+    found = evaluate.run(config, workdir, manifest, model="", split="validation", compare_dtypes=True)
+    out, err = capsys.readouterr()
+    assert json.loads(out) == found
+    both = found["dtypes"]
+    assert both["float32"] == {key: pytest.approx(found[key], rel=1e-5) for key in ("loss", "accuracy")}
+    assert both["predictions"] == found["predictions"] and both["rows"] == manifest.splits["validation"].records
+    bfloat16 = configs.replace(config, {"model.dtype": "bfloat16"})
+    alone = evaluate.run(bfloat16, workdir, manifest, model="", split="validation")
+    assert both["bfloat16"] == {key: pytest.approx(alone[key], abs=1e-3) for key in ("loss", "accuracy")}
+    assert both["loss_difference"] == both["bfloat16"]["loss"] - both["float32"]["loss"]
+    assert 0 < both["largest_logit_difference"] < 1 and 0 < both["largest_loss_difference"] < 1
+    assert 0.9 < both["same_prediction"] <= 1
+    assert f"{both['same_prediction']:.2%}" in err and f"{both['largest_logit_difference']:.3f}" in err
 
 
 def test_the_breakdown_is_printed_and_kept_beside_the_scores(setting, capsys):

@@ -30,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=200_000, metavar="N", help=rows)
     against = "benchmarks, as sources of a corpus (hf:nyu-mll/glue:rte, jsonl:FILE#FIELD): what training has of them"
     parser.add_argument("--against", nargs="+", type=common.source, default=[], metavar="SOURCE", help=against)
+    dtypes = "also compare float32 and bfloat16 on a few rows, by the newest checkpoint, or the initial model"
+    parser.add_argument("--dtypes", action="store_true", help=dtypes)
     record = (
         "print the text of a training record (validation:ID, test:ID for others) and its documents, and check nothing"
     )
@@ -68,7 +70,12 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         options = {name: getattr(args, name) for name in ("hosts", "devices", "rows", "topology", "slices")}
         options |= {"against": tuple(args.against), "pretraining": args.entry.pretraining}
         case = checks.Case(config, workdir, manifest, folder, **options)
-        findings, batch = [finding for check in checks.ALL for finding in checks.run(check, case)], case.batch
+        chosen = [*checks.ALL]
+        if args.dtypes:
+            from mlm.doctor.dtypes import compare_dtypes
+
+            chosen.append(compare_dtypes)
+        findings, batch = [finding for check in chosen for finding in checks.run(check, case)], case.batch
     findings = unusable + findings
     errors = [finding.check for finding in findings if finding.level == "error"]
     if args.json:

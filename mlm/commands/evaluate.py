@@ -22,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draws", default="", metavar="N", help=draws)
     breakdown = "also the loss by position in the row, and by distance of the nearest copy of the token there"
     parser.add_argument("--breakdown", action="store_true", help=breakdown)
+    dtypes = "also how far bfloat16 is from float32 on the same rows and masks: loss, accuracy, predictions, logits"
+    parser.add_argument("--dtypes", action="store_true", help=dtypes)
     pairs = "score minimal pairs instead: jsonl:FILE (a pattern, too), csv:FILE, hf:NAME[:CONFIG][#SPLIT]"
     parser.add_argument("--pairs", type=common.source, default="", metavar="SOURCE", help=pairs)
     phenomenon = "field to group the pairs by; default: UID if there is one, else the file"
@@ -32,15 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir, model = Workdir(args.workdir, create=False), common.named_model(args)
     is_classifier = not args.pairs and locate.is_classifier(model or workdir)
-    masks = args.masks or args.pseudo or args.draws or args.breakdown
+    masks = args.masks or args.pseudo or args.draws or args.breakdown or args.dtypes
     if args.pairs and (masks or args.split != "validation"):
-        others = "--split, --masks, --draws, --pseudo or --breakdown"
+        others = "--split, --masks, --draws, --pseudo, --breakdown or --dtypes"
         raise InputError(f"--pairs={args.pairs}: takes no {others}; leave them out.")
     if args.phenomenon and not args.pairs:
         raise InputError(f"--phenomenon={args.phenomenon} needs --pairs=SOURCE.")
     if is_classifier and masks:
         name = model or args.workdir
-        others = "--masks, --draws, --pseudo or --breakdown"
+        others = "--masks, --draws, --pseudo, --breakdown or --dtypes"
         raise InputError(f"{name}: is a classifier, which takes no {others}; leave them out.")
     overrides = overrides + ([f"evaluate.draws={args.draws}"] if args.draws else [])
     task = configs.CLASSIFICATION if is_classifier else configs.PRETRAINING
@@ -61,4 +63,5 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         evaluate.run_classifier(config, workdir, model=model, split=args.split)
     else:
         flags = {"model": model, "split": args.split, "masks": args.masks, "pseudo": args.pseudo}
-        evaluate.run(config, workdir, manifest, **flags, breakdown=args.breakdown, entry=args.entry)
+        options = {"breakdown": args.breakdown, "compare_dtypes": args.dtypes, "entry": args.entry}
+        evaluate.run(config, workdir, manifest, **flags, **options)

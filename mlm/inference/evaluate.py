@@ -21,10 +21,10 @@ from mlm.data import mixture, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.entry import MLM, Entry, changes_evaluation, check_use
 from mlm.errors import DamageError, InputError
-from mlm.inference import pseudo_perplexity
+from mlm.inference import dtypes, pseudo_perplexity
 from mlm.model import classifier, factory
 from mlm.model.attention import make_attention
-from mlm.model.network import Params
+from mlm.model.network import Network, Params
 from mlm.paths import UPath, make_folder, os_errors, write_text
 from mlm.pretrained import load, locate
 from mlm.tasks import classification, pretraining
@@ -45,6 +45,7 @@ def run(
     masks: Sequence[str] = (),
     pseudo: int = 0,
     breakdown: bool = False,
+    compare_dtypes: bool = False,
     entry: Entry = MLM,
 ) -> dict[str, Any]:
     """Scores a model; process 0 prints the scores as JSON and adds them to evaluation.json beside the model.
@@ -56,35 +57,28 @@ def run(
       pseudo: rows to compute the pseudo-perplexity of; 0 for none.
       entry: a subclass of `Pretraining` that may have an attention and masks of its own.
       breakdown: also by position and copy distance, in octaves; of copies in the same document if those are isolated.
+      compare_dtypes: also float32 with bfloat16, see `dtypes.compare`.
     """
     read, part = _find_split(manifest, split)
-    _check_flags(read, pseudo, breakdown)
+    _check_flags(read, pseudo, breakdown, compare_dtypes)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
     check_class(loaded, entry, stock_network=False)
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
-    info, isolated, dtype = DatasetInfo.from_manifest(manifest), config.data.isolate_documents, config.model.dtype
-    network = padded.family(padded.config, dtype, cls_id=info.special_ids["cls"] if isolated else None)
-    choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
-    kernel = {"length": read.length, "mesh": mesh, "dtype": dtype, "isolated": isolated}
-    attend = functools.partial(make_attention, choice, padded.config, **kernel)
-    task = None
-    if changes_evaluation(entry.record):
-        starts_V = pretraining.word_starts(config, workdir)
-        task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
-        attend = functools.partial(task.make_attention, padded.config, read.length)
-    network = network.with_attention(lambda window: attend(window=window))
-
+    info = DatasetInfo.from_manifest(manifest)
+    data_of_run = (manifest, workdir, mesh, read.length)
+    network, task = make_network(config, padded, entry, *data_of_run)
     weights = f"{weights_name(loaded)}, data {read.fingerprint_of(part)[:12]}"
-    scores, entries = {}, {}
+    scores, entries, masks_of = {}, {}, {}
     for kind in dict.fromkeys([config.masking.kind, *masks]):
         own = configs.replace(config, {"masking.kind": kind})
         masking = factory.make_masking(own.masking.to_dict(), info, pretraining.word_starts(own, workdir))
         masking = factory.make_eval_masking(masking, config.evaluate.count)
         if task and kind == config.masking.kind:
             masking = task.eval_masking
-        flags = {"with_breakdown": breakdown}
-        eval_step = step.make_eval_step(network, masking, config.evaluate.seed, mesh, shardings, **flags)
+        masks_of[kind] = masking
+        placed = (config.evaluate.seed, mesh, shardings)
+        eval_step = step.make_eval_step(network, masking, *placed, with_breakdown=breakdown)
         scores[kind] = pretraining.score_split(config, read, mesh, eval_step, params, part)
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
         name = f"{_masks_name(config, kind)}, {weights}"
@@ -98,6 +92,11 @@ def run(
         values = pseudo_perplexity.score_split(config, read, params, **sample, network=network, mesh=mesh)
         entries[f"{split}, pseudo-perplexity of {values['pseudo_rows']} rows, {weights}"] = values
         result |= values
+    if compare_dtypes:
+        by_dtype = [configs.replace(config, {"model.dtype": dtype}) for dtype in dtypes.DTYPES]
+        networks = [make_network(each, padded, entry, *data_of_run)[0] for each in by_dtype]
+        masking = masks_of[config.masking.kind]
+        result["dtypes"] = dtypes.compare(config, read, params, networks, masking, split=part, mesh=mesh)
     if cluster.is_primary():
         print(json.dumps(result))
         show(*summary(result), out=sys.stderr)
@@ -117,11 +116,12 @@ def check_class(loaded: load.Pretrained, entry: Entry, *, stock_network: bool) -
         print(remark, file=sys.stderr, flush=True)
 
 
-def _check_flags(read: Manifest, pseudo: int, breakdown: bool) -> None:
+def _check_flags(read: Manifest, pseudo: int, breakdown: bool, compare_dtypes: bool) -> None:
     if pseudo < 0:
         raise InputError(f"--pseudo={pseudo}: must be a number of rows, from 0 up.")
-    if (pseudo or breakdown) and len(mixture.parts(read)) > 1:
-        flag = f"--pseudo={pseudo}" if pseudo else "--breakdown"
+    flags = {f"--pseudo={pseudo}": pseudo, "--breakdown": breakdown, "--dtypes": compare_dtypes}
+    flag = next((name for name, value in flags.items() if value), "")
+    if flag and len(mixture.parts(read)) > 1:
         raise InputError(f"{flag}: takes rows of one set; name it by --split, as one of evaluate.sets.")
     if breakdown and read.length > LONGEST:
         rows = f"those of {read.folder} have {read.length:,}"
@@ -223,6 +223,28 @@ def put_on_devices(config: ConfigDict, model: load.Pretrained) -> tuple[Mesh, lo
     return mesh, padded, shardings, sharding.put_tree(padded.params, shardings)
 
 
+def make_network(
+    config: ConfigDict,
+    model: load.Pretrained,
+    entry: Entry,
+    manifest: Manifest,
+    workdir: Workdir,
+    mesh: Mesh,
+    length: int,
+) -> tuple[Network, pretraining.Pretraining | None]:
+    """Returns a model's network, with a kernel that this machine has or the class's own, and the task of that class."""
+    info, isolated, dtype = DatasetInfo.from_manifest(manifest), config.data.isolate_documents, config.model.dtype
+    network = model.family(model.config, dtype, cls_id=info.special_ids["cls"] if isolated else None)
+    choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
+    kernel = {"length": length, "mesh": mesh, "dtype": dtype, "isolated": isolated}
+    attend, task = functools.partial(make_attention, choice, model.config, **kernel), None
+    if changes_evaluation(entry.record):
+        starts_V = pretraining.word_starts(config, workdir)
+        task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
+        attend = functools.partial(task.make_attention, model.config, length)
+    return network.with_attention(lambda window: attend(window=window)), task
+
+
 def summary(result: dict[str, Any]) -> list[Any]:
     """Returns the scores as lines and tables for `show`."""
     lines, tables = [f"{result['model']} on {result['split']}"], []
@@ -242,6 +264,7 @@ def summary(result: dict[str, Any]) -> list[Any]:
             f"{result['pseudo_accuracy']:.2%}): {result['pseudo_tokens']:,} tokens of {result['pseudo_rows']:,} rows, "
             "each masked alone"
         )
+    lines += [f"  {dtypes.summary(result['dtypes'])}"] if "dtypes" in result else []
     return lines + tables
 
 

@@ -1,0 +1,58 @@
+"""Whether a run may compute in bfloat16: its model in both dtypes on a few rows."""
+
+import jax
+
+from mlm import config as configs
+from mlm.data import mixture
+from mlm.doctor.checks import Case, Finding
+from mlm.errors import InputError
+from mlm.inference import dtypes
+from mlm.pretrained import checkpoint_files, load
+from mlm.tasks import pretraining
+from mlm.training import sharding
+
+ROWS, BATCHES = 8, 4  # of the validation split
+LOSS = 0.02  # nats between the dtypes: 2% of perplexity, ten times what sound models show
+ACCURACY = 0.01
+
+
+def compare_dtypes(case: Case) -> list[Finding]:
+    """bfloat16 gives the loss and accuracy of float32, by the newest checkpoint, or the initial model."""
+    workdir, manifest = case.workdir, mixture.parts(case.manifest)[0].manifest
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+    kernel = "xla" if case.config.model.attention == "xla" else "auto"  # this machine may lack the run's kernel
+    config = configs.replace(case.config, {"evaluate.batch": ROWS, "model.attention": kernel})
+    starts_V, info = pretraining.word_starts(config, workdir), pretraining.dataset_info(case.manifest)
+    task, *others = [
+        (case.pretraining or pretraining.Pretraining)(
+            configs.replace(config, {"model.dtype": dtype}),
+            info,
+            mesh=mesh,
+            word_starts_V=starts_V,
+            workdir=workdir,
+            manifest=case.manifest,
+        )
+        for dtype in dtypes.DTYPES
+    ]
+    networks = [each.network for each in (task, *others)]
+    name = "the initial model"
+    if checkpoint_files.complete_steps(workdir.checkpoints):
+        model = load.load(workdir, head=load.LM_HEAD).padded(config.model.vocab_multiple)
+        shapes = [
+            {name: leaf.shape for name, leaf in sharding.named_leaves(p)} for p in (model.params, task.shapes.params)
+        ]
+        if shapes[0] != shapes[1]:
+            raise InputError(f"{model.source}: is not a model as config.model describes it; name the run's config.")
+        name, params = f"the checkpoint of step {model.step}", model.params
+    else:
+        params = task.initial_state().params
+    params = sharding.put_tree(params, sharding.tree_shardings(params, mesh, params))
+    found = dtypes.compare(
+        config, manifest, params, networks, task.eval_masking, split="validation", mesh=mesh, batch_count=BATCHES
+    )
+    what = f"{name} in {dtypes.summary(found)}"
+    level, fix = "ok", ""
+    if not (abs(found["loss_difference"]) <= LOSS and abs(found["accuracy_difference"]) <= ACCURACY):
+        level, what = "warning", f"{what}: more than {LOSS} nats or {ACCURACY:.0%} apart"
+        fix = "set model.dtype to float32, and look for values that are very large"
+    return [Finding(level, what, fix, where=str(workdir.root), check="dtypes")]

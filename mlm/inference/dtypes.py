@@ -1,0 +1,99 @@
+"""How far bfloat16 is from float32: the same parameters, rows and masks in both.
+
+Dimensions: B rows, K predictions in a row, V entries of the padded vocabulary.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from mlm.data import batches
+from mlm.data.manifest import Manifest
+from mlm.model.loss import mask_padding, prediction_scores, sum_rows
+from mlm.model.masking import TokenMasking
+from mlm.model.network import Network, Params
+from mlm.training import evaluation, sharding
+from mlm.training.state import shardings_of
+from mlm.training.step import Batch, jit_eval_step
+
+DTYPES = ("float32", "bfloat16")
+
+
+def compare(
+    config: ConfigDict,
+    manifest: Manifest,
+    params: Params,
+    networks: Sequence[Network],
+    masking: TokenMasking,
+    *,
+    split: str,
+    mesh: Mesh,
+    batch_count: int | None = None,
+) -> dict[str, Any]:
+    """Returns loss and accuracy of both dtypes on a split, in one draw of the masks, and how far they are apart.
+
+    Args:
+      networks: the model in DTYPES.
+      batch_count: batches of evaluate.batch rows to read; None for the whole split.
+    """
+    rows, step = config.evaluate.batch, _make_step(networks, masking, config.evaluate.seed, mesh, shardings_of(params))
+    read = batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
+    columns = evaluation.per_row(step, params, itertools.islice(read, batch_count), mesh=mesh, rows=rows)
+    weight_N, *sums = (column.astype(np.float64) for column in columns)
+    losses, corrects, (same_N, apart_N) = sums[:2], sums[2:4], sums[4:]
+    count = max(float(weight_N.sum()), 1.0)
+    scores = {
+        dtype: {"loss": float(loss_N.sum()) / count, "accuracy": float(correct_N.sum()) / count}
+        for dtype, loss_N, correct_N in zip(DTYPES, losses, corrects, strict=True)
+    }
+    first, second = (scores[dtype] for dtype in DTYPES)
+    return {
+        "rows": int(np.count_nonzero(weight_N)),
+        "predictions": int(weight_N.sum()),
+        **scores,
+        "loss_difference": second["loss"] - first["loss"],
+        "accuracy_difference": second["accuracy"] - first["accuracy"],
+        "same_prediction": float(same_N.sum()) / count,
+        "largest_loss_difference": float(np.max(np.abs(losses[1] - losses[0]) / np.maximum(weight_N, 1), initial=0)),
+        "largest_logit_difference": float(np.max(apart_N, initial=0)),
+    }
+
+
+def _make_step(
+    networks: Sequence[Network], masking: TokenMasking, mask_seed: int, mesh: Mesh, param_shardings: Params
+) -> Callable:
+    """Returns the jitted `(params, batch)` -> weight, losses, correct, same prediction, largest difference; [B]."""
+
+    def step(params: Params, batch: Batch) -> tuple[jax.Array, ...]:
+        names = ("input_ids", "attention_mask", "record_id", "epoch")
+        masked = masking(jax.random.key(mask_seed), *(batch[name] for name in names))
+        weights_BxK = masked.weights_BxK * batch["valid"][:, None]
+        inputs = (masked.ids_BxL, batch["attention_mask"], masked.positions_BxK)
+        logits = [network.masked_logits(params, *inputs) for network in networks]
+        size = masking.vocab_size
+        scores = [sum_rows(prediction_scores(each, masked.labels_BxK, weights_BxK, size)) for each in logits]
+        tops = [jnp.argmax(mask_padding(each.astype(jnp.float32), size), axis=-1) for each in logits]
+        same_B = jnp.sum((tops[0] == tops[1]) * weights_BxK, axis=-1)
+        apart_BxKxV = jnp.abs(logits[0] - logits[1].astype(jnp.float32))[..., :size] * weights_BxK[..., None]
+        losses, corrects = [each.loss_B for each in scores], [each.correct_B for each in scores]
+        return scores[0].weight_B, *losses, *corrects, same_B, jnp.max(apart_BxKxV, axis=(1, 2))
+
+    return jit_eval_step(step, mesh, param_shardings)
+
+
+def summary(found: dict[str, Any]) -> str:
+    """Returns what `compare` found as a sentence."""
+    first, second = (found[dtype] for dtype in DTYPES)
+    loss, logit = found["largest_loss_difference"], found["largest_logit_difference"]
+    return (
+        f"{' and '.join(DTYPES)} on the same {found['rows']:,} rows and masks: loss {first['loss']:.4f} and "
+        f"{second['loss']:.4f} nats, accuracy {first['accuracy']:.2%} and {second['accuracy']:.2%}; "
+        f"{found['same_prediction']:.2%} of {found['predictions']:,} predictions are the same, the loss of a row "
+        f"differs by at most {loss:.4f} nats, a logit by {logit:.3f}"
+    )
