@@ -38,7 +38,7 @@ def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
     state = _lock_state(lock, bool(holders))
     if clear_lock and state == "stale":
         try:
-            lock.unlink()
+            lock.unlink(missing_ok=True)
             state = "absent"
         except OSError as error:
             raise HostError(f"{lock} is stale and can't be removed ({error.strerror}): sudo rm {lock}") from error

@@ -1,5 +1,6 @@
 """Sources of documents: their parts, what each kind reads, with which splits, and that a bad one is named."""
 
+import errno
 import gzip
 import json
 import os
@@ -505,3 +506,12 @@ def test_a_data_set_that_changed_has_other_parts(tmp_path, monkeypatch):
         sources._loaded_hf.cache_clear()
         found.append(corpus_of((f"hf:{tmp_path / 'set'}",)).parts())
     assert found[0] != found[1] == found[2]
+
+
+def test_a_cache_of_the_hub_without_locks_is_named(monkeypatch):
+    def load_dataset(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(ValueError, match=rf"{datasets.config.HF_CACHE_HOME} .*No locks available.*HF_HOME"):
+        data_sets.load_hf("me/texts")

@@ -14,6 +14,7 @@ from unittest import mock
 
 from mlm.data import batches
 from mlm.paths import UPath, children
+from mlm.workdir import NO_LOCKS
 
 # Words in the names of held-out splits, such as test_matched, testA and dev; much as `datasets` reads names of files.
 ROLES = {
@@ -84,6 +85,11 @@ def hf_errors() -> Iterator[None]:
 
     try:
         yield
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        cache = f"the cache {datasets.config.HF_CACHE_HOME} can't be locked ({error.strerror})"
+        raise ValueError(f"{cache}; set HF_HOME to a folder on a local disk") from error
     except (datasets.exceptions.DatasetsError, ValueError) as error:
         cause = error if isinstance(error, ValueError) else error.__cause__ or error
         if isinstance(error.__context__, datasets.table.CastError):
