@@ -27,6 +27,7 @@ EVAL = {"step": 5, "kind": "eval", "loss": 1.25, "accuracy": 0.5, "f1": 0.4321, 
 KINDS = {"classes": {}, "pairs": {"pair": True}, "regression": {"labels": ()}, "tokens": {"of_tokens": True}}
 KINDS |= {"modernbert": {"family": "modernbert"}, "modernbert tokens": {"family": "modernbert", "of_tokens": True}}
 KINDS |= {"prelayernorm": {"family": "roberta_prelayernorm"}}
+KINDS |= {"bert pairs": {"pair": True, "is_bert": True}, "bert tokens": {"of_tokens": True, "is_bert": True}}
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,11 @@ import json
 import jax
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BertTokenizerFast, PreTrainedTokenizerFast
 
 from mlm.data import tokenizer
-from mlm.errors import InputError
+from mlm.data.tokenizer_checks import vocabulary_size
+from mlm.errors import DamageError, InputError
 from mlm.export import export
 from mlm.model.roberta import Roberta
 from mlm.paths import UPath
@@ -34,6 +35,18 @@ def make_tokenizer_with_pad_3(folder) -> str:
     return str(folder)
 
 
+def make_bert_tokenizer(folder) -> str:
+    """BERT's, which gives the second text of a pair other token_type_ids."""
+    folder.mkdir()
+    special = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
+    words = sorted({word.lower() for text in docstrings()[:200] for word in text.split() if word.isalpha()})
+    letters = [*"abcdefghijklmnopqrstuvwxyz0123456789.,;:`()"]
+    pieces = [*special, *letters, *(f"##{each}" for each in letters), *(word for word in words if len(word) > 1)]
+    (folder / "vocab.txt").write_text("\n".join(list(dict.fromkeys(pieces))[:800]) + "\n")
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(str(folder))
+    return str(folder)
+
+
 def random_model(folder: str, positions: int = 40) -> load.Pretrained:
     tok = tokenizer.load(folder)
     sizes = {
@@ -50,7 +63,7 @@ def random_model(folder: str, positions: int = 40) -> load.Pretrained:
         "vocab_multiple": 1,
     }
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("pad", "cls", "sep")}
-    config = Roberta.make_config(sizes, len(tok), special_ids)
+    config = Roberta.make_config(sizes, vocabulary_size(tok.backend_tokenizer), special_ids)
     params = jax.device_get(jax.jit(lambda key: Roberta.init_params(config, key))(jax.random.key(0)))
     return load.Pretrained(config, params, folder, None, {}, "random")
 
@@ -58,17 +71,32 @@ def random_model(folder: str, positions: int = 40) -> load.Pretrained:
 @pytest.mark.slow
 def test_every_tokenizer_is_proven(tmp_path):
     folders = []
-    for kind in ("bpe", "wordpiece", "pad id 3"):
+    others = {"pad id 3": make_tokenizer_with_pad_3, "bert": make_bert_tokenizer}
+    for kind in ("bpe", "wordpiece", *others):
         folder = tmp_path / kind
-        other = kind == "pad id 3"
-        model = random_model(make_tokenizer_with_pad_3(folder) if other else train_tokenizer(folder, kind))
-        if other:
+        model = random_model(others[kind](folder) if kind in others else train_tokenizer(folder, kind))
+        if kind == "pad id 3":
             assert (model.config.pad_token_id, model.config.max_position_embeddings) == (3, 44)
         folders.append(tmp_path / f"export {kind}")
         export.export(model, UPath(folders[-1]), scores=None, name=kind)
     for line in run_torch(5, "tests/torch_verify.py", *folders).splitlines():
         result = json.loads(line)
         assert result["code"] == 0, result["printed"]
+
+
+def test_the_tokenizer_gives_what_the_model_takes_alone(tmp_path, monkeypatch):
+    """BERT's tokenizer beside a RoBERTa without a row for its second type: its export gives no token_type_ids."""
+    model, texts = random_model(make_bert_tokenizer(tmp_path / "bert")), ("the name of the file", "the list")
+    assert model.config.type_vocab_size == 1
+    assert max(AutoTokenizer.from_pretrained(model.tokenizer)(*texts)["token_type_ids"]) == 1
+    export.export(model, UPath(tmp_path / "export"), scores=None, name="x")
+    encoded = AutoTokenizer.from_pretrained(str(tmp_path / "export"))(*texts)
+    assert set(encoded) == {"input_ids", "attention_mask"}
+    assert encoded["input_ids"] == tokenizer.load(model.tokenizer)(*texts)["input_ids"]
+    monkeypatch.setattr(export, "_fit_tokenizer_config", lambda *_: None)
+    with pytest.raises(DamageError, match="token_type_ids"):
+        export.export(model, UPath(tmp_path / "other"), scores=None, name="x")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(model, tmp_path):

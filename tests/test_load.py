@@ -58,6 +58,8 @@ def lay_out(folder: pathlib.Path, layout: str) -> None:
         bias = tensors.pop("lm_head.bias")
         left = bias[:-4].copy() if "smaller" in layout else np.pad(bias, (0, 4))
         save_file(tensors | {"lm_head.decoder.bias": bias, "lm_head.bias": left}, file)
+    elif layout in WRAPPED:
+        save_file({WRAPPED[layout](name): value for name, value in tensors.items()}, file)
     elif layout == "pooler":
         save_file(tensors | {"roberta.pooler.dense.weight": np.ones((64, 64), np.float32)}, file)
     elif layout == "without a head":
@@ -68,7 +70,16 @@ def lay_out(folder: pathlib.Path, layout: str) -> None:
 
 
 BIASES = ["tied bias", "bias of a smaller vocabulary", "bias of a larger vocabulary"]
-LAYOUTS = ["msgpack", "several files", *BIASES, "pooler", "one file"]
+WRAPPED = {
+    "compiled and parallel": lambda name: f"_orig_mod.module.{name}",
+    "layers compiled": lambda name: name.replace(".layer.1.", ".layer.1._orig_mod."),
+    "an attribute": lambda name: f"model.{name}",
+    "an attribute, parallel": lambda name: f"module.model.{name}",
+    "old names": lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+        "LayerNorm.bias", "LayerNorm.beta"
+    ),
+}
+LAYOUTS = ["msgpack", "several files", *BIASES, "pooler", "one file", *WRAPPED]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -302,7 +313,10 @@ def test_special_tokens_of_another_type_are_refused(folder, data):
         ("torn", "its weights can't be read"),
         ("a layer less", "its weights don't match its config.json: 1 layers where config.json asks for 2"),
         ("a norm less", "roberta/embeddings/LayerNorm/bias is None where config.json asks for (64,)"),
-        ("a pickle alone", "has neither model.safetensors nor flax_model.msgpack"),
+        ("a pickle alone", "flax_model.msgpack; pickles (pytorch_model.bin) are not opened"),
+        ("another prefix", "net/backbone/lm_head"),
+        ("a name twice", "lm_head.bias would be the same parameter"),
+        ("a part missing", "model-00002-of-00002.safetensors"),
         ("/etc/hostname", "'/etc/hostname' is not the name of a file inside its folder"),
         ("../model/model.safetensors", "is not the name of a file inside its folder"),
         ("weights of numbers", "its weights can't be read (4 is not the name of a file"),
@@ -332,6 +346,15 @@ def test_folders_that_are_no_model_are_refused(folder, fault, words):
         (folder / "model.safetensors").unlink(), (folder / "flax_model.msgpack").unlink()
     elif fault == "torn":
         (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-50])
+    elif fault == "another prefix":
+        tensors = load_file(folder / "model.safetensors")
+        save_file({f"net.backbone.{n}": t for n, t in tensors.items()}, folder / "model.safetensors")
+    elif fault == "a name twice":
+        tensors = load_file(folder / "model.safetensors")
+        save_file(tensors | {f"_orig_mod.{n}": t for n, t in tensors.items()}, folder / "model.safetensors")
+    elif fault == "a part missing":
+        lay_out(folder, "several files")
+        (folder / "model-00002-of-00002.safetensors").unlink()
     elif fault == "a norm less":
         tensors = load_file(folder / "model.safetensors")
         save_file({n: t for n, t in tensors.items() if ".embeddings.LayerNorm." not in n}, folder / "model.safetensors")

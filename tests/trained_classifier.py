@@ -11,6 +11,7 @@ from mlm.data import tokenizer
 from mlm.model import classifier, families
 from mlm.pretrained.load import Pretrained
 from tests import labelled_texts
+from tests.test_export_tokenizers import make_bert_tokenizer
 from tests.trained_model import train_tokenizer
 
 
@@ -21,8 +22,13 @@ def make(
     pair: bool = False,
     of_tokens: bool = False,
     family: str = "roberta",
+    is_bert: bool = False,
 ) -> Pretrained:
-    tok = tokenizer.load(train_tokenizer(folder / "tokenizer", vocab_size=600))
+    """`is_bert`: with BERT's tokenizer, which gives token_type_ids."""
+    made = (
+        make_bert_tokenizer(folder / "tokenizer") if is_bert else train_tokenizer(folder / "tokenizer", vocab_size=600)
+    )
+    tok = tokenizer.load(made)
     columns = "('first', 'second')" if pair else "('text',)"
     overrides = (*labelled_texts.SETTINGS, "model.positions=32", "model.init_stddev=0.3", f"classify.text={columns}")
     config = configs.load(

@@ -8,11 +8,12 @@ from ml_collections import ConfigDict
 
 from mlm.cluster.engine import Engine
 from mlm.commands import common
-from mlm.commands.tokenizer import make_tokenizer
+from mlm.commands.tokenizer import make_tokenizer, warn_of_unknown_tokens
+from mlm.data import tokenizer, tokenizer_checks
 from mlm.data.manifest import NAME, holds_foreign_shards
 from mlm.errors import InputError
 from mlm.paths import UPath
-from mlm.workdir import Workdir
+from mlm.workdir import Workdir, work_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +34,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
     """Writes the shards, unless they exist or are a mixture's. Those of shards.dir may lack a manifest, and stay."""
-    from mlm.data import corpus, shards
+    from mlm.data import corpus, sample, shards
 
     if config.data.mixture:
         return
@@ -43,8 +44,12 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
         return
     counts = {"train": config.shards.count, "validation": config.shards.validation_count}
     complete, begin = (UPath(folder) / NAME).is_file(), time.monotonic()
+    documents = corpus.Corpus(**config.corpus.to_dict())
+    if config.tokenizer.path and not complete:
+        texts = str(work_folder(folder) / "texts")
+        warn_of_unknown_tokens(sample.draw(documents, megabytes=1.0, engine=engine, texts=texts), workdir)
     manifest = shards.write(
-        corpus.Corpus(**config.corpus.to_dict()),
+        documents,
         shards.Settings(config.shards.length, counts, config.shards.seed),
         tokenizer_folder=str(workdir.tokenizer),
         folder=folder,
@@ -55,3 +60,8 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
     tokens = sum(split.tokens for split in manifest.splits.values())
     how = "there and unchanged" if complete else f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s"
     common.say(f"shards: {folder}, {tokens:,} tokens, {how}")
+    for name, split in manifest.splits.items():
+        share = (split.unknown_tokens or 0) / max(split.tokens + (split.unknown_tokens or 0), 1)
+        if share > tokenizer_checks.UNKNOWN:
+            what, fix = tokenizer_checks.unknown_warning(share, tokenizer.load_fast(str(workdir.tokenizer)))
+            common.say(f"shards: warning: {what} in the {name} split; {fix}")

@@ -3,13 +3,14 @@
 import argparse
 import json
 import time
+from collections.abc import Iterable
 
 from ml_collections import ConfigDict
 
 from mlm import logs
 from mlm.cluster.engine import Engine
 from mlm.commands import common
-from mlm.data import tokenizer
+from mlm.data import tokenizer, tokenizer_checks
 from mlm.data.manifest import holds_foreign_shards
 from mlm.errors import InputError
 from mlm.paths import children, is_begun, replacing
@@ -61,3 +62,18 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
             tokenizer.train(texts, **keys, length=config.model.positions, folder=str(new))
         (new / RECIPE).write_text(settings)
     common.say(f"tokenizer: {workdir.tokenizer}, {time.monotonic() - begin:.1f} s")
+    if not path:
+        warn_of_unknown_tokens(texts, workdir)
+    elif unused := tokenizer_checks.unused_ids(tokenizer.load_fast(str(workdir.tokenizer))):
+        what = f"{len(unused):,} of its ids, such as {min(unused)}, have no entry; the model has a row for each"
+        common.say(f"tokenizer: {workdir.tokenizer}: {what}")
+
+
+def warn_of_unknown_tokens(texts: Iterable[str], workdir: Workdir) -> None:
+    """Says how many tokens of a sample of the corpus are unknown, if they are many."""
+    folder = str(workdir.tokenizer)
+    fast, unk_id = tokenizer.load_fast(folder), tokenizer.manifest_fields(folder)["special_ids"].get("unk")
+    share = tokenizer_checks.unknown_share(fast, texts, unk_id)
+    if share > tokenizer_checks.UNKNOWN:
+        what, fix = tokenizer_checks.unknown_warning(share, fast)
+        common.say(f"tokenizer: warning: {what} in a sample of the corpus; {fix}")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from mlm.data import labelled, tokenizer
+from mlm.data import labelled, tokenizer, tokenizer_checks
 from mlm.data.labelled import Table
 from mlm.data.order import Lane
 from mlm.errors import InputError
@@ -165,6 +165,8 @@ def tokenize(
     indices = {name: index for index, name in enumerate(names)}
     splits = {}
     for split, table in tables.items():
+        if not table.is_tokens and len(table.texts[0]) == 2:
+            tokenizer_checks.check_pairs(tok.backend_tokenizer, sep_id=tok.sep_token_id, where=tokenizer_folder)
         rows, pieces, truncated = [], [], 0
         for first in range(0, len(table.texts), CHUNK):
             texts = table.texts[first : first + CHUNK]
@@ -195,7 +197,7 @@ def tokenize(
         length=length,
         multiple=multiple,
         pad_id=tok.pad_token_id,
-        vocab_size=len(tok),
+        vocab_size=tokenizer_checks.vocabulary_size(tok.backend_tokenizer),
         tokenizer_fingerprint=tokenizer.fingerprint(tokenizer_folder),
         fingerprint=digest.hexdigest(),
     )

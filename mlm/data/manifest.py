@@ -43,6 +43,7 @@ class Split:
     near_duplicates: int | None = None  # left out, see corpus.near_duplicates
     kept_out: int | None = None  # left out, see corpus.keep_out
     tokens: int | None = None  # ordinary ones, without special tokens
+    unknown_tokens: int | None = None
     dropped_tokens: int | None = None  # of the last, partial row
     text_bytes: int | None = None  # UTF-8 bytes of the documents
     unigram_entropy: float | None = None  # of the ordinary tokens, in nats
@@ -61,8 +62,8 @@ class Manifest:
     folder: str  # local or gs://
     length: int  # tokens in a row
     vocab_size: int
-    special_ids: dict[str, int]  # "cls", "pad", "sep", "unk" and "mask"
-    all_special_ids: tuple[int, ...]
+    special_ids: dict[str, int]  # "cls", "pad", "sep", "mask", and "unk" unless every character is known
+    all_special_ids: tuple[int, ...]  # those, other special tokens, and ids without an entry
     tokenizer_fingerprint: str
     full_rows: bool  # every token is real, so attention_mask need not be read
     inputs: str  # fingerprint of what the shards were made from; "" if unknown
@@ -235,9 +236,10 @@ COUNT, SIZE = whole(0, 2**63, "to 2^63 - 1"), whole(1, 2**31, "to 2^31 - 1")  # 
 HASH = _matching("[0-9a-f]{64}", "a SHA-256 of 64 lower-case hexadecimal digits")
 ENTROPY: Rule = lambda value: type(value) in (int, float) and 0 <= value < math.inf, "a finite number from 0 up"
 COUNTS = ("documents", "duplicates", "near_duplicates", "kept_out", "tokens", "dropped_tokens", "text_bytes")
+OPTIONAL = ("unknown_tokens", "unk")  # the first is new, the second not of every tokenizer
 SPLIT: Schema = {
     "shards": [{"file": (is_text, "the name of a file"), "records": COUNT, "bytes": COUNT, "sha256": _or_null(HASH)}],
-    **dict.fromkeys(COUNTS, _or_null(COUNT)),
+    **dict.fromkeys((*COUNTS, "unknown_tokens"), _or_null(COUNT)),
     "unigram_entropy": _or_null(ENTROPY),
     "sources": _or_null(_object(COUNT[0], "the tokens of each source")),
 }
@@ -291,9 +293,10 @@ def _check(name: str, value: Any, schema: Schema) -> None:
             if key not in schema:
                 raise ValueError(f"{prefix}{_shown(key)} is not a field of a manifest")
         for key, inner in schema.items():
-            if key not in value:
+            if key in value:
+                _check(prefix + key, value[key], inner)
+            elif key not in OPTIONAL:
                 raise ValueError(f"{prefix}{key} is missing")
-            _check(prefix + key, value[key], inner)
 
 
 def _shown(value: Any) -> str:

@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from mlm.data import keep_out, near_duplicates, results, tokenizer
 from mlm.data.corpus import Corpus, Part, text_hash
 from mlm.data.manifest import SPLITS
+from mlm.data.tokenizer_checks import vocabulary_size
 from mlm.paths import UPath
 
 RANGES = 1024
@@ -64,7 +65,7 @@ def map_part(task: Map) -> None:
     base, groups, made, kept_out = f"{task.folder}/{task.key}", Counter(), [], []
     columns, bands = [np.zeros((0, 4), np.uint64)], [np.zeros(0, near_duplicates.BAND)]
     fast, held_out = _loaded(task.tokenizer_folder, task.fingerprint), keep_out.load(task.folder, task.keep_out)
-    row = offset = 0
+    row, offset, dtype = 0, 0, token_dtype(vocabulary_size(fast))
     with results.written(UPath(f"{base}.tokens")) as file, file.open("wb") as out:
         for split, block in _cut(task, groups):
             texts = [text for text, *_ in block]
@@ -80,7 +81,7 @@ def map_part(task: Map) -> None:
                 for encoding in fast.encode_batch_fast(texts[first : first + BATCH_DOCUMENTS]):
                     ids += encoding.ids
                     lengths.append(len(encoding.ids))
-            out.write(np.array(ids, token_dtype(fast.get_vocab_size())).data)
+            out.write(np.array(ids, dtype).data)
             hashes, places, sizes = numbers.T
             number = text_hash(hashes.tobytes().hex())
             made.append((number, split, row, len(texts), offset, len(ids), int(sizes.sum())))
@@ -125,10 +126,8 @@ def _cut(task: Map, groups: Counter[str]) -> Iterator[tuple[int, list[tuple[str,
 
 @functools.lru_cache(1)
 def _loaded(folder: str, fingerprint: str) -> Tokenizer:
-    """Returns the tokenizer for a corpus: no truncation, and special tokens in a text stay text."""
+    """Returns the tokenizer for a corpus: special tokens in a text stay text."""
     fast = tokenizer.load_fast(folder)
-    fast.no_truncation()
-    fast.no_padding()
     fast.encode_special_tokens = True
     return fast
 

@@ -267,6 +267,8 @@ class _Job:
         notes = list(results.at_once(results.load_json, (self.tasks / f"{task.key}.json" for task in tasks)))
         for note in notes:
             sources.update(note["sources"])
+        unk_id = self.vocabulary["special_ids"].get("unk")
+        unknown = 0 if unk_id is None else int(counts_V[unk_id])
         counts_V[list(self.vocabulary["all_special_ids"])] = 0
         probs = counts_V[counts_V > 0] / counts_V.sum()
         return Split(
@@ -274,6 +276,7 @@ class _Job:
             documents=sum(note["documents"] for note in notes),
             **left_out,
             tokens=int(counts_V.sum()),
+            unknown_tokens=unknown,
             dropped_tokens=sum(note["dropped_tokens"] for note in notes),
             text_bytes=sum(note["text_bytes"] for note in notes),
             unigram_entropy=float(-np.sum(probs * np.log(probs))),

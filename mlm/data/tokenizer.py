@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,25 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from mlm import logs
+from mlm.data import tokenizer_checks
+from mlm.data.tokenizer_checks import ROLES
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, local_folder
-from mlm.text import is_text, printable
+from mlm.text import printable
 
 if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedTokenizerFast
 
-ROLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
 MASK = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False}  # it takes the space before it
+LONGEST_PIECE = 16  # characters of an entry of Unigram
+# Where more than UNSPACED of the text is in longer pieces (Chinese, Thai, DNA), hardly a piece occurs twice. Training
+# then takes the longer for each megabyte the more there are, unless pieces are cut and candidate entries are few.
+UNSPACED = 0.1
+CUT_PIECE = 64  # characters
+SEED_ENTRIES = 10  # candidates for each entry of the vocabulary
+SHRINKING = 0.5  # of the candidates stay in a round
+UNSPACED_SECONDS = {"unigram": 15.0, "bpe": 8.0, "wordpiece": 8.0}  # for a million characters on a core, about
 
 
 def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, length: int, folder: str) -> None:
@@ -32,14 +42,21 @@ def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, 
     Unigram (Kudo, 2018) round-trips NFC text of the sample's characters except for a space at its start, byte-level BPE
     every text. Only BPE training is deterministic: the other trainers break ties by the order of a hash table.
     """
+    texts = list(texts)
     tokenizer, trainer = _untrained(kind, vocab_size, lowercase)
-    try:
-        tokenizer.train_from_iterator(texts, trainer)
-        size = tokenizer.get_vocab_size()
-    except Exception as error:  # tokenizers raises plain Exception
-        if "not large enough" not in str(error):
-            raise
-        size = vocab_size + 1
+    pre_tokenizer, first_trainer = tokenizer.pre_tokenizer, trainer
+    if (share := tokenizer_checks.long_piece_share(tokenizer, texts, LONGEST_PIECE)) > UNSPACED:
+        _say_duration(kind, share * sum(map(len, texts)))
+        cut = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{CUT_PIECE}}}"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, cut])
+        if kind == "unigram":
+            first_trainer = _unigram_trainer(
+                vocab_size, seed_size=SEED_ENTRIES * vocab_size, shrinking_factor=SHRINKING
+            )
+    size = _fit(tokenizer, texts, first_trainer, vocab_size)
+    if size < vocab_size and first_trainer is not trainer:
+        size = _fit(tokenizer, texts, trainer, vocab_size)
+    tokenizer.pre_tokenizer = pre_tokenizer
     if size != vocab_size:
         few = f"yields only {size} entries; lower it, or raise tokenizer.sample_megabytes"
         reason = few if size < vocab_size else "has more distinct characters than that; raise it"
@@ -63,9 +80,38 @@ def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, 
     (root / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
-def _untrained(kind: str, vocab_size: int, lowercase: bool) -> tuple[Tokenizer, trainers.Trainer]:
+def _fit(tokenizer: Tokenizer, texts: list[str], trainer: trainers.Trainer, vocab_size: int) -> int:
+    """Trains on the texts; returns the number of entries, `vocab_size` + 1 where they don't suffice."""
+    try:
+        tokenizer.train_from_iterator(texts, trainer)
+    except Exception as error:  # tokenizers raises plain Exception
+        if "not large enough" not in str(error):
+            raise
+        return vocab_size + 1
+    return tokenizer.get_vocab_size()
+
+
+def _say_duration(kind: str, characters: float) -> None:
+    """Says how long training takes if that is minutes."""
+    minutes = UNSPACED_SECONDS[kind] * characters / 1e6 / 60
+    if minutes > 1:
+        fix = "a smaller tokenizer.sample_megabytes" + (" or tokenizer.kind=bpe" if kind == "unigram" else "")
+        what = f"{characters / 1e6:,.1f} million characters have hardly a space among them"
+        print(f"tokenizer: training takes about {minutes:,.0f} min on a core: {what}; {fix} is faster", file=sys.stderr)
+
+
+def _common(vocab_size: int) -> dict[str, Any]:
+    """Returns what all trainers get; a bar shows on a terminal how far they are."""
     special = [AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True) for token in ROLES.values()]
-    common = {"vocab_size": vocab_size, "special_tokens": special, "show_progress": False}
+    return {"vocab_size": vocab_size, "special_tokens": special, "show_progress": sys.stderr.isatty()}
+
+
+def _unigram_trainer(vocab_size: int, **kwargs: Any) -> trainers.UnigramTrainer:
+    return trainers.UnigramTrainer(unk_token="<unk>", max_piece_length=LONGEST_PIECE, **_common(vocab_size), **kwargs)
+
+
+def _untrained(kind: str, vocab_size: int, lowercase: bool) -> tuple[Tokenizer, trainers.Trainer]:
+    common = _common(vocab_size)
     if kind == "unigram":
         tokenizer = Tokenizer(models.Unigram())
         tokenizer.normalizer = normalizers.NFC()
@@ -77,7 +123,7 @@ def _untrained(kind: str, vocab_size: int, lowercase: bool) -> tuple[Tokenizer, 
             ]
         )
         tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
-        trainer = trainers.UnigramTrainer(unk_token="<unk>", max_piece_length=16, **common)
+        trainer = _unigram_trainer(vocab_size)
     elif kind == "bpe":
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -96,7 +142,7 @@ def _untrained(kind: str, vocab_size: int, lowercase: bool) -> tuple[Tokenizer, 
 
 
 def load(path: str) -> PreTrainedTokenizerFast:
-    """Returns the fast tokenizer of a folder or of a name on the Hugging Face Hub; it has all of ROLES."""
+    """Returns the fast tokenizer of a folder or of a name on the Hugging Face Hub, see `tokenizer_checks`."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
@@ -113,10 +159,16 @@ def load(path: str) -> PreTrainedTokenizerFast:
         raise InputError(f"{path}: no tokenizer can be loaded from there ({printable(reason)}).") from error
     if not tokenizer.is_fast:
         raise InputError(f"{path}: has no fast tokenizer (tokenizer.json); convert it with transformers first.")
-    for role in ROLES:
-        if getattr(tokenizer, f"{role}_token") is None:
-            raise InputError(f"{path}: the tokenizer has no {role} token; a masked language model needs one.")
+    fast = tokenizer.backend_tokenizer
+    _read_whole_texts(fast)
+    tokenizer_checks.special_ids(fast, {role: getattr(tokenizer, f"{role}_token") for role in ROLES}, path)
     return tokenizer
+
+
+def _read_whole_texts(fast: Tokenizer) -> None:
+    """Turns off the truncation and padding that somebody's last call may have left in tokenizer.json."""
+    fast.no_truncation()
+    fast.no_padding()
 
 
 def load_fast(folder: str) -> Tokenizer:
@@ -125,9 +177,11 @@ def load_fast(folder: str) -> Tokenizer:
     if not file.is_file():
         raise InputError(f"{file}: there is no such file; train a tokenizer first, or set tokenizer.path.")
     try:
-        return Tokenizer.from_file(f"{local_folder(folder)}/tokenizer.json")
+        fast = Tokenizer.from_file(f"{local_folder(folder)}/tokenizer.json")
     except Exception as error:  # tokenizers raises plain Exception
         raise InputError(f"{file}: can't be read ({str(error).splitlines()[0]}).") from error
+    _read_whole_texts(fast)
+    return fast
 
 
 def fingerprint(folder: str) -> str:
@@ -143,25 +197,23 @@ def content_hash(tokenizer: Tokenizer) -> str:
 
 
 def manifest_fields(folder: str) -> dict[str, Any]:
-    """Returns the fields of a manifest that describe the tokenizer; raises InputError if it lacks one of ROLES."""
+    """Returns the fields of a manifest that describe the tokenizer; raises InputError if it is not fit for masks."""
     tokenizer = load_fast(folder)
-    named, ids = {}, {}
+    named = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         try:
             named |= logs.read_object(UPath(local_folder(folder)) / file)
         except DamageError:
             raise InputError(f"{folder}/{file}: is not a JSON object; put a good copy in its place.") from None
-    for role in ROLES:
-        token = named.get(f"{role}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        ids[role] = tokenizer.token_to_id(token) if is_text(token) else None
-        if ids[role] is None:
-            raise InputError(f"{folder}: the tokenizer has no {role} token; a masked language model needs one.")
+    tokens = {role: named.get(f"{role}_token") for role in ROLES}
+    tokens = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
+    ids = tokenizer_checks.special_ids(tokenizer, tokens, folder)
     added = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    unused = tokenizer_checks.unused_ids(tokenizer)  # never predicted nor drawn, as special tokens
     return {
-        "vocab_size": tokenizer.get_vocab_size(),
+        "vocab_size": tokenizer_checks.vocabulary_size(tokenizer),
         "special_ids": ids,
-        "all_special_ids": tuple(sorted(added | set(ids.values()))),
+        "all_special_ids": tuple(sorted(added | set(ids.values()) | unused)),
         "tokenizer_fingerprint": fingerprint(folder),
     }
 
@@ -172,7 +224,7 @@ def word_starts(folder: str, *, key: str, fix: str = "set masking.kind to token"
 
     fast = load_fast(folder)
     text_of, vocabulary = surface(fast), fast.get_vocab()
-    starts_V = np.zeros(max(vocabulary.values()) + 1, bool)
+    starts_V = np.zeros(tokenizer_checks.vocabulary_size(fast), bool)
     if text_of is not None:
         for piece, number in vocabulary.items():
             starts_V[number] = text_of(piece)[:1].isspace()

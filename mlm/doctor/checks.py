@@ -16,6 +16,7 @@ from mlm.config_rules import lanes_of_shares
 from mlm.data import mixture
 from mlm.data.manifest import Manifest, verify
 from mlm.data.tokenizer import load_fast, manifest_fields
+from mlm.data.tokenizer_checks import UNKNOWN, unknown_warning, vocabulary_size
 from mlm.doctor import first_batch
 from mlm.errors import DamageError, InputError
 from mlm.workdir import Workdir
@@ -107,7 +108,7 @@ def tokenizer(case: Case) -> list[Finding]:
     if not config.path and config.vocab_size != size:
         what = f"config.tokenizer.vocab_size = {config.vocab_size} has no effect: the shards' tokenizer has {size}"
         found.append(Finding("warning", what, f"set tokenizer.vocab_size to {size}", where))
-    return found or [Finding("ok", f"{size:,} entries, the shards' own", where=where)]
+    return found or [Finding("ok", f"{size:,} ids, the shards' own", where=where)]
 
 
 def mesh(case: Case) -> list[Finding]:
@@ -176,12 +177,14 @@ def ids(case: Case) -> list[Finding]:
     if not manifest.splits["validation"].records:
         fix = "raise corpus.validation_fraction, and write the shards again"
         return [Finding("error", "the validation split has no rows", fix, check="overlap")]
-    size = manifest.vocab_size if case.folder is None else load_fast(case.folder).get_vocab_size()
+    size = manifest.vocab_size if case.folder is None else vocabulary_size(load_fast(case.folder))
     repeats = scan.find_repeats(manifest, max_rows=case.rows)
     part, (largest, split, record) = f"{repeats.share:.0%} of the training rows", repeats.largest
     what = f"the largest id is {largest} ({split} record {record}), the tokenizer and the model have {size} entries"
     fix = "use the tokenizer of the shards, or write them again" if largest >= size else ""
     found = [Finding("error" if fix else "ok", f"{what}; checked {part}", fix)]
+    if repeats.unknown > UNKNOWN and case.folder is not None:
+        found.append(Finding("warning", *unknown_warning(repeats.unknown, load_fast(case.folder)), check="unknown"))
 
     rate = repeats.repeated / max(repeats.documents, 1)
     level = "warning" if rate > REPEATED else "ok"

@@ -41,6 +41,7 @@ class Repeats:
     example: tuple[int, int, tuple[int, int]] | None  # two records with the same document, its place in the first
     overlaps: dict[str, Overlap]  # of the held-out splits
     largest: tuple[int, str, int]  # (id, split, record) of the largest token id
+    unknown: float  # share of unknown tokens among the ordinary ones of the training rows
 
 
 def find_repeats(manifest: Manifest, *, max_rows: int, max_held_out: int = 5_000) -> Repeats:
@@ -53,10 +54,14 @@ def find_repeats(manifest: Manifest, *, max_rows: int, max_held_out: int = 5_000
             largest = max(largest, _largest(batch, split))
         overlaps[split] = _Overlap(*map(np.concatenate, zip(*stretches, strict=True)))
     stream, share = rows(manifest, "train", max_rows)
+    known = unknown = 0
     for batch in stream:
         stretches = _stretches_of_rows(manifest, batch)
         for overlap in overlaps.values():
             overlap.add(*stretches)
+        real = batch["input_ids"][batch["attention_mask"] > 0]
+        unknown += int(np.sum(real == manifest.special_ids.get("unk", -1)))
+        known += int(np.sum(~np.isin(real, manifest.all_special_ids)))
         starts, stops = _documents(batch["input_ids"], manifest.special_ids["cls"], manifest.special_ids["sep"])
         flat, length = batch["input_ids"].ravel(), manifest.length
         own = (xxh3_64_intdigest(flat[start:stop].tobytes()) for start, stop in zip(starts, stops, strict=True))
@@ -71,7 +76,8 @@ def find_repeats(manifest: Manifest, *, max_rows: int, max_held_out: int = 5_000
         record, start, stop = spans[one].tolist()
         example = record, int(spans[other][0]), (start, stop)
     found = {split: overlaps[split].summary() for split in manifest.splits if split in overlaps}
-    return Repeats(share, len(hashes), len(hashes) - len(unique), example, found, largest)
+    copies, unknown_share = len(hashes) - len(unique), unknown / max(known + unknown, 1)
+    return Repeats(share, len(hashes), copies, example, found, largest, unknown_share)
 
 
 def find_held(manifest: Manifest, texts: Sequence[Sequence[int]], *, max_rows: int) -> tuple[np.ndarray, float]:

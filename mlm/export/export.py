@@ -30,6 +30,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm import logs
 from mlm.data import tokenizer
+from mlm.data.tokenizer_checks import vocabulary_size
 from mlm.errors import DamageError, InputError
 from mlm.export import model_card, verify_export
 from mlm.inference import fill_mask
@@ -45,6 +46,7 @@ TOP_K = 5
 TASKS = ("text-classification", "token-classification")  # transformers' names
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES += ("vocab.json", "merges.txt", "vocab.txt")
+MODEL_INPUTS = ["input_ids", "attention_mask"]
 # What the tokenizer and the model are compared on: masks first, last, alone, twice, inside a word; figures, letters
 # that a vocabulary may lack, and white space. A row as long as the model's positions comes on top.
 TEXTS = (
@@ -86,10 +88,10 @@ def export(
       torch_python: a Python with torch and transformers, which loads the folder and repeats the proof; "" for none.
     """
     tok, is_classifier = tokenizer.load(model.tokenizer), load.CLASSIFIER in model.params
-    if len(tok) != model.config.vocab_size:
+    if (size := vocabulary_size(tok.backend_tokenizer)) != model.config.vocab_size:
         raise InputError(
             f"{model.source}: has {model.config.vocab_size} vocabulary entries, its tokenizer {model.tokenizer} "
-            f"has {len(tok)}; use the tokenizer that the model was trained with."
+            f"has {size}; use the tokenizer that the model was trained with."
         )
     if folder.exists() and not (folder / PROOF).is_file() and not is_begun(folder, last=PROOF):
         raise InputError(f"{folder}: is not an export (it has no {PROOF}); name another folder, or move it away.")
@@ -100,7 +102,7 @@ def export(
             for file in TOKENIZER_FILES:
                 if (source := UPath(model.tokenizer) / file).is_file():
                     (new / file).write_bytes(source.read_bytes())
-            _set_longest_row(new / "tokenizer_config.json", model.longest_row)
+            _fit_tokenizer_config(new / "tokenizer_config.json", model)
             if model.run_config is not None:
                 (new / "run_config.json").write_text(json.dumps(model.run_config, indent=1) + "\n", encoding="utf-8")
             if is_classifier:
@@ -112,6 +114,7 @@ def export(
             made_with = {"made_with": {module.__name__: module.__version__ for module in (jax, flax, transformers)}}
             content = json.dumps(proof.content | made_with, indent=1, ensure_ascii=False)
             (new / PROOF).write_text(content + "\n", encoding="utf-8")
+            _check_tokenizer(new, proof)
             check_files(new, proof, load.CLASSIFIER if is_classifier else load.LM_HEAD)
             if (folder / logs.RESULTS).is_file():  # each entry names its weights
                 (new / logs.RESULTS).write_bytes((folder / logs.RESULTS).read_bytes())
@@ -125,11 +128,26 @@ def export(
         raise InputError(f"{folder}: can't be written ({error.strerror or error}); free some space there.") from error
 
 
-def _set_longest_row(file: Path, tokens: int) -> None:
-    """Writes to a tokenizer_config.json how many tokens the model reads; the tokenizer may be of another model."""
-    if file.is_file():
-        content = logs.read_object(file) | {"model_max_length": tokens}
-        file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _fit_tokenizer_config(file: Path, model: Pretrained) -> None:
+    """Writes to tokenizer_config.json what the model reads; the tokenizer may be of another kind of model.
+
+    token_type_ids are left out, as in training, where all tokens have type 0: BERT's tokenizer gives the second text of
+    a pair type 1, for which RoBERTa's table has no row.
+    """
+    content = logs.read_object(file) | {"model_max_length": model.longest_row, "model_input_names": MODEL_INPUTS}
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _check_tokenizer(folder: Path, proof: Proof) -> None:
+    """Raises DamageError unless the tokenizer, read back, gives the proof's ids, and what the model takes alone."""
+    tok = tokenizer.load(str(folder))
+    for row in proof.content["rows"]:
+        texts, longest = row.get("texts") or [row["text"]], proof.content.get("longest", len(row["ids"]))
+        encoded = tok(*texts, truncation="longest_first", max_length=longest)
+        if encoded["input_ids"] != row["ids"] or not set(encoded) <= set(MODEL_INPUTS):
+            what = f"its tokenizer, read back, gives other ids or {', '.join(encoded)} for {texts[0]!r:.80}"
+            fix = "use the tokenizer that the model was trained with"
+            raise DamageError(f"{folder}: {what}; nothing was exported: {fix}.")
 
 
 def write_model(model: Pretrained, folder: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from mlm.data import lines, tokenizer
+from mlm.data.tokenizer_checks import vocabulary_size
 from mlm.errors import InputError
 from mlm.model.network import Params
 from mlm.pretrained.load import Pretrained
@@ -35,8 +36,8 @@ class FillMask:
         size = model.config.vocab_size
         if not 1 <= top_k <= size:
             raise InputError(f"--top-k={top_k}: must be from 1 to {size}, the size of the vocabulary.")
-        if len(tok) > size:
-            sizes = f"has {size} vocabulary entries, its tokenizer {model.tokenizer} has {len(tok)}"
+        if (needed := vocabulary_size(tok.backend_tokenizer)) > size:
+            sizes = f"has {size} vocabulary entries, its tokenizer {model.tokenizer} has {needed}"
             raise InputError(f"{model.source}: {sizes}; use the tokenizer that the model was trained with.")
         network = model.network
         allowed_A = np.asarray(target_ids(tok, targets), np.int32) if targets else None

@@ -13,6 +13,8 @@ from mlm.model.network import Params
 
 PARTS = {"Wqkv": 3, "Wi": 2}  # kernels that PyTorch fuses
 TIED = ("lm_head.decoder.", "decoder.weight")
+WRAPPERS = ("module", "_orig_mod")  # in names that torch's DataParallel and torch.compile make
+OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in early models
 BUFFERS = (".position_ids", ".token_type_ids", ".inv_freq")
 VOCABULARY = {path for family in FAMILIES.values() for path in (family.embedding, family.decoder_bias)}
 
@@ -34,7 +36,7 @@ def from_torch(tensors: dict[str, np.ndarray]) -> Params:
         if name.startswith(TIED) or name.endswith(BUFFERS):
             continue
         *scope, leaf = name.split(".")
-        value = np.asarray(value, np.float32)
+        leaf, value = OLD_NAMES.get(leaf, leaf), np.asarray(value, np.float32)
         if leaf == "weight":
             norm, table = scope[-1].lower().endswith("norm"), scope[-1].endswith("_embeddings")
             leaf, value = ("scale", value) if norm else ("embedding", value) if table else ("kernel", value.T)
@@ -42,6 +44,34 @@ def from_torch(tensors: dict[str, np.ndarray]) -> Params:
                 value = value.reshape(len(value), PARTS[scope[-1]], -1)
         flat[(*scope, leaf)] = value
     return unflatten_dict(flat)
+
+
+def unwrapped(tensors: dict[str, Any], body: str) -> dict[str, Any]:
+    """Returns PyTorch's tensors without the names of WRAPPERS, and without a "model." before all names.
+
+    Raises ValueError if two names are then the same. `body` is the family's name of it.
+    """
+    names = {name: ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in tensors}
+    inner = "model." if body != "model" else "model.model."  # of a class with the model as its attribute
+    if all(name.startswith("model.") for name in names.values()) and any(
+        name.startswith(inner) for name in names.values()
+    ):
+        names = {name: short.removeprefix("model.") for name, short in names.items()}
+    found: dict[str, str] = {}
+    for name, short in names.items():
+        if short in found:
+            raise ValueError(f"{found[short]} and {name} would be the same parameter")
+        found[short] = name
+    return {short: tensors[name] for short, name in found.items()}
+
+
+def with_one_bias(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Returns PyTorch's tensors with one bias of the decoder: of two, one may be left over from another vocabulary."""
+    embedding = next((value for name, value in tensors.items() if name.endswith("word_embeddings.weight")), ())
+    for name in ("lm_head.bias", "lm_head.decoder.bias"):
+        if name in tensors and len(tensors[name]) == len(embedding):
+            return tensors | {"lm_head.bias": tensors[name]}
+    return tensors
 
 
 def resize_vocabulary(params: Params, size: int) -> Params:

@@ -181,7 +181,7 @@ def _read_weights(folder: UPath, family: type[Network], where: str, *, headers: 
             read = _zeros_of if headers else safetensors.flax.load_file  # numpy's loader knows no bfloat16
             parts = [read(str(file)) for file in files]
             tensors = {key: value for part in parts for key, value in part.items()}
-            params = weights.from_torch(_with_one_bias(tensors))
+            params = weights.from_torch(weights.with_one_bias(weights.unwrapped(tensors, family.body)))
         else:
             params = flax.serialization.msgpack_restore((folder / MSGPACK).read_bytes())
         flat = {path: np.asarray(value, np.float32) for path, value in flatten_dict(params).items()}
@@ -191,6 +191,10 @@ def _read_weights(folder: UPath, family: type[Network], where: str, *, headers: 
     except Exception as error:  # whatever the libraries raise at a file that is not what its name says
         reason = printable(str(error))[:300]
         raise InputError(f"{where}: its weights can't be read ({reason}); use an undamaged copy.") from None
+    if family.body not in params and "embeddings" not in params:
+        what = f"its parameters are named {printable(min('/'.join(path) for path in flat))[:120]} and so on"
+        fix = f"take off what is before them or save the model itself, so that they begin with {family.body}.embeddings"
+        raise InputError(f"{where}: {what}; {fix}.")
     return params if family.body in params else {family.body: params}
 
 
@@ -199,15 +203,6 @@ def _zeros_of(file: str) -> dict[str, np.ndarray]:
     with safetensors.safe_open(file, framework="np") as tensors:
         names = tensors.keys()
         return {name: np.broadcast_to(np.float32(0), tensors.get_slice(name).get_shape()) for name in names}
-
-
-def _with_one_bias(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Returns PyTorch's tensors with one bias of the decoder: of two, one may be left over from another vocabulary."""
-    embedding = next((value for name, value in tensors.items() if name.endswith("word_embeddings.weight")), ())
-    for name in ("lm_head.bias", "lm_head.decoder.bias"):
-        if name in tensors and len(tensors[name]) == len(embedding):
-            return tensors | {"lm_head.bias": tensors[name]}
-    return tensors
 
 
 def _shapes(config: PretrainedConfig, head: str) -> Params:

@@ -132,8 +132,8 @@ def weights_in(folder: UPath) -> bool:
 
 def no_weights(where: str) -> InputError:
     """Returns the error of a model that has none of them."""
-    hint = "load it in PyTorch and save it with save_pretrained."
-    return InputError(f"{where}: has neither {SAFETENSORS} nor {MSGPACK}; {hint}")
+    hint = "pickles (pytorch_model.bin) are not opened: load it in PyTorch and save it with save_pretrained"
+    return InputError(f"{where}: has neither {SAFETENSORS} nor {MSGPACK}; {hint}.")
 
 
 def refuse_without_weights(name: str, flag: str) -> None:

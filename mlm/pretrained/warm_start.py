@@ -173,7 +173,9 @@ def _match_tokens(source: Pretrained, folder: str | None, same: int) -> tuple[tu
     numbers = dict(_texts(theirs.backend_tokenizer))
     pairs = {number: numbers[text] for text, number in _texts(ours.backend_tokenizer) if text in numbers}
     for role in tokenizer.ROLES:
-        pairs[getattr(ours, f"{role}_token_id")] = getattr(theirs, f"{role}_token_id")
+        number, row = (getattr(tok, f"{role}_token_id") for tok in (ours, theirs))
+        if number is not None and row is not None:  # a tokenizer that knows every character has no unk token
+            pairs[number] = row
     rows = len(source.leaves["/".join(source.family.embedding)])
     pairs = {number: row for number, row in sorted(pairs.items()) if row < rows}
     return (np.array(list(pairs.values())), np.array(list(pairs))), "the tokens' text"

@@ -1,0 +1,126 @@
+"""What a tokenizer must do to feed a masked language model. It is tried out, as its files may say something else."""
+
+import itertools
+from collections.abc import Iterable, Mapping
+
+from tokenizers import Tokenizer
+
+from mlm.errors import InputError
+from mlm.text import is_text, printable
+
+ROLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
+LETTERS = "ÿжกअ文한\N{SLIGHTLY SMILING FACE}"  # a byte-level tokenizer tells them apart, whatever it was trained on
+LARGEST_VOCABULARY = 2**24
+SAMPLE_CHARACTERS = 1_000_000  # of the texts that `unknown_share` and `long_piece_share` read
+UNKNOWN = 0.01  # of the tokens: worth a warning above it
+
+
+def vocabulary_size(fast: Tokenizer) -> int:
+    """Returns the largest id plus one: more than there are entries if some ids are unused."""
+    return max(fast.get_vocab().values(), default=-1) + 1
+
+
+def unused_ids(fast: Tokenizer) -> set[int]:
+    """Returns the ids below `vocabulary_size` that no entry has."""
+    return set(range(vocabulary_size(fast))).difference(fast.get_vocab().values())
+
+
+def special_ids(fast: Tokenizer, tokens: Mapping[str, object], where: str) -> dict[str, int]:
+    """Returns the ids of the special `tokens` by role; raises InputError, which names `where`, if it can't be used.
+
+    A tokenizer that knows every character, as byte-level ones do, needs no unk token; all other ROLES are required.
+    """
+    ids = {role: fast.token_to_id(token) for role, token in tokens.items() if is_text(token)}
+    ids = {role: ids[role] for role in ROLES if ids.get(role) is not None}
+    for role in ROLES:
+        if role not in ids and role != "unk":
+            raise InputError(f"{where}: the tokenizer has no {role} token; a masked language model needs one.")
+    size, entries = vocabulary_size(fast), fast.get_vocab_size()
+    if size > LARGEST_VOCABULARY:
+        what = f"the tokenizer has {entries:,} entries, but ids up to {size - 1:,}, and the model needs a row for each"
+        raise InputError(f"{where}: {what}; number its entries without such gaps.")
+    if "unk" not in ids and not _knows_every_character(fast):
+        fix = "add one to its model, and name it as unk_token in tokenizer_config.json"
+        raise InputError(f"{where}: the tokenizer has no unk token for the characters that it doesn't know; {fix}.")
+    for role, other in itertools.product(("pad", "mask"), ids):
+        if role != other and ids[role] == ids[other]:
+            fix = f"give it one of its own: tokenizer.add_special_tokens({{'{role}_token': '{ROLES[role]}'}})"
+            what = f"the {role} token of the tokenizer, {printable(str(tokens[role]))}, is its {other} token too"
+            raise InputError(f"{where}: {what}; {fix}, and save it.")
+    _check_added(fast, tokens, ids, where)
+    return ids
+
+
+def _check_added(fast: Tokenizer, tokens: Mapping[str, object], ids: Mapping[str, int], where: str) -> None:
+    """Raises InputError unless cls and sep enclose a text, and the mask token in a text is read as such."""
+    cls, sep, mask = (printable(str(tokens[role])) for role in ("cls", "sep", "mask"))
+    try:
+        empty, masked = fast.encode("").ids, fast.encode(f"a {tokens['mask']} a").ids
+    except Exception as error:  # tokenizers raises plain Exception
+        raise InputError(f"{where}: the tokenizer can't encode a text ({printable(str(error))[:200]}).") from error
+    if empty[:1] != [ids["cls"]] or empty[1:][-1:] != [ids["sep"]]:
+        fix = (
+            "set tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing("
+            f"single='{cls} $A {sep}', pair='{cls} $A {sep} {sep} $B {sep}', "
+            f"special_tokens=[('{cls}', {ids['cls']}), ('{sep}', {ids['sep']})]), and save it"
+        )
+        what = f"the tokenizer doesn't put its special tokens {cls} and {sep} around a text (it has no post-processor)"
+        raise InputError(f"{where}: {what}, so that documents run into one another; {fix}.")
+    if masked.count(ids["mask"]) != 1:
+        fix = f"add it as tokenizers.AddedToken('{mask}', normalized=False, special=True), and save it"
+        raise InputError(f"{where}: the tokenizer doesn't read {mask} in a text as its mask token; {fix}.")
+
+
+def check_pairs(fast: Tokenizer, *, sep_id: int, where: str) -> None:
+    """Raises InputError unless the tokenizer puts a sep between two texts, and one at their end."""
+    ids = fast.encode("a", "a").ids
+    if ids[-1:] != [sep_id] or ids.count(sep_id) < 2:
+        sep = printable(str(fast.id_to_token(sep_id)))
+        fix = "give its post-processor a template for pairs (tokenizers.processors.TemplateProcessing), and save it"
+        raise InputError(f"{where}: the tokenizer doesn't separate the two texts of a pair by {sep}; {fix}.")
+
+
+def _knows_every_character(fast: Tokenizer) -> bool:
+    try:
+        found = [tuple(fast.encode(letter, add_special_tokens=False).ids) for letter in LETTERS]
+    except Exception:  # tokenizers raises plain Exception where a model has no unknown token
+        return False
+    return all(found) and len(set(found)) == len(LETTERS)
+
+
+def unknown_share(fast: Tokenizer, texts: Iterable[str], unk_id: int | None) -> float:
+    """Returns the share of unknown tokens in the first `texts`; the ids are those of a corpus."""
+    if unk_id is None:
+        return 0.0
+    encodings = fast.encode_batch_fast(list(first_texts(texts)), add_special_tokens=False)
+    total = sum(len(encoding.ids) for encoding in encodings)
+    return sum(encoding.ids.count(unk_id) for encoding in encodings) / max(total, 1)
+
+
+def unknown_warning(share: float, fast: Tokenizer) -> tuple[str, str]:
+    """Returns what to say of a share of unknown tokens above UNKNOWN, and what to do about it."""
+    longest = getattr(fast.model, "max_input_chars_per_word", None)
+    words = f"WordPiece makes a word of more than {longest} characters one of them: " if longest else ""
+    fix = f"{words}use a unigram or bpe tokenizer (tokenizer.kind) that was trained on such text"
+    return f"{share:.0%} of the tokens are unknown", fix
+
+
+def long_piece_share(fast: Tokenizer, texts: Iterable[str], longest: int) -> float:
+    """Returns the share of characters in pieces, as training gets them, of more than `longest` characters."""
+    total = long = 0
+    for text in first_texts(texts):
+        text = fast.normalizer.normalize_str(text) if fast.normalizer else text
+        for _, (start, stop) in fast.pre_tokenizer.pre_tokenize_str(text):
+            total += stop - start
+            long += (stop - start) * (stop - start > longest)
+    return long / max(total, 1)
+
+
+def first_texts(texts: Iterable[str]) -> Iterable[str]:
+    """Yields the first SAMPLE_CHARACTERS of the texts."""
+    left = SAMPLE_CHARACTERS
+    for text in texts:
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
+            return
