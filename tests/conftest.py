@@ -50,7 +50,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 LONGEST = """
     resume pod step classification torch hosts roberta bench export metrics_hooks evaluate masking attention batches
     bad_input supervise optimizer tpu_runs warm_start priming build evaluation export_classifier run_engine dask_engine
-    mixture_runs gcs
+    mixture_runs gcs numbers
 """
 
 
