@@ -3,6 +3,7 @@
 import copy
 import html
 import json
+import os
 import pathlib
 import shutil
 
@@ -52,6 +53,19 @@ def test_it_is_the_mean_of_numpy(family, mean):
     meta = checkpoint_files.read_meta(Workdir(str(mean)).checkpoints, 12)
     assert meta["averaged"] == [{"checkpoint": f"{family.root}@{step}", "weight": 1.0} for step in (4, 8, 12)]
     assert checkpoint_files.find_damage(Workdir(str(mean)).checkpoints, 12) is None
+
+
+def test_any_letters_and_links_in_the_paths(family, mean, tmp_path, capsys):
+    """Of a run whose files are links, and of the mean; as the model of `predict`, too."""
+    run, new = tmp_path / "a [1] *?{x}@5 #é", tmp_path / "mean[2]@1"
+    shutil.copytree(str(family.root), run, copy_function=os.symlink)
+    assert average(f"{run}@4..12", f"--workdir={new}") == 0
+    expected = leaves(mean)
+    for name, value in leaves(f"{new}@12").items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    for model in (f"{run}@8", str(run), str(new)):
+        assert __main__.main(["predict", f"--model={model}", "a <mask>"]) == 0
+    assert capsys.readouterr().out.count("%") >= 3
 
 
 @pytest.mark.parametrize(
