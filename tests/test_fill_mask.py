@@ -169,7 +169,8 @@ BYTES = "a <mask>\nnaïve <mask>\n".encode() + b"\xff\xfe <mask>\nc <mask>\n"
 )
 def test_a_line_that_is_not_utf8_is_named_and_what_came_before_is_written(model, encoding, errors):
     """Whatever the locale makes of the pipe; Python's own for LC_ALL=C lets every byte through."""
-    stdin, stdout = (io.TextIOWrapper(io.BytesIO(data), encoding=encoding, errors=errors) for data in (BYTES, b""))
+    stdin = io.TextIOWrapper(io.BytesIO(BYTES), encoding=encoding, errors=errors)
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with pytest.raises(InputError, match=r"^line 3: is not UTF-8; convert it first\.$"):
         fill_mask.run(model, texts=[], top_k=1, stdin=stdin, stdout=stdout)
     written = stdout.buffer.getvalue().decode()
