@@ -20,6 +20,7 @@ from mlm.workdir import Workdir
 from tests.fixtures import pretrain, tiny_config
 from tests.fixtures_data import write_shards
 from tests.processes import copy, run, train_arguments
+from tests.test_bad_input import refuse
 from tests.test_resume import state_of
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -154,7 +155,7 @@ def test_a_branch_reads_longer_rows(texts, tokenizer_folder, manifest, tmp_path)
         pretrain(tiny_config(*SETTINGS, *branched, *rows[:2]), Workdir(str(tmp_path / "short")), manifest)
 
 
-def test_run_copies_the_tokenizer_of_the_source(trunk, tokenizer_folder, tmp_path):
+def test_run_copies_the_tokenizer_of_the_source(trunk, tokenizer_folder, tmp_path, capsys):
     copied = copy(trunk, tmp_path / "trunk")
     shutil.copytree(tokenizer_folder, copied / "tokenizer")
     workdir, config = Workdir(str(tmp_path / "new")), tiny_config(f"train.branch_from={copied}@6")
@@ -162,8 +163,10 @@ def test_run_copies_the_tokenizer_of_the_source(trunk, tokenizer_folder, tmp_pat
     assert tokenizer.fingerprint(str(workdir.tokenizer)) == tokenizer.fingerprint(tokenizer_folder)
     shutil.rmtree(copied)
     make_tokenizer(config, workdir)
-    with pytest.raises(InputError, match=r"branch_from = .*@6: no checkpoints are there; name a workdir and one of"):
-        make_tokenizer(config, Workdir(str(tmp_path / "other")))
+    arguments = ["tokenizer", "--config=configs/base.py", f"--workdir={tmp_path / 'other'}"]
+    arguments.append(f"--config.train.branch_from={copied}@6")
+    refuse(arguments, 2, f"train.branch_from = {copied}@6", "no checkpoints", "WORKDIR@STEP", capsys=capsys)
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,8 @@ def read_config(
     if args.config is None:
         return configs.load_saved(Workdir(args.workdir, create=False).config, overrides, task=task)
 
-    args.inherited, step = {}, getattr(args, "step", None) if starts else None
+    step = getattr(args, "step", None) if starts else None
+    args.inherited, args.not_inherited = {}, ""
 
     def derive(flat: dict[str, Any], overridden: Collection[str]) -> dict[str, Any]:
         init_from = flat[INIT_FROM]
@@ -195,21 +196,27 @@ def read_config(
         from mlm.pretrained import inherit
 
         named = init_from if step is None else f"{init_from}@{step}"
-        with contextlib.nullcontext() if starts else contextlib.suppress(InputError, DamageError):
+        try:
             if not inherit.saved(args.workdir, named):
                 named = locate.at_step(init_from, step)
             flat = flat | {INIT_FROM: named}
             args.inherited = inherit.values(flat, overridden, task=task, workdir=args.workdir)
+        except (InputError, DamageError) as error:
+            if starts:
+                raise
+            args.not_inherited = str(error)
         return {INIT_FROM: named} | args.inherited
 
     return configs.load(args.config, overrides, task=task, derive=derive)
 
 
 def say_inherited(args: argparse.Namespace, config: ConfigDict) -> None:
-    """Prints what the config takes from the model of train.init_from, from process 0."""
-    if getattr(args, "inherited", {}) and not getattr(args, "process_id", 0):
-        keys = ", ".join(f"{key}={value}" for key, value in args.inherited.items())
+    """Prints what the config takes from the model of train.init_from, or why nothing, from process 0."""
+    keys = ", ".join(f"{key}={value}" for key, value in args.inherited.items())
+    if keys and not getattr(args, "process_id", 0):
         say(printable(f"from train.init_from = {config.train.init_from}: {keys}"))
+    if args.not_inherited:
+        say(printable(f"the sizes are those of the config: {args.not_inherited}"))
 
 
 def corpus_settings(config: ConfigDict) -> dict[str, Any]:

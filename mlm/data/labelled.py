@@ -59,11 +59,14 @@ def check(
 ) -> None:
     """Raises InputError if a source isn't there, or its first row can't be read or lacks a column; takes `read`'s."""
     reader, _, rest = source.partition(":")
+    key, settings = key or f"config.classify.{split}", {"text": text, "label": label, "kind": kind}
     if reader not in ("hf", "tfds"):
-        settings = {"text": text, "label": label, "kind": kind, "require_labels": require_labels}
-        read(source, split=split, key=key, limit=1, **settings)
+        try:
+            read(source, split=split, key=key, limit=1, require_labels=require_labels, **settings)
+        except InputError as error:
+            raise InputError(str(error) if key in str(error) else f"{key}: {error}") from None
         return
-    with _readable(source, key or f"config.classify.{split}"):
+    with _readable(source, key):
         name, named = data_sets.named_split(rest)
         there = data_sets.hf_columns(name, named or split) if reader == "hf" else data_sets.tfds_columns(name)
         data_sets.check_columns((*text, label) if require_labels else text, there)

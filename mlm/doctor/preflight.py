@@ -88,11 +88,11 @@ def errors(case: Case) -> Iterator[tuple[str, StopError]]:
 
 
 def hosts(case: Case) -> Iterator[Check]:
-    """config.data.lanes: whole lanes for each host, or whole hosts for each lane."""
+    """config.data.lanes: whole lanes for each host, or whole hosts for each lane; with mesh.tensor hosts share rows."""
     lanes, processes = case.config.data.lanes, watch.current.cluster.processes
 
     def check() -> None:
-        if lanes % processes and processes % lanes:
+        if case.config.mesh.tensor == 1 and lanes % processes and processes % lanes:
             what = f"must be a multiple or a divisor of the number of hosts, {processes}"
             raise InputError(f"config.data.lanes = {lanes}: {what}.")
 

@@ -73,7 +73,8 @@ def read(source: str, phenomenon: str = "") -> list[Pair]:
     pairs = []
     for name in _tables(source):
         found = labelled.read(name, **_columns(source, phenomenon))
-        labels = [label or PurePosixPath(name.removesuffix(".gz")).stem for label in found.labels]
+        file = PurePosixPath(name.partition(":")[2].removesuffix(".gz"))
+        labels = [label or file.stem for label in found.labels]
         pairs += map(Pair, found.texts, labels, found.places)
     return pairs
 
