@@ -69,16 +69,21 @@ def use_utf8() -> None:
     os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
+def take_any_text(stream: TextIO) -> None:
+    """Has a pipe or file written as UTF-8, and a terminal show codes for what its encoding lacks."""
+    if isinstance(stream, io.TextIOWrapper):
+        encoding = stream.encoding if stream.isatty() else "utf-8"
+        stream.reconfigure(encoding=encoding, errors="backslashreplace")
+
+
 def prepare_streams() -> None:
-    """Makes stdout and stderr take any text: pipes and files as UTF-8; a terminal shows codes for what it lacks."""
+    """Makes stdout and stderr take any text, also where they are closed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as by `>&-`: the next file, here or in a child, would take its number
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
             os.set_inheritable(getattr(sys, name).fileno(), True)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            encoding = stream.encoding if stream.isatty() else "utf-8"
-            stream.reconfigure(encoding=encoding, errors="backslashreplace")
+        take_any_text(stream)
 
 
 def show(*parts: RenderableType, out: TextIO | None = None) -> None:
@@ -86,6 +91,7 @@ def show(*parts: RenderableType, out: TextIO | None = None) -> None:
     from rich.console import Console
 
     out = out or sys.stdout
+    take_any_text(out)
     terminal = out.isatty()
     # The width breaks and cuts no line, a terminal wraps long ones itself; without a height, TERM=dumb has 80 columns.
     color = "auto" if terminal else None
