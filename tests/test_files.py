@@ -3,11 +3,12 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 
 import pytest
 
-from mlm.data import labelled
+from mlm.data import data_sets, labelled
 from mlm.data.manifest import load_manifest, verify
 from mlm.errors import InputError
 from mlm.files import find_files, split_field
@@ -137,6 +138,20 @@ def test_tables_and_pairs_of_any_name(tmp_path, letters):
         assert pair.texts == ("a b", "b a") and pair.phenomenon == letters
     table = labelled.read(f"csv:{folder}/{letters}.csv", split="train", text=("text",), label="label", kind="classes")
     assert (table.texts, table.labels) == ([("x",)], ["y"])
+
+
+def test_folders_of_data_sets_by_their_letters(tmp_path):
+    """A colon and a # may be in the path; what `datasets` takes for a pattern is refused."""
+    for letters in ("a:b", "a #b", "c:d:1.0", "[1]", "x*"):
+        (tmp_path / letters).mkdir()
+        name, plain = f"{tmp_path / letters}", not set("[*") & set(letters)
+        if plain:
+            assert data_sets.hf_name(data_sets.named_split(f"{name}#train")[0]) == (name, None)
+            assert data_sets.hf_name(f"{name}:config") == (name, "config")
+        else:
+            with pytest.raises(InputError, match=re.escape(name)):
+                corpus_of((f"hf:{name}",)).parts()
+    assert data_sets.hf_name("Salesforce/wikitext:raw") == ("Salesforce/wikitext", "raw")
 
 
 def test_pairs_that_are_not_there_are_refused(tmp_path):

@@ -106,11 +106,11 @@ def hf_errors() -> Iterator[None]:
 
 def hf_name(name: str) -> tuple[str, str | None]:
     """Returns the name and the configuration (None for the default) of NAME[:CONFIG]."""
-    if _is_folder(name):  # whose path may hold a colon
-        return name, None
-    folder, _, config = name.rpartition(":")
+    folder, _, config = (name, "", "") if _is_folder(name) else name.rpartition(":")  # a path may hold a colon
     if not folder or not _is_folder(folder):
         folder, _, config = name.partition(":")
+    elif re.search(r"[*?[]|::", str(UPath(folder).absolute())):
+        raise ValueError(f"the library `datasets` takes *, ?, [ and :: in {folder} for a pattern; rename the folder")
     return folder, config or None
 
 
