@@ -13,7 +13,7 @@ from mlm.training import sharding
 
 ROWS, BATCHES = 8, 4  # of the validation split
 LOSS = 0.02  # nats between the dtypes: 2% of perplexity, ten times what sound models show
-ACCURACY = 0.01
+ACCURACY = 0.02  # a few near ties may go either way, of some hundred predictions
 
 
 def compare_dtypes(case: Case) -> list[Finding]:
