@@ -31,7 +31,7 @@ LONGEST_PIECE = 16  # characters of an entry of Unigram
 # then takes the longer for each megabyte the more there are, unless pieces are cut and candidate entries are few.
 UNSPACED = 0.1
 CUT_PIECE = 64  # characters
-SEED_ENTRIES = 10  # candidates for each entry of the vocabulary
+SEED_ENTRIES = 6  # candidates for each entry of the vocabulary
 SHRINKING = 0.5  # of the candidates stay in a round
 UNSPACED_SECONDS = {"unigram": 15.0, "bpe": 8.0, "wordpiece": 8.0}  # for a million characters on a core, about
 
