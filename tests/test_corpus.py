@@ -80,6 +80,56 @@ def test_named_groups_are_the_validation_split(tmp_path, monkeypatch, tokenizer_
     assert set(held) <= set(texts[360:400]) and len(held) >= 39
 
 
+def test_a_test_split_is_cut_beside_the_validation_split(tmp_path):
+    """By hash, or named groups; validation has the documents that it has without a test split."""
+    names = [f"title {n % 60}" for n in range(600)]
+    source = write_jsonl(tmp_path / "a.jsonl", numbered(600), title=names)
+    for group in ("document", "title"):
+        plain, with_test = (
+            split_of(corpus_of((source,), group=group, validation_fraction=0.2, **settings))
+            for settings in ({}, {"test_fraction": 0.3})
+        )
+        held_out = {
+            name: {text for text, split in with_test.items() if split == name} for name in ("validation", "test")
+        }
+        assert held_out["validation"] == {text for text, split in plain.items() if split == "validation"}
+        assert 120 <= len(held_out["test"]) <= 240
+    named = {"validation_groups": ("title 1",), "test_groups": ("title 2", "title 3")}
+    for left_out, wanted in (
+        (None, {"validation": 10, "test": 20}),
+        ("validation_groups", None),
+        ("test_groups", None),
+    ):
+        settings = {key: groups for key, groups in named.items() if key != left_out} | {"test_fraction": 0.2}
+        found = split_of(corpus_of((source,), group="title", validation_fraction=0.2, **settings))
+        groups = {}
+        for text, title in zip(numbered(600), names, strict=True):
+            groups.setdefault(found[text], set()).add(title)
+        for key in settings.keys() & named.keys():
+            assert groups[key.partition("_")[0]] == set(named[key])
+        if wanted is not None:
+            assert {split: 10 * len(groups[split]) for split in wanted} == wanted
+        assert len(groups["train"]) > 20 and len(groups) == 3
+        assert sum(map(len, groups.values())) == 60, "each group is in one split"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"test_groups": ("b", "nowhere")}, r"test_groups: .* no group 'nowhere'.* largest: a 0.02 MB"),
+        ({"test_groups": ("c",), "test_fraction": 0.5}, r"test_fraction = 0.5: .*test_groups"),
+        ({"test_groups": ("c",)}, r"test split is shorter than a row.*test_fraction"),
+    ],
+)
+def test_a_test_split_of_another_size_is_refused(tmp_path, tokenizer_folder, texts, settings, words):
+    names = ["a"] * 50 + ["b"] * 3 + ["d"] * 10 + ["c"]
+    source = write_jsonl(tmp_path / "a.jsonl", [*texts[:63], "x"], package=names)
+    own = corpus_of((source,), group="package", validation_groups=("d",), validation_fraction=0.15, **settings)
+    with pytest.raises(InputError, match=words):
+        write_shards(own, tmp_path / "shards", tokenizer_folder)
+    assert not (tmp_path / "shards").exists()
+
+
 class InProcess:
     """Runs tasks here, where monkeypatch reaches them."""
 

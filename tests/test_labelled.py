@@ -10,6 +10,7 @@ import pytest
 from mlm.data import data_sets, labelled
 from mlm.errors import InputError
 from tests.labelled_texts import rows, sentences, write_conll, write_csv, write_jsonl
+from tests.prepared_set import prepare
 
 TABLE = rows(40)
 
@@ -103,6 +104,22 @@ def test_tfds_reads_a_prepared_set(tmp_path, monkeypatch):
     for source, part in (("tfds:tiny", TABLE[:30]), ("tfds:tiny#test", TABLE[30:])):
         found = read(source)
         assert sorted(zip(found.texts, found.labels, strict=True)) == sorted(((r["text"],), r["label"]) for r in part)
+
+
+@pytest.mark.parametrize("by", ["version", "data set", "name"])
+def test_tfds_reads_a_prepared_folder(tmp_path, monkeypatch, by):
+    """Or its name in TFDS_DATA_DIR; no code of it is installed."""
+    import tensorflow_datasets as tfds
+
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
+    data_sets.load_tfds.cache_clear()
+    table = [{key: row[key] for key in ("text", "label")} for row in TABLE]
+    folder = prepare(tmp_path, {"train": table[:30], "test": table[30:]})
+    name = {"version": folder, "data set": folder.parent, "name": "my_rows"}[by]
+    for source, part in ((f"tfds:{name}", TABLE[:30]), (f"tfds:{name}#test", TABLE[30:])):
+        found = read(source)
+        assert sorted(zip(found.texts, found.labels, strict=True)) == sorted(((r["text"],), r["label"]) for r in part)
+    assert "nowhere" in refused(f"tfds:{tmp_path}/nowhere")
 
 
 def test_labels_are_strings_numbers_and_booleans(tmp_path):
