@@ -7,7 +7,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from mlm.data import examples as data
-from mlm.data import tokenizer
+from mlm.data import labelled, tokenizer
 from mlm.data.examples import Examples
 from mlm.data.labelled import Table
 from mlm.errors import InputError
@@ -174,6 +174,15 @@ def test_labels_are_classes_however_they_are_written(tmp_path):
     assert tables["new"].labels == ["-1", "0", None, "1.0"]
 
 
+def test_labels_that_look_the_same_are_one_class(tmp_path):
+    """Spaces after a comma, and the two ways of Unicode to write an accent."""
+    (tmp_path / "a.csv").write_text("text,label\na,oui \nb, -1\nc,cafe\u0301\nd,oui\ne,-1.0\nf,caf\u00e9\n")
+    columns = {"text": ("text",), "label": "label", "kind": "classes"}
+    tables, names = data.read_tables({"train": f"csv:{tmp_path}/a.csv"}, **columns)
+    assert [label.strip() for label in names] == ["-1", "caf\u00e9", "oui"]
+    assert [names.index(label) for label in tables["train"].labels] == [2, 0, 1, 2, 0, 1]
+
+
 # Words with labels ----------------------------------------------------------------------------------------------------
 
 SENTENCE = "Peter's cat , in Zürich-West , is called # Numpy 3.5 ( the naïve one ) ."
@@ -237,3 +246,16 @@ def test_a_label_of_a_word_that_training_lacks(tmp_path):
     sources["test"] = write_jsonl(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "ner_tags": ["O", "B-NEW"]}])
     with pytest.raises(InputError, match=r"b\.jsonl, line 1: its label 'B-NEW' is not one of the 4 of the training"):
         data.read_tables(sources, text=("tokens",), label="ner_tags", kind="tokens")
+
+
+@pytest.mark.parametrize("mark", [-100, "-100", -100.0])
+def test_a_word_without_a_label_is_not_trained_on(tokenizer_folder, tmp_path, mark):
+    rows = [{"tokens": ["a", "b", "c"], "ner_tags": [1, mark, 0]}, {"tokens": ["d"], "ner_tags": [mark]}]
+    columns = {"text": ("tokens",), "label": "ner_tags", "kind": "tokens"}
+    tables, names = data.read_tables({"train": write_jsonl(tmp_path / "a.jsonl", rows)}, **columns)
+    assert names == ("0", "1")
+    split = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, length=24, multiple=8).splits["train"]
+    assert split.labels_N.tolist() == [1, -1, 0, -1]
+    assert sorted(split.token_labels[split.token_labels >= 0]) == [0, 1]
+    with pytest.raises(InputError, match=r"config\.classify\.validation.*-100"):
+        labelled.read(write_jsonl(tmp_path / "b.jsonl", rows[1:]), split="validation", **columns)

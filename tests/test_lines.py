@@ -1,9 +1,11 @@
 """Lines of text: the same for a corpus, labelled texts and standard input, whatever wrote the file."""
 
+import bz2
 import codecs
 import gzip
 import io
 import json
+import lzma
 
 import pytest
 
@@ -27,7 +29,7 @@ def read_labelled(source: str, kind: str = "classes") -> list[str]:
 
 def read_stdin(path: str) -> list[str]:
     with open(path, "rb") as file:
-        data = gzip.decompress(file.read()) if path.endswith(".gz") else file.read()
+        data = gzip.decompress(file.read()) if path.lower().endswith(".gz") else file.read()
     stdin, out = io.TextIOWrapper(io.BytesIO(data), encoding="latin-1"), io.StringIO()
 
     def read(text: str, name: str) -> tuple[dict, str]:
@@ -67,14 +69,14 @@ READERS = {  # name of the file, its lines, and how they are read
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(
-    ("mark", "end", "compressed"),
-    [(b"", "\n", False), (codecs.BOM_UTF8, "\r\n", False), (codecs.BOM_UTF8, "\r", True), (b"", "\r", False)],
+    ("mark", "end", "suffix"),
+    [(b"", "\n", ""), (codecs.BOM_UTF8, "\r\n", ""), (codecs.BOM_UTF8, "\r", ".gz"), (b"", "\r", ".GZ")],
 )
-def test_every_reader_has_the_same_lines(tmp_path, reader, mark, end, compressed):
+def test_every_reader_has_the_same_lines(tmp_path, reader, mark, end, suffix):
     name, lines_of, read = READERS[reader]
-    path = tmp_path / (name + ".gz" * compressed)
+    path = tmp_path / (name.upper() + suffix if suffix == ".GZ" else name + suffix)
     content = mark + "".join(line + end for line in lines_of(TEXTS)).encode()
-    path.write_bytes(gzip.compress(content) if compressed else content)
+    path.write_bytes(gzip.compress(content) if suffix else content)
     texts = [text.strip() for text in TEXTS] if reader == "text" else TEXTS  # documents of one line each
     assert read(str(path)) == texts
 
@@ -91,6 +93,15 @@ def test_another_encoding_is_named(tmp_path, reader, encoding):
     place = {"latin-1": ", line "}.get(encoding, "")
     assert wanted in str(caught.value) and "\n" not in str(caught.value)
     assert (f"{name}{place}" if reader != "stdin" else "line 2" if place else "standard input") in str(caught.value)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_file_is_said_to_be_one(tmp_path, reader, compress):
+    name, lines_of, read = READERS[reader]
+    (tmp_path / name).write_bytes(compress("\n".join(lines_of(["plain"])).encode()))
+    with pytest.raises(InputError, match=r"compressed.*gz"):
+        read(str(tmp_path / name))
 
 
 def test_a_mark_is_left_out_of_the_first_part_alone(tmp_path, monkeypatch):

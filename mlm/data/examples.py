@@ -123,14 +123,14 @@ def read_tables(
         for row, label in enumerate(table.labels):
             if label is None:
                 continue
-            found = tuple(class_of.get(each) or class_of.get(labelled.spelling(each)) for each in _each(label))
-            if None in found:
-                odd = _each(label)[found.index(None)]
-                raise InputError(
-                    f"{table.places[row]}: its label {odd!r} is not one of the {len(names)} of the training split; "
-                    f"correct it, or remove the row from the {split} split."
-                )
-            table.labels[row] = found if isinstance(label, tuple) else found[0]
+            for name in filter(None, _each(label)):
+                if name not in class_of and labelled.spelling(name) not in class_of:
+                    raise InputError(
+                        f"{table.places[row]}: its label {name!r} is not one of the {len(names)} of the training "
+                        f"split; correct it, or remove the row from the {split} split."
+                    )
+            classes = tuple(name and class_of.get(name, class_of.get(labelled.spelling(name))) for name in _each(label))
+            table.labels[row] = classes if isinstance(label, tuple) else classes[0]
     return tables, names
 
 
@@ -144,7 +144,7 @@ def class_names(table: Table) -> tuple[str, ...]:
 
     Of labels that are one class, as 1 and 1.0, the shortest names it.
     """
-    labels = {each for label in table.labels for each in _each(label)}
+    labels = {name for label in table.labels for name in _each(label) if name is not None}
     longest_first = sorted(labels, key=lambda label: (-len(label), label))
     names = {labelled.spelling(label): label for label in longest_first}.values()
     if len(names) < 2:

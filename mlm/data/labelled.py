@@ -13,7 +13,8 @@ its name in `READERS`.
 
 A class is named by the text of its label, a number as Python and pandas write it: 3, 1.0, true. Labels that are the
 same by `spelling` are one class, as 1 and 1.0. A row has no label if that is missing, null, NaN or blank, or if it is
--1 and the training rows have no class -1; in a regression -1 is a number.
+-1 and the training rows have no class -1; in a regression -1 is a number. A word has none if it is -100, as in
+transformers: it is not trained on, nor scored.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ import itertools
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Iterator
 from decimal import Decimal
 from typing import Any
@@ -48,7 +50,7 @@ class Table:
 
     source: str  # as in the config
     texts: list[tuple[str, ...]]  # one or two a row; the words of a row where each has a label
-    labels: list[Any]  # str, float or, of words, a tuple of str; None where the source has none, as in a test split
+    labels: list[Any]  # str, float or, of words, a tuple; None where the source has none, as in a test split
     places: list[str]  # the source and the line or row of each, for messages
     names: Names = None  # of the classes by index, where a library has them
     is_tokens: bool = False  # whether each word has a label
@@ -103,7 +105,8 @@ def read(
     texts, labels, places, by_word = [], [], [], kind == "tokens"
     with _readable(source, key):
         names, rows = READERS[reader](rest, split, (*text, label) if require_labels else text, label)
-        read_label = _number if kind == "regression" else functools.partial(_class, names=names)
+        read_class = _word_class if by_word else _class
+        read_label = _number if kind == "regression" else functools.partial(read_class, names=names)
         read_text = functools.partial(_text, spaces=SPACES if by_word else None)
         no_label = "nan" if kind == "regression" else "-1"
         if names is None and no_label in map(spelling, classes):
@@ -123,11 +126,14 @@ def read(
                 )
     if not texts:
         raise InputError(f"{key}: {source} has no rows.")
+    if by_word and require_labels and limit is None and not any(map(any, labels)):
+        raise InputError(f"{key}: {source} has no word with a label: all are -100.")
     return Table(source, texts, labels, places, names, by_word)
 
 
 def spelling(label: str) -> str:
-    """Returns a label as it is written most simply: "1" for "1.0", "true" for "True"."""
+    """Returns a label as it is written most simply: "1" for " 1.0", "true" for "True", "é" in one way of two."""
+    label = unicodedata.normalize("NFC", label).strip()
     if re.fullmatch(r"-?\d+\.0+", label):
         return label.partition(".")[0]
     return label.lower() if label.lower() in ("true", "false") else label
@@ -199,11 +205,15 @@ def _class(value: Any, where: str, names: Names) -> str:
     raise InputError(f"{where} is {value!r:.80}; a label is a string or a number.")
 
 
+def _word_class(value: Any, where: str, names: Names) -> str | None:
+    return None if str(value) in ("-100", "-100.0") else _class(value, where, names)
+
+
 # Readers take (the source after its colon, the split, the columns that must be there, the label's) -> (Names, Rows).
 
 
 def _csv(file: str, columns: tuple[str, ...], label: str) -> Rows:
-    tabs = file.removesuffix(".gz").endswith(".tsv")
+    tabs = file.lower().removesuffix(".gz").endswith(".tsv")
     dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
     with open_file(file) as raw:
         reader, begin = csv.reader(lines.decoded(lines.read(raw, file), file), **dialect), 1

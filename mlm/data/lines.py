@@ -12,13 +12,21 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
+# How files begin that a compressor or archiver wrote: gzip, bzip2, xz, zstd, zip.
+COMPRESSED = (b"\x1f\x8b", b"BZh91AY&SY", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
+
+
+def is_gzip(name: str) -> bool:
+    """Returns whether a file is decompressed, by its name."""
+    return name.lower().endswith(".gz")
+
 
 def read(file: IO[bytes], name: str, start: int = 0, stop: float = math.inf) -> Iterator[bytes]:
     r"""Yields the lines that begin in a range of bytes (between two \n, if it is cut), or all lines of a .gz file.
 
     They keep their ends. Raises ValueError, which names the file.
     """
-    if name.endswith(".gz"):
+    if is_gzip(name):
         file, stop = gzip.GzipFile(fileobj=file), math.inf
     place, number = start, 0
     if start:  # the line that holds the byte before belongs to the part before
@@ -44,6 +52,8 @@ def read(file: IO[bytes], name: str, start: int = 0, stop: float = math.inf) -> 
 
 
 def _without_mark(line: bytes, name: str) -> bytes:
+    if line.startswith(COMPRESSED):
+        raise ValueError(f"{name} is compressed; decompress it, or compress it with gzip and name it .gz")
     encoding = json.detect_encoding(line)  # by a mark, or by the zeros that ASCII has in UTF-16 and UTF-32
     if encoding not in ("utf-8", "utf-8-sig"):
         raise ValueError(f"{name} is {encoding.upper()}; convert it to UTF-8")

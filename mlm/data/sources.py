@@ -115,7 +115,7 @@ class _Lines(Kind):
         most = part_bytes(sum(file.size for file in files))
         waiting, waiting_bytes = [], 0
         for name, size, stamp in files:
-            whole = name.endswith(".gz") or size <= most
+            whole = lines.is_gzip(name) or size <= most
             cuts = [0, size] if whole else [*range(0, size - most // 2, most), size]
             for start, stop in itertools.pairwise(cuts):
                 if waiting and waiting_bytes + stop - start > most:
@@ -134,7 +134,7 @@ class _Lines(Kind):
                 raise ValueError(f"{name} has changed since it was listed; start the same command again")
             group = name.removeprefix(f"{folder}/") if groups_by_file else ""
             with open_file(name) as raw:
-                file = raw if name.endswith(".gz") else io.BufferedReader(raw, 2**20)
+                file = raw if lines.is_gzip(name) else io.BufferedReader(raw, 2**20)
                 for number, line in enumerate(lines.read(file, name, start, stop), 1):
                     try:
                         yield self.from_line(line.decode(), group)

@@ -188,7 +188,7 @@ def score_classifier(
         content = {"split": split, "step": model.step, "scores": found[split][0], "sets": sets}
         if examples.labels:
             labels_N, predicted_N = examples.splits[split].labels_N, found[split][1]
-            read_N = predicted_N >= 0  # not words that were cut off
+            read_N = (predicted_N >= 0) & (labels_N >= 0)  # not words that were cut off, or have no label
             table = confusion(labels_N[read_N], predicted_N[read_N], len(examples.labels))
             content |= {"labels": examples.labels, "confusion": table.tolist()}
         for name in predict:
