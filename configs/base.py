@@ -117,9 +117,9 @@ def get_config() -> ConfigDict:
     config.train.hours = 0.0  # of training time, by process 0's clock
     config.train.replay = ""  # timing.jsonl of a run of train.hours, whose share of each step replaces the clock's
     config.train.seed = 0  # of the initial parameters and of dropout
-    # Workdir (or WORKDIR@STEP), folder of the family or Hub name; "" = random. The sizes and the tokenizer are that
-    # model's where the config has this file's values and the command line sets none: mlm/pretrained/inherit.py.
-    config.train.init_from = ""
+    # Sizes and tokenizer are that model's, where the config has this file's values and the command line sets none:
+    # mlm/pretrained/inherit.py.
+    config.train.init_from = ""  # workdir (or WORKDIR@STEP), folder of the family or Hub name; "" = random
     config.train.init_tiled = False  # a smaller model is tiled to this config's sizes: mlm/pretrained/warm_start.py
     # A new workdir goes on after that step of another run, with its whole state: see mlm/training/branch.py.
     config.train.branch_from = ""  # WORKDIR@STEP; configs may differ in the keys of mlm/config.py's BRANCH_MAY_CHANGE

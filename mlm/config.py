@@ -2,24 +2,22 @@
 
 import ast
 import contextlib
-import difflib
 import hashlib
 import json
-import math
 import re
 import runpy
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlm import logs
+from mlm import config_mine, logs
+from mlm.config_mine import MINE, hint, is_mine
 from mlm.config_rules import RULES, Rule, across
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, expand, expand_source
-from mlm.text import printable
 
 BASE = Path(__file__).parents[1] / "configs" / "base.py"
 # Keys that may change on resume: they change no number, or by rounding alone (mesh, remat, train.accumulate).
@@ -42,8 +40,6 @@ NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others 
         r"(corpus|shards|masking)\..*|data\.(mixture|short_length|skip_batches|batch_stages)|evaluate\.(sets|count)"
     ),
 }
-MINE = "mine"  # the group of a researcher's own keys, which configs/base.py leaves empty
-PLAIN = "true or false, a finite number, a text, or a tuple of these"  # what they may be
 # Keys that hold paths, and sources, alone or in tuples: ~ is the home folder.
 PATHS = ["tokenizer.path", "shards.dir", "data.mixture", "evaluate.sets"]
 PATHS += [f"train.{key}" for key in ("init_from", "branch_from", "replay")]
@@ -77,14 +73,14 @@ def load(
     config, names = run_file(path, "get_config", f"{flag}={path}")
     if not isinstance(config, ConfigDict):
         raise InputError(f"{flag}={path}: the file defines no get_config() that returns a ConfigDict.")
-    rules = _rules_of(names, config, f"{flag}={path}")
+    rules = config_mine.rules_of(names, flatten(config).keys(), f"{flag}={path}")
     return _finish(config, parse(config, overrides), task, rules, derive)
 
 
 def load_rules(path: str) -> dict[str, Rule]:
     """Returns the rules that a config file, which `load` has taken, has for its keys of the group `mine`."""
     config, names = run_file(path, "get_config", f"--config={path}")
-    return _rules_of(names, config, f"--config={path}")
+    return config_mine.rules_of(names, flatten(config).keys(), f"--config={path}")
 
 
 def run_file(path: str, function: str, flag: str) -> tuple[Any, dict[str, Any]]:
@@ -112,28 +108,6 @@ def _imports_beside(path: str) -> Iterator[None]:
             file = getattr(sys.modules.get(top), "__file__", None)
             if top not in before and file and folder in Path(file).parents[:2]:
                 del sys.modules[name]
-
-
-def _rules_of(names: Mapping[str, Any], config: ConfigDict, flag: str) -> dict[str, Rule]:
-    """Returns the RULES of a config file, {"mine.KEY": (check, what is allowed)}; raises InputError."""
-    rules, known = names.get("RULES", {}), [key for key in flatten(config) if _is_mine(key)]
-    for key, rule in rules.items() if isinstance(rules, dict) else [("", None)]:
-        if not (isinstance(rule, tuple) and len(rule) == 2 and callable(rule[0]) and isinstance(rule[1], str)):
-            form = '{"mine.KEY": (function of the value, "what is allowed")}'
-            raise InputError(f"{flag}: RULES{f'[{key!r}]' if key else ''} must have the form {form}.")
-        if key not in known:
-            raise InputError(f"{flag}: RULES[{key!r}] is for no key of config.{MINE}{_hint(key, known) or '.'}")
-    return rules
-
-
-def _is_mine(key: str) -> bool:
-    return key.partition(".")[0] == MINE
-
-
-def _hint(key: str, known: Iterable[str]) -> str:
-    """Returns "; did you mean ...?" with the nearest key, "" if none is near."""
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
@@ -204,19 +178,18 @@ def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:
             raise InputError(f"--config.{key}: there is no such key{_advice(key, flat)}")
         if not equals:
             raise InputError(f"--config.{key}: give the value as --config.{key}=VALUE.")
-        if _is_mine(key):
-            _check_mine(key, flat[key], {})
+        if is_mine(key):
+            config_mine.check(key, flat[key], {})
         values[key] = _parse(key, text, flat[key])
     return values
 
 
 def _advice(key: str, flat: Mapping[str, Any]) -> str:
     """Returns the end of a sentence about a key that is not among those of a config."""
-    if _is_mine(key):
-        hint = _hint(key, filter(_is_mine, flat))
-        return hint or f"; the config file has to define it, as in config.{key} = 0.5."
-    if hint := _hint(key, flat):
-        return hint
+    if is_mine(key):
+        return hint(key, filter(is_mine, flat)) or f"; {config_mine.DEFINE}{key.removeprefix(MINE)} = 0.5."
+    if near := hint(key, flat):
+        return near
     if "." in key and key.partition(".")[0] not in {known.partition(".")[0] for known in RULES}:
         return f"; keys of your own stand in the group {MINE} of your config file."
     return "; configs/base.py lists every key."
@@ -234,7 +207,7 @@ def _parse(key: str, text: str, default: Any) -> Any:
     except (ValueError, SyntaxError, KeyError):
         if kind is tuple and (not default or isinstance(default[0], str)):
             return (text,)  # one source or range, unquoted
-    why = f", as {default!r} in the config file is" if _is_mine(key) else ""
+    why = f", as {default!r} in the config file is" if is_mine(key) else ""
     raise InputError(f"--config.{key}={text}: must be {TYPE_NAMES[kind]}{why}.")
 
 
@@ -262,39 +235,15 @@ def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
-def _is_plain(value: Any) -> bool:
-    if type(value) is tuple:
-        return all(map(_is_plain, value))
-    return type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
-
-
-def _check_mine(key: str, value: Any, rules: Mapping[str, Rule]) -> None:
-    """Raises InputError for a key of the group `mine` that is not plain, or that its file's rule does not allow."""
-    if key == MINE:
-        raise InputError(f"config.{key} = {value!r}: must be a group, as in config.{MINE} = ConfigDict().")
-    if not key.removeprefix(f"{MINE}.").isidentifier():
-        raise InputError(f"config.{key}: the name of a key must be one of letters, digits and _, as in config.mine.x.")
-    if not _is_plain(value):
-        raise InputError(f"config.{key} = {printable(repr(value)):.80}: must be {PLAIN}.")
-    check, allowed = rules.get(key, (_is_plain, PLAIN))
-    try:
-        good = check(value)
-    except Exception as error:
-        reason = printable(f"{type(error).__name__}: {error}")
-        raise InputError(f"config.{key} = {value!r}: its rule in RULES can't check it ({reason}).") from error
-    if not good:
-        raise InputError(f"config.{key} = {value!r}: must be {allowed}.")
-
-
 def _check_keys(config: ConfigDict, rules: Mapping[str, Rule]) -> None:
     flat = flatten(config)
     for key, value in flat.items():
-        if _is_mine(key):
-            _check_mine(key, value, rules)
+        if is_mine(key):
+            config_mine.check(key, value, rules)
             continue
         if key not in RULES:
-            hint = _hint(key, RULES) or f"; keys of your own stand in config.{MINE}."
-            raise InputError(f"config.{key} is not a key of configs/base.py{hint}")
+            advice = hint(key, RULES) or f"; keys of your own stand in config.{MINE}."
+            raise InputError(f"config.{key} is not a key of configs/base.py{advice}")
         check, allowed = RULES[key]
         if not check(value):
             raise InputError(f"config.{key} = {value!r}: must be {allowed}.")

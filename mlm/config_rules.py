@@ -97,7 +97,7 @@ def _one_of(*names: str) -> Rule:
 
 
 def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) < math.inf  # of whole numbers that are no float, too
 
 
 def _number(low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> Rule:
@@ -113,7 +113,8 @@ def whole(low: int, high: float = math.inf, end: str = "up") -> Rule:
     return (lambda v: type(v) is int and low <= v < high), f"a whole number from {low} {end}"
 
 
-def _matching(pattern: str) -> Check:
+def matching(pattern: str) -> Check:
+    """Returns the check for a text that matches a pattern as a whole."""
     return lambda v: type(v) is str and re.fullmatch(pattern, v) is not None
 
 
@@ -130,16 +131,16 @@ ABOVE_ZERO: Rule = (lambda v: _finite(v) and v > 0), "a finite number above 0"
 FROM_ZERO: Rule = (lambda v: _finite(v) and v >= 0), "a finite number from 0 up"
 FLAG: Rule = (lambda v: type(v) is bool), "true or false"
 TEXT: Rule = (lambda v: type(v) is str), "a string"
-SOME_TEXT = _matching(r"(?s).+")
-NAME = _matching(r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*")  # of rows to predict; splits are taken
-SET_NAME = _matching(r"(?a)(?!(train|validation|test)$)[A-Za-z0-9][\w.-]*")  # of a validation set
+SOME_TEXT = matching(r"(?s).+")
+NAME = matching(r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*")  # of rows to predict; splits are taken
+SET_NAME = matching(r"(?a)(?!(train|validation|test)$)[A-Za-z0-9][\w.-]*")  # of a validation set
 AXIS: Rule = (lambda v: type(v) is int and (v == -1 or v >= 1)), "a whole number from 1 up, or -1 for all that are left"
 SOURCES: Rule = (
-    _tuple_of(_matching(r"docstrings|(text|jsonl|hf|tfds):.+")),
+    _tuple_of(matching(r"docstrings|(text|jsonl|hf|tfds):.+")),
     "a tuple of docstrings, text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG][#SPLIT] or tfds:NAME[#SPLIT]",
 )
 GROUPS: Rule = (_tuple_of(SOME_TEXT, least=0), "a tuple of names")
-TABLE_SOURCE = _matching(r"(csv|jsonl|conll|hf|tfds):.+")
+TABLE_SOURCE = matching(r"(csv|jsonl|conll|hf|tfds):.+")
 TABLE: Rule = (
     lambda v: v == "" or TABLE_SOURCE(v),
     "csv:FILE, jsonl:FILE, conll:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
@@ -187,10 +188,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "corpus.group": (TEXT[0], "document, file, or the name of a field"),
     "tokenizer.kind": _one_of("unigram", "bpe", "wordpiece"),
     "tokenizer.vocab_size": whole(16, 2**31),
-    "data.batch_stages": (
-        _pairs_of(whole(1)[0], whole(1)[0]),
-        "a tuple of (ROWS, STEPS), whole numbers from 1 up",
-    ),
+    "data.batch_stages": (_pairs_of(whole(1)[0], whole(1)[0]), "a tuple of (ROWS, STEPS), whole numbers from 1 up"),
     "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
     "data.mixture": (_pairs_of(SOME_TEXT, ABOVE_ZERO[0]), 'a tuple of ("FOLDER", SHARE), shares above 0'),
     "evaluate.sets": (_pairs_of(SET_NAME, SOME_TEXT), 'a tuple of ("NAME", "FOLDER"); NAME: letters, digits, . _ -'),
@@ -214,7 +212,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
         _tuple_of(is_milestone, least=0),
         'a tuple of steps ("1000"), "every:STEPS", "words:10M" (k, M or B) and "words:10M..100M" (1,000 at most)',
     ),
-    "train.branch_from": (_matching(r"|.+@[0-9]{1,18}"), "WORKDIR@STEP or empty"),
+    "train.branch_from": (matching(r"|.+@[0-9]{1,18}"), "WORKDIR@STEP or empty"),
     "checkpoint.on_damage": _one_of("stop", "fallback"),
     "pod.start_timeout": _number(1, 86_400),
     "pod.heartbeat": _number(2, 3_600),

@@ -141,7 +141,7 @@ def _name(cls: type) -> str:
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if cls.__module__ != "__main__" or file is None:
         return f"{cls.__module__.rpartition('.')[2]}.{cls.__qualname__}"
-    path = Path(file)
+    path = Path(file).resolve()  # whatever link to it was started
     return f"{path.parent.name if path.stem == '__main__' else path.stem}.{cls.__qualname__}"
 
 

@@ -323,6 +323,8 @@ def test_keys_of_ones_own(tmp_path):
         (OWN + "\nRULES = {'mine.alpha': lambda v: v > 0}\n", "", "RULES mine.alpha"),
         (OWN + "\nRULES = [1]\n", "", "RULES mine.KEY"),
         (OWN + RULE.replace("v > 0", "v.x"), "", "config.mine.alpha AttributeError"),
+        ("import numpy\n" + OWN + RULE.replace("v > 0", "numpy.ones(2) > v"), "", "config.mine.alpha ValueError"),
+        (OWN + RULE.replace("v > 0", "None"), "", "config.mine.alpha above 0"),
         (BODY.format("c.mine.x = None"), "mine.x=1", "config.mine.x None"),
         (BODY.format("c.mine.x = [1]"), "", "config.mine.x [1] tuple"),
         (BODY.format("c.mine.x = {'a': 1}"), "", "config.mine.x tuple"),

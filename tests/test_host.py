@@ -49,6 +49,17 @@ def test_start_and_end(host):
     assert not list(host.root.rglob("pwned"))
 
 
+def test_a_file_in_the_place_of_mlm(host):
+    """It finds the code's modules, though Python looks in the file's folder."""
+    files = {"requirements.txt": b"", "mlm/__init__.py": b"NAME = 'mlm'", "research/beside.py": b"import mlm"}
+    files["research/rare.py"] = b"import sys, beside; print(beside.mlm.NAME, *sys.argv[1:])"
+    archive, host.code = host.pack(files)
+    host.unpack(host.code, archive)
+    host.ask("start", stdin=json.dumps(json.loads(host.job("", argv=HOSTILE[:2])) | {"program": "research/rare.py"}))
+    assert host.ended()["code"] == 0
+    assert (host.folder() / "log").read_text() == "mlm a b --flag=$(touch pwned)\n"
+
+
 def test_secrets_stay_in_memory(host):
     host.start("open(folder / 'got', 'w').write(os.environ['SECRET'][::-1]); time.sleep(60)", SECRET="canary-1")
     assert wait_for(lambda: (host.folder() / "got").exists() and (host.folder() / "got").read_text()) == "1-yranac"

@@ -147,3 +147,19 @@ def test_command_line(tmp_path):
     assert {path.name for path in (tmp_path / "hosts").iterdir()} == {"0", "1", "token"}
     refused = subprocess.run([*command[:2], "0", "x.py"], cwd=ROOT, capture_output=True, text=True)
     assert "N and --devices must be at least 1" in refused.stderr
+
+
+def test_a_file_in_the_place_of_mlm(tmp_path):
+    """By a path from the folder where the command is; the file may import what is beside it, and mlm."""
+    (tmp_path / "my files").mkdir()
+    (tmp_path / "my files" / "beside.py").write_text("WORD = 'imported'\n")
+    text = "import sys\nimport mlm.errors\nfrom beside import WORD\nprint(WORD, *sys.argv[1:3])\n"
+    (tmp_path / "my files" / "rare.py").write_text(text)
+    command = [sys.executable, ROOT / "launch" / "local_pod.py", "2", "a.py", "--command=train"]
+    for file, code in (("rare.py", 0), ("rara.py", 2)):
+        flags = [f"--program=my files/{file}", f"--workdir={tmp_path}/run"]
+        done = subprocess.run([*command, *flags], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, done.stderr
+        said = f"imported train --config={tmp_path}/a.py"
+        assert [f"{index}| {said}" in done.stdout.splitlines() for index in range(2)] == [code == 0] * 2
+    assert f"--program my files/{file}" in done.stderr

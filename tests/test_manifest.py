@@ -179,7 +179,10 @@ def test_a_manifest_changed_at_random_is_refused_or_read_as_it_stands(copied):
             assert str(error).isprintable() and len(str(error)) < 600, error
             ends[kind, "refused"] += 1
             continue
-        assert json.dumps(json.loads(found.to_json()), sort_keys=True) == json.dumps(json.loads(data), sort_keys=True)
+        wanted = json.loads(data)
+        for split in wanted["splits"].values():
+            split.setdefault("unknown_tokens", None)  # which earlier versions did not count
+        assert json.dumps(json.loads(found.to_json()), sort_keys=True) == json.dumps(wanted, sort_keys=True)
         assert len(found.fingerprint) == 64
         with contextlib.suppress(DamageError):
             verify(found, deep=False)

@@ -79,6 +79,24 @@ def test_classifiers_are_compared_with_the_best_by_their_rows(tmp_path, capsys, 
     assert f"{-0.2 * unit:.4f} (" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_scores_of_a_test_split_choose_nothing(tmp_path, capsys, split):
+    cases, outcomes = [], []
+    for step, loss in ((1, 2.0), (2, 1.0)):
+        values = {"split": split, "step": step}
+        run = Run(grid.name(values), str(tmp_path / grid.name(values)), ("evaluate", f"--split={split}"))
+        (tmp_path / run.name).mkdir()
+        (tmp_path / run.name / "output.txt").write_text(json.dumps({"split": split, "loss": loss}) + "\n")
+        cases.append(grid.Case(values, values, run))
+        outcomes.append(Outcome(run, 0, 1.0, ""))
+    table.write(UPath(tmp_path), cases, outcomes, "")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:4]]
+    assert [row[2] for row in rows] == ["2.0000", "1.0000"] and ("best" in rows[1]) == (split == "validation")
+    content = json.loads((tmp_path / "sweep.json").read_text())
+    assert [group["best"] for group in content["groups"]] == [False, split == "validation"]
+    assert ("against the best" in (tmp_path / "sweep.html").read_text()) == (split == "validation")
+
+
 def test_without_a_run_that_is_done_there_is_no_table(tmp_path, capsys):
     cases, outcomes = sweep(tmp_path)
     table.write(UPath(tmp_path), cases, [outcome._replace(code=2) for outcome in outcomes], "")

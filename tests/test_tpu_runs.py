@@ -47,6 +47,21 @@ def test_the_same_command_on_every_host(ready_pod):
         assert f"host {worker} (127.0.0.{worker + 1}): exited, exit code 0" in said
 
 
+def test_a_file_in_the_place_of_mlm(ready_pod):
+    folder = ready_pod.repository / "research"
+    folder.mkdir()
+    (folder / "beside.py").write_text("WORD = 'imported'\n")
+    (folder / "rare.py").write_text("import beside, sys\nprint(beside.WORD, *sys.argv[1:3])\n")
+    ready_pod.git("add", "research")
+    ready_pod.ready("sys.exit(1)")
+    ready_pod.tpu("sync")
+    said = ready_pod.tpu(*RUN, "--command=train", "--program=research/rare.py")
+    assert all(f"[{worker}] imported train --config=configs/a.py" in said for worker in range(2))
+    said = ready_pod.tpu(*RUN, "--command=train", "--program=research/rara.py", code=2)
+    assert "research/rara.py" in said and "is not in the code that goes to the hosts" in said
+    ready_pod.git("rm", "-rfq", "research")
+
+
 def test_a_second_run_attaches(ready_pod):
     ready_pod.ready(WAITS)
     assert "attempt 1: started on 2 hosts" in ready_pod.tpu(*RUN, "--detach")
@@ -105,6 +120,7 @@ def test_in_what_two_jobs_differ():
     job = Job("a", ("run", "--config=c", "--config.x=1", "--config.x=2"), (), None)
     place = ["--coordinator=h", "--processes=2", "--process-id=1"]  # of whichever host was asked
     assert difference(job, {"argv": [*job.argv, *place]}) == ""
+    assert difference(job, {"argv": [*job.argv, *place], "program": "rare.py"}) == "only there: rare.py"
     assert difference(job, {"argv": ["train", *job.argv[1:], *place]}) == "only there: train; only here: run"
     assert difference(job, {"argv": [*job.argv, "--x=y z", *place]}) == "only there: '--x=y z'"
     said = difference(job, {"argv": ["run", "--config=c", "--config.x=2", "--config.x=1", *place]})

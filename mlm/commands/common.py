@@ -49,8 +49,7 @@ def add_config_flags(parser: argparse.ArgumentParser, *, required: bool = True) 
 
 
 def add_workdir_flag(parser: argparse.ArgumentParser) -> None:
-    workdir = "folder of the run, local or gs://"
-    parser.add_argument("--workdir", type=path, default="", metavar="DIR", help=workdir)
+    parser.add_argument("--workdir", type=path, default="", metavar="DIR", help="folder of the run, local or gs://")
 
 
 def refuse_overrides(args: argparse.Namespace, overrides: list[str]) -> None:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from mlm import config as configs
 from mlm.commands import common
+from mlm.config_mine import is_mine
 from mlm.doctor import preflight
 from mlm.errors import InputError, StopError
 from mlm.paths import canonical
@@ -128,8 +129,7 @@ def _check_keys(varied: dict[str, list[str]], flags: _Flags, fixed: set[str]) ->
     own = {action.dest for action in flags._actions if action.nargs != 0} - OWN
     known = own | configs.flatten(configs.load(str(configs.BASE), [])).keys()
     for key in varied:
-        is_mine = key.startswith(f"{configs.MINE}.")  # which the config of each run has to have
-        if key.replace("-", "_") not in known and not is_mine:
+        if key.replace("-", "_") not in known and not is_mine(key):  # the config of each run has to have those
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "configs/base.py lists the keys."
             raise InputError(f"--vary {key}: is no config key and no flag that {flags.prog} can vary; {hint}")

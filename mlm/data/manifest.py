@@ -4,13 +4,12 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable
 from typing import Any, Self
 
 from mlm import logs
-from mlm.config_rules import FLAG, Rule, whole
+from mlm.config_rules import FLAG, FROM_ZERO, Rule, matching, whole
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, inside, is_remote, sizes
@@ -216,12 +215,7 @@ def _damage(root: UPath, shard: Shard, size: int | None, deep: bool) -> str | No
 
 
 # The type and range of every field of manifest.json.
-
 Schema = Rule | dict[str, "Schema"] | list["Schema"]  # a value; an object with exactly these fields; a list of these
-
-
-def _matching(pattern: str, words: str) -> Rule:
-    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None, words
 
 
 def _or_null(rule: Rule) -> Rule:
@@ -233,14 +227,13 @@ def _object(check: Callable[[Any], bool], words: str) -> Rule:
 
 
 COUNT, SIZE = whole(0, 2**63, "to 2^63 - 1"), whole(1, 2**31, "to 2^31 - 1")  # ids are int32
-HASH = _matching("[0-9a-f]{64}", "a SHA-256 of 64 lower-case hexadecimal digits")
-ENTROPY: Rule = lambda value: type(value) in (int, float) and 0 <= value < math.inf, "a finite number from 0 up"
+HASH: Rule = matching("[0-9a-f]{64}"), "a SHA-256 of 64 lower-case hexadecimal digits"
 COUNTS = ("documents", "duplicates", "near_duplicates", "kept_out", "tokens", "dropped_tokens", "text_bytes")
 OPTIONAL = ("unknown_tokens", "unk")  # the first is new, the second not of every tokenizer
 SPLIT: Schema = {
     "shards": [{"file": (is_text, "the name of a file"), "records": COUNT, "bytes": COUNT, "sha256": _or_null(HASH)}],
     **dict.fromkeys((*COUNTS, "unknown_tokens"), _or_null(COUNT)),
-    "unigram_entropy": _or_null(ENTROPY),
+    "unigram_entropy": _or_null(FROM_ZERO),
     "sources": _or_null(_object(COUNT[0], "the tokens of each source")),
 }
 
@@ -257,7 +250,7 @@ def _check_content(content: dict[str, Any]) -> None:
         "all_special_ids": [token_id],
         "tokenizer_fingerprint": HASH,
         "full_rows": FLAG,
-        "inputs": _matching("([0-9a-f]{64})?", f"{HASH[1]}, or empty"),
+        "inputs": (matching("([0-9a-f]{64})?"), f"{HASH[1]}, or empty"),
         "source": (is_text, "a text"),
         "splits": dict.fromkeys(names, SPLIT),
         "left_out": _object(is_text, "why some documents are left out"),

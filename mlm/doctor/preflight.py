@@ -6,66 +6,27 @@ calls `refuse`; `doctor` reports all that `errors` yields. To add a check, list 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ml_collections import ConfigDict
-
 from mlm import cluster
 from mlm import config as configs
 from mlm.cluster import watch
 from mlm.data import tokenizer
 from mlm.data.manifest import NAME, holds_foreign_shards, load_manifest
+from mlm.doctor.case import Case, fingerprint_of
 from mlm.errors import DamageError, InputError, StopError
 from mlm.paths import UPath
-from mlm.pretrained import checkpoint_files, locate
-from mlm.workdir import Workdir
+from mlm.pretrained import locate
 
 if TYPE_CHECKING:
     from mlm.data.corpus import Corpus
 
 ANSWER = 8.0  # seconds for a scheduler to answer
 PRETRAINING = ("run", "train", "tokenizer", "shards", "doctor")
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A command that is about to start."""
-
-    command: str
-    config: ConfigDict
-    workdir: Workdir | None  # which may not exist yet
-    flags: argparse.Namespace
-
-    @property
-    def begun(self) -> bool:
-        """Whether there is a checkpoint to resume from, so that nothing is needed from which a run starts."""
-        return bool(checkpoint_files.complete_steps(self.workdir.checkpoints))
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether the workdir has a tokenizer."""
-        return (self.workdir.tokenizer / "tokenizer.json").is_file()
-
-    @property
-    def tokenizer(self) -> str:
-        """The tokenizer that the workdir has, or will be given a copy of; "" for one that is still to be trained."""
-        if self.has_tokenizer:
-            return str(self.workdir.tokenizer)
-        if self.command == "train":  # makes none
-            return ""
-        branch = self.config.train.branch_from
-        return self.config.tokenizer.path or (f"{locate.split_step(branch)[0]}/tokenizer" if branch else "")
-
-    def fingerprint(self) -> str | None:
-        """Returns that of `tokenizer`, None without one; raises InputError if it can't be used."""
-        if self.has_tokenizer:
-            return tokenizer.fingerprint(self.tokenizer)
-        return _fingerprint(self.tokenizer) if self.tokenizer else None
 
 
 Check = Callable[[], Any]  # raises InputError or DamageError
@@ -101,19 +62,19 @@ def hosts(case: Case) -> Iterator[Check]:
 
 def torch(case: Case) -> Iterator[Check]:
     """--torch: a Python with PyTorch and transformers."""
-    if case.flags.torch:
-        yield functools.partial(_check_torch, case.flags.torch)
-
-
-def _check_torch(python: str) -> None:
-    names = ("torch", "transformers")
+    python, names = case.flags.torch, ("torch", "transformers")
     code = f"import importlib.util as u; print(*(n for n in {names} if u.find_spec(n) is None))"
-    try:
-        found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=ANSWER, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise InputError(f"--torch={python}: can't be run ({error}); name a Python with PyTorch.") from None
-    if missing := found.stdout.split():
-        raise InputError(f"--torch={python}: has no {' and no '.join(missing)}; install it there, or name another.")
+
+    def check() -> None:
+        try:
+            found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=ANSWER, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise InputError(f"--torch={python}: can't be run ({error}); name a Python with PyTorch.") from None
+        if missing := found.stdout.split():
+            raise InputError(f"--torch={python}: has no {' and no '.join(missing)}; install it there, or name another.")
+
+    if python:
+        yield check
 
 
 def engine(case: Case) -> Iterator[Check]:
@@ -137,21 +98,20 @@ def engine(case: Case) -> Iterator[Check]:
 def branch(case: Case) -> Iterator[Check]:
     """train.branch_from: the step, what the branch changes, and the tokenizer."""
     name = case.config.train.branch_from
+
+    def check() -> None:
+        from mlm.training import branch
+
+        if case.command in ("tokenizer", "shards"):  # a config of data alone
+            locate.branch_source(name)
+            return
+        source, _ = branch.read_source(configs.flatten(case.config), deep=False)
+        if case.fingerprint() not in (None, fingerprint_of(str(source.workdir.tokenizer))):
+            what = f"was trained with another tokenizer than {case.tokenizer}"
+            raise InputError(f"config.train.branch_from = {name}: {what}; use its tokenizer, and shards made with it.")
+
     if name and not case.begun:
-        yield functools.partial(_check_branch, case)
-
-
-def _check_branch(case: Case) -> None:
-    from mlm.training import branch
-
-    name = case.config.train.branch_from
-    if case.command in ("tokenizer", "shards"):  # a config of data alone
-        locate.branch_source(name)
-        return
-    source, _ = branch.read_source(configs.flatten(case.config), deep=False)
-    if case.fingerprint() not in (None, _fingerprint(str(source.workdir.tokenizer))):
-        what = f"was trained with another tokenizer than {case.tokenizer}"
-        raise InputError(f"config.train.branch_from = {name}: {what}; use its tokenizer, and shards made with it.")
+        yield check
 
 
 def replay(case: Case) -> Iterator[Check]:
@@ -166,33 +126,33 @@ def replay(case: Case) -> Iterator[Check]:
 
 def init_from(case: Case) -> Iterator[Check]:
     """train.init_from: config, names and shapes of the weights, tokenizer; of the run's architecture."""
-    if case.config.train.init_from and not case.begun:
-        yield functools.partial(_check_init_from, case)
-
-
-def _check_init_from(case: Case) -> None:
-    from mlm.model import families
-    from mlm.pretrained import load, warm_start
-
     config = case.config
-    source = load.load(config.train.init_from, head=None, flag=load.INIT_FROM, headers=True)
-    if any((UPath(source.tokenizer) / file).is_file() for file in locate.TOKENIZERS):
-        _fingerprint(source.tokenizer)  # the rows of its tables are matched by token
-    if case.command in PRETRAINING:
-        ids = {"cls": 0, "pad": source.config.pad_token_id, "sep": 2}  # no architecture depends on them
-        ours = families.named(config.model.family).make_config(config.model, source.config.vocab_size, ids)
-        warm_start.refuse_another_model(source, ours, tiled=config.train.init_tiled)
-    elif case.tokenizer:
-        loaded = tokenizer.load(case.tokenizer)
-        sizes = {"vocab_size": len(loaded), "pad_id": loaded.pad_token_id}
-        warm_start.refuse_unfit_rows(source.config, length=config.classify.length, **sizes)
+
+    def check() -> None:
+        from mlm.model import families
+        from mlm.pretrained import load, warm_start
+
+        source = load.load(config.train.init_from, head=None, flag=load.INIT_FROM, headers=True)
+        if any((UPath(source.tokenizer) / file).is_file() for file in locate.TOKENIZERS):
+            fingerprint_of(source.tokenizer)  # the rows of its tables are matched by token
+        if case.command in PRETRAINING:
+            ids = {"cls": 0, "pad": source.config.pad_token_id, "sep": 2}  # no architecture depends on them
+            ours = families.named(config.model.family).make_config(config.model, source.config.vocab_size, ids)
+            warm_start.refuse_another_model(source, ours, tiled=config.train.init_tiled)
+        elif case.tokenizer:
+            loaded = tokenizer.load(case.tokenizer)
+            sizes = {"vocab_size": len(loaded), "pad_id": loaded.pad_token_id}
+            warm_start.refuse_unfit_rows(source.config, length=config.classify.length, **sizes)
+
+    if config.train.init_from and not case.begun:
+        yield check
 
 
 def tokenizers(case: Case) -> Iterator[Check]:
     """tokenizer.path: loads, with all special tokens."""
     path = case.config.tokenizer.path
     if path and not case.has_tokenizer and case.command != "train":
-        yield functools.partial(_fingerprint, path)
+        yield functools.partial(fingerprint_of, path)
 
 
 def folders(case: Case) -> Iterator[Check]:
@@ -304,9 +264,3 @@ CHECKS: dict[Callable[[Case], Iterator[Check]], tuple[str, ...]] = {
     model: ("evaluate",),
     pairs: ("evaluate",),
 }
-
-
-@functools.cache
-def _fingerprint(path: str) -> str:
-    """Returns the fingerprint of the copy that `tokenizer` makes; raises InputError if it can't be used."""
-    return tokenizer.content_hash(tokenizer.load(path).backend_tokenizer)

@@ -65,17 +65,23 @@ def sign(metric: str) -> int:
 
 
 def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metric: str) -> None:
-    """Writes sweep.json and sweep.html, prints the table; InputError if no run has the score `metric`, "" for any."""
+    """Writes sweep.json and sweep.html, prints the table; InputError if no run has the score `metric`, "" for any.
+
+    Nothing is best by scores of a test split, which are there to be reported.
+    """
     scores = [{} if outcome.code else read_scores(case) for case, outcome in zip(cases, outcomes, strict=True)]
     known = {key: None for each in scores for key in each}
     metric = metric or next(iter(known), "loss")
     if known and metric not in known:
         raise InputError(f"--metric={metric}: the runs have no such score; name one of {', '.join(known)}.")
     groups = summarize(cases, [each.get(metric) for each in scores])
-    best = max(groups, key=lambda group: sign(metric) * group.median, default=None)
-    rule = f"{metric}: the {'lowest' if sign(metric) < 0 else 'highest'} median over seeds is best"
+    if any(case.values.get("split") == "test" for case in cases):
+        best, rule = None, f"{metric}: scores of a test split choose nothing, so no setting is marked as the best"
+    else:
+        best = max(groups, key=lambda group: sign(metric) * group.median, default=None)
+        rule = f"{metric}: the {'lowest' if sign(metric) < 0 else 'highest'} median over seeds is best"
     head = {"command": cases[0].run.arguments[0], "trained_by": cases[0].run.program.identity, "rule": rule}
-    differences = [_compare(group, best) for group in groups]
+    differences = [best and _compare(group, best) for group in groups]
     lines = [
         {"values": g.values, "scores": g.scores, "median": g.median, "best": g is best, "difference": each}
         for g, each in zip(groups, differences, strict=True)
@@ -92,18 +98,19 @@ def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metri
         for case, outcome, own in zip(cases, outcomes, scores, strict=True)
     ]
     write_text(root / "sweep.json", json.dumps(head | {"groups": lines, "runs": ended}, indent=1) + "\n")
-    if best is None:
+    if not groups:
         return  # no run is done
-    names = grid.short_keys(best.values)
+    names, columns = grid.short_keys(groups[0].values), COLUMNS if best else COLUMNS[:-1]
     rows = []
     for group, difference in zip(groups, differences, strict=True):
         numbers = (f"{each:.4f}" for each in (group.median, min(group.scores), max(group.scores)))
         mark = "best" if group is best else difference and SHOWN.format(**difference)
-        rows.append((*map(str, group.values.values()), *numbers, str(len(group.scores)), mark or ""))
-    tables = {"rows": rows, "head": [*names.values(), *COLUMNS], "runs": _rows(cases, outcomes, scores, metric)}
+        row = (*map(str, group.values.values()), *numbers, str(len(group.scores)), mark or "")
+        rows.append(row[: len(names) + len(columns)])
+    tables = {"rows": rows, "head": [*names.values(), *columns], "runs": _rows(cases, outcomes, scores, metric)}
     figures = {f"{metric} over {key}": draw(groups, key, metric) for key in names}
     write_text(root / "sweep.html", report.render_page("sweep.html.j2", figures, name=root.name, **head, **tables))
-    heads = (*names.values(), *(f">{name}" for name in COLUMNS))
+    heads = (*names.values(), *(f">{name}" for name in columns))
     show(rule, table(*heads, rows=rows), f"\ntable  {root / 'sweep.html'}")
 
 

@@ -1,0 +1,53 @@
+"""A command that is about to start, as `preflight` sees it."""
+
+import argparse
+import dataclasses
+import functools
+
+from ml_collections import ConfigDict
+
+from mlm.data import tokenizer
+from mlm.pretrained import checkpoint_files, locate
+from mlm.workdir import Workdir
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A command that is about to start."""
+
+    command: str
+    config: ConfigDict
+    workdir: Workdir | None  # which may not exist yet
+    flags: argparse.Namespace
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a checkpoint to resume from, so that nothing is needed from which a run starts."""
+        return bool(checkpoint_files.complete_steps(self.workdir.checkpoints))
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the workdir has a tokenizer."""
+        return (self.workdir.tokenizer / "tokenizer.json").is_file()
+
+    @property
+    def tokenizer(self) -> str:
+        """The tokenizer that the workdir has, or will be given a copy of; "" for one that is still to be trained."""
+        if self.has_tokenizer:
+            return str(self.workdir.tokenizer)
+        if self.command == "train":  # makes none
+            return ""
+        branch = self.config.train.branch_from
+        return self.config.tokenizer.path or (f"{locate.split_step(branch)[0]}/tokenizer" if branch else "")
+
+    def fingerprint(self) -> str | None:
+        """Returns that of `tokenizer`, None without one; raises InputError if it can't be used."""
+        if self.has_tokenizer:
+            return tokenizer.fingerprint(self.tokenizer)
+        return fingerprint_of(self.tokenizer) if self.tokenizer else None
+
+
+@functools.cache
+def fingerprint_of(path: str) -> str:
+    """Returns the fingerprint of the copy that `tokenizer` makes; raises InputError if it can't be used."""
+    return tokenizer.content_hash(tokenizer.load(path).backend_tokenizer)
