@@ -78,6 +78,8 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
     except Exception as error:
         if (refused := of_storage(error) or config_mine.of_missing_key(error)) is None:
             traceback.print_exc()
+            message = (str(error).splitlines() or [""])[0]  # jax puts a note after it
+            print(f"mlm {args.name}: {type(error).__name__}: {message:.300}", file=sys.stderr, flush=True)
             return watching.failed(error, 1)
         print(f"mlm {args.name}: {refused}", file=sys.stderr, flush=True)
         return watching.failed(refused, refused.code)

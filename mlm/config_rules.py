@@ -191,7 +191,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "data.batch_stages": (_pairs_of(whole(1)[0], whole(1)[0]), "a tuple of (ROWS, STEPS), whole numbers from 1 up"),
     "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
     "data.mixture": (_pairs_of(SOME_TEXT, ABOVE_ZERO[0]), 'a tuple of ("FOLDER", SHARE), shares above 0'),
-    "evaluate.sets": (_pairs_of(SET_NAME, SOME_TEXT), 'a tuple of ("NAME", "FOLDER"); NAME: letters, digits, . _ -'),
+    "evaluate.sets": (_pairs_of(SET_NAME, SOME_TEXT), 'a tuple of ("NAME", "FOLDER"); NAME: no split, A-Z 0-9 . _ -'),
     "evaluate.count": _one_of("fixed", "independent"),
     "masking.kind": _one_of("token", "word", "span"),
     "masking.longest": whole(1, 1025, "to 1,024"),

@@ -198,6 +198,7 @@ def test_a_key_that_the_config_lacks_is_named(tmp_path, manifest, capsys, monkey
         assert main(["train", f"--config={path}", f"--workdir={tmp_path}/{name}", *keys], pretraining=Reads) == code
         said = capsys.readouterr().err
         assert (f"config.{name}" in said.splitlines()[-1]) == (code == 2) != ("Traceback" in said)
+        assert ("mlm train: AttributeError: " in said.splitlines()[-1]) == (code == 1), "after notes, as jax adds them"
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     detect.refuse_part_of_a_slice()
     if args.topology:
         topology.prepare()  # before jax is imported
-    config, workdir = common.read_config(args, overrides), Workdir(args.workdir, create=False)
+    config, workdir = common.read_config(args, overrides), Workdir(args.workdir, create=None)
     if min(args.hosts, args.devices) < 0 or args.rows < 1:
         raise InputError("--hosts, --devices: must not be negative; --rows: must be 1 or more.")
     for source in args.against:
