@@ -180,9 +180,13 @@ def test_folders_that_do_not_fit_together(manifest, web, texts, tokenizer_folder
     content["special_ids"]["mask"] = content["special_ids"]["unk"]
     (special / "manifest.json").write_text(json.dumps(content))
     fix = "write one of them again with the tokenizer and the shards.length of the other"
-    for folder, field in ((of_bpe, "tokenizer_fingerprint"), (long, "length 64"), (special, "special_ids")):
+    for folder, words in (
+        (of_bpe, (manifest.folder, "tokenizer_fingerprint", fix)),
+        (long, ("64 tokens", "config.shards.length = 32")),
+        (special, (manifest.folder, "special_ids", fix)),
+    ):
         where = getattr(folder, "folder", str(folder))
-        words = (where, manifest.folder, field, fix)
+        words = (where, *words)
         mixture = shares_of((manifest, 0.75), (folder, 0.25))
         refuse(command("train", tmp_path / "run", mixture), 2, "config.data.mixture", *words, capsys=capsys)
         sets = (f"shards.dir={manifest.folder}", "data.lanes=4", f"evaluate.sets={(('far', where),)}")

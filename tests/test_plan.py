@@ -229,9 +229,9 @@ def test_a_config_too_large_is_reported(capfd, monkeypatch):
 
 
 def _pretend(fits):
-    def compile_step(config, info, place, **kind):
-        if kind:  # the step itself, not a trial
-            return compiling.compile_step(config, info, place, **kind)
+    def compile_step(config, info, place, **options):
+        if "kind" in options:  # the step itself, not a trial
+            return compiling.compile_step(config, info, place, **options)
         return compiling.Program("", 0, 0, 0, 1e9, fits(config))
 
     return compile_step

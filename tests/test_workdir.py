@@ -79,16 +79,12 @@ def test_without_locks_a_holder_whose_lease_is_taken_ends(tmp_path, monkeypatch,
     assert (tmp_path / LEASE).read_text() == other, "the lease of another process is left alone"
 
 
-@pytest.mark.parametrize("command", ["train", "average", "sweep"])
+@pytest.mark.parametrize("command", ["train", "sweep"])
 def test_without_locks_every_command_refuses_a_folder_in_use(tmp_path, monkeypatch, capsys, command):
     quicken(monkeypatch)
     monkeypatch.setattr(fcntl, "flock", fail_with(errno.ENOTSUP))
     config = "--config=configs/quickstart.py"
-    line = {
-        "train": [config],
-        "average": [str(tmp_path), "--last=2"],
-        "sweep": ["train", config, "--vary", "train.seed=0,1"],
-    }[command]
+    line = {"train": [config], "sweep": ["train", config, "--vary", "train.seed=0,1"]}[command]
     with lock(UPath(tmp_path)):
         refuse([command, f"--workdir={tmp_path}", *line], 2, str(tmp_path), "another process", capsys=capsys)
 

@@ -83,7 +83,7 @@ def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
     folders = [each.tokenizer for each in (source.workdir, workdir) if (each.tokenizer / "tokenizer.json").is_file()]
     if ours != theirs or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:
         raise InputError(f"{where}: was trained with another tokenizer; use its tokenizer, and shards made with it.")
-    changed = entry.changes(saved.get("class", {}), meta["class"])
+    changed = entry.changes(saved.get("class", {}), meta.get("class", {}))
     source.inherited["branch"]["config_changes"] += changed
     source.inherited["branch"] |= {"same_data": same_data, "same_rows": same_rows}
     return source
