@@ -90,6 +90,22 @@ def test_the_best_checkpoint_is_kept_and_exported(finished):
     assert checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=True) == found.step
 
 
+def test_rows_of_classify_test_choose_nothing(finished, trained_workdir, tmp_path):
+    """Other ones leave the evaluations and the best checkpoint as they are."""
+    test = write_csv(tmp_path / "test.csv", [row | {"label": labelled_texts.LABELS[0]} for row in rows(17, seed=5)])
+    overrides = (f"train.init_from={trained_workdir.root}", f"classify.test={test}", "optimizer.learning_rate=0.01")
+    overrides += ("classify.metric=('f1_macro', 'matthews')", "train.epochs=6", "checkpoint.keep=1")
+    assert __main__.main(arguments(tmp_path / "run", finished[1], *overrides)) == 0
+    one, other = finished[0], Workdir(str(tmp_path / "run"), create=False)
+    keys = ("step", "loss", "f1_macro", "matthews")
+    evals = [[[line[key] for key in keys] for line in logs.read(w.metrics, "eval")] for w in (one, other)]
+    assert evals[0] == evals[1]
+    best = [checkpoint_files.choose(w.checkpoints, on_damage="stop", best=True) for w in (one, other)]
+    found = [json.loads(w.classification.read_text()) for w in (one, other)]
+    assert best[0] == best[1] and [each["split"] for each in found] == ["test"] * 2
+    assert found[0]["scores"] != found[1]["scores"]
+
+
 def test_evaluate_gives_the_scores_of_the_log(finished, capsys):
     workdir, _ = finished
     capsys.readouterr()
