@@ -74,6 +74,8 @@ WRAPPED = {
     "compiled and parallel": lambda name: f"_orig_mod.module.{name}",
     "layers compiled": lambda name: name.replace(".layer.1.", ".layer.1._orig_mod."),
     "an attribute": lambda name: f"model.{name}",
+    "an attribute of that name": lambda name: f"roberta.{name}",
+    "an attribute of an attribute": lambda name: f"net.backbone.{name}",
     "an attribute, parallel": lambda name: f"module.model.{name}",
     "old names": lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
         "LayerNorm.bias", "LayerNorm.beta"
@@ -314,7 +316,7 @@ def test_special_tokens_of_another_type_are_refused(folder, data):
         ("a layer less", "its weights don't match its config.json: 1 layers where config.json asks for 2"),
         ("a norm less", "roberta/embeddings/LayerNorm/bias is None where config.json asks for (64,)"),
         ("a pickle alone", "flax_model.msgpack; pickles (pytorch_model.bin) are not opened"),
-        ("another prefix", "net/backbone/lm_head"),
+        ("another prefix", "classifier/kernel and so on"),
         ("a name twice", "lm_head.bias would be the same parameter"),
         ("a part missing", "model-00002-of-00002.safetensors"),
         ("/etc/hostname", "'/etc/hostname' is not the name of a file inside its folder"),
@@ -348,7 +350,8 @@ def test_folders_that_are_no_model_are_refused(folder, fault, words):
         (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-50])
     elif fault == "another prefix":
         tensors = load_file(folder / "model.safetensors")
-        save_file({f"net.backbone.{n}": t for n, t in tensors.items()}, folder / "model.safetensors")
+        head = {"classifier.weight": np.ones((2, 64), np.float32)}
+        save_file(head | {f"net.backbone.{n}": t for n, t in tensors.items()}, folder / "model.safetensors")
     elif fault == "a name twice":
         tensors = load_file(folder / "model.safetensors")
         save_file(tensors | {f"_orig_mod.{n}": t for n, t in tensors.items()}, folder / "model.safetensors")

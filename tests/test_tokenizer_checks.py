@@ -116,6 +116,11 @@ def far_above(content: dict) -> None:
     content["model"]["vocab"]["zzz"] = 2**30
 
 
+def no_unk_in_model(content: dict) -> None:
+    """What is named as unk token is not what the model gives for a character that it doesn't know."""
+    content["model"] |= {"Unigram": {"unk_id": None}, "WordPiece": {"unk_token": "[UNK]"}}[content["model"]["type"]]
+
+
 FAULTS = {
     "no post-processor": ("bpe", no_processor, {}, ["<s>", "</s>", "post_processor", "TemplateProcessing"]),
     "no start": ("unigram", end_alone, {}, ["<s>", "post_processor"]),
@@ -128,6 +133,8 @@ FAULTS = {
     ),
     "mask is unk": ("unigram", lambda _: None, {"mask_token": "<unk>"}, ["mask token", "unk token", "<unk>"]),
     "no unk": ("wordpiece", lambda _: None, {"unk_token": None}, ["no unk token", "unk_token"]),
+    "no unk id": ("unigram", no_unk_in_model, {}, ["no unk token", "unk_id"]),
+    "another unk": ("wordpiece", no_unk_in_model, {}, ["no unk token", "unk_token"]),
     "id of a billion": ("bpe", far_above, {}, ["1,073,741,824", "gaps"]),
     "a mask that is not found": ("bpe", lowered_mask, {"mask_token": "<MASK>"}, ["<MASK>", "normalized=False"]),
 }

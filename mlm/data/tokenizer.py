@@ -156,7 +156,10 @@ def load(path: str) -> PreTrainedTokenizerFast:
         tokenizer = loader.from_pretrained(folder, trust_remote_code=False, **more)
     except Exception as error:  # whatever transformers, tokenizers or the Hub's client raises
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path}: no tokenizer can be loaded from there ({printable(reason)}).") from error
+        fix = "name a folder that save_pretrained of a fast tokenizer has written, or a tokenizer of the Hub"
+        raise InputError(
+            f"{path}: no tokenizer can be loaded from there ({printable(reason)[:200]}); {fix}."
+        ) from error
     if not tokenizer.is_fast:
         raise InputError(f"{path}: has no fast tokenizer (tokenizer.json); convert it with transformers first.")
     fast = tokenizer.backend_tokenizer

@@ -39,8 +39,9 @@ def special_ids(fast: Tokenizer, tokens: Mapping[str, object], where: str) -> di
     if size > LARGEST_VOCABULARY:
         what = f"the tokenizer has {entries:,} entries, but ids up to {size - 1:,}, and the model needs a row for each"
         raise InputError(f"{where}: {what}; number its entries without such gaps.")
-    if "unk" not in ids and not _knows_every_character(fast):
-        fix = "add one to its model, and name it as unk_token in tokenizer_config.json"
+    needs_unk = _fails_at_unknown(fast) if "unk" in ids else not _knows_every_character(fast)
+    if needs_unk:
+        fix = "add one to its model (unk_id of Unigram, else unk_token), and name it so in tokenizer_config.json"
         raise InputError(f"{where}: the tokenizer has no unk token for the characters that it doesn't know; {fix}.")
     for role, other in itertools.product(("pad", "mask"), ids):
         if role != other and ids[role] == ids[other]:
@@ -86,6 +87,19 @@ def _knows_every_character(fast: Tokenizer) -> bool:
     except Exception:  # tokenizers raises plain Exception where a model has no unknown token
         return False
     return all(found) and len(set(found)) == len(LETTERS)
+
+
+def _fails_at_unknown(fast: Tokenizer) -> bool:
+    """Returns whether the model fails at a character or leaves it out, though the config names an unk token."""
+    for letter in LETTERS:
+        text = fast.normalizer.normalize_str(letter) if fast.normalizer else letter
+        pieces = fast.pre_tokenizer.pre_tokenize_str(text) if fast.pre_tokenizer else text.strip()
+        try:
+            if pieces and not fast.encode(letter, add_special_tokens=False).ids:
+                return True
+        except Exception:  # tokenizers raises plain Exception
+            return True
+    return False
 
 
 def unknown_share(fast: Tokenizer, texts: Iterable[str], unk_id: int | None) -> float:

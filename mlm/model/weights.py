@@ -3,6 +3,7 @@
 Where PyTorch fuses several kernels into one of [parts x output, input], ours is [input, parts, output].
 """
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -47,16 +48,17 @@ def from_torch(tensors: dict[str, np.ndarray]) -> Params:
 
 
 def unwrapped(tensors: dict[str, Any], body: str) -> dict[str, Any]:
-    """Returns PyTorch's tensors without the names of WRAPPERS, and without a "model." before all names.
+    """Returns PyTorch's tensors without the names of WRAPPERS, and without what is before all names.
 
-    Raises ValueError if two names are then the same. `body` is the family's name of it.
+    That is where a class has the model as its attribute. Raises ValueError if two names are then the same. `body` is
+    the family's name of it.
     """
-    names = {name: ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in tensors}
-    inner = "model." if body != "model" else "model.model."  # of a class with the model as its attribute
-    if all(name.startswith("model.") for name in names.values()) and any(
-        name.startswith(inner) for name in names.values()
-    ):
-        names = {name: short.removeprefix("model.") for name, short in names.items()}
+    paths = {name: [part for part in name.split(".") if part not in WRAPPERS] for name in tensors}
+    columns = zip(*paths.values(), strict=False)
+    shared = len(list(itertools.takewhile(lambda parts: len(set(parts)) == 1, columns)))
+    names = {name: ".".join(path[shared:]) for name, path in paths.items()}
+    if not any(name.startswith((f"{body}.", "embeddings.")) for name in names.values()):
+        names = {name: ".".join(path) for name, path in paths.items()}
     found: dict[str, str] = {}
     for name, short in names.items():
         if short in found:
