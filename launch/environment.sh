@@ -37,7 +37,8 @@ if [ "$(cat "$venv/.requirements" 2>/dev/null)" != "$stamp" ]; then
   fi
   python=$venv/bin/python
   "$python" -m pip install --quiet --disable-pip-version-check "$uv"
-  "$venv/bin/uv" pip install --quiet --python "$python" -r requirements.txt ${MLM_EXTRAS:+-r "$MLM_EXTRAS"}
+  # Compiled once: where bytecode can't be written, each process would compile jax again, for ten seconds.
+  "$venv/bin/uv" pip install --quiet --compile-bytecode --python "$python" -r requirements.txt ${MLM_EXTRAS:+-r "$MLM_EXTRAS"}
   if nvidia-smi >/dev/null 2>&1; then
     cuda=cuda12
     nvidia-smi | grep -q "CUDA Version: 1[3-9]" && cuda=cuda13

@@ -117,7 +117,7 @@ def test_another_folder_with_more_packages(machine):
     machine.write(machine.folder / "uv", f"#!/bin/sh\necho uv: $@ >>{machine.log}\n")
     (machine.folder / "works").write_text((machine.folder / "works").read_text().replace("/bin/true", "uv"))
     assert machine.run(**where).returncode == 0 and not (machine.folder / ".venv").exists()
-    made = "uv: pip install --quiet --python a b/bin/python -r requirements.txt -r more.txt"
+    made = "uv: pip install --quiet --compile-bytecode --python a b/bin/python -r requirements.txt -r more.txt"
     assert machine.log.read_text().splitlines().count(made) == 1
     (machine.folder / "more.txt").write_text("six==1.17.0")
     assert machine.run(**where).returncode == 0 and machine.log.read_text().splitlines().count(made) == 2
