@@ -13,13 +13,16 @@ import jax
 import numpy as np
 import pytest
 
+from mlm.export import verify_export
 from mlm.inference import pseudo_perplexity
 from mlm.model import classifier
 from mlm.model.network import at_path
+from mlm.monitor.loss_spikes import Detector
 from mlm.tasks import classification, scores
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import breakdown, evaluation, sharding, step
 from mlm.training.state import shardings_of
+from tests import test_adviser
 from tests.fixtures import INFO, random_batch, tiny_config
 
 ROWS, BATCHES, LABELS, FREQUENT = 64, 4, 3, 7
@@ -163,6 +166,31 @@ def test_every_number_is_that_of_float32_on_one_device(flags):
 def test_predictions_exports_and_minimal_pairs_are_of_float32_whatever_the_run_s_dtype(model):
     run = model.meta["config"] | {"model.dtype": "bfloat16"}
     assert dataclasses.replace(model, meta=model.meta | {"config": run}).network.dtype == "float32"
+
+
+@pytest.mark.parametrize("kind", ["stuck", "diverging", "dead", "drift", "spike"])
+def test_advice_is_the_same_from_the_logs_of_either_dtype(kind):
+    losses = test_adviser.falling()
+    losses = {"stuck": np.full(200, 5.5), "dead": np.full(200, 3.0)}.get(kind, losses)
+    losses[100:] += 2 * (kind == "diverging")
+    losses[150] += 2 * (kind == "spike")
+    norm = np.where(np.arange(200) < 100, 1, 0) if kind == "dead" else 1.0
+    evals = {step: abs(step - 3000) / 10_000 for step in range(1000, 10_001, 1000)} if kind == "drift" else {}
+    advice = []
+    for apart in (0, TOLERANCES["train/loss"]):
+        moved = losses + apart * np.random.default_rng(0).uniform(-1, 1, 200)
+        lines, detector = test_adviser.lines(moved.tolist(), norm=norm, evals=evals), Detector(50)
+        spikes = [spike.first for line in lines if line["kind"] == "train" and (spike := detector.add(line))]
+        advice.append([*((each.kind, each.step) for each in test_adviser.advise(lines)), *spikes])
+    assert advice[0] == advice[1]
+    assert advice[0] == [7501] if kind == "spike" else kind in dict(advice[0][:1])
+
+
+@pytest.mark.parametrize(("difference", "ties"), [(0.5, True), (2, False)])
+def test_in_the_proof_of_an_export_labels_that_tie_may_change_places(difference, ties):
+    ours = {"texts": ["a"], "scores": [{"label": "B-x", "probability": 0.4}]}
+    theirs = {"entity": "I-x", "index": 0, "score": 0.4 + difference * verify_export.SCORES}
+    assert verify_export._same_labels(lambda text: [theirs], [ours]) == ties
 
 
 if __name__ == "__main__":
