@@ -15,6 +15,7 @@ from mlm.commands import common
 from mlm.errors import InputError
 from mlm.export import export
 from mlm.inference import evaluate
+from mlm.inference.evaluate import Extras
 from mlm.model.attention import make_attention
 from mlm.paths import UPath
 from mlm.pretrained import load
@@ -50,13 +51,13 @@ def results(folder) -> dict:
 @pytest.mark.slow
 def test_a_checkpoint_and_its_export_score_the_same_and_both_write_it_down(setting, folder, capsys):
     config, workdir, manifest = setting
-    ours = evaluate.run(config, workdir, manifest, model="", split="validation", pseudo=3)
+    ours = evaluate.run(config, workdir, manifest, model="", split="validation", extras=Extras(pseudo=3))
     out, err = capsys.readouterr()
     assert json.loads(out) == ours
     assert ours["pseudo_rows"] == 3 and ours["pseudo_tokens"] > 60
     for words in ("on validation", f"{ours['loss']:.4f} nats", "bits per byte", "of 3 rows, each masked alone"):
         assert words in err
-    theirs = evaluate.run(config, workdir, manifest, model=folder, split="validation", pseudo=3)
+    theirs = evaluate.run(config, workdir, manifest, model=folder, split="validation", extras=Extras(pseudo=3))
     for key in ("loss", "perplexity", "accuracy", "bits_per_byte", "predictions", "pseudo_perplexity", "pseudo_loss"):
         assert theirs[key] == pytest.approx(ours[key], rel=1e-5), key
     data = manifest.fingerprint[:12]
@@ -119,7 +120,9 @@ def test_the_kernel_is_the_fastest_for_the_rows_and_the_devices(setting, modernb
 
 def test_each_kind_of_mask_has_scores_of_its_own(setting, capsys):
     config, workdir, manifest = setting
-    found = evaluate.run(config, workdir, manifest, model="", split="validation", masks=["span", "word", "token"])
+    found = evaluate.run(
+        config, workdir, manifest, model="", split="validation", extras=Extras(masks=["span", "word", "token"])
+    )
     assert list(found["masks"]) == ["token", "span", "word"], "the run's own first, none twice"
     assert found["loss"] == found["masks"]["token"]["loss"]
     assert len({scores["loss"] for scores in found["masks"].values()}) == 3
@@ -134,7 +137,7 @@ def test_each_kind_of_mask_has_scores_of_its_own(setting, capsys):
 
 def test_bfloat16_is_compared_with_float32_when_asked(setting, capsys):
     config, workdir, manifest = setting
-    found = evaluate.run(config, workdir, manifest, model="", split="validation", compare_dtypes=True)
+    found = evaluate.run(config, workdir, manifest, model="", split="validation", extras=Extras(dtypes=True))
     out, err = capsys.readouterr()
     assert json.loads(out) == found
     both = found["dtypes"]
@@ -152,7 +155,9 @@ def test_bfloat16_is_compared_with_float32_when_asked(setting, capsys):
 def test_the_breakdown_is_printed_and_kept_beside_the_scores(setting, capsys):
     config, workdir, manifest = setting
     (workdir.root / "evaluation.json").unlink(missing_ok=True)  # of an earlier test
-    found = evaluate.run(config, workdir, manifest, model="", split="validation", masks=["span"], breakdown=True)
+    found = evaluate.run(
+        config, workdir, manifest, model="", split="validation", extras=Extras(masks=["span"], breakdown=True)
+    )
     out, err = capsys.readouterr()
     assert json.loads(out) == found
     assert found["by_position"] == found["masks"]["token"]["by_position"] != found["masks"]["span"]["by_position"]
@@ -168,7 +173,7 @@ def test_the_breakdown_is_printed_and_kept_beside_the_scores(setting, capsys):
     assert results(workdir.root) == kept, "the plain scores alone leave the tables"
     long = dataclasses.replace(manifest, length=40_000)
     with pytest.raises(InputError, match=r"^--breakdown: takes rows of at most 32,768 tokens, those of .* have 40,000"):
-        evaluate.run(config, workdir, long, model="", split="validation", breakdown=True)
+        evaluate.run(config, workdir, long, model="", split="validation", extras=Extras(breakdown=True))
 
 
 @pytest.mark.slow
@@ -221,7 +226,7 @@ def test_what_does_not_fit_is_refused(setting, model, tmp_path):
     with pytest.raises(InputError, match=r"--split=test: the shards in .* hold no records"):
         score("", split="test")
     with pytest.raises(InputError, match="--pseudo=-1: must be"):
-        score("", pseudo=-1)
+        score("", extras=Extras(pseudo=-1))
     other = dataclasses.replace(model, tokenizer=train_tokenizer(tmp_path / "tokenizer", "bpe"))
     export.export(other, UPath(tmp_path / "other"), scores=None, name="other")
     with pytest.raises(InputError, match=r"other: its tokenizer gives other ids than .*tokenizer"):

@@ -37,7 +37,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     args.entry.refuse("classify")
     config, workdir = common.open_run(args, overrides, task=configs.CLASSIFICATION)
     from mlm.cluster import distributed
-    from mlm.inference import evaluate
+    from mlm.inference import evaluate_classifier
     from mlm.report import report
     from mlm.tasks import classification
     from mlm.training import loop
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         split = "test" if "test" in examples.splits else "validation"
         examples = dataclasses.replace(examples, splits=examples.splits | others)
         predict = ("validation", *others)
-        scores = evaluate.score_classifier(config, workdir, examples, best, split, predict)
+        scores = evaluate_classifier.score(config, workdir, examples, best, split, predict)
         if cluster.is_primary():
             report.write(workdir)
             _summarize(workdir, best, scores)

@@ -54,14 +54,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
     fingerprints = () if manifest is None else common.fingerprints(manifest)
     distributed.initialize(config, workdir, *fingerprints, saves=False, entry=args.entry)
-    from mlm.inference import evaluate, minimal_pairs
+    from mlm.inference import evaluate, evaluate_classifier, minimal_pairs
 
     if args.pairs:
         flags = {"source": args.pairs, "phenomenon": args.phenomenon}
         minimal_pairs.run(config, workdir, model=model, **flags, entry=args.entry)
     elif is_classifier:
-        evaluate.run_classifier(config, workdir, model=model, split=args.split)
+        evaluate_classifier.run(config, workdir, model=model, split=args.split)
     else:
-        flags = {"model": model, "split": args.split, "masks": args.masks, "pseudo": args.pseudo}
-        options = {"breakdown": args.breakdown, "compare_dtypes": args.dtypes, "entry": args.entry}
-        evaluate.run(config, workdir, manifest, **flags, **options)
+        extras = evaluate.Extras(args.masks, args.pseudo, args.breakdown, args.dtypes)
+        evaluate.run(config, workdir, manifest, model=model, split=args.split, extras=extras, entry=args.entry)
