@@ -26,10 +26,8 @@ if TYPE_CHECKING:  # imported when needed
 
 UNEVEN = 1.1  # rows of the largest lane over those of the smallest: above it, their epochs drift apart
 REPEATED = 0.01  # of the documents: in every corpus some boilerplate repeats
-OVERLAP = (
-    0.01,
-    0.5,
-)  # of the rows of a held-out split: a warning above the first; from the second on, the score is of memory
+# Shares of the rows of a held-out split: a warning above the first; from the second on, the score is of memory.
+OVERLAP = (0.01, 0.5)
 EXAMPLE = 160  # characters of an example
 GROUPS = 5  # of overlapping rows, listed
 
