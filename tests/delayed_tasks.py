@@ -3,7 +3,6 @@
 MLM_TEST_DELAY is the moment, in seconds.
 """
 
-import functools
 import os
 import sys
 import time
@@ -11,16 +10,15 @@ import time
 from mlm import __main__
 from mlm.cluster import dask_engine
 
-run = dask_engine._run
+run_task = dask_engine.run_task
 
 
-@functools.wraps(run)
-def slow_run(task: bytes) -> object:
+def delayed(expected: str, task: bytes) -> object:
     time.sleep(float(os.environ.get("MLM_TEST_DELAY", "0.4")))
-    return run(task)
+    return run_task(expected, task)
 
 
-dask_engine._run = slow_run  # at the top: worker processes run this file too
+dask_engine.run_task = delayed  # which a thread of the host calls, before a process of its pool computes the task
 
 if __name__ == "__main__":
     sys.exit(__main__.main(sys.argv[1:]))

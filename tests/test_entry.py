@@ -285,7 +285,7 @@ def test_every_run_of_a_sweep_trains_the_class(tmp_path, manifest):
     said = start(["-m", "mlm"], *line, code=2, cwd=processes.ROOT)
     assert "lib_of_mine.Scaled" in said and "power=0.3" in said
     assert json.loads((runs / "sweep.json").read_text()) == content
-    write(tmp_path / "a", lib_of_mine=LIBRARY.replace("return super()", "raise ValueError('the loss of mine')"))
+    write(tmp_path / "a", lib_of_mine=LIBRARY.replace("return super().loss", "raise ValueError('the loss of mine')  #"))
     said = start(script, *flags(tmp_path / "a", manifest, "mine.power=0.7"), code=1)
     assert "the loss of mine" in said
     for bad, words in (("mine.powr=0,1", "mine.power"), ("mine.power=0,2", "[0, 1]")):

@@ -105,7 +105,7 @@ def test_the_proof_has_several_lengths_and_texts_that_differ(exported, kind):
     folder = exported(kind).export
     proof = json.loads((folder / "proof.json").read_text())
     lengths = [len(row["ids"]) for row in proof["rows"]]
-    assert max(lengths) == lengths[-1] == 32 and len(set(lengths)) > 3
+    assert max(lengths) == lengths[-1] == 32 and len(set(lengths)) >= 3
     logits = load_file(UPath(folder) / "proof.safetensors")["logits"]
     assert logits.std(axis=0).min() > 0.02, "logits that don't depend on the text prove little"
 

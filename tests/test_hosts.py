@@ -148,7 +148,7 @@ def test_evaluate_and_export_from_several_processes(straight, manifest, capfd):
 @pytest.mark.slow
 def test_one_host_with_another_config(manifest, tmp_path):
     """Told before anything compiles, by all of them, with exit code 2."""
-    one = pod(tmp_path, manifest.folder, 3)
+    one = pod(tmp_path, manifest.folder, 3, "data.lanes=3", "data.global_batch=12")
     one.start(changes={1: ["--config.optimizer.learning_rate=0.25"]})
     cause = one.wait()
     assert (cause.process, cause.code) == (1, 2)
@@ -161,7 +161,7 @@ def test_one_host_with_another_config(manifest, tmp_path):
 @pytest.mark.slow
 def test_one_host_with_a_bad_config_or_bad_data(manifest, tmp_path):
     """Found before the processes meet: the others hear of it all the same, and end at once with its code."""
-    one = pod(tmp_path, manifest.folder, 3)
+    one = pod(tmp_path, manifest.folder, 3, "data.lanes=3", "data.global_batch=12")
     begin = time.monotonic()
     one.start(changes={2: ["--config.train.steps=-5"]})
     cause = one.wait()

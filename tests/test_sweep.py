@@ -108,18 +108,20 @@ def test_killed_it_goes_on(manifest, tmp_path, name):
 @pytest.mark.slow
 def test_a_failing_run_is_named_and_the_others_go_on(manifest, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", processes.environment(1)["XLA_FLAGS"])
-    arguments = train_arguments(tmp_path, manifest.folder, vary=("train.init_from=/nowhere,", "train.seed=3"))
-    assert __main__.main(arguments) == 2
+    decays = ("optimizer.weight_decay=1e35,0.01", "train.seed=3")
+    arguments = train_arguments(tmp_path, manifest.folder, "train.guard_limit=1", "train.steps=8", vary=decays)
+    code = __main__.main(arguments)
     out, err = capfd.readouterr()
+    assert code == 3, err
     bad, good = (run["run"] for run in content(tmp_path)["runs"])
     lines = err.splitlines()
-    assert lines[-2].startswith(f"{bad}: exit code 2: mlm train: config.train.init_from = /nowhere: is not a folder")
+    assert lines[-2].startswith(f"{bad}: exit code 3: mlm train: ") and "train.guard_limit" in lines[-2]
     assert lines[-1] == (
         f"mlm sweep: 1 of 2 runs failed; the output of the first one is in {tmp_path}/{bad}/output.txt; "
         "run the same command to repeat them."
     )
-    assert good.startswith("init_from=empty") and out.splitlines()[2].endswith("best")
-    assert "is not a folder here" in (tmp_path / bad / "output.txt").read_text()
+    assert good.startswith("weight_decay=0.01") and out.splitlines()[2].endswith("best")
+    assert "train.guard_limit" in (tmp_path / bad / "output.txt").read_text()
 
 
 @pytest.mark.slow

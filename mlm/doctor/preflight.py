@@ -78,13 +78,14 @@ def torch(case: Case) -> Iterator[Check]:
 
 
 def engine(case: Case) -> Iterator[Check]:
-    """--engine: its address, the certificates, and whether the scheduler answers."""
+    """--engine: its address, the certificates, and whether the scheduler answers, if there is something to do."""
     flags = case.flags
+    idle = case.command in ("run", "tokenizer", "shards") and not _reads_corpus(case)
 
     def check() -> None:
         if flags.engine_timeout <= 0:
             raise InputError(f"--engine-timeout={flags.engine_timeout}: must be above 0 seconds.")
-        if flags.engine:
+        if flags.engine and not idle:
             from mlm.cluster import dask_engine
 
             folder = flags.engine_certificates or str(case.workdir.root / "hosts" / "certificates")
@@ -187,18 +188,22 @@ def sources(case: Case) -> Iterator[Check]:
     """corpus.sources and corpus.keep_out, if they are read: the first row of each has the columns."""
     from mlm.data.corpus import Corpus
 
-    config = case.config
-    folder = case.workdir.shards_of(config)
-    foreign = config.shards.dir and holds_foreign_shards(folder)
-    has_shards = case.command == "tokenizer" or config.data.mixture or foreign or (UPath(folder) / NAME).is_file()
     elsewhere = getattr(case.flags, "engine", "") and not cluster.is_primary()
-    if elsewhere or (has_shards and case.tokenizer):
+    if elsewhere or not _reads_corpus(case):
         return
-    corpus = Corpus(**config.corpus.to_dict())
+    corpus = Corpus(**case.config.corpus.to_dict())
     for source in dict.fromkeys(corpus.sources):
         yield functools.partial(corpus.check, source)
     for source in dict.fromkeys(corpus.keep_out):
         yield functools.partial(corpus.kept_out().check, source)
+
+
+def _reads_corpus(case: Case) -> bool:
+    """Returns whether the tokenizer or the shards are still to be made."""
+    folder = case.workdir.shards_of(case.config)
+    foreign = case.config.shards.dir and holds_foreign_shards(folder)
+    has_shards = case.config.data.mixture or foreign or (UPath(folder) / NAME).is_file()
+    return not case.tokenizer or (not has_shards and case.command != "tokenizer")
 
 
 def against(case: Case) -> Iterator[Check]:
