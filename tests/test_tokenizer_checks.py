@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mlm import __main__
@@ -196,6 +196,25 @@ def test_a_byte_level_tokenizer_needs_no_unknown_token(folders, texts, tmp_path)
     case = case_of(manifest, tmp_path / "run", f"tokenizer.path={folder}")
     for check in (checks.tokenizer, checks.ids, checks.masks):
         assert not [finding for finding in checks.run(check, case) if finding.level == "error"]
+
+
+def test_bytes_that_a_byte_level_tokenizer_leaves_out_are_said(texts, tmp_path, capsys):
+    """One that was trained without all bytes, and has no unk token in its model: prose is whole, Chinese is not."""
+    fast = Tokenizer(models.BPE())
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    fast.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>", "<pad>", "<mask>"])
+    )
+    fast.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+    names = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>"}
+    PreTrainedTokenizerFast(tokenizer_object=fast, **names).save_pretrained(str(tmp_path / "tokenizer"))
+    tokenizer.load(str(tmp_path / "tokenizer"))
+    assert fast.encode("文", add_special_tokens=False).ids == []
+    for documents, left_out in ((texts[:50], 0), (["ab文" * 50], 0.6), (["文" * 50], 1)):
+        share = tokenizer_checks.left_out_share(tokenizer.load_fast(str(tmp_path / "tokenizer")), documents)
+        assert share == pytest.approx(left_out, abs=1e-9)
+        tokenizer_command.warn_of_unknown_tokens(documents, Workdir(str(tmp_path)))
+        assert ("left out" in capsys.readouterr().err) == (left_out > 0)
 
 
 def test_a_truncation_that_was_saved_is_not_applied(folders, tmp_path):

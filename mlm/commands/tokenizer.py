@@ -3,7 +3,7 @@
 import argparse
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
@@ -69,11 +69,15 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
         common.say(f"tokenizer: {workdir.tokenizer}: {what}")
 
 
-def warn_of_unknown_tokens(texts: Iterable[str], workdir: Workdir) -> None:
-    """Says how many tokens of a sample of the corpus are unknown, if they are many."""
+def warn_of_unknown_tokens(texts: Sequence[str], workdir: Workdir) -> None:
+    """Says how much of a sample of the corpus is unknown tokens, if it is much, or is left out, if anything is."""
     folder = str(workdir.tokenizer)
     fast, unk_id = tokenizer.load_fast(folder), tokenizer.manifest_fields(folder)["special_ids"].get("unk")
     share = tokenizer_checks.unknown_share(fast, texts, unk_id)
     if share > tokenizer_checks.UNKNOWN:
         what, fix = tokenizer_checks.unknown_warning(share, fast)
         common.say(f"tokenizer: warning: {what} in a sample of the corpus; {fix}")
+    if (share := tokenizer_checks.left_out_share(fast, texts)) > 0:
+        fix = "train it with initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()"
+        what = f"{share:.2g} of the bytes of a sample of the corpus are left out, as it has no entries for them"
+        common.say(f"tokenizer: warning: {what}; {fix}")

@@ -28,7 +28,7 @@ def unused_ids(fast: Tokenizer) -> set[int]:
 def special_ids(fast: Tokenizer, tokens: Mapping[str, object], where: str) -> dict[str, int]:
     """Returns the ids of the special `tokens` by role; raises InputError, which names `where`, if it can't be used.
 
-    A tokenizer that knows every character, as byte-level ones do, needs no unk token; all other ROLES are required.
+    A tokenizer that knows every character, or works on bytes, needs no unk token; all other ROLES are required.
     """
     ids = {role: fast.token_to_id(token) for role, token in tokens.items() if is_text(token)}
     ids = {role: ids[role] for role in ROLES if ids.get(role) is not None}
@@ -40,7 +40,7 @@ def special_ids(fast: Tokenizer, tokens: Mapping[str, object], where: str) -> di
         what = f"the tokenizer has {entries:,} entries, but ids up to {size - 1:,}, and the model needs a row for each"
         raise InputError(f"{where}: {what}; number its entries without such gaps.")
     needs_unk = _fails_at_unknown(fast) if "unk" in ids else not _knows_every_character(fast)
-    if needs_unk:
+    if needs_unk and not is_byte_level(fast):
         fix = "add one to its model (unk_id of Unigram, else unk_token), and name it so in tokenizer_config.json"
         raise InputError(f"{where}: the tokenizer has no unk token for the characters that it doesn't know; {fix}.")
     for role, other in itertools.product(("pad", "mask"), ids):
@@ -100,6 +100,24 @@ def _fails_at_unknown(fast: Tokenizer) -> bool:
         except Exception:  # tokenizers raises plain Exception
             return True
     return False
+
+
+def is_byte_level(fast: Tokenizer) -> bool:
+    """Returns whether its entries are made of bytes. Unless trained with all of them, it leaves the others out."""
+    return "ByteLevel(" in f"{fast.pre_tokenizer} {fast.normalizer}"
+
+
+def left_out_share(fast: Tokenizer, texts: Iterable[str]) -> float:
+    """Returns the share of the bytes of the first `texts` that a byte-level tokenizer without unk token leaves out."""
+    if not is_byte_level(fast) or getattr(fast.model, "unk_token", None) is not None:
+        return 0.0
+    total = kept = 0
+    for text in first_texts(texts):
+        text = fast.normalizer.normalize_str(text) if fast.normalizer else text
+        pieces = fast.pre_tokenizer.pre_tokenize_str(text) if fast.pre_tokenizer else [(text, None)]
+        total += sum(len(piece) for piece, _ in pieces)
+        kept += sum(map(len, fast.encode(text, add_special_tokens=False).tokens))
+    return 1 - kept / max(total, 1)
 
 
 def unknown_share(fast: Tokenizer, texts: Iterable[str], unk_id: int | None) -> float:
