@@ -21,8 +21,7 @@ from scipy.special import huber, logsumexp
 from mlm import config as configs
 from mlm import logs
 from mlm.data.manifest import DatasetInfo
-from mlm.model import factory
-from mlm.model.network import at_path
+from mlm.model import families
 from mlm.training import recipe
 from mlm.workdir import Workdir
 
@@ -56,9 +55,10 @@ def read(folder: str) -> Point | None:
 def parameters(config: ConfigDict) -> int:
     """Returns the number of parameters outside the embeddings."""
     sizes = {"vocab_size": config.tokenizer.vocab_size, "length": config.shards.length}
-    network = factory.make_network(config.model.to_dict(), DatasetInfo.synthetic(**sizes, records=1))
-    params = jax.eval_shape(lambda key: network.init_params(network.config, key), jax.random.key(0))
-    return sum(leaf.size for leaf in jax.tree.leaves(params)) - at_path(params, network.embedding).size
+    module = families.make_module(config.model.to_dict(), DatasetInfo.synthetic(**sizes, records=1))
+    params = jax.eval_shape(module.init_params, jax.random.key(0))
+    embedding = families.at_path(params, families.family_of(module.config).embedding)
+    return sum(leaf.size for leaf in jax.tree.leaves(params)) - embedding.size
 
 
 def log_loss(law: np.ndarray, parameters_N: np.ndarray, tokens_N: np.ndarray) -> np.ndarray:

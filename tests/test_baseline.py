@@ -26,7 +26,7 @@ def test_same_loss_and_gradient_on_the_same_masks():
     ):
         row[positions[weights > 0]] = ids[weights > 0]
     attention = jnp.asarray(batch["attention_mask"])
-    baseline_loss = functools.partial(baseline.loss, baseline.make_module(model.network.config, "float32"))
+    baseline_loss = functools.partial(baseline.loss, baseline.make_module(model.module.config, "float32"))
     value, grads = jax.jit(jax.value_and_grad(lambda p: baseline_loss(p, (masked.ids_BxL, attention, labels), None)))(
         params
     )

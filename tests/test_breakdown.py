@@ -17,7 +17,7 @@ WORDS = np.arange(INFO.vocab_size) % 2 == 0  # the tokens that start a word
 
 def step_of(run: Pretraining, *, with_breakdown: bool = True):
     shardings, seed = state.shardings_of(run.shapes).params, run.config.evaluate.seed
-    return step.make_eval_step(run.network, run.eval_masking, seed, run.mesh, shardings, with_breakdown=with_breakdown)
+    return step.make_eval_step(run.module, run.eval_masking, seed, run.mesh, shardings, with_breakdown=with_breakdown)
 
 
 def few_ids() -> dict[str, np.ndarray]:
@@ -61,7 +61,7 @@ def test_lines_are_those_of_a_double_loop(isolated, masks, shape):
     columns = [batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch")]
     masked = jax.device_get(run.eval_masking(jax.random.key(config.evaluate.seed), *columns))
     inputs = (masked.ids_BxL, batch["attention_mask"], masked.positions_BxK)
-    logits = np.asarray(jax.jit(run.network.masked_logits)(params, *inputs), np.float64)[..., : INFO.vocab_size]
+    logits = np.asarray(jax.jit(run.module.logits)(params, *inputs), np.float64)[..., : INFO.vocab_size]
 
     expected, kinds, across = {}, set(), 0
     for b in range(15):

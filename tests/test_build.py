@@ -9,7 +9,7 @@ import pytest
 
 from mlm.errors import InputError
 from mlm.inference import evaluate
-from mlm.model import factory
+from mlm.model import families
 from mlm.model.masking import SpanMasking, TokenMasking, WordMasking, rate_schedule
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
@@ -153,9 +153,8 @@ def test_a_kernel_that_cannot_do_the_short_rows_is_refused():
 def test_kernels_are_made_of_the_windows_that_layers_have(layers, every, windows):
     sizes = (f"model.layers={layers}", f"model.global_every={every}", "model.local_attention=16")
     made = []
-    factory.make_network(tiny_config("model.family=modernbert", *sizes).model.to_dict(), INFO).with_attention(
-        made.append
-    )
+    module = families.make_module(tiny_config("model.family=modernbert", *sizes).model.to_dict(), INFO)
+    families.with_attention(module, made.append)
     assert made == windows
 
 

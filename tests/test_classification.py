@@ -19,7 +19,7 @@ from mlm.data import tokenizer
 from mlm.data.examples import Examples
 from mlm.errors import InputError
 from mlm.model import flops
-from mlm.model.roberta import Roberta
+from mlm.model.families import ROBERTA
 from mlm.pretrained import checkpoint_files
 from mlm.tasks import classification
 from mlm.training import sharding
@@ -37,7 +37,7 @@ def load(config, folder: pathlib.Path, tokenizer_folder: str) -> tuple[Examples,
     sizes = {"length": own.length, "multiple": own.multiple}
     examples = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, **sizes)
     special_ids = tokenizer.manifest_fields(tokenizer_folder)["special_ids"]
-    return examples, Roberta.make_config(config.model, examples.vocab_size, special_ids)
+    return examples, ROBERTA.make_config(config.model, examples.vocab_size, special_ids)
 
 
 def build(folder: pathlib.Path, tokenizer_folder: str, *overrides: str):
@@ -120,7 +120,7 @@ def test_words_that_are_cut_off_are_wrong(tmp_path, tokenizer_folder):
     assert found["words_cut"] == cut.sum() > 0 and (predicted[cut] == -1).all() and (predicted[~cut] >= 0).all()
     assert found["accuracy"] == np.mean(predicted == split.labels_N)
     batch = split.batch(np.arange(len(split)), 12, examples.pad_id)
-    logits = classification.classifier.logits(task.network, params, batch["input_ids"], batch["attention_mask"])
+    logits = task.module.logits(params, batch["input_ids"], batch["attention_mask"])
     label = batch["label"]
     log_probs = np.asarray(jax.nn.log_softmax(logits))[label >= 0, label[label >= 0]]
     assert len(log_probs) == (~cut).sum() and found["loss"] == pytest.approx(-log_probs.mean(), rel=1e-5)
@@ -137,7 +137,7 @@ def test_microbatches_change_rounding_alone(tmp_path, tokenizer_folder):
 def test_the_start_is_the_body_that_was_given(tmp_path, tokenizer_folder):
     config = labelled_texts.config(tmp_path, tokenizer_folder, "optimizer.ema_decay=0.9")
     examples, body = load(config, tmp_path, tokenizer_folder)
-    given = {"roberta": jax.device_get(Roberta.init_params(body, jax.random.key(5)))["roberta"]}
+    given = {"roberta": jax.device_get(ROBERTA.make_module(body).init_params(jax.random.key(5)))["roberta"]}
     state = classification.Classification(config, examples, body, lambda: given).initial_state()
     random = classification.Classification(config, examples, body, None).initial_state()
     for tree in (state.params, state.ema):
@@ -164,9 +164,9 @@ def test_scores_do_not_depend_on_the_batch(reference, tokenizer_folder, rows, me
     devices = jax.devices()[: int(np.prod(mesh))]
     there = sharding.make_mesh(**dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)), devices=devices)
     model = classification.classifier.make_config(body, examples.labels)
-    network = classification.make_network(config, model, examples, there)
+    module = classification.make_module(config, model, examples, there)
     places = sharding.tree_shardings(params, there, params)
-    eval_step = classification.make_eval_step(network, there, places, longest=examples.length)
+    eval_step = classification.make_eval_step(module, there, places, longest=examples.length)
     params = jax.device_put(params, places)
     scores, predicted = classification.evaluate(config, examples, there, eval_step, params, "validation")
     assert scores["rows"] == wanted["rows"] == 29

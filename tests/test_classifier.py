@@ -1,8 +1,5 @@
 """The classifiers of texts and of words are transformers' Flax classes: their trees, their numbers, their losses."""
 
-import dataclasses
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +7,9 @@ import pytest
 from jax.test_util import check_grads
 from transformers import FlaxRobertaForSequenceClassification, FlaxRobertaForTokenClassification
 
-from mlm.model import classifier, layers
-from mlm.model.roberta import Roberta
+from mlm.model import classifier
+from mlm.model.families import ROBERTA
+from mlm.model.module import Inputs
 from tests.fixtures import INFO, random_batch
 
 LABELS = ("no", "perhaps", "yes")
@@ -32,9 +30,9 @@ def make(labels: tuple[str, ...] = LABELS, *, of_tokens: bool = False, **sizes):
         "init_stddev": 0.3,
         "vocab_multiple": 8,
     }
-    body = Roberta.make_config(settings | sizes, INFO.vocab_size, INFO.special_ids)
+    body = ROBERTA.make_config(settings | sizes, INFO.vocab_size, INFO.special_ids)
     config = classifier.make_config(body, labels, of_tokens=of_tokens)
-    return config, jax.jit(functools.partial(classifier.init_params, config))(jax.random.key(0))
+    return config, jax.jit(classifier.make_module(config).init_params)(jax.random.key(0))
 
 
 @pytest.mark.parametrize("labels", [LABELS, ()], ids=["classes", "regression"])
@@ -43,7 +41,7 @@ def test_logits_are_the_stock_ones(labels):
     columns = [random_batch(rows=6)[name] for name in ("input_ids", "attention_mask")]
     stock = FlaxRobertaForSequenceClassification(config, _do_init=False)
     wanted = jax.jit(lambda params, *columns: stock(*columns, params=params, train=False).logits)(params, *columns)
-    found = jax.jit(functools.partial(classifier.logits, Roberta(config)))(params, *columns)
+    found = jax.jit(classifier.make_module(config).logits)(params, *columns)
     assert found.shape == (6, max(len(labels), 1)) and found.dtype == jnp.float32
     assert float(jnp.std(wanted)) > 0.1
     np.testing.assert_allclose(found, wanted, atol=1e-5)
@@ -57,15 +55,15 @@ def test_logits_of_tokens_are_the_stock_ones():
     columns = [random_batch(rows=6)[name] for name in ("input_ids", "attention_mask")]
     stock = FlaxRobertaForTokenClassification(config, _do_init=False)
     wanted = jax.jit(lambda params, *columns: stock(*columns, params=params, train=False).logits)(params, *columns)
-    found = jax.jit(functools.partial(classifier.logits, Roberta(config)))(params, *columns)
+    found = jax.jit(classifier.make_module(config).logits)(params, *columns)
     assert found.shape == (*columns[0].shape, 3) and float(jnp.std(wanted)) > 0.1
     np.testing.assert_allclose(found, wanted, atol=1e-5)
     key = jax.random.key(1)
-    hidden = Roberta(config).encode(params, *columns, None, key)
-    without = layers.dense(params["classifier"], hidden)
-    assert np.abs(classifier.logits(Roberta(config), params, *columns, key) - without).max() > 0.1, (
-        "no dropout before it"
-    )
+    inputs = Inputs(*columns, None, None, np.arange(6, dtype=np.uint32))
+    module, rngs = classifier.make_module(config), {"dropout": key}
+    hidden = module.apply({"params": params}, inputs, None, method="encode", rngs=rngs).last_BxKxH
+    without = hidden @ params["classifier"]["kernel"] + params["classifier"]["bias"]
+    assert np.abs(module.logits(params, *columns, None, key) - without).max() > 0.1, "no dropout before it"
 
 
 def test_loss_of_tokens():
@@ -93,12 +91,12 @@ def test_the_tree_is_the_stock_one_without_pooler():
 def test_padding_is_not_attended_to():
     """Whatever ids lie in the padding, and however much of it there is."""
     config, params = make()
-    batch, network = random_batch(rows=3), Roberta(config)
+    batch, module = random_batch(rows=3), classifier.make_module(config)
     attention = np.zeros_like(batch["attention_mask"])
     attention[:, :20] = 1
     ids = np.where(attention, batch["input_ids"], 77)
-    wanted = classifier.logits(network, params, ids[:, :20], attention[:, :20])
-    np.testing.assert_allclose(classifier.logits(network, params, ids, attention), wanted, atol=1e-5)
+    wanted = module.logits(params, ids[:, :20], attention[:, :20])
+    np.testing.assert_allclose(module.logits(params, ids, attention), wanted, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -109,7 +107,7 @@ def test_dropout_of_the_head():
     ids, attention = (np.repeat(batch[name][:1], 4, axis=0) for name in ("input_ids", "attention_mask"))
 
     def logits(key, rows=None):
-        return np.asarray(classifier.logits(Roberta(config), params, ids, attention, key, rows))
+        return np.asarray(classifier.make_module(config).logits(params, ids, attention, None, key, rows))
 
     assert np.ptp(logits(None), axis=0).max() < 1e-5
     one, other = logits(jax.random.key(1)), logits(jax.random.key(2))
@@ -117,8 +115,7 @@ def test_dropout_of_the_head():
     np.testing.assert_array_equal(logits(jax.random.key(1)), one)
     again = logits(jax.random.key(1), np.array([2, 2, 0, 1], np.uint32))
     np.testing.assert_allclose(again, one[[2, 2, 0, 1]], atol=1e-6)
-    body = dataclasses.replace(Roberta(config))
-    body.config.hidden_dropout_prob = 0.0
+    config.hidden_dropout_prob = 0.0
     assert np.abs(logits(jax.random.key(1)) - logits(None)).max() < 1e-5, "another rate than the hidden one"
 
 

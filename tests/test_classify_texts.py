@@ -33,12 +33,12 @@ def predicted(model: Pretrained, lines: str, top_k: int = 5) -> list[dict]:
 
 
 def test_probabilities_are_the_softmax_of_each_text_alone(trained_classifier):
-    tok, network = tokenizer.load(trained_classifier.tokenizer), trained_classifier.network
+    tok, module = tokenizer.load(trained_classifier.tokenizer), trained_classifier.module
     found = predicted(trained_classifier, "\n".join(TEXTS * 3) + "\n")
     assert [line["text"] for line in found] == TEXTS * 3
     for line in found:
         ids = np.asarray([tok(line["text"], truncation=True, max_length=24)["input_ids"]], np.int32)
-        logits = classifier.logits(network, trained_classifier.params, ids, np.ones_like(ids))[0]
+        logits = module.logits(trained_classifier.params, ids, np.ones_like(ids))[0]
         shares = np.asarray(jax.nn.softmax(logits))
         order = np.argsort(-shares)
         names = classifier.class_names(trained_classifier.config)
@@ -88,7 +88,7 @@ def test_words(tmp_path_factory):
     assert found["words"] == same["words"] and [each["word"] for each in found["words"]] == text.split()
     tok = tokenizer.load(model.tokenizer)
     ids = tok(text.strip(), truncation=True, max_length=24)
-    logits = classifier.logits(model.network, model.params, *(np.array([own]) for own in ids.values()))[0]
+    logits = model.module.logits(model.params, *(np.array([own]) for own in ids.values()))[0]
     first = examples.first_pieces(ids.encodings[0], text.split())
     assert (first < 0).any() and (first >= 0).sum() > 5
     for at, word in zip(first, found["words"], strict=True):

@@ -114,7 +114,7 @@ def test_independent_masks_have_the_loss_of_a_plain_computation(manifest):
     run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh)
     params = jax.device_get(run.init().params)
     found = pretraining.score_split(config, manifest, mesh, run.eval_step, run.init().params, "validation")
-    stock = jax.jit(FlaxRobertaForMaskedLM(run.network.config, _do_init=False).__call__)
+    stock = jax.jit(FlaxRobertaForMaskedLM(run.module.config, _do_init=False).__call__)
     loss, count = 0.0, 0
     for batch in eval_batches(manifest, split="validation", batch=16, rows=(0, 16)):
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))

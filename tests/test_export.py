@@ -278,7 +278,7 @@ def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(model, copy, 
 def test_what_pytorch_refuses_is_not_exported(model, tmp_path, monkeypatch):
     """A wrong position offset that both of our own readers share is found by PyTorch alone."""
     monkeypatch.setattr(
-        "mlm.model.network.position_ids", lambda attention, first: jax.numpy.cumsum(attention, -1) + first
+        "mlm.model.module.position_ids", lambda attention, first: jax.numpy.cumsum(attention, -1) + first
     )
     monkeypatch.setattr(export, "check_files", lambda *_: None)
     with pytest.raises(DamageError, match=r"not proven .*WRONG logits"):

@@ -12,7 +12,7 @@ from mlm.data import tokenizer
 from mlm.data.tokenizer_checks import vocabulary_size
 from mlm.errors import DamageError, InputError
 from mlm.export import export
-from mlm.model.roberta import Roberta
+from mlm.model.families import ROBERTA
 from mlm.paths import UPath
 from mlm.pretrained import load
 from tests.torch_environments import run_torch
@@ -63,8 +63,8 @@ def random_model(folder: str, positions: int = 40) -> load.Pretrained:
         "vocab_multiple": 1,
     }
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("pad", "cls", "sep")}
-    config = Roberta.make_config(sizes, vocabulary_size(tok.backend_tokenizer), special_ids)
-    params = jax.device_get(jax.jit(lambda key: Roberta.init_params(config, key))(jax.random.key(0)))
+    config = ROBERTA.make_config(sizes, vocabulary_size(tok.backend_tokenizer), special_ids)
+    params = jax.device_get(jax.jit(lambda key: ROBERTA.make_module(config).init_params(key))(jax.random.key(0)))
     return load.Pretrained(config, params, folder, None, {}, "random")
 
 

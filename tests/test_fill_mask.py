@@ -18,7 +18,7 @@ from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.export import export
 from mlm.inference import fill_mask
-from mlm.model.network import position_ids
+from mlm.model.module import position_ids
 from mlm.pretrained import load
 from tests.processes import ROOT, environment
 from tests.torch_environments import run_torch

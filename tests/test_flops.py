@@ -79,11 +79,11 @@ def counted_and_useful(length: int, *overrides: str) -> tuple[float, float]:
     model = Pretraining(config, info, mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]))
     batch = random_batch(8, info=info)
     gradient = model.make_gradient(length)
-    params = jax.eval_shape(lambda: model.network.init_params(model.network.config, jax.random.key(0)))
+    params = jax.eval_shape(lambda: model.module.init_params(jax.random.key(0)))
     counted = jax.jit(gradient).lower(params, batch, np.int32(0)).compile().cost_analysis()["flops"]
     masked = jax.eval_shape(model.masking, jax.random.key(0), *[batch[key] for key in batch])
     share = masked.positions_BxK.shape[1] / length
-    size = model.network.config.vocab_size
+    size = model.module.config.vocab_size
     return counted, 8 * length * recipe.flops_per_token(model.run, size, length=length, rate=share)
 
 

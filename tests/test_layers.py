@@ -50,7 +50,7 @@ def test_layer_norm_is_flax_s():
     params = {"scale": jax.random.normal(jax.random.key(1), (32,)), "bias": jax.random.normal(jax.random.key(2), (32,))}
     module = flax.linen.LayerNorm(epsilon=1e-5)
     assert_same(
-        lambda params, x: layers.layer_norm(params, x, 1e-5),
+        lambda params, x: layers.LayerNorm(1e-5).apply({"params": params}, x),
         lambda params, x: module.apply({"params": params}, x),
         params,
         x,
@@ -66,8 +66,9 @@ def test_dropout_has_its_rate_and_keeps_the_mean(rate):
         share = (out == 0).mean(axes)
         count = out.size / share.size
         assert np.abs(share - rate).max() < 5 * np.sqrt(rate * (1 - rate) / count), axes
-    assert layers.dropout(ones, 0.0, jnp.uint32(7)) is ones
-    assert layers.dropout(ones, rate, None) is ones
+    rngs = {"dropout": jax.random.key(0)}
+    assert layers.Dropout(0.0).apply({}, ones, jnp.arange(32), rngs=rngs) is ones
+    assert layers.Dropout(rate).apply({}, ones, None, rngs=rngs) is ones
 
 
 def test_dropout_of_the_gradient_is_that_of_the_value():

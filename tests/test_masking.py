@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlm.model import factory
+from mlm.model import masking
 from mlm.model.masking import SpanMasking, TokenMasking, WordMasking
 from tests.fixtures import INFO, random_batch
 
@@ -259,7 +259,7 @@ def test_independent_masks_have_the_rate_and_shares_of_the_collators():
     """Each ordinary token by itself: a binomial number of predictions in a row, 80/10/10, never a special token."""
     batch = random_batch(4096, 0, LONG)
     masked = draw(
-        factory.make_eval_masking(dataclasses.replace(MASKING, end_rate=0.4, static=True), "independent"), batch
+        masking.make_eval_masking(dataclasses.replace(MASKING, end_rate=0.4, static=True), "independent"), batch
     )
     ordinary, found = ordinary_of(batch), predicted(masked, batch)
     assert masked.positions_BxK.shape[1] == 96
@@ -273,12 +273,12 @@ def test_independent_masks_have_the_rate_and_shares_of_the_collators():
     for share, wanted in (((read == 4).mean(), 0.8), ((read == labels).mean(), 0.1)):
         assert share == pytest.approx(wanted, abs=4 * (wanted * (1 - wanted) / len(read)) ** 0.5 + 1 / INFO.vocab_size)
     other = draw(
-        factory.make_eval_masking(dataclasses.replace(MASKING, static=True), "independent"),
+        masking.make_eval_masking(dataclasses.replace(MASKING, static=True), "independent"),
         batch | {"epoch": batch["epoch"] + 1},
     )
     assert (predicted(other, batch) != found).any(), "static masks are of training: evaluation can draw others"
     neighbours = np.corrcoef(found[:, 10], found[:, 11])[0, 1]
     assert abs(neighbours) < 4 / len(found) ** 0.5
     assert (
-        draw(factory.make_eval_masking(MASKING, "fixed"), batch).positions_BxK == draw(MASKING, batch).positions_BxK
+        draw(masking.make_eval_masking(MASKING, "fixed"), batch).positions_BxK == draw(MASKING, batch).positions_BxK
     ).all()

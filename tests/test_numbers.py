@@ -31,7 +31,7 @@ from mlm.inference import minimal_pairs, pseudo_perplexity
 from mlm.inference.classify_texts import TextClassifier
 from mlm.inference.fill_mask import FillMask
 from mlm.model import classifier
-from mlm.model.network import at_path
+from mlm.model.families import at_path, family_of
 from mlm.monitor.loss_spikes import Detector
 from mlm.pretrained.load import Pretrained
 from mlm.tasks import classification, scores
@@ -110,7 +110,7 @@ def measure(family: str, case: str) -> dict[str, float]:
     config = tiny_config(f"model.dtype={dtype}", "optimizer.ema_decay=0.9", *masks, *FAMILIES[family])
     task = Pretraining(config, INFO, mesh=mesh)
     params = jax.device_put(with_signal(task), shardings_of(task.shapes).params)
-    eval_step = step.make_eval_step(task.network, task.eval_masking, 0, mesh, shardings_of(params), with_breakdown=True)
+    eval_step = step.make_eval_step(task.module, task.eval_masking, 0, mesh, shardings_of(params), with_breakdown=True)
     read = [rows_of(seed) | {"valid": np.ones(ROWS, np.float32)} for seed in range(BATCHES)]
     score = partial(evaluation.score, eval_step, batches=read, mesh=mesh, rows=ROWS, tokens_per_byte=0.25)
     numbers = score(params, draws=2)
@@ -121,7 +121,7 @@ def measure(family: str, case: str) -> dict[str, float]:
         return numbers
     ids = {"mask_id": INFO.special_ids["mask"], "vocab_size": INFO.vocab_size}
     pseudo_step = pseudo_perplexity.make_step(
-        network=task.network, mesh=mesh, param_shardings=shardings_of(params), **ids
+        module=task.module, mesh=mesh, param_shardings=shardings_of(params), **ids
     )
     rows = (read[0]["input_ids"][:16], read[0]["attention_mask"][:16])
     special = {"special_ids": INFO.all_special_ids, "mesh": mesh, "batch": ROWS}
@@ -158,8 +158,9 @@ def rows_of(seed: int) -> dict[str, np.ndarray]:
 def with_signal(task: Pretraining) -> dict:
     """Returns parameters that predict a token which they see, and FREQUENT behind a mask: most of both by far."""
     params, mask_id = jax.device_get(task.init().params), INFO.special_ids["mask"]
-    bias = at_path(params, task.network.decoder_bias[:-1])
-    words, head = at_path(params, task.network.embedding[:-1]), at_path(params, (task.network.lm_head[0], "dense"))
+    family = family_of(task.module.config)
+    bias = at_path(params, family.decoder_bias[:-1])
+    words, head = at_path(params, family.embedding[:-1]), at_path(params, (family.lm_head[0], "dense"))
     words["embedding"] = 30 * words["embedding"]
     words["embedding"][mask_id] = words["embedding"][FREQUENT]
     bias["bias"] = (
@@ -172,16 +173,16 @@ def with_signal(task: Pretraining) -> dict:
 
 def classify(task: Pretraining, batch: dict, labels: tuple[str, ...], *, of_tokens: bool) -> dict[str, float]:
     """Scores a classifier of rows or tokens, or a regression if there are no labels, on labels that are random."""
-    config, rng = classifier.make_config(task.network.config, labels, of_tokens=of_tokens), np.random.default_rng(0)
-    params = jax.device_get(classifier.init_params(config, jax.random.key(0)))
+    config, rng = classifier.make_config(task.module.config, labels, of_tokens=of_tokens), np.random.default_rng(0)
+    params = jax.device_get(classifier.make_module(config).init_params(jax.random.key(0)))
     head = params["classifier"] if of_tokens else params["classifier"]["out_proj"]
     head["kernel"] = (3 if of_tokens else 30) * head["kernel"]
     attention = batch["attention_mask"]
     targets = rng.integers(0, LABELS, attention.shape if of_tokens else ROWS) if labels else rng.normal(0, 0.5, ROWS)
     targets = np.where(attention > 0, targets, -1) if of_tokens else targets
     shardings = sharding.tree_shardings(params, task.mesh, params)
-    network = type(task.network)(config, task.config.model.dtype)
-    eval_step = classification.make_eval_step(network, task.mesh, shardings, longest=INFO.length)
+    module = classifier.make_module(config, task.config.model.dtype)
+    eval_step = classification.make_eval_step(module, task.mesh, shardings, longest=INFO.length)
     read = {"input_ids": batch["input_ids"], "attention_mask": attention}
     read["label"] = targets.astype(np.int32 if labels else np.float32)
     placed = sharding.put_tree(params, shardings)
@@ -213,7 +214,7 @@ def predict(task: Pretraining, params: dict) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         tok.save_pretrained(folder)
         meta = {"config": configs.flatten(task.config)}
-        model = Pretrained(task.network.config, params, folder, 1, meta, "a model").with_vocabulary(INFO.vocab_size)
+        model = Pretrained(task.module.config, params, folder, 1, meta, "a model").with_vocabulary(INFO.vocab_size)
         patch.setattr(sharding, "make_mesh", partial(sharding.make_mesh, devices=list(devices)))
         sums = minimal_pairs.pseudo_log_likelihoods(task.config, model, minimal_pairs.encode(pairs, model))
     scored = minimal_pairs.accuracies(pairs, {method: sum_N[::2] - sum_N[1::2] for method, sum_N in sums.items()})

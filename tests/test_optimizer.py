@@ -9,7 +9,6 @@ import optax
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mlm.model.roberta import Roberta
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import optimizer, sharding
 from tests.fixtures import INFO, random_batch, slow, tiny_config, tiny_run
@@ -87,7 +86,7 @@ def model():
 @pytest.fixture(scope="module")
 def params(model):
     """Shaped and named as those of a real model; biases and norms are off 0 and 1, so that a decay would show."""
-    shapes = jax.eval_shape(lambda: Roberta.init_params(model.network.config, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: model.module.init_params(jax.random.key(0)))
     return draw(shapes, 0.1, seed=0)
 
 
@@ -290,7 +289,7 @@ def gradient(model):
 def test_every_optimizer_learns(name, rate, model, gradient):
     """Thirty updates on one batch take a real model well under the loss of guessing, ln 500 = 6.2 nats."""
     tx = make(name, weight_decay=0.01, clip_norm=1.0, rate=rate)
-    params = jax.jit(lambda: Roberta.init_params(model.network.config, jax.random.key(0)))()
+    params = jax.jit(lambda: model.module.init_params(jax.random.key(0)))()
     state, losses = tx.init(params), []
 
     @jax.jit

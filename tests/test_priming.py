@@ -1,8 +1,5 @@
 """Primed parameters: heads look where they should, the first loss is the unigram entropy, the tree is the stock one."""
 
-import dataclasses
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +9,7 @@ from jax.tree_util import keystr
 from mlm.data import batches
 from mlm.data.manifest import DatasetInfo
 from mlm.model import attention, priming
+from mlm.model.families import family_of, with_attention
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
@@ -22,8 +20,8 @@ COUNTS = np.random.default_rng(0).zipf(1.2, 512).clip(0, 10_000).astype(np.float
 
 def primed(*overrides: str):
     run = tiny_run(*overrides)
-    params = jax.jit(functools.partial(run.network.init_params, run.network.config))(jax.random.key(0))
-    prime = jax.jit(lambda params, counts, key: priming.prime(params, run.network, counts, key))
+    params = jax.jit(run.module.init_params)(jax.random.key(0))
+    prime = jax.jit(lambda params, counts, key: priming.prime(params, run.module.config, counts, key))
     return run, prime(params, COUNTS, jax.random.key(1)), params
 
 
@@ -56,8 +54,8 @@ def test_each_head_attends_to_its_offset(family, width, heads):
         return v_BxLxH
 
     ids = np.random.default_rng(1).integers(5, INFO.vocab_size, (64, 32)).astype(np.int32)
-    network = dataclasses.replace(run.network, attention=attend, local_attention=attend)
-    read = jax.jit(lambda *inputs: (network.encode(*inputs), list(found))[1])
+    module = with_attention(run.module, lambda window: attend)
+    read = jax.jit(lambda *inputs: (module.logits(*inputs), list(found))[1])
     of_layers = [np.asarray(each) for each in read(params, ids, np.ones_like(ids))]
     assert len(of_layers) == 2
     for weight_HxLxL in of_layers[: 2 if family == "modernbert" else 1]:
@@ -90,7 +88,7 @@ def test_tree_is_the_stock_one_and_the_rest_untouched(family):
         for (path, new), old in zip(jax.tree.leaves_with_path(params), jax.tree.leaves(stock), strict=True)
         if not np.array_equal(new, old)
     }
-    body, layer = run.network.body, "/".join((*run.network.stack, "0"))
+    body, layer = family_of(run.module.config).body, "/".join((*family_of(run.module.config).stack, "0"))
     if family == "modernbert":
         kernels = {f"{layer}/attn/{name}/kernel" for name in ("Wqkv", "Wo")}
         assert changed == {"decoder/bias", f"{body}/embeddings/tok_embeddings/embedding", *kernels}

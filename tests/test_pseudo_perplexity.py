@@ -34,7 +34,7 @@ def score(model, rows, *, batch: int, devices: int) -> dict[str, float]:
     mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), sharding.AXES)
     shardings = sharding.tree_shardings(model.params, mesh, model.params)
     step = pseudo_perplexity.make_step(
-        network=model.network, mask_id=4, vocab_size=1000, mesh=mesh, param_shardings=shardings
+        module=model.module, mask_id=4, vocab_size=1000, mesh=mesh, param_shardings=shardings
     )
     params = jax.device_put(model.params, shardings)
     found = pseudo_perplexity.score(step, params, *rows, special_ids=SPECIAL, mesh=mesh, batch=batch)

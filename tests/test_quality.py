@@ -147,7 +147,7 @@ def test_its_loss_is_that_of_evaluate(workdir, manifest, tmp_path, capsys, overr
     trainer = open_trainer(workdir, manifest, *overrides)
     trainer.train(0.005)
     trainer.evaluate()
-    config = trainer.task.network.config.to_dict() | {"vocab_size": manifest.vocab_size}
+    config = trainer.task.module.config.to_dict() | {"vocab_size": manifest.vocab_size}
     state = trainer._state
     params = jax.device_get(state.params if state.ema is None else state.ema)
     params = weights.resize_vocabulary(params, manifest.vocab_size)

@@ -9,7 +9,8 @@ import pytest
 
 from mlm.bench import baseline
 from mlm.model import attention
-from mlm.model.network import position_ids, segment_and_position_ids
+from mlm.model.families import with_attention
+from mlm.model.module import Compute, Inputs, position_ids, segment_and_position_ids
 from mlm.training import sharding
 from tests.fixtures import INFO, random_batch, shared_run, slow, tiny_run
 
@@ -17,13 +18,13 @@ LONG = dataclasses.replace(INFO, length=128)
 SIZES = ("model.hidden_size=128", "model.heads=4", "model.layers=2", "model.positions=128", "model.init_stddev=0.1")
 
 
-def logits_of_both(network, params, batch):
+def logits_of_both(module, params, batch):
     positions = np.tile(np.arange(batch["input_ids"].shape[1], dtype=np.int32), (len(batch["input_ids"]), 1))
     ids, mask = batch["input_ids"], batch["attention_mask"]
-    ours = jax.jit(network.masked_logits)(params, ids, mask, positions)
-    position_ids_BxL = position_ids(jax.numpy.asarray(mask), network.config.pad_token_id + 1)
-    module = baseline.make_module(network.config, network.dtype)
-    stock = jax.jit(lambda params, *columns: module.apply({"params": params}, *columns, None).logits)
+    ours = jax.jit(module.logits)(params, ids, mask, positions)
+    position_ids_BxL = position_ids(jax.numpy.asarray(mask), module.config.pad_token_id + 1)
+    reference = baseline.make_module(module.config, module.dtype)
+    stock = jax.jit(lambda params, *columns: reference.apply({"params": params}, *columns, None).logits)
     theirs = stock(params, ids, mask, np.zeros_like(ids), position_ids_BxL)
     real = mask > 0
     return np.asarray(ours)[real], np.asarray(theirs)[real]
@@ -31,10 +32,10 @@ def logits_of_both(network, params, batch):
 
 @functools.cache
 def shared(family: str):
-    """A network of SIZES, and parameters none of which is 0 or 1."""
+    """A module of SIZES, and parameters none of which is 0 or 1."""
     run = tiny_run(*SIZES, f"model.family={family}", info=LONG)
     params = run.init().params
-    return run.network, jax.tree.map(lambda p: p + 0.05 * jax.random.normal(jax.random.key(p.size), p.shape), params)
+    return run.module, jax.tree.map(lambda p: p + 0.05 * jax.random.normal(jax.random.key(p.size), p.shape), params)
 
 
 CASES = [("roberta", "xla", "gelu"), ("roberta", "fused", "gelu"), ("roberta_prelayernorm", "xla", "gelu")]
@@ -46,8 +47,8 @@ def test_logits_are_those_of_transformers(family, kernel, name):
     _, params = shared(family)
     run = tiny_run(*SIZES, f"model.family={family}", f"model.activation={name}", info=LONG)
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
-    network = dataclasses.replace(run.network, attention=attention.make_kernel(kernel, heads=4, mesh=mesh))
-    ours, theirs = logits_of_both(network, params, random_batch(16, info=LONG))
+    module = with_attention(run.module, lambda _: attention.make_kernel(kernel, heads=4, mesh=mesh))
+    ours, theirs = logits_of_both(module, params, random_batch(16, info=LONG))
     assert np.abs(theirs).max() > 1, "too small to tell"
     np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
 
@@ -65,8 +66,7 @@ def two_documents() -> tuple[np.ndarray, np.ndarray, list[slice]]:
 
 @functools.cache
 def alone_logits(family: str):
-    network, _ = shared(family)
-    return jax.jit(dataclasses.replace(network, attention=None, local_attention=None).masked_logits)
+    return jax.jit(shared(family)[0].clone(compute=Compute()).logits)
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,15 @@ def alone_logits(family: str):
     ],
 )
 def test_isolated_documents_have_the_logits_that_they_have_alone(family, kernel):
-    (network, params), (ids, mask, parts) = shared(family), two_documents()
+    (module, params), (ids, mask, parts) = shared(family), two_documents()
     attend = None
     if kernel != "default":
         mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
         attend = attention.make_kernel(kernel, heads=4, mesh=mesh, isolated=True)
-    isolated = dataclasses.replace(network, attention=attend, local_attention=None, cls_id=INFO.special_ids["cls"])
+    isolated = module.clone(compute=Compute(attend=attend, cls_id=INFO.special_ids["cls"]))
     alone = alone_logits(family)
     everywhere = np.tile(np.arange(128, dtype=np.int32), (8, 1))
-    together = np.asarray(jax.jit(isolated.masked_logits)(params, ids, mask, everywhere))
+    together = np.asarray(jax.jit(isolated.logits)(params, ids, mask, everywhere))
     as_a_row = np.asarray(alone(params, ids, mask, everywhere))
     for part in parts:
         own, own_mask = np.full_like(ids, INFO.special_ids["pad"]), np.zeros_like(mask)
@@ -109,32 +109,40 @@ def test_positions_begin_anew_with_each_document():
     assert positions.tolist() == [[2, 3, 4, 5, 6, 7, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
 
 
-@pytest.mark.parametrize("remat", [{}, {"remat": True}, {"remat_feed_forward": 1}])
+def encode(module, params, ids, mask, tokens=None, key=None, rows=None):
+    """The last hidden states, with dropout if there is a key."""
+    if key is not None and rows is None:
+        rows = np.arange(len(ids), dtype=np.uint32)
+    inputs, rngs = Inputs(ids, mask, None, None, rows), {} if key is None else {"dropout": key}
+    return module.apply({"params": params}, inputs, tokens, method="encode", rngs=rngs).last_BxKxH
+
+
+@pytest.mark.parametrize("remat", [{}, {"recompute_layers": True}, {"recomputed_feed_forwards": 1}])
 def test_tokens_that_nobody_reads_change_nothing(remat):
     """The last layer on some tokens alone: what it makes of them among all, dropout included, for any part of rows."""
     run = shared_run("model.layers=2", "model.hidden_dropout=0.1", "model.attention_dropout=0.1")
-    network = dataclasses.replace(run.network, **remat)
+    module = run.module.clone(compute=dataclasses.replace(run.module.compute, **remat))
     params, batch, key = run.init().params, random_batch(16), jax.random.key(3)
     ids, mask = batch["input_ids"], batch["attention_mask"]
     wanted = np.random.default_rng(0).integers(0, 16, (16, 5)).astype(np.int32)
-    whole = jax.jit(network.encode)(params, ids, mask, None, key)
+    whole = jax.jit(functools.partial(encode, module))(params, ids, mask, None, key)
     expected = np.take_along_axis(np.asarray(whole), wanted[..., None], axis=1)
     for rows in (slice(0, 16), slice(8, 16)):
         numbers = np.arange(16, dtype=np.uint32)[rows]
-        found = jax.jit(network.encode)(params, ids[rows], mask[rows], wanted[rows], key, numbers)
+        found = jax.jit(functools.partial(encode, module))(params, ids[rows], mask[rows], wanted[rows], key, numbers)
         np.testing.assert_allclose(found, expected[rows], atol=1e-5)
 
 
 def test_dropout_changes_every_layer_and_every_step():
     run = shared_run("model.layers=2", "model.hidden_dropout=0.1", "model.attention_dropout=0.1")
     params, batch = run.init().params, random_batch(16)
-    encode = jax.jit(run.network.encode)
+    encoded = jax.jit(functools.partial(encode, run.module))
     plain, *others = (
-        encode(params, batch["input_ids"], batch["attention_mask"], None, key)
+        encoded(params, batch["input_ids"], batch["attention_mask"], None, key)
         for key in (None, jax.random.key(0), jax.random.key(0), jax.random.key(1))
     )
     np.testing.assert_array_equal(others[0], others[1])
     assert np.abs(others[0] - plain).max() > 0.1 and np.abs(others[0] - others[2]).max() > 0.1
     rows = np.repeat(batch["input_ids"][:1], 16, 0)
-    same = encode(params, rows, np.ones_like(rows), None, jax.random.key(0))
+    same = encoded(params, rows, np.ones_like(rows), None, jax.random.key(0))
     assert all(np.abs(same[0] - row).max() > 0.1 for row in same[1:]), "two rows with the same dropout"

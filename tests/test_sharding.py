@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from mlm.errors import InputError
 from mlm.model import classifier
+from mlm.model.families import family_of
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import optimizer, sharding
 from tests.fixtures import INFO, tiny_config, tiny_run
@@ -15,8 +16,8 @@ from tests.fixtures import INFO, tiny_config, tiny_run
 
 def params_of(*overrides: str):
     """Returns the shapes of the parameters of a tiny model."""
-    network = Pretraining(tiny_config(*overrides), INFO).network
-    return jax.eval_shape(lambda: network.init_params(network.config, jax.random.key(0)))
+    module = Pretraining(tiny_config(*overrides), INFO).module
+    return jax.eval_shape(lambda: module.init_params(jax.random.key(0)))
 
 
 def mesh_of(data: int, fsdp: int, tensor: int):
@@ -82,11 +83,13 @@ def test_every_parameter_has_a_rule_and_every_rule_a_parameter(family):
 @pytest.mark.parametrize("of_tokens", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_classifier_is_split_as_in_pretraining_but_its_head_is_on_every_device(family, of_tokens):
-    network, mesh = Pretraining(tiny_config(f"model.family={family}"), INFO).network, mesh_of(2, 2, 2)
-    config = classifier.make_config(network.config, ("a", "b", "c"), of_tokens=of_tokens)
-    specs = sharding.param_specs(jax.eval_shape(lambda: classifier.init_params(config, jax.random.key(0))), mesh)
+    module, mesh = Pretraining(tiny_config(f"model.family={family}"), INFO).module, mesh_of(2, 2, 2)
+    config = classifier.make_config(module.config, ("a", "b", "c"), of_tokens=of_tokens)
+    specs = sharding.param_specs(
+        jax.eval_shape(lambda: classifier.make_module(config).init_params(jax.random.key(0))), mesh
+    )
     pretraining = sharding.param_specs(params_of(f"model.family={family}"), mesh)
-    body = {name: spec for name, spec in pretraining.items() if name.startswith(f"{network.body}/")}
+    body = {name: spec for name, spec in pretraining.items() if name.startswith(f"{family_of(module.config).body}/")}
     head = {name: spec for name, spec in specs.items() if name not in body}
     assert specs == body | head
     assert "classifier/bias" in head or "classifier/out_proj/bias" in head

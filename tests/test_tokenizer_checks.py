@@ -21,7 +21,7 @@ from mlm.data.manifest import DatasetInfo, load_manifest
 from mlm.doctor import checks
 from mlm.errors import InputError
 from mlm.inference import fill_mask
-from mlm.model import factory
+from mlm.model import masking as masks
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config
 from tests.fixtures_data import shard_rows, shared_engine, train_tokenizer, write_shards
@@ -75,8 +75,8 @@ def test_ids_with_holes_work(folders, texts, tmp_path, kind, change, size):
     manifest = write_shards(texts[:100], tmp_path / "shards", folder)
     assert load_manifest(manifest.folder).vocab_size == size
     info = DatasetInfo.from_manifest(manifest)
-    masking = dataclasses.asdict(factory.make_masking(tiny_config().masking.to_dict(), info, None))
-    masking = factory.MASKING["token"](**masking | {"rate": 0.9, "mask_share": 0.0, "random_share": 1.0})
+    masking = dataclasses.asdict(masks.make_masking(tiny_config().masking.to_dict(), info, None))
+    masking = masks.MASKING["token"](**masking | {"rate": 0.9, "mask_share": 0.0, "random_share": 1.0})
     ids_BxL = np.concatenate(shard_rows(manifest, "train"))[:200].astype(np.int32)
     rows = np.arange(len(ids_BxL), dtype=np.uint32)
     drawn = jax.jit(masking)(jax.random.key(0), ids_BxL, np.ones_like(ids_BxL), rows, 0 * rows).ids_BxL

@@ -20,8 +20,6 @@ from transformers import FlaxRobertaForMaskedLM, ModernBertConfig
 from mlm.data.examples import Examples, Split, Words
 from mlm.data.manifest import DatasetInfo
 from mlm.model import families, weights
-from mlm.model.modernbert import ModernBert
-from mlm.model.network import at_path
 from mlm.pretrained import load
 from mlm.tasks.classification import Classification
 from mlm.tasks.pretraining import Pretraining
@@ -150,7 +148,7 @@ def both(request, tmp_path_factory):
     first = jax.device_get(state.params)
 
     folder = tmp_path_factory.mktemp("torch")
-    config = task.network.config.to_dict() | {"vocab_size": info.vocab_size}
+    config = task.module.config.to_dict() | {"vocab_size": info.vocab_size}
     values = task.config.optimizer
     recipe = {key: values[key] for key in ("learning_rate", "b1", "b2", "eps", "weight_decay", "clip_norm")}
     settings = {"head": head, "config": config, "recipe": recipe | {"warmup_steps": 5, "steps": STEPS}}
@@ -171,7 +169,8 @@ def both(request, tmp_path_factory):
     for name, tree in {"gradient": grads, "trained": state.params, "first": first}.items():
         ours[name] = weights.to_torch(weights.resize_vocabulary(jax.device_get(tree), info.vocab_size))
     ours["clip_norm"] = values.clip_norm
-    ours["padding"] = np.asarray(at_path(grads, task.network.embedding))[info.vocab_size :]
+    embedding = families.family_of(task.module.config).embedding
+    ours["padding"] = np.asarray(families.at_path(grads, embedding))[info.vocab_size :]
     theirs = json.loads((folder / "losses.json").read_text())
     theirs |= {name: load_file(folder / f"{name}.safetensors") for name in ("gradient", "trained")}
     return ours, theirs
@@ -234,7 +233,7 @@ def test_masked_head_equals_the_stock_head():
     params = run.init().params
     batch = random_batch(16, 0, info)
     drawn = {name: value[0] for name, value in draw(run, [batch]).items()}
-    stock = FlaxRobertaForMaskedLM(run.network.config, _do_init=False)
+    stock = FlaxRobertaForMaskedLM(run.module.config, _do_init=False)
 
     def loss(params):
         logits = stock(drawn["ids"], drawn["attention"], params=params).logits
@@ -257,14 +256,14 @@ def test_modernbert_s_logits_late_in_a_long_row(generation, tmp_path):
     """At positions near 8,192 an angle shows the last bit of its rotary frequency; logits of up to 10."""
     sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 4, "intermediate_size": 128}
     config = ModernBertConfig(vocab_size=500, **sizes, pad_token_id=1, cls_token_id=0, initializer_range=0.2)
-    params = jax.device_get(ModernBert.init_params(config, jax.random.key(0)))
+    params = jax.device_get(families.MODERNBERT.make_module(config).init_params(jax.random.key(0)))
     (tmp_path / "config.json").write_text(config.to_json_string())
     save_file(weights.to_torch(params), tmp_path / "model.safetensors")
     ids_1xL = np.random.default_rng(0).integers(5, 500, (1, 8192))
     np.save(tmp_path / "ids.npy", ids_1xL)
     run_torch(generation, "tests/torch_logits.py", tmp_path, 64)
     last = np.arange(8192 - 64, 8192)[None]
-    ours = load.load(str(tmp_path), head=load.LM_HEAD).network.masked_logits(params, ids_1xL, ids_1xL > 0, last)
+    ours = load.load(str(tmp_path), head=load.LM_HEAD).module.logits(params, ids_1xL, ids_1xL > 0, last)
     theirs = np.load(tmp_path / "logits.npy")
     assert 5 < np.abs(theirs).max() < 20
     np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)

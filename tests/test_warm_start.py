@@ -55,13 +55,13 @@ def started(name: str, folder: str | None, *overrides: str, tok=None):
     """Returns (parameters before, parameters after, the lines), by name, on a mesh that splits them."""
     run = fresh(*overrides, tok=tok, folder=folder)
     source = read(name)
-    warm_start.refuse_another_model(source, run.network.config)
+    warm_start.refuse_another_model(source, run.module.config)
     state = run.init()
     before = {name: np.asarray(leaf) for name, leaf in sharding.named_leaves(state.params)}
     taken, lines = warm_start.fit(
         source,
         {name: leaf.shape for name, leaf in before.items()},
-        pad_id=run.network.config.pad_token_id,
+        pad_id=run.module.config.pad_token_id,
         vocab_size=len(tok or tokenizer.load(folder)),
         tokens=folder,
     )
@@ -216,7 +216,7 @@ def of_sizes(family: str, layers: int, **sizes: int) -> Pretraining:
 def random_source(family: str, layers: int = 2) -> load.Pretrained:
     run, rng = of_sizes(family, layers), np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), run.shapes.params)
-    return load.Pretrained(run.network.config, params, "", None, {}, "small")
+    return load.Pretrained(run.module.config, params, "", None, {}, "small")
 
 
 def wrapped(small: np.ndarray, shape: tuple[int, ...], starts: dict[int, int], *, table: bool) -> np.ndarray:
@@ -244,9 +244,9 @@ def test_tensors_are_tiled_from_the_middle(family, heads, starts):
     source, run = random_source(family), of_sizes(
         family, 4, hidden_size=8 * heads, heads=heads, intermediate_size=42
     )  # fmt: skip
-    warm_start.refuse_another_model(source, run.network.config, tiled=True)
+    warm_start.refuse_another_model(source, run.module.config, tiled=True)
     shapes = {name: leaf.shape for name, leaf in sharding.named_leaves(run.shapes.params)}
-    tiled, lines = warm_start.tile(source, run.network.config, shapes)
+    tiled, lines = warm_start.tile(source, run.module.config, shapes)
     layers = [0, 1, 1, 0] if family == "modernbert" else [0, 0, 1, 1]
     stack, theirs, missing = "/".join(source.family.stack) + "/", source.leaves, []
     for name, shape in shapes.items():
@@ -266,12 +266,12 @@ def test_tensors_are_tiled_from_the_middle(family, heads, starts):
 
 
 def test_a_layer_is_started_from_one_of_its_kind():
-    small, large = of_sizes("modernbert", 22).network.config, of_sizes("modernbert", 28).network.config
+    small, large = of_sizes("modernbert", 22).module.config, of_sizes("modernbert", 28).module.config
     found = warm_start._spread_layers(small, large)
     assert [layer % 3 == 0 for layer in found] == [index % 3 == 0 for index in range(28)]
     assert [layer for layer in found if layer % 3 == 0] == [0, 3, 6, 9, 9, 12, 15, 18, 18, 21]
     assert [layer for layer in found if layer % 3] == [1, 2, 4, 4, 5, 7, 8, 8, 10, 11, 13, 14, 14, 16, 17, 19, 19, 20]
-    small, large = of_sizes("roberta", 12).network.config, of_sizes("roberta", 24).network.config
+    small, large = of_sizes("roberta", 12).module.config, of_sizes("roberta", 24).module.config
     assert warm_start._spread_layers(small, large) == [min(round(index / 2), 11) for index in range(24)]
     assert warm_start._spread_layers(large, large) == list(range(24))
 
@@ -310,7 +310,7 @@ def test_a_tiled_start_is_ahead_of_a_fresh_one(family, manifest, tmp_path, capsy
 def test_what_can_not_be_tiled_is_refused(family, sizes, sentence):
     run = of_sizes(family, **{"layers": 2, **sizes})
     with pytest.raises(InputError) as error:
-        warm_start.refuse_another_model(random_source("roberta"), run.network.config, tiled=True)
+        warm_start.refuse_another_model(random_source("roberta"), run.module.config, tiled=True)
     assert str(error.value).startswith(f"config.{sentence}")
 
 

@@ -34,7 +34,7 @@ def test_logits_are_those_of_pytorch(written, kind):
     model = load.load(str(written / kind), head=load.LM_HEAD)
     ids, wanted = (np.asarray(json.loads((written / f"{name}.json").read_text())) for name in ("ids", "logits"))
     everywhere = np.broadcast_to(np.arange(32, dtype=np.int32), ids.shape)
-    logits = jax.jit(model.network.masked_logits)(model.params, ids.astype(np.int32), np.ones_like(ids), everywhere)
+    logits = jax.jit(model.module.logits)(model.params, ids.astype(np.int32), np.ones_like(ids), everywhere)
     np.testing.assert_allclose(logits, wanted, atol=2e-5 * max(1, np.abs(wanted).max()))
 
 
@@ -42,8 +42,8 @@ def test_logits_are_those_of_pytorch(written, kind):
 def test_initial_values_are_drawn_as_pytorch_draws_them(written, head):
     """Standard deviations to four standard errors; the largest values to 2%, where a normal is truncated."""
     config = load.load(str(written / "whole"), head=load.LM_HEAD).config
-    family = families.family_of(config)
-    params = jax.jit(lambda key: family.init_params(config, key, head))(jax.random.key(0))
+    module = families.family_of(config).make_module(config, head)
+    params = jax.jit(module.init_params)(jax.random.key(0))
     ours, theirs = weights.to_torch(jax.device_get(params)), json.loads((written / "drawn.json").read_text())[head]
     assert ours.keys() <= theirs.keys() and len(ours) > 20
     for name, value in ours.items():

@@ -37,7 +37,9 @@ def make(
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")}
     body = families.named(family).make_config(config.model, len(tok), special_ids)
     model_config = classifier.make_config(body, labels, of_tokens=of_tokens)
-    params = jax.tree.map(np.asarray, jax.device_get(classifier.init_params(model_config, jax.random.key(0))))
+    params = jax.tree.map(
+        np.asarray, jax.device_get(classifier.make_module(model_config).init_params(jax.random.key(0)))
+    )
     meta = {"config": configs.flatten(config)}
     return Pretrained(model_config, params, str(folder / "tokenizer"), 5, meta, str(folder))
 

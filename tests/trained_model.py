@@ -21,8 +21,7 @@ from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.data.manifest import DatasetInfo
 from mlm.export import export
-from mlm.model.modernbert import ModernBert
-from mlm.model.roberta import Roberta
+from mlm.model.families import MODERNBERT, ROBERTA
 from mlm.pretrained import checkpoint_files, load
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import checkpoint, sharding
@@ -54,7 +53,7 @@ def facts_of(tok, records: int = 0) -> DatasetInfo:
 
 
 def save_checkpoint(workdir: Workdir, config, info: DatasetInfo, state, step: int) -> None:
-    own = Roberta.make_config(config.model, info.vocab_size, info.special_ids).to_dict()
+    own = ROBERTA.make_config(config.model, info.vocab_size, info.special_ids).to_dict()
     meta = {
         "format": checkpoint_files.FORMAT,
         "config": configs.flatten(config),
@@ -113,7 +112,7 @@ def modernbert_folder(model: load.Pretrained, tmp_path_factory: pytest.TempPathF
     rotation = {"global_rope_theta": 9000.0, "local_rope_theta": 800.0, "local_attention": 8}
     special = {"pad_token_id": model.config.pad_token_id, "cls_token_id": model.config.bos_token_id}
     config = ModernBertConfig(vocab_size=1000, max_position_embeddings=LENGTH, **sizes, **rotation, **special)
-    params = jax.device_get(ModernBert.init_params(config, jax.random.key(0)))
+    params = jax.device_get(MODERNBERT.make_module(config).init_params(jax.random.key(0)))
     folder = pathlib.Path(shutil.copytree(model.tokenizer, tmp_path_factory.mktemp("modernbert") / "model"))
     export.write_model(dataclasses.replace(model, config=config, params=params), folder)
     return str(folder)

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 
 from mlm.model.families import family_of, named
 from mlm.model.masking import TokenMasking
-from mlm.model.network import Params, position_ids
+from mlm.model.module import Params, position_ids
 from mlm.tasks.pretraining import Pretraining
 from mlm.training.optimizer import decayed
 from mlm.training.sharding import BATCH
@@ -67,7 +67,7 @@ def loss(module: linen.Module, params: Params, batch: Batch, dropout_key: Array 
 
 def make_step(task: Pretraining) -> tuple[Callable[[Params], State], Callable[..., tuple[State, Array]]]:
     """Returns (params -> state, the jitted `(state, batch, key) -> (state, loss)`)."""
-    module = make_module(task.network.config, task.config.model.dtype)
+    module = make_module(task.module.config, task.config.model.dtype)
     tx = optax.adamw(task.schedule, weight_decay=task.config.optimizer.weight_decay, mask=decayed)
 
     def step(state: State, batch: Batch, key: Array) -> tuple[State, Array]:

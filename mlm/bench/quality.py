@@ -23,8 +23,8 @@ from mlm.bench import interleaved, steps
 from mlm.data import batches
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
-from mlm.model import factory
-from mlm.model.network import Params
+from mlm.model.masking import make_eval_masking, make_masking
+from mlm.model.module import Params
 from mlm.pretrained import load
 from mlm.tasks.pretraining import Pretraining, score_split
 from mlm.text import table
@@ -56,10 +56,10 @@ class Trainer:
         """`config` sets the evaluation, except for its masks, which are `MASKS`."""
         self.task, self.curve = task, []
         evaluated = self._evaluated = configs.replace(config, configs.parse(config, MASKS.split()))
-        masking = factory.make_masking(evaluated.masking.to_dict(), task.info, None)
-        masking, seed = factory.make_eval_masking(masking, evaluated.evaluate.count), evaluated.evaluate.seed
+        masking = make_masking(evaluated.masking.to_dict(), task.info, None)
+        masking, seed = make_eval_masking(masking, evaluated.evaluate.count), evaluated.evaluate.seed
         self._shardings = shardings_of(task.shapes).params
-        self._eval_step = make_eval_step(task.network, masking, seed, task.mesh, self._shardings)
+        self._eval_step = make_eval_step(task.module, masking, seed, task.mesh, self._shardings)
 
     def evaluate(self) -> None:
         """Adds a point to the curve."""
@@ -121,7 +121,7 @@ class Torch(Trainer):
         for batch in batches.eval_batches(task.manifest, split="train", batch=1000, rows=(0, 1000)):
             rows_NxL[batch["record_id"]] = batch["input_ids"]
         rows_NxL.flush()
-        model = task.network.config.to_dict() | {"vocab_size": task.info.vocab_size}  # without padding
+        model = task.module.config.to_dict() | {"vocab_size": task.info.vocab_size}  # without padding
         self.worker = steps.start_torch(python, task, model=model, rows=f"{folder}/rows.npy", seconds=self._seconds)
         self.versions = self.worker.ready
         stack.callback(self.worker.close)

@@ -89,7 +89,7 @@ def updates(step: Callable[..., tuple[Any, Any]], state: Any) -> Callable[..., A
 def start_torch(python: str, task: Pretraining, **more: Any) -> interleaved.Worker:
     """Starts mlm/bench/torch_step.py on the same model and rows of the same size; `more` are settings of its own."""
     interleaved.say("starting PyTorch")
-    settings = task.run | {"model": task.network.config.to_dict(), "special_ids": task.info.special_ids} | more
+    settings = task.run | {"model": task.module.config.to_dict(), "special_ids": task.info.special_ids} | more
     return interleaved.Worker([python, torch_step.__file__], settings, name=f"--torch={python}")
 
 

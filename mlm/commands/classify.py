@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from mlm.data.examples import Examples, Split
-    from mlm.model.network import Params
+    from mlm.model.module import Params
     from mlm.pretrained.load import Pretrained
 
 
@@ -113,7 +113,7 @@ def _find_model(
     else:
         special_ids = tokenizer.manifest_fields(str(workdir.tokenizer))["special_ids"]
         body = families.named(config.model.family).make_config(config.model, examples.vocab_size, special_ids)
-    families.family_of(body).set_dropout(body, config.model)
+    families.set_dropout(body, config.model)
     body.initializer_range = config.model.init_stddev
     if examples.labels and not config.classify.metric:
         spans = config.classify.kind == "tokens" and any(name[1:2] == "-" for name in examples.labels)

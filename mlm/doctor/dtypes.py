@@ -34,7 +34,7 @@ def compare_dtypes(case: Case) -> list[Finding]:
         )
         for dtype in dtypes.DTYPES
     ]
-    networks = [each.network for each in (task, *others)]
+    modules = [each.module for each in (task, *others)]
     name = "the initial model"
     if checkpoint_files.complete_steps(workdir.checkpoints):
         model = load.load(workdir, head=load.LM_HEAD).padded(config.model.vocab_multiple)
@@ -48,7 +48,7 @@ def compare_dtypes(case: Case) -> list[Finding]:
         params = task.initial_state().params
     params = sharding.put_tree(params, sharding.tree_shardings(params, mesh, params))
     found = dtypes.compare(
-        config, manifest, params, networks, task.eval_masking, split="validation", mesh=mesh, batch_count=BATCHES
+        config, manifest, params, modules, task.eval_masking, split="validation", mesh=mesh, batch_count=BATCHES
     )
     what = f"{name} in {dtypes.summary(found)}"
     level, fix = "ok", ""

@@ -32,7 +32,7 @@ def draw(
     import jax
 
     from mlm.data.manifest import DatasetInfo
-    from mlm.model import factory
+    from mlm.model.masking import make_masking
     from mlm.tasks import pretraining
     from mlm.training import sharding, step
 
@@ -43,7 +43,7 @@ def draw(
     batch = next(pretraining.train_batches(config, manifest, mesh, 0))
     batch = jax.device_get(step.split_rows(batch, length // short))
     starts_V = pretraining.word_starts(config, workdir)
-    masking = factory.make_masking(config.masking.to_dict(), DatasetInfo.from_manifest(manifest), starts_V)
+    masking = make_masking(config.masking.to_dict(), DatasetInfo.from_manifest(manifest), starts_V)
     columns = (batch[key] for key in ("input_ids", "attention_mask", "record_id", "epoch"))
     masked = jax.device_get(jax.jit(masking)(jax.random.key(config.masking.seed), *columns))
     row_N, prediction_N = np.nonzero(masked.weights_BxK > 0)

@@ -222,7 +222,7 @@ def _proof(model: Pretrained, tok: PreTrainedTokenizerFast) -> Proof:
 
 def _logits(model: Pretrained, ids: list[list[int]], positions: list[list[int]]) -> list[np.ndarray]:
     """Returns float32 logits [K, V] of each row at its positions: all rows but the last are one padded batch."""
-    forward = jax.jit(model.network.masked_logits)
+    forward = jax.jit(model.module.logits)
     found: list[np.ndarray] = []
     for rows in (slice(0, -1), slice(-1, None)):
         if not ids[rows]:

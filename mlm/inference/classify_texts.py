@@ -27,7 +27,7 @@ class TextClassifier:
 
     def __init__(self, model: Pretrained, tok: PreTrainedTokenizerFast):
         """Puts the parameters on the device."""
-        self._logits = jax.jit(functools.partial(classifier.logits, model.network))
+        self._logits = jax.jit(model.module.logits)
         self._params = jax.device_put(model.params)
         self._tok, self._longest = tok, model.longest_row
         run = model.run_config or {}

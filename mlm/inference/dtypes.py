@@ -17,7 +17,7 @@ from mlm.data import batches
 from mlm.data.manifest import Manifest
 from mlm.model.loss import mask_padding, prediction_scores, sum_rows
 from mlm.model.masking import TokenMasking
-from mlm.model.network import Network, Params
+from mlm.model.module import Model, Params
 from mlm.training import evaluation, sharding
 from mlm.training.state import shardings_of
 from mlm.training.step import Batch, jit_eval_step
@@ -29,7 +29,7 @@ def compare(
     config: ConfigDict,
     manifest: Manifest,
     params: Params,
-    networks: Sequence[Network],
+    modules: Sequence[Model],
     masking: TokenMasking,
     *,
     split: str,
@@ -39,10 +39,10 @@ def compare(
     """Returns loss and accuracy of both dtypes on a split, in one draw of the masks, and how far they are apart.
 
     Args:
-      networks: the model in DTYPES.
+      modules: the model in DTYPES.
       batch_count: batches of evaluate.batch rows to read; None for the whole split.
     """
-    rows, step = config.evaluate.batch, _make_step(networks, masking, config.evaluate.seed, mesh, shardings_of(params))
+    rows, step = config.evaluate.batch, _make_step(modules, masking, config.evaluate.seed, mesh, shardings_of(params))
     read = batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
     columns = evaluation.per_row(step, params, itertools.islice(read, batch_count), mesh=mesh, rows=rows)
     weight_N, *sums = (column.astype(np.float64) for column in columns)
@@ -66,7 +66,7 @@ def compare(
 
 
 def _make_step(
-    networks: Sequence[Network], masking: TokenMasking, mask_seed: int, mesh: Mesh, param_shardings: Params
+    modules: Sequence[Model], masking: TokenMasking, mask_seed: int, mesh: Mesh, param_shardings: Params
 ) -> Callable:
     """Returns the jitted `(params, batch)` -> weight, losses, correct, same prediction, largest difference; [B]."""
 
@@ -75,7 +75,7 @@ def _make_step(
         masked = masking(jax.random.key(mask_seed), *(batch[name] for name in names))
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
         inputs = (masked.ids_BxL, batch["attention_mask"], masked.positions_BxK)
-        logits = [network.masked_logits(params, *inputs) for network in networks]
+        logits = [module.logits(params, *inputs) for module in modules]
         size = masking.vocab_size
         scores = [sum_rows(prediction_scores(each, masked.labels_BxK, weights_BxK, size)) for each in logits]
         tops = [jnp.argmax(mask_padding(each.astype(jnp.float32), size), axis=-1) for each in logits]

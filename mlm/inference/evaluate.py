@@ -17,9 +17,10 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.entry import MLM, Entry, changes_evaluation, check_use
 from mlm.errors import DamageError, InputError
 from mlm.inference import dtypes, pseudo_perplexity
-from mlm.model import factory
 from mlm.model.attention import make_attention
-from mlm.model.network import Network, Params
+from mlm.model.families import with_attention
+from mlm.model.masking import make_eval_masking, make_masking
+from mlm.model.module import Compute, Model, Params
 from mlm.paths import UPath, os_errors, write_text
 from mlm.pretrained import load, locate
 from mlm.tasks import pretraining
@@ -64,18 +65,18 @@ def run(
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
     info, data_of_run = DatasetInfo.from_manifest(manifest), (manifest, workdir, mesh, read.length)
-    network, task = make_network(config, padded, entry, *data_of_run)
+    module, task = make_module(config, padded, entry, *data_of_run)
     weights = f"{weights_name(loaded)}, data {read.fingerprint_of(part)[:12]}"
     scores, entries, masks_of = {}, {}, {}
     for kind in dict.fromkeys([config.masking.kind, *extras.masks]):
         own = configs.replace(config, {"masking.kind": kind})
-        masking = factory.make_masking(own.masking.to_dict(), info, pretraining.word_starts(own, workdir))
-        masking = factory.make_eval_masking(masking, config.evaluate.count)
+        masking = make_masking(own.masking.to_dict(), info, pretraining.word_starts(own, workdir))
+        masking = make_eval_masking(masking, config.evaluate.count)
         if task and kind == config.masking.kind:
             masking = task.eval_masking
         masks_of[kind] = masking
         placed = (config.evaluate.seed, mesh, shardings)
-        eval_step = step.make_eval_step(network, masking, *placed, with_breakdown=extras.breakdown)
+        eval_step = step.make_eval_step(module, masking, *placed, with_breakdown=extras.breakdown)
         scores[kind] = pretraining.score_split(config, read, mesh, eval_step, params, part)
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
         name = f"{_masks_name(config, kind)}, {weights}"
@@ -84,16 +85,14 @@ def run(
     result = {"split": split, "model": loaded.source, **scores[config.masking.kind]}
     result |= {"masks": scores} if len(scores) > 1 else {}
     if count := extras.pseudo:
-        values = pseudo_perplexity.score_split(
-            config, read, params, split=part, count=count, network=network, mesh=mesh
-        )
+        values = pseudo_perplexity.score_split(config, read, params, split=part, count=count, module=module, mesh=mesh)
         entries[f"{split}, pseudo-perplexity of {values['pseudo_rows']} rows, {weights}"] = values
         result |= values
     if extras.dtypes:
         by_dtype = [configs.replace(config, {"model.dtype": dtype}) for dtype in dtypes.DTYPES]
-        networks = [make_network(each, padded, entry, *data_of_run)[0] for each in by_dtype]
+        modules = [make_module(each, padded, entry, *data_of_run)[0] for each in by_dtype]
         masking = masks_of[config.masking.kind]
-        result["dtypes"] = dtypes.compare(config, read, params, networks, masking, split=part, mesh=mesh)
+        result["dtypes"] = dtypes.compare(config, read, params, modules, masking, split=part, mesh=mesh)
     if cluster.is_primary():
         print(json.dumps(result))
         show(*summary(result), out=sys.stderr)
@@ -150,7 +149,7 @@ def put_on_devices(config: ConfigDict, model: load.Pretrained) -> tuple[Mesh, lo
     return mesh, padded, shardings, sharding.put_tree(padded.params, shardings)
 
 
-def make_network(
+def make_module(
     config: ConfigDict,
     model: load.Pretrained,
     entry: Entry,
@@ -158,10 +157,11 @@ def make_network(
     workdir: Workdir,
     mesh: Mesh,
     length: int,
-) -> tuple[Network, pretraining.Pretraining | None]:
-    """Returns a model's network, with a kernel that this machine has or the class's own, and the task of that class."""
+) -> tuple[Model, pretraining.Pretraining | None]:
+    """Returns a model's module, with a kernel that this machine has or the class's own, and the task of that class."""
     info, isolated, dtype = DatasetInfo.from_manifest(manifest), config.data.isolate_documents, config.model.dtype
-    network = model.family(model.config, dtype, cls_id=info.special_ids["cls"] if isolated else None)
+    compute = Compute(cls_id=info.special_ids["cls"] if isolated else None)
+    module = model.family.make_module(model.config, dtype=dtype, compute=compute)
     choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
     kernel = {"length": length, "mesh": mesh, "dtype": dtype, "isolated": isolated}
     attend, task = functools.partial(make_attention, choice, model.config, **kernel), None
@@ -169,7 +169,7 @@ def make_network(
         starts_V = pretraining.word_starts(config, workdir)
         task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
         attend = functools.partial(task.make_attention, model.config, length)
-    return network.with_attention(lambda window: attend(window=window)), task
+    return with_attention(module, lambda window: attend(window=window)), task
 
 
 def summary(result: dict[str, Any]) -> list[Any]:

@@ -58,8 +58,8 @@ def score(
     The splits of `predict` are scored, too, and their predictions written to predictions/SPLIT.tsv.
     """
     mesh, padded, shardings, params = put_on_devices(config, model)
-    network = classification.make_network(config, padded.config, examples, mesh)
-    eval_step = classification.make_eval_step(network, mesh, shardings, longest=examples.length)
+    module = classification.make_module(config, padded.config, examples, mesh)
+    eval_step = classification.make_eval_step(module, mesh, shardings, longest=examples.length)
     names = dict.fromkeys([split, *predict])
     found = {n: classification.evaluate(config, examples, mesh, eval_step, params, n) for n in names}
     named = locate.split_step(model.source)[1] is not None  # the report shows the best checkpoint

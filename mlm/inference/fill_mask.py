@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from mlm.data import lines, tokenizer
 from mlm.data.tokenizer_checks import vocabulary_size
 from mlm.errors import InputError
-from mlm.model.network import Params
+from mlm.model.module import Params
 from mlm.pretrained.load import Pretrained
 from mlm.text import is_text, show
 
@@ -39,13 +39,13 @@ class FillMask:
         if (needed := vocabulary_size(tok.backend_tokenizer)) > size:
             sizes = f"has {size} vocabulary entries, its tokenizer {model.tokenizer} has {needed}"
             raise InputError(f"{model.source}: {sizes}; use the tokenizer that the model was trained with.")
-        network = model.network
+        module = model.module
         allowed_A = np.asarray(target_ids(tok, targets), np.int32) if targets else None
 
         def fillings(
             params: Params, ids_BxL: jax.Array, attention_BxL: jax.Array, positions_BxK: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
-            probs_BxKxV = jax.nn.softmax(network.masked_logits(params, ids_BxL, attention_BxL, positions_BxK))
+            probs_BxKxV = jax.nn.softmax(module.logits(params, ids_BxL, attention_BxL, positions_BxK))
             if allowed_A is None:
                 return jax.lax.top_k(probs_BxKxV, top_k)
             probs_BxKxT, indices_BxKxT = jax.lax.top_k(probs_BxKxV[..., allowed_A], min(top_k, len(allowed_A)))

@@ -134,7 +134,7 @@ def pseudo_log_likelihoods(
     """
     mesh, padded, shardings, params = evaluate.put_on_devices(config, model)
     sizes = {"mask_id": tokenizer.load(model.tokenizer).mask_token_id, "vocab_size": model.config.vocab_size}
-    step = pseudo_perplexity.make_step(network=padded.network, mesh=mesh, param_shardings=shardings, **sizes)
+    step = pseudo_perplexity.make_step(module=padded.module, mesh=mesh, param_shardings=shardings, **sizes)
     rows, pad_id = config.evaluate.batch, model.config.pad_token_id
     distinct, parts = sorted(set(sentences), key=lambda each: (len(each[0]), each)), []  # parts: [methods, N]
     for length, group in itertools.groupby(distinct, lambda each: -(-len(each[0]) // LENGTHS) * LENGTHS):

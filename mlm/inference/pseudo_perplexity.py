@@ -15,7 +15,7 @@ from mlm.data import batches
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 from mlm.model.loss import RowSums, masked_cross_entropy
-from mlm.model.network import Network, Params
+from mlm.model.module import Model, Params
 from mlm.training import evaluation, sharding
 from mlm.training.state import shardings_of
 from mlm.training.step import jit_eval_step
@@ -24,14 +24,14 @@ Batch = dict[str, Any]
 
 
 def score_split(
-    config: ConfigDict, manifest: Manifest, params: Params, *, split: str, count: int, network: Network, mesh: Mesh
+    config: ConfigDict, manifest: Manifest, params: Params, *, split: str, count: int, module: Model, mesh: Mesh
 ) -> dict[str, float]:
     """Returns what `score` does, of `count` rows spread evenly over a split."""
     rows = config.evaluate.batch
     read = batches.eval_batches(manifest, split=split, batch=rows, rows=(0, rows))  # every host needs all of them
     sampled = sample(read, count=count, records=manifest.splits[split].records)
     ids = {"mask_id": manifest.special_ids["mask"], "vocab_size": manifest.vocab_size}
-    step = make_step(network=network, mesh=mesh, param_shardings=shardings_of(params), **ids)
+    step = make_step(module=module, mesh=mesh, param_shardings=shardings_of(params), **ids)
     return score(step, params, *sampled, special_ids=manifest.all_special_ids, mesh=mesh, batch=rows)
 
 
@@ -53,7 +53,7 @@ def score(
 
 
 def make_step(
-    *, network: Network, mask_id: int, vocab_size: int, mesh: Mesh, param_shardings: Params
+    *, module: Model, mask_id: int, vocab_size: int, mesh: Mesh, param_shardings: Params
 ) -> Callable[[Params, Batch], RowSums]:
     """Returns the jitted step, which predicts each row's token at "position"; those up to "stop" are masked."""
 
@@ -63,7 +63,7 @@ def make_step(
         place_L = jnp.arange(ids_BxL.shape[1])
         hidden_BxL = (place_L >= position_Bx1) & (place_L < batch["stop"][:, None])
         masked_BxL = jnp.where(hidden_BxL, mask_id, ids_BxL)
-        logits_Bx1xV = network.masked_logits(params, masked_BxL, batch["attention_mask"], position_Bx1)
+        logits_Bx1xV = module.logits(params, masked_BxL, batch["attention_mask"], position_Bx1)
         return masked_cross_entropy(logits_Bx1xV, label_Bx1, batch["valid"][:, None], vocab_size)
 
     return jit_eval_step(step, mesh, param_shardings)

@@ -1,24 +1,25 @@
-"""A classification head on a network, as transformers' ForSequenceClassification and ForTokenClassification have it.
+"""Classifiers, transformers' ForSequenceClassification and ForTokenClassification: config, classes, loss.
 
 Dimensions: B rows, L tokens in a row, H hidden size, C classes (1 for regression).
 """
 
 import copy
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from transformers import PretrainedConfig
 
-from mlm.model.families import family_of
+from mlm.model.families import SEQUENCES, TOKENS, family_of
 from mlm.model.loss import RowSums
-from mlm.model.network import Network, Params
+from mlm.model.module import Model
 
 
 def make_config(body: PretrainedConfig, labels: tuple[str, ...], *, of_tokens: bool = False) -> PretrainedConfig:
     """Returns the config of a classifier with these labels, or of a regression if there are none."""
     config = copy.deepcopy(body)
-    config.architectures = [f"{family_of(config).name}For{'Token' if of_tokens else 'Sequence'}Classification"]
+    config.architectures = [f"{family_of(config).name}For{TOKENS if of_tokens else SEQUENCES}"]
     if hasattr(config, "classifier_pooling"):
         config.classifier_pooling = "cls"  # ModernBERT's head reads the first token, or the mean
     config.problem_type = None if of_tokens else "single_label_classification" if labels else "regression"
@@ -34,37 +35,19 @@ def class_names(config: PretrainedConfig) -> tuple[str, ...]:
 
 def kind(config: PretrainedConfig) -> str:
     """Returns what a classifier predicts, as config.classify.kind names it."""
-    if "TokenClassification" in str(config.architectures):  # a folder's list may hold anything
+    if TOKENS in str(config.architectures):  # a folder's list may hold anything
         return "tokens"
     return "regression" if config.problem_type == "regression" or config.num_labels == 1 else "classes"
 
 
 def head_name(config: PretrainedConfig) -> str:
     """Returns what transformers' classes call the head."""
-    return "TokenClassification" if kind(config) == "tokens" else "SequenceClassification"
+    return TOKENS if kind(config) == "tokens" else SEQUENCES
 
 
-def init_params(config: PretrainedConfig, key: Array) -> Params:
-    """Returns float32 parameters as transformers initialises them."""
-    return family_of(config).init_params(config, key, head_name(config))
-
-
-def logits(
-    network: Network,
-    params: Params,
-    ids_BxL: Array,
-    attention_BxL: Array,
-    dropout_key: Array | None = None,
-    rows_B: Array | None = None,
-) -> Array:
-    """Returns logits_BxC, float32, of the first token of each row (see `Network.encode`); of tokens, logits_BxLxC."""
-    of_tokens = kind(network.config) == "tokens"
-    first_Bx1 = None if of_tokens else jnp.zeros((len(ids_BxL), 1), jnp.int32)
-    x_Bx1xH = network.encode(params, ids_BxL, attention_BxL, first_Bx1, dropout_key, rows_B)
-    seeds = [None] * 2 if dropout_key is None else list(jax.random.bits(jax.random.fold_in(dropout_key, 1), (2,)))
-    with jax.named_scope("classifier"):
-        logits_BxLxC = network.classify(params, x_Bx1xH, seeds, rows_B, of_tokens=of_tokens)
-        return logits_BxLxC if of_tokens else logits_BxLxC[:, 0]
+def make_module(config: PretrainedConfig, dtype: str = "float32", **settings: Any) -> Model:
+    """Returns the linen module of a classifier; `settings` are those of `Model`."""
+    return family_of(config).make_module(config, head_name(config), dtype, **settings)
 
 
 def row_sums(logits_BxC: Array, label_B: Array) -> RowSums:

@@ -1,26 +1,215 @@
-"""The model families, by transformers' model_type and by config.model.family, which spells it with underscores."""
+"""The model families: transformers' classes, what they call their parts, and the keys of our config that describe them.
 
-from transformers import PretrainedConfig
+To add one, write its modules as in roberta.py, list it in FAMILIES, and give it partition rules
+(mlm/training/sharding.py), FLOPs (mlm/training/recipe.py), priming, checks of its config.json
+(mlm/pretrained/model_config.py) and a rule (mlm/config_rules.py).
+"""
 
-from mlm.model.modernbert import ModernBert
-from mlm.model.network import Network
-from mlm.model.roberta import Roberta, RobertaPreLayerNorm
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
-FAMILIES: dict[str, type[Network]] = {
-    each.config_class.model_type: each for each in (Roberta, RobertaPreLayerNorm, ModernBert)
+import transformers
+from transformers import (
+    BertConfig,
+    FlaxPreTrainedModel,
+    ModernBertConfig,
+    PretrainedConfig,
+    RobertaConfig,
+    RobertaPreLayerNormConfig,
+)
+
+from mlm.data.manifest import DatasetInfo
+from mlm.errors import InputError
+from mlm.model import bert, modernbert, roberta
+from mlm.model.attention import Attention
+from mlm.model.module import Compute, Model, Params
+
+Path = tuple[str, ...]  # of a parameter, or of a part of the tree
+MASKED_LM, SEQUENCES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClassification"  # transformers' heads
+# Keys of the config's group `model` that decide parameters in all families, and what transformers calls them.
+SIZES = {
+    "hidden_size": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
 }
 
 
-def family_of(config: PretrainedConfig) -> type[Network]:
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """The models of one architecture."""
+
+    name: str  # in transformers' classes: NAMEForMaskedLM
+    config_class: type[PretrainedConfig]
+    models: Mapping[str, type[FlaxPreTrainedModel]]  # by head
+    body: str  # what all heads share
+    lm_head: Path  # the parts of the language-model head
+    stack: Path  # holds the layers, "0", "1", ...
+    embedding: Path  # [V, H], the decoder's kernel too
+    decoder_bias: Path  # [V]
+    architecture: Mapping[str, str]  # SIZES, and further keys that decide what a model computes
+
+    def make_config(
+        self, model: Mapping[str, Any], vocab_size: int, special_ids: Mapping[str, int]
+    ) -> PretrainedConfig:
+        """Returns transformers' config for the config group `model`, the vocabulary padded to a multiple."""
+        config = self.config_class(
+            architectures=[f"{self.name}For{MASKED_LM}"],
+            vocab_size=-(-vocab_size // model["vocab_multiple"]) * model["vocab_multiple"],
+            initializer_range=model["init_stddev"],
+            max_position_embeddings=model["positions"],
+            pad_token_id=special_ids["pad"],
+            bos_token_id=special_ids["cls"],
+            eos_token_id=special_ids["sep"],
+            **{name: model[key] for key, name in self.architecture.items()},
+        )
+        if self is MODERNBERT:
+            config.classifier_activation = model["activation"]
+            config.global_rope_theta, config.local_rope_theta = model["global_rope_theta"], model["local_rope_theta"]
+            config.cls_token_id, config.sep_token_id = special_ids["cls"], special_ids["sep"]
+        elif self is not BERT:
+            config.max_position_embeddings += special_ids["pad"] + 1  # RoBERTa counts from pad id + 1
+            config.type_vocab_size = 1
+        set_dropout(config, model)
+        return config
+
+    def flax_class(self, head: str) -> type[FlaxPreTrainedModel] | None:
+        """Returns transformers' own Flax class with a head; None of a family that it has in PyTorch only."""
+        return getattr(transformers, f"Flax{self.name}For{head}", None)
+
+    def make_module(
+        self, config: PretrainedConfig, head: str = MASKED_LM, dtype: str = "float32", **settings: Any
+    ) -> Model:
+        """Returns the linen module of a model with a head; `settings` are `Model`'s."""
+        return self.models[head].module_class(config, dtype, **settings)
+
+
+ROBERTA_KEYS = SIZES | {"activation": "hidden_act", "layer_norm_eps": "layer_norm_eps"}
+ROBERTA = Family(
+    name="Roberta",
+    config_class=RobertaConfig,
+    models={
+        MASKED_LM: roberta.RobertaForMaskedLM,
+        SEQUENCES: roberta.RobertaForSequenceClassification,
+        TOKENS: roberta.RobertaForTokenClassification,
+    },
+    body="roberta",
+    lm_head=("lm_head",),
+    stack=("roberta", "encoder", "layer"),
+    embedding=("roberta", "embeddings", "word_embeddings", "embedding"),
+    decoder_bias=("lm_head", "bias"),
+    architecture=ROBERTA_KEYS,
+)
+PRE_NORM = Family(
+    name="RobertaPreLayerNorm",
+    config_class=RobertaPreLayerNormConfig,
+    models={
+        MASKED_LM: roberta.RobertaPreLayerNormForMaskedLM,
+        SEQUENCES: roberta.RobertaPreLayerNormForSequenceClassification,
+        TOKENS: roberta.RobertaPreLayerNormForTokenClassification,
+    },
+    body="roberta_prelayernorm",
+    lm_head=("lm_head",),
+    stack=("roberta_prelayernorm", "encoder", "layer"),
+    embedding=("roberta_prelayernorm", "embeddings", "word_embeddings", "embedding"),
+    decoder_bias=("lm_head", "bias"),
+    architecture=ROBERTA_KEYS,
+)
+BERT = Family(
+    name="Bert",
+    config_class=BertConfig,
+    models={
+        MASKED_LM: bert.BertForMaskedLM,
+        SEQUENCES: bert.BertForSequenceClassification,
+        TOKENS: bert.BertForTokenClassification,
+    },
+    body="bert",
+    lm_head=("cls",),
+    stack=("bert", "encoder", "layer"),
+    embedding=("bert", "embeddings", "word_embeddings", "embedding"),
+    decoder_bias=("cls", "predictions", "bias"),
+    architecture=ROBERTA_KEYS,
+)
+MODERNBERT = Family(
+    name="ModernBert",
+    config_class=ModernBertConfig,
+    models={
+        MASKED_LM: modernbert.FlaxModernBertForMaskedLM,
+        SEQUENCES: modernbert.FlaxModernBertForSequenceClassification,
+        TOKENS: modernbert.FlaxModernBertForTokenClassification,
+    },
+    body="model",
+    lm_head=("head", "decoder"),
+    stack=("model", "layers"),
+    embedding=("model", "embeddings", "tok_embeddings", "embedding"),
+    decoder_bias=("decoder", "bias"),
+    architecture=SIZES
+    | {
+        "activation": "hidden_activation",
+        "layer_norm_eps": "norm_eps",
+        "local_attention": "local_attention",
+        "global_every": "global_attn_every_n_layers",
+    },
+)
+FAMILIES = {family.config_class.model_type: family for family in (ROBERTA, PRE_NORM, BERT, MODERNBERT)}
+
+
+def family_of(config: PretrainedConfig) -> Family:
     """Returns the family of a model."""
     return FAMILIES[config.model_type]
 
 
 def name_of(config: PretrainedConfig) -> str:
-    """Returns the config.model.family of a model."""
+    """Returns the config.model.family of a model, which spells transformers' model_type with underscores."""
     return config.model_type.replace("-", "_")
 
 
-def named(name: str) -> type[Network]:
+def named(name: str) -> Family:
     """Returns the family of config.model.family."""
     return FAMILIES[name.replace("_", "-")]
+
+
+def set_dropout(config: PretrainedConfig, model: Mapping[str, Any]) -> None:
+    """Sets the dropout rates to those of the config's group `model`, of the classification head too."""
+    if config.model_type == MODERNBERT.config_class.model_type:
+        config.attention_dropout = model["attention_dropout"]
+        config.embedding_dropout = config.mlp_dropout = config.classifier_dropout = model["hidden_dropout"]
+    else:
+        config.attention_probs_dropout_prob = model["attention_dropout"]
+        config.hidden_dropout_prob = model["hidden_dropout"]
+        config.classifier_dropout = None  # as in the layers
+
+
+def window(config: PretrainedConfig) -> int:
+    """Returns how many tokens local layers see on each side, 0 if there are no such layers."""
+    is_local = config.model_type == MODERNBERT.config_class.model_type and config.num_hidden_layers > 1
+    return modernbert.window(config, 1) if is_local else 0
+
+
+def at_path(params: Params, path: Path) -> Any:
+    """Returns a parameter, or a part of the tree."""
+    return functools.reduce(lambda tree, name: tree[name], path, params)
+
+
+def with_attention(module: Model, make: Callable[[int], Attention]) -> Model:
+    """Returns the module with the kernels `make(window)`; a window of 0 means the whole row."""
+    local = window(module.config)
+    compute = dataclasses.replace(module.compute, attend=make(0), attend_locally=make(local) if local else None)
+    return module.clone(compute=compute)
+
+
+def make_module(model: Mapping[str, Any], info: DatasetInfo, *, isolated: bool = False) -> Model:
+    """Returns the language model of the config's group `model`, with the attention that runs on any device."""
+    if info.length > model["positions"]:
+        key = f"config.model.positions = {model['positions']}"
+        raise InputError(f"{key}: the shards have rows of {info.length} tokens; raise it to at least that.")
+    family = named(model["family"])
+    config = family.make_config(model, info.vocab_size, info.special_ids)
+    compute = Compute(
+        cls_id=info.special_ids["cls"] if isolated else None,
+        recompute_layers=model["remat"],
+        recomputed_feed_forwards=model["remat_feed_forward"],
+    )
+    return family.make_module(config, dtype=model["dtype"], compute=compute)

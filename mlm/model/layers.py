@@ -1,23 +1,107 @@
-"""Layers with transformers' parameters and results, and custom VJPs where autodiff is slow on TPUs or CPUs.
+"""Linen layers with transformers' parameters and results, and custom VJPs where autodiff is slow on TPUs or CPUs.
 
 Dimensions: B rows, L tokens in a row, H size of a token's vector, O size of the output's, N = B x L.
 """
 
 import functools
 import math
+from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+Initializer = nn.initializers.Initializer
 GOLDEN = np.uint32(0x9E3779B1)  # odd: multiplying by it maps 32-bit numbers one to one
 
 
-def dense(params: dict[str, Array], x_BxLxH: Array) -> Array:
-    """Returns x @ kernel + bias, if there is one, in the type of x."""
-    y_BxLxO = product(x_BxLxH, params["kernel"].astype(x_BxLxH.dtype))
-    return add_bias(y_BxLxO, params["bias"]) if "bias" in params else y_BxLxO
+class Dense(nn.Module):
+    """Returns x @ kernel + bias in the type of x."""
+
+    features: int
+    kernel_init: Initializer = nn.initializers.lecun_normal()  # flax's own, which transformers leaves in some places
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x_BxLxH: Array) -> Array:
+        kernel_HxO = self.param("kernel", self.kernel_init, (x_BxLxH.shape[-1], self.features))
+        y_BxLxO = product(x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype))
+        if not self.use_bias:
+            return y_BxLxO
+        return add_bias(y_BxLxO, self.param("bias", nn.initializers.zeros, (self.features,)))
+
+
+class SplitDense(nn.Module):
+    """Returns the products of x with each of `parts` kernels that PyTorch has as one; without bias."""
+
+    features: int
+    parts: int
+    kernel_init: Initializer
+
+    @nn.compact
+    def __call__(self, x_BxLxH: Array) -> list[Array]:
+        kernel = self.param("kernel", self.kernel_init, (x_BxLxH.shape[-1], self.parts, self.features))
+        kernel = kernel.astype(x_BxLxH.dtype)
+        return [product(x_BxLxH, kernel[:, part]) for part in range(self.parts)]
+
+
+class Logits(nn.Module):
+    """The last layer of a classification head: x @ kernel + bias in float32, see `logits`."""
+
+    features: int
+    kernel_init: Initializer = nn.initializers.lecun_normal()
+
+    @nn.compact
+    def __call__(self, x_BxLxH: Array) -> Array:
+        kernel_HxO = self.param("kernel", self.kernel_init, (x_BxLxH.shape[-1], self.features))
+        return logits(x_BxLxH, kernel_HxO, self.param("bias", nn.initializers.zeros, (self.features,)))
+
+
+class Embedding(nn.Module):
+    """A table of vectors [V, H]; what is read of it is cast, so that gradients are summed in float32."""
+
+    entries: int
+    features: int
+    embedding_init: Initializer
+    dtype: Any
+
+    def setup(self) -> None:
+        self.embedding = self.param("embedding", self.embedding_init, (self.entries, self.features))
+
+    def __call__(self, ids_BxL: Array) -> Array:
+        return self.embedding[ids_BxL].astype(self.dtype)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation (Ba et al., 2016) in float32 as flax computes it, in the type of x."""
+
+    epsilon: float
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x_BxLxH: Array) -> Array:
+        scale_H = self.param("scale", nn.initializers.ones, (x_BxLxH.shape[-1],))
+        x = x_BxLxH.astype(jnp.float32)
+        mean = jnp.mean(x, -1, keepdims=True)
+        variance = jnp.maximum(jnp.mean(x * x, -1, keepdims=True) - mean * mean, 0)
+        normed = (x - mean) * (lax.rsqrt(variance + self.epsilon) * scale_H)
+        if self.use_bias:
+            normed = normed + self.param("bias", nn.initializers.zeros, (x_BxLxH.shape[-1],))
+        return normed.astype(x_BxLxH.dtype)
+
+
+class Dropout(nn.Module):
+    """Dropout whose bits depend on a row's number in the global batch and on the token: never on the mesh."""
+
+    rate: float
+
+    def __call__(self, x_BxLxH: Array, rows_B: Array | None, tokens_BxL: Array | None = None) -> Array:
+        """Drops entries of x; `rows_B` is None for no dropout, `tokens_BxL` if x has all tokens of its rows."""
+        if rows_B is None or self.rate == 0:
+            return x_BxLxH
+        return dropout(x_BxLxH, self.rate, jax.random.bits(self.make_rng("dropout")), rows_B, tokens_BxL)
 
 
 @jax.custom_vjp
@@ -78,16 +162,6 @@ def _logits_gradients(saved: tuple[Array, Array], grad_BxLxO: Array) -> tuple[Ar
 logits.defvjp(lambda x, kernel, bias: (logits(x, kernel, bias), (x, kernel)), _logits_gradients)
 
 
-def layer_norm(params: dict[str, Array], x_BxLxH: Array, epsilon: float) -> Array:
-    """Layer normalisation (Ba et al., 2016) in float32 as flax computes it, in the type of x; the bias is optional."""
-    x = x_BxLxH.astype(jnp.float32)
-    mean = jnp.mean(x, -1, keepdims=True)
-    variance = jnp.maximum(jnp.mean(x * x, -1, keepdims=True) - mean * mean, 0)
-    scale = lax.rsqrt(variance + epsilon) * params["scale"]
-    normed = (x - mean) * scale
-    return (normed + params["bias"] if "bias" in params else normed).astype(x_BxLxH.dtype)
-
-
 @jax.custom_vjp
 def gelu(x: Array) -> Array:
     """Exact GELU (Hendrycks and Gimpel, 2016) in float32, returned in the type of x; saves the derivative, not x."""
@@ -109,11 +183,9 @@ ACTIVATIONS = {"gelu": gelu, "gelu_new": jax.nn.gelu, "relu": jax.nn.relu, "silu
 
 
 def dropout(
-    x_BxLxH: Array, rate: float, seed: Array | None, rows_B: Array | None = None, tokens_BxL: Array | None = None
+    x_BxLxH: Array, rate: float, seed: Array, rows_B: Array | None = None, tokens_BxL: Array | None = None
 ) -> Array:
-    """Dropout with `random_bits`, whose seed differs by call and step; returns x if the seed is None or the rate 0."""
-    if seed is None or rate == 0:
-        return x_BxLxH
+    """Dropout with `random_bits`, whose seed differs by call and step."""
     keep = random_bits(seed, x_BxLxH.shape, rows_B, tokens_BxL) >= np.uint32(round(rate * 2**32))
     return jnp.where(keep, x_BxLxH * np.asarray(1 / (1 - rate), x_BxLxH.dtype), 0)
 

@@ -8,13 +8,17 @@ Dimensions: B rows, L tokens in a row, K predictions in a row (static), V entrie
 
 import dataclasses
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+
+from mlm.data.manifest import DatasetInfo
+from mlm.errors import InputError
 
 Rate = float | Array  # of masking
 
@@ -235,3 +239,30 @@ def _tokens_before(units: _Units, score_L: Array) -> Array:
 def _uniform(bits: Array) -> Array:
     """Returns float32 in [0, 1) from uint32 bits: 24 of them, so that every value is exact."""
     return (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)
+
+
+MASKING = {"token": TokenMasking, "word": WordMasking, "span": SpanMasking}
+
+
+def make_masking(masking: Mapping[str, Any], info: DatasetInfo, word_starts_V: np.ndarray | None) -> TokenMasking:
+    """Returns the masking of the config's group `masking`; words and spans need the word starts to draw masks."""
+    if word_starts_V is not None and len(word_starts_V) != info.vocab_size:
+        raise InputError(
+            f"config.masking.kind = {masking['kind']}: the tokenizer has {len(word_starts_V)} entries, the shards were "
+            f"made with one of {info.vocab_size}; use a tokenizer and shards that belong together."
+        )
+    settings = {
+        **masking,
+        "mask_id": info.special_ids["mask"],
+        "special_ids": info.all_special_ids,
+        "vocab_size": info.vocab_size,
+        "starts": None if word_starts_V is None else word_starts_V.tobytes(),
+    }
+    kind = MASKING[masking["kind"]]
+    return kind(**{field.name: settings[field.name] for field in dataclasses.fields(kind)})
+
+
+def make_eval_masking(masking: TokenMasking, count: str) -> TokenMasking:
+    """Returns the masking of evaluation, given that of training and evaluate.count."""
+    masking = dataclasses.replace(masking, end_rate=0.0, static=False)
+    return masking if count == "fixed" else IndependentMasking(**vars(masking))

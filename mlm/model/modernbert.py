@@ -1,4 +1,4 @@
-"""transformers' ModernBERT: its configuration, its parameter tree, its numbers (Warner et al., 2024, arXiv 2412.13663).
+"""ModernBERT (Warner et al., 2024, arXiv 2412.13663) as linen modules and, which nobody else has, as Flax models.
 
 Pre-norm, but none before the first attention; rotary positions; gated feed-forward; all but every third layer attend to
 a window; the decoder's bias is the only one. transformers has it in PyTorch only: the tree has PyTorch's module names
@@ -9,151 +9,296 @@ C classes, N = B x K.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.core import unfreeze
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
-from transformers import ModernBertConfig
+from transformers import FlaxPreTrainedModel, ModernBertConfig
+from transformers.modeling_flax_outputs import FlaxSequenceClassifierOutput, FlaxTokenClassifierOutput
 
 from mlm.model import layers
 from mlm.model.attention import Rotation
-from mlm.model.network import Network, Params, segment_and_position_ids
+from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits, SplitDense
+from mlm.model.module import (
+    AttentionKernel,
+    Compute,
+    Encoded,
+    Inputs,
+    Layers,
+    Model,
+    Rows,
+    segment_and_position_ids,
+    take_tokens,
+    vocabulary_logits,
+)
 
 
-class ModernBert(Network):
-    """ModernBERT, as transformers' ModernBertForMaskedLM in PyTorch."""
+def truncated_normal(config: ModernBertConfig, stddev: float) -> layers.Initializer:
+    """Returns how a kernel is drawn, as in transformers: cut off at `initializer_cutoff_factor` deviations."""
+    cutoff = config.initializer_cutoff_factor
+    return lambda key, shape, dtype=jnp.float32: (
+        stddev * jax.random.truncated_normal(key, -cutoff, cutoff, shape, dtype)
+    )
+
+
+def wide(config: ModernBertConfig) -> layers.Initializer:
+    """Returns how embeddings and kernels are drawn but those of output projections."""
+    return truncated_normal(config, config.initializer_range)
+
+
+def narrow(config: ModernBertConfig) -> layers.Initializer:
+    """Returns how kernels of output projections are drawn."""
+    return truncated_normal(config, config.initializer_range / math.sqrt(2 * config.num_hidden_layers))
+
+
+def window(config: ModernBertConfig, index: int) -> int:
+    """Returns how many tokens layer `index` sees on each side, 0 for the whole row."""
+    return config.local_attention // 2 if index % config.global_attn_every_n_layers else 0
+
+
+class Embeddings(nn.Module):
+    config: ModernBertConfig
+    dtype: Any
+
+    def setup(self) -> None:
+        config = self.config
+        self.tok_embeddings = Embedding(config.vocab_size, config.hidden_size, wide(config), self.dtype)
+        self.norm = LayerNorm(config.norm_eps, use_bias=False)
+        self.dropout = Dropout(config.embedding_dropout)
+
+    def __call__(self, ids_BxL: Array, rows_B: Array | None) -> Array:
+        return self.dropout(self.norm(self.tok_embeddings(ids_BxL)), rows_B)
+
+
+class SelfAttention(nn.Module):
+    config: ModernBertConfig
+    compute: Compute
+    window: int
+
+    def setup(self) -> None:
+        config = self.config
+        self.Wqkv = SplitDense(config.hidden_size, 3, wide(config))
+        self.kernel = AttentionKernel(config, self.compute, self.window)
+        self.Wo = Dense(config.hidden_size, narrow(config), use_bias=False)
+        self.dropout = Dropout(config.attention_dropout)
+
+    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+        context_BxLxH = self.kernel(self.Wqkv(x_BxLxH), rows, rows.positions["local" if self.window else "global"])
+        return self.dropout(self.Wo(take_tokens(tokens_BxK, context_BxLxH)), rows.index_B, tokens_BxK)
+
+
+class GatedFeedForward(nn.Module):
+    config: ModernBertConfig
+
+    def setup(self) -> None:
+        config = self.config
+        self.Wi = SplitDense(config.intermediate_size, 2, wide(config))
+        self.Wo = Dense(config.hidden_size, narrow(config), use_bias=False)
+        self.dropout = Dropout(config.mlp_dropout)
+
+    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxL: Array | None) -> Array:
+        inner_BxLxI, gate_BxLxI = self.Wi(x_BxLxH)
+        inner_BxLxI = layers.ACTIVATIONS[self.config.hidden_activation](inner_BxLxI) * gate_BxLxI
+        return self.Wo(self.dropout(inner_BxLxI, rows.index_B, tokens_BxL))
+
+
+class Layer(nn.Module):
+    config: ModernBertConfig
+    compute: Compute
+    index: int
+
+    def setup(self) -> None:
+        config = self.config
+        self.attn = SelfAttention(config, self.compute, window(config, self.index))
+        self.mlp = GatedFeedForward(config)
+        self.mlp_norm = LayerNorm(config.norm_eps, use_bias=False)
+        if self.index:
+            self.attn_norm = LayerNorm(config.norm_eps, use_bias=False)
+
+    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+        attended_BxLxH = self.attn(self.attn_norm(x_BxLxH) if self.index else x_BxLxH, rows, tokens_BxK)
+        sum_BxLxH = take_tokens(tokens_BxK, x_BxLxH) + attended_BxLxH
+        return self.compute.recomputed(Layer.feed_forward, self.index)(self, sum_BxLxH, rows, tokens_BxK)
+
+    def feed_forward(self, sum_BxLxH: Array, rows: Rows, tokens_BxL: Array | None) -> Array:
+        """Feed-forward block with the norm before it: residual sum in, residual sum out."""
+        return sum_BxLxH + self.mlp(self.mlp_norm(sum_BxLxH), rows, tokens_BxL)
+
+
+class Body(nn.Module):
+    """Embeddings and layers, which all heads share."""
+
+    config: ModernBertConfig
+    dtype: Any
+    compute: Compute
+
+    def setup(self) -> None:
+        self.embeddings = Embeddings(self.config, self.dtype)
+        self.layers = Layers(self.config, self.compute, Layer)
+        self.final_norm = LayerNorm(self.config.norm_eps, use_bias=False)
+
+    def __call__(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
+        """Returns the hidden states, as `Model.encode` does."""
+        segments_BxL, positions_BxL = segment_and_position_ids(
+            inputs.ids_BxL, inputs.attention_BxL, 0, self.compute.cls_id
+        )
+        if inputs.positions_BxL is not None:
+            positions_BxL = inputs.positions_BxL
+        elif self.compute.cls_id is None:
+            positions_BxL = jnp.arange(inputs.ids_BxL.shape[1])[None]  # rotations that all rows share
+        rows = Rows(segments_BxL, rotations(self.config, positions_BxL), inputs.rows_B)
+        states = self.layers(self.embeddings(inputs.ids_BxL, inputs.rows_B), rows, tokens_BxK)
+        return Encoded(states, self.final_norm(states[-1]))
+
+
+def rotations(config: ModernBertConfig, positions_BxL: Array) -> dict[str, Rotation]:
+    """Returns the rotations of "global" and "local" layers, [B or 1, L, D / 2]."""
+    size = config.hidden_size // config.num_attention_heads
+    exponents = (np.arange(0, size, 2, np.float32) / size).astype(np.float64)
+
+    def rotation(theta: float) -> Rotation:
+        # Rounded as in PyTorch: at position 8,000, the last bit of a frequency is worth 5e-4 rad.
+        frequencies = np.float32(1) / (theta**exponents).astype(np.float32)
+        angles = positions_BxL[..., None].astype(jnp.float32) * frequencies
+        return jnp.cos(angles), jnp.sin(angles)
+
+    return {"global": rotation(config.global_rope_theta), "local": rotation(config.local_rope_theta)}
+
+
+class PredictionHead(nn.Module):
+    config: ModernBertConfig
+
+    def setup(self) -> None:
+        self.dense = Dense(self.config.hidden_size, narrow(self.config), use_bias=False)
+        self.norm = LayerNorm(self.config.norm_eps, use_bias=False)
+
+    def __call__(self, x_BxKxH: Array) -> Array:
+        return self.norm(layers.ACTIVATIONS[self.config.classifier_activation](self.dense(x_BxKxH)))
+
+
+class DecoderBias(nn.Module):
+    """The bias of the decoder, whose kernel is the embedding."""
+
+    entries: int
+
+    @nn.compact
+    def __call__(self) -> Array:
+        return self.param("bias", nn.initializers.zeros, (self.entries,))
+
+
+class ModernBertModule(Model):
+    """ModernBERT under any head."""
+
+    def setup(self) -> None:
+        self.model = Body(self.config, self.dtype, self.settings)
+        self.head = PredictionHead(self.config)
+        self.setup_head()
+
+    def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
+        return self.model(inputs, tokens_BxK)
+
+
+class ModernBertForMaskedLMModule(ModernBertModule):
+    """ModernBertForMaskedLM's of PyTorch."""
+
+    def setup_head(self) -> None:
+        self.decoder = DecoderBias(self.config.vocab_size)
+
+    def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
+        embedding_VxH = self.model.embeddings.tok_embeddings.embedding
+        return vocabulary_logits(self.head, x_BxKxH, embedding_VxH, self.decoder())
+
+
+class ModernBertForTokenClassificationModule(ModernBertModule):
+    """ModernBertForTokenClassification's of PyTorch."""
+
+    output_class = FlaxTokenClassifierOutput
+
+    def setup_head(self) -> None:
+        config = self.config
+        self.drop = Dropout(config.classifier_dropout)
+        self.classifier = Logits(config.num_labels, truncated_normal(config, config.hidden_size**-0.5))
+
+    def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
+        return self.classifier(self.drop(self.head(x_BxKxH), rows_B))
+
+
+class ModernBertForSequenceClassificationModule(ModernBertForTokenClassificationModule):
+    """ModernBertForSequenceClassification's of PyTorch, whose head reads the first token."""
+
+    output_class = FlaxSequenceClassifierOutput
+    reads_first_token = True
+
+    def predict(self, x_Bx1xH: Array, rows_B: Array | None) -> Array:
+        return super().predict(x_Bx1xH[:, :1], rows_B)[:, 0]
+
+
+class FlaxModernBertPreTrainedModel(FlaxPreTrainedModel):
+    """A ModernBERT as transformers' Flax classes are."""
 
     config_class = ModernBertConfig
-    name = "ModernBert"
-    body = "model"
-    lm_head = ("head", "decoder")
-    stack = ("model", "layers")
-    embedding = ("model", "embeddings", "tok_embeddings", "embedding")
-    decoder_bias = ("decoder", "bias")
-    architecture = Network.architecture | {
-        "activation": "hidden_activation",
-        "layer_norm_eps": "norm_eps",
-        "local_attention": "local_attention",
-        "global_every": "global_attn_every_n_layers",
-    }
+    base_model_prefix = "model"
 
-    @staticmethod
-    def _settings(model: Mapping[str, Any], special_ids: Mapping[str, int]) -> dict[str, Any]:
-        sizes = {"max_position_embeddings": model["positions"], "classifier_activation": model["activation"]}
-        bases = {key: model[key] for key in ("global_rope_theta", "local_rope_theta")}
-        return {**sizes, **bases, "cls_token_id": special_ids["cls"], "sep_token_id": special_ids["sep"]}
+    def __init__(
+        self,
+        config: ModernBertConfig,
+        input_shape: tuple[int, int] = (1, 1),
+        seed: int = 0,
+        dtype: Any = jnp.float32,
+        _do_init: bool = True,
+        gradient_checkpointing: bool = False,
+        **kwargs: Any,
+    ):
+        module = self.module_class(config=config, dtype=dtype, gradient_checkpointing=gradient_checkpointing, **kwargs)
+        super().__init__(config, module, input_shape=input_shape, seed=seed, dtype=dtype, _do_init=_do_init)
 
-    @staticmethod
-    def set_dropout(config: ModernBertConfig, model: Mapping[str, Any]) -> None:
-        """Sets the dropout rates to those of the config's group `model`, of the classification head too."""
-        config.attention_dropout = model["attention_dropout"]
-        config.embedding_dropout = config.mlp_dropout = config.classifier_dropout = model["hidden_dropout"]
+    def init_weights(self, rng: Array, input_shape: tuple[int, int], params: dict | None = None) -> dict:
+        """Returns drawn parameters, or `params` with those that it lacks."""
+        drawn = self.module.init_params(rng)
+        if params is None:
+            return drawn
+        flat, missing = flatten_dict(unfreeze(params)), flatten_dict(drawn)
+        flat |= {name: missing[name] for name in self._missing_keys}
+        self._missing_keys = set()
+        return unflatten_dict(flat)
 
-    @classmethod
-    def init_params(cls, config: ModernBertConfig, key: Array, head: str = "MaskedLM") -> Params:
-        """Returns float32 parameters drawn as in transformers: truncated normal, narrower for output projections."""
-        size, inner, stddev = config.hidden_size, config.intermediate_size, config.initializer_range
-        less, cutoff = stddev / math.sqrt(2 * config.num_hidden_layers), config.initializer_cutoff_factor
-        keys = iter(jax.random.split(key, 4 * config.num_hidden_layers + 3))
-
-        def draw(stddev: float, *shape: int) -> Array:
-            return stddev * jax.random.truncated_normal(next(keys), -cutoff, cutoff, shape, jnp.float32)
-
-        def norm() -> Params:
-            return {"scale": jnp.ones(size, jnp.float32)}
-
-        def layer(index: int) -> Params:
-            attention = {"Wqkv": {"kernel": draw(stddev, size, 3, size)}, "Wo": {"kernel": draw(less, size, size)}}
-            mlp = {"Wi": {"kernel": draw(stddev, size, 2, inner)}, "Wo": {"kernel": draw(less, inner, size)}}
-            first = {"attn_norm": norm()} if index else {}
-            return first | {"attn": attention, "mlp_norm": norm(), "mlp": mlp}
-
-        body = {
-            "embeddings": {"tok_embeddings": {"embedding": draw(stddev, config.vocab_size, size)}, "norm": norm()},
-            "layers": {str(index): layer(index) for index in range(config.num_hidden_layers)},
-            "final_norm": norm(),
-        }
-        params = {"model": body, "head": {"dense": {"kernel": draw(less, size, size)}, "norm": norm()}}
-        if head == "MaskedLM":
-            return params | {"decoder": {"bias": jnp.zeros(config.vocab_size, jnp.float32)}}
-        kernel = draw(size**-0.5, size, config.num_labels)
-        return params | {"classifier": {"kernel": kernel, "bias": jnp.zeros(config.num_labels, jnp.float32)}}
-
-    @staticmethod
-    def window(config: ModernBertConfig) -> int:
-        """Returns how many tokens local layers see on each side, 0 if there are no such layers."""
-        has_local = min(config.global_attn_every_n_layers, config.num_hidden_layers) > 1
-        return config.local_attention // 2 if has_local else 0
-
-    def _positions(self, ids_BxL: Array, attention_BxL: Array) -> tuple[Array, dict[str, Rotation]]:
-        """Returns segments_BxL and the rotations of "global" and "local" layers: one row if all rows share them."""
-        config = self.config
-        segments_BxL, positions_BxL = segment_and_position_ids(ids_BxL, attention_BxL, 0, self.cls_id)
-        if self.cls_id is None:
-            positions_BxL = jnp.arange(ids_BxL.shape[1])[None]
-        size = config.hidden_size // config.num_attention_heads
-        exponents = (np.arange(0, size, 2, np.float32) / size).astype(np.float64)
-
-        def rotation(theta: float) -> Rotation:
-            # Rounded as in PyTorch: at position 8,000, the last bit of a frequency is worth 5e-4 rad.
-            frequencies = np.float32(1) / (theta**exponents).astype(np.float32)
-            angles = positions_BxL[..., None].astype(jnp.float32) * frequencies
-            return jnp.cos(angles), jnp.sin(angles)
-
-        bases = {"global": config.global_rope_theta, "local": config.local_rope_theta}
-        return segments_BxL, {kind: rotation(base) for kind, base in bases.items()}
-
-    def _embed(self, params, ids_BxL, rotations, seed, rows_B):
-        x_BxLxH = params["tok_embeddings"]["embedding"][ids_BxL].astype(self.dtype)
-        return layers.dropout(self._norm(params["norm"], x_BxLxH), self.config.embedding_dropout, seed, rows_B)
-
-    def _layer(self, index, params, x_BxLxH, segments_BxL, rotations, seeds, rows_B, wanted_BxK):
-        is_local, rate = index % self.config.global_attn_every_n_layers > 0, self.config.attention_dropout
-        window = self.window(self.config) if is_local else 0
-        with jax.named_scope("attn_norm"):
-            normed_BxLxH = self._norm(params["attn_norm"], x_BxLxH) if index else x_BxLxH
-        with jax.named_scope("attn/Wqkv"):
-            qkv = _parts(params["attn"]["Wqkv"], normed_BxLxH)
-        with jax.named_scope("attn"):
-            rotation = rotations["local" if is_local else "global"]
-            context_BxLxH = self._attend(qkv, segments_BxL, seeds[0], window, rotation)
-        context_BxLxH, x_BxLxH = self._at(wanted_BxK, context_BxLxH, x_BxLxH)
-        with jax.named_scope("attn/Wo"):
-            projected_BxLxH = layers.dense(params["attn"]["Wo"], context_BxLxH)
-            sum_BxLxH = x_BxLxH + layers.dropout(projected_BxLxH, rate, seeds[1], rows_B, wanted_BxK)
-        return self._remat(index, self._feed_forward)(params, sum_BxLxH, seeds[2], rows_B, wanted_BxK)
-
-    def _feed_forward(self, params, sum_BxLxH, seed, rows_B, wanted_BxK):
-        with jax.named_scope("mlp_norm"):
-            normed_BxLxH = self._norm(params["mlp_norm"], sum_BxLxH)
-        with jax.named_scope("mlp/Wi"):
-            inner_BxLxI, gate_BxLxI = _parts(params["mlp"]["Wi"], normed_BxLxH)
-            inner_BxLxI = layers.ACTIVATIONS[self.config.hidden_activation](inner_BxLxI) * gate_BxLxI
-            inner_BxLxI = layers.dropout(inner_BxLxI, self.config.mlp_dropout, seed, rows_B, wanted_BxK)
-        with jax.named_scope("mlp/Wo"):
-            return sum_BxLxH + layers.dense(params["mlp"]["Wo"], inner_BxLxI)
-
-    def _last_norm(self, params, x_BxLxH):
-        with jax.named_scope("model/final_norm"):
-            return self._norm(params["final_norm"], x_BxLxH)
-
-    def _head(self, params, x_NxH):
-        x_NxH = layers.dense(params["head"]["dense"], x_NxH)
-        return self._norm(params["head"]["norm"], layers.ACTIVATIONS[self.config.classifier_activation](x_NxH))
-
-    def classify(self, params, x_BxKxH, seeds, rows_B, *, of_tokens):
-        """Returns logits_BxKxC of the classification head, which is the same for rows and tokens."""
-        x_BxKxH = layers.dropout(self._head(params, x_BxKxH), self.config.classifier_dropout, seeds[0], rows_B)
-        return layers.logits(x_BxKxH, params["classifier"]["kernel"], params["classifier"]["bias"])
-
-    def _norm(self, params: Params, x_BxLxH: Array) -> Array:
-        return layers.layer_norm(params, x_BxLxH, self.config.norm_eps)
+    def __call__(
+        self,
+        input_ids: Array,
+        attention_mask: Array | None = None,
+        position_ids: Array | None = None,
+        params: dict | None = None,
+        dropout_rng: Array | None = None,
+        train: bool = False,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Returns transformers' output, given int32 arrays [B, L]; see `Model.__call__`."""
+        config, input_ids = self.config, jnp.asarray(input_ids, jnp.int32)
+        return self.module.apply(
+            {"params": params or self.params},
+            input_ids,
+            jnp.ones_like(input_ids) if attention_mask is None else jnp.asarray(attention_mask, jnp.int32),
+            position_ids=position_ids,
+            deterministic=not train,
+            output_hidden_states=config.output_hidden_states if output_hidden_states is None else output_hidden_states,
+            return_dict=config.return_dict if return_dict is None else return_dict,
+            rngs={} if dropout_rng is None else {"dropout": dropout_rng},
+        )
 
 
-def _parts(params: Params, x_BxLxH: Array) -> list[Array]:
-    """Returns the products of x with each part of a kernel [H, parts, O]."""
-    kernel = params["kernel"].astype(x_BxLxH.dtype)
-    return [layers.product(x_BxLxH, kernel[:, part]) for part in range(kernel.shape[1])]
+class FlaxModernBertForMaskedLM(FlaxModernBertPreTrainedModel):
+    module_class = ModernBertForMaskedLMModule
+
+
+class FlaxModernBertForSequenceClassification(FlaxModernBertPreTrainedModel):
+    module_class = ModernBertForSequenceClassificationModule
+
+
+class FlaxModernBertForTokenClassification(FlaxModernBertPreTrainedModel):
+    module_class = ModernBertForTokenClassificationModule

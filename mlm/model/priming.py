@@ -20,9 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from transformers import ModernBertConfig, RobertaConfig
+from transformers import ModernBertConfig, PretrainedConfig, RobertaConfig
 
-from mlm.model.network import Network, Params, at_path
+from mlm.model.families import at_path, family_of
+from mlm.model.module import Params
 
 EMBEDDING_SCALE = 3.0  # of initializer_range; tuned on the quickstart, like the others
 SHARPNESS = 5.7  # attention score of the token at a head's offset, apart from the noise of token contents
@@ -30,17 +31,18 @@ ROTARY_SHARPNESS = 4.0  # the same, for a plane that is rotated by 1 a token; sl
 SHARED = 0.5  # norm of the entry that all embeddings share, relative to the norm of the rest
 
 
-def prime(params: Params, network: Network, counts_V: Array, key: Array) -> Params:
+def prime(params: Params, config: PretrainedConfig, counts_V: Array, key: Array) -> Params:
     """Returns transformers' initial parameters primed; `counts_V` says how often each token occurs in the text."""
     params = jax.tree.map(lambda leaf: leaf, params)  # new dictionaries around the same arrays
-    words, decoder = (at_path(params, path[:-1]) for path in (network.embedding, network.decoder_bias))
+    family = family_of(config)
+    words, decoder = at_path(params, family.embedding[:-1]), at_path(params, family.decoder_bias[:-1])
     words["embedding"] *= EMBEDDING_SCALE
     smoothed_V = counts_V.astype(jnp.float32) + 0.5
     decoder["bias"] = jnp.log(smoothed_V / jnp.mean(smoothed_V))
-    embeddings, config = params[network.body]["embeddings"], network.config
+    embeddings = params[family.body]["embeddings"]
     prime_positions = _prime_rotary if isinstance(config, ModernBertConfig) else _prime_table
     prime_attention = prime_positions(embeddings, config, EMBEDDING_SCALE * config.initializer_range)
-    for index, layer in at_path(params, network.stack).items():
+    for index, layer in at_path(params, family.stack).items():
         keys = jax.random.split(jax.random.fold_in(key, int(index)))
         prime_attention(int(index), layer, *(jax.random.orthogonal(each, config.hidden_size) for each in keys))
     return params

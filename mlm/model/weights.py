@@ -10,7 +10,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mlm.model.families import FAMILIES
-from mlm.model.network import Params
+from mlm.model.module import Params
 
 PARTS = {"Wqkv": 3, "Wi": 2}  # kernels that PyTorch fuses
 TIED = ("lm_head.decoder.", "decoder.weight")

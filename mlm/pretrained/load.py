@@ -15,8 +15,8 @@ from transformers import PretrainedConfig
 from mlm import logs
 from mlm.errors import InputError
 from mlm.model import classifier, weights
-from mlm.model.families import family_of
-from mlm.model.network import Network, Params
+from mlm.model.families import MASKED_LM, Family, family_of
+from mlm.model.module import Model, Params
 from mlm.paths import UPath, inside
 from mlm.pretrained import checkpoint_files, locate
 from mlm.pretrained.locate import INDEX, MSGPACK, SAFETENSORS
@@ -46,14 +46,15 @@ class Pretrained:
         return self.meta.get("config")
 
     @property
-    def family(self) -> type[Network]:
+    def family(self) -> Family:
         """What kind of model it is."""
         return family_of(self.config)
 
     @property
-    def network(self) -> Network:
-        """The forward pass, in float32."""
-        return self.family(self.config)
+    def module(self) -> Model:
+        """The linen module, in float32, with the head of the parameters."""
+        head = classifier.head_name(self.config) if CLASSIFIER in self.params else MASKED_LM
+        return self.family.make_module(self.config, head)
 
     @property
     def longest_row(self) -> int:
@@ -168,7 +169,7 @@ def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[Pretrain
     return config, jax.device_get(restored[part])
 
 
-def _read_weights(folder: UPath, family: type[Network], where: str, *, headers: bool = False) -> Params:
+def _read_weights(folder: UPath, family: Family, where: str, *, headers: bool = False) -> Params:
     """Returns all parameters of a local folder, float32, by our names; a model without a head has shorter ones."""
     if not locate.weights_in(folder):
         raise locate.no_weights(where)
@@ -206,8 +207,9 @@ def _zeros_of(file: str) -> dict[str, np.ndarray]:
 
 
 def _shapes(config: PretrainedConfig, head: str) -> Params:
-    init = classifier.init_params if head == CLASSIFIER else family_of(config).init_params
-    return jax.eval_shape(lambda: init(config, jax.random.key(0)))
+    name = classifier.head_name(config) if head == CLASSIFIER else MASKED_LM
+    module = family_of(config).make_module(config, name)
+    return jax.eval_shape(lambda: module.init_params(jax.random.key(0)))
 
 
 def _check_params(found: Pretrained, head: str | None, where: str) -> None:

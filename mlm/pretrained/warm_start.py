@@ -20,8 +20,8 @@ from transformers import PretrainedConfig
 from mlm.config_rules import ROTARY_BASES
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.model.families import name_of
-from mlm.model.network import Network, Params
+from mlm.model.families import SIZES, Family, name_of
+from mlm.model.module import Params
 from mlm.paths import UPath
 from mlm.pretrained import locate
 from mlm.pretrained.load import Pretrained
@@ -38,7 +38,7 @@ def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled:
         raise InputError(f"config.model.family = {ours}: train.init_from = {source.source} is a {theirs}; {fix}")
     for key, name in source.family.architecture.items():
         ours, theirs = getattr(config, name), getattr(source.config, name)
-        may_grow = tiled and key in Network.architecture
+        may_grow = tiled and key in SIZES
         if ours < theirs if may_grow else ours != theirs:
             fix = f"set it to that{' or more' * may_grow}, or start from another model."
             raise InputError(f"config.model.{key} = {ours}: train.init_from = {source.source} has {theirs}; {fix}")
@@ -198,7 +198,7 @@ def _counts(what: str, taken: int, ours: int, theirs: int) -> str:
     return f"{taken:,} of {theirs:,} {what} copied{fresh}{left}"
 
 
-def _grouped(names: list[str], family: type[Network]) -> str:
+def _grouped(names: list[str], family: Family) -> str:
     """Returns the names without their last part; layers, which are always whole, are only counted."""
     stack, bias = "/".join(family.stack) + "/", "/".join(family.decoder_bias)
     layers = {name.removeprefix(stack).split("/")[0] for name in names if name.startswith(stack)}

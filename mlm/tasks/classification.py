@@ -19,9 +19,9 @@ from mlm.data.examples import Examples
 from mlm.errors import InputError
 from mlm.model import classifier
 from mlm.model.attention import Attention, make_attention
-from mlm.model.families import family_of
+from mlm.model.families import with_attention
 from mlm.model.loss import RowSums
-from mlm.model.network import Network, Params
+from mlm.model.module import Compute, Model, Params
 from mlm.pretrained import warm_start
 from mlm.tasks import scores
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
@@ -29,7 +29,7 @@ from mlm.training.loop import Task
 
 
 class Classification(Task):
-    """The task of a config on labelled rows, for `loop.run_task`; `network` is the body's."""
+    """The task of a config on labelled rows, for `loop.run_task`."""
 
     def __init__(
         self, config: ConfigDict, examples: Examples, body: PretrainedConfig, start: Callable[[], Params] | None
@@ -43,7 +43,7 @@ class Classification(Task):
         _check_data(config, examples, body)
         of_tokens = config.classify.kind == "tokens"
         self.model_config = classifier.make_config(body, examples.labels, of_tokens=of_tokens)
-        self.network = make_network(config, self.model_config, examples, self.mesh)
+        self.module = make_module(config, self.model_config, examples, self.mesh)
 
         self._count = len(examples.splits["train"])
         self.steps = recipe.total_steps(run, self._count)
@@ -52,21 +52,21 @@ class Classification(Task):
         tx = optimizer.make_optimizer(run, schedule)
 
         def init(start: Params | None = None) -> state.TrainState:
-            params = classifier.init_params(self.model_config, jax.random.key(config.train.seed))
+            params = self.module.init_params(jax.random.key(config.train.seed))
             return state.TrainState.create(params | (start or {}), tx, ema=config.optimizer.ema_decay > 0)
 
         self._init, self.shapes = state.jit_init(init, self.mesh)
 
         def row_sums(params: Params, inputs: step.Inputs, rows_B: jax.Array, key: jax.Array) -> RowSums:
-            columns = (inputs["input_ids"], inputs["attention_mask"])
-            return classifier.row_sums(classifier.logits(self.network, params, *columns, key, rows_B), inputs["label"])
+            logits = self.module.logits(params, inputs["input_ids"], inputs["attention_mask"], None, key, rows_B)
+            return classifier.row_sums(logits, inputs["label"])
 
         names = ("input_ids", "attention_mask", "label")
         gradient = step.mean_gradient(run, lambda batch, _: {name: batch[name] for name in names}, row_sums, self.mesh)
         has_accuracy = bool(examples.labels)
         self.train_step = step.make_train_step(run, gradient, tx, schedule, self.shapes, has_accuracy=has_accuracy)
         shardings = state.shardings_of(self.shapes).params
-        self.eval_step = make_eval_step(self.network, self.mesh, shardings, longest=examples.length)
+        self.eval_step = make_eval_step(self.module, self.mesh, shardings, longest=examples.length)
         self._mean_length = float(np.mean(examples.splits["train"].lengths))
         self.expected_compiles = len(examples.lengths("train"))
         self.data_fingerprint = examples.fingerprint
@@ -126,8 +126,8 @@ def _check_data(config: ConfigDict, examples: Examples, body: PretrainedConfig) 
         raise InputError(f"config.data.lanes = {config.data.lanes}: there are only {count} training rows; lower it.")
 
 
-def make_network(config: ConfigDict, model_config: PretrainedConfig, examples: Examples, mesh: Mesh) -> Network:
-    """Returns the network, with the kernel of config.model.attention for each row length."""
+def make_module(config: ConfigDict, model_config: PretrainedConfig, examples: Examples, mesh: Mesh) -> Model:
+    """Returns the linen module, with the kernel of config.model.attention for each row length."""
     model = config.model
     lengths = sorted({length for split in examples.splits for length in examples.lengths(split)})
 
@@ -136,18 +136,18 @@ def make_network(config: ConfigDict, model_config: PretrainedConfig, examples: E
         kernels = {length: make_attention(model.attention, model_config, length=length, **shared) for length in lengths}
         return lambda q_BxLxH, *rest: kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
 
-    network = family_of(model_config)(model_config, model.dtype, model.remat, model.remat_feed_forward)
-    return network.with_attention(make)
+    compute = Compute(recompute_layers=model.remat, recomputed_feed_forwards=model.remat_feed_forward)
+    return with_attention(classifier.make_module(model_config, model.dtype, compute=compute), make)
 
 
-def make_eval_step(network: Network, mesh: Mesh, param_shardings: Params, *, longest: int) -> Callable:
+def make_eval_step(module: Model, mesh: Mesh, param_shardings: Params, *, longest: int) -> Callable:
     """Returns the jitted `(params, batch) -> (loss_B, prediction_B)`, without dropout.
 
     Of tokens, the predictions are padded to the `longest` row, so that those of all batches fit together.
     """
 
     def eval_step(params: Params, batch: step.Batch) -> tuple[jax.Array, jax.Array]:
-        logits_BxC = classifier.logits(network, params, batch["input_ids"], batch["attention_mask"])
+        logits_BxC = module.logits(params, batch["input_ids"], batch["attention_mask"])
         loss_B, predicted = classifier.row_scores(logits_BxC, batch["label"])
         if predicted.ndim > 1:
             predicted = jnp.pad(predicted, [(0, 0), (0, longest - predicted.shape[1])])

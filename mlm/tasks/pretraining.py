@@ -24,11 +24,11 @@ from mlm.data import batches, mixture, skip_batches, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.order import between
 from mlm.errors import InputError
-from mlm.model import factory, priming
+from mlm.model import families, priming
 from mlm.model.attention import Attention, make_attention
 from mlm.model.loss import RowSums, masked_cross_entropy
-from mlm.model.masking import Masked, rate_schedule
-from mlm.model.network import Network, Params
+from mlm.model.masking import Masked, make_eval_masking, make_masking, rate_schedule
+from mlm.model.module import Model, Params
 from mlm.monitor.metrics_hooks import MetricsHook, Monitor
 from mlm.pretrained import load, warm_start
 from mlm.training import evaluation, optimizer, recipe, sharding, state, step
@@ -52,9 +52,9 @@ class Pretraining(Task):
         """Builds everything from top to bottom; whole-word and span masking need `word_starts_V`."""
         self.config, self.info, self.workdir, self.manifest = config, info, workdir, manifest
         self.mesh = sharding.make_mesh(**config.mesh.to_dict()) if mesh is None else mesh
-        network = factory.make_network(config.model.to_dict(), info, isolated=config.data.isolate_documents)
-        self.network = self._with_attention(network, info.length)
-        self.masking = factory.make_masking(config.masking.to_dict(), info, word_starts_V)
+        module = families.make_module(config.model.to_dict(), info, isolated=config.data.isolate_documents)
+        self.module = self._with_attention(module, info.length)
+        self.masking = make_masking(config.masking.to_dict(), info, word_starts_V)
         self.run = configs.flatten(config)
         sharding.check_batches(self.mesh, self.run)
 
@@ -67,12 +67,10 @@ class Pretraining(Task):
         sizes = {(length, stage.rows) for length in (info.length, config.data.short_length) for stage in self.stages}
         self.train_steps = {size: self._make_step(size[0]) for size in sizes if size[0]}
         self.train_step = self.train_steps[info.length, config.data.global_batch]
-        self.eval_masking = factory.make_eval_masking(self.masking, config.evaluate.count)
+        self.eval_masking = make_eval_masking(self.masking, config.evaluate.count)
         shardings = state.shardings_of(self.shapes).params
-        self.eval_step = step.make_eval_step(
-            self.network, self.eval_masking, config.evaluate.seed, self.mesh, shardings
-        )
-        self.metadata = dataclasses.asdict(info) | {"model": self.network.config.to_dict()}
+        self.eval_step = step.make_eval_step(self.module, self.eval_masking, config.evaluate.seed, self.mesh, shardings)
+        self.metadata = dataclasses.asdict(info) | {"model": self.module.config.to_dict()}
         self.data_fingerprint = manifest.fingerprint if manifest else ""
 
     @classmethod
@@ -119,9 +117,9 @@ class Pretraining(Task):
 
     def make_gradient(self, length: int) -> step.Gradient:
         """Returns the gradient of the mean loss over rows of `length` tokens, from `step.mean_gradient`."""
-        config, network, parts = self.config, self.network, self.info.length // length
+        config, module, parts = self.config, self.module, self.info.length // length
         if parts > 1:
-            network = self._with_attention(network, length)
+            module = self._with_attention(module, length)
         rate_at = rate_schedule(config.masking.rate, config.masking.end_rate, self.steps)
 
         def prepare(batch: step.Batch, number: jax.Array) -> step.Inputs:
@@ -132,13 +130,13 @@ class Pretraining(Task):
 
         def row_sums(params: Params, inputs: step.Inputs, rows_B: jax.Array, key: jax.Array) -> RowSums:
             masked, attention_BxL = inputs
-            logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK, key, rows_B)
+            logits = module.logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK, key, rows_B)
             return self.loss(logits, masked)
 
         return step.mean_gradient(self.run, prepare, row_sums, self.mesh)
 
-    def _with_attention(self, network: Network, length: int) -> Network:
-        return network.with_attention(lambda window: self.make_attention(network.config, length, window))
+    def _with_attention(self, module: Model, length: int) -> Model:
+        return families.with_attention(module, lambda window: self.make_attention(module.config, length, window))
 
     def _make_step(self, length: int) -> step.TrainStep:
         return step.make_train_step(self.run, self.make_gradient(length), self.tx, self.schedule, self.shapes)
@@ -167,9 +165,9 @@ class Pretraining(Task):
 
     def _init(self, counts_V: jax.Array | None = None) -> state.TrainState:
         key = jax.random.key(self.config.train.seed)
-        params = self.network.init_params(self.network.config, key)
+        params = self.module.init_params(key)
         if counts_V is not None:
-            params = priming.prime(params, self.network, counts_V, jax.random.fold_in(key, 1))
+            params = priming.prime(params, self.module.config, counts_V, jax.random.fold_in(key, 1))
         return state.TrainState.create(params, self.tx, ema=self.config.optimizer.ema_decay > 0)
 
     def initial_state(self) -> state.TrainState:
@@ -179,11 +177,11 @@ class Pretraining(Task):
         if self.config.model.init == "stock":
             return self.init()
         counts_V = batches.count_tokens(self.manifest, split="train").astype(np.float32)
-        return self.init(np.pad(counts_V, (0, self.network.config.vocab_size - len(counts_V))))
+        return self.init(np.pad(counts_V, (0, self.module.config.vocab_size - len(counts_V))))
 
     def _warm_start(self) -> state.TrainState:
         """Returns a fresh state with the parameters of train.init_from, as far as they fit."""
-        source, config = load.load(self.config.train.init_from, head=None, flag=load.INIT_FROM), self.network.config
+        source, config = load.load(self.config.train.init_from, head=None, flag=load.INIT_FROM), self.module.config
         warm_start.refuse_another_model(source, config, tiled=self.config.train.init_tiled)
         folder = self.workdir.tokenizer
         shapes = {name: leaf.shape for name, leaf in sharding.named_leaves(self.shapes.params)}

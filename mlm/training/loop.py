@@ -17,7 +17,7 @@ from mlm import config as configs
 from mlm.cluster import distributed
 from mlm.data import skip_batches
 from mlm.errors import InputError, NumericsError, PreemptedError
-from mlm.model.network import Params
+from mlm.model.module import Params
 from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.paths import staging_folder, upload, write_text
 from mlm.pretrained import checkpoint_files

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers
 
-from mlm.model.network import Params
+from mlm.model.module import Params
 from mlm.training import recipe
 from mlm.training.recipe import Run
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from mlm.model.network import Params
+from mlm.model.module import Params
 from mlm.training.sharding import tree_shardings
 
 

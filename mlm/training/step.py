@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from mlm.model.loss import RowSums, prediction_scores, sum_rows
 from mlm.model.masking import TokenMasking
-from mlm.model.network import Network, Params, segment_and_position_ids
+from mlm.model.module import Model, Params, segment_and_position_ids
 from mlm.training import breakdown, recipe
 from mlm.training.recipe import Run
 from mlm.training.sharding import BATCH, logical_rows
@@ -191,7 +191,7 @@ def jit_eval_step(step: Callable[[Params, Batch], Any], mesh: Mesh, param_shardi
 
 
 def make_eval_step(
-    network: Network,
+    module: Model,
     masking: TokenMasking,
     mask_seed: int,
     mesh: Mesh,
@@ -208,13 +208,13 @@ def make_eval_step(
         attention_BxL = batch["attention_mask"]
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
         masked = masking(jax.random.key(mask_seed), *columns)
-        logits = network.masked_logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK)
+        logits = module.logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK)
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
         scores = prediction_scores(logits, masked.labels_BxK, weights_BxK, masking.vocab_size)
         if not with_breakdown:
             return sum_rows(scores)
         inputs = (batch["input_ids"], attention_BxL)
-        segments_BxL, _ = segment_and_position_ids(*inputs, 0, network.cls_id)
+        segments_BxL, _ = segment_and_position_ids(*inputs, 0, module.compute.cls_id)
         return *sum_rows(scores), breakdown.sums(scores, batch["input_ids"], segments_BxL, masked)
 
     return jit_eval_step(step, mesh, param_shardings)

@@ -1,0 +1,298 @@
+"""BERT (Devlin et al., 2019) as linen modules, and the parts of which RoBERTa is made, too.
+
+Parameters have transformers' names. A layer is post-norm, or pre-norm as in fairseq (Ott et al., 2019).
+
+Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, I intermediate size, V vocabulary.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+from transformers import (
+    FlaxBertForMaskedLM,
+    FlaxBertForSequenceClassification,
+    FlaxBertForTokenClassification,
+    PretrainedConfig,
+)
+from transformers.modeling_flax_outputs import FlaxSequenceClassifierOutput, FlaxTokenClassifierOutput
+
+from mlm.model import layers
+from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits
+from mlm.model.module import (
+    AttentionKernel,
+    Compute,
+    Encoded,
+    Inputs,
+    Layers,
+    Model,
+    Rows,
+    segment_and_position_ids,
+    take_tokens,
+    vocabulary_logits,
+)
+
+
+def normal(config: PretrainedConfig) -> layers.Initializer:
+    """Returns how kernels and embeddings are drawn."""
+    return nn.initializers.normal(config.initializer_range)
+
+
+class Embeddings(nn.Module):
+    config: PretrainedConfig
+    dtype: Any
+
+    def setup(self) -> None:
+        config, init = self.config, normal(self.config)
+        self.word_embeddings = Embedding(config.vocab_size, config.hidden_size, init, self.dtype)
+        self.position_embeddings = Embedding(config.max_position_embeddings, config.hidden_size, init, self.dtype)
+        self.token_type_embeddings = Embedding(config.type_vocab_size, config.hidden_size, init, self.dtype)
+        self.LayerNorm = LayerNorm(config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def __call__(self, inputs: Inputs, rows: Rows) -> Array:
+        types = self.token_type_embeddings(0 if inputs.token_types_BxL is None else inputs.token_types_BxL)
+        x_BxLxH = self.word_embeddings(inputs.ids_BxL) + self.position_embeddings(rows.positions) + types
+        return self.dropout(self.LayerNorm(x_BxLxH), rows.index_B)
+
+
+class SelfAttention(nn.Module):
+    config: PretrainedConfig
+    compute: Compute
+
+    def setup(self) -> None:
+        config = self.config
+        self.query, self.key, self.value = (Dense(config.hidden_size, normal(config)) for _ in range(3))
+        self.kernel = AttentionKernel(config, self.compute)
+
+    def __call__(self, x_BxLxH: Array, rows: Rows) -> Array:
+        return self.kernel((self.query(x_BxLxH), self.key(x_BxLxH), self.value(x_BxLxH)), rows)
+
+
+class ResidualOutput(nn.Module):
+    """Dense, dropout and the residual sum; `LayerNorm` is for whoever reads the sum."""
+
+    config: PretrainedConfig
+
+    def setup(self) -> None:
+        self.dense = Dense(self.config.hidden_size, normal(self.config))
+        self.dropout = Dropout(self.config.hidden_dropout_prob)
+        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)
+
+    def __call__(self, x_BxLxI: Array, residual_BxLxH: Array, rows: Rows, tokens_BxL: Array | None) -> Array:
+        return residual_BxLxH + self.dropout(self.dense(x_BxLxI), rows.index_B, tokens_BxL)
+
+
+class AttentionBlock(nn.Module):
+    config: PretrainedConfig
+    compute: Compute
+
+    def setup(self) -> None:
+        self.self = SelfAttention(self.config, self.compute)
+        self.output = ResidualOutput(self.config)
+        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm
+
+    def __call__(self, x_BxLxH: Array, residual_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+        """Returns the residual sum of `tokens_BxK`."""
+        context_BxLxH = take_tokens(tokens_BxK, self.self(x_BxLxH, rows))
+        return self.output(context_BxLxH, take_tokens(tokens_BxK, residual_BxLxH), rows, tokens_BxK)
+
+
+class Intermediate(nn.Module):
+    config: PretrainedConfig
+
+    def setup(self) -> None:
+        self.dense = Dense(self.config.intermediate_size, normal(self.config))
+        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm
+
+    def __call__(self, x_BxLxH: Array) -> Array:
+        return layers.ACTIVATIONS[self.config.hidden_act](self.dense(x_BxLxH))
+
+
+class Layer(nn.Module):
+    """Post-norm: each norm follows a residual sum."""
+
+    config: PretrainedConfig
+    compute: Compute
+    index: int
+
+    def setup(self) -> None:
+        self.attention = AttentionBlock(self.config, self.compute)
+        self.intermediate = Intermediate(self.config)
+        self.output = ResidualOutput(self.config)
+
+    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+        sum_BxLxH = self.attention(x_BxLxH, x_BxLxH, rows, tokens_BxK)
+        return self.output.LayerNorm(self.feed_forward(sum_BxLxH, rows, tokens_BxK))
+
+    def feed_forward(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+        """Feed-forward block with the norm before it: residual sum in, residual sum out."""
+        block = self.compute.recomputed(type(self).block, self.index)
+        return block(self, sum_BxLxH, rows, tokens_BxK)
+
+    def block(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+        x_BxLxH = self.attention.output.LayerNorm(sum_BxLxH)
+        return self.output(self.intermediate(x_BxLxH), x_BxLxH, rows, tokens_BxK)
+
+
+class PreNormLayer(Layer):
+    """Pre-norm: each norm precedes attention or the feed-forward block, and residual sums are never normed."""
+
+    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+        sum_BxLxH = self.attention(self.attention.LayerNorm(x_BxLxH), x_BxLxH, rows, tokens_BxK)
+        return self.feed_forward(sum_BxLxH, rows, tokens_BxK)
+
+    def block(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+        return self.output(self.intermediate(self.intermediate.LayerNorm(sum_BxLxH)), sum_BxLxH, rows, tokens_BxK)
+
+
+class Encoder(nn.Module):
+    config: PretrainedConfig
+    compute: Compute
+    layer_class: type[Layer]
+
+    def setup(self) -> None:
+        self.layer = Layers(self.config, self.compute, self.layer_class)
+
+    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
+        return self.layer(x_BxLxH, rows, tokens_BxK)
+
+
+class Pooler(nn.Module):
+    config: PretrainedConfig
+
+    def setup(self) -> None:
+        self.dense = Dense(self.config.hidden_size, normal(self.config))
+
+    def __call__(self, x_BxKxH: Array) -> Array:
+        return jnp.tanh(self.dense(x_BxKxH))
+
+
+class Body(nn.Module):
+    """Embeddings and layers, which all heads share."""
+
+    config: PretrainedConfig
+    dtype: Any
+    compute: Compute
+    layer_class: type[Layer] = Layer
+    first_position: int = 0  # of a document
+
+    def setup(self) -> None:
+        self.embeddings = Embeddings(self.config, self.dtype)
+        self.encoder = Encoder(self.config, self.compute, self.layer_class)
+        self.pooler = Pooler(self.config)  # of BERT's classifiers of rows
+
+    def __call__(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
+        """Returns the hidden states, as `Model.encode` does."""
+        segments_BxL, positions_BxL = segment_and_position_ids(
+            inputs.ids_BxL, inputs.attention_BxL, self.first_position, self.compute.cls_id
+        )
+        if inputs.positions_BxL is not None:
+            positions_BxL = inputs.positions_BxL
+        rows = Rows(segments_BxL, positions_BxL, inputs.rows_B)
+        states = self.encoder(self.embeddings(inputs, rows), rows, tokens_BxK)
+        return Encoded(states, states[-1])
+
+
+class PredictionTransform(nn.Module):
+    config: PretrainedConfig
+
+    def setup(self) -> None:
+        self.dense = Dense(self.config.hidden_size)
+        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)
+
+    def __call__(self, x_NxH: Array) -> Array:
+        return self.LayerNorm(layers.ACTIVATIONS[self.config.hidden_act](self.dense(x_NxH)))
+
+
+class Predictions(nn.Module):
+    config: PretrainedConfig
+
+    def setup(self) -> None:
+        self.transform = PredictionTransform(self.config)
+        self.bias = self.param("bias", nn.initializers.zeros, (self.config.vocab_size,))
+
+    def __call__(self, x_BxKxH: Array, embedding_VxH: Array) -> Array:
+        return vocabulary_logits(self.transform, x_BxKxH, embedding_VxH, self.bias)
+
+
+class LMHead(nn.Module):
+    config: PretrainedConfig
+
+    def setup(self) -> None:
+        self.predictions = Predictions(self.config)
+
+    def __call__(self, x_BxKxH: Array, embedding_VxH: Array) -> Array:
+        return self.predictions(x_BxKxH, embedding_VxH)
+
+
+class BertModule(Model):
+    """BERT under any head."""
+
+    def setup(self) -> None:
+        self.bert = Body(self.config, self.dtype, self.settings)
+        self.setup_head()
+
+    def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
+        return self.bert(inputs, tokens_BxK)
+
+
+class BertForMaskedLMModule(BertModule):
+    def setup_head(self) -> None:
+        self.cls = LMHead(self.config)
+
+    def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
+        return self.cls(x_BxKxH, self.bert.embeddings.word_embeddings.embedding)
+
+
+class BertForSequenceClassificationModule(BertModule):
+    reads_first_token = True
+    output_class = FlaxSequenceClassifierOutput
+
+    def setup_head(self) -> None:
+        self.dropout = Dropout(classifier_dropout(self.config))
+        self.classifier = Logits(self.config.num_labels)
+
+    def predict(self, x_Bx1xH: Array, rows_B: Array | None) -> Array:
+        return self.classifier(self.dropout(self.bert.pooler(x_Bx1xH[:, :1]), rows_B))[:, 0]
+
+
+def classifier_dropout(config: PretrainedConfig) -> float:
+    """Returns the dropout rate of a classification head: that of the layers, unless it has its own."""
+    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+
+
+class TokenClassification:
+    """The head that classifies each token."""
+
+    output_class = FlaxTokenClassifierOutput
+
+    def setup_head(self) -> None:
+        self.dropout = Dropout(classifier_dropout(self.config))
+        self.classifier = Logits(self.config.num_labels)
+
+    def predict(self, x_BxLxH: Array, rows_B: Array | None) -> Array:
+        return self.classifier(self.dropout(x_BxLxH, rows_B))
+
+
+class BertForTokenClassificationModule(TokenClassification, BertModule):
+    """FlaxBertForTokenClassification's."""
+
+
+class BertForMaskedLM(FlaxBertForMaskedLM):
+    """transformers' FlaxBertForMaskedLM, computed by mlm's modules."""
+
+    module_class = BertForMaskedLMModule
+
+
+class BertForSequenceClassification(FlaxBertForSequenceClassification):
+    """transformers' FlaxBertForSequenceClassification, computed by mlm's modules."""
+
+    module_class = BertForSequenceClassificationModule
+
+
+class BertForTokenClassification(FlaxBertForTokenClassification):
+    """transformers' FlaxBertForTokenClassification, computed by mlm's modules."""
+
+    module_class = BertForTokenClassificationModule

@@ -1,0 +1,232 @@
+"""What all models share, as linen modules: their call, documents and positions, the attention kernel.
+
+A model is a `Model` with a body and a head under transformers' names, as in roberta.py and modernbert.py. Attention is
+one of several kernels, and the last layer and the head read the predicted tokens alone. Positions do not depend on
+ordinary tokens, so no replacement token can shift them.
+
+Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V padded vocabulary, N = B x K.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+from transformers import PretrainedConfig
+from transformers.modeling_flax_outputs import FlaxMaskedLMOutput
+from transformers.utils import ModelOutput
+
+from mlm.model import attention, layers
+from mlm.model.attention import Attention, Rotation
+
+Params = dict[str, Any]
+
+
+class Inputs(NamedTuple):
+    """What a model reads: int32 [B, L], and uint32 [B], each row's number in the global batch; None for no dropout."""
+
+    ids_BxL: Array
+    attention_BxL: Array
+    token_types_BxL: Array | None
+    positions_BxL: Array | None
+    rows_B: Array | None
+
+
+class Encoded(NamedTuple):
+    """Hidden states [B, L, H]."""
+
+    states: list[Array]  # of the embeddings, then of each layer
+    last_BxKxH: Array  # that the heads read: the last ones, of pre-norm models normed
+
+
+class Rows(NamedTuple):
+    """What the layers are told of a batch of rows besides their vectors."""
+
+    segments_BxL: Array  # int32: the document of each token, 0 for padding
+    positions: Any  # of the tokens, as the family has them: int32 [B, L], or rotations
+    index_B: Array | None  # uint32: each row's number in the global batch, for its dropout; None for no dropout
+
+
+def position_ids(attention_BxL: Array, first: int) -> Array:
+    """Returns `first`, `first` + 1, ... on real tokens, one less than `first` on padding."""
+    attention_BxL = attention_BxL.astype(jnp.int32)
+    return jnp.cumsum(attention_BxL, axis=-1) * attention_BxL + (first - 1)
+
+
+def segment_and_position_ids(
+    ids_BxL: Array, attention_BxL: Array, first: int, cls_id: int | None = None
+) -> tuple[Array, Array]:
+    """Returns segments_BxL (documents from 1 up, 0 for padding) and positions_BxL, which start again at `cls_id`."""
+    segments_BxL, positions_BxL = attention_BxL.astype(jnp.int32), position_ids(attention_BxL, first)
+    if cls_id is None:
+        return segments_BxL, positions_BxL
+    starts_BxL = (ids_BxL == cls_id) & (segments_BxL > 0)
+    before_BxL = jax.lax.cummax(jnp.where(starts_BxL, positions_BxL - first, 0), axis=1)
+    documents_BxL = segments_BxL * (1 + jnp.cumsum(starts_BxL, axis=1))
+    return documents_BxL, positions_BxL - segments_BxL * before_BxL
+
+
+def take_tokens(tokens_BxK: Array | None, x_BxLxH: Array) -> Array:
+    """Returns x at some tokens of each row, [B, K, H]; all of x if `tokens_BxK` is None."""
+    return x_BxLxH if tokens_BxK is None else jnp.take_along_axis(x_BxLxH, tokens_BxK[..., None], axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """How a model is computed; all but `cls_id` change its numbers by rounding alone."""
+
+    attend: Attention | None = None  # None for the kernel that runs on any device
+    attend_locally: Attention | None = None  # of layers that attend to a window
+    cls_id: int | None = None  # if set, it starts a document that sees no other; the kernels must isolate them as well
+    recompute_layers: bool = False  # for the gradient
+    recomputed_feed_forwards: int = 0  # number of first layers that recompute only their feed-forward block
+
+    def recomputed(self, feed_forward: Callable, index: int) -> Callable:
+        """Returns the method of layer `index` that computes its feed-forward block, recomputed if it is to be."""
+        recomputes = index < self.recomputed_feed_forwards and not self.recompute_layers
+        return nn.remat(feed_forward) if recomputes else feed_forward
+
+
+def vocabulary_logits(transform: Callable, x_BxKxH: Array, embedding_VxH: Array, bias_V: Array) -> Array:
+    """Returns logits_BxKxV of a language-model head, the transformed x times the embeddings, in the type of x."""
+    x_NxH = transform(x_BxKxH.reshape(-1, x_BxKxH.shape[-1]))  # with three axes, a TPU would copy the logits
+    logits_NxV = layers.add_bias(layers.product(x_NxH, embedding_VxH.astype(x_NxH.dtype).T), bias_V)
+    return logits_NxV.reshape(*x_BxKxH.shape[:-1], -1)
+
+
+class AttentionKernel(nn.Module):
+    """Calls the kernel, with dropout of the probabilities: one mask for all rows and heads."""
+
+    config: PretrainedConfig
+    compute: Compute
+    window: int = 0  # tokens to each side; 0 for the whole row
+
+    def __call__(self, qkv: Sequence[Array], rows: Rows, rotation: Rotation | None = None) -> Array:
+        """Returns what each token reads [B, L, H], of queries, keys and values of that shape."""
+        length, rate, dropout_mask_LxL = qkv[0].shape[1], attention.dropout_rate(self.config), None
+        if rows.index_B is not None and rate > 0:
+            seed = jax.random.bits(self.make_rng("dropout"))
+            dropout_mask_LxL = layers.dropout(jnp.ones((1, length, length), qkv[0].dtype), rate, seed)[0]
+        attend = self.compute.attend_locally if self.window else self.compute.attend
+        if attend is None or self.is_initializing():  # from one token, which can't be split over devices
+            heads, isolated = self.config.num_attention_heads, self.compute.cls_id is not None
+            attend = attention.make_kernel("xla", heads=heads, isolated=isolated, window=self.window)
+        return attend(*qkv, rows.segments_BxL, dropout_mask_LxL, rotation)
+
+
+class Layers(nn.Module):
+    """The layers, named "0", "1", ..."""
+
+    config: PretrainedConfig
+    compute: Compute
+    layer_class: type[nn.Module]
+
+    @nn.compact
+    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
+        """Returns x and what each layer makes of it; the last computes `tokens_BxK` alone."""
+        states, last = [x_BxLxH], self.config.num_hidden_layers - 1
+        layer_class = nn.remat(self.layer_class) if self.compute.recompute_layers else self.layer_class
+        for index in range(self.config.num_hidden_layers):
+            layer = layer_class(self.config, self.compute, index, name=str(index))
+            states.append(layer(states[-1], rows, tokens_BxK if index == last else None))
+        return states
+
+
+class Model(nn.Module):
+    """A body and a head, called as transformers calls its modules."""
+
+    config: PretrainedConfig
+    dtype: Any = jnp.float32
+    gradient_checkpointing: bool = False  # as `compute.recompute_layers`, in transformers' words
+    compute: Compute = Compute()
+
+    output_class: ClassVar[type[ModelOutput]] = FlaxMaskedLMOutput
+    reads_first_token: ClassVar[bool] = False  # alone, by the head
+
+    @property
+    def settings(self) -> Compute:
+        """`compute`, with `gradient_checkpointing`."""
+        return dataclasses.replace(
+            self.compute, recompute_layers=self.compute.recompute_layers or self.gradient_checkpointing
+        )
+
+    def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
+        """Returns the hidden states; those of the last layer are of `tokens_BxK` alone."""
+        raise NotImplementedError
+
+    def predict(self, hidden_BxKxH: Array, rows_B: Array | None) -> Array:
+        """Returns the logits of the head."""
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        input_ids: Array,
+        attention_mask: Array,
+        token_type_ids: Array | None = None,
+        position_ids: Array | None = None,
+        head_mask: Array | None = None,
+        deterministic: bool = True,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+        return_dict: bool = True,
+        *,
+        predicted_BxK: Array | None = None,
+        rows_B: Array | None = None,
+    ) -> ModelOutput | tuple:
+        """Returns transformers' output: logits, and the hidden states if asked for.
+
+        Args:
+          input_ids, attention_mask, token_type_ids, position_ids: int32 [B, L]; positions by default as transformers
+            counts them, over the tokens that `attention_mask` keeps.
+          head_mask: not read.
+          output_attentions: must be false: kernels don't return their probabilities.
+          predicted_BxK: int32, the tokens to predict, for which alone the last layer and the head are computed; None
+            for all. The last hidden state then has these alone.
+          rows_B: uint32, each row's number in the global batch, which its dropout depends on; None for 0, 1, ...
+        """
+        if output_attentions:
+            raise ValueError("output_attentions: attention kernels don't return them; use transformers' own class.")
+        if deterministic:
+            rows_B = None
+        elif rows_B is None:
+            rows_B = jnp.arange(len(input_ids), dtype=jnp.uint32)
+        if self.reads_first_token and not output_hidden_states:
+            predicted_BxK = jnp.zeros((len(input_ids), 1), jnp.int32)
+        inputs = Inputs(input_ids, attention_mask, token_type_ids, position_ids, rows_B)
+        encoded = self.encode(inputs, predicted_BxK)
+        logits = self.predict(encoded.last_BxKxH, rows_B)
+        states = tuple(encoded.states) if output_hidden_states else None
+        if return_dict:
+            return self.output_class(logits=logits, hidden_states=states)
+        return (logits,) if states is None else (logits, states)
+
+    @nn.nowrap
+    def logits(
+        self,
+        params: Params,
+        ids_BxL: Array,
+        attention_BxL: Array,
+        predicted_BxK: Array | None = None,
+        dropout_key: Array | None = None,
+        rows_B: Array | None = None,
+    ) -> Array:
+        """Returns the logits alone, given the parameters; `dropout_key` is None for no dropout. See `__call__`."""
+        has_dropout = dropout_key is not None
+        return self.apply(
+            {"params": params},
+            ids_BxL,
+            attention_BxL,
+            deterministic=not has_dropout,
+            predicted_BxK=predicted_BxK,
+            rows_B=rows_B,
+            rngs={"dropout": dropout_key} if has_dropout else {},
+        ).logits
+
+    @nn.nowrap
+    def init_params(self, key: Array) -> Params:
+        """Returns float32 parameters, drawn as transformers' `init_weights` draws them."""
+        ids_BxL = jnp.zeros((1, 1), jnp.int32)
+        return self.init({"params": jax.random.split(key)[0]}, ids_BxL, jnp.ones_like(ids_BxL))["params"]
