@@ -19,7 +19,7 @@ from mlm.bench import quality
 from mlm.commands.bench import open_recipes
 from mlm.data import batches
 from mlm.inference import evaluate
-from mlm.model import weights
+from mlm.model import families, weights
 from mlm.text import show
 from mlm.training.budget import UNITS
 from mlm.workdir import Workdir
@@ -150,7 +150,7 @@ def test_its_loss_is_that_of_evaluate(workdir, manifest, tmp_path, capsys, overr
     config = trainer.task.module.config.to_dict() | {"vocab_size": manifest.vocab_size}
     state = trainer._state
     params = jax.device_get(state.params if state.ema is None else state.ema)
-    params = weights.resize_vocabulary(params, manifest.vocab_size)
+    params = families.resize_vocabulary(params, manifest.vocab_size)
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(weights.to_torch(params), tmp_path / "model.safetensors")
     scored = tiny_config(*SETTINGS, "masking.rate=0.15")

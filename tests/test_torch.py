@@ -153,7 +153,7 @@ def both(request, tmp_path_factory):
     recipe = {key: values[key] for key in ("learning_rate", "b1", "b2", "eps", "weight_decay", "clip_norm")}
     settings = {"head": head, "config": config, "recipe": recipe | {"warmup_steps": 5, "steps": STEPS}}
     (folder / "settings.json").write_text(json.dumps(settings))
-    save_file(weights.to_torch(weights.resize_vocabulary(first, info.vocab_size)), folder / "params.safetensors")
+    save_file(weights.to_torch(families.resize_vocabulary(first, info.vocab_size)), folder / "params.safetensors")
     save_file(inputs, folder / "batches.safetensors")
     run_torch(version, "tests/torch_reference.py", folder)
 
@@ -167,7 +167,7 @@ def both(request, tmp_path_factory):
     grads = jax.tree.map(lambda moment: moment / scale, moments)
     ours = {"losses": losses, "norms": norms}
     for name, tree in {"gradient": grads, "trained": state.params, "first": first}.items():
-        ours[name] = weights.to_torch(weights.resize_vocabulary(jax.device_get(tree), info.vocab_size))
+        ours[name] = weights.to_torch(families.resize_vocabulary(jax.device_get(tree), info.vocab_size))
     ours["clip_norm"] = values.clip_norm
     embedding = families.family_of(task.module.config).embedding
     ours["padding"] = np.asarray(families.at_path(grads, embedding))[info.vocab_size :]

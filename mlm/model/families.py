@@ -10,9 +10,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import transformers
+from flax.traverse_util import flatten_dict, unflatten_dict
 from transformers import (
-    BertConfig,
     FlaxPreTrainedModel,
     ModernBertConfig,
     PretrainedConfig,
@@ -22,7 +23,7 @@ from transformers import (
 
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
-from mlm.model import bert, modernbert, roberta
+from mlm.model import flax_modernbert, modernbert, roberta
 from mlm.model.attention import Attention
 from mlm.model.module import Compute, Model, Params
 
@@ -69,7 +70,7 @@ class Family:
             config.classifier_activation = model["activation"]
             config.global_rope_theta, config.local_rope_theta = model["global_rope_theta"], model["local_rope_theta"]
             config.cls_token_id, config.sep_token_id = special_ids["cls"], special_ids["sep"]
-        elif self is not BERT:
+        else:
             config.max_position_embeddings += special_ids["pad"] + 1  # RoBERTa counts from pad id + 1
             config.type_vocab_size = 1
         set_dropout(config, model)
@@ -117,28 +118,13 @@ PRE_NORM = Family(
     decoder_bias=("lm_head", "bias"),
     architecture=ROBERTA_KEYS,
 )
-BERT = Family(
-    name="Bert",
-    config_class=BertConfig,
-    models={
-        MASKED_LM: bert.BertForMaskedLM,
-        SEQUENCES: bert.BertForSequenceClassification,
-        TOKENS: bert.BertForTokenClassification,
-    },
-    body="bert",
-    lm_head=("cls",),
-    stack=("bert", "encoder", "layer"),
-    embedding=("bert", "embeddings", "word_embeddings", "embedding"),
-    decoder_bias=("cls", "predictions", "bias"),
-    architecture=ROBERTA_KEYS,
-)
 MODERNBERT = Family(
     name="ModernBert",
     config_class=ModernBertConfig,
     models={
-        MASKED_LM: modernbert.FlaxModernBertForMaskedLM,
-        SEQUENCES: modernbert.FlaxModernBertForSequenceClassification,
-        TOKENS: modernbert.FlaxModernBertForTokenClassification,
+        MASKED_LM: flax_modernbert.FlaxModernBertForMaskedLM,
+        SEQUENCES: flax_modernbert.FlaxModernBertForSequenceClassification,
+        TOKENS: flax_modernbert.FlaxModernBertForTokenClassification,
     },
     body="model",
     lm_head=("head", "decoder"),
@@ -153,7 +139,7 @@ MODERNBERT = Family(
         "global_every": "global_attn_every_n_layers",
     },
 )
-FAMILIES = {family.config_class.model_type: family for family in (ROBERTA, PRE_NORM, BERT, MODERNBERT)}
+FAMILIES = {family.config_class.model_type: family for family in (ROBERTA, PRE_NORM, MODERNBERT)}
 
 
 def family_of(config: PretrainedConfig) -> Family:
@@ -213,3 +199,13 @@ def make_module(model: Mapping[str, Any], info: DatasetInfo, *, isolated: bool =
         recomputed_feed_forwards=model["remat_feed_forward"],
     )
     return family.make_module(config, dtype=model["dtype"], compute=compute)
+
+
+def resize_vocabulary(params: Params, size: int) -> Params:
+    """Returns the parameters with `size` rows in the word embedding and the decoder's bias: cut off, or zeros added."""
+    flat = flatten_dict(params)
+    vocabulary = {path for family in FAMILIES.values() for path in (family.embedding, family.decoder_bias)}
+    for path in vocabulary & flat.keys():
+        value = np.asarray(flat[path])[:size]
+        flat[path] = np.pad(value, [(0, size - len(value))] + [(0, 0)] * (value.ndim - 1))
+    return unflatten_dict(flat)

@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al., 2024, arXiv 2412.13663) as linen modules and, which nobody else has, as Flax models.
+"""ModernBERT (Warner et al., 2024, arXiv 2412.13663) as linen modules.
 
 Pre-norm, but none before the first attention; rotary positions; gated feed-forward; all but every third layer attend to
 a window; the decoder's bias is the only one. transformers has it in PyTorch only: the tree has PyTorch's module names
@@ -15,10 +15,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.core import unfreeze
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
-from transformers import FlaxPreTrainedModel, ModernBertConfig
+from transformers import ModernBertConfig
 from transformers.modeling_flax_outputs import FlaxSequenceClassifierOutput, FlaxTokenClassifierOutput
 
 from mlm.model import layers
@@ -236,69 +234,3 @@ class ModernBertForSequenceClassificationModule(ModernBertForTokenClassification
 
     def predict(self, x_Bx1xH: Array, rows_B: Array | None) -> Array:
         return super().predict(x_Bx1xH[:, :1], rows_B)[:, 0]
-
-
-class FlaxModernBertPreTrainedModel(FlaxPreTrainedModel):
-    """A ModernBERT as transformers' Flax classes are."""
-
-    config_class = ModernBertConfig
-    base_model_prefix = "model"
-
-    def __init__(
-        self,
-        config: ModernBertConfig,
-        input_shape: tuple[int, int] = (1, 1),
-        seed: int = 0,
-        dtype: Any = jnp.float32,
-        _do_init: bool = True,
-        gradient_checkpointing: bool = False,
-        **kwargs: Any,
-    ):
-        module = self.module_class(config=config, dtype=dtype, gradient_checkpointing=gradient_checkpointing, **kwargs)
-        super().__init__(config, module, input_shape=input_shape, seed=seed, dtype=dtype, _do_init=_do_init)
-
-    def init_weights(self, rng: Array, input_shape: tuple[int, int], params: dict | None = None) -> dict:
-        """Returns drawn parameters, or `params` with those that it lacks."""
-        drawn = self.module.init_params(rng)
-        if params is None:
-            return drawn
-        flat, missing = flatten_dict(unfreeze(params)), flatten_dict(drawn)
-        flat |= {name: missing[name] for name in self._missing_keys}
-        self._missing_keys = set()
-        return unflatten_dict(flat)
-
-    def __call__(
-        self,
-        input_ids: Array,
-        attention_mask: Array | None = None,
-        position_ids: Array | None = None,
-        params: dict | None = None,
-        dropout_rng: Array | None = None,
-        train: bool = False,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Any:
-        """Returns transformers' output, given int32 arrays [B, L]; see `Model.__call__`."""
-        config, input_ids = self.config, jnp.asarray(input_ids, jnp.int32)
-        return self.module.apply(
-            {"params": params or self.params},
-            input_ids,
-            jnp.ones_like(input_ids) if attention_mask is None else jnp.asarray(attention_mask, jnp.int32),
-            position_ids=position_ids,
-            deterministic=not train,
-            output_hidden_states=config.output_hidden_states if output_hidden_states is None else output_hidden_states,
-            return_dict=config.return_dict if return_dict is None else return_dict,
-            rngs={} if dropout_rng is None else {"dropout": dropout_rng},
-        )
-
-
-class FlaxModernBertForMaskedLM(FlaxModernBertPreTrainedModel):
-    module_class = ModernBertForMaskedLMModule
-
-
-class FlaxModernBertForSequenceClassification(FlaxModernBertPreTrainedModel):
-    module_class = ModernBertForSequenceClassificationModule
-
-
-class FlaxModernBertForTokenClassification(FlaxModernBertPreTrainedModel):
-    module_class = ModernBertForTokenClassificationModule

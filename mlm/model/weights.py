@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from mlm.model.families import FAMILIES
 from mlm.model.module import Params
 
 PARTS = {"Wqkv": 3, "Wi": 2}  # kernels that PyTorch fuses
@@ -17,7 +16,6 @@ TIED = ("lm_head.decoder.", "decoder.weight")
 WRAPPERS = ("module", "_orig_mod")  # in names that torch's DataParallel and torch.compile make
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in early models
 BUFFERS = (".position_ids", ".token_type_ids", ".inv_freq")
-VOCABULARY = {path for family in FAMILIES.values() for path in (family.embedding, family.decoder_bias)}
 
 
 def to_torch(params: Params) -> dict[str, np.ndarray]:
@@ -74,12 +72,3 @@ def with_one_bias(tensors: dict[str, Any]) -> dict[str, Any]:
         if name in tensors and len(tensors[name]) == len(embedding):
             return tensors | {"lm_head.bias": tensors[name]}
     return tensors
-
-
-def resize_vocabulary(params: Params, size: int) -> Params:
-    """Returns the parameters with `size` rows in the word embedding and the decoder's bias: cut off, or zeros added."""
-    flat = flatten_dict(params)
-    for path in VOCABULARY & flat.keys():
-        value = np.asarray(flat[path])[:size]
-        flat[path] = np.pad(value, [(0, size - len(value))] + [(0, 0)] * (value.ndim - 1))
-    return unflatten_dict(flat)

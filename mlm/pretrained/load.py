@@ -14,7 +14,7 @@ from transformers import PretrainedConfig
 
 from mlm import logs
 from mlm.errors import InputError
-from mlm.model import classifier, weights
+from mlm.model import classifier, families, weights
 from mlm.model.families import MASKED_LM, Family, family_of
 from mlm.model.module import Model, Params
 from mlm.paths import UPath, inside
@@ -74,10 +74,10 @@ class Pretrained:
         return {self.family.body: body} | {name: self.params[name] for name in shared}
 
     def with_vocabulary(self, size: int) -> Self:
-        """Returns the model with a vocabulary of `size` entries, cut off or padded by `weights.resize_vocabulary`."""
+        """Returns the model with a vocabulary of `size` entries, cut off or padded by `families.resize_vocabulary`."""
         config = type(self.config).from_dict(self.config.to_dict())
         config.vocab_size = size
-        return dataclasses.replace(self, config=config, params=weights.resize_vocabulary(self.params, size))
+        return dataclasses.replace(self, config=config, params=families.resize_vocabulary(self.params, size))
 
     def padded(self, multiple: int) -> Self:
         """Returns the model with its vocabulary padded up to a multiple, as a mesh may need it."""

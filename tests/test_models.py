@@ -1,0 +1,135 @@
+"""The models as a Flax user has them: transformers' classes, their numbers and initial values, linen's own tools."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import transformers
+from flax import linen
+from flax.traverse_util import flatten_dict
+
+import mlm.model
+from mlm.model import weights
+from mlm.model.module import Compute
+from tests.fixtures import slow
+
+SIZES = {"vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"intermediate_size": 128, "max_position_embeddings": 40, "pad_token_id": 1, "initializer_range": 0.1}
+CLASSES = [
+    *("RobertaForMaskedLM", "RobertaForSequenceClassification", slow("RobertaForTokenClassification")),
+    *("BertForMaskedLM", "BertForSequenceClassification", slow("BertForTokenClassification")),
+    *("RobertaPreLayerNormForMaskedLM", slow("RobertaPreLayerNormForSequenceClassification")),
+    slow("RobertaPreLayerNormForTokenClassification"),
+]
+
+
+def inputs() -> tuple[np.ndarray, np.ndarray]:
+    """Ids and mask of four rows, one with padding."""
+    ids = np.random.default_rng(0).integers(5, 500, (4, 32)).astype(np.int32)
+    mask = np.ones_like(ids)
+    mask[1, 20:] = 0
+    return np.where(mask > 0, ids, 1), mask
+
+
+def make(name: str, **kwargs):
+    """Returns a model, whose config has two token types and three labels."""
+    cls = getattr(mlm.model, name)
+    types = {} if "ModernBert" in name else {"type_vocab_size": 2}
+    return cls(cls.config_class(**SIZES, **types, num_labels=3), seed=3, **kwargs)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_model_is_transformers_own(name):
+    """Its class, its parameters to the bit, its logits and hidden states, with token types and positions given too."""
+    model, stock = make(name), getattr(transformers, f"Flax{name}")
+    reference = stock(model.config, seed=3)
+    assert isinstance(model, stock)
+    ours, theirs = flatten_dict(model.params), flatten_dict(reference.params)
+    assert ours.keys() == theirs.keys() and all(np.array_equal(ours[path], theirs[path]) for path in theirs)
+    params = jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), reference.params)
+    (ids, mask), types = inputs(), np.repeat([[0] * 16 + [1] * 16], 4, 0)
+    for arguments in ({}, {"token_type_ids": types}, {"position_ids": np.repeat([np.arange(2, 34)], 4, 0)}):
+        arguments |= {"params": params, "output_hidden_states": True}
+        found, expected = model(ids, mask, **arguments), reference(ids, mask, **arguments)
+        real = mask > 0 if found.logits.ndim == 3 else ...
+        scale = np.abs(expected.logits).max()
+        np.testing.assert_allclose(found.logits[real], expected.logits[real], atol=2e-6 * scale)
+        for one, other in zip(found.hidden_states, expected.hidden_states, strict=True):
+            np.testing.assert_allclose(one[mask > 0], other[mask > 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["RobertaForMaskedLM", "FlaxModernBertForMaskedLM", slow("BertForMaskedLM")])
+@pytest.mark.parametrize("kind", ["flax", "safetensors"])
+def test_a_model_is_saved_and_read_as_transformers_does(name, kind, tmp_path):
+    model, (ids, mask) = make(name), inputs()
+    if kind == "flax":
+        model.save_pretrained(tmp_path)
+    else:
+        model.config.save_pretrained(tmp_path)
+        import safetensors.numpy
+
+        tensors = weights.to_torch(jax.device_get(model.params))
+        safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    again = type(model).from_pretrained(str(tmp_path))
+    np.testing.assert_array_equal(again(ids, mask).logits, model(ids, mask).logits)
+    classifier = getattr(mlm.model, name.replace("MaskedLM", "SequenceClassification"))
+    assert classifier.from_pretrained(str(tmp_path))(ids, mask).logits.shape == (4, 3)
+
+
+@pytest.mark.parametrize("name", ["RobertaForMaskedLM", "FlaxModernBertForMaskedLM"])
+def test_linen_s_tools_work(name):
+    """`capture_intermediates`, `sow` in a module of one's own, and `tabulate`."""
+    model, (ids, mask) = make(name), inputs()
+    variables = {"params": model.params}
+    _, state = model.module.apply(variables, ids, mask, capture_intermediates=True, mutable=["intermediates"])
+    shapes = {"/".join(path): jax.tree.leaves(value)[0].shape for path, value in flatten_dict(state).items()}
+    layer = "roberta/encoder/layer/1" if name.startswith("Roberta") else "model/layers/1"
+    assert shapes[f"intermediates/{layer}/__call__"] == (4, 32, 64)
+
+    class Entropy(type(model.module)):
+        def predict(self, x_BxKxH, rows_B):
+            logits = super().predict(x_BxKxH, rows_B)
+            self.sow("intermediates", "entropy", -jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), -1))
+            return logits
+
+    module = Entropy(model.config)
+    _, state = module.apply(variables, ids, mask, mutable=["intermediates"])
+    assert 5 < state["intermediates"]["entropy"][0].mean() < np.log(500)
+    table = linen.tabulate(model.module, jax.random.key(0), console_kwargs={"width": 200})(ids, mask)
+    assert (layer in table and "word_embeddings" in table) or "tok_embeddings" in table
+
+
+@pytest.mark.parametrize("name", ["RobertaForMaskedLM", "FlaxModernBertForMaskedLM"])
+def test_dropout_as_transformers_asks_for_it(name):
+    """On with `train` alone; and recomputed layers, or some feed-forward blocks, have the same gradient."""
+    model, (ids, mask) = make(name), inputs()
+    for key in ("hidden_dropout_prob", "mlp_dropout", "embedding_dropout"):
+        setattr(model.config, key, 0.3)
+    plain, key = model(ids, mask).logits, jax.random.key(1)
+    np.testing.assert_array_equal(model(ids, mask, dropout_rng=key).logits, plain)
+    assert np.abs(model(ids, mask, dropout_rng=key, train=True).logits - plain).max() > 0.1
+
+    def gradient(module):
+        return jax.jit(jax.grad(lambda params: jnp.sum(module.logits(params, ids, mask, None, key) ** 2)))(model.params)
+
+    expected = gradient(model.module)
+    recomputed = [Compute(recomputed_feed_forwards=1), Compute(recompute_layers=True)]
+    for module in (
+        *(model.module.clone(compute=each) for each in recomputed),
+        model.module.clone(gradient_checkpointing=True),
+    ):
+        text = str(
+            jax.make_jaxpr(jax.grad(lambda params, module=module: jnp.sum(module.logits(params, ids, mask))))(
+                model.params
+            )
+        )
+        assert "checkpoint" in text or "remat" in text
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max()), gradient(module), expected
+        )
+
+
+def test_what_kernels_do_not_return_is_refused():
+    model, (ids, mask) = make("RobertaForMaskedLM"), inputs()
+    with pytest.raises(ValueError, match="output_attentions"):
+        model(ids, mask, output_attentions=True)
