@@ -5,6 +5,7 @@ Parameters have transformers' names. A layer is post-norm, or pre-norm as in fai
 Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, I intermediate size, V vocabulary.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -16,11 +17,13 @@ from transformers import (
     FlaxBertForTokenClassification,
     PretrainedConfig,
 )
-from transformers.modeling_flax_outputs import FlaxSequenceClassifierOutput, FlaxTokenClassifierOutput
 
 from mlm.model import layers
 from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits
 from mlm.model.module import (
+    MASKED_LM,
+    SEQUENCES,
+    TOKENS,
     AttentionKernel,
     Compute,
     Encoded,
@@ -232,30 +235,20 @@ class BertModule(Model):
 
     def setup(self) -> None:
         self.bert = Body(self.config, self.dtype, self.settings)
-        self.setup_head()
+        if self.head_name == MASKED_LM:
+            self.cls = LMHead(self.config)
+        else:
+            self.dropout = Dropout(classifier_dropout(self.config))
+            self.classifier = Logits(self.config.num_labels)
 
     def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
         return self.bert(inputs, tokens_BxK)
 
-
-class BertForMaskedLMModule(BertModule):
-    def setup_head(self) -> None:
-        self.cls = LMHead(self.config)
-
     def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
-        return self.cls(x_BxKxH, self.bert.embeddings.word_embeddings.embedding)
-
-
-class BertForSequenceClassificationModule(BertModule):
-    reads_first_token = True
-    output_class = FlaxSequenceClassifierOutput
-
-    def setup_head(self) -> None:
-        self.dropout = Dropout(classifier_dropout(self.config))
-        self.classifier = Logits(self.config.num_labels)
-
-    def predict(self, x_Bx1xH: Array, rows_B: Array | None) -> Array:
-        return self.classifier(self.dropout(self.bert.pooler(x_Bx1xH[:, :1]), rows_B))[:, 0]
+        if self.head_name == MASKED_LM:
+            return self.cls(x_BxKxH, self.bert.embeddings.word_embeddings.embedding)
+        x_BxKxH = self.bert.pooler(x_BxKxH) if self.head_name == SEQUENCES else x_BxKxH
+        return self.classifier(self.dropout(x_BxKxH, rows_B))
 
 
 def classifier_dropout(config: PretrainedConfig) -> float:
@@ -263,36 +256,13 @@ def classifier_dropout(config: PretrainedConfig) -> float:
     return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
 
 
-class TokenClassification:
-    """The head that classifies each token."""
-
-    output_class = FlaxTokenClassifierOutput
-
-    def setup_head(self) -> None:
-        self.dropout = Dropout(classifier_dropout(self.config))
-        self.classifier = Logits(self.config.num_labels)
-
-    def predict(self, x_BxLxH: Array, rows_B: Array | None) -> Array:
-        return self.classifier(self.dropout(x_BxLxH, rows_B))
-
-
-class BertForTokenClassificationModule(TokenClassification, BertModule):
-    """FlaxBertForTokenClassification's."""
-
-
 class BertForMaskedLM(FlaxBertForMaskedLM):
-    """transformers' FlaxBertForMaskedLM, computed by mlm's modules."""
-
-    module_class = BertForMaskedLMModule
+    module_class = BertModule
 
 
 class BertForSequenceClassification(FlaxBertForSequenceClassification):
-    """transformers' FlaxBertForSequenceClassification, computed by mlm's modules."""
-
-    module_class = BertForSequenceClassificationModule
+    module_class = functools.partial(BertModule, head_name=SEQUENCES)
 
 
 class BertForTokenClassification(FlaxBertForTokenClassification):
-    """transformers' FlaxBertForTokenClassification, computed by mlm's modules."""
-
-    module_class = BertForTokenClassificationModule
+    module_class = functools.partial(BertModule, head_name=TOKENS)

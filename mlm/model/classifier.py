@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import Array
 from transformers import PretrainedConfig
 
-from mlm.model.families import SEQUENCES, TOKENS, family_of
+from mlm.model.families import family_of
 from mlm.model.loss import RowSums
-from mlm.model.module import Model
+from mlm.model.module import SEQUENCES, TOKENS, Model
 
 
 def make_config(body: PretrainedConfig, labels: tuple[str, ...], *, of_tokens: bool = False) -> PretrainedConfig:

@@ -23,12 +23,11 @@ from transformers import (
 
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
-from mlm.model import flax_modernbert, modernbert, roberta
+from mlm.model import modernbert, roberta
 from mlm.model.attention import Attention
-from mlm.model.module import Compute, Model, Params
+from mlm.model.module import MASKED_LM, Compute, Model, Params
 
 Path = tuple[str, ...]  # of a parameter, or of a part of the tree
-MASKED_LM, SEQUENCES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClassification"  # transformers' heads
 # Keys of the config's group `model` that decide parameters in all families, and what transformers calls them.
 SIZES = {
     "hidden_size": "hidden_size",
@@ -44,7 +43,7 @@ class Family:
 
     name: str  # in transformers' classes: NAMEForMaskedLM
     config_class: type[PretrainedConfig]
-    models: Mapping[str, type[FlaxPreTrainedModel]]  # by head
+    module: type[Model]
     body: str  # what all heads share
     lm_head: Path  # the parts of the language-model head
     stack: Path  # holds the layers, "0", "1", ...
@@ -84,18 +83,14 @@ class Family:
         self, config: PretrainedConfig, head: str = MASKED_LM, dtype: str = "float32", **settings: Any
     ) -> Model:
         """Returns the linen module of a model with a head; `settings` are `Model`'s."""
-        return self.models[head].module_class(config, dtype, **settings)
+        return self.module(config, dtype, head_name=head, **settings)
 
 
 ROBERTA_KEYS = SIZES | {"activation": "hidden_act", "layer_norm_eps": "layer_norm_eps"}
 ROBERTA = Family(
     name="Roberta",
     config_class=RobertaConfig,
-    models={
-        MASKED_LM: roberta.RobertaForMaskedLM,
-        SEQUENCES: roberta.RobertaForSequenceClassification,
-        TOKENS: roberta.RobertaForTokenClassification,
-    },
+    module=roberta.RobertaModule,
     body="roberta",
     lm_head=("lm_head",),
     stack=("roberta", "encoder", "layer"),
@@ -106,11 +101,7 @@ ROBERTA = Family(
 PRE_NORM = Family(
     name="RobertaPreLayerNorm",
     config_class=RobertaPreLayerNormConfig,
-    models={
-        MASKED_LM: roberta.RobertaPreLayerNormForMaskedLM,
-        SEQUENCES: roberta.RobertaPreLayerNormForSequenceClassification,
-        TOKENS: roberta.RobertaPreLayerNormForTokenClassification,
-    },
+    module=roberta.PreNormModule,
     body="roberta_prelayernorm",
     lm_head=("lm_head",),
     stack=("roberta_prelayernorm", "encoder", "layer"),
@@ -121,11 +112,7 @@ PRE_NORM = Family(
 MODERNBERT = Family(
     name="ModernBert",
     config_class=ModernBertConfig,
-    models={
-        MASKED_LM: flax_modernbert.FlaxModernBertForMaskedLM,
-        SEQUENCES: flax_modernbert.FlaxModernBertForSequenceClassification,
-        TOKENS: flax_modernbert.FlaxModernBertForTokenClassification,
-    },
+    module=modernbert.ModernBertModule,
     body="model",
     lm_head=("head", "decoder"),
     stack=("model", "layers"),

@@ -1,5 +1,6 @@
 """ModernBERT as transformers' Flax classes are, which transformers itself has in PyTorch only."""
 
+import functools
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,7 +12,9 @@ from jax import Array
 from transformers import FlaxPreTrainedModel, ModernBertConfig
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
 
-from mlm.model import modernbert, weights
+from mlm.model import weights
+from mlm.model.modernbert import ModernBertModule
+from mlm.model.module import SEQUENCES, TOKENS
 
 
 class FlaxModernBertPreTrainedModel(FlaxPreTrainedModel):
@@ -84,12 +87,12 @@ class FlaxModernBertPreTrainedModel(FlaxPreTrainedModel):
 
 
 class FlaxModernBertForMaskedLM(FlaxModernBertPreTrainedModel):
-    module_class = modernbert.ModernBertForMaskedLMModule
+    module_class = ModernBertModule
 
 
 class FlaxModernBertForSequenceClassification(FlaxModernBertPreTrainedModel):
-    module_class = modernbert.ModernBertForSequenceClassificationModule
+    module_class = functools.partial(ModernBertModule, head_name=SEQUENCES)
 
 
 class FlaxModernBertForTokenClassification(FlaxModernBertPreTrainedModel):
-    module_class = modernbert.ModernBertForTokenClassificationModule
+    module_class = functools.partial(ModernBertModule, head_name=TOKENS)

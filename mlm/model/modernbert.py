@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from transformers import ModernBertConfig
-from transformers.modeling_flax_outputs import FlaxSequenceClassifierOutput, FlaxTokenClassifierOutput
 
 from mlm.model import layers
 from mlm.model.attention import Rotation
 from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits, SplitDense
 from mlm.model.module import (
+    MASKED_LM,
     AttentionKernel,
     Compute,
     Encoded,
@@ -193,44 +193,20 @@ class ModernBertModule(Model):
     """ModernBERT under any head."""
 
     def setup(self) -> None:
-        self.model = Body(self.config, self.dtype, self.settings)
-        self.head = PredictionHead(self.config)
-        self.setup_head()
+        config = self.config
+        self.model = Body(config, self.dtype, self.settings)
+        self.head = PredictionHead(config)
+        if self.head_name == MASKED_LM:
+            self.decoder = DecoderBias(config.vocab_size)
+        else:
+            self.dropout = Dropout(config.classifier_dropout)
+            self.classifier = Logits(config.num_labels, truncated_normal(config, config.hidden_size**-0.5))
 
     def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
         return self.model(inputs, tokens_BxK)
 
-
-class ModernBertForMaskedLMModule(ModernBertModule):
-    """ModernBertForMaskedLM's of PyTorch."""
-
-    def setup_head(self) -> None:
-        self.decoder = DecoderBias(self.config.vocab_size)
-
     def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
-        embedding_VxH = self.model.embeddings.tok_embeddings.embedding
-        return vocabulary_logits(self.head, x_BxKxH, embedding_VxH, self.decoder())
-
-
-class ModernBertForTokenClassificationModule(ModernBertModule):
-    """ModernBertForTokenClassification's of PyTorch."""
-
-    output_class = FlaxTokenClassifierOutput
-
-    def setup_head(self) -> None:
-        config = self.config
-        self.drop = Dropout(config.classifier_dropout)
-        self.classifier = Logits(config.num_labels, truncated_normal(config, config.hidden_size**-0.5))
-
-    def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
-        return self.classifier(self.drop(self.head(x_BxKxH), rows_B))
-
-
-class ModernBertForSequenceClassificationModule(ModernBertForTokenClassificationModule):
-    """ModernBertForSequenceClassification's of PyTorch, whose head reads the first token."""
-
-    output_class = FlaxSequenceClassifierOutput
-    reads_first_token = True
-
-    def predict(self, x_Bx1xH: Array, rows_B: Array | None) -> Array:
-        return super().predict(x_Bx1xH[:, :1], rows_B)[:, 0]
+        if self.head_name == MASKED_LM:
+            embedding_VxH = self.model.embeddings.tok_embeddings.embedding
+            return vocabulary_logits(self.head, x_BxKxH, embedding_VxH, self.decoder())
+        return self.classifier(self.dropout(self.head(x_BxKxH), rows_B))

@@ -9,20 +9,26 @@ Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V 
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
 from transformers import PretrainedConfig
-from transformers.modeling_flax_outputs import FlaxMaskedLMOutput
+from transformers.modeling_flax_outputs import (
+    FlaxMaskedLMOutput,
+    FlaxSequenceClassifierOutput,
+    FlaxTokenClassifierOutput,
+)
 from transformers.utils import ModelOutput
 
 from mlm.model import attention, layers
 from mlm.model.attention import Attention, Rotation
 
 Params = dict[str, Any]
+MASKED_LM, SEQUENCES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClassification"  # transformers' heads
+OUTPUTS = {MASKED_LM: FlaxMaskedLMOutput, SEQUENCES: FlaxSequenceClassifierOutput, TOKENS: FlaxTokenClassifierOutput}
 
 
 class Inputs(NamedTuple):
@@ -141,10 +147,8 @@ class Model(nn.Module):
     config: PretrainedConfig
     dtype: Any = jnp.float32
     gradient_checkpointing: bool = False  # as `compute.recompute_layers`, in transformers' words
+    head_name: str = MASKED_LM
     compute: Compute = Compute()
-
-    output_class: ClassVar[type[ModelOutput]] = FlaxMaskedLMOutput
-    reads_first_token: ClassVar[bool] = False  # alone, by the head
 
     @property
     def settings(self) -> Compute:
@@ -157,8 +161,8 @@ class Model(nn.Module):
         """Returns the hidden states; those of the last layer are of `tokens_BxK` alone."""
         raise NotImplementedError
 
-    def predict(self, hidden_BxKxH: Array, rows_B: Array | None) -> Array:
-        """Returns the logits of the head."""
+    def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
+        """Returns the logits of the head [B, K, V or classes]; a row is classified by its first token, K = 1."""
         raise NotImplementedError
 
     def __call__(
@@ -193,14 +197,17 @@ class Model(nn.Module):
             rows_B = None
         elif rows_B is None:
             rows_B = jnp.arange(len(input_ids), dtype=jnp.uint32)
-        if self.reads_first_token and not output_hidden_states:
-            predicted_BxK = jnp.zeros((len(input_ids), 1), jnp.int32)
         inputs = Inputs(input_ids, attention_mask, token_type_ids, position_ids, rows_B)
-        encoded = self.encode(inputs, predicted_BxK)
-        logits = self.predict(encoded.last_BxKxH, rows_B)
+        if self.head_name == SEQUENCES:
+            first_Bx1 = None if output_hidden_states else jnp.zeros((len(input_ids), 1), jnp.int32)
+            encoded = self.encode(inputs, first_Bx1)
+            logits = self.predict(encoded.last_BxKxH[:, :1], rows_B)[:, 0]
+        else:
+            encoded = self.encode(inputs, predicted_BxK)
+            logits = self.predict(encoded.last_BxKxH, rows_B)
         states = tuple(encoded.states) if output_hidden_states else None
         if return_dict:
-            return self.output_class(logits=logits, hidden_states=states)
+            return OUTPUTS[self.head_name](logits=logits, hidden_states=states)
         return (logits,) if states is None else (logits, states)
 
     @nn.nowrap

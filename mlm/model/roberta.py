@@ -5,6 +5,8 @@ They are BERT's parts under RoBERTa's names: positions count from the padding id
 Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, N = B x K.
 """
 
+import functools
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
@@ -17,12 +19,11 @@ from transformers import (
     FlaxRobertaPreLayerNormForTokenClassification,
     PretrainedConfig,
 )
-from transformers.modeling_flax_outputs import FlaxSequenceClassifierOutput
 
 from mlm.model import layers
-from mlm.model.bert import Body, PreNormLayer, TokenClassification, classifier_dropout, normal
+from mlm.model.bert import Body, PreNormLayer, classifier_dropout, normal
 from mlm.model.layers import Dense, Dropout, LayerNorm, Logits
-from mlm.model.module import Encoded, Inputs, Model, vocabulary_logits
+from mlm.model.module import MASKED_LM, SEQUENCES, TOKENS, Encoded, Inputs, Model, vocabulary_logits
 
 
 class PreNormBody(Body):
@@ -60,9 +61,9 @@ class ClassificationHead(nn.Module):
         self.out_proj = Logits(self.config.num_labels, normal(self.config))
         self.dropout = Dropout(classifier_dropout(self.config))
 
-    def __call__(self, x_Bx1xH: Array, rows_B: Array | None) -> Array:
-        x_Bx1xH = jnp.tanh(self.dense(self.dropout(x_Bx1xH[:, :1], rows_B)))
-        return self.out_proj(self.dropout(x_Bx1xH, rows_B))[:, 0]
+    def __call__(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
+        x_BxKxH = jnp.tanh(self.dense(self.dropout(x_BxKxH, rows_B)))
+        return self.out_proj(self.dropout(x_BxKxH, rows_B))
 
 
 class RobertaModule(Model):
@@ -76,8 +77,24 @@ class RobertaModule(Model):
     def body(self) -> Body:
         return self.roberta
 
+    def setup_head(self) -> None:
+        if self.head_name == MASKED_LM:
+            self.lm_head = LMHead(self.config)
+        elif self.head_name == SEQUENCES:
+            self.classifier = ClassificationHead(self.config)
+        else:
+            self.dropout = Dropout(classifier_dropout(self.config))
+            self.classifier = Logits(self.config.num_labels)
+
     def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
         return self.body(inputs, tokens_BxK)
+
+    def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
+        if self.head_name == MASKED_LM:
+            return self.lm_head(x_BxKxH, self.body.embeddings.word_embeddings.embedding)
+        if self.head_name == SEQUENCES:
+            return self.classifier(x_BxKxH, rows_B)
+        return self.classifier(self.dropout(x_BxKxH, rows_B))
 
 
 class PreNormModule(RobertaModule):
@@ -93,72 +110,25 @@ class PreNormModule(RobertaModule):
         return self.roberta_prelayernorm
 
 
-class MaskedLM:
-    """The language-model head."""
-
-    def setup_head(self) -> None:
-        self.lm_head = LMHead(self.config)
-
-    def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
-        return self.lm_head(x_BxKxH, self.body.embeddings.word_embeddings.embedding)
-
-
-class SequenceClassification:
-    """The head that classifies a row by its first token."""
-
-    output_class = FlaxSequenceClassifierOutput
-    reads_first_token = True
-
-    def setup_head(self) -> None:
-        self.classifier = ClassificationHead(self.config)
-
-    def predict(self, x_Bx1xH: Array, rows_B: Array | None) -> Array:
-        return self.classifier(x_Bx1xH, rows_B)
-
-
-class RobertaForMaskedLMModule(MaskedLM, RobertaModule):
-    """FlaxRobertaForMaskedLM's."""
-
-
-class RobertaForSequenceClassificationModule(SequenceClassification, RobertaModule):
-    """FlaxRobertaForSequenceClassification's."""
-
-
-class RobertaForTokenClassificationModule(TokenClassification, RobertaModule):
-    """FlaxRobertaForTokenClassification's."""
-
-
-class RobertaPreLayerNormForMaskedLMModule(MaskedLM, PreNormModule):
-    """FlaxRobertaPreLayerNormForMaskedLM's."""
-
-
-class RobertaPreLayerNormForSequenceClassificationModule(SequenceClassification, PreNormModule):
-    """FlaxRobertaPreLayerNormForSequenceClassification's."""
-
-
-class RobertaPreLayerNormForTokenClassificationModule(TokenClassification, PreNormModule):
-    """FlaxRobertaPreLayerNormForTokenClassification's."""
-
-
 class RobertaForMaskedLM(FlaxRobertaForMaskedLM):
-    module_class = RobertaForMaskedLMModule
+    module_class = RobertaModule
 
 
 class RobertaForSequenceClassification(FlaxRobertaForSequenceClassification):
-    module_class = RobertaForSequenceClassificationModule
+    module_class = functools.partial(RobertaModule, head_name=SEQUENCES)
 
 
 class RobertaForTokenClassification(FlaxRobertaForTokenClassification):
-    module_class = RobertaForTokenClassificationModule
+    module_class = functools.partial(RobertaModule, head_name=TOKENS)
 
 
 class RobertaPreLayerNormForMaskedLM(FlaxRobertaPreLayerNormForMaskedLM):
-    module_class = RobertaPreLayerNormForMaskedLMModule
+    module_class = PreNormModule
 
 
 class RobertaPreLayerNormForSequenceClassification(FlaxRobertaPreLayerNormForSequenceClassification):
-    module_class = RobertaPreLayerNormForSequenceClassificationModule
+    module_class = functools.partial(PreNormModule, head_name=SEQUENCES)
 
 
 class RobertaPreLayerNormForTokenClassification(FlaxRobertaPreLayerNormForTokenClassification):
-    module_class = RobertaPreLayerNormForTokenClassificationModule
+    module_class = functools.partial(PreNormModule, head_name=TOKENS)

@@ -29,7 +29,7 @@ FREE_TARGETS = re.compile(
     r"ConcatBitcast|AllocateBuffer|X64\w+|Assume\w+|\w*Bitpacked|AsyncCollective\w+|Sharding|SPMD\w+"
 )
 WRAPPERS = ("", "while", "body", "closed_call", "cond", "checkpoint", "rematted_computation", "shard_map")
-NOISE = re.compile(r"<locals>|->|^FlaxRoberta")  # in a path: functions, einsum formulas, the name of the whole model
+NOISE = re.compile(r"<locals>|->|Module$|\.")  # in a path: functions, einsum formulas, whole models, linen's methods
 
 Group = tuple[str, str, str]  # forward, backward, recompute or update; path of modules; file:line
 
@@ -255,4 +255,5 @@ def group(op_name: str, source: str) -> Group:
     bare = re.sub(r"\b(?:transpose|jvp|vmap|checkpoint|remat)\(", "", re.sub(r"\bjit\([^()]*\)", "", once))
     parts = [part.replace(")", "") for part in bare.split("/")]
     kept = ["*" if part.isdigit() else part for part in parts if part not in WRAPPERS and not NOISE.search(part)]
+    kept = kept[len(kept) - 1 - kept[::-1].index(kept[0]) :] if kept else kept  # a repeated path
     return phase, "/".join(kept[:-1] or kept) or "(unnamed)", source
