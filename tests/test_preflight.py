@@ -221,6 +221,9 @@ def test_other_folders(manifest, family, tmp_path, capsys, texts, unread):
     ]
     for settings, words in cases:
         check("run", tmp_path / "run", [*TINY, "data.lanes=4", *settings], *words, capsys=capsys)
+    shared = [*TINY, "data.lanes=4", f"shards.dir={manifest.folder}"]
+    for path in (other, f"{tmp_path}/none"):
+        check("train", tmp_path / "run", [*shared, f"tokenizer.path={path}"], path, capsys=capsys, doctor=False)
 
 
 @pytest.mark.usefixtures("unread")
