@@ -26,6 +26,7 @@ from mlm.errors import InputError
 # gcsfs keeps the listings of folders, but other hosts write to them too.
 fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs what it raises, with stacks
+HUB_NAME = r"[\w.-]+(/[\w.-]+)?"  # what a name on the Hugging Face Hub matches; a path may, too
 CLIENTS = ("gcsfs", "google", "aiohttp", "requests")  # whose errors have no base class in common
 
 
@@ -80,6 +81,8 @@ def distinct_parts(paths: Sequence[str]) -> list[str]:
 def make_folder(folder: UPath) -> None:
     """Creates a folder and its parents; a bucket needs none, and a missing bucket is never created."""
     if not is_remote(folder):
+        if folder.is_symlink() and not folder.exists():
+            raise FileNotFoundError(f"it is a link to {canonical(str(folder))}, which is not there")
         folder.mkdir(parents=True, exist_ok=True)
 
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from mlm import __main__
 from mlm import config as configs
 from mlm.commands.tokenizer import make_tokenizer
 from mlm.data import tokenizer
@@ -18,7 +19,7 @@ from mlm.tasks.pretraining import Pretraining
 from mlm.training import average, branch
 from mlm.workdir import Workdir
 from tests.fixtures import pretrain, tiny_config
-from tests.fixtures_data import write_shards
+from tests.fixtures_data import train_tokenizer, write_shards
 from tests.processes import copy, run, train_arguments
 from tests.test_bad_input import refuse
 from tests.test_resume import state_of
@@ -232,6 +233,30 @@ def test_other_sources_are_refused(trunk, manifest, tmp_path, tokenizer_folder):
         start(trunk, tmp_path / "new", manifest)
     with pytest.raises(InputError, match=r"train.branch_from: is for pretraining alone; start with train.init_from"):
         configs.load("configs/base.py", ["train.branch_from=runs/a@1"], task=configs.CLASSIFICATION)
+
+
+def test_train_copies_the_tokenizer_that_its_config_names(trunk, manifest, tmp_path, tokenizer_folder, monkeypatch):
+    """By tokenizer.path, or of the run that it branches off from; that of a model only if it made the shards."""
+    monkeypatch.setattr("mlm.commands.train.pretrain", lambda *_: None)
+    bare, whole = (copy(trunk, tmp_path / name) for name in ("bare", "whole"))
+    shutil.rmtree(bare / "tokenizer", ignore_errors=True)
+    shutil.copytree(tokenizer_folder, whole / "tokenizer", dirs_exist_ok=True)
+    other = copy(whole, tmp_path / "other")
+    train_tokenizer([f"the {number} words" for number in range(300)], tmp_path / "small", kind="bpe", vocab_size=280)
+    shutil.rmtree(other / "tokenizer"), shutil.copytree(tmp_path / "small", other / "tokenizer")
+    cases = [
+        (f"tokenizer.path={tokenizer_folder}", True),
+        (f"train.branch_from={whole}@6", True),
+        (f"train.branch_from={bare}@6", False),
+        (f"train.init_from={whole}", True),
+        (f"train.init_from={other}", False),
+    ]
+    for number, (setting, copied) in enumerate(cases):
+        workdir = tmp_path / str(number)
+        assert __main__.main(train_arguments(workdir, manifest.folder, *SETTINGS, setting)) == 0
+        assert (workdir / "tokenizer" / "tokenizer.json").is_file() == copied, setting
+        if copied:
+            assert tokenizer.fingerprint(f"{workdir}/tokenizer") == manifest.tokenizer_fingerprint, setting
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from tests.processes import ROOT
 BLOCKS = dict(re.findall(r"```python\n# ([a-z_]+\.py)\S*[^\n]*\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
 
 
-MODERNBERT = ("model.family=modernbert", "model.layers=2", "model.local_attention=8", "data.isolate_documents=false")
+MODERNBERT = ("model.family=modernbert", "model.layers=2", "model.local_attention=8", "data.isolate_documents=true")
 
 
 def write(folder, name: str):

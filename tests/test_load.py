@@ -189,6 +189,15 @@ def test_code_in_a_folder_is_not_run(folder, tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_run_without_a_tokenizer(trained_workdir, tmp_path, capsys):
+    """Its shards were made elsewhere: what can be done stands there, not what a Hub's name looks like."""
+    shutil.copytree(trained_workdir.checkpoints, tmp_path / "checkpoints")
+    for arguments in (["predict", "a <mask>"], ["export"]):
+        assert __main__.main([*arguments, f"--workdir={tmp_path}"]) == 2
+        err = capsys.readouterr().err
+        assert f"{tmp_path}/tokenizer: there is no such folder" in err and "shards" in err and "Repo id" not in err
+
+
 def test_a_pickle_is_not_opened(folder, tmp_path, capsys):
     (folder / "model.safetensors").unlink(), (folder / "flax_model.msgpack").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))

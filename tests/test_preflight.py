@@ -172,6 +172,11 @@ def test_a_large_model_is_checked_in_seconds(good_folder, tmp_path, capsys, unre
     check("run", tmp_path / "run", settings, *words, capsys=capsys, doctor=False)
 
 
+def blank(file: pathlib.Path) -> str:
+    file.write_bytes(b"\xef\xbb\xbf \n\t\r\n\n")
+    return f"text:{file}"
+
+
 def parquet(folder: pathlib.Path, column: str) -> str:
     folder.mkdir()
     pyarrow.parquet.write_table(pyarrow.table({column: ["a text", "another"]}), folder / "train.parquet")
@@ -189,6 +194,8 @@ SOURCES = {
     "no column": (lambda at: parquet(at, "content"), [], ("no column 'text'", "content")),
     "no file": (lambda at: f"text:{at}/*.txt", [], ("corpus.sources", "no such file")),
     "not UTF-8": (latin, [], ("line 1", "UTF-8")),
+    "no text": (blank, [], ("corpus.sources", "no text")),
+    "no text of 0 bytes": (lambda at: f"text:{at.touch() or at}", [], ("corpus.sources", "no text")),
 }
 
 
@@ -221,6 +228,9 @@ def test_other_folders(manifest, family, tmp_path, capsys, texts, unread):
     ]
     for settings, words in cases:
         check("run", tmp_path / "run", [*TINY, "data.lanes=4", *settings], *words, capsys=capsys)
+    shared = [*TINY, "data.lanes=4", f"shards.dir={manifest.folder}"]
+    for path in (other, f"{tmp_path}/none"):
+        check("train", tmp_path / "run", [*shared, f"tokenizer.path={path}"], path, capsys=capsys, doctor=False)
 
 
 @pytest.mark.usefixtures("unread")

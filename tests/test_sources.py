@@ -482,6 +482,15 @@ def test_files_of_a_data_set_with_other_columns_are_named(tmp_path, monkeypatch,
         assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_text_that_is_null_is_empty(tmp_path, monkeypatch):
+    """By every reader of the same file."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text('{"text": null}\n{"text": "a"}\n')
+    for source in (f"jsonl:{tmp_path}/set/train.jsonl", f"hf:{tmp_path}/set"):
+        assert texts_of(source) == ["a"]
+
+
 def test_a_row_of_a_data_set_is_named(tmp_path, monkeypatch):
     import pyarrow
     import pyarrow.parquet

@@ -163,3 +163,6 @@ def test_a_folder_that_can_not_be_written(tmp_path, monkeypatch):
         Workdir(str(tmp_path))
     with pytest.raises(InputError, match="can't be written"), lock(UPath(tmp_path)):
         pass
+    (tmp_path / "scratch").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(InputError, match=rf"--workdir={tmp_path}/scratch: .* link to {tmp_path}/unmounted"):
+        Workdir(str(tmp_path / "scratch"))

@@ -61,8 +61,9 @@ def _summarize(workdir: Workdir, manifest: Manifest, model: Pretrained) -> None:
     loss = f"{scores['loss']:.3f} nats{logs.errors(scores, 3)}"
     print(f"  loss {loss}, perplexity {scores['perplexity']:.1f}, accuracy {scores['accuracy']:.1%}")
     if entropy is not None:
-        below = entropy - scores["loss"]
-        print(f"  unigram entropy of the split {entropy:.3f} nats: the model is {below:.2f} below it")
+        where = "below" if scores["loss"] < entropy else "above"
+        difference = abs(entropy - scores["loss"])
+        print(f"  unigram entropy of the split {entropy:.3f} nats: the model is {difference:.2f} {where} it")
     tok = tokenizer.load(str(workdir.tokenizer))
     masked = list(itertools.islice(_masked_sentences(manifest, tok), 5))
     filled = fill_mask.FillMask(model, tok, 5)([text for text, _ in masked])

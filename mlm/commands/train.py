@@ -7,9 +7,9 @@ from ml_collections import ConfigDict
 from mlm import cluster
 from mlm.cluster import watch
 from mlm.commands import common
+from mlm.commands.tokenizer import make_tokenizer
 from mlm.data.manifest import Manifest
-from mlm.paths import UPath, copy_files, replacing
-from mlm.pretrained import locate
+from mlm.doctor import preflight
 from mlm.workdir import Workdir
 
 add_arguments = common.add_training_flags
@@ -19,12 +19,10 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides)
     cluster.progress(watch.UNTIMED)
     with common.locked(workdir):
-        source, step = locate.split_step(config.train.branch_from)
-        if step is not None:  # a branch has the tokenizer of its source
-            if cluster.is_primary() and not (workdir.tokenizer / "tokenizer.json").is_file():
-                with replacing(workdir.tokenizer, last="tokenizer.json") as new:
-                    copy_files(UPath(source) / "tokenizer", UPath(new))
-            cluster.barrier("tokenizer")
+        case = preflight.Case(args.name, config, workdir, args)
+        if cluster.is_primary() and case.tokenizer and not case.has_tokenizer:
+            make_tokenizer(config, workdir)  # a copy, which the commands that read text need
+        cluster.barrier("tokenizer")
         manifest = common.open_data(config, workdir)  # before jax is imported
         pretrain(args, config, workdir, manifest)
 

@@ -59,7 +59,7 @@ class Corpus:
                 kind = self._kind(source)
                 parts = [Part(source, *part) for part in kind.parts()]
             if not parts:
-                raise InputError(f"config.corpus.{self.key}: {source} has no text in it.")
+                raise self._without_text(source)
             data_sets[source] = type(kind), kind.name
             roles[data_sets[source]] |= {part.split for part in parts}
             listed += parts
@@ -79,7 +79,12 @@ class Corpus:
     def check(self, source: str) -> None:
         """Raises InputError if a source isn't there, or its first row can't be read or lacks a column."""
         with self._readable(source):
-            self._kind(source).check()
+            has_text = self._kind(source).check()
+        if not has_text:
+            raise self._without_text(source)
+
+    def _without_text(self, source: str) -> InputError:
+        return InputError(f"config.corpus.{self.key}: {source} has no text in it.")
 
     def limited(
         self, parts: list[Part], read: Callable[[list[tuple[Part, int]]], list[int]], *, wave: int
@@ -105,7 +110,7 @@ class Corpus:
             documents[part.source] += count
         for source in dict.fromkeys(part.source for part, _ in found):
             if not documents[source]:
-                raise InputError(f"config.corpus.{self.key}: {source} has no text in it.")
+                raise self._without_text(source)
         return found
 
     def read(self, part: Part, *, texts: str, keep: bool = False) -> Iterator[sources.Document]:

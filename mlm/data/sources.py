@@ -61,25 +61,29 @@ class Kind:
     def read(self, where: tuple) -> Iterator[Document]:
         """Yields the documents of a part; what a document is, each kind decides for itself."""
 
-    def check(self) -> None:
-        """Raises ValueError if the first row can't be read, or lacks a column; reads no other."""
-        next((document for part in self.parts() for document in self.read(part[3]) if document.text.strip()), None)
+    def check(self) -> bool:
+        """Returns whether there is text; raises ValueError if the first row can't be read, or lacks a column."""
+        return any(document.text.strip() for part in self.parts() for document in self.read(part[3]))
 
     def from_row(self, row: dict[str, Any], group: str = "") -> Document:
-        """Returns the document of a row; its group is `group` or, if corpus.group names a field, in that."""
+        """Returns the document of a row; its group is `group` or, if corpus.group names a field, in that.
+
+        A text that is null is empty.
+        """
+        values = []
         for name in self.columns:
             if name not in row:
                 raise ValueError(f"has no field {name!r}")
-            if not is_text(row[name]):
+            values.append(_text(row[name]))
+            if not is_text(values[-1]):
                 raise ValueError(f"the field {name!r} is not a string of valid Unicode")
-        return Document(row[self.corpus.field], row[self.columns[1]] if self.columns[1:] else group)
+        return Document(values[0], values[1] if self.columns[1:] else group)
 
     def from_rows(self, rows: Iterable[dict[str, Any]], place: str, first: int = 0) -> Iterator[Document]:
-        """Yields the documents of a library's rows, of which `first` come before; a missing text is empty."""
+        """Yields the documents of a library's rows, of which `first` come before."""
         for number, row in enumerate(rows, first + 1):
-            texts = {name: _text(value) for name, value in row.items()}
             try:
-                document = self.from_row(texts)
+                document = self.from_row(row)
             except ValueError as error:
                 raise ValueError(f"{place}, row {number}: {error}") from None
             yield document
@@ -93,8 +97,9 @@ def _text(value: Any) -> Any:
 class _Docstrings(Kind):
     slow = files = True
 
-    def check(self) -> None:
+    def check(self) -> bool:
         """The packages are installed."""
+        return True
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         return (("", f"{m.package} {m.version}[{m.first}:]", m.bytes, m) for m in docstrings.parts())
@@ -170,8 +175,9 @@ class _DataSet(Kind):
 
 
 class _HuggingFace(_DataSet):
-    def check(self) -> None:
+    def check(self) -> bool:
         data_sets.check_columns(self.columns, data_sets.hf_columns(self.name, self.split))
+        return True
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         import datasets
@@ -207,8 +213,9 @@ class _HuggingFace(_DataSet):
 
 
 class _TensorFlow(_DataSet):
-    def check(self) -> None:
+    def check(self) -> bool:
         data_sets.check_columns(self.columns, data_sets.tfds_columns(self.name))
+        return True
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         info, _ = data_sets.load_tfds(self.name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,7 +19,7 @@ from mlm import logs
 from mlm.data import tokenizer_checks
 from mlm.data.tokenizer_checks import ROLES
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, local_folder
+from mlm.paths import HUB_NAME, UPath, local_folder
 from mlm.text import printable
 
 if TYPE_CHECKING:
@@ -146,6 +147,9 @@ def load(path: str) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
+    if not re.fullmatch(HUB_NAME, path) and not UPath(path).is_dir():
+        what = "there is no such folder; name that of a tokenizer, or a name on the Hub"
+        raise InputError(f"{path}: {what}, or copy the tokenizer there with which the shards of the run were made.")
     try:
         folder = local_folder(path)
         settings = get_tokenizer_config(folder)

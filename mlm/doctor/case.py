@@ -7,6 +7,9 @@ import functools
 from ml_collections import ConfigDict
 
 from mlm.data import tokenizer
+from mlm.data.manifest import load_manifest
+from mlm.errors import DamageError, InputError
+from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files, locate
 from mlm.workdir import Workdir
 
@@ -35,10 +38,20 @@ class Case:
         """The tokenizer that the workdir has, or will be given a copy of; "" for one that is still to be trained."""
         if self.has_tokenizer:
             return str(self.workdir.tokenizer)
-        if self.command == "train":  # makes none
-            return ""
-        branch = self.config.train.branch_from
-        return self.config.tokenizer.path or (f"{locate.split_step(branch)[0]}/tokenizer" if branch else "")
+        path, branch, trains = self.config.tokenizer.path, self.config.train.branch_from, self.command == "train"
+        if path:
+            inherited = trains and "tokenizer.path" in getattr(self.flags, "inherited", {})
+            return "" if inherited and not self._made_shards(path) else path
+        folder = f"{locate.split_step(branch)[0]}/tokenizer" if branch else ""
+        return "" if trains and not (UPath(folder) / "tokenizer.json").is_file() else folder  # rows need none
+
+    def _made_shards(self, path: str) -> bool:
+        """Returns whether the shards that `train` reads were made with the tokenizer at `path`."""
+        folder = next(iter(self.config.data.mixture), (self.workdir.shards_of(self.config),))[0]
+        try:
+            return load_manifest(folder).tokenizer_fingerprint == fingerprint_of(path)
+        except (InputError, DamageError):  # reported when they are opened
+            return False
 
     def fingerprint(self) -> str | None:
         """Returns that of `tokenizer`, None without one; raises InputError if it can't be used."""

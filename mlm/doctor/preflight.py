@@ -107,7 +107,7 @@ def branch(case: Case) -> Iterator[Check]:
             locate.branch_source(name)
             return
         source, _ = branch.read_source(configs.flatten(case.config), deep=False)
-        if case.fingerprint() not in (None, fingerprint_of(str(source.workdir.tokenizer))):
+        if case.tokenizer and case.fingerprint() != fingerprint_of(str(source.workdir.tokenizer)):
             what = f"was trained with another tokenizer than {case.tokenizer}"
             raise InputError(f"config.train.branch_from = {name}: {what}; use its tokenizer, and shards made with it.")
 
@@ -152,7 +152,7 @@ def init_from(case: Case) -> Iterator[Check]:
 def tokenizers(case: Case) -> Iterator[Check]:
     """tokenizer.path: loads, with all special tokens."""
     path = case.config.tokenizer.path
-    if path and not case.has_tokenizer and case.command != "train":
+    if path and not case.has_tokenizer:
         yield functools.partial(fingerprint_of, path)
 
 
@@ -161,8 +161,8 @@ def folders(case: Case) -> Iterator[Check]:
     config = case.config
     named = [("data.mixture", folder) for folder, _ in config.data.mixture]
     named += [("evaluate.sets", folder) for _, folder in config.evaluate.sets]
-    writes = case.command in ("run", "tokenizer", "shards")  # the others open the run's own shards themselves
-    if writes and config.shards.dir and (UPath(config.shards.dir) / NAME).is_file():
+    reports = case.command == "doctor"  # on the run's own shards, by checks of their own
+    if not reports and config.shards.dir and (UPath(config.shards.dir) / NAME).is_file():
         named.append(("shards.dir", config.shards.dir))
     for key, folder in named:
         yield functools.partial(_check_folder, case, key, folder)

@@ -201,11 +201,11 @@ def _proof(model: Pretrained, tok: PreTrainedTokenizerFast) -> Proof:
     """
     longest = model.longest_row
     filler = FILLER.split() * longest
-    while len(row := tok(" ".join([*filler, tok.mask_token]))["input_ids"]) > longest and filler:
+    while len(row := tok(" ".join([*filler, tok.mask_token]), verbose=False)["input_ids"]) > longest and filler:
         filler = filler[: len(filler) * longest // (len(row) + 1)]  # always fewer
     long = " ".join([*filler, *[tok.mask_token] * (longest - len(row) + 1)])  # fills the positions to the last
     texts = [*(text.replace("<mask>", tok.mask_token) for text in TEXTS), long]
-    texts = [text for text in texts if len(tok(text)["input_ids"]) <= longest]
+    texts = [text for text in texts if len(tok(text, verbose=False)["input_ids"]) <= longest]
     ids = [tok(text)["input_ids"] for text in texts]
     positions = [
         sorted({0, len(row) // 2, len(row) - 1, *[i for i, token in enumerate(row) if token == tok.mask_token_id][:4]})

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlm import logs
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, children, local_folder
+from mlm.paths import HUB_NAME, UPath, children, local_folder
 from mlm.pretrained import checkpoint_files
 from mlm.workdir import Workdir
 
@@ -159,7 +159,7 @@ def _download(name: str, flag: str, weights: bool) -> str:
     import huggingface_hub
 
     try:
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        if not re.fullmatch(HUB_NAME, name):
             raise FileNotFoundError("no such folder")
         if not weights:
             return huggingface_hub.snapshot_download(name, allow_patterns=[*DOWNLOADED, INDEX])
