@@ -348,7 +348,7 @@ def test_rules_of_token_labels(override, words):
 def test_keys_of_modernbert_are_taken_by_it_and_left_at_their_default_by_others(key, values):
     value, default = values
     assert str(configs.load(BASE, ["model.family=modernbert", f"model.{key}={value}"]).model[key]) == value
-    for family in ("roberta", "roberta_prelayernorm"):
+    for family in ("roberta", "roberta_prelayernorm", "bert"):
         configs.load(BASE, [f"model.family={family}", f"model.{key}={default}"])
 
 

@@ -119,6 +119,7 @@ def test_pytorch_gives_the_same_ids_logits_and_fillings(exported, generation, tm
 
 
 OTHERS = {
+    "Bert": ("model.family=bert", "model.layers=2"),
     "RobertaPreLayerNorm": ("model.family=roberta_prelayernorm", "model.layers=2"),
     "ModernBert": (  # both kinds of layers, windows that end within a row, and no value that is transformers' default
         *("model.family=modernbert", "model.layers=3", "model.global_every=2", "model.local_attention=8"),

@@ -27,6 +27,8 @@ EVAL = {"step": 5, "kind": "eval", "loss": 1.25, "accuracy": 0.5, "f1": 0.4321, 
 KINDS = {"classes": {}, "pairs": {"pair": True}, "regression": {"labels": ()}, "tokens": {"of_tokens": True}}
 KINDS |= {"modernbert": {"family": "modernbert"}, "modernbert tokens": {"family": "modernbert", "of_tokens": True}}
 KINDS |= {"prelayernorm": {"family": "roberta_prelayernorm"}}
+KINDS |= {"real-bert pairs": {"family": "bert", "pair": True, "is_bert": True}, "real-bert": {"family": "bert"}}
+KINDS |= {"real-bert tokens": {"family": "bert", "of_tokens": True, "is_bert": True}}
 KINDS |= {"bert pairs": {"pair": True, "is_bert": True}, "bert tokens": {"of_tokens": True, "is_bert": True}}
 
 
@@ -63,7 +65,9 @@ def test_pytorch_gives_the_same(exported, tmp_path, generation):
     for each, kind in zip(found, [*KINDS, "damaged", "damaged tokens"], strict=True):
         assert each["code"] == (4 if "damaged" in kind else 0), f"{kind}: {each['printed']}"
         own = "Token" if "tokens" in kind else "Sequence"
-        name = {"modernbert": "ModernBert", "prelayernorm": "RobertaPreLayerNorm"}.get(kind.split()[0], "Roberta")
+        name = {"modernbert": "ModernBert", "prelayernorm": "RobertaPreLayerNorm", "real-bert": "Bert"}.get(
+            kind.split()[0], "Roberta"
+        )
         assert f"every parameter of {name}For{own}Classification is there" in each["printed"]
         assert ("probabilities" in each["printed"]) == (kind != "regression")
         assert ("WRONG logits" in each["printed"]) == ("damaged" in kind)

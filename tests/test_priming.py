@@ -25,7 +25,7 @@ def primed(*overrides: str):
     return run, prime(params, COUNTS, jax.random.key(1)), params
 
 
-FAMILIES = ("roberta", "roberta_prelayernorm", "modernbert")
+FAMILIES = ("roberta", "roberta_prelayernorm", "bert", "modernbert")
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,7 @@ FAMILIES = ("roberta", "roberta_prelayernorm", "modernbert")
         ("roberta", 128, 4),
         ("roberta_prelayernorm", 128, 4),
         ("modernbert", 128, 4),
+        ("bert", 128, 4),
         slow("modernbert", 96, 2),
         slow("roberta", 128, 2),
         slow("roberta", 96, 1),
@@ -94,7 +95,7 @@ def test_tree_is_the_stock_one_and_the_rest_untouched(family):
         assert changed == {"decoder/bias", f"{body}/embeddings/tok_embeddings/embedding", *kernels}
         return
     assert changed == {
-        "lm_head/bias",
+        "cls/predictions/bias" if family == "bert" else "lm_head/bias",
         *(f"{body}/embeddings/{name}_embeddings/embedding" for name in ("position", "token_type", "word")),
         *(f"{layer}/attention/self/{name}/kernel" for name in ("query", "key", "value")),
         f"{layer}/attention/output/dense/kernel",

@@ -22,7 +22,8 @@ def logits_of_both(module, params, batch):
     positions = np.tile(np.arange(batch["input_ids"].shape[1], dtype=np.int32), (len(batch["input_ids"]), 1))
     ids, mask = batch["input_ids"], batch["attention_mask"]
     ours = jax.jit(module.logits)(params, ids, mask, positions)
-    position_ids_BxL = position_ids(jax.numpy.asarray(mask), module.config.pad_token_id + 1)
+    first = 0 if module.config.model_type == "bert" else module.config.pad_token_id + 1
+    position_ids_BxL = position_ids(jax.numpy.asarray(mask), first)
     reference = baseline.make_module(module.config, module.dtype)
     stock = jax.jit(lambda params, *columns: reference.apply({"params": params}, *columns, None).logits)
     theirs = stock(params, ids, mask, np.zeros_like(ids), position_ids_BxL)
@@ -38,7 +39,12 @@ def shared(family: str):
     return run.module, jax.tree.map(lambda p: p + 0.05 * jax.random.normal(jax.random.key(p.size), p.shape), params)
 
 
-CASES = [("roberta", "xla", "gelu"), ("roberta", "fused", "gelu"), ("roberta_prelayernorm", "xla", "gelu")]
+CASES = [
+    ("bert", "xla", "gelu"),
+    ("roberta", "xla", "gelu"),
+    ("roberta", "fused", "gelu"),
+    ("roberta_prelayernorm", "xla", "gelu"),
+]
 CASES += [slow("roberta", "xla", name) for name in ("gelu_new", "relu", "silu")]
 
 

@@ -24,7 +24,9 @@ def mesh_of(data: int, fsdp: int, tensor: int):
     return sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
 
 
-def specs_of_roberta(body: str, norm: str) -> dict[str, P]:
+def specs_of_roberta(
+    body: str, norm: str, *, head_norm: str = "lm_head/layer_norm", bias: str = "lm_head/bias"
+) -> dict[str, P]:
     """Those of a parameter of each kind; a layer has a norm at `norm`."""
     layer = f"{body}/encoder/layer/1"
     return {
@@ -36,8 +38,8 @@ def specs_of_roberta(body: str, norm: str) -> dict[str, P]:
         f"{layer}/output/dense/kernel": P("tensor", "fsdp"),
         f"{layer}/output/dense/bias": P(),
         f"{layer}/{norm}/scale": P(),
-        "lm_head/layer_norm/scale": P(),
-        "lm_head/bias": P("tensor"),
+        f"{head_norm}/scale": P(),
+        bias: P("tensor"),
     }
 
 
@@ -47,6 +49,15 @@ FAMILIES = {
     "roberta_prelayernorm": (
         3 + 2 + 2 * 16 + 2 + 5,
         specs_of_roberta("roberta_prelayernorm", norm="intermediate/LayerNorm"),
+    ),
+    "bert": (
+        3 + 2 + 2 * 16 + 5,
+        specs_of_roberta(
+            "bert",
+            norm="output/LayerNorm",
+            head_norm="cls/predictions/transform/LayerNorm",
+            bias="cls/predictions/bias",
+        ),
     ),
     "modernbert": (
         1 + 1 + (5 + 6) + 1 + 3,  # the first layer lacks a norm

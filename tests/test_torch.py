@@ -118,6 +118,7 @@ def gradient_of(run: Pretraining):
 # The head, the pad id, transformers' version, more of the recipe. ModernBERT's window is a quarter of the row.
 LM, CLASSES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClassification"
 PRELAYERNORM = ("model.family=roberta_prelayernorm",)
+BERT = ("model.family=bert",)
 MODERNBERT = ("model.family=modernbert", "model.layers=4", "model.local_attention=8", "model.global_rope_theta=100")
 MODERNBERT += ("optimizer.clip_norm=2.5",)
 CASES = {
@@ -125,6 +126,10 @@ CASES = {
     "roberta, pad 3": (LM, 3, 4, ()),
     "prelayernorm": (LM, 1, 4, PRELAYERNORM),
     "prelayernorm, transformers 5": (LM, 1, 5, PRELAYERNORM),
+    "bert": (LM, 3, 4, BERT),
+    "bert, transformers 5": (LM, 1, 5, BERT),
+    "bert, classes": (CLASSES, 1, 4, BERT),
+    "bert, tokens": (TOKENS, 3, 5, (*BERT, "classify.kind=tokens")),
     "modernbert": (LM, 3, 4, MODERNBERT),
     "modernbert, transformers 5": (LM, 1, 5, MODERNBERT),
     "roberta, classes": (CLASSES, 3, 4, ()),
@@ -134,7 +139,7 @@ CASES = {
     "roberta, tokens": (TOKENS, 1, 4, ("classify.kind=tokens",)),
     "modernbert, tokens": (TOKENS, 3, 4, (*MODERNBERT, "classify.kind=tokens")),
 }
-QUICK = ("modernbert", "modernbert, classes")
+QUICK = ("bert", "modernbert", "modernbert, classes")
 
 
 @pytest.fixture(scope="module", params=[case if case in QUICK else slow(case) for case in CASES])

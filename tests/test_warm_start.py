@@ -203,9 +203,9 @@ def test_an_encoder_alone_has_shorter_names(exported, model, tmp_path):
 
 # A smaller model ------------------------------------------------------------------------------------------------------
 
-FAMILIES = ("roberta", "roberta_prelayernorm", "modernbert")
+FAMILIES = ("roberta", "roberta_prelayernorm", "bert", "modernbert")
 SMALL = {"hidden_size": 16, "heads": 2, "intermediate_size": 24}
-TABLES = ("/embedding", BIAS, "decoder/bias")  # their rows are matched, not tiled
+TABLES = ("/embedding", BIAS, "decoder/bias", "predictions/bias")  # their rows are matched, not tiled
 
 
 def of_sizes(family: str, layers: int, **sizes: int) -> Pretraining:

@@ -13,7 +13,7 @@ from tests.fixtures import slow
 from tests.test_warm_start import started
 from tests.torch_environments import run_torch
 
-TYPES = ("roberta", "roberta-prelayernorm", "modernbert")
+TYPES = ("roberta", "roberta-prelayernorm", "bert", "modernbert")
 CASES = [f"{generation} {model_type}" for generation in (4, 5) for model_type in TYPES]
 
 

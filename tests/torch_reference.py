@@ -25,7 +25,8 @@ torch.manual_seed(0)
 config = AutoConfig.for_model(**settings["config"])
 model = getattr(transformers, f"AutoModelFor{settings['head']}").from_config(config, attn_implementation="eager")
 missing, unexpected = model.load_state_dict(load_file(folder / "params.safetensors"), strict=False)
-assert set(missing) <= {"lm_head.decoder.weight", "lm_head.decoder.bias", "decoder.weight"}, missing  # tied
+decoders = {f"{head}.decoder.{leaf}" for head in ("lm_head", "cls.predictions") for leaf in ("weight", "bias")}
+assert set(missing) <= {*decoders, "decoder.weight"}, missing  # tied
 assert not unexpected, unexpected
 if settings["head"] == "MaskedLM":
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight

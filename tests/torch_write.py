@@ -31,7 +31,7 @@ sizes = {
 if sys.argv[2] == "modernbert":
     sizes |= {"local_attention": 8, "bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
 else:
-    sizes |= {"type_vocab_size": 1, "layer_norm_eps": 1e-5}
+    sizes |= {"type_vocab_size": 2 if sys.argv[2] == "bert" else 1, "layer_norm_eps": 1e-5}
 config = AutoConfig.for_model(sys.argv[2], **sizes)
 heads = {"MaskedLM": AutoModelForMaskedLM, "SequenceClassification": AutoModelForSequenceClassification}
 fresh = {name: head.from_config(config, attn_implementation="eager").eval() for name, head in heads.items()}

@@ -93,7 +93,7 @@ def _find_model(
 ) -> tuple[ConfigDict, PretrainedConfig, Callable[[], Params] | None]:
     """Returns the config with its metric, transformers' config of the model's body, and what loads its parameters."""
     from mlm.data import tokenizer
-    from mlm.model import families
+    from mlm.model import classifier, families
     from mlm.pretrained import checkpoint_files, load
 
     if config.model.init != "stock":
@@ -113,6 +113,9 @@ def _find_model(
     else:
         special_ids = tokenizer.manifest_fields(str(workdir.tokenizer))["special_ids"]
         body = families.named(config.model.family).make_config(config.model, examples.vocab_size, special_ids)
+    if not steps:
+        tok = tokenizer.load(str(workdir.tokenizer))
+        classifier.set_pairs(body, tok.backend_tokenizer, tok.sep_token_id)
     families.set_dropout(body, config.model)
     body.initializer_range = config.model.init_stddev
     if examples.labels and not config.classify.metric:

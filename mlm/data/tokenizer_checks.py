@@ -81,6 +81,13 @@ def check_pairs(fast: Tokenizer, *, sep_id: int, where: str) -> None:
         raise InputError(f"{where}: the tokenizer doesn't separate the two texts of a pair by {sep}; {fix}.")
 
 
+def marks_second_text(fast: Tokenizer, sep_id: int) -> bool:
+    """Returns whether the second text of a pair has type 1, with the sep behind it, and all before it type 0."""
+    encoding = fast.encode("a", "a")
+    behind = encoding.ids.index(sep_id) + 1
+    return encoding.type_ids == [0] * behind + [1] * (len(encoding.ids) - behind)
+
+
 def _knows_every_character(fast: Tokenizer) -> bool:
     try:
         found = [tuple(fast.encode(letter, add_special_tokens=False).ids) for letter in LETTERS]

@@ -114,7 +114,7 @@ def export(
             made_with = {"made_with": {module.__name__: module.__version__ for module in (jax, flax, transformers)}}
             content = json.dumps(proof.content | made_with, indent=1, ensure_ascii=False)
             (new / PROOF).write_text(content + "\n", encoding="utf-8")
-            _check_tokenizer(new, proof)
+            _check_tokenizer(new, proof, _inputs(model))
             check_files(new, proof, load.CLASSIFIER if is_classifier else load.LM_HEAD)
             if (folder / logs.RESULTS).is_file():  # each entry names its weights
                 (new / logs.RESULTS).write_bytes((folder / logs.RESULTS).read_bytes())
@@ -131,20 +131,27 @@ def export(
 def _fit_tokenizer_config(file: Path, model: Pretrained) -> None:
     """Writes to tokenizer_config.json what the model reads; the tokenizer may be of another kind of model.
 
-    token_type_ids are left out, as in training, where all tokens have type 0: BERT's tokenizer gives the second text of
-    a pair type 1, for which RoBERTa's table has no row.
+    token_type_ids are left out where all tokens have type 0 in training: BERT's tokenizer gives the second text of a
+    pair type 1, which a BERT alone reads.
     """
-    content = logs.read_object(file) | {"model_max_length": model.longest_row, "model_input_names": MODEL_INPUTS}
+    content = logs.read_object(file) | {"model_max_length": model.longest_row, "model_input_names": _inputs(model)}
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _check_tokenizer(folder: Path, proof: Proof) -> None:
+def _inputs(model: Pretrained) -> list[str]:
+    """Returns what the model reads of what a tokenizer gives."""
+    marks_pairs = model.config.model_type == "bert" and model.config.sep_token_id is not None
+    is_of_rows = load.CLASSIFIER in model.params and classifier.kind(model.config) != "tokens"
+    return [*MODEL_INPUTS, "token_type_ids"] if marks_pairs and is_of_rows else MODEL_INPUTS
+
+
+def _check_tokenizer(folder: Path, proof: Proof, inputs: list[str]) -> None:
     """Raises DamageError unless the tokenizer, read back, gives the proof's ids, and what the model takes alone."""
     tok = tokenizer.load(str(folder))
     for row in proof.content["rows"]:
         texts, longest = row.get("texts") or [row["text"]], proof.content.get("longest", len(row["ids"]))
         encoded = tok(*texts, truncation="longest_first", max_length=longest)
-        if encoded["input_ids"] != row["ids"] or not set(encoded) <= set(MODEL_INPUTS):
+        if encoded["input_ids"] != row["ids"] or not set(encoded) <= set(inputs):
             what = f"its tokenizer, read back, gives other ids or {', '.join(encoded)} for {texts[0]!r:.80}"
             fix = "use the tokenizer that the model was trained with"
             raise DamageError(f"{folder}: {what}; nothing was exported: {fix}.")

@@ -28,7 +28,12 @@ from mlm.text import code, markdown, printable, templates
 from mlm.training import recipe
 
 CURVE = "loss.png"
-ARCHITECTURES = {"Roberta": "RoBERTa", "RobertaPreLayerNorm": "RoBERTa-PreLayerNorm", "ModernBert": "ModernBERT"}
+ARCHITECTURES = {
+    "Roberta": "RoBERTa",
+    "RobertaPreLayerNorm": "RoBERTa-PreLayerNorm",
+    "Bert": "BERT",
+    "ModernBert": "ModernBERT",
+}
 ORDER = re.compile(r"data\..*")  # keys that decide in which order a branch reads its rows
 DATA = re.compile(r"(corpus|shards|data)\..*")  # and those that decide which rows these are
 POINTS = 8  # evaluations in the table under the curve

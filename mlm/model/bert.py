@@ -38,7 +38,7 @@ from mlm.model.module import (
 
 
 def normal(config: PretrainedConfig) -> layers.Initializer:
-    """Returns how kernels and embeddings are drawn."""
+    """Returns how kernels and embeddings are drawn, as in PyTorch; transformers' Flax classes draw some heads wider."""
     return nn.initializers.normal(config.initializer_range)
 
 
@@ -55,8 +55,9 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def __call__(self, inputs: Inputs, rows: Rows) -> Array:
-        types = self.token_type_embeddings(0 if inputs.token_types_BxL is None else inputs.token_types_BxL)
-        x_BxLxH = self.word_embeddings(inputs.ids_BxL) + self.position_embeddings(rows.positions) + types
+        types = 0 if inputs.token_types_BxL is None else inputs.token_types_BxL.astype(jnp.int32)
+        x_BxLxH = self.word_embeddings(inputs.ids_BxL) + self.position_embeddings(rows.positions)
+        x_BxLxH = x_BxLxH + self.token_type_embeddings(types)
         return self.dropout(self.LayerNorm(x_BxLxH), rows.index_B)
 
 
@@ -202,7 +203,7 @@ class PredictionTransform(nn.Module):
     config: PretrainedConfig
 
     def setup(self) -> None:
-        self.dense = Dense(self.config.hidden_size)
+        self.dense = Dense(self.config.hidden_size, normal(self.config))
         self.LayerNorm = LayerNorm(self.config.layer_norm_eps)
 
     def __call__(self, x_NxH: Array) -> Array:
@@ -239,9 +240,12 @@ class BertModule(Model):
             self.cls = LMHead(self.config)
         else:
             self.dropout = Dropout(classifier_dropout(self.config))
-            self.classifier = Logits(self.config.num_labels)
+            self.classifier = Logits(self.config.num_labels, normal(self.config))
 
     def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
+        sep_id = self.config.sep_token_id
+        if self.head_name == SEQUENCES and inputs.token_types_BxL is None and sep_id is not None:
+            inputs = inputs._replace(token_types_BxL=second_texts(inputs.ids_BxL, inputs.attention_BxL, sep_id))
         return self.bert(inputs, tokens_BxK)
 
     def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
@@ -249,6 +253,12 @@ class BertModule(Model):
             return self.cls(x_BxKxH, self.bert.embeddings.word_embeddings.embedding)
         x_BxKxH = self.bert.pooler(x_BxKxH) if self.head_name == SEQUENCES else x_BxKxH
         return self.classifier(self.dropout(x_BxKxH, rows_B))
+
+
+def second_texts(ids_BxL: Array, attention_BxL: Array, sep_id: int) -> Array:
+    """Returns token types: 1 behind a row's first sep, as BERT's tokenizer marks the second text of a pair."""
+    is_sep_BxL = (ids_BxL == sep_id).astype(jnp.int32)
+    return (jnp.cumsum(is_sep_BxL, axis=1) > is_sep_BxL) & (attention_BxL > 0)
 
 
 def classifier_dropout(config: PretrainedConfig) -> float:

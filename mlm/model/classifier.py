@@ -9,8 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from tokenizers import Tokenizer
 from transformers import PretrainedConfig
 
+from mlm.data.tokenizer_checks import marks_second_text
 from mlm.model.families import family_of
 from mlm.model.loss import RowSums
 from mlm.model.module import SEQUENCES, TOKENS, Model
@@ -43,6 +45,12 @@ def kind(config: PretrainedConfig) -> str:
 def head_name(config: PretrainedConfig) -> str:
     """Returns what transformers' classes call the head."""
     return TOKENS if kind(config) == "tokens" else SEQUENCES
+
+
+def set_pairs(config: PretrainedConfig, fast: Tokenizer, sep_id: int) -> None:
+    """Tells a BERT that classifies rows whether its tokenizer gives the second text of a pair another type."""
+    if config.model_type == "bert":
+        config.sep_token_id = sep_id if marks_second_text(fast, sep_id) else None
 
 
 def make_module(config: PretrainedConfig, dtype: str = "float32", **settings: Any) -> Model:

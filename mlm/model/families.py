@@ -14,6 +14,7 @@ import numpy as np
 import transformers
 from flax.traverse_util import flatten_dict, unflatten_dict
 from transformers import (
+    BertConfig,
     FlaxPreTrainedModel,
     ModernBertConfig,
     PretrainedConfig,
@@ -23,7 +24,7 @@ from transformers import (
 
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
-from mlm.model import modernbert, roberta
+from mlm.model import bert, modernbert, roberta
 from mlm.model.attention import Attention
 from mlm.model.module import MASKED_LM, Compute, Model, Params
 
@@ -69,7 +70,7 @@ class Family:
             config.classifier_activation = model["activation"]
             config.global_rope_theta, config.local_rope_theta = model["global_rope_theta"], model["local_rope_theta"]
             config.cls_token_id, config.sep_token_id = special_ids["cls"], special_ids["sep"]
-        else:
+        elif self is not BERT:
             config.max_position_embeddings += special_ids["pad"] + 1  # RoBERTa counts from pad id + 1
             config.type_vocab_size = 1
         set_dropout(config, model)
@@ -109,6 +110,17 @@ PRE_NORM = Family(
     decoder_bias=("lm_head", "bias"),
     architecture=ROBERTA_KEYS,
 )
+BERT = Family(
+    name="Bert",
+    config_class=BertConfig,
+    module=bert.BertModule,
+    body="bert",
+    lm_head=("cls",),
+    stack=("bert", "encoder", "layer"),
+    embedding=("bert", "embeddings", "word_embeddings", "embedding"),
+    decoder_bias=("cls", "predictions", "bias"),
+    architecture=ROBERTA_KEYS,
+)
 MODERNBERT = Family(
     name="ModernBert",
     config_class=ModernBertConfig,
@@ -126,7 +138,7 @@ MODERNBERT = Family(
         "global_every": "global_attn_every_n_layers",
     },
 )
-FAMILIES = {family.config_class.model_type: family for family in (ROBERTA, PRE_NORM, MODERNBERT)}
+FAMILIES = {family.config_class.model_type: family for family in (ROBERTA, PRE_NORM, BERT, MODERNBERT)}
 
 
 def family_of(config: PretrainedConfig) -> Family:

@@ -21,7 +21,7 @@ class Dense(nn.Module):
     """Returns x @ kernel + bias in the type of x."""
 
     features: int
-    kernel_init: Initializer = nn.initializers.lecun_normal()  # flax's own, which transformers leaves in some places
+    kernel_init: Initializer
     use_bias: bool = True
 
     @nn.compact
@@ -51,7 +51,7 @@ class Logits(nn.Module):
     """The last layer of a classification head: x @ kernel + bias in float32, see `logits`."""
 
     features: int
-    kernel_init: Initializer = nn.initializers.lecun_normal()
+    kernel_init: Initializer
 
     @nn.compact
     def __call__(self, x_BxLxH: Array) -> Array:

@@ -84,7 +84,7 @@ class RobertaModule(Model):
             self.classifier = ClassificationHead(self.config)
         else:
             self.dropout = Dropout(classifier_dropout(self.config))
-            self.classifier = Logits(self.config.num_labels)
+            self.classifier = Logits(self.config.num_labels, normal(self.config))
 
     def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
         return self.body(inputs, tokens_BxK)

@@ -12,7 +12,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from mlm.model.module import Params
 
 PARTS = {"Wqkv": 3, "Wi": 2}  # kernels that PyTorch fuses
-TIED = ("lm_head.decoder.", "decoder.weight")
+TIED = ("lm_head.decoder.", "cls.predictions.decoder.", "decoder.weight")
+NEXT_SENTENCE = "cls.seq_relationship."  # BERT's other head, which no masked language model reads
 WRAPPERS = ("module", "_orig_mod")  # in names that torch's DataParallel and torch.compile make
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in early models
 BUFFERS = (".position_ids", ".token_type_ids", ".inv_freq")
@@ -32,7 +33,7 @@ def from_torch(tensors: dict[str, np.ndarray]) -> Params:
     """Returns our tree, float32, from arrays under PyTorch's names, without the tied decoder and buffers."""
     flat: dict[tuple[str, ...], Any] = {}
     for name, value in tensors.items():
-        if name.startswith(TIED) or name.endswith(BUFFERS):
+        if name.startswith((*TIED, NEXT_SENTENCE)) or name.endswith(BUFFERS):
             continue
         *scope, leaf = name.split(".")
         leaf, value = OLD_NAMES.get(leaf, leaf), np.asarray(value, np.float32)
@@ -68,7 +69,8 @@ def unwrapped(tensors: dict[str, Any], body: str) -> dict[str, Any]:
 def with_one_bias(tensors: dict[str, Any]) -> dict[str, Any]:
     """Returns PyTorch's tensors with one bias of the decoder: of two, one may be left over from another vocabulary."""
     embedding = next((value for name, value in tensors.items() if name.endswith("word_embeddings.weight")), ())
-    for name in ("lm_head.bias", "lm_head.decoder.bias"):
-        if name in tensors and len(tensors[name]) == len(embedding):
-            return tensors | {"lm_head.bias": tensors[name]}
+    for head in ("lm_head", "cls.predictions"):
+        for name in (f"{head}.bias", f"{head}.decoder.bias"):
+            if name in tensors and len(tensors[name]) == len(embedding):
+                return tensors | {f"{head}.bias": tensors[name]}
     return tensors

@@ -13,6 +13,7 @@ from jax.sharding import SingleDeviceSharding
 from transformers import PretrainedConfig
 
 from mlm import logs
+from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier, families, weights
 from mlm.model.families import Family, family_of
@@ -68,8 +69,12 @@ class Pretrained:
 
     @property
     def encoder(self) -> Params:
-        """What language models and classifiers share: the body, and of ModernBERT's heads all but the last layer."""
-        body = {name: own for name, own in self.params[self.family.body].items() if name != "pooler"}
+        """What language models and classifiers share: the body, and of ModernBERT's heads all but the last layer.
+
+        BERT's classifiers of rows read its pooler, which is there if the model has one.
+        """
+        left = () if self.family is families.BERT else ("pooler",)
+        body = {name: tree for name, tree in self.params[self.family.body].items() if name not in left}
         shared = {"head"} & self.params.keys() & set(self.family.lm_head)
         return {self.family.body: body} | {name: self.params[name] for name in shared}
 
@@ -113,12 +118,18 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
     reads_rows = head == CLASSIFIER and classifier.kind(config) != "tokens"
     if reads_rows and getattr(config, "classifier_pooling", "cls") != "cls":
         raise InputError(f"{where}: its head reads the mean of a row's tokens; one that reads the first is needed.")
+    if head == CLASSIFIER and any((folder / file).is_file() for file in locate.TOKENIZERS):
+        tok = tokenizer.load(str(folder))
+        classifier.set_pairs(config, tok.backend_tokenizer, tok.sep_token_id)
     if headers and not UPath(model).is_dir() and not locate.weights_in(folder):
         locate.refuse_without_weights(model, flag)
         return Pretrained(config, {}, str(folder), None, {}, model)
     params, body = _read_weights(folder, family_of(config), where, headers=headers), family_of(config).body
-    if head and isinstance(params[body], dict):
+    is_read = head == CLASSIFIER and family_of(config) is families.BERT and classifier.kind(config) != "tokens"
+    if head and not is_read and isinstance(params[body], dict):
         params[body].pop("pooler", None)
+    if isinstance(params.get("cls"), dict):
+        params["cls"].pop("seq_relationship", None)  # BERT's head for next sentences
     found = Pretrained(config, params, str(folder), None, {}, model)
     _check_params(found, head, where)
     return found
@@ -225,7 +236,7 @@ def _check_params(found: Pretrained, head: str | None, where: str) -> None:
     if len(layers) != found.config.num_hidden_layers:  # before the shapes of as many are made
         difference = f"{len(layers)} layers where config.json asks for {found.config.num_hidden_layers}"
     else:
-        shapes = _shapes(found.config, head or LM_HEAD)
+        shapes = _shapes(found.config, CLASSIFIER if "pooler" in found.encoder[family.body] else head or LM_HEAD)
         own = found.params if head else found.encoder
         trees = (shapes, own) if head else ({name: shapes[name] for name in own}, own)
         wanted, own = ({name: leaf.shape for name, leaf in flatten_dict(tree, sep="/").items()} for tree in trees)

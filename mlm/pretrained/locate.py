@@ -78,9 +78,9 @@ def describe_branch(meta: dict[str, Any]) -> str:
 def longest_row(config: Mapping[str, Any]) -> int:
     """Returns how many tokens a model with this config.json reads, special ones included.
 
-    RoBERTa's table of positions starts at pad id + 1; ModernBERT has none.
+    RoBERTa's positions start at pad id + 1, BERT's and ModernBERT's at 0.
     """
-    first = 0 if config["model_type"] == "modernbert" else int(config["pad_token_id"]) + 1
+    first = int(config["pad_token_id"]) + 1 if str(config["model_type"]).startswith("roberta") else 0
     return int(config["max_position_embeddings"]) - first
 
 

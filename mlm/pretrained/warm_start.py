@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 from mlm.config_rules import ROTARY_BASES
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.model.families import SIZES, Family, name_of
+from mlm.model.families import BERT, SIZES, Family, name_of
 from mlm.model.module import Params
 from mlm.paths import UPath
 from mlm.pretrained import locate
@@ -129,7 +129,7 @@ def fit(
     positions, types = f"{family.body}/{POSITIONS}", f"{family.body}/{TYPES}"
     entries = len(leaves[vocabulary[0]])
     pairs, how = _match_tokens(source, tokens, min(vocab_size, entries))
-    pads = (source.config.pad_token_id, pad_id)
+    pads = (-1, -1) if family is BERT else (source.config.pad_token_id, pad_id)  # the entry before the first position
     rows = {name: pairs for name in vocabulary if len(leaves.get(name, ())) == entries}
     if positions in leaves:
         lengths = (len(leaves[positions]) - pads[0] - 1, shapes[positions][0] - pads[1] - 1)

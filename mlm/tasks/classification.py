@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from transformers import PretrainedConfig
@@ -53,7 +54,8 @@ class Classification(Task):
 
         def init(start: Params | None = None) -> state.TrainState:
             params = self.module.init_params(jax.random.key(config.train.seed))
-            return state.TrainState.create(params | (start or {}), tx, ema=config.optimizer.ema_decay > 0)
+            params = unflatten_dict(flatten_dict(params) | flatten_dict(start or {}))
+            return state.TrainState.create(params, tx, ema=config.optimizer.ema_decay > 0)
 
         self._init, self.shapes = state.jit_init(init, self.mesh)
 
@@ -85,8 +87,10 @@ class Classification(Task):
         """Returns the state before the first step."""
         if self._start is None:
             return self._init()
-        start, shardings = self._start(), state.shardings_of(self.shapes).params
-        return self._init(sharding.put_tree(start, {name: shardings[name] for name in start}))
+        start, shardings = flatten_dict(self._start()), flatten_dict(state.shardings_of(self.shapes).params)
+        start = {path: value for path, value in start.items() if path in shardings}  # without a pooler that none reads
+        placed = sharding.put_tree(start, {path: shardings[path] for path in start})
+        return self._init(unflatten_dict(placed))
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
         """Returns this host's rows of the batches after step `start`."""

@@ -33,9 +33,9 @@ ROBERTA: Rules = (
     (r".*/intermediate/dense/kernel", P("fsdp", "tensor")),
     (r".*/intermediate/dense/bias", P("tensor")),
     (r".*/layer/\d+/output/dense/kernel", P("tensor", "fsdp")),
-    (r"lm_head/dense/kernel", P("fsdp", None)),
-    (r"lm_head/bias", P("tensor")),
-    (r".*(output|lm_head)/dense/bias", P()),
+    (r"(lm_head|cls/predictions/transform)/dense/kernel", P("fsdp", None)),
+    (r"(lm_head|cls/predictions)/bias", P("tensor")),
+    (r".*(output|lm_head|transform)/dense/bias", P()),
     (r".*(LayerNorm|layer_norm)/(scale|bias)", P()),
 )
 MODERNBERT: Rules = (
@@ -112,8 +112,9 @@ def rules_for(params: Any) -> Rules:
     rules = MODERNBERT if "model" in params else ROBERTA
     if "classifier" not in params:
         return rules
-    body = [rule for rule in rules if not rule[0].startswith(("lm_head", "head", "decoder"))]
-    return (*body, (r"(head|classifier)/.*", P()))
+    body = [rule for rule in rules if not rule[0].startswith(("(lm_head", "head", "decoder"))]
+    pooler = [(r"bert/pooler/.*", P())] if "pooler" in params.get("bert", ()) else []
+    return (*body, *pooler, (r"(head|classifier)/.*", P()))
 
 
 def param_specs(params: Any, mesh: Mesh) -> dict[str, P]:
