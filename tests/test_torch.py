@@ -221,13 +221,13 @@ def test_gradient_norm_and_clipping(both):
 
 
 def test_twenty_updates_of_adamw(both):
-    """Parameters to 1e-4, absolute, after warmup, clipping and decay; they have moved fifty times as far."""
+    """Parameters to 1e-4, absolute, after warmup, clipping and decay; they have moved at least ten times as far."""
     ours, theirs = both
     for name, value in theirs["trained"].items():
         worst = np.abs(ours["trained"][name] - value).max()
         assert worst < 1e-4, f"{name}: {worst:.1e}"
         if not name.endswith("attention.self.key.bias"):
-            assert np.abs(value - ours["first"][name]).max() > 5e-3, f"{name}: has hardly moved"
+            assert np.abs(value - ours["first"][name]).max() > 1e-3, f"{name}: has hardly moved"
 
 
 @pytest.mark.slow

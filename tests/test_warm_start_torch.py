@@ -56,11 +56,12 @@ def test_initial_values_are_drawn_as_pytorch_draws_them(written, head):
 @pytest.mark.slow
 def test_a_start_takes_everything(written, trained_workdir):
     folder, model = str(trained_workdir.tokenizer), load.load(str(written / "whole"), head=load.LM_HEAD)
-    own = {"modernbert": ("model.local_attention=8",)}.get(model.config.model_type, ())
+    own = {"modernbert": ("model.local_attention=8",), "bert": ("model.positions=34",)}.get(model.config.model_type, ())
     family = f"model.family={families.name_of(model.config)}"
     _, after, lines = started(str(written / "whole"), folder, family, "model.layers=4", *own)
     assert "1,000 of 1,000 rows copied;" in lines[2]
     assert not any("newly initialized" in line or "unused" in line for line in lines)
-    assert [line for line in lines if "32 of 32 positions copied" in line] == lines[3:4]
+    positions = 34 if model.config.model_type == "bert" else 32
+    assert [line for line in lines if f"{positions} of {positions} positions copied" in line] == lines[3:4]
     for name, value in model.leaves.items():
         np.testing.assert_array_equal(after[name][: len(value)], value, err_msg=name)

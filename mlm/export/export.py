@@ -36,6 +36,7 @@ from mlm.export import model_card, verify_export
 from mlm.inference import fill_mask
 from mlm.inference.classify_texts import TextClassifier
 from mlm.model import classifier, weights
+from mlm.model.bert import second_texts
 from mlm.paths import UPath, is_begun, is_remote, replacing
 from mlm.pretrained import load
 from mlm.pretrained.load import Pretrained
@@ -185,7 +186,7 @@ def check_files(folder: Path, proof: Proof, head: str) -> None:
         if flax_class := _flax_class(again):
             reference = flax_class.from_pretrained(str(folder), trust_remote_code=False)
             with jax.default_matmul_precision("highest"):
-                last = np.asarray(reference(np.asarray([ids], np.int32)).logits[0])[positions]
+                last = np.asarray(reference(**_columns(again, ids)).logits[0])[positions]
             checks.append(("flax_model.msgpack", proof.logits[-1:], [last]))
     except (InputError, OSError, ValueError) as error:
         raise DamageError(f"what export wrote can't be read back ({error}); check the disk, and try again.") from None
@@ -197,6 +198,15 @@ def check_files(folder: Path, proof: Proof, head: str) -> None:
                 "check the disk, and export again."
             )
         print(f"export: {file} read back, largest difference of the logits {worst:.1e}", file=sys.stderr)
+
+
+def _columns(model: Pretrained, ids: list[int]) -> dict[str, np.ndarray]:
+    """Returns a row of ids, [1, L], as transformers' Flax classes read it."""
+    columns = {"input_ids": np.asarray([ids], np.int32)}
+    if "token_type_ids" not in _inputs(model):
+        return columns
+    types_1xL = second_texts(columns["input_ids"], np.ones((1, len(ids))), model.config.sep_token_id)
+    return columns | {"token_type_ids": np.asarray(types_1xL, np.int32)}
 
 
 def _proof(model: Pretrained, tok: PreTrainedTokenizerFast) -> Proof:
