@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm.errors import DamageError
-from mlm.paths import UPath, is_remote, write_text
+from mlm.paths import UPath, check_reachable, is_remote, write_text
 from mlm.text import printable
 
 RESULTS = "evaluation.json"  # beside a model: the scores of the command `evaluate`
@@ -103,6 +103,7 @@ def errors(scores: dict[str, Any], digits: int = 4) -> str:
 
 def read_object(path: UPath) -> dict[str, Any]:
     """Returns the object in a JSON file such as config.json; {} if there is no such file. Raises DamageError."""
+    check_reachable(str(path))
     if not path.is_file():
         return {}
     try:

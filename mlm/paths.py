@@ -14,7 +14,10 @@ import platform
 import posixpath
 import re
 import shutil
+import socket
 import tempfile
+import time
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,6 +29,7 @@ from mlm.errors import InputError
 # gcsfs keeps the listings of folders, but other hosts write to them too.
 fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs what it raises, with stacks
+ANSWER = 8.0  # seconds for the server of a bucket; its client would try for minutes
 HUB_NAME = r"[\w.-]+(/[\w.-]+)?"  # what a name on the Hugging Face Hub matches; a path may, too
 CLIENTS = ("gcsfs", "google", "aiohttp", "requests")  # whose errors have no base class in common
 
@@ -33,6 +37,35 @@ CLIENTS = ("gcsfs", "google", "aiohttp", "requests")  # whose errors have no bas
 def is_remote(path: UPath | Path | str) -> bool:
     """Returns whether a path is in a bucket or the like, not on a file system of this machine."""
     return "://" in str(path)
+
+
+def check_reachable(path: str) -> None:
+    """Raises InputError for a path whose server does not answer, or whose client is not installed."""
+    if is_remote(path) and (reason := _unreachable(*urllib.parse.urlsplit(path)[:2])):
+        raise InputError(f"{path}: can't be reached ({reason}); check the network and the name, or name a local path.")
+
+
+@functools.cache
+def _unreachable(scheme: str, host: str) -> str:
+    """Returns why nothing at scheme://host can be reached, "" if its server answers."""
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except (ImportError, ValueError) as error:
+        return str(error)
+    servers = {"gs": os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com"}
+    servers |= {"gcs": servers["gs"], "http": f"http://{host}", "https": f"https://{host}"}
+    server = urllib.parse.urlsplit(servers.get(scheme, ""))
+    deadline = time.monotonic() + ANSWER
+    while server.hostname:
+        try:
+            port = server.port or {"http": 80, "https": 443}[server.scheme]
+            socket.create_connection((server.hostname, port), max(0.1, deadline - time.monotonic())).close()
+            break
+        except OSError as error:
+            if time.monotonic() + 1 > deadline:
+                return f"{server.hostname}: {error.strerror or error}"
+            time.sleep(1)
+    return ""
 
 
 def expand(path: str) -> str:

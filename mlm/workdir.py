@@ -25,7 +25,7 @@ import psutil
 from ml_collections import ConfigDict
 
 from mlm.errors import InputError
-from mlm.paths import UPath, canonical, is_remote, make_folder, refusing
+from mlm.paths import UPath, canonical, check_reachable, is_remote, make_folder, refusing
 from mlm.text import is_text, printable
 
 LOCK = ".lock"
@@ -43,6 +43,7 @@ class Workdir:
         """Creates the folder, or with False requires it, with None neither; raises InputError if it can't be used."""
         if not path:
             raise InputError("--workdir: name the folder of the run, as in --workdir=runs/first.")
+        check_reachable(path)
         root = UPath(path)
         self.root = root if is_remote(path) else root.absolute()  # orbax wants absolute paths
         if not is_remote(path) and ("\\" in str(self.root) or self.root.parts[1:2] in BUCKETS):

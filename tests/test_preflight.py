@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from mlm import __main__, logs
+from mlm import __main__, logs, paths
 from mlm.data import corpus, sample, shards, tokenizer
 from mlm.doctor import preflight
 from mlm.export import export
@@ -231,6 +232,25 @@ def test_other_folders(manifest, family, tmp_path, capsys, texts, unread):
     shared = [*TINY, "data.lanes=4", f"shards.dir={manifest.folder}"]
     for path in (other, f"{tmp_path}/none"):
         check("train", tmp_path / "run", [*shared, f"tokenizer.path={path}"], path, capsys=capsys, doctor=False)
+
+
+def test_buckets_that_do_not_answer(trained_workdir, manifest, tmp_path, capsys, monkeypatch):
+    """Within seconds, where their client tries for minutes; a kind of path whose client is not installed."""
+    monkeypatch.setattr(paths, "ANSWER", 0.5)
+    begin = time.monotonic()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{free_port()}")
+    paths._unreachable.cache_clear()
+    run = [*TINY, "data.lanes=4", f"shards.dir={manifest.folder}"]
+    for setting in ("train.init_from=gs://b/run@10", "train.branch_from=gs://b/run@10", "shards.dir=gs://b/shards",
+                    "evaluate.sets=(('news', 'gs://b/news/shards'),)", "train.init_from=s3://b/run",
+                    "tokenizer.path=nowhere://b/tokenizer"):  # fmt: skip
+        name = re.search(r"\w+://[^']*", setting)[0]
+        check("train", tmp_path / "run", [*run, setting], name, capsys=capsys, doctor="init_from" not in setting)
+    scores = ["evaluate", f"--workdir={trained_workdir.root}", "--model=https://127.0.0.1:9/roberta-base"]
+    for arguments in (["predict", "--model=gs://b/run", "a"], ["report", "--workdir=gs://b/run"], scores):
+        refuse(arguments, 2, "//", "can't be reached", capsys=capsys)
+    paths._unreachable.cache_clear()
+    assert time.monotonic() - begin < 60
 
 
 @pytest.mark.usefixtures("unread")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from mlm.data import tokenizer
 from mlm.data.manifest import NAME, holds_foreign_shards, load_manifest
 from mlm.doctor.case import Case, fingerprint_of
 from mlm.errors import DamageError, InputError, StopError
-from mlm.paths import UPath
+from mlm.paths import UPath, check_reachable
 from mlm.pretrained import locate
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ def errors(case: Case) -> Iterator[tuple[str, StopError]]:
                 check()
             except (InputError, DamageError) as error:
                 yield checks_of.__name__, error
+                if checks_of is servers:
+                    return  # each of the others would wait for it
+
+
+def servers(case: Case) -> Iterator[Check]:
+    """The servers of all buckets in the config."""
+    values = [value for key, value in configs.flatten(case.config).items() if not key.startswith(("pod.", "log."))]
+    for path in dict.fromkeys(re.findall(r"[a-z0-9+]+://[^'\",()]+", repr(values))):
+        yield functools.partial(check_reachable, path)
 
 
 def hosts(case: Case) -> Iterator[Check]:
@@ -255,6 +265,7 @@ def model(case: Case) -> Iterator[Check]:
 
 
 CHECKS: dict[Callable[[Case], Iterator[Check]], tuple[str, ...]] = {
+    servers: (*PRETRAINING, "classify", "glue", "sweep", "evaluate", "bench"),
     hosts: ("run", "train", "classify"),
     torch: ("export", "bench"),
     engine: ("run", "tokenizer", "shards", "sweep", "glue"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlm import logs
 from mlm.errors import DamageError, InputError
-from mlm.paths import HUB_NAME, UPath, children, local_folder
+from mlm.paths import HUB_NAME, UPath, check_reachable, children, local_folder
 from mlm.pretrained import checkpoint_files
 from mlm.workdir import Workdir
 
@@ -19,6 +19,7 @@ DOWNLOADED = ["config.json", "*token*.json", "vocab.*", "merges.txt", "*.bpe.mod
 
 def split_step(name: str) -> tuple[str, int | None]:
     """Returns (WORKDIR, N) of "WORKDIR@N", and (name, None) of any other name."""
+    check_reachable(name)
     match = re.fullmatch(r"(.+)@([0-9]{1,18})", name)
     if match is None or UPath(name).is_dir() or not (UPath(match[1]) / "checkpoints").is_dir():
         return name, None
