@@ -70,7 +70,7 @@ def get_config() -> ConfigDict:
     config.masking.static = False  # the same masks in every epoch, for comparison
 
     config.model = ConfigDict()
-    config.model.family = "roberta"  # roberta | roberta_prelayernorm | bert | modernbert, see mlm/model/
+    config.model.family = "roberta"  # roberta (xlm_roberta, camembert) | roberta_prelayernorm | bert | modernbert
     config.model.hidden_size = 768
     config.model.layers = 12
     config.model.heads = 12

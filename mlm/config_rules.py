@@ -195,7 +195,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "evaluate.count": _one_of("fixed", "independent"),
     "masking.kind": _one_of("token", "word", "span"),
     "masking.longest": whole(1, 1025, "to 1,024"),
-    "model.family": _one_of("roberta", "roberta_prelayernorm", "bert", "modernbert"),
+    "model.family": _one_of("roberta", "xlm_roberta", "camembert", "roberta_prelayernorm", "bert", "modernbert"),
     "model.local_attention": (lambda v: type(v) is int and v > 0 and v % 2 == 0, "an even number from 2 up"),
     "model.activation": _one_of("gelu", "gelu_new", "relu", "silu"),
     "model.init": _one_of("stock", "primed"),

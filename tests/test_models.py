@@ -1,5 +1,8 @@
 """The models as a Flax user has them: transformers' classes, their numbers and initial values, linen's own tools."""
 
+import dataclasses
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +10,15 @@ import pytest
 import transformers
 from flax import linen
 from flax.traverse_util import flatten_dict
+from safetensors.numpy import save_file
 
 import mlm.model
+from mlm.export import export
 from mlm.model import weights
+from mlm.model.families import FAMILIES
 from mlm.model.module import Compute
+from mlm.paths import UPath
+from mlm.pretrained import load
 from tests.fixtures import slow
 
 SIZES = {"vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -70,10 +78,8 @@ def test_a_model_is_saved_and_read_as_transformers_does(name, kind, tmp_path):
         model.save_pretrained(tmp_path)
     else:
         model.config.save_pretrained(tmp_path)
-        import safetensors.numpy
-
         tensors = weights.to_torch(jax.device_get(model.params))
-        safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     again = type(model).from_pretrained(str(tmp_path))
     np.testing.assert_array_equal(again(ids, mask).logits, model(ids, mask).logits)
     classifier = getattr(mlm.model, name.replace("MaskedLM", "SequenceClassification"))
@@ -137,3 +143,21 @@ def test_what_kernels_do_not_return_is_refused():
     model, (ids, mask) = make("RobertaForMaskedLM"), inputs()
     with pytest.raises(ValueError, match="output_attentions"):
         model(ids, mask, output_attentions=True)
+
+
+@pytest.mark.parametrize("model_type", ["xlm-roberta", "camembert"])
+def test_roberta_under_another_name_keeps_it(model, model_type, tmp_path):
+    """A folder of the architecture loads, and is exported as what it is."""
+    family = FAMILIES[model_type]
+    config = family.config_class.from_dict(model.config.to_dict() | {"model_type": model_type})
+    config.architectures = [f"{family.name}ForMaskedLM"]
+    export.export(dataclasses.replace(model, config=config), UPath(tmp_path / "export"), scores=None, name="x")
+    again = load.load(str(tmp_path / "export"), head=load.LM_HEAD)
+    assert again.config.model_type == model_type and type(again.config) is family.config_class
+    content = json.loads((tmp_path / "export" / "config.json").read_text())
+    assert (content["model_type"], content["architectures"]) == (model_type, [f"{family.name}ForMaskedLM"])
+    assert (tmp_path / "export" / "flax_model.msgpack").is_file() == (family.flax_class("MaskedLM") is not None)
+    ids, mask = inputs()
+    np.testing.assert_array_equal(
+        again.module.logits(again.params, ids, mask), model.module.logits(model.params, ids, mask)
+    )

@@ -31,6 +31,8 @@ CURVE = "loss.png"
 ARCHITECTURES = {
     "Roberta": "RoBERTa",
     "RobertaPreLayerNorm": "RoBERTa-PreLayerNorm",
+    "XLMRoberta": "XLM-RoBERTa",
+    "Camembert": "CamemBERT",
     "Bert": "BERT",
     "ModernBert": "ModernBERT",
 }

@@ -15,11 +15,13 @@ import transformers
 from flax.traverse_util import flatten_dict, unflatten_dict
 from transformers import (
     BertConfig,
+    CamembertConfig,
     FlaxPreTrainedModel,
     ModernBertConfig,
     PretrainedConfig,
     RobertaConfig,
     RobertaPreLayerNormConfig,
+    XLMRobertaConfig,
 )
 
 from mlm.data.manifest import DatasetInfo
@@ -99,6 +101,8 @@ ROBERTA = Family(
     decoder_bias=("lm_head", "bias"),
     architecture=ROBERTA_KEYS,
 )
+XLM_ROBERTA = dataclasses.replace(ROBERTA, name="XLMRoberta", config_class=XLMRobertaConfig)  # other languages, no more
+CAMEMBERT = dataclasses.replace(ROBERTA, name="Camembert", config_class=CamembertConfig)
 PRE_NORM = Family(
     name="RobertaPreLayerNorm",
     config_class=RobertaPreLayerNormConfig,
@@ -138,7 +142,9 @@ MODERNBERT = Family(
         "global_every": "global_attn_every_n_layers",
     },
 )
-FAMILIES = {family.config_class.model_type: family for family in (ROBERTA, PRE_NORM, BERT, MODERNBERT)}
+FAMILIES = {
+    family.config_class.model_type: family for family in (ROBERTA, XLM_ROBERTA, CAMEMBERT, PRE_NORM, BERT, MODERNBERT)
+}
 
 
 def family_of(config: PretrainedConfig) -> Family:

@@ -81,7 +81,7 @@ def longest_row(config: Mapping[str, Any]) -> int:
 
     RoBERTa's positions start at pad id + 1, BERT's and ModernBERT's at 0.
     """
-    first = int(config["pad_token_id"]) + 1 if str(config["model_type"]).startswith("roberta") else 0
+    first = 0 if config["model_type"] in ("bert", "modernbert") else int(config["pad_token_id"]) + 1
     return int(config["max_position_embeddings"]) - first
 
 
