@@ -86,11 +86,12 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
 
 
 def _stop(number: int, frame: types.FrameType | None) -> None:
-    """Exits at once: before the first step there is nothing to save, and imports swallow exceptions."""
-    what = f"{signal.Signals(number).name}: stopped before there was anything to save"
-    message = "stopped before the first step; run the same command to continue."
+    """Exits at once: outside the training loop there is nothing to save, and imports swallow exceptions."""
+    step = watch.current.step
+    when = "before it trained a step" if step is None else f"after step {step}"
+    message = f"stopped {when}; run the same command to continue."
     message = message if watch.current.command in TRAIN else "stopped; run the same command again."
-    watch.current.end_now("signal", what, message)
+    watch.current.end_now("signal", f"{signal.Signals(number).name}: stopped {when}", message)
 
 
 def parser(command: str) -> argparse.ArgumentParser:

@@ -341,4 +341,4 @@ def test_terminated_before_the_first_step(manifest, tmp_path):
     process.terminate()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert "before the first step" in err
+    assert "before it trained a step" in err

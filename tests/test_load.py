@@ -198,6 +198,13 @@ def test_a_run_without_a_tokenizer(trained_workdir, tmp_path, capsys):
         assert f"{tmp_path}/tokenizer: there is no such folder" in err and "shards" in err and "Repo id" not in err
 
 
+def test_a_folder_without_a_tokenizer(folder, capsys):
+    for file in (*folder.glob("*token*.json"), *folder.glob("vocab.*")):
+        file.unlink()
+    assert __main__.main(["predict", f"--model={folder}", "a <mask>"]) == 2
+    assert "tokenizer.json" in (err := capsys.readouterr().err) and str(folder) in err and "PathLike" not in err
+
+
 def test_a_pickle_is_not_opened(folder, tmp_path, capsys):
     (folder / "model.safetensors").unlink(), (folder / "flax_model.msgpack").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))

@@ -266,6 +266,8 @@ def test_tables(trained_workdir, tmp_path, capsys, monkeypatch):
     """Columns of the first row, before any table is read as a whole."""
     monkeypatch.setattr("mlm.data.examples.read_tables", lambda *_, **__: pytest.fail("the tables were read"))
     good = labelled_texts.settings(tmp_path, str(trained_workdir.tokenizer), f"train.init_from={trained_workdir.root}")
+    words = [f"the {number} words" for number in range(300)]
+    other = train_tokenizer(words, tmp_path / "other", kind="bpe", vocab_size=280)
     bare = labelled_texts.write_csv(tmp_path / "bare.csv", [{"text": "a text", "topic": "x"}])
     cases = [
         (f"classify.validation={bare}", ("classify.validation", "no column 'label'", "topic")),
@@ -273,6 +275,7 @@ def test_tables(trained_workdir, tmp_path, capsys, monkeypatch):
         (f"classify.predict=(('new', 'jsonl:{tmp_path}/none.jsonl'),)", ("classify.predict", "none.jsonl")),
         ("train.init_from=/no/such/model", ("train.init_from = /no/such/model",)),
         ("classify.length=40", ("classify.length = 40", "32 tokens")),
+        (f"tokenizer.path={other}", ("train.init_from", other)),
     ]
     for setting, words in cases:
         check("classify", tmp_path / "run", [*good, setting], *words, capsys=capsys, doctor=False)

@@ -79,6 +79,11 @@ class Watch:
         """Notes that the process has come to a phase of a step (see `messages.PHASES`)."""
         self._position = (phase, step, time.monotonic(), time.time())
 
+    @property
+    def step(self) -> int | None:
+        """The last step that the process came to; None before the first one of this start."""
+        return self._position[1]
+
     def barrier(self, name: str) -> None:
         """Waits until every process has come here, however long it takes."""
         if self.client is not None:

@@ -160,6 +160,8 @@ def load(path: str) -> PreTrainedTokenizerFast:
         tokenizer = loader.from_pretrained(folder, trust_remote_code=False, **more)
     except Exception as error:  # whatever transformers, tokenizers or the Hub's client raises
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, TypeError) and not (UPath(path) / "tokenizer.json").is_file():  # of a path that is None
+            reason = "it holds neither tokenizer.json nor the files of a vocabulary"
         fix = "name a folder that save_pretrained of a fast tokenizer has written, or a tokenizer of the Hub"
         raise InputError(
             f"{path}: no tokenizer can be loaded from there ({printable(reason)[:200]}); {fix}."

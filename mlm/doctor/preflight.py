@@ -144,13 +144,17 @@ def init_from(case: Case) -> Iterator[Check]:
         from mlm.pretrained import load, warm_start
 
         source = load.load(config.train.init_from, head=None, flag=load.INIT_FROM, headers=True)
+        theirs = None
         if any((UPath(source.tokenizer) / file).is_file() for file in locate.TOKENIZERS):
-            fingerprint_of(source.tokenizer)  # the rows of its tables are matched by token
+            theirs = fingerprint_of(source.tokenizer)  # the rows of its tables are matched by token
         if case.command in PRETRAINING:
             ids = {"cls": 0, "pad": source.config.pad_token_id, "sep": 2}  # no architecture depends on them
             ours = families.named(config.model.family).make_config(config.model, source.config.vocab_size, ids)
             warm_start.refuse_another_model(source, ours, tiled=config.train.init_tiled)
         elif case.tokenizer:
+            if theirs not in (None, case.fingerprint()):
+                what = f"{case.tokenizer}: is not the tokenizer of {load.INIT_FROM}{config.train.init_from}"
+                raise InputError(f"{what}; leave out tokenizer.path, or use another --workdir.")
             loaded = tokenizer.load(case.tokenizer)
             sizes = {"vocab_size": len(loaded), "pad_id": loaded.pad_token_id}
             warm_start.refuse_unfit_rows(source.config, length=config.classify.length, **sizes)

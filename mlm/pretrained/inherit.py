@@ -29,8 +29,9 @@ def values(flat: dict[str, Any], overridden: Collection[str], *, task: str, work
     base = configs.flatten(configs.load(str(configs.BASE), []))
     said = {key for key, value in flat.items() if key in overridden or value != base.get(key)}
     theirs = saved(workdir, flat[INIT_FROM]) or _of_model(flat[INIT_FROM])
-    if task == configs.CLASSIFICATION:  # the model decides, whatever the config says
-        return {key: value for key, value in theirs.items() if value != flat[key]}
+    if task == configs.CLASSIFICATION:  # the model decides, but for the tokenizer, which must fit it
+        kept = said.intersection(["tokenizer.path"])
+        return {key: value for key, value in theirs.items() if value != flat[key] and key not in kept}
     if "model.family" in said and flat["model.family"] != theirs["model.family"]:
         return {}
     kept = said.union(SIZES) if flat["train.init_tiled"] else said
