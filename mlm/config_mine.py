@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import traceback
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -66,7 +67,10 @@ def _is_plain(value: Any) -> bool:
 def of_missing_key(error: Exception) -> InputError | None:
     """Returns the sentence for code that reads a key which the group lacks, None for any other error."""
     group, name = getattr(error, "obj", None), getattr(error, "name", None)
-    if not isinstance(error, AttributeError) or not isinstance(group, ConfigDict):
+    if isinstance(error, KeyError) and error.__traceback__ is not None:  # config.mine["x"]
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        group, name = frame.f_locals.get("self"), frame.f_locals.get("key")
+    if not isinstance(error, AttributeError | KeyError) or not isinstance(group, ConfigDict):
         return None
     groups: dict[str, set[str]] = {}
     for key in RULES:

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from mlm import config as configs
+from mlm import config_mine
 from mlm.errors import DamageError, InputError, StopError
 from mlm.paths import UPath
 from tests import processes
@@ -350,3 +351,13 @@ def test_a_config_imports_the_file_beside_it(tmp_path):
         found.append(configs.load(path, []).mine.size)
     assert found == [3, 4] and "sizes_of_mine" not in sys.modules
     assert not {str(tmp_path / "3"), str(tmp_path / "4")} & set(sys.path)
+
+
+@pytest.mark.parametrize("read", [lambda group: group.powr, lambda group: group["powr"]])
+def test_a_key_of_mine_that_code_reads_and_the_config_lacks_is_named(read):
+    config = configs.load(BASE, [])
+    for group, is_named in ((config.mine, True), (config.train, False)):
+        with pytest.raises((AttributeError, KeyError)) as error:
+            read(group)
+        refused = config_mine.of_missing_key(error.value)
+        assert ("config.mine.powr" in str(refused)) == is_named and (refused is None) != is_named

@@ -72,7 +72,8 @@ def _summarize(workdir: Workdir, manifest: Manifest, model: Pretrained) -> None:
         words = (f"{f['token_str'].strip() or repr(f['token_str'])} {f['score']:.0%}" for f in fillings[0])
         print(f"    {'   '.join(words)}")
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")
-    if "test" in manifest.splits:
+    is_scored = any(key.startswith("test,") for key in logs.read_object(workdir.root / logs.RESULTS))
+    if "test" in manifest.splits and not is_scored:
         print(f"test    not scored yet: python -m mlm evaluate --workdir={workdir.root} --split=test")
 
 
