@@ -71,6 +71,7 @@ def get_config() -> ConfigDict:
 
     config.model = ConfigDict()
     config.model.family = "roberta"  # roberta (xlm_roberta, camembert) | roberta_prelayernorm | bert | modernbert
+    config.model.implementation = "mlm"  # mlm | transformers (its own Flax class: slower, dropout depends on the mesh)
     config.model.hidden_size = 768
     config.model.layers = 12
     config.model.heads = 12

@@ -31,7 +31,11 @@ BRANCH_MAY_CHANGE = re.compile(
     rf"{MAY_CHANGE.pattern}|mine\..*|data\..*|masking\..*|schedule\..*|evaluate\..*|classify\..*|train\..*|"
     r"optimizer\.(?!name).*|model\.(positions|\w+_rope_theta|\w+_dropout|dtype|attention|init|init_stddev)"
 )
-LATER_KEYS = {"corpus.test_fraction": 0.0, "corpus.test_groups": ()}  # what a config.json that lacks them stands for
+LATER_KEYS = {  # what a config.json that lacks them stands for
+    "corpus.test_fraction": 0.0,
+    "corpus.test_groups": (),
+    "model.implementation": "mlm",
+}
 PRETRAINING, CLASSIFICATION = "pretraining", "classification"
 Derive = Callable[[dict[str, Any], Collection[str]], dict[str, Any]]
 NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others don't apply
@@ -258,6 +262,8 @@ def _check_across(config: ConfigDict, task: str) -> None:
     for key, fix in (fixes | {"init_tiled": "set it to false"}).items():
         if task == CLASSIFICATION and flat[f"train.{key}"]:
             raise InputError(f"config.train.{key}: is for pretraining alone; {fix}.")
+    if task == CLASSIFICATION and flat["model.implementation"] != "mlm":
+        raise InputError("config.model.implementation = transformers: is for pretraining alone; set it to mlm.")
     for key, broken, allowed in across(config):
         if broken and not NOT_READ[task].fullmatch(key):
             raise InputError(f"config.{key} = {flat[key]!r}: {allowed}.")

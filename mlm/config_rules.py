@@ -145,13 +145,8 @@ TABLE: Rule = (
     lambda v: v == "" or TABLE_SOURCE(v),
     "csv:FILE, jsonl:FILE, conll:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
 )
-MODERNBERT = {  # its own keys, and their defaults
-    "local_attention": 128,
-    "global_every": 3,
-    "global_rope_theta": 160_000.0,
-    "local_rope_theta": 10_000.0,
-}
 ROTARY_BASES = ("global_rope_theta", "local_rope_theta")
+MODERNBERT = {"local_attention": 128, "global_every": 3} | dict(zip(ROTARY_BASES, (160_000.0, 10_000.0), strict=True))
 METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "spearman")
 
 KEYS_OF: dict[Rule, str] = {  # rules that several keys share
@@ -196,6 +191,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "masking.kind": _one_of("token", "word", "span"),
     "masking.longest": whole(1, 1025, "to 1,024"),
     "model.family": _one_of("roberta", "xlm_roberta", "camembert", "roberta_prelayernorm", "bert", "modernbert"),
+    "model.implementation": _one_of("mlm", "transformers"),
     "model.local_attention": (lambda v: type(v) is int and v > 0 and v % 2 == 0, "an even number from 2 up"),
     "model.activation": _one_of("gelu", "gelu_new", "relu", "silu"),
     "model.init": _one_of("stock", "primed"),
@@ -239,7 +235,7 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     unfit = short > 0 and (short % 8 > 0 or length % short > 0 or short == length)
     uneven = config.evaluate.count != "fixed" and masking.kind != "token"
     too_many = masking.mask_share + masking.random_share > 1 + 1e-9
-    stages, unit = data.batch_stages, math.lcm(lanes, train.accumulate)
+    stages, unit, divisors = data.batch_stages, math.lcm(lanes, train.accumulate), "data.lanes, train.accumulate"
     staged = sum(count for _, count in stages)
     hours, no_start = train.hours > 0, schedule.name == "inverse_sqrt" and schedule.warmup_fraction == 0
     lengths = (steps > 0) + (train.epochs > 0) + hours
@@ -250,6 +246,10 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     ungrouped = [key for key in ("validation_groups", "test_groups") if corpus.group == "document" and corpus[key]]
     all_held_out = corpus.validation_fraction + corpus.test_fraction >= 1
     too_long = schedule.name in ("wsd", "wsd_sqrt") and schedule.decay_fraction + warmup > 1 + 1e-9
+    is_stock, no_flax_class = model.implementation == "transformers", model.family in ("modernbert", "camembert")
+    ours_alone = {"model.family": no_flax_class, "model.attention": model.attention not in ("auto", "xla")}
+    ours_alone |= {"model.remat_feed_forward": model.remat_feed_forward > 0}
+    ours_alone |= {"data.isolate_documents": data.isolate_documents}
     is_modernbert, odd_heads = model.family == "modernbert", model.hidden_size // model.heads % 2 > 0
     foreign = [] if is_modernbert else [key for key, default in MODERNBERT.items() if model[key] != default]
     return [
@@ -261,14 +261,11 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         ("model.heads", model.hidden_size % model.heads > 0, "must divide model.hidden_size"),
         ("model.heads", is_modernbert and odd_heads, "must leave heads of an even size, as rotary positions need"),
         ("model.attention", no_dropout, "has no dropout: set model.attention_dropout to 0, or choose another kernel"),
+        *((key, is_stock and ours, "needs model.implementation = mlm") for key, ours in ours_alone.items()),
         ("shards.length", length > model.positions, f"must be at most model.positions = {model.positions}"),
         ("shards.count", not mixture and shards.count < lanes, f"must be at least data.lanes = {lanes}"),
         ("data.global_batch", rows % lanes > 0, f"must be a multiple of data.lanes = {lanes}"),
-        (
-            "data.batch_stages",
-            any(own % unit for own, _ in stages),
-            f"ROWS must be multiples of {unit} (data.lanes, train.accumulate)",
-        ),
+        ("data.batch_stages", any(own % unit for own, _ in stages), f"ROWS must be multiples of {unit} ({divisors})"),
         ("data.batch_stages", any(own > rows for own, _ in stages), f"ROWS must be at most data.global_batch = {rows}"),
         ("data.batch_stages", 0 < steps < staged, f"its STEPS must sum to at most train.steps = {steps}"),
         ("data.mixture", bool(mixture and shards.dir), "can't be set together with shards.dir; empty one of them"),

@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 def test_every_key_has_a_rule_a_unit_or_a_comment_and_there_are_not_too_many():
     keys = configs.flatten(configs.load(BASE, []))
     assert keys.keys() == RULES.keys()
-    assert len(keys) <= 119, "a base config over 119 keys needs a reason in the commit that crosses it"
+    assert len(keys) <= 120, "a base config over 120 keys needs a reason in the commit that crosses it"
     speaking = {  # keys whose name and group say it all
         "tokenizer.lowercase", "masking.seed", "model.hidden_size", "model.layers", "model.heads",
         "model.intermediate_size", "model.hidden_dropout", "model.attention_dropout", "model.layer_norm_eps",
@@ -65,7 +65,7 @@ BAD = {
     "data.short_share": ["0", "1.1", "nan"],
     "data.mixture": ["('a', 1)", "(('a', 0),)", "(('', 1),)", "(('a', '1'),)", "(('a', nan),)", "(('a',),)", "a:1"],
     "data.skip_batches": ["('5:4',)", "('0:3',)", "(3,)", "('3',)", "('-1:3',)", "('1:2:3',)", "('a:b',)"],
-    "model.family": ["bert", "roberta-prelayernorm", ""],
+    "model.family": ["gpt2", "roberta-prelayernorm", ""],
     "model.local_attention": ["0", "127", "-2"],
     "model.global_every": ["0"],
     "model.global_rope_theta": ["0", "nan", "-1.0"],
@@ -88,6 +88,7 @@ BAD = {
     "model.hidden_dropout": ["1.0", "-0.1"],
     "model.attention_dropout": ["1.0", "nan"],
     "model.layer_norm_eps": ["0"],
+    "model.implementation": ["flax", ""],
     "model.init": ["sinusoidal", "1"],
     "model.init_stddev": ["0", "inf"],
     "model.vocab_multiple": ["0"],

@@ -13,13 +13,16 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
 import mlm.model
+from mlm.errors import InputError
 from mlm.export import export
 from mlm.model import weights
 from mlm.model.families import FAMILIES
 from mlm.model.module import Compute
 from mlm.paths import UPath
 from mlm.pretrained import load
-from tests.fixtures import slow
+from mlm.training import sharding
+from mlm.training.state import shardings_of
+from tests.fixtures import random_batch, slow, tiny_config, tiny_run
 
 SIZES = {"vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 128, "max_position_embeddings": 40, "pad_token_id": 1, "initializer_range": 0.1}
@@ -161,3 +164,52 @@ def test_roberta_under_another_name_keeps_it(model, model_type, tmp_path):
     np.testing.assert_array_equal(
         again.module.logits(again.params, ids, mask), model.module.logits(model.params, ids, mask)
     )
+
+
+STOCK = ("model.implementation=transformers", "model.layers=2", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+
+
+@pytest.mark.parametrize("family", ["roberta", slow("roberta_prelayernorm"), slow("bert"), slow("xlm_roberta")])
+def test_the_loop_trains_transformers_own_class(family):
+    """Equal to ours in losses, gradients and parameters without dropout; with it, each device draws its own."""
+    runs = [
+        tiny_run(f"model.family={family}", "model.layers=2"),
+        tiny_run(f"model.family={family}", *STOCK, mesh=(2, 2, 2)),
+    ]
+    states, norms = [run.init() for run in runs], []
+    first = sharding.put_tree(jax.device_get(states[0].params), shardings_of(states[1].params))
+    states[1] = states[1].replace(params=first)  # transformers draws BERT's head wider
+    for step in range(3):
+        for index, run in enumerate(runs):
+            batch = sharding.put_batch(random_batch(16, step), run.mesh, 16)
+            states[index], metrics = run.train_step(states[index], batch)
+            norms.append((float(metrics["loss"]), float(metrics["grad_norm"])))
+    np.testing.assert_allclose(norms[::2], norms[1::2], rtol=1e-5)
+    ours, theirs = (flatten_dict(jax.device_get(state.params)) for state in states)
+    assert ours.keys() == theirs.keys()
+    for path, value in ours.items():
+        np.testing.assert_allclose(theirs[path], value, atol=1e-4, err_msg="/".join(path))
+
+
+def test_dropout_of_transformers_own_class():
+    run = tiny_run("model.implementation=transformers", "model.hidden_dropout=0.3")
+    params, (ids, mask) = run.init().params, inputs()
+    key, rows = jax.random.key(0), np.arange(4, dtype=np.uint32)
+    logits = [run.module.logits(params, ids, mask, None, key, rows + first) for first in (0, 0, 4)]
+    np.testing.assert_array_equal(logits[0], logits[1])
+    assert np.abs(logits[0] - logits[2]).max() > 0.01, "other rows, the same places dropped"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.family=modernbert", "config.model.family = 'modernbert'"),
+        ("data.isolate_documents=true", "config.data.isolate_documents = True"),
+        ("model.attention=fused", "config.model.attention = 'fused'"),
+        ("model.remat_feed_forward=1", "config.model.remat_feed_forward = 1"),
+    ],
+)
+def test_what_transformers_own_class_cannot_do_is_refused(override, words):
+    with pytest.raises(InputError, match=words) as error:
+        tiny_config("model.implementation=transformers", override)
+    assert "model.implementation = mlm" in str(error.value)

@@ -29,6 +29,7 @@ from mlm.errors import InputError
 from mlm.model import bert, modernbert, roberta
 from mlm.model.attention import Attention
 from mlm.model.module import MASKED_LM, Compute, Model, Params
+from mlm.model.reference import TransformersModel
 
 Path = tuple[str, ...]  # of a parameter, or of a part of the tree
 # Keys of the config's group `model` that decide parameters in all families, and what transformers calls them.
@@ -185,19 +186,24 @@ def at_path(params: Params, path: Path) -> Any:
 
 
 def with_attention(module: Model, make: Callable[[int], Attention]) -> Model:
-    """Returns the module with the kernels `make(window)`; a window of 0 means the whole row."""
+    """Returns the module with the kernels `make(window)`; 0 means the whole row; transformers' has its own."""
+    if isinstance(module, TransformersModel):
+        return module
     local = window(module.config)
     compute = dataclasses.replace(module.compute, attend=make(0), attend_locally=make(local) if local else None)
     return module.clone(compute=compute)
 
 
-def make_module(model: Mapping[str, Any], info: DatasetInfo, *, isolated: bool = False) -> Model:
+def make_module(model: Mapping[str, Any], info: DatasetInfo, *, isolated: bool = False) -> Model | TransformersModel:
     """Returns the language model of the config's group `model`, with the attention that runs on any device."""
     if info.length > model["positions"]:
         key = f"config.model.positions = {model['positions']}"
         raise InputError(f"{key}: the shards have rows of {info.length} tokens; raise it to at least that.")
     family = named(model["family"])
     config = family.make_config(model, info.vocab_size, info.special_ids)
+    if model["implementation"] == "transformers":
+        first = config.max_position_embeddings - model["positions"]
+        return TransformersModel(family.name, config, model["dtype"], first, recompute_layers=model["remat"])
     compute = Compute(
         cls_id=info.special_ids["cls"] if isolated else None,
         recompute_layers=model["remat"],

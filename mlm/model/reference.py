@@ -1,0 +1,59 @@
+"""transformers' own Flax modules, unmodified, called as `Model` is: the reference for ours, and slower.
+
+The head runs on every position, attention is flax's, and dropout depends on the mesh: within a device's rows it is
+drawn from the number of the first one.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import transformers
+from flax import linen as nn
+from jax import Array
+from transformers import PretrainedConfig
+
+from mlm.model.module import Compute, Params, position_ids, take_tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformersModel:
+    """A masked language model by FlaxXForMaskedLM, whose name in transformers is `name`."""
+
+    name: str
+    config: PretrainedConfig
+    dtype: str
+    first_position: int  # of a document
+    recompute_layers: bool = False
+    compute: ClassVar[Compute] = Compute()  # kernels and isolation are ours alone
+
+    @property
+    def module(self) -> nn.Module:
+        """The linen module."""
+        module_class = getattr(transformers, f"Flax{self.name}ForMaskedLM").module_class
+        return module_class(self.config, dtype=jnp.dtype(self.dtype), gradient_checkpointing=self.recompute_layers)
+
+    def logits(
+        self,
+        params: Params,
+        ids_BxL: Array,
+        attention_BxL: Array,
+        predicted_BxK: Array | None = None,
+        dropout_key: Array | None = None,
+        rows_B: Array | None = None,
+    ) -> Array:
+        """Returns logits_BxKxV, as `Model.logits` does."""
+        rngs = {}
+        if dropout_key is not None:
+            rngs["dropout"] = dropout_key if rows_B is None else jax.random.fold_in(dropout_key, rows_B[0])
+        positions_BxL = position_ids(attention_BxL, self.first_position)
+        inputs = (ids_BxL, attention_BxL, jnp.zeros_like(ids_BxL), positions_BxL, None)
+        output = self.module.apply({"params": params}, *inputs, deterministic=dropout_key is None, rngs=rngs)
+        return take_tokens(predicted_BxK, output.logits)
+
+    def init_params(self, key: Array) -> Params:
+        """Returns float32 parameters as transformers draws them."""
+        ids_BxL = jnp.ones((1, 1), jnp.int32)
+        inputs = (ids_BxL, ids_BxL, jnp.zeros_like(ids_BxL), ids_BxL, None)
+        return self.module.init({"params": jax.random.split(key)[0]}, *inputs)["params"]
