@@ -323,7 +323,7 @@ def test_special_tokens_of_another_type_are_refused(folder, data):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("bert", "its config.json has model_type = bert; it must be "),
+        ("electra", "its config.json has model_type = electra; it must be "),
         ("untied", "its embeddings are not tied"),
         ("torn config", "its config.json can't be read"),
         ("no config", "has no config.json and no checkpoints"),
@@ -344,8 +344,8 @@ def test_special_tokens_of_another_type_are_refused(folder, data):
 )
 def test_folders_that_are_no_model_are_refused(folder, fault, words):
     content = json.loads((folder / "config.json").read_text())
-    if fault == "bert":
-        (folder / "config.json").write_text(json.dumps(content | {"model_type": "bert"}))
+    if fault == "electra":
+        (folder / "config.json").write_text(json.dumps(content | {"model_type": "electra"}))
     elif fault == "untied":
         (folder / "config.json").write_text(json.dumps(content | {"tie_word_embeddings": False}))
     elif fault == "torn config":

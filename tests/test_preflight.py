@@ -86,7 +86,7 @@ def cut_short(folder: pathlib.Path) -> None:
 
 
 MODELS = {  # what is done to a good folder, settings, and what the sentence names
-    "a BERT": (lambda folder: edit_config(folder, model_type="bert"), [], ("model_type = bert",)),
+    "an ELECTRA": (lambda folder: edit_config(folder, model_type="electra"), [], ("model_type = electra",)),
     "untied": (lambda folder: edit_config(folder, tie_word_embeddings=False), [], ("not tied",)),
     "another hidden size": (lambda folder: None, ["model.hidden_size=48"], ("model.hidden_size = 48", "has 64")),
     "another family": (lambda folder: None, ["model.family=modernbert"], ("model.family = modernbert", "roberta")),
@@ -137,7 +137,7 @@ def test_models(good_folder, tmp_path, capsys, fault):
     folder = pathlib.Path(shutil.copytree(good_folder, tmp_path / "model"))
     change(folder)
     settings = [*set_sizes(TINY), f"train.init_from={folder}", *settings]
-    command = {"a BERT": "train", "a shape": "tokenizer", "no norm": "shards"}.get(fault, "run")
+    command = {"an ELECTRA": "train", "a shape": "tokenizer", "no norm": "shards"}.get(fault, "run")
     check(command, tmp_path / "run", settings, *words, capsys=capsys)
 
 

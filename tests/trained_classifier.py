@@ -36,7 +36,8 @@ def make(
     )
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")}
     body = families.named(family).make_config(config.model, len(tok), special_ids)
-    classifier.set_pairs(body, tok.backend_tokenizer, tok.sep_token_id)
+    if family == "bert":
+        classifier.set_pairs(body, tok.backend_tokenizer, tok.sep_token_id)
     model_config = classifier.make_config(body, labels, of_tokens=of_tokens)
     params = jax.tree.map(
         np.asarray, jax.device_get(classifier.make_module(model_config).init_params(jax.random.key(0)))

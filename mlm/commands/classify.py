@@ -113,7 +113,7 @@ def _find_model(
     else:
         special_ids = tokenizer.manifest_fields(str(workdir.tokenizer))["special_ids"]
         body = families.named(config.model.family).make_config(config.model, examples.vocab_size, special_ids)
-    if not steps:
+    if not steps and body.model_type == "bert":
         tok = tokenizer.load(str(workdir.tokenizer))
         classifier.set_pairs(body, tok.backend_tokenizer, tok.sep_token_id)
     families.set_dropout(body, config.model)

@@ -48,9 +48,8 @@ def head_name(config: PretrainedConfig) -> str:
 
 
 def set_pairs(config: PretrainedConfig, fast: Tokenizer, sep_id: int) -> None:
-    """Tells a BERT that classifies rows whether its tokenizer gives the second text of a pair another type."""
-    if config.model_type == "bert":
-        config.sep_token_id = sep_id if marks_second_text(fast, sep_id) else None
+    """Notes in a BERT's config whether its tokenizer gives the second text of a pair another type."""
+    config.sep_token_id = sep_id if marks_second_text(fast, sep_id) else None
 
 
 def make_module(config: PretrainedConfig, dtype: str = "float32", **settings: Any) -> Model:

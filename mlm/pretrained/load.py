@@ -118,7 +118,11 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
     reads_rows = head == CLASSIFIER and classifier.kind(config) != "tokens"
     if reads_rows and getattr(config, "classifier_pooling", "cls") != "cls":
         raise InputError(f"{where}: its head reads the mean of a row's tokens; one that reads the first is needed.")
-    if head == CLASSIFIER and any((folder / file).is_file() for file in locate.TOKENIZERS):
+    if (
+        head == CLASSIFIER
+        and config.model_type == "bert"
+        and any((folder / file).is_file() for file in locate.TOKENIZERS)
+    ):
         tok = tokenizer.load(str(folder))
         classifier.set_pairs(config, tok.backend_tokenizer, tok.sep_token_id)
     if headers and not UPath(model).is_dir() and not locate.weights_in(folder):
