@@ -9,6 +9,7 @@ from transformers import FlaxRobertaForSequenceClassification, FlaxRobertaForTok
 
 from mlm.model import classifier
 from mlm.model.families import ROBERTA
+from mlm.model.layers import Noise
 from mlm.model.module import Inputs
 from tests.fixtures import INFO, random_batch
 
@@ -59,9 +60,10 @@ def test_logits_of_tokens_are_the_stock_ones():
     assert found.shape == (*columns[0].shape, 3) and float(jnp.std(wanted)) > 0.1
     np.testing.assert_allclose(found, wanted, atol=1e-5)
     key = jax.random.key(1)
-    inputs = Inputs(*columns, None, None, np.arange(6, dtype=np.uint32))
-    module, rngs = classifier.make_module(config), {"dropout": key}
-    hidden = module.apply({"params": params}, inputs, None, method="encode", rngs=rngs).last_BxKxH
+    module = classifier.make_module(config)
+    seed = module.apply({}, method=lambda bound: jax.random.bits(bound.make_rng("dropout")), rngs={"dropout": key})
+    inputs = Inputs(*columns, None, None, Noise(seed, np.arange(6, dtype=np.uint32)))
+    hidden = module.apply({"params": params}, inputs, None, method="encode").last_BxKxH
     without = hidden @ params["classifier"]["kernel"] + params["classifier"]["bias"]
     assert np.abs(module.logits(params, *columns, None, key) - without).max() > 0.1, "no dropout before it"
 

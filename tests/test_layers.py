@@ -66,9 +66,9 @@ def test_dropout_has_its_rate_and_keeps_the_mean(rate):
         share = (out == 0).mean(axes)
         count = out.size / share.size
         assert np.abs(share - rate).max() < 5 * np.sqrt(rate * (1 - rate) / count), axes
-    rngs = {"dropout": jax.random.key(0)}
-    assert layers.Dropout(0.0).apply({}, ones, jnp.arange(32), rngs=rngs) is ones
-    assert layers.Dropout(rate).apply({}, ones, None, rngs=rngs) is ones
+    noise = layers.Noise(jnp.uint32(7), jnp.arange(32, dtype=jnp.uint32))
+    assert layers.Dropout(0.0).apply({}, ones, noise) is ones
+    assert layers.Dropout(rate).apply({}, ones, None) is ones
 
 
 def test_dropout_of_the_gradient_is_that_of_the_value():

@@ -10,6 +10,7 @@ import pytest
 from mlm.bench import baseline
 from mlm.model import attention
 from mlm.model.families import with_attention
+from mlm.model.layers import Noise
 from mlm.model.module import Compute, Inputs, position_ids, segment_and_position_ids
 from mlm.training import sharding
 from tests.fixtures import INFO, random_batch, shared_run, slow, tiny_run
@@ -117,10 +118,10 @@ def test_positions_begin_anew_with_each_document():
 
 def encode(module, params, ids, mask, tokens=None, key=None, rows=None):
     """The last hidden states, with dropout if there is a key."""
-    if key is not None and rows is None:
-        rows = np.arange(len(ids), dtype=np.uint32)
-    inputs, rngs = Inputs(ids, mask, None, None, rows), {} if key is None else {"dropout": key}
-    return module.apply({"params": params}, inputs, tokens, method="encode", rngs=rngs).last_BxKxH
+    rows = np.arange(len(ids), dtype=np.uint32) if rows is None else rows
+    noise = None if key is None else Noise(jax.random.bits(key), rows)
+    inputs = Inputs(ids, mask, None, None, noise)
+    return module.apply({"params": params}, inputs, tokens, method="encode").last_BxKxH
 
 
 @pytest.mark.parametrize("remat", [{}, {"recompute_layers": True}, {"recomputed_feed_forwards": 1}])

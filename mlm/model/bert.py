@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from mlm.model import layers
-from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits
+from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits, Noise
 from mlm.model.module import (
     MASKED_LM,
     SEQUENCES,
@@ -58,7 +58,7 @@ class Embeddings(nn.Module):
         types = 0 if inputs.token_types_BxL is None else inputs.token_types_BxL.astype(jnp.int32)
         x_BxLxH = self.word_embeddings(inputs.ids_BxL) + self.position_embeddings(rows.positions)
         x_BxLxH = x_BxLxH + self.token_type_embeddings(types)
-        return self.dropout(self.LayerNorm(x_BxLxH), rows.index_B)
+        return self.dropout(self.LayerNorm(x_BxLxH), rows.noise)
 
 
 class SelfAttention(nn.Module):
@@ -85,7 +85,7 @@ class ResidualOutput(nn.Module):
         self.LayerNorm = LayerNorm(self.config.layer_norm_eps)
 
     def __call__(self, x_BxLxI: Array, residual_BxLxH: Array, rows: Rows, tokens_BxL: Array | None) -> Array:
-        return residual_BxLxH + self.dropout(self.dense(x_BxLxI), rows.index_B, tokens_BxL)
+        return residual_BxLxH + self.dropout(self.dense(x_BxLxI), rows.noise, tokens_BxL)
 
 
 class AttentionBlock(nn.Module):
@@ -194,7 +194,7 @@ class Body(nn.Module):
         )
         if inputs.positions_BxL is not None:
             positions_BxL = inputs.positions_BxL
-        rows = Rows(segments_BxL, positions_BxL, inputs.rows_B)
+        rows = Rows(segments_BxL, positions_BxL, inputs.noise)
         states = self.encoder(self.embeddings(inputs, rows), rows, tokens_BxK)
         return Encoded(states, states[-1])
 
@@ -248,11 +248,11 @@ class BertModule(Model):
             inputs = inputs._replace(token_types_BxL=second_texts(inputs.ids_BxL, inputs.attention_BxL, sep_id))
         return self.bert(inputs, tokens_BxK)
 
-    def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
+    def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
         if self.head_name == MASKED_LM:
             return self.cls(x_BxKxH, self.bert.embeddings.word_embeddings.embedding)
         x_BxKxH = self.bert.pooler(x_BxKxH) if self.head_name == SEQUENCES else x_BxKxH
-        return self.classifier(self.dropout(x_BxKxH, rows_B))
+        return self.classifier(self.dropout(x_BxKxH, noise))
 
 
 def second_texts(ids_BxL: Array, attention_BxL: Array, sep_id: int) -> Array:

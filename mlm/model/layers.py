@@ -5,7 +5,8 @@ Dimensions: B rows, L tokens in a row, H size of a token's vector, O size of the
 
 import functools
 import math
-from typing import Any
+import zlib
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -92,16 +93,27 @@ class LayerNorm(nn.Module):
         return normed.astype(x_BxLxH.dtype)
 
 
+class Noise(NamedTuple):
+    """What the dropout of a step depends on, besides the module and the token: never the mesh."""
+
+    seed: Array  # uint32
+    rows_B: Array  # uint32: each row's number in the global batch
+
+    def seed_of(self, module: nn.Module) -> Array:
+        """Returns the seed of a module, by its path: threefry for each would be dozens of kernels on a GPU."""
+        return _hash(self.seed ^ np.uint32(zlib.crc32("/".join(module.path).encode())))
+
+
 class Dropout(nn.Module):
-    """Dropout whose bits depend on a row's number in the global batch and on the token: never on the mesh."""
+    """Dropout with `random_bits`: a function of the step's key, the module, the row and the token."""
 
     rate: float
 
-    def __call__(self, x_BxLxH: Array, rows_B: Array | None, tokens_BxL: Array | None = None) -> Array:
-        """Drops entries of x; `rows_B` is None for no dropout, `tokens_BxL` if x has all tokens of its rows."""
-        if rows_B is None or self.rate == 0:
+    def __call__(self, x_BxLxH: Array, noise: Noise | None, tokens_BxL: Array | None = None) -> Array:
+        """Drops entries of x; `noise` is None for no dropout, `tokens_BxL` if x has all tokens of its rows."""
+        if noise is None or self.rate == 0:
             return x_BxLxH
-        return dropout(x_BxLxH, self.rate, jax.random.bits(self.make_rng("dropout")), rows_B, tokens_BxL)
+        return dropout(x_BxLxH, self.rate, noise.seed_of(self), noise.rows_B, tokens_BxL)
 
 
 @jax.custom_vjp

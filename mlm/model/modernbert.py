@@ -20,7 +20,7 @@ from transformers import ModernBertConfig
 
 from mlm.model import layers
 from mlm.model.attention import Rotation
-from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits, SplitDense
+from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits, Noise, SplitDense
 from mlm.model.module import (
     MASKED_LM,
     AttentionKernel,
@@ -69,8 +69,8 @@ class Embeddings(nn.Module):
         self.norm = LayerNorm(config.norm_eps, use_bias=False)
         self.dropout = Dropout(config.embedding_dropout)
 
-    def __call__(self, ids_BxL: Array, rows_B: Array | None) -> Array:
-        return self.dropout(self.norm(self.tok_embeddings(ids_BxL)), rows_B)
+    def __call__(self, ids_BxL: Array, noise: Noise | None) -> Array:
+        return self.dropout(self.norm(self.tok_embeddings(ids_BxL)), noise)
 
 
 class SelfAttention(nn.Module):
@@ -87,7 +87,7 @@ class SelfAttention(nn.Module):
 
     def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
         context_BxLxH = self.kernel(self.Wqkv(x_BxLxH), rows, rows.positions["local" if self.window else "global"])
-        return self.dropout(self.Wo(take_tokens(tokens_BxK, context_BxLxH)), rows.index_B, tokens_BxK)
+        return self.dropout(self.Wo(take_tokens(tokens_BxK, context_BxLxH)), rows.noise, tokens_BxK)
 
 
 class GatedFeedForward(nn.Module):
@@ -102,7 +102,7 @@ class GatedFeedForward(nn.Module):
     def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxL: Array | None) -> Array:
         inner_BxLxI, gate_BxLxI = self.Wi(x_BxLxH)
         inner_BxLxI = layers.ACTIVATIONS[self.config.hidden_activation](inner_BxLxI) * gate_BxLxI
-        return self.Wo(self.dropout(inner_BxLxI, rows.index_B, tokens_BxL))
+        return self.Wo(self.dropout(inner_BxLxI, rows.noise, tokens_BxL))
 
 
 class Layer(nn.Module):
@@ -149,8 +149,8 @@ class Body(nn.Module):
             positions_BxL = inputs.positions_BxL
         elif self.compute.cls_id is None:
             positions_BxL = jnp.arange(inputs.ids_BxL.shape[1])[None]  # rotations that all rows share
-        rows = Rows(segments_BxL, rotations(self.config, positions_BxL), inputs.rows_B)
-        states = self.layers(self.embeddings(inputs.ids_BxL, inputs.rows_B), rows, tokens_BxK)
+        rows = Rows(segments_BxL, rotations(self.config, positions_BxL), inputs.noise)
+        states = self.layers(self.embeddings(inputs.ids_BxL, inputs.noise), rows, tokens_BxK)
         return Encoded(states, self.final_norm(states[-1]))
 
 
@@ -205,8 +205,8 @@ class ModernBertModule(Model):
     def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
         return self.model(inputs, tokens_BxK)
 
-    def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
+    def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
         if self.head_name == MASKED_LM:
             embedding_VxH = self.model.embeddings.tok_embeddings.embedding
             return vocabulary_logits(self.head, x_BxKxH, embedding_VxH, self.decoder())
-        return self.classifier(self.dropout(self.head(x_BxKxH), rows_B))
+        return self.classifier(self.dropout(self.head(x_BxKxH), noise))

@@ -25,6 +25,7 @@ from transformers.utils import ModelOutput
 
 from mlm.model import attention, layers
 from mlm.model.attention import Attention, Rotation
+from mlm.model.layers import Noise
 
 Params = dict[str, Any]
 MASKED_LM, SEQUENCES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClassification"  # transformers' heads
@@ -32,13 +33,13 @@ OUTPUTS = {MASKED_LM: FlaxMaskedLMOutput, SEQUENCES: FlaxSequenceClassifierOutpu
 
 
 class Inputs(NamedTuple):
-    """What a model reads: int32 [B, L], and uint32 [B], each row's number in the global batch; None for no dropout."""
+    """What a model reads, int32 [B, L]."""
 
     ids_BxL: Array
     attention_BxL: Array
     token_types_BxL: Array | None
     positions_BxL: Array | None
-    rows_B: Array | None
+    noise: Noise | None  # None for no dropout
 
 
 class Encoded(NamedTuple):
@@ -53,7 +54,7 @@ class Rows(NamedTuple):
 
     segments_BxL: Array  # int32: the document of each token, 0 for padding
     positions: Any  # of the tokens, as the family has them: int32 [B, L], or rotations
-    index_B: Array | None  # uint32: each row's number in the global batch, for its dropout; None for no dropout
+    noise: Noise | None  # None for no dropout
 
 
 def position_ids(attention_BxL: Array, first: int) -> Array:
@@ -113,9 +114,9 @@ class AttentionKernel(nn.Module):
     def __call__(self, qkv: Sequence[Array], rows: Rows, rotation: Rotation | None = None) -> Array:
         """Returns what each token reads [B, L, H], of queries, keys and values of that shape."""
         length, rate, dropout_mask_LxL = qkv[0].shape[1], attention.dropout_rate(self.config), None
-        if rows.index_B is not None and rate > 0:
-            seed = jax.random.bits(self.make_rng("dropout"))
-            dropout_mask_LxL = layers.dropout(jnp.ones((1, length, length), qkv[0].dtype), rate, seed)[0]
+        if rows.noise is not None and rate > 0:
+            ones_1xLxL = jnp.ones((1, length, length), qkv[0].dtype)
+            dropout_mask_LxL = layers.dropout(ones_1xLxL, rate, rows.noise.seed_of(self))[0]
         attend = self.compute.attend_locally if self.window else self.compute.attend
         if attend is None or self.is_initializing():  # from one token, which can't be split over devices
             heads, isolated = self.config.num_attention_heads, self.compute.cls_id is not None
@@ -161,7 +162,7 @@ class Model(nn.Module):
         """Returns the hidden states; those of the last layer are of `tokens_BxK` alone."""
         raise NotImplementedError
 
-    def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
+    def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
         """Returns the logits of the head [B, K, V or classes]; a row is classified by its first token, K = 1."""
         raise NotImplementedError
 
@@ -193,18 +194,18 @@ class Model(nn.Module):
         """
         if output_attentions:
             raise ValueError("output_attentions: attention kernels don't return them; use transformers' own class.")
-        if deterministic:
-            rows_B = None
-        elif rows_B is None:
-            rows_B = jnp.arange(len(input_ids), dtype=jnp.uint32)
-        inputs = Inputs(input_ids, attention_mask, token_type_ids, position_ids, rows_B)
+        noise = None
+        if not deterministic:
+            rows_B = jnp.arange(len(input_ids), dtype=jnp.uint32) if rows_B is None else rows_B
+            noise = Noise(jax.random.bits(self.make_rng("dropout")), rows_B)
+        inputs = Inputs(input_ids, attention_mask, token_type_ids, position_ids, noise)
         if self.head_name == SEQUENCES:
             first_Bx1 = None if output_hidden_states else jnp.zeros((len(input_ids), 1), jnp.int32)
             encoded = self.encode(inputs, first_Bx1)
-            logits = self.predict(encoded.last_BxKxH[:, :1], rows_B)[:, 0]
+            logits = self.predict(encoded.last_BxKxH[:, :1], noise)[:, 0]
         else:
             encoded = self.encode(inputs, predicted_BxK)
-            logits = self.predict(encoded.last_BxKxH, rows_B)
+            logits = self.predict(encoded.last_BxKxH, noise)
         states = tuple(encoded.states) if output_hidden_states else None
         if return_dict:
             return OUTPUTS[self.head_name](logits=logits, hidden_states=states)

@@ -22,7 +22,7 @@ from transformers import (
 
 from mlm.model import layers
 from mlm.model.bert import Body, PreNormLayer, classifier_dropout, normal
-from mlm.model.layers import Dense, Dropout, LayerNorm, Logits
+from mlm.model.layers import Dense, Dropout, LayerNorm, Logits, Noise
 from mlm.model.module import MASKED_LM, SEQUENCES, TOKENS, Encoded, Inputs, Model, vocabulary_logits
 
 
@@ -59,11 +59,12 @@ class ClassificationHead(nn.Module):
     def setup(self) -> None:
         self.dense = Dense(self.config.hidden_size, normal(self.config))
         self.out_proj = Logits(self.config.num_labels, normal(self.config))
-        self.dropout = Dropout(classifier_dropout(self.config))
+        self.first_dropout = Dropout(classifier_dropout(self.config))
+        self.last_dropout = Dropout(classifier_dropout(self.config))
 
-    def __call__(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
-        x_BxKxH = jnp.tanh(self.dense(self.dropout(x_BxKxH, rows_B)))
-        return self.out_proj(self.dropout(x_BxKxH, rows_B))
+    def __call__(self, x_BxKxH: Array, noise: Noise | None) -> Array:
+        x_BxKxH = jnp.tanh(self.dense(self.first_dropout(x_BxKxH, noise)))
+        return self.out_proj(self.last_dropout(x_BxKxH, noise))
 
 
 class RobertaModule(Model):
@@ -89,12 +90,12 @@ class RobertaModule(Model):
     def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
         return self.body(inputs, tokens_BxK)
 
-    def predict(self, x_BxKxH: Array, rows_B: Array | None) -> Array:
+    def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
         if self.head_name == MASKED_LM:
             return self.lm_head(x_BxKxH, self.body.embeddings.word_embeddings.embedding)
         if self.head_name == SEQUENCES:
-            return self.classifier(x_BxKxH, rows_B)
-        return self.classifier(self.dropout(x_BxKxH, rows_B))
+            return self.classifier(x_BxKxH, noise)
+        return self.classifier(self.dropout(x_BxKxH, noise))
 
 
 class PreNormModule(RobertaModule):
