@@ -213,3 +213,18 @@ def test_what_transformers_own_class_cannot_do_is_refused(override, words):
     with pytest.raises(InputError, match=words) as error:
         tiny_config("model.implementation=transformers", override)
     assert "model.implementation = mlm" in str(error.value)
+
+
+def test_weights_of_a_modernbert_without_head_are_taken_and_others_refused(tmp_path):
+    model, (ids, mask) = make("FlaxModernBertForMaskedLM"), inputs()
+    model.config.save_pretrained(tmp_path)
+    body = {f"model.{name}": value for name, value in weights.to_torch(jax.device_get(model.params["model"])).items()}
+    bare = {name.removeprefix("model."): value for name, value in body.items()}
+    states = model(ids, mask, output_hidden_states=True).hidden_states
+    for tensors in (body, bare):
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        again = type(model).from_pretrained(str(tmp_path))(ids, mask, output_hidden_states=True)
+        np.testing.assert_array_equal(again.hidden_states[-1], states[-1])
+    save_file({f"encoder.{name}": value for name, value in bare.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors.*model/embeddings"):
+        type(model).from_pretrained(str(tmp_path))

@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 from transformers import PretrainedConfig
 
-from mlm.model.families import family_of, named
+from mlm.model.families import family_of, first_position, named
 from mlm.model.masking import TokenMasking
 from mlm.model.module import Params, position_ids
 from mlm.tasks.pretraining import Pretraining
@@ -56,8 +56,7 @@ def mask_on_host(
 def loss(module: linen.Module, params: Params, batch: Batch, dropout_key: Array | None) -> Array:
     """Returns the mean cross entropy in nats over the positions that have a label."""
     ids_BxL, attention_BxL, labels_BxL = batch
-    first = 0 if module.config.model_type == "bert" else module.config.pad_token_id + 1
-    positions_BxL = position_ids(attention_BxL, first)
+    positions_BxL = position_ids(attention_BxL, first_position(module.config))
     inputs = (ids_BxL, attention_BxL, jnp.zeros_like(ids_BxL), positions_BxL, None)
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
     logits_BxLxV = module.apply({"params": params}, *inputs, deterministic=not rngs, rngs=rngs).logits

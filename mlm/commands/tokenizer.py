@@ -79,5 +79,5 @@ def warn_of_unknown_tokens(texts: Sequence[str], workdir: Workdir) -> None:
         common.say(f"tokenizer: warning: {what} in a sample of the corpus; {fix}")
     if (share := tokenizer_checks.left_out_share(fast, texts)) > 0:
         fix = "train it with initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()"
-        what = f"{share:.2g} of the bytes of a sample of the corpus are left out, as it has no entries for them"
+        what = f"{100 * share:.2g}% of the bytes of a sample of the corpus are left out, as it has no entries for them"
         common.say(f"tokenizer: warning: {what}; {fix}")

@@ -180,6 +180,11 @@ def window(config: PretrainedConfig) -> int:
     return modernbert.window(config, 1) if is_local else 0
 
 
+def first_position(config: PretrainedConfig) -> int:
+    """Returns the first entry of the position table that a token reads: RoBERTa counts from pad id + 1."""
+    return 0 if config.model_type in ("bert", "modernbert") else config.pad_token_id + 1
+
+
 def at_path(params: Params, path: Path) -> Any:
     """Returns a parameter, or a part of the tree."""
     return functools.reduce(lambda tree, name: tree[name], path, params)
@@ -202,7 +207,7 @@ def make_module(model: Mapping[str, Any], info: DatasetInfo, *, isolated: bool =
     family = named(model["family"])
     config = family.make_config(model, info.vocab_size, info.special_ids)
     if model["implementation"] == "transformers":
-        first = config.max_position_embeddings - model["positions"]
+        first = first_position(config)
         return TransformersModel(family.name, config, model["dtype"], first, recompute_layers=model["remat"])
     compute = Compute(
         cls_id=info.special_ids["cls"] if isolated else None,

@@ -47,7 +47,10 @@ class FlaxModernBertPreTrainedModel(FlaxPreTrainedModel):
             return super().from_pretrained(name, dtype=dtype, **kwargs)
         config = kwargs.pop("config", None) or cls.config_class.from_pretrained(name)
         model, read = cls(config, dtype=dtype, **kwargs), weights.from_torch(safetensors.flax.load_file(Path(file)))
-        flat, found = flatten_dict(model.params), flatten_dict(read)
+        body = cls.base_model_prefix
+        flat, found = flatten_dict(model.params), flatten_dict(read if body in read else {body: read})
+        if missing := sorted("/".join(path) for path in flat if path[0] == body and path not in found):
+            raise ValueError(f"{file}: has no {missing[0]}; name a folder with the weights of a ModernBERT.")
         model.params = unflatten_dict({path: found.get(path, value) for path, value in flat.items()})
         return model
 

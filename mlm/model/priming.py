@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array
 from transformers import ModernBertConfig, PretrainedConfig, RobertaConfig
 
-from mlm.model.families import at_path, family_of
+from mlm.model.families import at_path, family_of, first_position
 from mlm.model.module import Params
 
 EMBEDDING_SCALE = 3.0  # of initializer_range; tuned on the quickstart, like the others
@@ -93,7 +93,7 @@ def _prime_rotary(embeddings: Params, config: ModernBertConfig, stddev: float) -
 def _frequencies(config: RobertaConfig) -> np.ndarray:
     """Returns the angle per token of each pair of dimensions of a head: from pi down, almost to pi / longest row."""
     pairs = config.hidden_size // config.num_attention_heads // 2
-    longest = config.max_position_embeddings - (0 if config.model_type == "bert" else config.pad_token_id + 1)
+    longest = config.max_position_embeddings - first_position(config)
     return np.pi * float(longest) ** (-np.arange(pairs) / pairs)
 
 
