@@ -257,9 +257,9 @@ def test_words_with_labels(labelled_words, capsys, monkeypatch):
 def test_a_model_of_words_meets_rows_of_classes(labelled_words, finished, tmp_path, capsys):
     (workdir, _), (other, _) = labelled_words, finished
     command = ["evaluate", f"--workdir={other.root}", f"--model={workdir.root}"]
-    refuse(command, 2, "predicts labels of words; set config.classify.kind to match.", capsys=capsys)
+    refuse(command, 2, "predicts labels of words", "config.classify.kind = tokens", capsys=capsys)
     command = ["evaluate", f"--workdir={workdir.root}", f"--model={other.root}"]
-    refuse(command, 2, "predicts classes; set config.classify.kind to match.", capsys=capsys)
+    refuse(command, 2, "predicts classes", "config.classify.kind = classes", capsys=capsys)
     start = (f"train.init_from={other.root}", "classify.kind=tokens")
     words = "line 2: its 'text' is "
     refuse(arguments(tmp_path / "run", tmp_path, *start), 2, words, capsys=capsys)

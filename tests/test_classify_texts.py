@@ -60,7 +60,7 @@ def test_lines_of_json(trained_classifier):
     found = predicted(trained_classifier, "\n".join(lines) + "\n")
     assert [line["text"] for line in found] == ["rain", "rain", "{not json"]
     assert found[0] == found[1]
-    with pytest.raises(InputError, match="line 2: the object has no texts under text; it has words"):
+    with pytest.raises(InputError, match="line 2: the JSON object has no text under text; its keys: words"):
         predicted(trained_classifier, 'rain\n{"words": "x"}\n')
 
 
@@ -70,7 +70,7 @@ def test_a_pair_is_parted_by_a_tab(tmp_path_factory):
     one, two, three, other = predicted(model, "\n".join([*same, "snow\train"]) + "\n")
     assert one == two == three and one["text_pair"] == "snow"
     assert one["probabilities"] != other["probabilities"]
-    with pytest.raises(InputError, match="line 1: the model reads two texts, separated by a tab, this has 1"):
+    with pytest.raises(InputError, match="line 1: the model reads two texts, separated by a tab, and this has 1"):
         predicted(model, "rain\n")
 
 
@@ -133,7 +133,11 @@ def test_few_compilations(trained_classifier):
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [("", "line 2: is empty"), ("a\tb", "line 2: the model reads one text, this has 2"), ("<pad>", "padding token")],
+    [
+        ("", "line 2: is empty"),
+        ("a\tb", "line 2: the model reads one text, and this has"),
+        ("<pad>", "padding token"),
+    ],
 )
 def test_a_bad_line_is_named_and_what_came_before_is_written(trained_classifier, line, words):
     out = io.StringIO()
@@ -148,7 +152,7 @@ def test_a_bad_line_is_named_and_what_came_before_is_written(trained_classifier,
         (b"\xff", "line 2: is not UTF-8"),
         (b'{"text": "\xff"}', "line 2: is not UTF-8"),
         (rb'{"text": "\ud800"}', "line 2: is not UTF-8"),
-        (rb'{"\u001b[2J": 1}', r"line 2: the object has no texts under text; it has \\u001b\[2J"),
+        (rb'{"\u001b[2J": 1}', r"line 2: the JSON object has no text under text; its keys: \\u001b\[2J"),
         (b'{"text":' + b"[" * 90_000, "line 2: is not|padding|$"),
     ],
 )

@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm import config as configs
 from mlm.data import tokenizer_checks
-from mlm.export import export, verify_export
+from mlm.export import reference, verify_export
 from mlm.inference import minimal_pairs, pseudo_perplexity
 from mlm.inference.classify_texts import TextClassifier
 from mlm.inference.fill_mask import FillMask
@@ -220,7 +220,7 @@ def predict(task: Pretraining, params: dict) -> dict[str, Any]:
     scored = minimal_pairs.accuracies(pairs, {method: sum_N[::2] - sum_N[1::2] for method, sum_N in sums.items()})
     fillings = FillMask(model, tok, 20)([f"{text} {tok.mask_token}" for text in texts[0][:8]])
     fillings = [filling for masks in fillings for mask in masks for filling in mask]
-    logits = export._logits(model, [[0, *ids, 2] for ids in good.tolist()], [[3, 5]] * PAIRS)
+    logits = reference.compute_logits(model, [[0, *ids, 2] for ids in good.tolist()], [[3, 5]] * PAIRS)
     return {
         "pairs/log-likelihoods": sums["original"].tolist(),
         "pairs/original": scored["original"]["accuracy"],

@@ -3,7 +3,6 @@
 Dimensions: B rows, L tokens in a row, C classes, W words of a text.
 """
 
-import functools
 import json
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -39,8 +38,8 @@ class TextClassifier:
     def encode(self, texts: Texts, name: str) -> list[int]:
         """Returns the ids of a text or a pair, truncated as in training; errors call it `name`."""
         if self.columns and len(texts) != len(self.columns):
-            wanted = "one text" if len(self.columns) == 1 else "two texts, separated by a tab"
-            raise InputError(f"{name}: the model reads {wanted}, this has {len(texts)}.")
+            expected = "one text" if len(self.columns) == 1 else "two texts, separated by a tab"
+            raise InputError(f"{name}: the model reads {expected}, and this has {len(texts)}.")
         for text in texts:
             check_utf8(text, name)
         if not all(text.strip() for text in texts):
@@ -59,10 +58,15 @@ class TextClassifier:
         return words, ids, examples.first_pieces(encoded.encodings[0], words)
 
     def logits(self, rows: list[list[int]]) -> list[np.ndarray]:
-        """Returns float32 logits [C] of rows of ids; of tokens, [L, C]."""
-        compute = functools.partial(self._logits, self._params)
-        found = in_batches(rows, self._longest, self._tok.pad_token_id, lambda *batch: jax.device_get(compute(*batch)))
-        return [own[: len(row)] for own, row in zip(found, rows, strict=True)] if self.of_tokens else found
+        """Returns float32 logits of rows of ids: [C] for each row, or [L, C] for token labels."""
+
+        def compute(ids_BxL: np.ndarray, attention_BxL: np.ndarray) -> np.ndarray:
+            return jax.device_get(self._logits(self._params, ids_BxL, attention_BxL))
+
+        logits = in_batches(rows, self._longest, self._tok.pad_token_id, compute)
+        if not self.of_tokens:
+            return logits
+        return [logits_LxC[: len(ids)] for logits_LxC, ids in zip(logits, rows, strict=True)]
 
     def classify(self, rows: list[list[int]], top_k: int) -> list[dict[str, Any]]:
         """Returns {"label", "probabilities": {label: probability}} of each row, the `top_k` best; or {"value"}."""
@@ -79,18 +83,17 @@ class TextClassifier:
     def label_tokens(self, rows: list[list[int]]) -> list[list[dict[str, Any]]]:
         """Returns {"label", "probability"} of each token of each row."""
         return [
-            [{"label": self.names[int(np.argmax(own_C))], "probability": float(own_C.max())} for own_C in probs_LxC]
+            [{"label": self.names[int(probs_C.argmax())], "probability": float(probs_C.max())} for probs_C in probs_LxC]
             for probs_LxC in map(_softmax, self.logits(rows))
         ]
 
     def label_words(self, rows: list[tuple[list[str], list[int], np.ndarray]]) -> list[dict[str, Any]]:
         """Returns {"words": [{"word", "label", "probability"}, ...]} of texts; a word that was cut off has "O"."""
-        found = self.label_tokens([ids for _, ids, _ in rows])
-        cut = {"label": "O", "probability": None}
-        return [
-            {"words": [{"word": w} | (own[at] if at >= 0 else cut) for w, at in zip(words, first_W, strict=True)]}
-            for own, (words, _, first_W) in zip(found, rows, strict=True)
-        ]
+        results, cut = [], {"label": "O", "probability": None}
+        for tokens, (words, _, first_W) in zip(self.label_tokens([ids for _, ids, _ in rows]), rows, strict=True):
+            labels = [cut if piece < 0 else tokens[piece] for piece in first_W]
+            results.append({"words": [{"word": word} | label for word, label in zip(words, labels, strict=True)]})
+        return results
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
@@ -99,20 +102,20 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def run(model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdout: TextIO) -> None:
-    """Classifies the texts, or the lines of `stdin`, see `answer_texts`; a tab separates the two texts of a pair.
+    """Classifies the texts, or the lines of `stdin`, as `answer_texts` does; a tab separates the two texts of a pair.
 
-    A JSON answer is {"text"} or {"text", "text_pair"}, and what `TextClassifier.classify` or `label_words` returns.
+    A JSON answer repeats "text" (and "text_pair") beside the result of `TextClassifier.classify` or `label_words`.
     """
     if top_k < 1:
         raise InputError(f"--top-k={top_k}: must be at least 1.")
     predictor = TextClassifier(model, tokenizer.load(model.tokenizer))
 
     def read(text: str, name: str) -> tuple[dict[str, Any], Any]:
-        given = tuple(text.split("\t")) if texts else parse(text, predictor.columns, name)
+        parts = tuple(text.split("\t")) if texts else parse(text, predictor.columns, name)
         if predictor.of_tokens:
-            words = given if isinstance(given, list) else labelled.split_words(" ".join(given))
-            return {"text": " ".join(given)}, predictor.encode_words(words, name)
-        return dict(zip(("text", "text_pair"), given, strict=False)), predictor.encode(given, name)
+            words = parts if isinstance(parts, list) else labelled.split_words(" ".join(parts))
+            return {"text": " ".join(parts)}, predictor.encode_words(words, name)
+        return dict(zip(("text", "text_pair"), parts, strict=False)), predictor.encode(parts, name)
 
     def table(answer: dict[str, Any]) -> Iterator[str]:
         if "value" in answer:
@@ -124,23 +127,23 @@ def run(model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdou
     answer_texts(texts, stdin, stdout, read, answer, table)
 
 
-def parse(line: str, columns: Texts, name: str) -> Texts | list[str]:
-    """Returns the texts of a line: separated by a tab, or a JSON object with the columns, or text and text_pair.
+def parse(text: str, columns: Texts, name: str) -> Texts | list[str]:
+    """Returns the texts of an input line: separated by a tab, or the columns (or text, text_pair) of a JSON object.
 
-    A column of words in the object, as rows with token labels have, is returned as a list.
+    A column of words, as rows with token labels have, is returned as a list.
     """
     try:
-        content = json.loads(line) if line.startswith("{") else None
+        content = json.loads(text) if text.startswith("{") else None
     except (ValueError, RecursionError):
         content = None  # a text that begins with a brace
     if not isinstance(content, dict):
-        return tuple(line.split("\t"))
+        return tuple(text.split("\t"))
     words = content.get(columns[0]) if columns else None
     if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
         return words
-    for wanted in (columns, ("text", "text_pair"), ("text",)):
-        texts = tuple(content.get(column) for column in wanted)
-        if wanted and all(isinstance(text, str) for text in texts):
+    for keys in filter(None, (columns, ("text", "text_pair"), ("text",))):
+        texts = tuple(content.get(key) for key in keys)
+        if all(isinstance(text, str) for text in texts):
             return texts
-    wanted, found = " and ".join(columns or ("text",)), printable(", ".join(content))[:200] or "nothing"
-    raise InputError(f"{name}: the object has no texts under {wanted}; it has {found}.")
+    expected, keys = " and ".join(columns or ("text",)), printable(", ".join(content))[:200] or "none"
+    raise InputError(f"{name}: the JSON object has no text under {expected}; its keys: {keys}.")

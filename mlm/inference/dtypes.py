@@ -39,7 +39,7 @@ def compare(
     """Returns loss and accuracy of both dtypes on a split, in one draw of the masks, and how far they are apart.
 
     Args:
-      modules: the model in DTYPES.
+      modules: the model in each of DTYPES.
       batch_count: batches of evaluate.batch rows to read; None for the whole split.
     """
     rows, step = config.evaluate.batch, _make_step(modules, masking, config.evaluate.seed, mesh, shardings_of(params))
@@ -71,29 +71,30 @@ def _make_step(
     """Returns the jitted `(params, batch)` -> weight, losses, correct, same prediction, largest difference; [B]."""
 
     def step(params: Params, batch: Batch) -> tuple[jax.Array, ...]:
-        names = ("input_ids", "attention_mask", "record_id", "epoch")
+        names, size = ("input_ids", "attention_mask", "record_id", "epoch"), masking.vocab_size
         masked = masking(jax.random.key(mask_seed), *(batch[name] for name in names))
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
-        inputs = (masked.ids_BxL, batch["attention_mask"], masked.positions_BxK)
-        logits = [module.logits(params, *inputs) for module in modules]
-        size = masking.vocab_size
-        scores = [sum_rows(prediction_scores(each, masked.labels_BxK, weights_BxK, size)) for each in logits]
-        tops = [jnp.argmax(mask_padding(each.astype(jnp.float32), size), axis=-1) for each in logits]
-        same_B = jnp.sum((tops[0] == tops[1]) * weights_BxK, axis=-1)
-        apart_BxKxV = jnp.abs(logits[0] - logits[1].astype(jnp.float32))[..., :size] * weights_BxK[..., None]
-        losses, corrects = [each.loss_B for each in scores], [each.correct_B for each in scores]
-        return scores[0].weight_B, *losses, *corrects, same_B, jnp.max(apart_BxKxV, axis=(1, 2))
+        sums, logits, top = [], [], []
+        for module in modules:
+            logits_BxKxV = module.logits(params, masked.ids_BxL, batch["attention_mask"], masked.positions_BxK)
+            sums.append(sum_rows(prediction_scores(logits_BxKxV, masked.labels_BxK, weights_BxK, size)))
+            logits.append(logits_BxKxV.astype(jnp.float32))
+            top.append(jnp.argmax(mask_padding(logits[-1], size), axis=-1))
+        same_B = jnp.sum((top[0] == top[1]) * weights_BxK, axis=-1)
+        apart_BxKxV = jnp.abs(logits[0] - logits[1])[..., :size] * weights_BxK[..., None]
+        losses, corrects = zip(*((rows.loss_B, rows.correct_B) for rows in sums), strict=True)
+        return sums[0].weight_B, *losses, *corrects, same_B, jnp.max(apart_BxKxV, axis=(1, 2))
 
     return jit_eval_step(step, mesh, param_shardings)
 
 
-def summary(found: dict[str, Any]) -> str:
-    """Returns what `compare` found as a sentence."""
-    first, second = (found[dtype] for dtype in DTYPES)
-    loss, logit = found["largest_loss_difference"], found["largest_logit_difference"]
+def summary(comparison: dict[str, Any]) -> str:
+    """Returns the result of `compare` as a sentence."""
+    first, second = (comparison[dtype] for dtype in DTYPES)
     return (
-        f"{' and '.join(DTYPES)} on the same {found['rows']:,} rows and masks: loss {first['loss']:.4f} and "
+        f"{' and '.join(DTYPES)} on the same {comparison['rows']:,} rows and masks: loss {first['loss']:.4f} and "
         f"{second['loss']:.4f} nats, accuracy {first['accuracy']:.2%} and {second['accuracy']:.2%}; "
-        f"{found['same_prediction']:.2%} of {found['predictions']:,} predictions are the same, the loss of a row "
-        f"differs by at most {loss:.4f} nats, a logit by {logit:.3f}"
+        f"{comparison['same_prediction']:.2%} of {comparison['predictions']:,} predictions are the same, the loss of "
+        f"a row differs by at most {comparison['largest_loss_difference']:.4f} nats, a logit by "
+        f"{comparison['largest_logit_difference']:.3f}"
     )

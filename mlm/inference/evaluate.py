@@ -1,6 +1,5 @@
 """Scores of a model on a split: a checkpoint, an export or any folder of a family; a language model."""
 
-import functools
 import hashlib
 import json
 import sys
@@ -17,9 +16,9 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.entry import MLM, Entry, changes_evaluation, check_use
 from mlm.errors import DamageError, InputError
 from mlm.inference import dtypes, pseudo_perplexity
-from mlm.model.attention import make_attention
+from mlm.model.attention import Attention, make_attention
 from mlm.model.families import with_attention
-from mlm.model.masking import make_eval_masking, make_masking
+from mlm.model.masking import TokenMasking, make_eval_masking, make_masking
 from mlm.model.module import Compute, Model, Params
 from mlm.paths import UPath, os_errors, write_text
 from mlm.pretrained import load, locate
@@ -31,9 +30,9 @@ from mlm.workdir import Workdir
 
 
 class Extras(NamedTuple):
-    """What is scored besides a split under the run's own masks."""
+    """What to score besides a split under the run's own masks."""
 
-    masks: Sequence[str] = ()  # other kinds
+    masks: Sequence[str] = ()  # other kinds of masking
     pseudo: int = 0  # rows to compute the pseudo-perplexity of
     breakdown: bool = False  # by position and copy distance, in octaves; within a document if those are isolated
     dtypes: bool = False  # float32 and bfloat16, see `dtypes.compare`
@@ -64,19 +63,17 @@ def run(
     check_class(loaded, entry, stock_network=False)
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
-    info, data_of_run = DatasetInfo.from_manifest(manifest), (manifest, workdir, mesh, read.length)
-    module, task = make_module(config, padded, entry, *data_of_run)
+    module, task = make_module(config, padded, entry, manifest, workdir, mesh, read.length)
     weights = f"{weights_name(loaded)}, data {read.fingerprint_of(part)[:12]}"
-    scores, entries, masks_of = {}, {}, {}
+    scores, entries, maskings = {}, {}, {}
     for kind in dict.fromkeys([config.masking.kind, *extras.masks]):
-        own = configs.replace(config, {"masking.kind": kind})
-        masking = make_masking(own.masking.to_dict(), info, pretraining.word_starts(own, workdir))
-        masking = make_eval_masking(masking, config.evaluate.count)
         if task and kind == config.masking.kind:
-            masking = task.eval_masking
-        masks_of[kind] = masking
-        placed = (config.evaluate.seed, mesh, shardings)
-        eval_step = step.make_eval_step(module, masking, *placed, with_breakdown=extras.breakdown)
+            maskings[kind] = task.eval_masking
+        else:
+            maskings[kind] = _eval_masking(configs.replace(config, {"masking.kind": kind}), workdir, manifest)
+        eval_step = step.make_eval_step(
+            module, maskings[kind], config.evaluate.seed, mesh, shardings, with_breakdown=extras.breakdown
+        )
         scores[kind] = pretraining.score_split(config, read, mesh, eval_step, params, part)
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
         name = f"{_masks_name(config, kind)}, {weights}"
@@ -90,8 +87,8 @@ def run(
         result |= values
     if extras.dtypes:
         by_dtype = [configs.replace(config, {"model.dtype": dtype}) for dtype in dtypes.DTYPES]
-        modules = [make_module(each, padded, entry, *data_of_run)[0] for each in by_dtype]
-        masking = masks_of[config.masking.kind]
+        modules = [make_module(c, padded, entry, manifest, workdir, mesh, read.length)[0] for c in by_dtype]
+        masking = maskings[config.masking.kind]
         result["dtypes"] = dtypes.compare(config, read, params, modules, masking, split=part, mesh=mesh)
     if cluster.is_primary():
         print(json.dumps(result))
@@ -100,6 +97,12 @@ def run(
         entries = {key: {"model": loaded.source, **made_by, **values} for key, values in entries.items()}
         add_results(results_folder(model, workdir), entries)
     return result
+
+
+def _eval_masking(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> TokenMasking:
+    starts_V = pretraining.word_starts(config, workdir)
+    masking = make_masking(config.masking.to_dict(), DatasetInfo.from_manifest(manifest), starts_V)
+    return make_eval_masking(masking, config.evaluate.count)
 
 
 def check_class(loaded: load.Pretrained, entry: Entry, *, stock_network: bool) -> None:
@@ -115,28 +118,28 @@ def check_class(loaded: load.Pretrained, entry: Entry, *, stock_network: bool) -
 def _check_extras(read: Manifest, extras: Extras) -> None:
     if extras.pseudo < 0:
         raise InputError(f"--pseudo={extras.pseudo}: must be a number of rows, from 0 up.")
-    flags = {
-        f"--pseudo={extras.pseudo}": extras.pseudo,
-        "--breakdown": extras.breakdown,
-        "--dtypes": extras.dtypes,
-    }
+    flags = {f"--pseudo={extras.pseudo}": extras.pseudo, "--breakdown": extras.breakdown, "--dtypes": extras.dtypes}
     flag = next((name for name, value in flags.items() if value), "")
     if flag and len(mixture.parts(read)) > 1:
         raise InputError(f"{flag}: takes rows of one set; name it by --split, as one of evaluate.sets.")
     if extras.breakdown and read.length > LONGEST:
-        rows = f"those of {read.folder} have {read.length:,}"
-        raise InputError(f"--breakdown: takes rows of at most {LONGEST:,} tokens, {rows}; leave it out.")
+        raise InputError(
+            f"--breakdown: takes rows of at most {LONGEST:,} tokens, and those of {read.folder} have {read.length:,}; "
+            "leave it out."
+        )
 
 
 def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
-    """Returns the shards and the split of them that --split names: a split, or a validation set."""
+    """Returns the shards that --split names, a split or a validation set, and their split."""
     sets = mixture.sets(manifest)
     read, split = (sets[name], "validation") if name in sets and name not in manifest.splits else (manifest, name)
     if split not in read.splits or read.splits[split].records == 0:
         without = [part.manifest.folder for part in mixture.parts(read) if name not in part.manifest.splits]
-        known = [name for name, held in read.splits.items() if held.records]
-        has = f"the shards in {', '.join(without or [read.folder])} hold no records of that split"
-        raise InputError(f"--split={name}: {has}; name one of {', '.join([*known, *sets])}.")
+        known = [name for name, counts in read.splits.items() if counts.records]
+        raise InputError(
+            f"--split={name}: the shards in {', '.join(without or [read.folder])} hold no records of that split; "
+            f"name one of {', '.join([*known, *sets])}."
+        )
     return read, split
 
 
@@ -162,28 +165,32 @@ def make_module(
     info, isolated, dtype = DatasetInfo.from_manifest(manifest), config.data.isolate_documents, config.model.dtype
     compute = Compute(cls_id=info.special_ids["cls"] if isolated else None)
     module = model.family.make_module(model.config, dtype=dtype, compute=compute)
-    choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
-    kernel = {"length": length, "mesh": mesh, "dtype": dtype, "isolated": isolated}
-    attend, task = functools.partial(make_attention, choice, model.config, **kernel), None
     if changes_evaluation(entry.record):
         starts_V = pretraining.word_starts(config, workdir)
         task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
-        attend = functools.partial(task.make_attention, model.config, length)
-    return with_attention(module, lambda window: attend(window=window)), task
+        return with_attention(module, lambda window: task.make_attention(model.config, length, window)), task
+    choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
+
+    def attend(window: int) -> Attention:
+        return make_attention(
+            choice, model.config, length=length, mesh=mesh, dtype=dtype, isolated=isolated, window=window
+        )
+
+    return with_attention(module, attend), None
 
 
 def summary(result: dict[str, Any]) -> list[Any]:
     """Returns the scores as lines and tables for `show`."""
     lines, tables = [f"{result['model']} on {result['split']}"], []
-    for kind, both in result.get("masks", {"": result}).items():
-        for name, scores in logs.by_set(both).items():
-            line = f"  {kind} masks: " if kind else "  "
-            line += f"{name}: " * bool(name) + f"loss {scores['loss']:.4f} nats{logs.errors(scores)}, "
-            line += f"perplexity {scores['perplexity']:,.2f}, accuracy {scores['accuracy']:.2%}"
-            if "bits_per_byte" in scores:
-                line += f", {scores['bits_per_byte']:.4f} bits per byte"
-            lines.append(f"{line}, on {scores['predictions']:,} masked tokens")
-            title = f"{kind} masks: " * bool(kind) + f"{name}: " * bool(name)
+    for kind, scores_by_key in result.get("masks", {"": result}).items():
+        for name, scores in logs.by_set(scores_by_key).items():
+            title = "".join(f"{part}: " for part in (kind and f"{kind} masks", name) if part)
+            bits = f", {scores['bits_per_byte']:.4f} bits per byte" if "bits_per_byte" in scores else ""
+            lines.append(
+                f"  {title}loss {scores['loss']:.4f} nats{logs.errors(scores)}, perplexity "
+                f"{scores['perplexity']:,.2f}, accuracy {scores['accuracy']:.2%}{bits}, on {scores['predictions']:,} "
+                "masked tokens"
+            )
             tables += [_table(title + head, scores[key]) for key, head in TABLES.items() if key in scores]
     if "pseudo_loss" in result:
         lines.append(
@@ -195,11 +202,9 @@ def summary(result: dict[str, Any]) -> list[Any]:
     return lines + tables
 
 
-def _table(head: str, lines: dict[str, dict[str, float]]) -> Any:
-    rows = [
-        (name, f"{own['predictions']:,}", f"{own['loss']:.4f}", f"{own['perplexity']:,.2f}", f"{own['accuracy']:.2%}")
-        for name, own in lines.items()
-    ]
+def _table(head: str, scores: dict[str, dict[str, float]]) -> Any:
+    formats = {"predictions": ",", "loss": ".4f", "perplexity": ",.2f", "accuracy": ".2%"}
+    rows = [(name, *(format(bin_scores[key], formats[key]) for key in formats)) for name, bin_scores in scores.items()]
     return table(head, ">masked tokens", ">loss", ">perplexity", ">accuracy", rows=rows, indent=2)
 
 
@@ -246,16 +251,16 @@ def _check_fit(loaded: load.Pretrained, workdir: Workdir, manifest: Manifest) ->
 
 
 def _masks_name(config: ConfigDict, kind: str) -> str:
-    own = config.masking
-    name = f"{kind} masks {own.rate:g} {own.mask_share:g}/{own.random_share:g} seed {config.evaluate.seed}"
-    name += "" if kind == "token" else f" longest {own.longest}"
-    name += f" p {own.span_p:g}" if kind == "span" else ""
+    masking = config.masking
+    name = f"{kind} masks {masking.rate:g} {masking.mask_share:g}/{masking.random_share:g} seed {config.evaluate.seed}"
+    name += "" if kind == "token" else f" longest {masking.longest}"
+    name += f" p {masking.span_p:g}" if kind == "span" else ""
     name += " independent" if config.evaluate.count == "independent" else ""
     return name + (f", {config.evaluate.draws} draws" if config.evaluate.draws > 1 else "")
 
 
 def weights_name(model: load.Pretrained) -> str:
-    """Returns what tells the weights from others of the same folder."""
+    """Returns the step of a checkpoint, or a digest of other weights: the name of their scores in evaluation.json."""
     if model.step is not None:
         return f"step {model.step}"
     digest = hashlib.sha256()

@@ -80,8 +80,8 @@ class FillMask:
         masks = [np.flatnonzero(ids_L == self._tok.mask_token_id) for ids_L in ids_BxL]
         count = _power_of_two(max(map(len, masks)))  # K
         positions_BxK = np.stack([np.pad(mask, (0, count - len(mask)), mode="edge") for mask in masks])
-        found = self._fillings(self._params, ids_BxL, attention_BxL, positions_BxK)
-        probs_BxKxT, tokens_BxKxT = (values.tolist() for values in jax.device_get(found))
+        fillings = self._fillings(self._params, ids_BxL, attention_BxL, positions_BxK)
+        probs_BxKxT, tokens_BxKxT = (values_BxKxT.tolist() for values_BxKxT in jax.device_get(fillings))
         for mask, probs_KxT, tokens_KxT in zip(masks, probs_BxKxT, tokens_BxKxT, strict=True):
             best = [zip(*pair, strict=True) for pair in zip(tokens_KxT, probs_KxT, strict=True)]
             yield [
@@ -113,9 +113,9 @@ def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int
 def run(
     model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdout: TextIO, targets: Sequence[str] = ()
 ) -> None:
-    """Fills the texts, or the lines of `stdin`, see `answer_texts`.
+    """Fills the texts, or the lines of `stdin`, as `answer_texts` does.
 
-    In JSON: {"text": ..., "fillings": [[{"token", "token_str", "score"}, ...] for each mask]}.
+    A JSON answer is {"text": ..., "fillings": [[{"token", "token_str", "score"}, ...] for each mask]}.
     """
     filler = FillMask(model, tokenizer.load(model.tokenizer), top_k, targets)
 
@@ -128,7 +128,10 @@ def run(
                 yield f"  mask {number} of {len(answer['fillings'])}"
             yield from (f"  {f['score']:7.2%}  {f['token_str'].strip() or repr(f['token_str'])}" for f in mask)
 
-    answer_texts(texts, stdin, stdout, read, lambda rows: [{"fillings": own} for own in filler.fill(rows)], table)
+    def answer(rows: list[list[int]]) -> list[dict[str, Any]]:
+        return [{"fillings": fillings} for fillings in filler.fill(rows)]
+
+    answer_texts(texts, stdin, stdout, read, answer, table)
 
 
 def answer_texts(
@@ -141,23 +144,25 @@ def answer_texts(
 ) -> None:
     """Answers texts as tables; without texts the lines of `stdin`, each with a line of JSON.
 
-    `read` takes a text and its name for errors, and returns what the answer repeats of it and the row that `answer`
-    takes; if it refuses a line, those before it are answered. `table` returns the lines of an answer.
+    Args:
+      read: (text, its name in errors) -> the part of it that the answer repeats, and the row for `answer`. If it
+        refuses a line, those before it are still answered.
+      table: the lines to print of an answer.
     """
     if texts:
         answers = answer([read(text, shortened(text))[1] for text in texts])
-        for text, own in zip(texts, answers, strict=True):
-            show(*text.split("\n"), *table(own), "", out=stdout)
+        for text, result in zip(texts, answers, strict=True):
+            show(*text.split("\n"), *table(result), "", out=stdout)
         return
     if stdin.isatty():
-        raise InputError("predict: give texts as arguments, or one a line through a pipe.")
+        raise InputError("predict: give texts as arguments, or one per line through a pipe.")
     file = getattr(stdin, "buffer", None) or io.BytesIO(stdin.read().encode())  # in any locale
     waiting: list[tuple[dict[str, Any], Any]] = []
 
     def flush() -> None:
         answers = answer([row for _, row in waiting]) if waiting else []
-        shown = (json.dumps(own | rest, ensure_ascii=False) for (own, _), rest in zip(waiting, answers, strict=True))
-        show(*shown, out=stdout)
+        results = [repeated | result for (repeated, _), result in zip(waiting, answers, strict=True)]
+        show(*(json.dumps(result, ensure_ascii=False) for result in results), out=stdout)
         waiting.clear()
 
     try:
@@ -189,7 +194,7 @@ def check_utf8(text: str, name: str) -> None:
 def in_batches(
     rows: list[list[int]], longest: int, pad_id: int, compute: Callable[[np.ndarray, np.ndarray], Iterable[Any]]
 ) -> list:
-    """Returns what `compute(ids_BxL, attention_BxL)` gives for each row of ids; it is given few shapes."""
+    """Returns the results of `compute(ids_BxL, attention_BxL)` for all rows of ids, from batches of few shapes."""
     by_length: dict[int, list[int]] = {}
     for index, ids in enumerate(rows):
         by_length.setdefault(min(-(-len(ids) // LENGTHS) * LENGTHS, longest), []).append(index)
@@ -214,7 +219,7 @@ def pad(rows: list[list[int]], length: int, pad_id: int) -> tuple[np.ndarray, np
 
 
 def shortened(text: str) -> str:
-    """Returns how an error names a text."""
+    """Returns the name of a text in an error."""
     return f"the text {text if len(text) <= 60 else text[:57] + '...'!r}"
 
 

@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ class Pair(NamedTuple):
     where: str  # its source and line
 
 
-Sentence = tuple[tuple[int, ...], tuple[int, ...]]  # ids, and where the word of each ends; 0 if it isn't scored
+Sentence = tuple[tuple[int, ...], tuple[int, ...]]  # ids, and for each token the end of its word; 0: not scored
 
 
 def run(
@@ -57,13 +57,14 @@ def run(
     loaded = load.load(model or workdir, head=load.LM_HEAD)
     evaluate.check_class(loaded, entry, stock_network=True)
     scores = pseudo_log_likelihoods(config, loaded, encode(pairs, loaded))
-    differences = {method: own[::2] - own[1::2] for method, own in scores.items()}
+    differences = {method: sums_N[::2] - sums_N[1::2] for method, sums_N in scores.items()}
     result = {"pairs": source, "model": loaded.source, **accuracies(pairs, differences)}
     if cluster.is_primary():
         print(json.dumps(result))
         print(f"{loaded.source} on {source}", file=sys.stderr)
         show(_table(result), out=sys.stderr)
-        name = f"pairs {source}{f' by {phenomenon}' if phenomenon else ''}, {evaluate.weights_name(loaded)}"
+        grouping = f" by {phenomenon}" if phenomenon else ""
+        name = f"pairs {source}{grouping}, {evaluate.weights_name(loaded)}"
         evaluate.add_results(evaluate.results_folder(model, workdir), {name: result})
     return result
 
@@ -72,25 +73,25 @@ def read(source: str, phenomenon: str = "") -> list[Pair]:
     """Reads pairs from a source of `labelled`, whose FILE may be a pattern; without a phenomenon they have its name."""
     pairs = []
     for name in _tables(source):
-        found = labelled.read(name, **_columns(source, phenomenon))
+        content = _with_columns(labelled.read, name, source, phenomenon)
         file = PurePosixPath(name.partition(":")[2].removesuffix(".gz"))
-        labels = [label or file.stem for label in found.labels]
-        pairs += map(Pair, found.texts, labels, found.places)
+        pairs += map(Pair, content.texts, (label or file.stem for label in content.labels), content.places)
     return pairs
 
 
 def check(source: str, phenomenon: str = "") -> None:
-    """Raises InputError if there are no such pairs, by the first row."""
-    labelled.check(_tables(source)[0], **_columns(source, phenomenon))
+    """Raises InputError if the first row shows that these are no pairs."""
+    _with_columns(labelled.check, _tables(source)[0], source, phenomenon)
 
 
-def _columns(source: str, phenomenon: str) -> dict[str, Any]:
-    settings = {"text": FIELDS, "label": phenomenon or PHENOMENON, "kind": "classes", "split": "train"}
-    return settings | {"require_labels": phenomenon != "", "key": f"--pairs={source}"}
+def _with_columns(function: Callable, name: str, source: str, phenomenon: str) -> Any:
+    """Calls `labelled.read` or `labelled.check` for a source that --pairs names."""
+    label, key, named = phenomenon or PHENOMENON, f"--pairs={source}", phenomenon != ""
+    return function(name, split="train", text=FIELDS, label=label, kind="classes", require_labels=named, key=key)
 
 
 def _tables(source: str) -> list[str]:
-    """Returns the sources that a pattern stands for; raises InputError if there are none."""
+    """Returns the sources that match a pattern; raises InputError if there are none."""
     kind, _, rest = source.partition(":")
     if kind not in labelled.READERS:
         kinds = "jsonl:FILE, csv:FILE, hf:NAME[:CONFIG][#SPLIT] or tfds:NAME[#SPLIT]"
@@ -115,13 +116,14 @@ def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[Sentence]:
         if all(added):
             raise InputError(f"{where} has no tokens; fill it in, or remove the row.")
         if max(ids) >= model.config.vocab_size:
-            what = f"has a smaller vocabulary than its tokenizer {model.tokenizer}"
-            raise InputError(f"{model.source}: {what}; use the tokenizer that the model was trained with.")
-        ends, words = [0] * len(ids), encoded.word_ids(index)
-        for place in reversed(range(len(ids))):
-            within = place + 1 < len(ids) and words[place] is not None and words[place] == words[place + 1]
-            ends[place] = 0 if added[place] else ends[place + 1] if within else place + 1
-        sentences.append((tuple(ids), tuple(ends)))
+            raise InputError(
+                f"{model.source}: has a smaller vocabulary than its tokenizer {model.tokenizer}; use the tokenizer "
+                "that the model was trained with."
+            )
+        words = encoded.word_ids(index)
+        end_of_word = {word: place + 1 for place, word in enumerate(words) if word is not None}
+        ends = [end_of_word.get(word, place + 1) for place, word in enumerate(words)]
+        sentences.append((tuple(ids), tuple(np.where(added, 0, ends).tolist())))
     return sentences
 
 
@@ -133,29 +135,29 @@ def pseudo_log_likelihoods(
     Equal sentences are scored once, so that they tie whatever the rounding.
     """
     mesh, padded, shardings, params = evaluate.put_on_devices(config, model)
-    sizes = {"mask_id": tokenizer.load(model.tokenizer).mask_token_id, "vocab_size": model.config.vocab_size}
-    step = pseudo_perplexity.make_step(module=padded.module, mesh=mesh, param_shardings=shardings, **sizes)
+    mask_id, vocab_size = tokenizer.load(model.tokenizer).mask_token_id, model.config.vocab_size
+    step = pseudo_perplexity.make_step(padded.module, mask_id, vocab_size, mesh, shardings)
     rows, pad_id = config.evaluate.batch, model.config.pad_token_id
-    distinct, parts = sorted(set(sentences), key=lambda each: (len(each[0]), each)), []  # parts: [methods, N]
-    for length, group in itertools.groupby(distinct, lambda each: -(-len(each[0]) // LENGTHS) * LENGTHS):
-        own = list(group)
-        ids_NxL, attention_NxL = pad([list(ids) for ids, _ in own], min(length, model.longest_row), pad_id)
-        row_P, first_P, stop_P, end_P = np.array(list(_copies(own))).T
+    distinct, parts = sorted(set(sentences), key=lambda sentence: (len(sentence[0]), sentence)), []
+    for length, group in itertools.groupby(distinct, lambda sentence: -(-len(sentence[0]) // LENGTHS) * LENGTHS):
+        batch = list(group)
+        ids_NxL, attention_NxL = pad([list(ids) for ids, _ in batch], min(length, model.longest_row), pad_id)
+        row_P, first_P, stop_P, end_P = np.array(list(_copies(batch))).T
         copies_3xP = (row_P, first_P, stop_P)
         copies = pseudo_perplexity.batches_of_copies(ids_NxL, attention_NxL, copies_3xP, mesh=mesh, batch=rows)
         with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
             loss_P = evaluation.per_row(step, params, copies, mesh=mesh, rows=rows)[0][: len(row_P)].astype(np.float64)
         counted = (stop_P == first_P + 1, stop_P == end_P)  # by METHODS; the last token of a word counts for both
-        parts.append([np.bincount(row_P, -loss_P * chosen, len(own)) for chosen in counted])
-    scores = np.concatenate(parts, axis=1)
-    if not np.isfinite(scores).all():
+        parts.append([np.bincount(row_P, -loss_P * is_counted, len(batch)) for is_counted in counted])
+    sums = np.concatenate(parts, axis=1)  # [methods, distinct sentences]
+    if not np.isfinite(sums).all():
         raise DamageError(f"{model.source}: gives probabilities that are not finite; take a good copy of its weights.")
-    index = {each: index for index, each in enumerate(distinct)}
-    return dict(zip(METHODS, scores[:, [index[each] for each in sentences]], strict=True))
+    index = {sentence: index for index, sentence in enumerate(distinct)}
+    return dict(zip(METHODS, sums[:, [index[sentence] for sentence in sentences]], strict=True))
 
 
 def _copies(sentences: list[Sentence]) -> Iterator[tuple[int, int, int, int]]:
-    """Yields (row, first and end of what is masked, end of the word): a token alone, and with the rest of its word."""
+    """Yields (row, begin and end of the masked tokens, end of the word): a token alone, and with its word's rest."""
     for row, (_, ends) in enumerate(sentences):
         for place, end in enumerate(ends):
             for stop in {place + 1, end} if end else ():
@@ -170,25 +172,25 @@ def accuracies(pairs: Sequence[Pair], differences: dict[str, np.ndarray]) -> dic
     names = np.array([pair.phenomenon for pair in pairs])
 
     def scores(chosen: Any) -> dict[str, Any]:
-        return {method: _accuracy(own[chosen]) for method, own in differences.items()}
+        return {method: _accuracy(difference_N[chosen]) for method, difference_N in differences.items()}
 
     return scores(...) | {"phenomena": {str(name): scores(names == name) for name in np.unique(names)}}
 
 
 def _accuracy(difference_N: np.ndarray) -> dict[str, float]:
     count, ties = len(difference_N), int(np.sum(difference_N == 0))
-    share = (int(np.sum(difference_N > 0)) + ties / 2) / count
-    center = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
-    half = Z * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2)) / (1 + Z**2 / count)
-    return {"accuracy": share, "low": center - half, "high": center + half, "pairs": count, "ties": ties}
+    accuracy = (int(np.sum(difference_N > 0)) + ties / 2) / count
+    center = (accuracy + Z**2 / (2 * count)) / (1 + Z**2 / count)
+    half = Z * math.sqrt(accuracy * (1 - accuracy) / count + Z**2 / (4 * count**2)) / (1 + Z**2 / count)
+    return {"accuracy": accuracy, "low": center - half, "high": center + half, "pairs": count, "ties": ties}
 
 
 def _table(result: dict[str, Any]) -> Any:
     heads = ("phenomenon", ">pairs", ">original", "95%", ">ties", ">within words", "95%", ">ties")
     rows = []
-    for name, own in (*result["phenomena"].items(), ("all", result)):
-        row = [name, f"{own['original']['pairs']:,}"]
-        for each in (own[method] for method in METHODS):
-            row += [f"{each['accuracy']:.1%}", f"{each['low']:.1%} to {each['high']:.1%}", f"{each['ties']:,}"]
+    for name, by_method in (*result["phenomena"].items(), ("all", result)):
+        row = [name, f"{by_method['original']['pairs']:,}"]
+        for scores in (by_method[method] for method in METHODS):
+            row += [f"{scores['accuracy']:.1%}", f"{scores['low']:.1%} to {scores['high']:.1%}", f"{scores['ties']:,}"]
         rows.append(row)
     return table(*heads, rows=rows, indent=2)

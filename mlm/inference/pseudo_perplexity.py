@@ -26,13 +26,13 @@ Batch = dict[str, Any]
 def score_split(
     config: ConfigDict, manifest: Manifest, params: Params, *, split: str, count: int, module: Model, mesh: Mesh
 ) -> dict[str, float]:
-    """Returns what `score` does, of `count` rows spread evenly over a split."""
+    """Returns the scores of `count` rows spread evenly over a split, see `score`."""
     rows = config.evaluate.batch
     read = batches.eval_batches(manifest, split=split, batch=rows, rows=(0, rows))  # every host needs all of them
-    sampled = sample(read, count=count, records=manifest.splits[split].records)
-    ids = {"mask_id": manifest.special_ids["mask"], "vocab_size": manifest.vocab_size}
-    step = make_step(module=module, mesh=mesh, param_shardings=shardings_of(params), **ids)
-    return score(step, params, *sampled, special_ids=manifest.all_special_ids, mesh=mesh, batch=rows)
+    ids_NxL, attention_NxL = sample(read, count=count, records=manifest.splits[split].records)
+    step = make_step(module, manifest.special_ids["mask"], manifest.vocab_size, mesh, shardings_of(params))
+    special_ids = manifest.all_special_ids
+    return score(step, params, ids_NxL, attention_NxL, special_ids=special_ids, mesh=mesh, batch=rows)
 
 
 def score(
@@ -53,7 +53,7 @@ def score(
 
 
 def make_step(
-    *, module: Model, mask_id: int, vocab_size: int, mesh: Mesh, param_shardings: Params
+    module: Model, mask_id: int, vocab_size: int, mesh: Mesh, param_shardings: Params
 ) -> Callable[[Params, Batch], RowSums]:
     """Returns the jitted step, which predicts each row's token at "position"; those up to "stop" are masked."""
 
@@ -100,10 +100,10 @@ def batches_of_copies(
 def sample(batches: Iterable[Batch], *, count: int, records: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns (ids_NxL, attention_NxL) of `count` of a split's `records`, evenly spread; all if there are fewer."""
     count = min(count, records)
-    wanted = (2 * np.arange(count) + 1) * records // (2 * count)  # the middle of each of `count` stretches
+    middles = (2 * np.arange(count) + 1) * records // (2 * count)  # of `count` stretches of records
     rows: list[tuple[np.ndarray, np.ndarray]] = []
     for batch in batches:
-        chosen = np.isin(batch["record_id"], wanted) & (batch["valid"] > 0)
+        chosen = np.isin(batch["record_id"], middles) & (batch["valid"] > 0)
         rows.append((batch["input_ids"][chosen], batch["attention_mask"][chosen]))
     ids_NxL, attention_NxL = (np.concatenate(column) for column in zip(*rows, strict=True))
     return ids_NxL, attention_NxL

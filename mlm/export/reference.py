@@ -1,0 +1,129 @@
+"""The outputs of a model that every reader of its export must reproduce: proof.json and proof.safetensors.
+
+A masked language model has {"rows": [{"text", "ids", "positions", "fillings"}, ...], "top_k"}, and its logits [K, V] of
+each row as "logits.{row}". A classifier has {"task": transformers' name, "longest", "rows": [{"texts", "ids",
+"scores"}, ...]} and "logits" [B, C], or of token labels those of each row, [L, C], as "logits.{row}".
+
+Dimensions: B rows, L tokens in a row, K positions in a row, V vocabulary entries, C classes, 1 for regression.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax
+import jax
+import numpy as np
+import transformers
+from safetensors.numpy import save_file
+from transformers import PreTrainedTokenizerFast
+
+from mlm.data import tokenizer
+from mlm.inference.classify_texts import TextClassifier
+from mlm.inference.fill_mask import FillMask, pad
+from mlm.pretrained import load
+from mlm.pretrained.load import Pretrained
+
+PROOF = "proof.json"  # written last: a folder with it is an export
+TOP_K = 5
+# What the tokenizer and the model are compared on: masks first, last, alone, twice, inside a word; figures, letters
+# that a vocabulary may lack, and white space. A row as long as the model's positions comes on top.
+TEXTS = (
+    "The function returns a <mask> of all elements in the list.",
+    "If the file does not <mask>, an error is raised and the <mask> is closed.",
+    "<mask> the first argument is None, the default value of 0.5 is used.",
+    "It was the best of times, it was the worst of <mask>",
+    "Compute the mean of an array along the given ax<mask>; see also `numpy.sum()`.",
+    "In 1905 he moved  to\tZürich, where the naïve café \N{EM DASH} 東京 \N{THUMBS UP SIGN} \N{EM DASH} <mask> stood.",
+    "<mask>",
+)
+FILLER = "The name of the model is read from the file, and the value of each key is set to that of the default config."
+
+
+class Reference(NamedTuple):
+    """Texts, and a model's outputs for them."""
+
+    content: dict[str, Any]  # of proof.json
+    tensors: dict[str, np.ndarray]  # of proof.safetensors
+    texts: list[list[str]]  # one or two a row
+    longest: int  # tokens to truncate a row to
+    ids: list[list[int]]
+    positions: list[list[int]] | None  # in each row, whose logits are kept; None of a classifier
+    logits: list[np.ndarray]  # of each row
+
+    def write(self, folder: Path) -> None:
+        """Writes both files, and the versions of the packages that computed them."""
+        save_file(self.tensors, str(folder / "proof.safetensors"))
+        versions = {module.__name__: module.__version__ for module in (jax, flax, transformers)}
+        text = json.dumps(self.content | {"made_with": versions}, indent=1, ensure_ascii=False)
+        (folder / PROOF).write_text(text + "\n", encoding="utf-8")
+
+
+def compute(model: Pretrained) -> Reference:
+    """Returns the reference outputs of a model."""
+    tok = tokenizer.load(model.tokenizer)
+    return _of_classifier(model, tok) if load.CLASSIFIER in model.params else _of_masked_lm(model, tok)
+
+
+def compute_logits(model: Pretrained, ids: list[list[int]], positions: list[list[int]] | None) -> list[np.ndarray]:
+    """Returns the float32 logits of each row, [K, V] at its positions; of a classifier [C], or [L, C].
+
+    All rows but the last are one padded batch.
+    """
+    if positions is None:
+        return TextClassifier(model, tokenizer.load(model.tokenizer)).logits(ids)
+    forward, logits = jax.jit(model.module.logits), []
+    for rows in (slice(0, -1), slice(-1, None)):
+        if not ids[rows]:
+            continue
+        ids_BxL, attention_BxL = pad(ids[rows], max(map(len, ids[rows])), model.config.pad_token_id)
+        positions_BxK, _ = pad(positions[rows], max(map(len, positions[rows])), 0)
+        with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
+            logits_BxKxV = jax.device_get(forward(model.params, ids_BxL, attention_BxL, positions_BxK))
+        logits += [np.array(row[: len(kept)]) for row, kept in zip(logits_BxKxV, positions[rows], strict=True)]
+    return logits
+
+
+def _of_masked_lm(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
+    """Positions of a text are its first, middle and last token and its first four masks."""
+    longest, mask = model.longest_row, tok.mask_token
+    filler = FILLER.split() * longest
+    while len(row := tok(" ".join([*filler, mask]), verbose=False)["input_ids"]) > longest and filler:
+        filler = filler[: len(filler) * longest // (len(row) + 1)]  # always fewer
+    long = " ".join([*filler, *[mask] * (longest - len(row) + 1)])  # fills the positions to the last
+    texts = [*(text.replace("<mask>", mask) for text in TEXTS), long]
+    texts = [text for text in texts if len(tok(text, verbose=False)["input_ids"]) <= longest]
+    ids = [tok(text)["input_ids"] for text in texts]
+    masks = [[place for place, token in enumerate(row) if token == tok.mask_token_id] for row in ids]
+    positions = [sorted({0, len(row) // 2, len(row) - 1, *places[:4]}) for row, places in zip(ids, masks, strict=True)]
+    logits, top_k = compute_logits(model, ids, positions), min(TOP_K, model.config.vocab_size)
+    columns = zip(texts, ids, positions, FillMask(model, tok, top_k)(texts), strict=True)
+    rows = [{"text": text, "ids": row, "positions": kept, "fillings": best} for text, row, kept, best in columns]
+    content = {"top_k": top_k, "rows": rows}
+    return Reference(content, _by_row(logits), [[text] for text in texts], longest, ids, positions, logits)
+
+
+def _of_classifier(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
+    """Texts, or pairs of them; the last is too long for the model."""
+    classify, longest = TextClassifier(model, tok), model.longest_row
+    plain = [text.replace("<mask>", "none") for text in TEXTS]
+    long = " ".join([FILLER] * longest)  # a word is a token at least
+    texts = [[text] for text in (*plain, long)]
+    if len(classify.columns) == 2:
+        texts = [*([text, plain[-1]] for text in plain), [plain[1], plain[0]], [plain[0], long]]
+    ids = [tok(*row, truncation="longest_first", max_length=longest)["input_ids"] for row in texts]
+    logits = classify.logits(ids)
+    if classify.of_tokens:
+        task, scores, tensors = "token-classification", classify.label_tokens(ids), _by_row(logits)
+    else:
+        answers = classify.classify(ids, max(len(classify.names), 1))
+        scores = [answer.get("probabilities", answer) for answer in answers]
+        task, tensors = "text-classification", {"logits": np.stack(logits)}
+    columns = zip(texts, ids, scores, strict=True)
+    rows = [{"texts": row_texts, "ids": row, "scores": row_scores} for row_texts, row, row_scores in columns]
+    content = {"task": task, "longest": longest, "rows": rows}
+    return Reference(content, tensors, texts, longest, ids, None, logits)
+
+
+def _by_row(logits: list[np.ndarray]) -> dict[str, np.ndarray]:
+    return {f"logits.{row}": row_logits for row, row_logits in enumerate(logits)}
