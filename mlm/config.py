@@ -21,7 +21,7 @@ from mlm.paths import UPath, expand, expand_source
 
 BASE = Path(__file__).parents[1] / "configs" / "base.py"
 # Keys that may change on resume: they change no number, or by rounding alone (mesh, remat, train.accumulate).
-# Tokenizer, shards and labelled rows are compared by fingerprint, skipped batches by mlm/data/skip_batches.py.
+# Tokenizer, shards and labelled rows are compared by fingerprint, skipped batches by `stages.check_skipped`.
 MAY_CHANGE = re.compile(
     r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch|sets)|checkpoint\..*|log\..*|model\.remat\w*|"
     r"train\.(guard_limit|accumulate)|pod\..*|data\.(mixture|skip_batches)|classify\.(train|validation|test|predict)"
@@ -31,11 +31,6 @@ BRANCH_MAY_CHANGE = re.compile(
     rf"{MAY_CHANGE.pattern}|mine\..*|data\..*|masking\..*|schedule\..*|evaluate\..*|classify\..*|train\..*|"
     r"optimizer\.(?!name).*|model\.(positions|\w+_rope_theta|\w+_dropout|dtype|attention|init|init_stddev)"
 )
-LATER_KEYS = {  # what a config.json that lacks them stands for
-    "corpus.test_fraction": 0.0,
-    "corpus.test_groups": (),
-    "model.implementation": "mlm",
-}
 PRETRAINING, CLASSIFICATION = "pretraining", "classification"
 Derive = Callable[[dict[str, Any], Collection[str]], dict[str, Any]]
 NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others don't apply
@@ -119,7 +114,7 @@ def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) ->
     if not path.is_file():
         raise InputError(f"{path}: there is no such file; give --config, or train there first.")
     try:
-        flat = LATER_KEYS | flatten(logs.read_object(path))
+        flat = flatten(logs.read_object(path))
         missing = RULES.keys() - flat.keys()
         if missing:
             what = f"has no {min(missing)}, as if another version of this code had written it"
@@ -215,6 +210,11 @@ def _parse(key: str, text: str, default: Any) -> Any:
     raise InputError(f"--config.{key}={text}: must be {TYPE_NAMES[kind]}{why}.")
 
 
+def from_dict(groups: dict[str, dict[str, Any]]) -> ConfigDict:
+    """Returns the config of `ConfigDict.to_dict()`, read from JSON, whose lists become tuples again."""
+    return unflatten(flatten(groups)).lock()
+
+
 def flatten(config: ConfigDict | dict) -> dict[str, Any]:
     """Returns {"group.key": value}."""
     flat = {}
@@ -274,12 +274,11 @@ def fingerprint(config: ConfigDict) -> str:
     return hashlib.sha256(json.dumps(flatten(config), sort_keys=True).encode()).hexdigest()
 
 
-def diff(old: dict[str, Any], new: dict[str, Any], allowed: re.Pattern[str] = MAY_CHANGE) -> list[str]:
-    """Returns a line "key: old -> new" for each change of two flattened configs that is not allowed, as on resume."""
-    # The tuples of a checkpoint are lists.
-    old, new = (json.loads(json.dumps(flat | _expanded(flat))) for flat in (old, new))
+def diff(old: ConfigDict, new: ConfigDict, allowed: re.Pattern[str] = MAY_CHANGE) -> list[str]:
+    """Returns a line "key: old -> new" for each change of two configs that is not allowed, as on resume."""
+    before, after = ({**flat, **_expanded(flat)} for flat in map(flatten, (old, new)))
     return [
-        f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
-        for key in sorted(old.keys() | new.keys())
-        if not allowed.fullmatch(key) and old.get(key) != new.get(key)
+        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"  # a key of one's own may be in one of them alone
+        for key in sorted(before.keys() | after.keys())
+        if not allowed.fullmatch(key) and before.get(key) != after.get(key)
     ]

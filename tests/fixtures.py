@@ -9,7 +9,7 @@ import pytest
 from mlm import config as configs
 from mlm.data.manifest import DatasetInfo
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import loop, sharding
+from mlm.training import sharding, train
 
 TINY = (
     "model.hidden_size=32",
@@ -62,7 +62,7 @@ def shared_run(*overrides: str, mesh: tuple[int, int, int] = (8, 1, 1)) -> Pretr
 
 def pretrain(config, workdir, manifest) -> dict[str, float]:
     """Trains as the command does; returns the last scores."""
-    return loop.run_task(config, workdir, Pretraining.open(config, workdir, manifest))
+    return train.train(config, workdir, Pretraining.open(config, workdir, manifest))
 
 
 def random_batch(rows: int = 16, seed: int = 0, info: DatasetInfo = INFO) -> dict[str, np.ndarray]:

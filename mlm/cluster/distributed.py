@@ -80,13 +80,13 @@ def _start_devices() -> None:
         timer.cancel()
 
 
-def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array]) -> None:
-    """Compiles a jitted `(tree, batch) -> ...` on all hosts before any runs it: in the collective it might time out."""
+def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array], *static: Any) -> None:
+    """Compiles a jitted `(tree, batch, *static) -> ...` on all hosts before any runs it, or the collective times out."""
     if watch.current.client is None:
         return
-    shapes = (function, *(each.shape for each in batch.values()))
+    shapes = (function, static, *(column.shape for column in batch.values()))
     if shapes not in _compiled:
-        function.lower(tree, batch).compile()
+        function.lower(tree, batch, *static).compile()
         _compiled.add(shapes)
         watch.current.barrier("compiled")
 

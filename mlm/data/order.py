@@ -7,8 +7,7 @@ of every global batch, so the batches depend on the lanes, never on the hosts th
 
 import dataclasses
 import itertools
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,23 +15,6 @@ import numpy as np
 from mlm.errors import InputError
 
 _SHARDS, _RECORDS = 1, 2  # keep the hashes for the two orders apart
-
-
-class Stage(NamedTuple):
-    """Consecutive batches of one size."""
-
-    first: int  # batch, counted from 1
-    last: float  # the last stage of a run has no end
-    rows: int  # of a batch
-    before: int  # rows of all batches before the first
-
-
-def between(stages: Iterable[Stage], first: int, last: float = math.inf) -> Iterator[Stage]:
-    """Yields the batches `first` to `last` as parts of the stages of a run."""
-    for stage in stages:
-        start, stop = max(first, stage.first), min(last, stage.last)
-        if start <= stop:
-            yield Stage(start, stop, stage.rows, stage.before + (start - stage.first) * stage.rows)
 
 
 class Visit(NamedTuple):
@@ -99,12 +81,12 @@ def lanes_of(rows: tuple[int, int], *, global_batch: int, lanes: int) -> range:
     return range(start // per_lane, -(-rows[1] // per_lane))
 
 
-def batch_rows(lanes: Sequence[Lane], batches: Stage) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (record ids, epochs), int64 [n, B], of all batches of a stage, or of a part of one."""
-    count, per_lane = batches.last - batches.first + 1, batches.rows // len(lanes)
-    streams = (lane.read(batches.before // len(lanes)) for lane in lanes)
+def batch_rows(lanes: Sequence[Lane], *, rows_before: int, rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (record ids, epochs), int64 [count, rows], of `count` batches of `rows` rows after `rows_before` rows."""
+    per_lane = rows // len(lanes)
+    streams = (lane.read(rows_before // len(lanes)) for lane in lanes)
     pairs = np.array([list(itertools.islice(stream, count * per_lane)) for stream in streams])
-    pairs = pairs.reshape(len(lanes), count, per_lane, 2).swapaxes(0, 1).reshape(count, batches.rows, 2)
+    pairs = pairs.reshape(len(lanes), count, per_lane, 2).swapaxes(0, 1).reshape(count, rows, 2)
     return pairs[..., 0], pairs[..., 1]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec as P
 from transformers import (
     FlaxBertForMaskedLM,
     FlaxBertForSequenceClassification,
@@ -30,11 +31,33 @@ from mlm.model.module import (
     Inputs,
     Layers,
     Model,
+    PartitionRules,
     Rows,
     segment_and_position_ids,
     take_tokens,
     vocabulary_logits,
 )
+
+BODY_RULES: PartitionRules = (
+    (r"\w+/embeddings/word_embeddings/embedding", P(("tensor", "fsdp"), None)),
+    (r"\w+/embeddings/(position|token_type)_embeddings/embedding", P()),
+    (r".*/attention/self/(query|key|value)/kernel", P("fsdp", "tensor")),
+    (r".*/attention/self/(query|key|value)/bias", P("tensor")),
+    (r".*/attention/output/dense/kernel", P("tensor", "fsdp")),
+    (r".*/intermediate/dense/kernel", P("fsdp", "tensor")),
+    (r".*/intermediate/dense/bias", P("tensor")),
+    (r".*/layer/\d+/output/dense/kernel", P("tensor", "fsdp")),
+    (r".*/output/dense/bias", P()),
+    (r".*/LayerNorm/(scale|bias)", P()),
+)
+LM_HEAD_RULES: PartitionRules = (
+    (r"cls/predictions/transform/dense/kernel", P("fsdp", None)),
+    (r"cls/predictions/transform/dense/bias", P()),
+    (r"cls/predictions/bias", P("tensor")),
+)
+# Small, and replicated: with a split classifier, XLA's partitioner crashes on the gradient on a mesh of three axes
+# (jax 0.10.2, CPU).
+CLASSIFIER_RULES: PartitionRules = ((r"classifier/.*", P()),)
 
 
 def normal(config: PretrainedConfig) -> layers.Initializer:
@@ -179,7 +202,7 @@ class Body(nn.Module):
     config: PretrainedConfig
     dtype: Any
     compute: Compute
-    layer_class: type[Layer] = Layer
+    layer_class: type[Layer]
     first_position: int = 0  # of a document
 
     def setup(self) -> None:
@@ -234,8 +257,10 @@ class LMHead(nn.Module):
 class BertModule(Model):
     """BERT under any head."""
 
+    layer_class = Layer
+
     def setup(self) -> None:
-        self.bert = Body(self.config, self.dtype, self.settings)
+        self.bert = Body(self.config, self.dtype, self.settings, self.layer_class)
         if self.head_name == MASKED_LM:
             self.cls = LMHead(self.config)
         else:
@@ -253,6 +278,13 @@ class BertModule(Model):
             return self.cls(x_BxKxH, self.bert.embeddings.word_embeddings.embedding)
         x_BxKxH = self.bert.pooler(x_BxKxH) if self.head_name == SEQUENCES else x_BxKxH
         return self.classifier(self.dropout(x_BxKxH, noise))
+
+    @nn.nowrap
+    def partition_rules(self) -> PartitionRules:
+        if self.head_name == MASKED_LM:
+            return BODY_RULES + LM_HEAD_RULES
+        pooler: PartitionRules = ((r"bert/pooler/.*", P()),) if self.head_name == SEQUENCES else ()
+        return BODY_RULES + pooler + CLASSIFIER_RULES
 
 
 def second_texts(ids_BxL: Array, attention_BxL: Array, sep_id: int) -> Array:

@@ -1,18 +1,18 @@
 """The model families: transformers' classes, what they call their parts, and the keys of our config that describe them.
 
-To add one, write its modules as in roberta.py, list it in FAMILIES, and give it partition rules
-(mlm/training/sharding.py), FLOPs (mlm/training/recipe.py), priming, checks of its config.json
+To add one, write its modules as in roberta.py, list it in FAMILIES, and give it priming, checks of its config.json
 (mlm/pretrained/model_config.py) and a rule (mlm/config_rules.py).
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import transformers
 from flax.traverse_util import flatten_dict, unflatten_dict
+from ml_collections import ConfigDict
 from transformers import (
     BertConfig,
     CamembertConfig,
@@ -27,7 +27,6 @@ from transformers import (
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.model import bert, modernbert, roberta
-from mlm.model.attention import Attention
 from mlm.model.module import MASKED_LM, Compute, Model, Params
 from mlm.model.reference import TransformersModel
 
@@ -55,23 +54,22 @@ class Family:
     decoder_bias: Path  # [V]
     architecture: Mapping[str, str]  # SIZES, and further keys that decide what a model computes
 
-    def make_config(
-        self, model: Mapping[str, Any], vocab_size: int, special_ids: Mapping[str, int]
-    ) -> PretrainedConfig:
+    def make_config(self, model: ConfigDict, vocab_size: int, special_ids: Mapping[str, int]) -> PretrainedConfig:
         """Returns transformers' config for the config group `model`, the vocabulary padded to a multiple."""
         config = self.config_class(
             architectures=[f"{self.name}For{MASKED_LM}"],
-            vocab_size=-(-vocab_size // model["vocab_multiple"]) * model["vocab_multiple"],
-            initializer_range=model["init_stddev"],
-            max_position_embeddings=model["positions"],
+            vocab_size=-(-vocab_size // model.vocab_multiple) * model.vocab_multiple,
+            initializer_range=model.init_stddev,
+            max_position_embeddings=model.positions,
             pad_token_id=special_ids["pad"],
             bos_token_id=special_ids["cls"],
             eos_token_id=special_ids["sep"],
-            **{name: model[key] for key, name in self.architecture.items()},
         )
+        for key, name in self.architecture.items():
+            setattr(config, name, model[key])
         if self is MODERNBERT:
-            config.classifier_activation = model["activation"]
-            config.global_rope_theta, config.local_rope_theta = model["global_rope_theta"], model["local_rope_theta"]
+            config.classifier_activation = model.activation
+            config.global_rope_theta, config.local_rope_theta = model.global_rope_theta, model.local_rope_theta
             config.cls_token_id, config.sep_token_id = special_ids["cls"], special_ids["sep"]
         elif self is not BERT:
             config.max_position_embeddings += special_ids["pad"] + 1  # RoBERTa counts from pad id + 1
@@ -163,21 +161,15 @@ def named(name: str) -> Family:
     return FAMILIES[name.replace("_", "-")]
 
 
-def set_dropout(config: PretrainedConfig, model: Mapping[str, Any]) -> None:
+def set_dropout(config: PretrainedConfig, model: ConfigDict) -> None:
     """Sets the dropout rates to those of the config's group `model`, of the classification head too."""
     if config.model_type == MODERNBERT.config_class.model_type:
-        config.attention_dropout = model["attention_dropout"]
-        config.embedding_dropout = config.mlp_dropout = config.classifier_dropout = model["hidden_dropout"]
+        config.attention_dropout = model.attention_dropout
+        config.embedding_dropout = config.mlp_dropout = config.classifier_dropout = model.hidden_dropout
     else:
-        config.attention_probs_dropout_prob = model["attention_dropout"]
-        config.hidden_dropout_prob = model["hidden_dropout"]
+        config.attention_probs_dropout_prob = model.attention_dropout
+        config.hidden_dropout_prob = model.hidden_dropout
         config.classifier_dropout = None  # as in the layers
-
-
-def window(config: PretrainedConfig) -> int:
-    """Returns how many tokens local layers see on each side, 0 if there are no such layers."""
-    is_local = config.model_type == MODERNBERT.config_class.model_type and config.num_hidden_layers > 1
-    return modernbert.window(config, 1) if is_local else 0
 
 
 def first_position(config: PretrainedConfig) -> int:
@@ -190,31 +182,29 @@ def at_path(params: Params, path: Path) -> Any:
     return functools.reduce(lambda tree, name: tree[name], path, params)
 
 
-def with_attention(module: Model, make: Callable[[int], Attention]) -> Model:
-    """Returns the module with the kernels `make(window)`; 0 means the whole row; transformers' has its own."""
-    if isinstance(module, TransformersModel):
-        return module
-    local = window(module.config)
-    compute = dataclasses.replace(module.compute, attend=make(0), attend_locally=make(local) if local else None)
-    return module.clone(compute=compute)
+def make_module(
+    model: ConfigDict, info: DatasetInfo, *, isolated: bool = False, module_class: type[Model] | None = None
+) -> Model | TransformersModel:
+    """Returns the language model of the config's group `model`, with the attention that runs on any device.
 
-
-def make_module(model: Mapping[str, Any], info: DatasetInfo, *, isolated: bool = False) -> Model | TransformersModel:
-    """Returns the language model of the config's group `model`, with the attention that runs on any device."""
-    if info.length > model["positions"]:
-        key = f"config.model.positions = {model['positions']}"
+    `module_class` is a subclass of the family's own module, in its place.
+    """
+    if info.length > model.positions:
+        key = f"config.model.positions = {model.positions}"
         raise InputError(f"{key}: the shards have rows of {info.length} tokens; raise it to at least that.")
-    family = named(model["family"])
+    family = named(model.family)
     config = family.make_config(model, info.vocab_size, info.special_ids)
-    if model["implementation"] == "transformers":
-        first = first_position(config)
-        return TransformersModel(family.name, config, model["dtype"], first, recompute_layers=model["remat"])
+    if model.implementation == "transformers":
+        rules = family.make_module(config).partition_rules()
+        return TransformersModel(
+            family.name, config, model.dtype, first_position(config), rules, recompute_layers=model.remat
+        )
     compute = Compute(
         cls_id=info.special_ids["cls"] if isolated else None,
-        recompute_layers=model["remat"],
-        recomputed_feed_forwards=model["remat_feed_forward"],
+        recompute_layers=model.remat,
+        recomputed_feed_forwards=model.remat_feed_forward,
     )
-    return family.make_module(config, dtype=model["dtype"], compute=compute)
+    return (module_class or family.module)(config, model.dtype, compute=compute)
 
 
 def resize_vocabulary(params: Params, size: int) -> Params:

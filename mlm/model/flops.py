@@ -1,6 +1,12 @@
-"""Useful FLOPs of the model, for MFU."""
+"""Useful FLOPs of a model, for MFU, from the shapes of its parameters."""
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+LAYER = re.compile(r"/(\d+)/")
+READS_ALL_TOKENS = re.compile(r"/(query|key|value|Wqkv|q_lin|k_lin|v_lin)/")  # of the last layer; the rest is its tail
+WORD_EMBEDDING = re.compile(r".*/(word|tok)_embeddings/embedding")
 
 
 def mean_keys(length: int, window: int) -> float:
@@ -9,16 +15,39 @@ def mean_keys(length: int, window: int) -> float:
 
 
 def train_flops_per_token(
-    *, hidden: int, keys: Sequence[float], intermediate: int, gated: bool, vocab_size: int, predicted_share: float
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    hidden: int,
+    keys: Sequence[float],
+    predicted_share: float,
+    vocab_size: int = 0,
 ) -> float:
     """Returns the useful FLOPs of a training step (forward and backward) per token read.
 
-    `keys` has the mean number of tokens that one attends to in each layer. Only matrix products count, a multiply-add
-    as two, the backward pass as twice the forward pass, remat not at all (Chowdhery et al., 2022, appendix B); the
-    tail, which follows the last layer's attention, on predicted positions.
+    Only matrix products count, a multiply-add as two, the backward pass as twice the forward pass, remat not at all
+    (Chowdhery et al., 2022, appendix B); what follows the last layer's attention, on the predicted tokens alone.
+
+    Args:
+      shapes: of the parameters, by name; each kernel is a product with every token.
+      keys: for each layer, the mean number of tokens that one attends to.
+      predicted_share: of the tokens that are read.
+      vocab_size: of a language model, whose decoder is the word embedding; 0 for a classifier.
     """
-    feed_forward = (3 if gated else 2) * hidden * intermediate
-    layers = sum(2 * (4 * hidden * hidden + feed_forward) + 4 * each * hidden for each in keys)
-    behind_attention = 2 * (hidden * hidden + feed_forward) if keys else 0
-    tail = behind_attention + 2 * hidden * hidden + 2 * hidden * vocab_size
-    return 3.0 * (layers - behind_attention + predicted_share * tail)
+    kernels = {name: math.prod(shape) for name, shape in shapes.items() if name.endswith("kernel")}
+    layer_of = {name: int(match[1]) for name in kernels if (match := LAYER.search(name))}
+    last = max(layer_of.values(), default=0)
+    applications = len(keys) / (last + 1)  # of each layer: above 1 if layers share parameters, as in ALBERT
+    body, tail = 0.0, 0.0
+    for name, size in kernels.items():
+        if name not in layer_of:
+            tail += size
+        elif layer_of[name] < last or READS_ALL_TOKENS.search(name):
+            body += size * applications
+        else:
+            body += size * (applications - 1)
+            tail += size
+    if vocab_size:
+        width = next(shape[-1] for name, shape in shapes.items() if WORD_EMBEDDING.fullmatch(name))
+        tail += width * vocab_size
+    attention = sum(2 * hidden * attended for attended in keys)
+    return 6.0 * (body + attention + predicted_share * tail)

@@ -11,12 +11,24 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 
+class Mean(NamedTuple):
+    """A metric as a sum and its weight, float32, of each row or in all: add them up, and divide once, at the end."""
+
+    sum: Array
+    weight: Array
+
+
 class RowSums(NamedTuple):
     """Float32 sums of each row (or prediction): add them up, and divide once, at the end."""
 
     loss_B: Array  # cross entropy in nats, summed over the row's predictions
     weight_B: Array  # number of predictions
-    correct_B: Array  # predictions whose largest logit is the label's
+    correct_B: Array | None  # predictions whose largest logit is the label's; None where nothing can be correct
+
+    def means(self) -> dict[str, Mean]:
+        """Returns the loss and, if there is one, the accuracy."""
+        means = {"loss": Mean(self.loss_B, self.weight_B)}
+        return means if self.correct_B is None else means | {"accuracy": Mean(self.correct_B, self.weight_B)}
 
 
 def masked_cross_entropy(logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Array, vocab_size: int) -> RowSums:

@@ -7,15 +7,16 @@ Dimensions: B rows, L tokens in a row, K predictions in a row (static), V entrie
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from ml_collections import ConfigDict
 
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
@@ -27,9 +28,25 @@ class Masked(NamedTuple):
     """A batch with masks drawn; predictions of weight 0 fill up rows that have fewer than K."""
 
     ids_BxL: Array  # int32: what the model reads
+    attention_BxL: Array  # int32: 1 for tokens, 0 for padding
     positions_BxK: Array  # int32: where it predicts, distinct within a row
     labels_BxK: Array  # int32: the original tokens there
     weights_BxK: Array  # float32: 1 for a prediction, 0 for a filler
+
+
+class Masking(Protocol):
+    """A way to draw masks: TokenMasking, or your own, a pure function of the key and each row's record and epoch."""
+
+    def __call__(
+        self,
+        key: Array,
+        ids_BxL: Array,
+        attention_BxL: Array,
+        record_B: Array,
+        epoch_B: Array,
+        rate: Rate | None = None,
+    ) -> Masked:
+        """Draws the masks of a batch; `rate` is the step's, None where it is constant."""
 
 
 def rate_schedule(rate: float, end_rate: float, steps: int) -> optax.Schedule | None:
@@ -75,7 +92,7 @@ class TokenMasking:
             row_key = jax.random.fold_in(jax.random.fold_in(key, record), epoch)
             special_V = np.isin(np.arange(self.vocab_size), self.special_ids)
             ordinary_L = (attention_L > 0) & ~jnp.asarray(special_V)[ids_L]
-            return self._mask_row(row_key, ids_L, ordinary_L, rate)
+            return self._mask_row(row_key, ids_L, ordinary_L, rate)._replace(attention_BxL=attention_L)
 
         return jax.vmap(mask_row)(ids_BxL, attention_BxL, record_B, epoch_B)
 
@@ -105,7 +122,7 @@ class TokenMasking:
         replaced_K = jnp.where(kind_K < self.mask_share + self.random_share, random_K, labels_K)
         replaced_K = jnp.where(kind_K < self.mask_share, self.mask_id, replaced_K)
         read_K = jnp.where(weights_K > 0, replaced_K, labels_K)
-        return Masked(ids_L.at[positions_K].set(read_K), positions_K, labels_K, weights_K)
+        return Masked(ids_L.at[positions_K].set(read_K), None, positions_K, labels_K, weights_K)
 
 
 class IndependentMasking(TokenMasking):
@@ -244,25 +261,35 @@ def _uniform(bits: Array) -> Array:
 MASKING = {"token": TokenMasking, "word": WordMasking, "span": SpanMasking}
 
 
-def make_masking(masking: Mapping[str, Any], info: DatasetInfo, word_starts_V: np.ndarray | None) -> TokenMasking:
+def make_masking(config: ConfigDict, info: DatasetInfo, word_starts_V: np.ndarray | None) -> TokenMasking:
     """Returns the masking of the config's group `masking`; words and spans need the word starts to draw masks."""
     if word_starts_V is not None and len(word_starts_V) != info.vocab_size:
         raise InputError(
-            f"config.masking.kind = {masking['kind']}: the tokenizer has {len(word_starts_V)} entries, the shards were "
+            f"config.masking.kind = {config.kind}: the tokenizer has {len(word_starts_V)} entries, the shards were "
             f"made with one of {info.vocab_size}; use a tokenizer and shards that belong together."
         )
-    settings = {
-        **masking,
-        "mask_id": info.special_ids["mask"],
-        "special_ids": info.all_special_ids,
-        "vocab_size": info.vocab_size,
-        "starts": None if word_starts_V is None else word_starts_V.tobytes(),
-    }
-    kind = MASKING[masking["kind"]]
-    return kind(**{field.name: settings[field.name] for field in dataclasses.fields(kind)})
+    make = functools.partial(
+        MASKING[config.kind],
+        rate=config.rate,
+        mask_share=config.mask_share,
+        random_share=config.random_share,
+        mask_id=info.special_ids["mask"],
+        special_ids=info.all_special_ids,
+        vocab_size=info.vocab_size,
+        end_rate=config.end_rate,
+        static=config.static,
+    )
+    if config.kind == "token":
+        return make()
+    starts = None if word_starts_V is None else word_starts_V.tobytes()
+    make = functools.partial(make, starts=starts, longest=config.longest)
+    return make(span_p=config.span_p) if config.kind == "span" else make()
 
 
 def make_eval_masking(masking: TokenMasking, count: str) -> TokenMasking:
     """Returns the masking of evaluation, given that of training and evaluate.count."""
     masking = dataclasses.replace(masking, end_rate=0.0, static=False)
-    return masking if count == "fixed" else IndependentMasking(**vars(masking))
+    if count == "fixed":
+        return masking
+    names = [field.name for field in dataclasses.fields(IndependentMasking)]
+    return IndependentMasking(**{name: getattr(masking, name) for name in names})

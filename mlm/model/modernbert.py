@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec as P
 from transformers import ModernBertConfig
 
-from mlm.model import layers
+from mlm.model import flops, layers
 from mlm.model.attention import Rotation
 from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits, Noise, SplitDense
 from mlm.model.module import (
@@ -29,11 +30,22 @@ from mlm.model.module import (
     Inputs,
     Layers,
     Model,
+    PartitionRules,
     Rows,
     segment_and_position_ids,
     take_tokens,
     vocabulary_logits,
 )
+
+BODY_RULES: PartitionRules = (
+    (r"model/embeddings/tok_embeddings/embedding", P(("tensor", "fsdp"), None)),
+    (r".*/attn/Wqkv/kernel", P("fsdp", None, "tensor")),
+    (r".*/mlp/Wi/kernel", P("fsdp", None, "tensor")),
+    (r".*/(attn|mlp)/Wo/kernel", P("tensor", "fsdp")),
+    (r".*norm/scale", P()),
+)
+LM_HEAD_RULES: PartitionRules = ((r"head/dense/kernel", P("fsdp", None)), (r"decoder/bias", P("tensor")))
+CLASSIFIER_RULES: PartitionRules = ((r"(head|classifier)/.*", P()),)
 
 
 def truncated_normal(config: ModernBertConfig, stddev: float) -> layers.Initializer:
@@ -134,10 +146,11 @@ class Body(nn.Module):
     config: ModernBertConfig
     dtype: Any
     compute: Compute
+    layer_class: type[Layer]
 
     def setup(self) -> None:
         self.embeddings = Embeddings(self.config, self.dtype)
-        self.layers = Layers(self.config, self.compute, Layer)
+        self.layers = Layers(self.config, self.compute, self.layer_class)
         self.final_norm = LayerNorm(self.config.norm_eps, use_bias=False)
 
     def __call__(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
@@ -192,9 +205,11 @@ class DecoderBias(nn.Module):
 class ModernBertModule(Model):
     """ModernBERT under any head."""
 
+    layer_class = Layer
+
     def setup(self) -> None:
         config = self.config
-        self.model = Body(config, self.dtype, self.settings)
+        self.model = Body(config, self.dtype, self.settings, self.layer_class)
         self.head = PredictionHead(config)
         if self.head_name == MASKED_LM:
             self.decoder = DecoderBias(config.vocab_size)
@@ -210,3 +225,16 @@ class ModernBertModule(Model):
             embedding_VxH = self.model.embeddings.tok_embeddings.embedding
             return vocabulary_logits(self.head, x_BxKxH, embedding_VxH, self.decoder())
         return self.classifier(self.dropout(self.head(x_BxKxH), noise))
+
+    @nn.nowrap
+    def partition_rules(self) -> PartitionRules:
+        return BODY_RULES + (LM_HEAD_RULES if self.head_name == MASKED_LM else CLASSIFIER_RULES)
+
+    @property
+    def local_window(self) -> int:
+        return window(self.config, 1) if self.config.num_hidden_layers > 1 else 0
+
+    @nn.nowrap
+    def attention_keys(self, length: int) -> list[float]:
+        windows = [window(self.config, index) for index in range(self.config.num_hidden_layers)]
+        return [flops.mean_keys(length, tokens) if tokens else length for tokens in windows]

@@ -9,12 +9,14 @@ Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V 
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 from jax import Array
+from jax.sharding import PartitionSpec as P
 from transformers import PretrainedConfig
 from transformers.modeling_flax_outputs import (
     FlaxMaskedLMOutput,
@@ -23,11 +25,13 @@ from transformers.modeling_flax_outputs import (
 )
 from transformers.utils import ModelOutput
 
-from mlm.model import attention, layers
+from mlm.model import attention, flops, layers
 from mlm.model.attention import Attention, Rotation
 from mlm.model.layers import Noise
 
 Params = dict[str, Any]
+# (pattern of a parameter's whole name, how its axes are split over the mesh); the first pattern that matches applies
+PartitionRules = tuple[tuple[str, P], ...]
 MASKED_LM, SEQUENCES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClassification"  # transformers' heads
 OUTPUTS = {MASKED_LM: FlaxMaskedLMOutput, SEQUENCES: FlaxSequenceClassifierOutput, TOKENS: FlaxTokenClassifierOutput}
 
@@ -143,7 +147,13 @@ class Layers(nn.Module):
 
 
 class Model(nn.Module):
-    """A body and a head, called as transformers calls its modules."""
+    """A body and a head, called as transformers calls its modules.
+
+    A changed one says what follows from it: `partition_rules` for parameters of other names, and `in_transformers` if
+    no class of transformers computes as it does, so that an export has Flax weights alone.
+    """
+
+    in_transformers = True  # a class attribute, not a field
 
     config: PretrainedConfig
     dtype: Any = jnp.float32
@@ -212,7 +222,45 @@ class Model(nn.Module):
         return (logits,) if states is None else (logits, states)
 
     @nn.nowrap
-    def logits(
+    def partition_rules(self) -> PartitionRules:
+        """Returns how the parameters are split over the mesh: a rule for each parameter, a parameter for each rule."""
+        raise NotImplementedError
+
+    @nn.nowrap
+    def with_attention(self, make: Callable[[int], Attention]) -> Self:
+        """Returns the module with the kernels `make(window)`; a window of 0 is the whole row."""
+        window = self.local_window
+        local = make(window) if window else None
+        return self.clone(compute=dataclasses.replace(self.compute, attend=make(0), attend_locally=local))
+
+    @property
+    def local_window(self) -> int:
+        """How many tokens local layers see on each side, 0 if there are no such layers."""
+        return 0
+
+    @nn.nowrap
+    def attention_keys(self, length: int) -> list[float]:
+        """Returns, for each layer, how many tokens of a row one attends to on average."""
+        return [length] * self.config.num_hidden_layers
+
+    @nn.nowrap
+    def flops_per_token(self, params: Params, *, length: int, predicted_share: float, vocab_size: int) -> float:
+        """Returns the useful FLOPs of a training step per token; see `flops.train_flops_per_token`."""
+        return flops.train_flops_per_token(
+            {name: leaf.shape for name, leaf in flatten_dict(params, sep="/").items()},
+            hidden=self.config.hidden_size,
+            keys=self.attention_keys(length),
+            predicted_share=predicted_share,
+            vocab_size=vocab_size if self.head_name == MASKED_LM else 0,
+        )
+
+    @nn.nowrap
+    def logits(self, *inputs: Any) -> Array:
+        """Returns the logits alone; `inputs` are those of `forward`."""
+        return self.forward(*inputs)[0]
+
+    @nn.nowrap
+    def forward(
         self,
         params: Params,
         ids_BxL: Array,
@@ -220,10 +268,10 @@ class Model(nn.Module):
         predicted_BxK: Array | None = None,
         dropout_key: Array | None = None,
         rows_B: Array | None = None,
-    ) -> Array:
-        """Returns the logits alone, given the parameters; `dropout_key` is None for no dropout. See `__call__`."""
+    ) -> tuple[Array, dict[str, Any]]:
+        """Returns the logits, and what modules `sow` as "intermediates"; `dropout_key` is None for no dropout."""
         has_dropout = dropout_key is not None
-        return self.apply(
+        output, sown = self.apply(
             {"params": params},
             ids_BxL,
             attention_BxL,
@@ -231,7 +279,9 @@ class Model(nn.Module):
             predicted_BxK=predicted_BxK,
             rows_B=rows_B,
             rngs={"dropout": dropout_key} if has_dropout else {},
-        ).logits
+            mutable=["intermediates"],
+        )
+        return output.logits, sown.get("intermediates", {})
 
     @nn.nowrap
     def init_params(self, key: Array) -> Params:

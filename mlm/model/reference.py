@@ -5,16 +5,20 @@ drawn from the number of the first one.
 """
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import transformers
 from flax import linen as nn
+from flax.traverse_util import flatten_dict
 from jax import Array
 from transformers import PretrainedConfig
 
-from mlm.model.module import Compute, Params, position_ids, take_tokens
+from mlm.model import flops
+from mlm.model.attention import Attention
+from mlm.model.module import Compute, Params, PartitionRules, position_ids, take_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +29,10 @@ class TransformersModel:
     config: PretrainedConfig
     dtype: str
     first_position: int  # of a document
+    rules: PartitionRules
     recompute_layers: bool = False
     compute: ClassVar[Compute] = Compute()  # kernels and isolation are ours alone
+    in_transformers: ClassVar[bool] = True
 
     @property
     def module(self) -> nn.Module:
@@ -34,7 +40,11 @@ class TransformersModel:
         module_class = getattr(transformers, f"Flax{self.name}ForMaskedLM").module_class
         return module_class(self.config, dtype=jnp.dtype(self.dtype), gradient_checkpointing=self.recompute_layers)
 
-    def logits(
+    def logits(self, *inputs: Any) -> Array:
+        """Returns the logits alone; `inputs` are those of `forward`."""
+        return self.forward(*inputs)[0]
+
+    def forward(
         self,
         params: Params,
         ids_BxL: Array,
@@ -42,15 +52,33 @@ class TransformersModel:
         predicted_BxK: Array | None = None,
         dropout_key: Array | None = None,
         rows_B: Array | None = None,
-    ) -> Array:
-        """Returns logits_BxKxV, as `Model.logits` does."""
+    ) -> tuple[Array, dict[str, Any]]:
+        """Returns logits_BxKxV and no intermediates, as `Model.forward` does."""
         rngs = {}
         if dropout_key is not None:
             rngs["dropout"] = dropout_key if rows_B is None else jax.random.fold_in(dropout_key, rows_B[0])
         positions_BxL = position_ids(attention_BxL, self.first_position)
         inputs = (ids_BxL, attention_BxL, jnp.zeros_like(ids_BxL), positions_BxL, None)
         output = self.module.apply({"params": params}, *inputs, deterministic=dropout_key is None, rngs=rngs)
-        return take_tokens(predicted_BxK, output.logits)
+        return take_tokens(predicted_BxK, output.logits), {}
+
+    def with_attention(self, make: Callable[[int], Attention]) -> Self:
+        """Returns the model as it is: it has its own attention."""
+        return self
+
+    def partition_rules(self) -> PartitionRules:
+        """Returns how the parameters are split over the mesh."""
+        return self.rules
+
+    def flops_per_token(self, params: Params, *, length: int, predicted_share: float, vocab_size: int) -> float:
+        """Returns the useful FLOPs of a training step per token, as `Model.flops_per_token` does."""
+        return flops.train_flops_per_token(
+            {name: leaf.shape for name, leaf in flatten_dict(params, sep="/").items()},
+            hidden=self.config.hidden_size,
+            keys=[length] * self.config.num_hidden_layers,
+            predicted_share=predicted_share,
+            vocab_size=vocab_size,
+        )
 
     def init_params(self, key: Array) -> Params:
         """Returns float32 parameters as transformers draws them."""

@@ -10,6 +10,7 @@ import functools
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec as P
 from transformers import (
     FlaxRobertaForMaskedLM,
     FlaxRobertaForSequenceClassification,
@@ -21,9 +22,15 @@ from transformers import (
 )
 
 from mlm.model import layers
-from mlm.model.bert import Body, PreNormLayer, classifier_dropout, normal
+from mlm.model.bert import BODY_RULES, CLASSIFIER_RULES, Body, Layer, PreNormLayer, classifier_dropout, normal
 from mlm.model.layers import Dense, Dropout, LayerNorm, Logits, Noise
-from mlm.model.module import MASKED_LM, SEQUENCES, TOKENS, Encoded, Inputs, Model, vocabulary_logits
+from mlm.model.module import MASKED_LM, SEQUENCES, TOKENS, Encoded, Inputs, Model, PartitionRules, vocabulary_logits
+
+LM_HEAD_RULES: PartitionRules = (
+    (r"lm_head/dense/kernel", P("fsdp", None)),
+    (r"lm_head/bias", P("tensor")),
+    (r"lm_head/.*", P()),
+)
 
 
 class PreNormBody(Body):
@@ -70,8 +77,11 @@ class ClassificationHead(nn.Module):
 class RobertaModule(Model):
     """RoBERTa under any head."""
 
+    layer_class = Layer
+
     def setup(self) -> None:
-        self.roberta = Body(self.config, self.dtype, self.settings, first_position=self.config.pad_token_id + 1)
+        first = self.config.pad_token_id + 1
+        self.roberta = Body(self.config, self.dtype, self.settings, self.layer_class, first)
         self.setup_head()
 
     @property
@@ -97,13 +107,19 @@ class RobertaModule(Model):
             return self.classifier(x_BxKxH, noise)
         return self.classifier(self.dropout(x_BxKxH, noise))
 
+    @nn.nowrap
+    def partition_rules(self) -> PartitionRules:
+        return BODY_RULES + (LM_HEAD_RULES if self.head_name == MASKED_LM else CLASSIFIER_RULES)
+
 
 class PreNormModule(RobertaModule):
     """RoBERTa with pre-norm under any head."""
 
+    layer_class = PreNormLayer
+
     def setup(self) -> None:
         first = self.config.pad_token_id + 1
-        self.roberta_prelayernorm = PreNormBody(self.config, self.dtype, self.settings, PreNormLayer, first)
+        self.roberta_prelayernorm = PreNormBody(self.config, self.dtype, self.settings, self.layer_class, first)
         self.setup_head()
 
     @property

@@ -1,14 +1,17 @@
 """Metrics hooks: what is called with every line of metrics.jsonl while a run trains."""
 
+import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from mlm import logs
-from mlm.config_rules import parse_ranges
-from mlm.data import mixture, skip_batches
+from mlm.data import mixture
 from mlm.data.manifest import Manifest
-from mlm.data.order import Stage, batch_rows, between
+from mlm.data.order import batch_rows
+from mlm.data.stages import Stages
 from mlm.monitor.adviser import Adviser
 from mlm.monitor.loss_spikes import Detector, Spike
 from mlm.workdir import Workdir
@@ -37,22 +40,25 @@ class Monitor(MetricsHook):
 
     def __init__(
         self,
-        run: Mapping[str, Any],
+        config: ConfigDict,
         workdir: Workdir,
         manifest: Manifest,
         notify: Notify,
         *,
-        steps: int,
+        stages: Stages,
         warmup: int,
-        stages: list[Stage],
     ):
-        """Reads the files; `run` is a flattened config, and `stages` are of its batches."""
-        self._run, self._manifest, self._notify, self._stages = run, manifest, notify, stages
-        self._skipped = parse_ranges(run["data.skip_batches"])
-        split = manifest.splits["train"]
-        shares = {name: run[f"masking.{name}"] for name in ("mask_share", "random_share")}
-        self._adviser = Adviser(steps, warmup, run["data.global_batch"], split.unigram_entropy, **shares)
-        self._detector = Detector(run["log.every"])
+        """Reads the files."""
+        self._config, self._manifest, self._notify, self._stages = config, manifest, notify, stages
+        self._adviser = Adviser(
+            stages.steps,
+            warmup,
+            config.data.global_batch,
+            manifest.splits["train"].unigram_entropy,
+            mask_share=config.masking.mask_share,
+            random_share=config.masking.random_share,
+        )
+        self._detector = Detector(config.log.every)
         for path in (workdir.advice, workdir.spikes):
             logs.cut(path, sys.maxsize)  # only a line torn by a kill
         self._advised = {line["what"] for line in logs.read(workdir.advice)}
@@ -66,8 +72,8 @@ class Monitor(MetricsHook):
         line = values | {"step": step, "kind": kind}
         if share := values.get("share"):  # of train.hours, so the steps are an estimate
             self._adviser.steps = round(step / share)
-            self._adviser.warmup_steps = round(self._run["schedule.warmup_fraction"] * self._adviser.steps)
-        self._adviser.global_batch = next(between(self._stages, skip_batches.batch_of(step, self._skipped))).rows
+            self._adviser.warmup_steps = round(self._config.schedule.warmup_fraction * self._adviser.steps)
+        self._adviser.global_batch = self._stages.stage_at(step).rows
         for what, text in self._adviser.add(line).items():
             if what not in self._advised:
                 self._advised.add(what)
@@ -79,22 +85,21 @@ class Monitor(MetricsHook):
 
     def _note(self, spike: Spike) -> None:
         """Appends a spike and the records that its steps read; prints it when it begins."""
-        spans = skip_batches.spans(self._skipped, spike.first, spike.last)
-        batches = [f"{first}:{last}" for first, last in spans]
+        batches = [f"{first}:{last}" for first, last in self._stages.batches_between(spike.first, spike.last)]
         line = {"step": spike.last, "kind": "spike", "first_update": spike.first, "last_update": spike.last}
         line |= {"batches": batches, "loss": spike.loss, "median": spike.median, "deviation": spike.deviation}
         if _spike_id(line) in self._noted:
             return
         self._noted.add(_spike_id(line))
-        order, rows = {name: self._run[f"data.{name}"] for name in ("seed", "lanes")}, []
-        lanes = mixture.lanes(self._manifest, "train", **order)
-        for part in (part for span in spans for part in between(self._stages, *span)):
-            columns = (column.tolist() for column in batch_rows(lanes, part))
-            for batch, ids_B, epochs_B in zip(range(part.first, part.last + 1), *columns, strict=True):
-                rows.append({"batch": batch, "record_id": ids_B, "epoch": epochs_B})
+        data, rows = self._config.data, []
+        lanes = mixture.lanes(self._manifest, "train", seed=data.seed, lanes=data.lanes)
+        for part in self._stages.between(spike.first, spike.last):
+            columns = batch_rows(lanes, rows_before=part.rows_before, rows=part.rows, count=part.count)
+            for batch, ids_B, epochs_B in zip(itertools.count(part.batch), *columns):
+                rows.append({"batch": batch, "record_id": ids_B.tolist(), "epoch": epochs_B.tolist()})
         self._spikes.append(line | {"rows": rows})
         if spike.begins:
-            flags = " ".join(f"--skip-batches {each}" for each in batches)
+            flags = " ".join(f"--skip-batches {numbers}" for numbers in batches)
             jump = f"of the steps {spike.first} to {spike.last} jumped to {spike.loss:.2f} nats from {spike.median:.2f}"
             where = f"batches {', '.join(batches)}, their records in spikes.jsonl; see doctor --record=ID"
             fix = f"stop, remove the checkpoints after step {spike.first - 1}, and start the same command with {flags}"

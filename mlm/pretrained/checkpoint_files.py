@@ -15,11 +15,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from mlm import cluster
+from mlm import config as configs
 from mlm.errors import DamageError, InputError
 from mlm.files import files_below
 from mlm.paths import UPath, children, move, remove, write_text
 
-FORMAT = 2  # of the metadata
+FORMAT = 3  # of the metadata
 HASHES = "hashes.json"
 logger = logging.getLogger(__name__)
 
@@ -121,11 +122,11 @@ def find_damage(folder: UPath, step: int, *, deep: bool = True) -> str | None:
 
 def read_meta(folder: UPath, step: int) -> dict[str, Any]:
     """Returns the metadata of a step: config, fingerprints, what is known of its data and its model."""
-    found = json.loads((folder / str(step) / "meta" / "metadata").read_text())
-    if found.get("format") != FORMAT:
-        text = f"its format is {found.get('format')!r}, this code reads {FORMAT}; use the code that wrote it."
+    meta = json.loads((folder / str(step) / "meta" / "metadata").read_text())
+    if meta.get("format") != FORMAT:
+        text = f"its format is {meta.get('format')!r}, this code reads {FORMAT}; use the code that wrote it."
         raise InputError(f"{folder / str(step)}: {text}")
-    return found
+    return meta | {"config": configs.from_dict(meta["config"])}
 
 
 def _files(root: UPath) -> dict[str, UPath]:

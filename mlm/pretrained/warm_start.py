@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from ml_collections import ConfigDict
 from tokenizers import Tokenizer
 from transformers import PretrainedConfig
 
@@ -23,11 +24,29 @@ from mlm.errors import InputError
 from mlm.model.families import BERT, SIZES, Family, name_of
 from mlm.model.module import Params
 from mlm.paths import UPath
-from mlm.pretrained import locate
+from mlm.pretrained import load, locate
 from mlm.pretrained.load import Pretrained
 
 POSITIONS, TYPES = "embeddings/position_embeddings/embedding", "embeddings/token_type_embeddings/embedding"
 Taken = tuple[np.ndarray, np.ndarray]  # float32 of our shape, and a mask that broadcasts to it: True where it counts
+
+
+def read_source(train: ConfigDict, config: PretrainedConfig, params: Params) -> tuple[Pretrained, list[str]]:
+    """Returns the model of train.init_from, tiled if asked for, and lines for the log; `params` may be abstract.
+
+    Raises InputError if it has another architecture than `config`.
+    """
+    source = load.load(train.init_from, head=None, flag=load.INIT_FROM)
+    refuse_another_model(source, config, tiled=train.init_tiled)
+    lines = []
+    if train.init_tiled:
+        source, lines = tile(source, config, shapes_of(params))
+    return source, lines + rotary_changes(source, config)
+
+
+def shapes_of(params: Params) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of parameters by name."""
+    return {name: leaf.shape for name, leaf in flatten_dict(params, sep="/").items()}
 
 
 def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled: bool = False) -> None:
@@ -118,13 +137,13 @@ def _spread_layers(old: PretrainedConfig, new: PretrainedConfig) -> list[int]:
 
 
 def fit(
-    source: Pretrained, shapes: dict[str, tuple[int, ...]], *, pad_id: int, vocab_size: int, tokens: str | None
+    source: Pretrained, params: Params, *, pad_id: int, vocab_size: int, tokens: str | None
 ) -> tuple[dict[str, Taken], list[str]]:
     """Returns {name: what is copied}, and lines that report what happened to every parameter of both models.
 
     `vocab_size` is V without padding; `tokens` is the folder of our tokenizer, without which rows are matched by id.
     """
-    leaves, family = source.leaves, source.family
+    leaves, family, shapes = source.leaves, source.family, shapes_of(params)
     vocabulary = tuple("/".join(path) for path in (family.embedding, family.decoder_bias))
     positions, types = f"{family.body}/{POSITIONS}", f"{family.body}/{TYPES}"
     entries = len(leaves[vocabulary[0]])

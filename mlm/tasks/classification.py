@@ -3,6 +3,7 @@
 Dimensions: B rows of a batch, L tokens in a row, N rows of a split.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,93 +11,120 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import Array
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from transformers import PretrainedConfig
 
-from mlm import config as configs
 from mlm.data import examples as data
 from mlm.data.examples import Examples
+from mlm.data.stages import Stage, Stages
 from mlm.errors import InputError
 from mlm.model import classifier
 from mlm.model.attention import Attention, make_attention
-from mlm.model.families import with_attention
 from mlm.model.loss import RowSums
-from mlm.model.module import Compute, Model, Params
+from mlm.model.module import Compute, Model, Params, PartitionRules
 from mlm.pretrained import warm_start
 from mlm.tasks import scores
-from mlm.training import evaluation, optimizer, recipe, sharding, state, step
-from mlm.training.loop import Task
+from mlm.training import evaluation, optimizer, sharding, train
+from mlm.training.task import Batch, Task, TrainState
 
 
 class Classification(Task):
-    """The task of a config on labelled rows, for `loop.run_task`."""
+    """The task of a config on labelled rows, for `train.train`."""
 
     def __init__(
-        self, config: ConfigDict, examples: Examples, body: PretrainedConfig, start: Callable[[], Params] | None
+        self,
+        config: ConfigDict,
+        examples: Examples,
+        body: PretrainedConfig,
+        read_params: Callable[[], Params] | None,
     ):
-        """Builds everything; `start` returns parameters to start from, those of the padded `body` among them."""
-        self.config, self.examples, self._start = config, examples, start
+        """Builds everything; `read_params` returns parameters to start from, those of the padded `body` among them."""
+        self.config, self.examples, self._read_params = config, examples, read_params
         self.mesh = sharding.make_mesh(**config.mesh.to_dict())
-        self._run = run = configs.flatten(config) | {"data.batch_stages": ()}  # of pretraining
-        sharding.check_batches(self.mesh, run)
+        sharding.check_batch(
+            self.mesh,
+            rows=config.data.global_batch // config.train.accumulate,
+            key="data.global_batch / train.accumulate",
+        )
         sharding.check_batch(self.mesh, rows=config.evaluate.batch, key="evaluate.batch")
         _check_data(config, examples, body)
-        of_tokens = config.classify.kind == "tokens"
-        self.model_config = classifier.make_config(body, examples.labels, of_tokens=of_tokens)
+        self.model_config = classifier.make_config(body, examples.labels, of_tokens=config.classify.kind == "tokens")
         self.module = make_module(config, self.model_config, examples, self.mesh)
 
-        self._count = len(examples.splits["train"])
-        self.steps = recipe.total_steps(run, self._count)
-        recipe.check_schedule(run, self.steps)
-        schedule = optimizer.make_schedule(run, self.steps)
-        tx = optimizer.make_optimizer(run, schedule)
-
-        def init(start: Params | None = None) -> state.TrainState:
-            params = self.module.init_params(jax.random.key(config.train.seed))
-            params = unflatten_dict(flatten_dict(params) | flatten_dict(start or {}))
-            return state.TrainState.create(params, tx, ema=config.optimizer.ema_decay > 0)
-
-        self._init, self.shapes = state.jit_init(init, self.mesh)
-
-        def row_sums(params: Params, inputs: step.Inputs, rows_B: jax.Array, key: jax.Array) -> RowSums:
-            logits = self.module.logits(params, inputs["input_ids"], inputs["attention_mask"], None, key, rows_B)
-            return classifier.row_sums(logits, inputs["label"])
-
-        names = ("input_ids", "attention_mask", "label")
-        gradient = step.mean_gradient(run, lambda batch, _: {name: batch[name] for name in names}, row_sums, self.mesh)
-        has_accuracy = bool(examples.labels)
-        self.train_step = step.make_train_step(run, gradient, tx, schedule, self.shapes, has_accuracy=has_accuracy)
-        shardings = state.shardings_of(self.shapes).params
+        self._count, rows = len(examples.splits["train"]), config.data.global_batch
+        steps = config.train.steps or math.ceil(config.train.epochs * self._count / rows)
+        self.stages = Stages([Stage(1, math.inf, rows, examples.length, 1, 0)], steps)
+        optimizer.check_schedule(config, steps)
+        self.schedule = optimizer.make_schedule(config, steps)
+        self.optimizer = optimizer.make_optimizer(config.optimizer, self.schedule)
+        self._init, self.abstract_state = train.make_init(self)
+        self.train_step = train.make_train_step(self)
+        self.expected_compiles = len(examples.lengths("train"))
+        shardings = sharding.shardings_of(self.abstract_state).params
         self.eval_step = make_eval_step(self.module, self.mesh, shardings, longest=examples.length)
         self._mean_length = float(np.mean(examples.splits["train"].lengths))
-        self.expected_compiles = len(examples.lengths("train"))
         self.data_fingerprint = examples.fingerprint
-        sizes = {"labels": examples.labels, "vocab_size": examples.vocab_size}
-        self.metadata = {"model": self.model_config.to_dict()} | sizes
+        self.metadata = {
+            "model": self.model_config.to_dict(),
+            "labels": examples.labels,
+            "vocab_size": examples.vocab_size,
+        }
 
-    def rows_at(self, step: int) -> int:
-        """Returns the rows of the global batch of a step."""
-        return self.config.data.global_batch
+    def init_params(self, key: Array, start: Params | None = None) -> Params:
+        """Returns random parameters, with those of `start` in their place."""
+        params = self.module.init_params(key)
+        return unflatten_dict(flatten_dict(params) | flatten_dict(start or {}))
 
-    def tokens_read(self, step: int) -> float:
-        """Returns the tokens that the steps up to `step` read, by the mean length of a row."""
-        return step * self.config.data.global_batch * self._mean_length
+    def partition_rules(self) -> PartitionRules:
+        """Returns those of the model."""
+        return self.module.partition_rules()
 
-    def initial_state(self) -> state.TrainState:
+    def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the columns of a global batch of `rows` rows."""
+        length = max(self.examples.lengths("train"))
+        ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+        of_tokens = classifier.kind(self.model_config) == "tokens"
+        label = jax.ShapeDtypeStruct(
+            (rows, length) if of_tokens else (rows,), jnp.int32 if self.examples.labels else jnp.float32
+        )
+        return {"input_ids": ids, "attention_mask": ids, "label": label}
+
+    def inputs(self, batch: Batch, position: Array) -> dict[str, Array]:
+        """Returns the columns of a batch that are read."""
+        return {name: batch[name] for name in ("input_ids", "attention_mask", "label")}
+
+    def forward(
+        self, params: Params, inputs: dict[str, Array], rows_B: Array, dropout_key: Array
+    ) -> tuple[Array, dict[str, Any]]:
+        """Returns logits_BxC, of tokens logits_BxLxC, and what modules have sown."""
+        columns = (inputs["input_ids"], inputs["attention_mask"])
+        return self.module.forward(params, *columns, None, dropout_key, rows_B)
+
+    def loss(self, logits: Array, inputs: dict[str, Array]) -> RowSums:
+        """Returns the loss of each row."""
+        return classifier.row_sums(logits, inputs["label"])
+
+    def initial_state(self) -> TrainState:
         """Returns the state before the first step."""
-        if self._start is None:
+        if self._read_params is None:
             return self._init()
-        start, shardings = flatten_dict(self._start()), flatten_dict(state.shardings_of(self.shapes).params)
-        start = {path: value for path, value in start.items() if path in shardings}  # without a pooler that none reads
-        placed = sharding.put_tree(start, {path: shardings[path] for path in start})
-        return self._init(unflatten_dict(placed))
+        shardings = flatten_dict(sharding.shardings_of(self.abstract_state).params)
+        start = {path: value for path, value in flatten_dict(self._read_params()).items() if path in shardings}
+        on_devices = sharding.put_tree(start, {path: shardings[path] for path in start})
+        return self._init(unflatten_dict(on_devices))
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
         """Returns this host's rows of the batches after step `start`."""
-        order = {key: self.config.data[key] for key in ("seed", "global_batch", "lanes")}
-        rows = sharding.local_rows(self.mesh, self.config.data.global_batch)
-        return data.train_batches(self.examples, start_step=start, rows=rows, **order)
+        return data.train_batches(
+            self.examples,
+            start_step=start,
+            rows=sharding.local_rows(self.mesh, self.config.data.global_batch),
+            seed=self.config.data.seed,
+            global_batch=self.config.data.global_batch,
+            lanes=self.config.data.lanes,
+        )
 
     def evaluate(self, params: Params) -> dict[str, Any]:
         """Returns the scores of the validation split."""
@@ -112,13 +140,23 @@ class Classification(Task):
         metrics = self.config.classify.metric
         return 1 - scores.selected(found, metrics) if metrics else found["loss"]
 
-    def flops_per_token(self, step: int) -> float:
-        """Returns the useful FLOPs of a step per token; the head reads one token of a row, or all."""
-        length = self._mean_length
+    def tokens_read(self, step: int) -> float:
+        """Returns the tokens that the steps up to `step` read, by the mean length of a row."""
+        return self.stages.rows_read(step) * self._mean_length
+
+    def flops_per_token(self, length: int) -> float:
+        """Returns the useful FLOPs of a step per token, on rows of the mean length; a head reads one token, or all."""
         of_tokens = classifier.kind(self.model_config) == "tokens"
-        rate, no_dense = 1.0 if of_tokens else 1 / length, of_tokens and self.config.model.family != "modernbert"
-        found = recipe.flops_per_token(self._run, self.model_config.num_labels, length=length, rate=rate)
-        return found - 6 * self.config.model.hidden_size**2 * no_dense  # which the language model's head has
+        return self.module.flops_per_token(
+            self.abstract_state.params,
+            length=self._mean_length,
+            predicted_share=1.0 if of_tokens else 1 / self._mean_length,
+            vocab_size=0,
+        )
+
+    def useful_flops(self, step: int, share: float) -> float:
+        """Returns the useful FLOPs of the steps up to `step`."""
+        return self.tokens_read(step) * self.flops_per_token(self.examples.length)
 
 
 def _check_data(config: ConfigDict, examples: Examples, body: PretrainedConfig) -> None:
@@ -136,12 +174,16 @@ def make_module(config: ConfigDict, model_config: PretrainedConfig, examples: Ex
     lengths = sorted({length for split in examples.splits for length in examples.lengths(split)})
 
     def make(window: int) -> Attention:
-        shared = {"mesh": mesh, "dtype": model.dtype, "window": window}
-        kernels = {length: make_attention(model.attention, model_config, length=length, **shared) for length in lengths}
+        kernels = {
+            length: make_attention(
+                model.attention, model_config, length=length, mesh=mesh, dtype=model.dtype, window=window
+            )
+            for length in lengths
+        }
         return lambda q_BxLxH, *rest: kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
 
     compute = Compute(recompute_layers=model.remat, recomputed_feed_forwards=model.remat_feed_forward)
-    return with_attention(classifier.make_module(model_config, model.dtype, compute=compute), make)
+    return classifier.make_module(model_config, model.dtype, compute=compute).with_attention(make)
 
 
 def make_eval_step(module: Model, mesh: Mesh, param_shardings: Params, *, longest: int) -> Callable:
@@ -150,14 +192,14 @@ def make_eval_step(module: Model, mesh: Mesh, param_shardings: Params, *, longes
     Of tokens, the predictions are padded to the `longest` row, so that those of all batches fit together.
     """
 
-    def eval_step(params: Params, batch: step.Batch) -> tuple[jax.Array, jax.Array]:
+    def eval_step(params: Params, batch: Batch) -> tuple[Array, Array]:
         logits_BxC = module.logits(params, batch["input_ids"], batch["attention_mask"])
         loss_B, predicted = classifier.row_scores(logits_BxC, batch["label"])
         if predicted.ndim > 1:
             predicted = jnp.pad(predicted, [(0, 0), (0, longest - predicted.shape[1])])
         return loss_B, predicted
 
-    return step.jit_eval_step(eval_step, mesh, param_shardings)
+    return evaluation.jit_eval_step(eval_step, mesh, param_shardings)
 
 
 def evaluate(
@@ -171,18 +213,20 @@ def evaluate(
     rows = config.evaluate.batch
     batches = data.eval_batches(examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
     columns = evaluation.per_row(eval_step, params, batches, mesh=mesh, rows=rows)
-    order, own = data.eval_order(examples, split), examples.splits[split]
+    order, rows_of_split = data.eval_order(examples, split), examples.splits[split]
+    labels_N, words = rows_of_split.labels_N, rows_of_split.words
     loss_N, predicted_N = (values[np.argsort(order)] for values in columns)
-    if own.words:
-        predicted_N = np.where(own.words.token_W < 0, -1, predicted_N[own.words.row_W, own.words.token_W])
-    known_N = own.labels_N >= 0 if examples.labels else ~np.isnan(own.labels_N)
+    if words:
+        predicted_N = np.where(words.token_W < 0, -1, predicted_N[words.row_W, words.token_W])
+    known_N = labels_N >= 0 if examples.labels else ~np.isnan(labels_N)
     if not known_N.any():
         return {}, predicted_N
-    pair, count = (own.labels_N[known_N], predicted_N[known_N]), len(examples.labels)
-    if own.words:
-        row_W, read_W = own.words.row_W[known_N], own.words.token_W[known_N] >= 0
-        found = scores.score_words(*pair, row_W, examples.labels)
-        found |= {"words": len(row_W), "words_cut": int(np.sum(~read_W)), "rows": len(np.unique(row_W))}
-        return {"loss": float(np.sum(loss_N, dtype=np.float64)) / max(int(read_W.sum()), 1), **found}, predicted_N
-    found = scores.score_classes(*pair, count) if count else scores.score_numbers(*pair)
-    return {"loss": float(np.mean(loss_N[known_N], dtype=np.float64)), **found, "rows": len(pair[0])}, predicted_N
+    pair, count = (labels_N[known_N], predicted_N[known_N]), len(examples.labels)
+    if words:
+        row_W, read_W = words.row_W[known_N], words.token_W[known_N] >= 0
+        loss = float(np.sum(loss_N, dtype=np.float64)) / max(int(read_W.sum()), 1)
+        counts = {"words": len(row_W), "words_cut": int(np.sum(~read_W)), "rows": len(np.unique(row_W))}
+        return {"loss": loss} | scores.score_words(*pair, row_W, examples.labels) | counts, predicted_N
+    by_kind = scores.score_classes(*pair, count) if count else scores.score_numbers(*pair)
+    loss = float(np.mean(loss_N[known_N], dtype=np.float64))
+    return {"loss": loss} | by_kind | {"rows": len(pair[0])}, predicted_N

@@ -1,43 +1,45 @@
 """Masked-language-model pretraining (Devlin et al., 2019; Liu et al., 2019), as a task of the loop.
 
-To change one part, subclass `Pretraining` and override `loss`, `make_optimizer` or `make_attention`, and start commands
-by `mlm.__main__.main(pretraining=...)`. Keys of a config's group `mine` are yours: `self.config.mine`.
+To change one part, subclass `Pretraining`, override one of its methods, and start commands by
+`mlm.__main__.main(pretraining=...)`. Keys of a config's group `mine` are yours: `self.config.mine`.
+`mlm.testing.check_task` tests a subclass.
+
+Dimensions: B rows, L tokens in a row, K predictions in a row, V padded vocabulary.
 """
 
 import dataclasses
 import itertools
-import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlm import cluster, entry
-from mlm import config as configs
-from mlm.config_rules import parse_ranges
-from mlm.data import batches, mixture, skip_batches, tokenizer
+from mlm.data import batches, mixture, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
-from mlm.data.order import between
+from mlm.data.stages import make_stages
 from mlm.errors import InputError
-from mlm.model import families, priming
+from mlm.model import families, masking, priming
 from mlm.model.attention import Attention, make_attention
-from mlm.model.loss import RowSums, masked_cross_entropy
-from mlm.model.masking import Masked, make_eval_masking, make_masking, rate_schedule
-from mlm.model.module import Model, Params
+from mlm.model.loss import Mean, RowSums, masked_cross_entropy
+from mlm.model.masking import Masked, Masking
+from mlm.model.module import Model, Params, PartitionRules
 from mlm.monitor.metrics_hooks import MetricsHook, Monitor
-from mlm.pretrained import load, warm_start
-from mlm.training import evaluation, optimizer, recipe, sharding, state, step
-from mlm.training.loop import Task
+from mlm.pretrained import warm_start
+from mlm.training import evaluation, optimizer, sharding, train
+from mlm.training.task import Batch, Task, TrainState
 from mlm.workdir import Workdir
 
 
 class Pretraining(Task):
-    """The task of a config; with a manifest and a workdir, `loop.run_task` trains it."""
+    """The task of a config; with a manifest and a workdir, `train.train` trains it."""
 
     def __init__(
         self,
@@ -51,35 +53,39 @@ class Pretraining(Task):
     ):
         """Builds everything from top to bottom; whole-word and span masking need `word_starts_V`."""
         self.config, self.info, self.workdir, self.manifest = config, info, workdir, manifest
+        self.word_starts_V = word_starts_V
         self.mesh = sharding.make_mesh(**config.mesh.to_dict()) if mesh is None else mesh
-        module = families.make_module(config.model.to_dict(), info, isolated=config.data.isolate_documents)
-        self.module = self._with_attention(module, info.length)
-        self.masking = make_masking(config.masking.to_dict(), info, word_starts_V)
-        self.run = configs.flatten(config)
-        sharding.check_batches(self.mesh, self.run)
+        sharding.check_batches(self.mesh, config)
+        self.stages = make_stages(config, info.records)
+        module = self.make_model()
+        self.module = module.with_attention(lambda window: self._attention(module.config, window))
+        self.masking = self.make_masking()
+        self.masking_rate = masking.rate_schedule(config.masking.rate, config.masking.end_rate, self.stages.steps)
+        self.schedule = optimizer.make_schedule(config, self.stages.steps)
+        self.optimizer = self.make_optimizer()
 
-        self.steps = recipe.total_steps(self.run, info.records)
-        self.short_steps = recipe.short_steps(self.run, self.steps)
-        self.stages = recipe.stages(self.run)
-        self.schedule = optimizer.make_schedule(self.run, self.steps)
-        self.tx = self.make_optimizer()
-        self.init, self.shapes = state.jit_init(self._init, self.mesh)  # init takes () or token counts [V]
-        sizes = {(length, stage.rows) for length in (info.length, config.data.short_length) for stage in self.stages}
-        self.train_steps = {size: self._make_step(size[0]) for size in sizes if size[0]}
-        self.train_step = self.train_steps[info.length, config.data.global_batch]
-        self.eval_masking = make_eval_masking(self.masking, config.evaluate.count)
-        shardings = state.shardings_of(self.shapes).params
-        self.eval_step = step.make_eval_step(self.module, self.eval_masking, config.evaluate.seed, self.mesh, shardings)
+        self.init, self.abstract_state = train.make_init(self)  # init takes () or token counts [V]
+        self.train_step = train.make_train_step(self)
+        self.expected_compiles = len(self.stages.sizes)
+        self.eval_masking = masking.make_eval_masking(self.make_eval_masking(), config.evaluate.count)
+        self.eval_step = evaluation.make_eval_step(
+            self.module,
+            self.eval_masking,
+            config.evaluate.seed,
+            self.mesh,
+            sharding.shardings_of(self.abstract_state).params,
+            metrics=self.metrics,
+        )
         self.metadata = dataclasses.asdict(info) | {"model": self.module.config.to_dict()}
         self.data_fingerprint = manifest.fingerprint if manifest else ""
 
     @classmethod
     def open(cls, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> Self:
         """Returns the task of a run."""
-        info, starts_V = dataset_info(manifest), word_starts(config, workdir)
-        task = cls(config, info, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
+        starts_V = word_starts(config, workdir)
+        task = cls(config, dataset_info(manifest), word_starts_V=starts_V, workdir=workdir, manifest=manifest)
         sharding.check_batch(task.mesh, rows=config.evaluate.batch, key="evaluate.batch")
-        recipe.check_schedule(task.run, task.steps)
+        optimizer.check_schedule(config, task.stages.steps)
         return task
 
     @classmethod
@@ -91,86 +97,102 @@ class Pretraining(Task):
         manifest: Manifest | None = None,
     ) -> Self:
         """Returns the task of data that need not exist, to study the step; a loss may read the `manifest`."""
-        sizes = {"length": config.shards.length, "records": config.data.global_batch}
-        info = info or DatasetInfo.synthetic(vocab_size=config.tokenizer.vocab_size, **sizes)
+        if info is None:
+            info = DatasetInfo.synthetic(
+                vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=config.data.global_batch
+            )
         starts_V = np.arange(info.vocab_size) % 3 > 0  # two in three start a word
         return cls(config, info, mesh=mesh, word_starts_V=starts_V, manifest=manifest or NoData(cls))
 
     # What a subclass may override
 
-    def loss(self, logits_BxKxV: jax.Array, masked: Masked) -> RowSums:
-        """Returns the loss of the predictions, summed over each row, and its weight; divided once, later."""
-        return masked_cross_entropy(logits_BxKxV, masked.labels_BxK, masked.weights_BxK, self.info.vocab_size)
-
-    def make_optimizer(self) -> optax.GradientTransformation:
-        """Returns the optimizer; one of your own ends in `optimizer.scale_by_learning_rate(self.schedule)`."""
-        return optimizer.make_optimizer(self.run, self.schedule)
+    def make_model(self) -> Model:
+        """Returns the linen module, which then gets `make_attention`; `families.make_module` takes a class of yours."""
+        return families.make_module(self.config.model, self.info, isolated=self.config.data.isolate_documents)
 
     def make_attention(self, config: Any, length: int, window: int) -> Attention:
         """Returns the attention for rows of `length` tokens, given the transformers config of the model.
 
         A token attends to `window` tokens on each side; to the whole row if it is 0.
         """
-        model, isolated = self.config.model, self.config.data.isolate_documents
-        shared = {"mesh": self.mesh, "dtype": model.dtype, "isolated": isolated, "window": window}
-        return make_attention(model.attention, config, length=length, **shared)
+        return make_attention(
+            self.config.model.attention,
+            config,
+            length=length,
+            mesh=self.mesh,
+            dtype=self.config.model.dtype,
+            isolated=self.config.data.isolate_documents,
+            window=window,
+        )
 
-    def make_gradient(self, length: int) -> step.Gradient:
-        """Returns the gradient of the mean loss over rows of `length` tokens, from `step.mean_gradient`."""
-        config, module, parts = self.config, self.module, self.info.length // length
-        if parts > 1:
-            module = self._with_attention(module, length)
-        rate_at = rate_schedule(config.masking.rate, config.masking.end_rate, self.steps)
+    def make_masking(self) -> Masking:
+        """Returns the masking of training."""
+        return masking.make_masking(self.config.masking, self.info, self.word_starts_V)
 
-        def prepare(batch: step.Batch, number: jax.Array) -> step.Inputs:
-            rate = None if rate_at is None else rate_at(step.schedule_step(batch) if "share" in batch else number)
-            batch = step.split_rows(batch, parts)
-            columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
-            return self.masking(jax.random.key(config.masking.seed), *columns, rate), batch["attention_mask"]
+    def make_eval_masking(self) -> masking.TokenMasking:
+        """Returns the masking of evaluation, that of the config by default, whatever `make_masking` returns."""
+        return masking.make_masking(self.config.masking, self.info, self.word_starts_V)
 
-        def row_sums(params: Params, inputs: step.Inputs, rows_B: jax.Array, key: jax.Array) -> RowSums:
-            masked, attention_BxL = inputs
-            logits = module.logits(params, masked.ids_BxL, attention_BxL, masked.positions_BxK, key, rows_B)
-            return self.loss(logits, masked)
+    def loss(self, logits_BxKxV: Array, masked: Masked) -> RowSums:
+        """Returns the loss of the predictions, summed over each row, and its weight; divided once, later."""
+        return masked_cross_entropy(logits_BxKxV, masked.labels_BxK, masked.weights_BxK, self.info.vocab_size)
 
-        return step.mean_gradient(self.run, prepare, row_sums, self.mesh)
+    def metrics(self, logits_BxKxV: Array, masked: Masked, intermediates: dict[str, Any]) -> dict[str, Mean]:
+        """Returns further metrics of training and evaluation, {name: Mean of a sum and its weight, float32 [B]}.
 
-    def _with_attention(self, module: Model, length: int) -> Model:
-        return families.with_attention(module, lambda window: self.make_attention(module.config, length, window))
+        `intermediates` are what the modules of the model `sow`, by their path.
+        """
+        return {}
 
-    def _make_step(self, length: int) -> step.TrainStep:
-        return step.make_train_step(self.run, self.make_gradient(length), self.tx, self.schedule, self.shapes)
+    def make_optimizer(self) -> optax.GradientTransformation:
+        """Returns the optimizer; one of your own ends in `optimizer.scale_by_learning_rate(self.schedule)`."""
+        return optimizer.make_optimizer(self.config.optimizer, self.schedule)
 
-    def make_batch(self, ids_BxL: np.ndarray) -> step.Batch:
+    # What the step calls
+
+    def init_params(self, key: Array, counts_V: Array | None = None) -> Params:
+        """Returns random parameters, primed if the counts of the tokens are given."""
+        params = self.module.init_params(key)
+        if counts_V is None:
+            return params
+        return priming.prime(params, self.module.config, counts_V, jax.random.fold_in(key, 1))
+
+    def partition_rules(self) -> PartitionRules:
+        """Returns those of the model."""
+        return self.module.partition_rules()
+
+    def inputs(self, batch: Batch, position: Array) -> Masked:
+        """Returns the batch with masks drawn, at the rate of a step of the schedules."""
+        rate = None if self.masking_rate is None else self.masking_rate(position)
+        columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
+        return self.masking(jax.random.key(self.config.masking.seed), *columns, rate)
+
+    def forward(
+        self, params: Params, masked: Masked, rows_B: Array, dropout_key: Array
+    ) -> tuple[Array, dict[str, Any]]:
+        """Returns logits_BxKxV, and what modules have sown."""
+        inputs = (masked.ids_BxL, masked.attention_BxL, masked.positions_BxK)
+        return self.module.forward(params, *inputs, dropout_key, rows_B)
+
+    def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the columns of a global batch of `rows` rows."""
+        ids = jax.ShapeDtypeStruct((rows, self.info.length), jnp.int32)
+        column = jax.ShapeDtypeStruct((rows,), jnp.uint32)
+        return {"input_ids": ids, "attention_mask": ids, "record_id": column, "epoch": column}
+
+    def make_batch(self, ids_BxL: np.ndarray) -> Batch:
         """Returns rows of tokens as a batch on the devices, without padding, numbered from 0."""
         return sharding.put_batch(batches.in_memory(ids_BxL), self.mesh, len(ids_BxL))
 
+    def _attention(self, config: Any, window: int) -> Attention:
+        """Returns the attention that `make_attention` returns for the length of the rows."""
+        lengths = {length for _, length in self.stages.sizes} | {self.info.length}
+        kernels = {length: self.make_attention(config, length, window) for length in lengths}
+        return lambda q_BxLxH, *rest: kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
+
     # What the loop calls
 
-    def step_at(self, step: int, position: int | None = None) -> step.TrainStep:
-        """Returns the jitted train step of a step, counted from 1; `position`: in the schedules, if not `step`."""
-        return self.train_steps[self._length_at(step if position is None else position), self.rows_at(step)]
-
-    def _length_at(self, step: int) -> int:
-        return self.config.data.short_length if step <= self.short_steps else self.info.length
-
-    def rows_at(self, step: int) -> int:
-        """Returns the rows of the global batch of a step, counted from 1."""
-        batch = skip_batches.batch_of(step, parse_ranges(self.config.data.skip_batches))
-        return next(between(self.stages, batch)).rows
-
-    def tokens_read(self, step: int) -> int:
-        """Returns the tokens that the steps up to `step` read, padding included."""
-        return recipe.rows_read(self.run, step) * self.info.length
-
-    def _init(self, counts_V: jax.Array | None = None) -> state.TrainState:
-        key = jax.random.key(self.config.train.seed)
-        params = self.module.init_params(key)
-        if counts_V is not None:
-            params = priming.prime(params, self.module.config, counts_V, jax.random.fold_in(key, 1))
-        return state.TrainState.create(params, self.tx, ema=self.config.optimizer.ema_decay > 0)
-
-    def initial_state(self) -> state.TrainState:
+    def initial_state(self) -> TrainState:
         """Returns the state before the first step, as model.init or train.init_from asks for."""
         if self.config.train.init_from:
             return self._warm_start()
@@ -179,34 +201,75 @@ class Pretraining(Task):
         counts_V = batches.count_tokens(self.manifest, split="train").astype(np.float32)
         return self.init(np.pad(counts_V, (0, self.module.config.vocab_size - len(counts_V))))
 
-    def _warm_start(self) -> state.TrainState:
+    def _warm_start(self) -> TrainState:
         """Returns a fresh state with the parameters of train.init_from, as far as they fit."""
-        source, config = load.load(self.config.train.init_from, head=None, flag=load.INIT_FROM), self.module.config
-        warm_start.refuse_another_model(source, config, tiled=self.config.train.init_tiled)
-        folder = self.workdir.tokenizer
-        shapes = {name: leaf.shape for name, leaf in sharding.named_leaves(self.shapes.params)}
-        source, tiled = warm_start.tile(source, config, shapes) if self.config.train.init_tiled else (source, [])
-        ours = {"pad_id": config.pad_token_id, "vocab_size": self.info.vocab_size}
-        ours["tokens"] = str(folder) if (folder / "tokenizer.json").is_file() else None
-        taken, lines = warm_start.fit(source, shapes, **ours)
-        lines += entry.changes(source.meta.get("class", {}), entry.describe(type(self)))
+        source, lines = warm_start.read_source(self.config.train, self.module.config, self.abstract_state.params)
+        has_tokenizer = (self.workdir.tokenizer / "tokenizer.json").is_file()
+        taken, fit_lines = warm_start.fit(
+            source,
+            self.abstract_state.params,
+            pad_id=self.module.config.pad_token_id,
+            vocab_size=self.info.vocab_size,
+            tokens=str(self.workdir.tokenizer) if has_tokenizer else None,
+        )
         if cluster.is_primary():
-            print("\n".join(lines + tiled + warm_start.rotary_changes(source, config)), file=sys.stderr, flush=True)
-        fresh = self.init()
-        ema = fresh.ema and warm_start.start(fresh.ema, taken)
-        return fresh.replace(params=warm_start.start(fresh.params, taken), ema=ema)
+            lines = fit_lines + entry.changes(source.meta.get("class", {}), entry.describe(type(self))) + lines
+            print("\n".join(lines), file=sys.stderr, flush=True)
+        state = self.init()
+        ema = None if state.ema is None else warm_start.start(state.ema, taken)
+        return state.replace(params=warm_start.start(state.params, taken), ema=ema)
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
         """Returns this host's rows of the batches after step `start`."""
-        return train_batches(self.config, self.manifest, self.mesh, start)
+        for stage in self.stages.between(start + 1):
+            stream = batches.train_batches(
+                self.manifest,
+                split="train",
+                seed=self.config.data.seed,
+                lanes=self.config.data.lanes,
+                global_batch=stage.rows,
+                start_row=stage.rows_before,
+                rows=sharding.local_rows(self.mesh, stage.rows),
+            )
+            yield from itertools.islice(stream, stage.count)
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """Returns the scores of the validation split and of the sets of evaluate.sets."""
         return score_split(self.config, self.manifest, self.mesh, self.eval_step, params, "validation")
 
-    def flops_per_token(self, step: int) -> float:
-        """Returns the useful FLOPs of a step per token."""
-        return recipe.flops_per_token(self.run, self.info.vocab_size, length=self._length_at(step))
+    def tokens_read(self, step: int) -> int:
+        """Returns the tokens that the steps up to `step` read, padding included."""
+        return self.stages.rows_read(step) * self.info.length
+
+    def flops_per_token(self, length: int, rate: float | None = None) -> float:
+        """Returns the useful FLOPs of a step per token; `rate` is the masking rate, by default the run's mean."""
+        config = self.config.masking
+        mean_rate = (config.rate + (config.end_rate or config.rate)) / 2
+        return self.module.flops_per_token(
+            self.abstract_state.params,
+            length=length,
+            predicted_share=mean_rate if rate is None else rate,
+            vocab_size=self.info.vocab_size,
+        )
+
+    def useful_flops(self, step: int, share: float) -> float:
+        """Returns the useful FLOPs of the run's own steps up to `step`; `share` is that of train.hours that is used."""
+        steps = round(step / share) if share else self.stages.steps
+        rate = self.config.masking.rate
+        if self.masking_rate is not None:  # linear, so the mean is the rate in the middle
+            rate = float(
+                optax.linear_schedule(rate, self.config.masking.end_rate, max(steps - 1, 1))(
+                    (self.stages.start + step - 1) / 2
+                )
+            )
+        rows = self.stages.own_rows_read(step)
+        short_rows, short_length = 0, self.config.data.short_length
+        if short_length:
+            short_rows = self.stages.own_rows_read(min(step, round(self.config.data.short_share * steps)))
+        flops = (rows - short_rows) * self.flops_per_token(self.info.length, rate)
+        if short_rows:
+            flops += short_rows * self.flops_per_token(short_length, rate)
+        return flops * self.info.length
 
     def words_per_row(self) -> float:
         """Returns the words in a row, about, as cut at white space."""
@@ -215,8 +278,8 @@ class Pretraining(Task):
 
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
         """Returns the monitor of advice and loss spikes."""
-        own = {"steps": self.steps, "warmup": recipe.warmup_steps(self.run, self.steps), "stages": self.stages}
-        return [Monitor(self.run, self.workdir, self.manifest, notify, **own)]
+        warmup = optimizer.warmup_steps(self.config, self.stages.steps)
+        return [Monitor(self.config, self.workdir, self.manifest, notify, stages=self.stages, warmup=warmup)]
 
 
 class NoData:
@@ -235,36 +298,33 @@ class NoData:
         raise InputError(f"{self._task.__qualname__} reads self.manifest.{name}, but this command has no data; {fix}.")
 
 
-def train_batches(config: ConfigDict, manifest: Manifest, mesh: Mesh, start: int) -> Iterator[dict[str, np.ndarray]]:
-    """Returns this host's rows of the batches after step `start`."""
-    run, order = configs.flatten(config), {"split": "train", "seed": config.data.seed, "lanes": config.data.lanes}
-    stages = recipe.stages(run)
-
-    def open_at(before: int) -> Iterator[dict[str, np.ndarray]]:
-        for part in between(stages, before + 1):
-            sizes = {"global_batch": part.rows, "rows": sharding.local_rows(mesh, part.rows)}
-            stream = batches.train_batches(manifest, start_row=part.before, **sizes, **order)
-            yield from stream if part.last == math.inf else itertools.islice(stream, part.last - part.first + 1)
-
-    return skip_batches.follow(open_at, parse_ranges(config.data.skip_batches), start)
-
-
 def score_split(
     config: ConfigDict, manifest: Manifest, mesh: Mesh, eval_step: Callable, params: Params, split: str
 ) -> dict[str, float]:
     """Returns the scores of a split, the mean of a mixture's folders; those of its sets are "NAME/loss" and so on."""
-    parts, sets = mixture.parts(manifest), mixture.sets(manifest) if split != "train" else {}
-    named = {name: each for name, each in sets.items() if split in each.splits}
-    rows, scores = config.evaluate.batch, {}  # by folder
-    for each in (*(part.manifest for part in parts), *named.values()):
-        if each.folder not in scores:
-            read = batches.eval_batches(each, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
-            own = {"tokens_per_byte": _tokens_per_byte(each, split), "draws": config.evaluate.draws}
-            scores[each.folder] = evaluation.score(eval_step, params, read, mesh=mesh, rows=rows, **own)
-    own = [(part.share, scores[part.manifest.folder], _tokens_per_byte(part.manifest, split)) for part in parts]
-    found = evaluation.mean(*zip(*own, strict=True))
-    others = [(name, scores[each.folder]) for name, each in named.items()]
-    return found | {f"{name}/{key}": value for name, own in others for key, value in own.items()}
+    folders = mixture.parts(manifest)
+    sets = {} if split == "train" else mixture.sets(manifest)
+    sets = {name: folder for name, folder in sets.items() if split in folder.splits}
+    rows, scores = config.evaluate.batch, {}
+    for data in (*(folder.manifest for folder in folders), *sets.values()):
+        if data.folder in scores:
+            continue
+        scores[data.folder] = evaluation.score(
+            eval_step,
+            params,
+            batches.eval_batches(data, split=split, batch=rows, rows=sharding.local_rows(mesh, rows)),
+            mesh=mesh,
+            rows=rows,
+            tokens_per_byte=_tokens_per_byte(data, split),
+            draws=config.evaluate.draws,
+        )
+    mean = evaluation.mean(
+        [folder.share for folder in folders],
+        [scores[folder.manifest.folder] for folder in folders],
+        [_tokens_per_byte(folder.manifest, split) for folder in folders],
+    )
+    of_sets = {f"{name}/{key}": score for name, data in sets.items() for key, score in scores[data.folder].items()}
+    return mean | of_sets
 
 
 def _tokens_per_byte(manifest: Manifest, split: str) -> float | None:
@@ -274,11 +334,11 @@ def _tokens_per_byte(manifest: Manifest, split: str) -> float | None:
 
 def dataset_info(manifest: Manifest) -> DatasetInfo:
     """Returns what a checkpoint is to know of the data: of a mixture, its folders and shares, too."""
-    own = tuple(
-        {"name": name, "share": share, "records": each.splits["train"].records, "fingerprint": each.fingerprint}
-        for name, share, each in mixture.parts(manifest)
+    folders = tuple(
+        {"name": name, "share": share, "records": data.splits["train"].records, "fingerprint": data.fingerprint}
+        for name, share, data in mixture.parts(manifest)
     )
-    return dataclasses.replace(DatasetInfo.from_manifest(manifest), mixture=own if len(own) > 1 else ())
+    return dataclasses.replace(DatasetInfo.from_manifest(manifest), mixture=folders if len(folders) > 1 else ())
 
 
 def word_starts(config: ConfigDict, workdir: Workdir) -> np.ndarray | None:

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm import entry
-from mlm.data import tokenizer
+from mlm.data import stages, tokenizer
+from mlm.data.stages import Stages
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files, locate
-from mlm.training import checkpoint, recipe
-from mlm.training.state import TrainState
+from mlm.training import checkpoint
+from mlm.training.task import TrainState
 from mlm.workdir import Workdir
 
 POSITIONS = "position_embeddings/embedding"
@@ -33,12 +35,12 @@ class Source(NamedTuple):
     inherited: dict[str, Any]  # in the metadata of the branch's checkpoints: "branch", and "share" of train.hours used
 
 
-def read_source(config: dict[str, Any], *, deep: bool = True) -> tuple[Source, dict[str, Any]]:
-    """Returns what train.branch_from names, as far as the flattened config decides it, and its checkpoint's metadata.
+def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[str, Any]]:
+    """Returns what train.branch_from names, as far as the config decides it, and its checkpoint's metadata.
 
     Raises InputError if the config can't start there, and DamageError; without `deep`, no payload is read.
     """
-    name = config["train.branch_from"]
+    name = config.train.branch_from
     where, (folder, step) = f"config.train.branch_from = {name}", locate.branch_source(name)
     source = Workdir(folder, create=False)
     checkpoint_files.check_step(source.checkpoints, step, where, deep=deep)
@@ -46,54 +48,61 @@ def read_source(config: dict[str, Any], *, deep: bool = True) -> tuple[Source, d
     for part, key, what in ((saved["dataset"], "labels", "a classifier"), (saved, "averaged", "an average")):
         if key in part:
             raise InputError(f"{where}: holds {what}, not the state of pretraining; name a pretraining run.")
-    old = saved["config"]
-    changes = configs.diff(old, config, re.compile(r"train\.branch_from"))
+    changes = configs.diff(saved["config"], config, re.compile(r"train\.branch_from"))
+    old, new = configs.flatten(saved["config"]), configs.flatten(config)
 
     def allowed(key: str) -> bool:
-        kept = key in STATE_KEYS and 0 in (old[key], config[key])
-        return bool(configs.BRANCH_MAY_CHANGE.fullmatch(key)) and not kept
+        changes_structure = key in STATE_KEYS and 0 in (old[key], new[key])
+        return bool(configs.BRANCH_MAY_CHANGE.fullmatch(key)) and not changes_structure
 
     if refused := [line for line in changes if not allowed(line.partition(":")[0])]:
         raise InputError(f"{where}: a branch can't change these keys; set them back:\n  " + "\n  ".join(refused))
-    if config["train.steps"]:
-        recipe.check_branch(config, config["train.steps"])
-    hours = config["train.hours"]
-    used = saved.get("share", 0.0) * old.get("train.hours", 0.0)  # 0 if it counts steps
+    if config.train.steps:
+        stages.check_branch(config, config.train.steps)
+    hours = config.train.hours
+    used = saved.get("share", 0.0) * saved["config"].train.hours  # 0 if it counts steps
     if hours and used >= hours:
         raise InputError(f"config.train.hours = {hours:g}: {name} has used {used:g} of them; set it higher.")
-    lineage = {"from": folder, "step": step, "config_changes": changes}
+    lineage = {"from": folder, "step": step, "config_changes": changes, "useful_flops": saved["useful_flops"]}
     return Source(source, step, {"branch": lineage, "share": used / hours if hours else 0.0}), saved
 
 
-def open_source(meta: dict[str, Any], workdir: Workdir, steps: int) -> Source:
-    """Returns the checkpoint that a new run's train.branch_from names, verified; InputError if it can't start there."""
-    new = meta["config"]
-    source, saved = read_source(new)
-    old, step, where = saved["config"], source.step, f"config.train.branch_from = {new['train.branch_from']}"
-    theirs, ours = (recipe.batches_read(run, step) for run in (old, new))
+def open_source(meta: dict[str, Any], workdir: Workdir, new: Stages) -> Source:
+    """Returns the checkpoint that a new run's train.branch_from names, verified; InputError if it can't start there.
+
+    `new` are the stages of the run.
+    """
+    config = meta["config"]
+    source, saved = read_source(config)
+    step, where = source.step, f"config.train.branch_from = {config.train.branch_from}"
+    old = stages.make_stages(saved["config"], saved["dataset"]["records"])
     same_data = saved["data_fingerprint"] == meta["data_fingerprint"]
-    if same_data and theirs != ours and (old.get("data.batch_stages") or new["data.batch_stages"]):
-        had = ", ".join(f"batches {part.first:,} to {part.last:,} of {part.rows:,} rows" for part in theirs)
+    has_sizes = saved["config"].data.batch_stages or config.data.batch_stages
+    if same_data and has_sizes and old.batches_read(step) != new.batches_read(step):
+        read = ", ".join(
+            f"batches {first:,} to {last:,} of {rows:,} rows" for first, last, rows in old.batches_read(step)
+        )
         fix = "set data.batch_stages and data.skip_batches so that this run would have read the same"
-        raise InputError(f"{where}: it read {had}; {fix}.")
-    same_rows = same_data and recipe.rows_read(old, step) == recipe.rows_read(new, step)
-    same_rows = same_rows and saved.get("branch", {}).get("same_rows", True)  # older branches lack the key
-    recipe.check_branch(new, steps)
-    theirs, ours = (json.dumps([each["dataset"][key] for key in SAME_DATA], sort_keys=True) for each in (saved, meta))
-    folders = [each.tokenizer for each in (source.workdir, workdir) if (each.tokenizer / "tokenizer.json").is_file()]
-    if ours != theirs or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:
+        raise InputError(f"{where}: it read {read}; {fix}.")
+    same_rows = same_data and old.rows_read(step) == new.rows_read(step)
+    same_rows = same_rows and saved.get("branch", {"same_rows": True})["same_rows"]
+    stages.check_branch(config, new.steps)
+    tokenizers = {json.dumps([data["dataset"][key] for key in SAME_DATA], sort_keys=True) for data in (saved, meta)}
+    folders = [run.tokenizer for run in (source.workdir, workdir) if (run.tokenizer / "tokenizer.json").is_file()]
+    if len(tokenizers) > 1 or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:
         raise InputError(f"{where}: was trained with another tokenizer; use its tokenizer, and shards made with it.")
-    changed = entry.changes(saved.get("class", {}), meta.get("class", {}))
-    source.inherited["branch"]["config_changes"] += changed
-    source.inherited["branch"] |= {"same_data": same_data, "same_rows": same_rows}
+    branch = source.inherited["branch"]
+    branch["config_changes"] += entry.changes(saved["class"], meta["class"])
+    branch |= {"same_data": same_data, "same_rows": same_rows}
     return source
 
 
 def check_milestones(meta: dict[str, Any]) -> None:
     """Raises InputError if a branch, new or resumed, has milestones in words, and read other rows before its start."""
-    counts_words = any(str(each).startswith("words:") for each in meta["config"]["checkpoint.milestones"])
-    if counts_words and not meta["branch"].get("same_rows", True):
-        what = f"{meta['config']['train.branch_from']} read different rows, so words can't be counted across both runs"
+    config = meta["config"]
+    counts_words = any(str(milestone).startswith("words:") for milestone in config.checkpoint.milestones)
+    if counts_words and not meta["branch"]["same_rows"]:
+        what = f"{config.train.branch_from} read different rows, so words can't be counted across both runs"
         raise InputError(f"config.checkpoint.milestones: {what}; give them in steps.")
 
 
@@ -101,16 +110,16 @@ def restore(source: Source, shapes: TrainState, initial_state: Callable[[], Trai
     """Returns the state of the source with the shapes and shardings of `shapes`."""
     saved = checkpoint.saved_leaves(source.workdir.checkpoints, source.step)
 
-    def own_shape(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def saved_shape(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         shape = saved[name].shape if name.endswith(POSITIONS) and name in saved else leaf.shape
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
 
-    theirs = jax.tree_util.tree_map_with_path(own_shape, shapes)
-    state = checkpoint.restore(source.workdir.checkpoints, source.step, theirs)
+    saved_shapes = jax.tree_util.tree_map_with_path(saved_shape, shapes)
+    state = checkpoint.restore(source.workdir.checkpoints, source.step, saved_shapes)
     leaves, structure = jax.tree.flatten(state)
-    wanted = jax.tree.leaves(shapes)
-    old = {index: leaf for index, leaf in enumerate(leaves) if leaf.shape != wanted[index].shape}
+    new_shapes = jax.tree.leaves(shapes)
+    old = {index: leaf for index, leaf in enumerate(leaves) if leaf.shape != new_shapes[index].shape}
     if not old:
         return state
 
@@ -118,7 +127,7 @@ def restore(source: Source, shapes: TrainState, initial_state: Callable[[], Trai
         fresh = jax.tree.leaves(initial_state())
         return {index: _overlap(leaf, fresh[index]) for index, leaf in old.items()}
 
-    resized = jax.jit(fit, out_shardings={index: wanted[index].sharding for index in old})(old)
+    resized = jax.jit(fit, out_shardings={index: new_shapes[index].sharding for index in old})(old)
     return jax.tree.unflatten(structure, [resized.get(index, leaf) for index, leaf in enumerate(leaves)])
 
 

@@ -23,8 +23,8 @@ UNITS = 2**24  # of a budget
 class Budget:
     """The share of train.hours that is used: by process 0's clock, without pauses, or as another run recorded it."""
 
-    def __init__(self, hours: float, replay: dict[int, int] | None, *, start: int, share: float, log: Log):
-        """Continues after step `start`, with `share` already used; `replay` as `read_replay` returns it."""
+    def __init__(self, hours: float, replay: dict[int, int] | None, *, share: float, log: Log):
+        """Continues with `share` already used; `replay` as `read_replay` returns it."""
         self.units, self._hours, self._log = round(share * UNITS), hours, log
         self._clock: float | None = None
         self._running: Any = None
@@ -62,7 +62,7 @@ class Budget:
     def record(self) -> None:
         """Logs the shares of the steps up to the last one that was started."""
         if self._taken:
-            self._log.timing("share", self._step, share=round(self.share, 6), units=self._taken)
+            self._log.timing("share", self._step, {"share": round(self.share, 6), "units": self._taken})
             self._taken = []
 
 
@@ -70,17 +70,17 @@ def read_replay(replay: str, start: int) -> dict[int, int]:
     """Returns the units of each step after `start`; raises InputError if one is missing."""
     if not UPath(replay).is_file():
         raise InputError(f"config.train.replay = {replay}: is not a file; name the timing.jsonl of a finished run.")
-    found: dict[int, int] = {}
+    units_of: dict[int, int] = {}
     last = 0
     for line in logs.read(UPath(replay), "share"):
         first = line["step"] - len(line["units"]) + 1
         for stale in range(first, last + 1):  # made again after a restart
-            found.pop(stale, None)
+            units_of.pop(stale, None)
         last = line["step"]
-        found |= zip(range(first, last + 1), itertools.accumulate(line["units"]), strict=True)
-    ends = next((step for step, units in found.items() if units >= UNITS), 0)
-    missing = next((step for step in range(start + 1, ends) if step not in found), None)
+        units_of |= zip(range(first, last + 1), itertools.accumulate(line["units"]), strict=True)
+    ends = next((step for step, units in units_of.items() if units >= UNITS), 0)
+    missing = next((step for step in range(start + 1, ends) if step not in units_of), None)
     if ends <= start or missing:
         what = f"lacks the share of step {missing}" if missing else "holds no finished run with train.hours"
         raise InputError(f"config.train.replay = {replay}: {what}; name the timing.jsonl of a finished run.")
-    return found
+    return units_of

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from ml_collections import ConfigDict
 from orbax.checkpoint.checkpoint_managers import LatestN
 
 from mlm import cluster
@@ -76,6 +77,7 @@ class Checkpoints(AbstractContextManager):
     def save(self, step: int, state: Any, meta: dict, score: float | None) -> None:
         """Starts to save, with the score if the step was evaluated; raises InputError for a full disk."""
         self.finish()
+        meta = {key: value.to_dict() if isinstance(value, ConfigDict) else value for key, value in meta.items()}
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
         with _writing(self.folder):
             score = math.nan if score is None else score  # orbax warns of a step without a score

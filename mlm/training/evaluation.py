@@ -9,15 +9,65 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from mlm import cluster
 from mlm.cluster import distributed
+from mlm.model.loss import Mean, prediction_scores, sum_rows
+from mlm.model.masking import Masked, TokenMasking
+from mlm.model.module import Model, Params, segment_and_position_ids
 from mlm.training import breakdown
-from mlm.training.sharding import logical_rows, put_batch
+from mlm.training.sharding import BATCH, logical_rows, put_batch
+from mlm.training.task import Batch
 
-EvalStep = Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, ...]]
+EvalStep = Callable[[Any, dict[str, jax.Array]], Any]  # (params, batch) -> a tree of arrays [B, ...]
+Metrics = Callable[[jax.Array, Masked, dict[str, Any]], dict[str, Mean]]
+# Scores of a mixture that are not the mean of its folders' scores.
+DERIVED = ("perplexity", "predictions", "bits_per_byte", "loss_se_draws", "loss_se_records", *breakdown.TABLES)
 Batches = Iterable[dict[str, np.ndarray]]  # this host's rows of each
+
+
+def make_eval_step(
+    module: Model,
+    masking: TokenMasking,
+    mask_seed: int,
+    mesh: Mesh,
+    param_shardings: Params,
+    *,
+    metrics: Metrics | None = None,
+    with_breakdown: bool = False,
+) -> EvalStep:
+    """Returns the jitted `(params, batch) -> {metric: Mean of each row}`, without dropout.
+
+    The masks depend on the record and the draw, which is the batch's "epoch"; rows whose "valid" is 0 have weight 0.
+    `metrics` is `Task.metrics`; `with_breakdown` adds "breakdown", see `breakdown.sums`.
+    """
+
+    def eval_step(params: Params, batch: Batch) -> dict[str, Any]:
+        columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
+        masked = masking(jax.random.key(mask_seed), *columns)
+        logits, intermediates = module.forward(params, masked.ids_BxL, masked.attention_BxL, masked.positions_BxK)
+        weights_BxK = masked.weights_BxK * batch["valid"][:, None]
+        scores = prediction_scores(logits, masked.labels_BxK, weights_BxK, masking.vocab_size)
+        means: dict[str, Any] = sum_rows(scores).means()
+        if metrics is not None:
+            extra = metrics(logits, masked, intermediates)
+            means |= jax.tree.map(lambda x_B: x_B * batch["valid"], extra)
+        if with_breakdown:
+            segments_BxL, _ = segment_and_position_ids(
+                batch["input_ids"], batch["attention_mask"], 0, module.compute.cls_id
+            )
+            means["breakdown"] = breakdown.sums(scores, batch["input_ids"], segments_BxL, masked)
+        return means
+
+    return jit_eval_step(eval_step, mesh, param_shardings)
+
+
+def jit_eval_step(step: EvalStep, mesh: Mesh, param_shardings: Params) -> EvalStep:
+    """Returns the jitted step; its results are on every host."""
+    shardings = (param_shardings, NamedSharding(mesh, BATCH))
+    return jax.jit(step, in_shardings=shardings, out_shardings=NamedSharding(mesh, P()))
 
 
 def score(
@@ -36,8 +86,9 @@ def score(
     draws, and `loss_se_records`, by the delta method for a ratio of sums, clustered by row. `tokens_per_byte` (of UTF-8
     text) gives bits per byte, which are comparable across tokenizers.
 
-    `eval_step` returns RowSums, with weight 0 where "valid" is 0; `rows` are those of a batch over all hosts. Where it
-    adds `breakdown.sums`, each of `breakdown.TABLES` is {line: scores}, over all draws together, without empty lines.
+    `eval_step` is from `make_eval_step`; `rows` are those of a batch over all hosts. Other metrics are means over the
+    mask draws, too. With a breakdown, each of `breakdown.TABLES` is {line: scores}, over all draws together, without
+    empty lines.
     """
     # Evaluation has no epochs: this column numbers the mask draws.
     drawn = (
@@ -45,22 +96,29 @@ def score(
         for batch in batches
         for number in range(draws)
     )
-    columns = per_row(eval_step, params, drawn, mesh=mesh, rows=rows)
-    by_draw = [np.moveaxis(column.reshape(-1, draws, rows), 1, 0).reshape(draws, -1) for column in columns[:3]]
-    loss_D, weight_D, correct_D = (np.array([np.sum(x, dtype=np.float64) for x in column]) for column in by_draw)
+    means = per_row(eval_step, params, drawn, mesh=mesh, rows=rows)
+    tables = _tables(means.pop("breakdown")) if "breakdown" in means else {}
+
+    def by_draw(column: np.ndarray) -> np.ndarray:
+        return np.moveaxis(column.reshape(-1, draws, rows), 1, 0).reshape(draws, -1)
+
+    means = {name: Mean(by_draw(mean.sum), by_draw(mean.weight)) for name, mean in means.items()}
+    total_D = {name: Mean(*(np.sum(x_DxN, axis=1, dtype=np.float64) for x_DxN in mean)) for name, mean in means.items()}
+    weight_D = total_D["loss"].weight
     predictions = int(weight_D.sum())
     if not weight_D.all():
         return _scores(math.nan, math.nan, predictions, tokens_per_byte)
-    loss_D, accuracy_D = loss_D / weight_D, correct_D / weight_D
-    scores = _scores(float(loss_D.mean()), float(accuracy_D.mean()), predictions, tokens_per_byte)
+    mean_D = {name: total.sum / total.weight for name, total in total_D.items() if total.weight.all()}
+    scores = _scores(float(mean_D["loss"].mean()), float(mean_D["accuracy"].mean()), predictions, tokens_per_byte)
     if draws > 1:
-        scores["loss_se_draws"] = float(loss_D.std(ddof=1)) / math.sqrt(draws)
-    loss_DxN, weight_DxN = by_draw[:2]
+        scores["loss_se_draws"] = float(mean_D["loss"].std(ddof=1)) / math.sqrt(draws)
+    loss_DxN, weight_DxN = means["loss"]
     records = np.count_nonzero(weight_DxN.any(axis=0))
     if records > 1:  # each record's influence on the mean loss; their sum is 0
-        influence_N = np.mean((loss_DxN - loss_D[:, None] * weight_DxN) / weight_D[:, None], axis=0)
+        influence_N = np.mean((loss_DxN - mean_D["loss"][:, None] * weight_DxN) / weight_D[:, None], axis=0)
         scores["loss_se_records"] = math.sqrt(records / (records - 1) * float(np.sum(influence_N**2)))
-    return scores | (_tables(columns[3]) if len(columns) > 3 else {})
+    others = {name: float(mean.mean()) for name, mean in mean_D.items() if name not in ("loss", "accuracy")}
+    return scores | others | tables
 
 
 def _tables(sums_Nx2xTxC: np.ndarray) -> dict[str, dict[str, dict[str, float]]]:
@@ -81,15 +139,16 @@ def mean(
 
     if len(scores) == 1:
         return scores[0]
-    loss, accuracy = (weighted(each[key] for each in scores) for key in ("loss", "accuracy"))
-    known = None not in tokens_per_byte
-    ratio = 1 / weighted(1 / each for each in tokens_per_byte) if known else None
-    found = _scores(loss, accuracy, sum(each["predictions"] for each in scores), ratio)
+    ratio = None if None in tokens_per_byte else 1 / weighted(1 / ratio for ratio in tokens_per_byte)
+    names = ["loss", "accuracy", *(name for name in scores[0] if name not in DERIVED)]
+    means = {name: weighted(folder[name] for folder in scores) for name in dict.fromkeys(names)}
+    predictions = sum(folder["predictions"] for folder in scores)
+    joined = _scores(means["loss"], means["accuracy"], predictions, ratio) | means
     for key in ("loss_se_draws", "loss_se_records"):  # the errors of several folders are independent
-        if all(key in each for each in scores):
-            parts = [share * each[key] for share, each in zip(shares, scores, strict=True)]
-            found[key] = math.hypot(*parts) / math.fsum(shares)
-    return found
+        if all(key in folder for folder in scores):
+            errors = [share * folder[key] for share, folder in zip(shares, scores, strict=True)]
+            joined[key] = math.hypot(*errors) / math.fsum(shares)
+    return joined
 
 
 def _scores(loss: float, accuracy: float, predictions: int, tokens_per_byte: float | None) -> dict[str, float]:
@@ -99,14 +158,13 @@ def _scores(loss: float, accuracy: float, predictions: int, tokens_per_byte: flo
     return scores
 
 
-def per_row(eval_step: EvalStep, params: Any, batches: Batches, *, mesh: Mesh, rows: int) -> list[np.ndarray]:
-    """Returns the columns that `eval_step` gives, in the order of the batches' rows; arguments as in `score`."""
-    pending: list[tuple[jax.Array, ...]] = []
+def per_row(eval_step: EvalStep, params: Any, batches: Batches, *, mesh: Mesh, rows: int) -> Any:
+    """Returns what `eval_step` gives for each row, in the order of the batches' rows; arguments as in `score`."""
+    pending: list[Any] = []
     for batch in cluster.with_progress(batches):
         batch = put_batch(batch, mesh, rows)
         distributed.compile_together(eval_step, params, batch)
         pending.append(eval_step(params, batch))
         jax.block_until_ready(pending[-3:-2])  # run at most a few batches ahead
     order = np.argsort(logical_rows(mesh, rows))
-    columns = zip(*jax.device_get(pending), strict=True)
-    return [np.concatenate([part[order] for part in column]) for column in columns]
+    return jax.tree.map(lambda *parts: np.concatenate([part[order] for part in parts]), *jax.device_get(pending))

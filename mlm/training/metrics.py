@@ -14,26 +14,37 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from mlm import cluster, logs
+from mlm import config as configs
 from mlm.errors import DamageError, InputError
 from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.paths import UPath, is_remote, staging_folder, upload, write_text
 from mlm.training import peaks
-from mlm.training.recipe import Run
 
+LOGGED = {"loss", "accuracy", "grad_norm", "learning_rate", "skipped", "share"}  # of every step
 SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spearman": ".4f"}  # of an evaluation
 
 
 class Log(AbstractContextManager):
     """Writes the logs of a run on the first host, and nothing on the others; a context manager."""
 
-    def __init__(self, workdir: UPath, run: Run, *, start: int, steps: int | None, tokens_read: Callable[[int], float]):
+    def __init__(
+        self,
+        workdir: UPath,
+        config: ConfigDict,
+        *,
+        start: int,
+        steps: int | None,
+        tokens_read: Callable[[int], float],
+    ):
         """Opens the logs, and drops the lines of metrics.jsonl after step `start`: these steps will come again.
 
         `tokens_read` returns those of the steps up to one.
         """
+        self.extra_metrics: list[str] = []  # those of `Task.metrics`
         self.hooks: list[MetricsHook] = []  # called with every line of metrics.jsonl
         self.paused_seconds = 0.0
         self.flops_per_token = 0.0  # of the coming steps; the loop sets it, since it depends on the length of rows
@@ -44,14 +55,14 @@ class Log(AbstractContextManager):
             logs.cut(workdir / "metrics.jsonl", start)
             logs.cut(workdir / "timing.jsonl", sys.maxsize)  # only a line torn by a kill
             self._metrics, self._timing = (logs.Lines(workdir / name) for name in ("metrics.jsonl", "timing.jsonl"))
-            if run["log.tensorboard"]:
+            if config.log.tensorboard:
                 self.hooks.append(_TensorBoard(workdir / "tensorboard", start))
-            if run["log.wandb"]:
-                self.hooks.append(_Wandb(run["log.wandb"], workdir, run))
+            if config.log.wandb:
+                self.hooks.append(_Wandb(config.log.wandb, workdir, config))
         shown = self._writes and sys.stderr.isatty()
         self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True, disable=not shown)
         self.restart_clock(start)
-        self.timing("start", start, host=platform.node(), devices=jax.device_count(), device=device)
+        self.timing("start", start, {"host": platform.node(), "devices": jax.device_count(), "device": device})
 
     def __exit__(self, *exception: object) -> None:
         self.flush()
@@ -71,7 +82,7 @@ class Log(AbstractContextManager):
         seconds = time.monotonic() - begin
         self._clock += seconds
         self.paused_seconds += seconds
-        self.timing(kind, step, seconds=round(seconds, 3))
+        self.timing(kind, step, {"seconds": round(seconds, 3)})
 
     def train(self, step: int, metrics: dict[str, Any]) -> None:
         """Logs the metrics of a step, for which it waits, and the throughput since the last logged step."""
@@ -84,11 +95,14 @@ class Log(AbstractContextManager):
             return
         rate = (read(step) - read(before)) / max(seconds, 1e-9)
         text = f"loss {values['loss']:.3f}, {tqdm.format_sizeof(rate) if rate >= 1000 else f'{rate:.0f}'} tokens/s"
-        timing = {"seconds": round(seconds, 3), "tokens_per_second": round(rate)}
+        self.extra_metrics = [name for name in values if name not in LOGGED]
+        for name in self.extra_metrics:
+            text += f", {name} {values[name]:.4g}"
+        mfu = {}
         if self._peak_flops:
-            timing["mfu"] = round(rate * self.flops_per_token / self._peak_flops, 4)
-            text += f", MFU {timing['mfu']:.1%}"
-        self.timing("train", step, **timing)
+            mfu["mfu"] = round(rate * self.flops_per_token / self._peak_flops, 4)
+            text += f", MFU {mfu['mfu']:.1%}"
+        self.timing("train", step, {"seconds": round(seconds, 3), "tokens_per_second": round(rate)} | mfu)
         if self._bar.disable:
             of, left, total = "", "", self._bar.total
             if total:
@@ -102,9 +116,10 @@ class Log(AbstractContextManager):
         """Logs the scores of an evaluation."""
         self._line("eval", step, scores)
         self.flush()
-        for name, own in logs.by_set(scores).items():
-            known = ", ".join(f"{score} {own[score]:{spec}}" for score, spec in SHOWN.items() if score in own)
-            self.notify(f"step {step}: evaluation {f'of {name}: ' if name else ''}{known}")
+        for set_name, scores_of_set in logs.by_set(scores).items():
+            shown = [f"{name} {scores_of_set[name]:{spec}}" for name, spec in SHOWN.items() if name in scores_of_set]
+            shown += [f"{name} {scores_of_set[name]:.4g}" for name in self.extra_metrics if name in scores_of_set]
+            self.notify(f"step {step}: evaluation {f'of {set_name}: ' if set_name else ''}{', '.join(shown)}")
 
     def _line(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Appends a line to metrics.jsonl and calls the hooks."""
@@ -115,10 +130,10 @@ class Log(AbstractContextManager):
         for hook in self.hooks:
             hook.on_metrics(kind, step, {k: v for k, v in finite.items() if isinstance(v, int | float)})
 
-    def timing(self, kind: str, step: int, **values: Any) -> None:
+    def timing(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Appends a line to timing.jsonl."""
         if self._writes:
-            self._timing.append({"step": step, "kind": kind, "time": round(time.time(), 3), **values})
+            self._timing.append({"step": step, "kind": kind, "time": round(time.time(), 3)} | values)
 
     def notify(self, message: str) -> None:
         """Prints a message on stderr, above the progress bar."""
@@ -157,7 +172,7 @@ class _TensorBoard(MetricsHook):
 
 
 class _Wandb(MetricsHook):
-    def __init__(self, project: str, workdir: UPath, run: Run):
+    def __init__(self, project: str, workdir: UPath, config: ConfigDict):
         try:
             import wandb
         except ImportError:
@@ -170,8 +185,14 @@ class _Wandb(MetricsHook):
         if not re.fullmatch(r"[\w-]{1,128}", known, re.ASCII):
             raise DamageError(f"{file}: is not the id of a run; put a good copy there, or remove it for a new run.")
         # A resumed run sends the lines after its checkpoint again, the same ones; some config keys may change.
-        resumed = {"id": known, "resume": "allow", "allow_val_change": True}
-        self._run = wandb.init(project=project, name=workdir.name, config=run, **resumed)
+        self._run = wandb.init(
+            project=project,
+            name=workdir.name,
+            config=configs.flatten(config),
+            id=known,
+            resume="allow",
+            allow_val_change=True,
+        )
 
     def on_metrics(self, kind: str, step: int, values: dict[str, Any]) -> None:
         self._run.log({f"{kind}/{key}": value for key, value in values.items()}, step=step)

@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from ml_collections import ConfigDict
 from optax.contrib import MuonDimensionNumbers
 
+from mlm.errors import InputError
 from mlm.model.module import Params
-from mlm.training import recipe
-from mlm.training.recipe import Run
 
 
-def make_schedule(run: Run, steps: int) -> optax.Schedule:
+def make_schedule(config: ConfigDict, steps: int) -> optax.Schedule:
     """Returns the learning rate as a function of the number of steps done, in a run of `steps`.
 
     After the warmup, "linear" and "cosine" fall to `final_fraction` of the peak at `steps`, "inverse_sqrt" falls with
@@ -24,10 +24,9 @@ def make_schedule(run: Run, steps: int) -> optax.Schedule:
     linearly over the last `decay_fraction` of `steps` (Hu et al., 2024, MiniCPM), "wsd_sqrt" by 1 - sqrt(progress)
     (Hägele et al., 2024).
     """
-    name, peak, final_fraction = run["schedule.name"], run["optimizer.learning_rate"], run["schedule.final_fraction"]
-    warmup_steps = recipe.warmup_steps(run, steps)
-    final, rest, start = final_fraction * peak, max(steps - warmup_steps, 1), max(warmup_steps, 1)
-    decay = min(max(round(run["schedule.decay_fraction"] * steps), 1), rest)
+    schedule, peak, warmup = config.schedule, config.optimizer.learning_rate, warmup_steps(config, steps)
+    final_fraction, rest, start = schedule.final_fraction, max(steps - warmup, 1), max(warmup, 1)
+    final, decay = final_fraction * peak, min(max(round(schedule.decay_fraction * steps), 1), rest)
     schedules = {
         "linear": optax.linear_schedule(peak, final, rest),
         "cosine": optax.cosine_decay_schedule(peak, rest, alpha=final_fraction),
@@ -37,14 +36,33 @@ def make_schedule(run: Run, steps: int) -> optax.Schedule:
         "wsd_sqrt": lambda count: peak + (final - peak) * jnp.sqrt(jnp.clip((count - rest + decay) / decay, 0, 1)),
         "constant": optax.constant_schedule(peak),
     }
-    after = schedules[name]
-    if warmup_steps == 0:
+    after = schedules[schedule.name]
+    if warmup == 0:
         return after
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup_steps), after], [warmup_steps])
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
 
 
-def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Returns clip -> direction -> decoupled weight decay -> learning rate, from a flattened config.
+def warmup_steps(config: ConfigDict, steps: int) -> int:
+    """Returns the warmup steps of a run of `steps`."""
+    return config.schedule.warmup_steps or round(config.schedule.warmup_fraction * steps)
+
+
+def check_schedule(config: ConfigDict, steps: int) -> None:
+    """Raises InputError if a run of epochs, whose `steps` the data decides, is too short for warmup and decay."""
+    if not config.train.epochs:
+        return
+    schedule, warmup = config.schedule, warmup_steps(config, steps)
+    if warmup > steps:
+        what = f"the run has {steps:,} steps (train.epochs = {config.train.epochs:g})"
+        raise InputError(f"config.schedule.warmup_steps = {warmup}: {what}; set it lower, or use warmup_fraction.")
+    decay = schedule.decay_fraction * steps if schedule.name in ("wsd", "wsd_sqrt") else 0
+    if warmup + decay > steps + 1:
+        what = f"the run has {steps:,} steps, and a warmup of {warmup:,}"
+        raise InputError(f"config.schedule.decay_fraction = {schedule.decay_fraction:g}: {what}; lower either.")
+
+
+def make_optimizer(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Returns clip -> direction -> decoupled weight decay -> learning rate, from the config's group `optimizer`.
 
     The direction is that of adamw (Loshchilov and Hutter, 2019), stable_adamw (Wortsman et al., 2023), lamb (You et
     al., 2020), lion (Chen et al., 2023), adafactor (Shazeer and Stern, 2018; factored second moments, updates relative
@@ -53,14 +71,13 @@ def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransfor
     norms). Fewer muon_iterations (of Newton-Schulz) leave its updates less orthogonal. A kernel of three dimensions,
     [input, part, output], is a matrix for each part to muon.
     """
-    name, clip_norm = run["optimizer.name"], run["optimizer.clip_norm"]
-    b1, b2, eps = (run[f"optimizer.{key}"] for key in ("b1", "b2", "eps"))
-    clip = [optax.clip_by_global_norm(clip_norm)] if clip_norm > 0 else []
+    b1, b2, eps = optimizer.b1, optimizer.b2, optimizer.eps
+    clip = [optax.clip_by_global_norm(optimizer.clip_norm)] if optimizer.clip_norm > 0 else []
     adam = optax.scale_by_adam(b1, b2, eps)
-    decay = optax.add_decayed_weights(run["optimizer.weight_decay"], decayed)
+    decay = optax.add_decayed_weights(optimizer.weight_decay, decayed)
     as_matrices = functools.partial(jax.tree.map, lambda p: MuonDimensionNumbers(0, p.ndim - 1))
     orthogonal = optax.contrib.scale_by_muon(
-        ns_steps=run["optimizer.muon_iterations"], beta=b1, eps=eps, weight_dimension_numbers=as_matrices
+        ns_steps=optimizer.muon_iterations, beta=b1, eps=eps, weight_dimension_numbers=as_matrices
     )
     sized = optax.stateless(
         lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape[0], u.shape[-1]) ** 0.5 * u, updates)
@@ -77,7 +94,7 @@ def make_optimizer(run: Run, schedule: optax.Schedule) -> optax.GradientTransfor
         "adafactor": [optax.adafactor(None, momentum=b1 or None), optax.scale(-1.0), decay],
         "muon": [optax.partition({"kernel": optax.chain(orthogonal, sized), "rest": adam}, parts), decay],
     }
-    return optax.chain(*clip, *directions[name], scale_by_learning_rate(schedule))
+    return optax.chain(*clip, *directions[optimizer.name], scale_by_learning_rate(schedule))
 
 
 def _divide_by_rms(adamw: optax.GradientTransformation, b2: float, eps: float) -> optax.GradientTransformation:

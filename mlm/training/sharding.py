@@ -8,45 +8,24 @@ numbered so that the rows of each host are consecutive (`logical_rows`).
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
 
 from mlm.data.order import lanes_of
 from mlm.errors import InputError
+from mlm.model.module import Params, PartitionRules
 
+# (parameters, inputs [B, ...], rows_B, key) -> (gradient summed over the rows, sums)
+GradientSum = Callable[[Params, Any, jax.Array, jax.Array], tuple[Params, Any]]
 AXES = ("data", "fsdp", "tensor")
 BATCH = P(("data", "fsdp"))  # both: a batch is replicated over an axis that is left out
-
-# The first rule whose pattern matches the full name of a parameter applies.
-Rules = tuple[tuple[str, P], ...]
-ROBERTA: Rules = (
-    (r"\w+/embeddings/word_embeddings/embedding", P(("tensor", "fsdp"), None)),
-    (r"\w+/embeddings/(position|token_type)_embeddings/embedding", P()),
-    (r".*/attention/self/(query|key|value)/kernel", P("fsdp", "tensor")),
-    (r".*/attention/self/(query|key|value)/bias", P("tensor")),
-    (r".*/attention/output/dense/kernel", P("tensor", "fsdp")),
-    (r".*/intermediate/dense/kernel", P("fsdp", "tensor")),
-    (r".*/intermediate/dense/bias", P("tensor")),
-    (r".*/layer/\d+/output/dense/kernel", P("tensor", "fsdp")),
-    (r"(lm_head|cls/predictions/transform)/dense/kernel", P("fsdp", None)),
-    (r"(lm_head|cls/predictions)/bias", P("tensor")),
-    (r".*(output|lm_head|transform)/dense/bias", P()),
-    (r".*(LayerNorm|layer_norm)/(scale|bias)", P()),
-)
-MODERNBERT: Rules = (
-    (r"model/embeddings/tok_embeddings/embedding", P(("tensor", "fsdp"), None)),
-    (r".*/attn/Wqkv/kernel", P("fsdp", None, "tensor")),
-    (r".*/mlp/Wi/kernel", P("fsdp", None, "tensor")),
-    (r".*/(attn|mlp)/Wo/kernel", P("tensor", "fsdp")),
-    (r"head/dense/kernel", P("fsdp", None)),
-    (r"decoder/bias", P("tensor")),
-    (r".*norm/scale", P()),
-)
 
 
 def make_mesh(*, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -103,27 +82,13 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
 
 
-def rules_for(params: Any) -> Rules:
-    """Returns the partition rules of a model.
-
-    A classification head is small and replicated: with a sharded one, XLA's partitioner crashes on the gradient on a
-    mesh of three axes (jax 0.10.2, CPU).
-    """
-    rules = MODERNBERT if "model" in params else ROBERTA
-    if "classifier" not in params:
-        return rules
-    body = [rule for rule in rules if not rule[0].startswith(("(lm_head", "head", "decoder"))]
-    pooler = [(r"bert/pooler/.*", P())] if "pooler" in params.get("bert", ()) else []
-    return (*body, *pooler, (r"(head|classifier)/.*", P()))
-
-
-def param_specs(params: Any, mesh: Mesh) -> dict[str, P]:
-    """Returns {"roberta/...": spec}; every parameter needs a rule, and every rule a parameter."""
-    specs, used, rules = {}, set(), rules_for(params)
+def param_specs(params: Any, mesh: Mesh, rules: PartitionRules) -> dict[str, P]:
+    """Returns {"roberta/...": spec}; InputError unless every parameter has a rule, and every rule a parameter."""
+    specs, used = {}, set()
     for name, leaf in named_leaves(params):
-        rule = next((r for r in rules if re.fullmatch(r[0], name)), None)
+        rule = next((rule for rule in rules if re.fullmatch(rule[0], name)), None)
         if rule is None:
-            raise ValueError(f"no rule in mlm/training/sharding.py matches the parameter {name}")
+            raise InputError(f"the model's partition_rules() have no rule for the parameter {name}; add one.")
         used.add(rule)
         specs[name] = rule[1]
         for size, axes in zip(leaf.shape, rule[1], strict=False):
@@ -131,18 +96,19 @@ def param_specs(params: Any, mesh: Mesh) -> dict[str, P]:
             num_shards = math.prod(mesh.shape[axis] for axis in axes)
             if size % num_shards:
                 raise InputError(f"config.mesh.{' x '.join(axes)} = {num_shards} does not divide the {size} of {name}.")
-    unused = [rule[0] for rule in rules if rule not in used]
-    if unused:
-        raise ValueError(f"the rule {unused[0]} in mlm/training/sharding.py matches no parameter")
+    if unused := [rule[0] for rule in rules if rule not in used]:
+        raise InputError(
+            f"the model's partition_rules() name {unused[0]}, which no parameter matches; remove the rule."
+        )
     return specs
 
 
-def tree_shardings(tree: Any, mesh: Mesh, params: Any) -> Any:
+def tree_shardings(tree: Any, mesh: Mesh, params: Any, rules: PartitionRules) -> Any:
     """Returns a NamedSharding for each leaf of a state, given its shapes and those of its parameters.
 
     A leaf with the name and shape of a parameter (its moments, say) is sharded like it; every other is replicated.
     """
-    specs = param_specs(params, mesh)
+    specs = param_specs(params, mesh, rules)
     shapes = {name: leaf.shape for name, leaf in named_leaves(params)}
 
     def sharding(path: jax.tree_util.KeyPath, leaf: Any) -> NamedSharding:
@@ -161,11 +127,11 @@ def check_batch(mesh: Mesh | np.ndarray, *, rows: int, key: str) -> None:
         raise InputError(f"config.{key}: {rows} rows can't be split over {over}; make it a multiple of {num_shards}.")
 
 
-def check_batches(mesh: Mesh | np.ndarray, run: Mapping[str, Any]) -> None:
-    """`check_batch` of every size of a run's batches, from its flattened config."""
-    sizes = [("data.batch_stages", rows) for rows, _ in run.get("data.batch_stages", ())]
-    for key, rows in (*sizes, ("data.global_batch", run["data.global_batch"])):
-        check_batch(mesh, rows=rows // run["train.accumulate"], key=f"{key} / train.accumulate")
+def check_batches(mesh: Mesh | np.ndarray, config: ConfigDict) -> None:
+    """`check_batch` of every size of a run's batches."""
+    sizes = [("data.batch_stages", rows) for rows, _ in config.data.batch_stages]
+    for key, rows in (*sizes, ("data.global_batch", config.data.global_batch)):
+        check_batch(mesh, rows=rows // config.train.accumulate, key=f"{key} / train.accumulate")
 
 
 @functools.lru_cache(maxsize=4)  # a pod has thousands of devices
@@ -193,33 +159,37 @@ def local_rows(mesh: Mesh | np.ndarray, rows: int, process: int | None = None) -
     """Returns [start, stop): the rows that a process feeds, this one by default; `mesh` is as in `check_batch`."""
     process = jax.process_index() if process is None else process
     processes_SxT = processes_of(mesh) if isinstance(mesh, Mesh) else mesh
-    own = _block_order(processes_SxT)[(processes_SxT == process).any(1)]
-    if (np.diff(own) != 1).any():  # make_array_from_process_local_data fills a host's blocks in the order of the array
+    blocks = _block_order(processes_SxT)[(processes_SxT == process).any(1)]
+    if (
+        np.diff(blocks) != 1
+    ).any():  # make_array_from_process_local_data fills a host's blocks in the order of the array
         what = f"config.mesh.tensor = {processes_SxT.shape[1]} gives host {process} rows that are not consecutive"
         raise InputError(f"{what}; make it smaller, or a multiple of the devices of a host.")
     block = rows // len(processes_SxT)
-    return int(own[0]) * block, (int(own[-1]) + 1) * block
+    return int(blocks[0]) * block, (int(blocks[-1]) + 1) * block
 
 
-def host_input(processes_SxT: np.ndarray, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns how a flattened config feeds every host of a mesh, which need not exist.
+def host_input(processes_SxT: np.ndarray, config: ConfigDict) -> dict[str, Any]:
+    """Returns how a config feeds every host of a mesh, which need not exist.
 
     "count" of hosts; "rows_per_host" and "lanes_per_host" of a global batch (below 1 where hosts share a lane; None if
     undefined); "fed": whether every host is; "error": why not.
     """
-    hosts, rows, lanes = np.unique(processes_SxT), run["data.global_batch"], run["data.lanes"]
-    found = {"count": len(hosts), "rows_per_host": None, "lanes_per_host": None, "fed": False}
+    hosts, rows, lanes = np.unique(processes_SxT), config.data.global_batch, config.data.lanes
+    feeding = {"count": len(hosts), "rows_per_host": None, "lanes_per_host": None, "fed": False}
     try:
-        check_batches(processes_SxT, run)
-        check_batch(processes_SxT, rows=run["evaluate.batch"], key="evaluate.batch")
+        check_batches(processes_SxT, config)
+        check_batch(processes_SxT, rows=config.evaluate.batch, key="evaluate.batch")
         spans = [local_rows(processes_SxT, rows, host) for host in hosts]
-        found["rows_per_host"] = max(stop - start for start, stop in spans)
+        feeding["rows_per_host"] = max(stop - start for start, stop in spans)
         for span in spans:
             lanes_of(span, global_batch=rows, lanes=lanes)
     except InputError as error:
-        return found | {"error": str(error)}
-    share = found["rows_per_host"] * lanes / rows
-    return found | {"lanes_per_host": int(share) if share >= 1 else share, "fed": True}
+        return feeding | {"error": str(error)}
+    lanes_per_host = feeding["rows_per_host"] * lanes / rows
+    if lanes_per_host >= 1:
+        lanes_per_host = int(lanes_per_host)
+    return feeding | {"lanes_per_host": lanes_per_host, "fed": True}
 
 
 def put_tree(tree: Any, shardings: Any) -> Any:
@@ -234,3 +204,42 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, rows: int) -> dict[str, 
         name: jax.make_array_from_process_local_data(sharding, value, (rows, *value.shape[1:]))
         for name, value in batch.items()
     }
+
+
+def shardings_of(tree: Any) -> Any:
+    """Returns the shardings of a tree of arrays or abstract arrays."""
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
+def row_numbers(mesh: Mesh, rows: int) -> jax.Array:
+    """Returns `logical_rows` inside a jitted function: an arange where the devices lie in the order of the batch."""
+    rows_B = logical_rows(mesh, rows)
+    in_order = (np.diff(rows_B) == 1).all()
+    return jnp.arange(rows, dtype=jnp.uint32) if in_order else jnp.asarray(rows_B)
+
+
+def microbatches(x_Bx: jax.Array, count: int) -> jax.Array:
+    """Returns [A, B / A, ...]: microbatch a of A holds rows a, a + A, ..., which keeps every row on its device."""
+    return jnp.moveaxis(x_Bx.reshape(-1, count, *x_Bx.shape[1:]), 1, 0)
+
+
+def sum_over_data(gradient_sum: GradientSum, mesh: Mesh, *, matrix_dtype: str) -> GradientSum:
+    """Returns `gradient_sum` over all devices: each takes its slice of the data axis, and one all-reduce adds them up.
+
+    The compiler partitions the other axes. Gradients of matrices are sent in `matrix_dtype`, but on CPU, where XLA
+    crashes on less than float32 (jax 0.10.2), all in float32.
+    """
+    if mesh.shape["data"] == 1:
+        return gradient_sum
+    dtype = "float32" if mesh.devices.flat[0].platform == "cpu" else matrix_dtype
+
+    def psum_grads(*inputs: Any) -> tuple[Params, Any]:
+        local_grads, sums = gradient_sum(*inputs)
+        cast = jax.tree.map(lambda g: g.astype(dtype) if g.ndim > 1 else g, local_grads)
+        cast, sums = jax.lax.psum((cast, sums), "data")
+        return jax.tree.map(lambda g, like: g.astype(like.dtype), cast, local_grads), sums
+
+    # An axis left to the compiler, even one of size 1, costs fusions on a TPU: each norm is written to memory.
+    manual_axes = {axis for axis, size in mesh.shape.items() if axis == "data" or size == 1}
+    specs = (P(), P("data"), P("data"), P())
+    return jax.shard_map(psum_grads, mesh=mesh, in_specs=specs, out_specs=P(), axis_names=manual_axes, check_vma=False)

@@ -1,0 +1,211 @@
+"""What each step of a run reads, as a table of stages made once from the config.
+
+A stage is a run of consecutive steps that read consecutive batches of one size. Batches are numbered from 1 in the
+order of the data; those of data.skip_batches belong to no stage. PaLM skipped the batches around a loss spike, and the
+spike did not recur (Chowdhery et al., 2022, 5.1).
+"""
+
+import dataclasses
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Self
+
+from ml_collections import ConfigDict
+
+from mlm.config_rules import Range, parse_ranges
+from mlm.errors import InputError
+
+HOURS_STEPS = 1_000_000  # length of the schedules with train.hours: a step is a millionth of the time
+
+
+class Stage(NamedTuple):
+    """Consecutive steps, `first` to `last`, that read batches of one size."""
+
+    first: int  # step, counted from 1
+    last: float  # the last stage of a run has no end
+    rows: int  # in a global batch
+    length: int  # tokens in a row, as the model reads it
+    batch: int  # number of the first step's batch
+    rows_before: int  # in the batches before that one, skipped ones included
+
+    @property
+    def count(self) -> int | None:
+        """Its number of steps; None without an end."""
+        return None if self.last == math.inf else int(self.last) - self.first + 1
+
+    def batch_of(self, step: int) -> int:
+        """Returns the number of the batch that a step reads."""
+        return self.batch + step - self.first
+
+    def between(self, first: int, last: float) -> Self | None:
+        """Returns the part of the stage in the steps `first` to `last`; None if it has none of them."""
+        start, stop = max(first, self.first), min(last, self.last)
+        if start > stop:
+            return None
+        rows_before = self.rows_before + (start - self.first) * self.rows
+        return self._replace(first=start, last=stop, batch=self.batch_of(start), rows_before=rows_before)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages:
+    """The stages of a run, without gaps, the last without an end."""
+
+    table: Sequence[Stage]
+    steps: int  # of the run; with train.hours, of its schedules
+    start: int = 0  # the step after which a branch starts
+    by_hours: Stage | None = None  # with train.hours: the stage of short rows, by the clock; `last` is a schedule step
+
+    def __post_init__(self) -> None:
+        step, rows_before = 1, 0
+        for stage in self.table:
+            if stage.first != step or stage.last < stage.first or stage.rows < 1 or stage.rows_before < rows_before:
+                what = f"stage {stage} does not follow step {step - 1}, of which {rows_before} rows are read"
+                raise InputError(f"the table of stages does not add up: {what}.")
+            step, rows_before = stage.last + 1, stage.rows_before + (stage.last + 1 - stage.first) * stage.rows
+        if step != math.inf:
+            raise InputError(
+                f"the table of stages does not add up: it ends with step {step - 1}; give the last no end."
+            )
+
+    def stage_at(self, step: int, share: float | None = None) -> Stage:
+        """Returns the stage of a step, counted from 1; `share` is that of train.hours that is used as it starts."""
+        stage = next(stage for stage in self.table if step <= stage.last)
+        if self.by_hours and share is not None and round(share * self.steps) <= self.by_hours.last:
+            return stage._replace(length=self.by_hours.length)
+        return stage
+
+    def between(self, first: int, last: float = math.inf) -> Iterator[Stage]:
+        """Yields the parts of the stages in the steps `first` to `last`."""
+        return filter(None, (stage.between(first, last) for stage in self.table))
+
+    def rows_read(self, step: int, *, after: int = 0) -> int:
+        """Returns the rows of the batches that the steps after `after` read, up to `step`."""
+        return sum(part.count * part.rows for part in self.between(after + 1, step))
+
+    def own_rows_read(self, step: int) -> int:
+        """Returns the rows that the run itself has read up to a step: of a branch, those after its start."""
+        return self.rows_read(step, after=self.start)
+
+    def batches_between(self, first: int, last: int) -> list[Range]:
+        """Returns the ranges of batches that the steps `first` to `last` read."""
+        ranges: list[Range] = []
+        for part in self.between(first, last):
+            end = part.batch_of(part.last)
+            if ranges and ranges[-1][1] == part.batch - 1:
+                ranges[-1] = (ranges[-1][0], end)
+            else:
+                ranges.append((part.batch, end))
+        return ranges
+
+    def batches_read(self, step: int) -> list[tuple[int, int, int]]:
+        """Returns (first, last, rows) of the batches that the steps up to `step` read, in as few ranges as possible."""
+        ranges: list[tuple[int, int, int]] = []
+        for part in self.between(1, step):
+            first, last = part.batch, part.batch_of(part.last)
+            if ranges and ranges[-1][1:] == (first - 1, part.rows):
+                first = ranges.pop()[0]
+            ranges.append((first, last, part.rows))
+        return ranges
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Every (rows, length) that a step may read."""
+        lengths = [self.by_hours.length] if self.by_hours else []
+        return sorted({(stage.rows, length) for stage in self.table for length in (stage.length, *lengths)})
+
+
+def make_stages(config: ConfigDict, records: int) -> Stages:
+    """Returns the stages of a run on `records` training rows: batch sizes and short rows, without skipped batches."""
+    steps = total_steps(config, records)
+    short_steps = round(config.data.short_share * steps) if config.data.short_length else 0
+    skipped = parse_ranges(config.data.skip_batches)
+    starts, stops = [1, *(last + 1 for _, last in skipped)], [*(first - 1 for first, _ in skipped), math.inf]
+    lengths = [(config.shards.length, math.inf)]
+    if short_steps and not config.train.hours:
+        lengths.insert(0, (config.data.short_length, short_steps))
+    table, step = [], 1
+    for size in batch_sizes(config):
+        for start, stop in zip(starts, stops, strict=True):
+            first, last = max(size.first, start), min(size.last, stop)
+            for length, until in lengths:
+                count = min(last - first, until - step) + 1
+                if count > 0:
+                    rows_before = size.rows_before + (first - size.first) * size.rows
+                    table.append(Stage(step, step + count - 1, size.rows, length, first, rows_before))
+                    step, first = step + count, first + count
+    by_hours = None
+    if config.train.hours and short_steps:
+        by_hours = Stage(1, short_steps, config.data.global_batch, config.data.short_length, 1, 0)
+    return Stages(table, steps, branch_start(config), by_hours)
+
+
+def batch_sizes(config: ConfigDict) -> list[Stage]:
+    """Returns the stages of data.batch_stages and of data.global_batch after them, as if no batch were skipped."""
+    sizes, first, rows_before = [], 1, 0
+    stages = [*config.data.batch_stages, (config.data.global_batch, math.inf)]
+    for rows, neighbours in itertools.groupby(stages, operator.itemgetter(0)):
+        count = sum(steps for _, steps in neighbours)
+        sizes.append(Stage(first, first + count - 1, rows, config.shards.length, first, rows_before))
+        first, rows_before = first + count, rows_before + count * rows
+    return sizes
+
+
+def total_steps(config: ConfigDict, records: int) -> int:
+    """Returns the steps of a run on `records` training rows; with train.hours, those of its schedules."""
+    if config.train.hours:
+        return HOURS_STEPS
+    if config.train.steps:
+        return config.train.steps
+    rows = config.train.epochs * records
+    size = max(size for size in batch_sizes(config) if size.rows_before < rows)
+    return size.first - 1 + math.ceil((rows - size.rows_before) / size.rows)
+
+
+def branch_start(config: ConfigDict) -> int:
+    """Returns the step after which a branch starts; 0 of other runs."""
+    step = config.train.branch_from.rpartition("@")[2]
+    return int(step) if step.isdecimal() else 0
+
+
+def check_branch(config: ConfigDict, steps: int) -> None:
+    """Raises InputError if a branch of `steps` would end before it starts."""
+    if steps <= (start := branch_start(config)) and not config.train.hours:
+        what = f"the run would end after step {steps:,}, but the branch starts after step {start:,}"
+        raise InputError(f"config.train.branch_from = {config.train.branch_from}: {what}; train longer.")
+
+
+def batch_of(step: int, skipped: Iterable[Range]) -> int:
+    """Returns the number of the batch that a step reads, without the `skipped` ones; 0 for step 0."""
+    batch = step
+    for first, last in skipped:
+        if first > batch:
+            break
+        batch += last - first + 1
+    return batch
+
+
+def check_skipped(saved: Iterable[str], new: Iterable[str], *, step: int, steps: Sequence[int], where: str) -> None:
+    """Raises InputError if a run can't resume from `where`/`step`: it skips batches `new`, and skipped `saved` so far.
+
+    `steps` are those of all checkpoints.
+    """
+    old, ranges = parse_ranges(saved), parse_ranges(new)
+    flags = " ".join(f"--skip-batches {first}:{last}" for first, last in old)
+    for first, last in old:
+        if (first, last) not in ranges:
+            raise InputError(
+                f"{where}/{step} was made without the batches {first}:{last}, which data.skip_batches no longer names; "
+                f"a run can't read them afterwards: give {flags} as well, or use another --workdir."
+            )
+    batch = batch_of(step, old)
+    for first, last in ranges:
+        if (first, last) not in old and first <= batch:
+            late = [str(step) for step in steps if batch_of(step, old) >= first]
+            good = [step for step in steps if batch_of(step, old) < first]
+            start = f"resumes from step {max(good)}" if good else "starts from the beginning"
+            raise InputError(
+                f"config.data.skip_batches = {first}:{last}: the checkpoint {where}/{step} has read the batches up to "
+                f"{batch}; remove the newer checkpoints by hand ({', '.join(late)} in {where}), then the run {start}."
+            )

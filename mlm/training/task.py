@@ -1,0 +1,128 @@
+"""A task, which is what the loop trains, and its state.
+
+Dimensions: B rows.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.struct
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from mlm.data.stages import Stages
+from mlm.errors import InputError
+from mlm.model.loss import Mean, RowSums
+from mlm.model.module import Params, PartitionRules
+from mlm.monitor.metrics_hooks import MetricsHook
+
+Batch = dict[str, jax.Array]  # columns of a global batch, [B, ...]; "share" [B] float32 with train.hours
+Inputs = Any  # what a model and a loss read: a tree of arrays, [B, ...]
+
+# (state, batch, length=None) -> (state, metrics); metrics are scalars
+TrainStep = Callable[..., tuple["TrainState", dict[str, jax.Array]]]
+
+
+class TrainState(flax.struct.PyTreeNode):
+    """All that the next step depends on besides its batch; a checkpoint holds exactly this. Parameters are float32."""
+
+    step: jax.Array  # int32: batches consumed
+    params: Params
+    opt_state: optax.OptState
+    ema: Params | None  # averaged parameters; None if off
+    consecutive_nonfinite: jax.Array  # int32: non-finite steps since the last finite one
+    skipped: jax.Array  # int32: non-finite steps in total
+    window: dict[str, Mean]  # of each metric, since the last logged step: a restart does not change a logged mean
+
+    @property
+    def best_params(self) -> Params:
+        """The parameters to evaluate and to export: the averaged ones if there are any."""
+        return self.params if self.ema is None else self.ema
+
+
+class Task:
+    """What a run trains: model, batches, loss and evaluation. Its subclasses stand in mlm/tasks/."""
+
+    config: ConfigDict
+    mesh: Mesh
+    stages: Stages  # what each step reads
+    schedule: optax.Schedule  # of the learning rate
+    optimizer: optax.GradientTransformation
+    metadata: dict[str, Any]  # of data and model, as JSON: saved with a checkpoint, for those who load it
+    data_fingerprint: str  # a run can't resume on other data
+    abstract_state: TrainState  # of abstract arrays with shardings, from `train.make_init`
+    train_step: TrainStep  # from `train.make_train_step`
+    expected_compiles: int  # of the step: one for each shape of its batches
+
+    def init_params(self, key: jax.Array) -> Params:
+        """Returns random parameters."""
+        raise NotImplementedError
+
+    def partition_rules(self) -> PartitionRules:
+        """Returns how the parameters are split over the mesh."""
+        raise NotImplementedError
+
+    def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the columns of a global batch of `rows` rows."""
+        raise NotImplementedError
+
+    def inputs(self, batch: Batch, position: jax.Array) -> Inputs:
+        """Returns what the model and the loss read at a step of the schedules: for a language model, masked tokens."""
+        raise NotImplementedError
+
+    def forward(
+        self, params: Params, inputs: Inputs, rows_B: jax.Array, dropout_key: jax.Array
+    ) -> tuple[jax.Array, dict[str, Any]]:
+        """Returns the logits, and what modules `sow`; dropout depends on the key and on each row's number, `rows_B`."""
+        raise NotImplementedError
+
+    def loss(self, logits: jax.Array, inputs: Inputs) -> RowSums:
+        """Returns the loss, summed over each row, and its weight; divided once, later."""
+        raise NotImplementedError
+
+    def metrics(self, logits: jax.Array, inputs: Inputs, intermediates: dict[str, Any]) -> dict[str, Mean]:
+        """Returns further metrics to log, each a sum and a weight of every row, float32 [B]."""
+        return {}
+
+    def initial_state(self) -> TrainState:
+        """Returns the state before the first step."""
+        raise NotImplementedError
+
+    def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
+        """Returns this host's rows of the batches after step `start`."""
+        raise NotImplementedError
+
+    def evaluate(self, params: Params) -> dict[str, Any]:
+        """Returns the scores of the validation split, "loss" among them; the same on every host."""
+        raise NotImplementedError
+
+    def minimized_metric(self, scores: dict[str, Any]) -> float:
+        """Returns the score that the best checkpoint minimizes."""
+        return scores["loss"]
+
+    def is_epoch_end(self, step: int) -> bool:
+        """Returns whether to evaluate and save after this step, whatever the config's intervals are."""
+        return False
+
+    def tokens_read(self, step: int) -> float:
+        """Returns the tokens that the steps up to `step` read, for the throughput."""
+        raise NotImplementedError
+
+    def flops_per_token(self, length: int) -> float:
+        """Returns the useful FLOPs of a step per token, for MFU, on rows of `length` tokens."""
+        raise NotImplementedError
+
+    def useful_flops(self, step: int, share: float) -> float:
+        """Returns the useful FLOPs of the run's own steps up to `step`; `share` is that of train.hours that is used."""
+        raise NotImplementedError
+
+    def words_per_row(self) -> float:
+        """Returns the words of training text in a row, for milestones."""
+        raise InputError("config.checkpoint.milestones: only pretraining can count words; give them in steps.")
+
+    def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
+        """Returns the metrics hooks of the run, on the first host; `notify` prints a message."""
+        return []

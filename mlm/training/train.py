@@ -1,0 +1,324 @@
+"""The program of a run on one page: state, step, loop.
+
+A run of steps or epochs gives the same numbers however often it is stopped and restarted.
+
+Dimensions: A microbatches, B rows.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
+
+from mlm import cluster, logs
+from mlm.cluster import distributed
+from mlm.data.stages import HOURS_STEPS, Stage
+from mlm.errors import InputError, NumericsError, PreemptedError
+from mlm.model.loss import Mean
+from mlm.model.module import Params
+from mlm.training import milestones, resume, sharding
+from mlm.training.budget import Budget
+from mlm.training.checkpoint import Checkpoints
+from mlm.training.metrics import Log
+from mlm.training.profile import Profile
+from mlm.training.task import Batch, Inputs, Task, TrainState, TrainStep
+from mlm.workdir import Workdir
+
+
+def create_state(task: Task, *inputs: Any) -> TrainState:
+    """Returns the state before the first step; `inputs` go to `Task.init_params`."""
+    params = task.init_params(jax.random.key(task.config.train.seed), *inputs)
+    window = jax.tree.map(lambda _: jnp.zeros((), jnp.float32), metric_shapes(task, params))
+    ema = params if task.config.optimizer.ema_decay > 0 else None
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, params, task.optimizer.init(params), ema, zero, zero, window)
+
+
+def make_init(task: Task) -> tuple[Callable[..., TrainState], TrainState]:
+    """Returns `create_state`, jitted, every array created on its devices; and the state of abstract arrays."""
+    init = functools.partial(create_state, task)
+    shapes = jax.eval_shape(init)
+    shardings = sharding.tree_shardings(shapes, task.mesh, shapes.params, task.partition_rules())
+    abstract = jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), shapes, shardings)
+    return jax.jit(init, out_shardings=shardings), abstract
+
+
+def row_means(task: Task, params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> dict[str, Mean]:
+    """Returns the loss and the metrics of each row: model, then loss."""
+    logits, intermediates = task.forward(params, inputs, rows_B, key)
+    return task.loss(logits, inputs).means() | task.metrics(logits, inputs, intermediates)
+
+
+def metric_shapes(task: Task, params: Params) -> dict[str, Mean]:
+    """Returns the shapes of `row_means`; raises InputError for a metric that is not a sum and a weight of each row."""
+    rows = task.mesh.shape["data"] * task.mesh.shape["fsdp"]
+
+    def means(params: Params, batch: Batch) -> dict[str, Mean]:
+        inputs = task.inputs(batch, jnp.zeros((), jnp.int32))
+        return row_means(task, params, inputs, jnp.arange(rows, dtype=jnp.uint32), jax.random.key(0))
+
+    shapes = jax.eval_shape(means, params, task.batch_shapes(rows))
+    for name, mean in shapes.items():
+        if not (isinstance(mean, Mean) and all(part.shape == (rows,) and part.dtype == jnp.float32 for part in mean)):
+            what = f"must be a Mean(sum, weight) of two float32 arrays [B], one entry for each of {rows} rows"
+            raise InputError(f"{type(task).__qualname__}.metrics: {name} {what}, not {mean!r:.200}.")
+    return shapes
+
+
+def make_train_step(task: Task) -> TrainStep:
+    """Returns the jitted step `(state, batch, length=None) -> (state, metrics)`; the state is donated.
+
+    With a `length`, each row of the batch is read as several rows of so many tokens.
+
+    The loss is the mean over all predictions of the global batch: sums and weights are added up over microbatches and
+    devices, and divided once. So mesh and accumulation change the result by rounding alone, also with dropout, which
+    depends on the number of a row in the global batch.
+
+    A step whose loss or gradient is not finite updates nothing and is counted. After train.guard_limit of them in a row
+    no step updates anything; the loop stops when it next reads the metrics (log.every).
+    """
+    config, mesh, accumulate = task.config, task.mesh, task.config.train.accumulate
+    optimizer = optax.with_extra_args_support(task.optimizer)
+
+    @functools.partial(jax.grad, has_aux=True)
+    def gradient(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[jax.Array, dict]:
+        """Returns the gradient of the loss, summed over some rows, and the sums of all metrics."""
+        totals = jax.tree.map(jnp.sum, row_means(task, params, inputs, rows_B, key))
+        return totals["loss"].sum, totals
+
+    def gradient_sum(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[Params, dict]:
+        """Returns `gradient` over a device's rows, in microbatches; a microbatch has some rows of every device."""
+        if accumulate == 1:
+            return gradient(params, inputs, rows_B, key)
+
+        def add(total: tuple[Params, dict], micro: tuple) -> tuple[tuple[Params, dict], None]:
+            index, inputs = micro
+            part = gradient(params, inputs, rows_B * accumulate + index, key)
+            return jax.tree.map(jnp.add, total, part), None
+
+        micro = jax.tree.map(lambda x: sharding.microbatches(x, accumulate), inputs)
+        shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], micro), rows_B, key)
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return jax.lax.scan(add, zero, (jnp.arange(accumulate, dtype=jnp.uint32), micro))[0]
+
+    def step(state: TrainState, batch: Batch, length: int | None = None) -> tuple[TrainState, dict[str, jax.Array]]:
+        progress = jnp.max(batch["share"]) * HOURS_STEPS if "share" in batch else None  # in the schedules
+        inputs = task.inputs(split_rows(batch, length), state.step if progress is None else progress)
+        rows_B = sharding.row_numbers(mesh, len(jax.tree.leaves(inputs)[0]) // accumulate)
+        key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
+        over_devices = sharding.sum_over_data(
+            gradient_sum, mesh, matrix_dtype=config.model.dtype if accumulate == 1 else "float32"
+        )
+        grads, sums = over_devices(state.params, inputs, rows_B, key)
+        grads = jax.tree.map(lambda g: g / jnp.maximum(sums["loss"].weight, 1), grads)
+
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, progress=progress)
+        params, grad_norm, ema = optax.apply_updates(state.params, updates), optax.tree.norm(grads), state.ema
+        if ema is not None:
+            decay = config.optimizer.ema_decay
+            ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, ema, params)
+
+        is_finite = jnp.isfinite(sums["loss"].sum) & jnp.isfinite(grad_norm)
+        keep = is_finite & (state.consecutive_nonfinite < config.train.guard_limit)
+        new, old = (params, opt_state, ema), (state.params, state.opt_state, state.ema)
+        params, opt_state, ema = jax.tree.map(lambda new, old: jnp.where(keep, new, old), new, old)
+        is_new_window = state.step % config.log.every == 0
+        window = jax.tree.map(
+            lambda old, new: jnp.where(is_new_window, 0, old) + jnp.where(keep, new, 0), state.window, sums
+        )
+        nonfinite, skipped = jnp.where(keep, 0, state.consecutive_nonfinite + 1), state.skipped + ~keep
+        rate = task.schedule(state.step - state.skipped if progress is None else progress)
+        metrics = {name: mean.sum / mean.weight for name, mean in window.items()}
+        metrics |= {"grad_norm": grad_norm, "learning_rate": jnp.asarray(rate, jnp.float32)}
+        metrics |= {"skipped": skipped, "consecutive_nonfinite": nonfinite}
+        if progress is not None:
+            metrics["share"] = jnp.max(batch["share"])
+        return TrainState(state.step + 1, params, opt_state, ema, nonfinite, skipped, window), metrics
+
+    shardings = sharding.shardings_of(task.abstract_state)
+    return jax.jit(
+        step,
+        static_argnums=2,
+        in_shardings=(shardings, NamedSharding(mesh, sharding.BATCH)),
+        out_shardings=(shardings, NamedSharding(mesh, P())),
+        donate_argnums=0,
+    )
+
+
+def split_rows(batch: Batch, length: int | None) -> Batch:
+    """Returns a batch in which each row is split into consecutive rows of `length` tokens; the same batch for None.
+
+    Part p of record r is record r * parts + p, modulo 2^32: distinct as long as there are fewer.
+    """
+    if length is None or length == batch["input_ids"].shape[1]:
+        return batch
+    parts = batch["input_ids"].shape[1] // length
+    rows = {name: batch[name].reshape(-1, length) for name in ("input_ids", "attention_mask")}
+    part = jnp.arange(parts, dtype=jnp.uint32)
+    record_id = (batch["record_id"][:, None] * jnp.uint32(parts) + part).reshape(-1)
+    return {**rows, "record_id": record_id, "epoch": jnp.repeat(batch["epoch"], parts)}
+
+
+def train(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, float]:
+    """Trains from the newest checkpoint, or that of train.branch_from, to the last step; returns the last scores."""
+    start = resume.find_start(config, workdir, task)
+    steps_to_keep = milestones.find(config, task) | start.milestones
+    resume.write_config(config, workdir)
+    with Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep, milestones=steps_to_keep) as checkpoints:
+        state, total = start.restore(task), None if config.train.hours else task.stages.steps
+        with (
+            Log(workdir.root, config, start=start.step, steps=total, tokens_read=task.tokens_read) as log,
+            distributed.StopSignal() as stop,
+        ):
+            if cluster.is_primary():
+                log.hooks += task.make_hooks(log.notify)
+            budget = None
+            if config.train.hours:
+                budget = Budget(config.train.hours, start.replay, share=start.share, log=log)
+            profile = Profile(config.log, workdir.root / "profile")
+            loop = Loop(task, workdir, checkpoints, steps_to_keep, log, budget, profile, start.meta)
+            return loop.run(start.step, state, stop)
+
+
+@dataclasses.dataclass
+class Loop:
+    """What the loop writes to; `run` is the loop."""
+
+    task: Task
+    workdir: Workdir
+    checkpoints: Checkpoints
+    milestones: set[int]
+    log: Log
+    budget: Budget | None  # with train.hours
+    profile: Profile
+    meta: dict[str, Any]  # of the checkpoints
+
+    def run(self, start: int, state: TrainState, stop: distributed.StopSignal) -> dict[str, float]:
+        """Runs the steps after `start`; returns the scores after the last, from the log if it was run before."""
+        task, config = self.task, self.task.config
+        if self.is_done(start):
+            return self.logged_scores()
+        batches, compiled = task.batches(start), set()
+        metrics, pending, share = None, None, None  # `pending` metrics are read when the next step is dispatched
+        for step in itertools.count(start + 1):
+            self.profile.begin(step, state)
+            if self.budget:
+                share = self.budget.start_step(step, metrics)
+            stage = task.stages.stage_at(step, share)
+            is_new = (stage.rows, stage.length) not in compiled  # the first call opens the data, or compiles
+            if is_new and pending:
+                pending = self.read(*pending)
+            cluster.progress("start" if is_new else "input", step)
+            batch = self.put_batch(next(batches), stage, share)
+            cluster.progress("compile" if is_new else "step", step)
+            distributed.compile_together(task.train_step, state, batch, stage.length)
+            with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
+                state, metrics = task.train_step(state, batch, stage.length)
+            if is_new:
+                compiled.add((stage.rows, stage.length))
+                self.restart_clock(step, stage, metrics)
+            if pending:
+                self.read(*pending)
+            is_last = self.is_done(step)
+            pending = (step, metrics) if is_last or step % config.log.every == 0 else None
+            stopped = stop.requested(step)
+            ends = is_last or task.is_epoch_end(step) or step in self.milestones
+            evaluates = ends or _is_due(step, config.evaluate.every)
+            saves = ends or stopped or _is_due(step, config.checkpoint.every)
+            if pending and (evaluates or saves):
+                pending = self.read(*pending)
+            scores = self.evaluate(step, state) if evaluates else None
+            if saves:
+                self.save(step, state, metrics, scores)
+            self.checkpoints.poll()
+            if is_last or stopped:
+                self.profile.end(state)
+            if is_last:
+                break
+            if stopped:
+                self.checkpoints.finish()
+                of = f"{task.stages.steps}" if share is None else f"{share:.1%} of train.hours"
+                raise PreemptedError(f"stopped after step {step} of {of}, and saved; run the same command to continue.")
+        self.check_compiles()
+        return scores
+
+    def is_done(self, step: int) -> bool:
+        """Returns whether `step` is the last."""
+        return self.budget.share >= 1 if self.budget else step >= self.task.stages.steps
+
+    def logged_scores(self) -> dict[str, float]:
+        """Returns the last scores of a run that is finished."""
+        if lines := logs.read(self.workdir.metrics, "eval"):
+            return lines[-1]
+        what = "the run is finished, but its evaluations are missing here"
+        raise InputError(f"{self.workdir.metrics}: {what}; restore the file, or use `evaluate`.")
+
+    def put_batch(self, columns: dict[str, np.ndarray], stage: Stage, share: float | None) -> Batch:
+        """Returns the global batch on the devices, from this host's rows of it."""
+        if share is not None:
+            columns["share"] = np.full(len(columns["epoch"]), share, np.float32)
+        return sharding.put_batch(columns, self.task.mesh, stage.rows)
+
+    def restart_clock(self, step: int, stage: Stage, metrics: dict[str, jax.Array]) -> None:
+        """Waits for a step that compiled, and leaves it out of the throughput."""
+        self.log.flops_per_token = self.task.flops_per_token(stage.length)
+        with self.log.paused("first_step", step):
+            jax.block_until_ready(metrics)
+        self.log.restart_clock(step)
+        if self.budget:
+            self.budget.restart_clock()
+
+    def read(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        """Logs the metrics of a step; raises NumericsError if the nonfinite guard stops the run."""
+        self.log.train(step, metrics)
+        if self.budget:
+            self.budget.record()
+        nonfinite, limit = int(metrics["consecutive_nonfinite"]), self.task.config.train.guard_limit
+        if nonfinite >= limit:
+            what = f"{nonfinite} steps in a row were not finite (train.guard_limit = {limit})"
+            fix = "start a new --workdir or a branch (train.branch_from) with a lower learning rate or a longer warmup"
+            raise NumericsError(f"step {step}: {what}, the last good one was {step - nonfinite}; {fix}.")
+
+    def evaluate(self, step: int, state: TrainState) -> dict[str, float]:
+        """Scores the validation split, and logs the scores."""
+        cluster.progress("evaluate", step)
+        jax.block_until_ready(state.step)  # training, so not part of the pause
+        with self.log.paused("eval", step):
+            scores = self.task.evaluate(state.best_params)
+        self.log.evaluation(step, scores)
+        return scores
+
+    def save(self, step: int, state: TrainState, metrics: dict, scores: dict[str, float] | None) -> None:
+        """Saves a checkpoint."""
+        if int(metrics["consecutive_nonfinite"]) >= self.task.config.train.guard_limit:
+            self.read(step, metrics)  # raises
+        cluster.progress("save", step)
+        reached = sorted(milestone for milestone in self.milestones if milestone <= step)
+        meta = self.meta | {"step": step, "milestones": reached}
+        if self.budget:
+            self.budget.record()
+            meta["share"] = self.budget.share
+        before = meta["branch"]["useful_flops"] if "branch" in meta else 0.0
+        meta["useful_flops"] = before + self.task.useful_flops(step, meta.get("share", 0.0))
+        self.log.flush()
+        with self.log.paused("checkpoint", step):
+            score = None if scores is None else self.task.minimized_metric(scores)
+            self.checkpoints.save(step, state, meta, score)
+
+    def check_compiles(self) -> None:
+        """Warns if the step was compiled more often than its batches have shapes."""
+        if (compiles := self.task.train_step._cache_size()) > self.task.expected_compiles:
+            self.log.notify(f"warning: the step was compiled {compiles} times; its inputs changed shape or sharding.")
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
