@@ -109,17 +109,26 @@ def _imports_beside(path: str) -> Iterator[None]:
                 del sys.modules[name]
 
 
+def read(path: UPath) -> ConfigDict | None:
+    """Returns the config.json of a workdir as it is, None if there is none; raises InputError and DamageError."""
+    if not path.is_file():
+        return None
+    try:
+        config = from_dict(logs.read_object(path))
+        if missing := RULES.keys() - flatten(config).keys():
+            what = f"has no {min(missing)}, as if another version of this code had written it"
+            raise InputError(f"{path}: {what}; give --config, or use another --workdir.")
+        return config
+    except (ValueError, AttributeError, TypeError, OverflowError) as error:
+        raise DamageError(f"{path}: is not a config in JSON ({error}); give --config.") from None
+
+
 def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
     """Reads the config.json of a workdir, then does as `load`; raises DamageError if it is not a config."""
     if not path.is_file():
         raise InputError(f"{path}: there is no such file; give --config, or train there first.")
     try:
-        flat = flatten(logs.read_object(path))
-        missing = RULES.keys() - flat.keys()
-        if missing:
-            what = f"has no {min(missing)}, as if another version of this code had written it"
-            raise InputError(f"{path}: {what}; give --config, or use another --workdir.")
-        config = unflatten(flat)
+        config = unflatten(flatten(read(path)))
         return _finish(config, parse(config, overrides), task, {})
     except (ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DamageError(f"{path}: is not a config in JSON ({error}); give --config.") from None

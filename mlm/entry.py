@@ -30,8 +30,9 @@ STOCK = "mlm's own Pretraining"
 TRAINING = frozenset(
     re.findall(
         r"\w+",
-        """loss make_optimizer make_gradient make_batch make_hooks initial_state batches step_at rows_at tokens_read
-        is_epoch_end minimized_metric flops_per_token words_per_row _init _warm_start _make_step _length_at""",
+        """make_masking loss metrics make_optimizer make_batch make_hooks init_params partition_rules initial_state
+        inputs forward batch_shapes batches tokens_read flops_per_token useful_flops is_epoch_end minimized_metric
+        words_per_row _warm_start""",
     )
 )
 Record = Mapping[str, Any]  # "name", "overrides", "files": [[name, SHA-256, that of the code alone]]; {} of mlm's own

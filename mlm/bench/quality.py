@@ -22,16 +22,16 @@ from mlm import logs
 from mlm.bench import interleaved, steps
 from mlm.data import batches
 from mlm.data.manifest import Manifest
+from mlm.data.stages import total_steps
 from mlm.errors import InputError
 from mlm.model.masking import make_eval_masking, make_masking
 from mlm.model.module import Params
 from mlm.pretrained import load
 from mlm.tasks.pretraining import Pretraining, score_split
 from mlm.text import table
-from mlm.training import recipe, sharding
+from mlm.training import optimizer, sharding
 from mlm.training.budget import Budget
-from mlm.training.state import shardings_of
-from mlm.training.step import make_eval_step
+from mlm.training.evaluation import make_eval_step
 from mlm.workdir import Workdir
 
 EVALUATIONS = 20  # of each, after that of its initial parameters
@@ -56,9 +56,9 @@ class Trainer:
         """`config` sets the evaluation, except for its masks, which are `MASKS`."""
         self.task, self.curve = task, []
         evaluated = self._evaluated = configs.replace(config, configs.parse(config, MASKS.split()))
-        masking = make_masking(evaluated.masking.to_dict(), task.info, None)
+        masking = make_masking(evaluated.masking, task.info, None)
         masking, seed = make_eval_masking(masking, evaluated.evaluate.count), evaluated.evaluate.seed
-        self._shardings = shardings_of(task.shapes).params
+        self._shardings = sharding.shardings_of(task.abstract_state).params
         self._eval_step = make_eval_step(task.module, masking, seed, task.mesh, self._shardings)
 
     def evaluate(self) -> None:
@@ -74,14 +74,15 @@ class Ours(Trainer):
     def __init__(self, task: Pretraining, config: ConfigDict):
         super().__init__(task, config)
         self.paused_seconds = 0.0  # of the clock of `Budget`
-        self._budget = Budget(task.config.train.hours, None, start=0, share=0.0, log=self)
+        self._budget = Budget(task.config.train.hours, None, share=0.0, log=self)
         self._state, self._metrics, stream = task.initial_state(), None, task.batches(0)
         self._batches = itertools.chain([first := next(stream)], stream)
         begin = time.monotonic()
         self._programs = {}
-        for (_, rows), step in task.train_steps.items():
+        for rows, length in task.stages.sizes:
             columns = {name: np.resize(column, (rows, *column.shape[1:])) for name, column in first.items()}
-            self._programs[step] = step.lower(self._state, self._put(columns, 0.0)).compile()
+            lowered = task.train_step.lower(self._state, self._put(columns, 0.0), length)
+            self._programs[rows, length] = lowered.compile()
         self._stopped = time.monotonic()
         self.compile_seconds = self._stopped - begin
 
@@ -95,7 +96,8 @@ class Ours(Trainer):
         self.paused_seconds += begin - self._stopped
         while self._budget.share < share:
             used = self._budget.start_step(self.steps + 1, self._metrics)
-            program = self._programs[self.task.step_at(self.steps + 1, max(round(used * self.task.steps), 1))]
+            stage = self.task.stages.stage_at(self.steps + 1, used)
+            program = self._programs[stage.rows, stage.length]
             self._state, self._metrics = program(self._state, self._put(next(self._batches), used))
             self.steps += 1
         jax.block_until_ready(self._metrics)
@@ -210,10 +212,9 @@ def open_task(
     """Opens the task with a time budget in place of its steps; the warmup keeps its fraction."""
     if config.train.branch_from:
         raise InputError(f"config.train.branch_from = {config.train.branch_from}: must be empty with --parts quality.")
-    run = configs.flatten(config)
-    total = recipe.total_steps(run, manifest.splits["train"].records)
+    total = total_steps(config, manifest.splits["train"].records)
     budget = {"train.hours": seconds / 3600, "train.steps": 0, "train.epochs": 0.0, "train.replay": ""}
-    warmup = {"schedule.warmup_fraction": recipe.warmup_steps(run, total) / total, "schedule.warmup_steps": 0}
+    warmup = {"schedule.warmup_fraction": optimizer.warmup_steps(config, total) / total, "schedule.warmup_steps": 0}
     return pretraining.open(configs.replace(config, budget | warmup), workdir, manifest)
 
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from mlm import config as configs
 from mlm.bench import baseline, interleaved, torch_step
 from mlm.data import batches
 from mlm.tasks.pretraining import Pretraining
@@ -35,9 +36,9 @@ def compare_steps(
             other, other_update = baseline_step(task, host)
             candidates["baseline"], more["baseline"] = repeated(other_update), _memory(other)
         candidates |= {"torch": worker.repeat} if worker else {}
-        found = interleaved.summary(interleaved.measure("step", candidates, seconds), task.tokens_read(1))
+        found = interleaved.summary(interleaved.measure("step", candidates, seconds), host["input_ids"].size)
     more["torch"] = worker and worker.ready
-    useful, peak = task.flops_per_token(task.steps), peaks.peak_flops(jax.devices()[0].device_kind)
+    useful, peak = task.flops_per_token(task.info.length), peaks.peak_flops(jax.devices()[0].device_kind)
     for name in candidates:
         row = found[name] = found[name] | more[name]
         known = peak and row.get("device") != "cpu"  # PyTorch on the CPU does not use the device of this peak
@@ -89,7 +90,8 @@ def updates(step: Callable[..., tuple[Any, Any]], state: Any) -> Callable[..., A
 def start_torch(python: str, task: Pretraining, **more: Any) -> interleaved.Worker:
     """Starts mlm/bench/torch_step.py on the same model and rows of the same size; `more` are settings of its own."""
     interleaved.say("starting PyTorch")
-    settings = task.run | {"model": task.module.config.to_dict(), "special_ids": task.info.special_ids} | more
+    settings = configs.flatten(task.config) | {"model": task.module.config.to_dict()}
+    settings |= {"special_ids": task.info.special_ids} | more
     return interleaved.Worker([python, torch_step.__file__], settings, name=f"--torch={python}")
 
 

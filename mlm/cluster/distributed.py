@@ -81,7 +81,7 @@ def _start_devices() -> None:
 
 
 def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array], *static: Any) -> None:
-    """Compiles a jitted `(tree, batch, *static) -> ...` on all hosts before any runs it, or the collective times out."""
+    """Compiles a jitted `(tree, batch, *static) -> ...` on all hosts before any runs it and its collectives."""
     if watch.current.client is None:
         return
     shapes = (function, static, *(column.shape for column in batch.values()))

@@ -40,7 +40,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.inference import evaluate_classifier
     from mlm.report import report
     from mlm.tasks import classification
-    from mlm.training import loop
+    from mlm.training import train
 
     with common.locked(workdir):
         examples, others = _open_examples(config, workdir)
@@ -49,7 +49,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         task = classification.Classification(config, examples, body, load_params)
         if cluster.is_primary():
             _describe(config, examples, body)
-        loop.run_task(config, workdir, task)
+        train.train(config, workdir, task)
         best = write_export(workdir, args, torch_python="")
         split = "test" if "test" in examples.splits else "validation"
         examples = dataclasses.replace(examples, splits=examples.splits | others)

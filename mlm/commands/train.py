@@ -31,7 +31,7 @@ def pretrain(args: argparse.Namespace, config: ConfigDict, workdir: Workdir, man
     """Trains to the last step, from the newest checkpoint if there is one."""
     from mlm.cluster import distributed
     from mlm.tasks.pretraining import Pretraining
-    from mlm.training import loop
+    from mlm.training import train
 
     distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=True, entry=args.entry)
-    loop.run_task(config, workdir, (args.entry.pretraining or Pretraining).open(config, workdir, manifest))
+    train.train(config, workdir, (args.entry.pretraining or Pretraining).open(config, workdir, manifest))

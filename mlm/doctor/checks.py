@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlm import config as configs
 from mlm.config_rules import lanes_of_shares
 from mlm.data import mixture
 from mlm.data.manifest import Manifest, verify
@@ -129,7 +128,7 @@ def mesh(case: Case) -> list[Finding]:
             shape = sharding.mesh_shape(**axes, count=devices)
             processes_SxT = (np.arange(devices) // (devices // hosts)).reshape(-1, shape[2])
         data, fsdp, tensor = shape
-        found = sharding.host_input(processes_SxT, configs.flatten(case.config))
+        found = sharding.host_input(processes_SxT, case.config)
         if not found["fed"]:
             raise InputError(found["error"])
     except InputError as error:

@@ -39,14 +39,15 @@ def compare_dtypes(case: Case) -> list[Finding]:
     if checkpoint_files.complete_steps(workdir.checkpoints):
         model = load.load(workdir, head=load.LM_HEAD).padded(config.model.vocab_multiple)
         shapes = [
-            {name: leaf.shape for name, leaf in sharding.named_leaves(p)} for p in (model.params, task.shapes.params)
+            {name: leaf.shape for name, leaf in sharding.named_leaves(p)}
+            for p in (model.params, task.abstract_state.params)
         ]
         if shapes[0] != shapes[1]:
             raise InputError(f"{model.source}: is not a model as config.model describes it; name the run's config.")
         name, params = f"the checkpoint of step {model.step}", model.params
     else:
         params = task.initial_state().params
-    params = sharding.put_tree(params, sharding.tree_shardings(params, mesh, params))
+    params = sharding.put_tree(params, sharding.tree_shardings(params, mesh, params, task.partition_rules()))
     found = dtypes.compare(
         config, manifest, params, modules, task.eval_masking, split="validation", mesh=mesh, batch_count=BATCHES
     )

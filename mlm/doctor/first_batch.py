@@ -32,18 +32,20 @@ def draw(
     import jax
 
     from mlm.data.manifest import DatasetInfo
+    from mlm.data.stages import make_stages
     from mlm.model.masking import make_masking
     from mlm.tasks import pretraining
-    from mlm.training import sharding, step
+    from mlm.training import sharding, train
 
     length, short = manifest.length, config.data.short_length or manifest.length
     if length % short:
         raise InputError(f"config.data.short_length = {short}: must divide {length}, the length of the shards' rows.")
     mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
-    batch = next(pretraining.train_batches(config, manifest, mesh, 0))
-    batch = jax.device_get(step.split_rows(batch, length // short))
+    stages = make_stages(config, manifest.splits["train"].records)
+    batch = next(pretraining.train_batches(config, manifest, mesh, stages, start=0))
+    batch = jax.device_get(train.split_rows(batch, short))
     starts_V = pretraining.word_starts(config, workdir)
-    masking = make_masking(config.masking.to_dict(), DatasetInfo.from_manifest(manifest), starts_V)
+    masking = make_masking(config.masking, DatasetInfo.from_manifest(manifest), starts_V)
     columns = (batch[key] for key in ("input_ids", "attention_mask", "record_id", "epoch"))
     masked = jax.device_get(jax.jit(masking)(jax.random.key(config.masking.seed), *columns))
     row_N, prediction_N = np.nonzero(masked.weights_BxK > 0)

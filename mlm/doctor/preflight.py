@@ -116,7 +116,7 @@ def branch(case: Case) -> Iterator[Check]:
         if case.command in ("tokenizer", "shards"):  # a config of data alone
             locate.branch_source(name)
             return
-        source, _ = branch.read_source(configs.flatten(case.config), deep=False)
+        source, _ = branch.read_source(case.config, deep=False)
         if case.tokenizer and case.fingerprint() != fingerprint_of(str(source.workdir.tokenizer)):
             what = f"was trained with another tokenizer than {case.tokenizer}"
             raise InputError(f"config.train.branch_from = {name}: {what}; use its tokenizer, and shards made with it.")
@@ -129,9 +129,10 @@ def replay(case: Case) -> Iterator[Check]:
     """train.replay: the shares of all steps."""
     name = case.config.train.replay
     if name and not case.begun:
-        from mlm.training import budget, recipe
+        from mlm.data.stages import branch_start
+        from mlm.training import budget
 
-        start = recipe.branch_start(configs.flatten(case.config))
+        start = branch_start(case.config)
         yield functools.partial(budget.read_replay, name, start)
 
 

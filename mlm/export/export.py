@@ -70,7 +70,7 @@ def export(
             write_model(model, new)
             _write_tokenizer(model, new)
             if model.run_config is not None:
-                (new / "run_config.json").write_text(json.dumps(model.run_config, indent=1) + "\n", encoding="utf-8")
+                (new / "run_config.json").write_text(model.run_config.to_json(indent=1) + "\n", encoding="utf-8")
             if load.CLASSIFIER in model.params:
                 model_card.write_classifier(new, model, scores=scores, name=name)
             else:

@@ -12,20 +12,21 @@ import jax
 import transformers
 from huggingface_hub import EvalResult, ModelCardData
 from markupsafe import Markup
+from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm import entry
 from mlm.cluster import fingerprints
 from mlm.data import tokenizer
+from mlm.data.stages import make_stages
 from mlm.model import classifier
 from mlm.pretrained import locate
 from mlm.pretrained.load import Pretrained
-from mlm.report import lineage, plots
+from mlm.report import plots
 from mlm.report.goodput import Line
 from mlm.report.report import SCORES, Rows, score_rows
 from mlm.report.summary import RunSummary
 from mlm.text import code, markdown, printable, templates
-from mlm.training import recipe
 
 CURVE = "loss.png"
 ARCHITECTURES = {
@@ -56,7 +57,7 @@ def write(
             "curve": CURVE if history.train or history.evals else "",
             "losses": _losses(history),
             "device_hours": sum(s.lines[0].get("devices", 1) * s.seconds for s in history.sessions) / 3600,
-            "useful_flops": lineage.useful_flops(history.ancestry, model.config.vocab_size, model.step, model.meta),
+            "useful_flops": model.meta["useful_flops"],
             "versions": ", ".join(f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers)),
         }
     _render(
@@ -65,7 +66,8 @@ def write(
         model,
         metadata=_metadata(run, model.config.model_type, mask_token, scores, name),
         name=name,
-        run_json=json.dumps(run, indent=1).replace("\x7f", "\\u007f"),
+        run_keys=0 if run is None else len(configs.flatten(run)),
+        run_json=json.dumps(run and configs.flatten(run), indent=1).replace("\x7f", "\\u007f"),
         branch=_branch(model.meta),
         trained_by=entry.summary(model.meta.get("class", {})),
         parameters=sum(value.size for value in jax.tree.leaves(model.params)),
@@ -77,7 +79,7 @@ def write(
         scores=score_rows([scores or {}]),
         tests=[] if history is None else _tests(history, model.step),
         fingerprints={
-            "config": run and configs.fingerprint(configs.unflatten(run)),
+            "config": run and configs.fingerprint(run),
             "data": model.meta.get("data_fingerprint"),
             "tokenizer": tokenizer.fingerprint(model.tokenizer),
             "code": _code_fingerprint(),
@@ -94,7 +96,7 @@ def write_classifier(folder: Path, model: Pretrained, *, scores: Line | None, na
         model,
         task="token-classification" if classifier.kind(model.config) == "tokens" else "text-classification",
         name=name,
-        pair=len(model.run_config["classify.text"]) == 2,
+        pair=len(model.run_config.classify.text) == 2,
         scores=score_rows([scores or {}]),
         labels=classifier.class_names(model.config),
     )
@@ -125,9 +127,9 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
 
 
-def _metadata(run: dict[str, Any] | None, model_type: str, mask_token: str, scores: Line | None, name: str) -> str:
+def _metadata(run: ConfigDict | None, model_type: str, mask_token: str, scores: Line | None, name: str) -> str:
     """Returns the YAML that the Hub reads; scores are in it where the data set has a name there."""
-    sources = run["corpus.sources"] if run and not run.get("data.mixture") else ()
+    sources = run.corpus.sources if run and not run.data.mixture else ()
     names = [match[1] for source in sources if (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(:[^#]*)?(#.*)?", source))]
     results, metrics = [], [key for key in ("loss", "perplexity", "accuracy") if (scores or {}).get(key) is not None]
     if len(names) == len(sources) and len(set(names)) == 1:
@@ -149,17 +151,17 @@ def _branch(meta: dict[str, Any]) -> str:
     """Returns what `locate.describe_branch` does, without the keys that change no number."""
     if "branch" not in meta:
         return ""
-    shown = ORDER if meta["branch"].get("same_data") else DATA  # a folder may have moved; older branches lack the key
+    shown = ORDER if meta["branch"]["same_data"] else DATA  # a folder may have moved
     keys = {line: line.partition(":")[0] for line in meta["branch"]["config_changes"]}
     changes = [line for line, key in keys.items() if shown.fullmatch(key) or not configs.MAY_CHANGE.fullmatch(key)]
     return locate.describe_branch({"branch": meta["branch"] | {"config_changes": changes}})
 
 
-def _folders(model: Pretrained, run: dict[str, Any] | None) -> list[tuple[str, str, int, float]]:
+def _folders(model: Pretrained, run: ConfigDict | None) -> list[tuple[str, str, int, float]]:
     """Returns (name, share, rows, epochs read) of each folder of the run's mixture."""
     folders = model.meta.get("dataset", {}).get("mixture", ()) if run else ()
     rows = [(each["name"], each["share"], each["records"]) for each in folders]
-    read = recipe.own_rows_read(run, model.step) if folders else 0
+    read = make_stages(run, model.meta["dataset"]["records"]).own_rows_read(model.step) if folders else 0
     return [(name, f"{share:.4g}", count, f"{read * share / count:.2f}") for name, share, count in rows]
 
 

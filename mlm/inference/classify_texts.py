@@ -29,11 +29,11 @@ class TextClassifier:
         self._logits = jax.jit(model.module.logits)
         self._params = jax.device_put(model.params)
         self._tok, self._longest = tok, model.longest_row
-        run = model.run_config or {}
+        run = model.run_config
         self.names = classifier.class_names(model.config)
         self.of_tokens = classifier.kind(model.config) == "tokens"
-        self.columns: Texts = tuple(run.get("classify.text", ()))  # empty if unknown
-        self._truncated = min(self._longest, run.get("classify.length", self._longest))
+        self.columns: Texts = () if run is None else run.classify.text  # empty if unknown
+        self._truncated = self._longest if run is None else min(self._longest, run.classify.length)
 
     def encode(self, texts: Texts, name: str) -> list[int]:
         """Returns the ids of a text or a pair, truncated as in training; errors call it `name`."""

@@ -19,8 +19,7 @@ from mlm.model.loss import mask_padding, prediction_scores, sum_rows
 from mlm.model.masking import TokenMasking
 from mlm.model.module import Model, Params
 from mlm.training import evaluation, sharding
-from mlm.training.state import shardings_of
-from mlm.training.step import Batch, jit_eval_step
+from mlm.training.task import Batch
 
 DTYPES = ("float32", "bfloat16")
 
@@ -42,7 +41,10 @@ def compare(
       modules: the model in each of DTYPES.
       batch_count: batches of evaluate.batch rows to read; None for the whole split.
     """
-    rows, step = config.evaluate.batch, _make_step(modules, masking, config.evaluate.seed, mesh, shardings_of(params))
+    rows, step = (
+        config.evaluate.batch,
+        _make_step(modules, masking, config.evaluate.seed, mesh, sharding.shardings_of(params)),
+    )
     read = batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
     columns = evaluation.per_row(step, params, itertools.islice(read, batch_count), mesh=mesh, rows=rows)
     weight_N, *sums = (column.astype(np.float64) for column in columns)
@@ -85,7 +87,7 @@ def _make_step(
         losses, corrects = zip(*((rows.loss_B, rows.correct_B) for rows in sums), strict=True)
         return sums[0].weight_B, *losses, *corrects, same_B, jnp.max(apart_BxKxV, axis=(1, 2))
 
-    return jit_eval_step(step, mesh, param_shardings)
+    return evaluation.jit_eval_step(step, mesh, param_shardings)
 
 
 def summary(comparison: dict[str, Any]) -> str:

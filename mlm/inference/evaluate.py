@@ -17,14 +17,13 @@ from mlm.entry import MLM, Entry, changes_evaluation, check_use
 from mlm.errors import DamageError, InputError
 from mlm.inference import dtypes, pseudo_perplexity
 from mlm.model.attention import Attention, make_attention
-from mlm.model.families import with_attention
 from mlm.model.masking import TokenMasking, make_eval_masking, make_masking
 from mlm.model.module import Compute, Model, Params
 from mlm.paths import UPath, os_errors, write_text
 from mlm.pretrained import load, locate
 from mlm.tasks import pretraining
 from mlm.text import show, table
-from mlm.training import sharding, step
+from mlm.training import evaluation, sharding
 from mlm.training.breakdown import LONGEST, TABLES
 from mlm.workdir import Workdir
 
@@ -71,8 +70,14 @@ def run(
             maskings[kind] = task.eval_masking
         else:
             maskings[kind] = _eval_masking(configs.replace(config, {"masking.kind": kind}), workdir, manifest)
-        eval_step = step.make_eval_step(
-            module, maskings[kind], config.evaluate.seed, mesh, shardings, with_breakdown=extras.breakdown
+        eval_step = evaluation.make_eval_step(
+            module,
+            maskings[kind],
+            config.evaluate.seed,
+            mesh,
+            shardings,
+            metrics=task.metrics if task else None,
+            with_breakdown=extras.breakdown,
         )
         scores[kind] = pretraining.score_split(config, read, mesh, eval_step, params, part)
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
@@ -101,7 +106,7 @@ def run(
 
 def _eval_masking(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> TokenMasking:
     starts_V = pretraining.word_starts(config, workdir)
-    masking = make_masking(config.masking.to_dict(), DatasetInfo.from_manifest(manifest), starts_V)
+    masking = make_masking(config.masking, DatasetInfo.from_manifest(manifest), starts_V)
     return make_eval_masking(masking, config.evaluate.count)
 
 
@@ -148,7 +153,7 @@ def put_on_devices(config: ConfigDict, model: load.Pretrained) -> tuple[Mesh, lo
     mesh = sharding.make_mesh(**config.mesh.to_dict())
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
     padded = model.padded(config.model.vocab_multiple)
-    shardings = sharding.tree_shardings(padded.params, mesh, padded.params)
+    shardings = sharding.tree_shardings(padded.params, mesh, padded.params, padded.partition_rules)
     return mesh, padded, shardings, sharding.put_tree(padded.params, shardings)
 
 
@@ -165,10 +170,14 @@ def make_module(
     info, isolated, dtype = DatasetInfo.from_manifest(manifest), config.data.isolate_documents, config.model.dtype
     compute = Compute(cls_id=info.special_ids["cls"] if isolated else None)
     module = model.family.make_module(model.config, dtype=dtype, compute=compute)
-    if changes_evaluation(entry.record):
+    task = None
+    if entry.pretraining:
         starts_V = pretraining.word_starts(config, workdir)
         task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
-        return with_attention(module, lambda window: task.make_attention(model.config, length, window)), task
+    if "make_model" in entry.record.get("overrides", ()):
+        return task.module, task
+    if changes_evaluation(entry.record):
+        return module.with_attention(lambda window: task.make_attention(model.config, length, window)), task
     choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
 
     def attend(window: int) -> Attention:
@@ -176,7 +185,7 @@ def make_module(
             choice, model.config, length=length, mesh=mesh, dtype=dtype, isolated=isolated, window=window
         )
 
-    return with_attention(module, attend), None
+    return module.with_attention(attend), task
 
 
 def summary(result: dict[str, Any]) -> list[Any]:

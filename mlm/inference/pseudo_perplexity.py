@@ -14,11 +14,9 @@ from ml_collections import ConfigDict
 from mlm.data import batches
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
-from mlm.model.loss import RowSums, masked_cross_entropy
+from mlm.model.loss import Mean, masked_cross_entropy
 from mlm.model.module import Model, Params
 from mlm.training import evaluation, sharding
-from mlm.training.state import shardings_of
-from mlm.training.step import jit_eval_step
 
 Batch = dict[str, Any]
 
@@ -30,13 +28,13 @@ def score_split(
     rows = config.evaluate.batch
     read = batches.eval_batches(manifest, split=split, batch=rows, rows=(0, rows))  # every host needs all of them
     ids_NxL, attention_NxL = sample(read, count=count, records=manifest.splits[split].records)
-    step = make_step(module, manifest.special_ids["mask"], manifest.vocab_size, mesh, shardings_of(params))
+    step = make_step(module, manifest.special_ids["mask"], manifest.vocab_size, mesh, sharding.shardings_of(params))
     special_ids = manifest.all_special_ids
     return score(step, params, ids_NxL, attention_NxL, special_ids=special_ids, mesh=mesh, batch=rows)
 
 
 def score(
-    step: Callable[[Params, Batch], RowSums],
+    step: Callable[[Params, Batch], dict[str, Mean]],
     params: Params,
     ids_NxL: np.ndarray,
     attention_NxL: np.ndarray,
@@ -54,19 +52,19 @@ def score(
 
 def make_step(
     module: Model, mask_id: int, vocab_size: int, mesh: Mesh, param_shardings: Params
-) -> Callable[[Params, Batch], RowSums]:
+) -> Callable[[Params, Batch], dict[str, Mean]]:
     """Returns the jitted step, which predicts each row's token at "position"; those up to "stop" are masked."""
 
-    def step(params: Params, batch: Batch) -> RowSums:
+    def step(params: Params, batch: Batch) -> dict[str, Mean]:
         ids_BxL, position_Bx1 = batch["input_ids"], batch["position"][:, None]
         label_Bx1 = jnp.take_along_axis(ids_BxL, position_Bx1, axis=1)
         place_L = jnp.arange(ids_BxL.shape[1])
         hidden_BxL = (place_L >= position_Bx1) & (place_L < batch["stop"][:, None])
         masked_BxL = jnp.where(hidden_BxL, mask_id, ids_BxL)
         logits_Bx1xV = module.logits(params, masked_BxL, batch["attention_mask"], position_Bx1)
-        return masked_cross_entropy(logits_Bx1xV, label_Bx1, batch["valid"][:, None], vocab_size)
+        return masked_cross_entropy(logits_Bx1xV, label_Bx1, batch["valid"][:, None], vocab_size).means()
 
-    return jit_eval_step(step, mesh, param_shardings)
+    return evaluation.jit_eval_step(step, mesh, param_shardings)
 
 
 def masked_copies(

@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
@@ -39,6 +39,7 @@ class Program:
     outputs: int | None  # without those that reuse an argument's memory
     needs: float | None  # in all; None if it does not fit and the compiler names no size
     fits: bool
+    flops_per_token: float = 0.0  # useful ones, of all devices together
 
 
 def make_mesh(config: ConfigDict, topology: Topology) -> Mesh:
@@ -80,25 +81,24 @@ def compile_step(
     memory = compiled.memory_analysis()
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes, outputs)
-    return Program(text, *sizes, sum(sizes) + memory.generated_code_size_in_bytes, True)
+    useful = task.flops_per_token(config.data.short_length if kind == "short" else info.length)
+    return Program(text, *sizes, sum(sizes) + memory.generated_code_size_in_bytes, True, useful)
 
 
 def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
     """Traces a step on abstract arguments."""
 
-    def abstract(dtype: jnp.dtype, *shape: int, spec: jax.P = sharding.BATCH) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(task.mesh, spec))
+    def on_mesh(shapes: Any, spec: jax.P) -> Any:
+        return jax.tree.map(lambda leaf: leaf.update(sharding=NamedSharding(task.mesh, spec)), shapes)
 
-    rows = task.config.data.global_batch
-    ids, column = abstract(jnp.int32, rows, task.info.length), abstract(jnp.uint32, rows)
+    batch = on_mesh(task.batch_shapes(task.config.data.global_batch), sharding.BATCH)
     if kind != "baseline":
-        step = task.train_steps[task.config.data.short_length if kind == "short" else task.info.length, rows]
-        return step.lower(task.shapes, {"input_ids": ids, "attention_mask": ids, "record_id": column, "epoch": column})
+        length = task.config.data.short_length if kind == "short" else task.info.length
+        return task.train_step.lower(task.abstract_state, batch, length)
     init, step = baseline.make_step(task)
-    state = jax.eval_shape(init, task.shapes.params)
-    state = jax.tree.map(lambda leaf: abstract(leaf.dtype, *leaf.shape, spec=jax.P()), state)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return step.lower(state, (ids, ids, ids), abstract(key.dtype, spec=jax.P()))
+    state = on_mesh(jax.eval_shape(init, task.abstract_state.params), jax.P())
+    key = on_mesh(jax.eval_shape(lambda: jax.random.key(0)), jax.P())
+    return step.lower(state, (batch["input_ids"],) * 3, key)
 
 
 def temporary_bytes(message: str) -> float | None:
@@ -118,7 +118,7 @@ def refuse_kernel(message: str, kind: str) -> None:
 
 def state_bytes(task: Pretraining) -> int:
     """Returns the bytes of the training state on a device."""
-    leaves = jax.tree.leaves(task.shapes)
+    leaves = jax.tree.leaves(task.abstract_state)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 

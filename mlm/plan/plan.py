@@ -3,6 +3,7 @@
 The compiler says whether the step fits. The time is estimated from its cycles (cost_model.py), and optimistic.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -16,12 +17,13 @@ from ml_collections import ConfigDict
 from mlm import config as configs
 from mlm.config_rules import Rule
 from mlm.data.manifest import DatasetInfo, Manifest
+from mlm.data.stages import check_branch, make_stages, total_steps
 from mlm.errors import InputError
 from mlm.plan import cost_model, hlo, topology
 from mlm.plan.compile import MakeTask, Program, compile_step, make_mesh
 from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import recipe, sharding
+from mlm.training import optimizer, sharding
 
 OPERATIONS = 20  # shown
 MAX_TRIALS = 5  # batches compiled to find one that fits
@@ -64,11 +66,10 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
 
     Estimates are there only if it fits. If the first steps read shorter rows, "short" is theirs; the run's are of both.
     """
-    run = configs.flatten(config)
     if config.train.steps or job.known_records:
-        steps = recipe.total_steps(run, job.info.records)
-        recipe.check_branch(run, steps)
-        recipe.check_schedule(run, steps)
+        steps = total_steps(config, job.info.records)
+        check_branch(config, steps)
+        optimizer.check_schedule(config, steps)
     program, cores = compile_step(config, job.info, place, kind=kind, make_task=job.make_task), place.family.cores
     mesh, short = make_mesh(config, place), config.data.short_length
     accumulate = 1 if kind == "baseline" else config.train.accumulate
@@ -79,7 +80,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "slices": place.slices,
         "chips": place.chips,
         "devices": len(place.devices),
-        "hosts": sharding.host_input(sharding.processes_of(mesh), run),
+        "hosts": sharding.host_input(sharding.processes_of(mesh), config),
         "mesh": dict(mesh.shape),
         "length": short if kind == "short" else job.info.length,
         "global_batch": config.data.global_batch,
@@ -101,17 +102,19 @@ def whole_run(config: ConfigDict, job: Job, row: dict[str, Any]) -> dict[str, An
 
     Steps of smaller batches read as many tokens a second as the others. train.hours are given, steps follow.
     """
-    flat, short = configs.flatten(config), row.get("short", row)
+    short = row.get("short", row)
     if not short["fits"] or not (config.train.hours or config.train.steps or job.known_records):
         return dict.fromkeys(("hours", "tokens", "dollars"))
-    steps, rate = recipe.total_steps(flat, job.info.records), row["tokens_per_second"]
-    rate_of_short, short_steps = short["tokens_per_second"], recipe.short_steps(flat, steps)
+    rate, rate_of_short = row["tokens_per_second"], short["tokens_per_second"]
     if hours := config.train.hours:
-        share = short_steps / steps
+        share = config.data.short_share if config.data.short_length else 0.0
         tokens = 3600 * hours * (share * rate_of_short + (1 - share) * rate)
     else:
-        rows = recipe.own_rows_read(flat, steps)
-        tokens, share = rows * job.info.length, recipe.own_rows_read(flat, short_steps) / rows
+        stages, rows_of_length = make_stages(config, job.info.records), collections.Counter()
+        for stage in stages.between(stages.start + 1, stages.steps):
+            rows_of_length[stage.length] += stage.count * stage.rows
+        rows = rows_of_length.total()
+        tokens, share = rows * job.info.length, rows_of_length[config.data.short_length] / rows
         hours = tokens / 3600 * (share / rate_of_short + (1 - share) / rate)
     dollars = None if job.price is None else hours * job.price * row["chips"]
     return {"hours": hours, "tokens": round(tokens), "dollars": dollars}
@@ -122,7 +125,7 @@ def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *,
     cost = cost_model.estimate(hlo.parse(program.text), place)
     seconds = cost.total / place.hertz
     rate = config.data.global_batch * job.info.length / seconds
-    useful = recipe.flops_per_token(configs.flatten(config), job.info.vocab_size, length=length)
+    useful = program.flops_per_token
     largest = sorted(cost.groups.items(), key=lambda item: -item[1][0])
     return {
         "milliseconds": 1e3 * seconds,

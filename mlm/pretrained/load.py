@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 import safetensors.flax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import SingleDeviceSharding
+from ml_collections import ConfigDict
 from transformers import PretrainedConfig
 
 from mlm import logs
@@ -17,7 +18,7 @@ from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier, families, weights
 from mlm.model.families import Family, family_of
-from mlm.model.module import MASKED_LM, Model, Params
+from mlm.model.module import MASKED_LM, Model, Params, PartitionRules
 from mlm.paths import UPath, inside
 from mlm.pretrained import checkpoint_files, locate
 from mlm.pretrained.locate import INDEX, MSGPACK, SAFETENSORS
@@ -42,8 +43,8 @@ class Pretrained:
     source: str  # where it was read from, for messages
 
     @property
-    def run_config(self) -> dict[str, Any] | None:
-        """The config of the run, flattened; None for a folder."""
+    def run_config(self) -> ConfigDict | None:
+        """The config of the run; None for a folder."""
         return self.meta.get("config")
 
     @property
@@ -56,6 +57,11 @@ class Pretrained:
         """The linen module, in float32, with the head of the parameters."""
         head = classifier.head_name(self.config) if CLASSIFIER in self.params else MASKED_LM
         return self.family.make_module(self.config, head)
+
+    @property
+    def partition_rules(self) -> PartitionRules:
+        """How the parameters are split over a mesh."""
+        return self.module.partition_rules()
 
     @property
     def longest_row(self) -> int:
@@ -167,7 +173,7 @@ def from_workdir(
 
 def part_of(meta: dict[str, Any]) -> str:
     """Returns which part of a checkpoint's state is evaluated: "ema" if the run keeps an average, else "params"."""
-    return "ema" if meta["config"]["optimizer.ema_decay"] > 0 else "params"
+    return "ema" if meta["config"].optimizer.ema_decay > 0 else "params"
 
 
 def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[PretrainedConfig, Params]:

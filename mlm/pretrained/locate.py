@@ -91,7 +91,7 @@ def longest_row_of(model: str) -> int:
         if is_workdir(model):
             if not checkpoint_files.complete_steps(UPath(split_step(model)[0]) / "checkpoints"):
                 raise InputError(f"--model={model}: has no complete checkpoint; train there first.")
-            return int(metadata(model)["config"]["model.positions"])
+            return metadata(model)["config"].model.positions
         return longest_row(logs.read_object(local_copy(model, "--model=") / "config.json"))
     except (LookupError, TypeError, ValueError):
         raise InputError(f"--model={model}: its config.json does not say how many tokens it reads.") from None
@@ -108,8 +108,8 @@ def _metadata_of_steps(root: UPath) -> dict[int, dict[str, Any]]:
     metas = {}
     for folder in children(root / "checkpoints"):
         with contextlib.suppress(DamageError, ValueError):  # ValueError: a folder that was set aside
-            if meta := logs.read_object(folder / "meta" / "metadata"):
-                metas[int(folder.name)] = meta
+            if logs.read_object(folder / "meta" / "metadata"):
+                metas[int(folder.name)] = checkpoint_files.read_meta(root / "checkpoints", int(folder.name))
     return metas
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from mlm import config as configs
 from mlm.errors import InputError
 from mlm.paths import write_text
 from mlm.report import plots, report
@@ -24,7 +25,10 @@ def write(workdirs: list[Workdir]) -> str:
     if len(workdirs) > len(plots.COLORS):
         raise InputError(f"--compare: {len(workdirs)} runs, at most {len(plots.COLORS)} can be shown; name fewer.")
     runs, path = dict(zip(names(roots), map(report.gather, workdirs), strict=True)), workdirs[0].root / PAGE
-    scores, keys = final_scores(list(runs.values())), differences([run.config for run in runs.values()])
+    scores, keys = (
+        final_scores(list(runs.values())),
+        differences([configs.flatten(run.config or {}) for run in runs.values()]),
+    )
     write_text(path, report.render_page("compare.html.j2", draw(runs), runs=list(runs), scores=scores, keys=keys))
     return str(path)
 

@@ -72,7 +72,9 @@ class Family:
 
     def _rows(self, run: Run, names: list[str], depth: int) -> Iterator[tuple[str, ...]]:
         parent = self.runs.get(run.parent)
-        changes = [f"from {run.config['train.branch_from']}"] if run.config.get("train.branch_from") else []
+        changes = []
+        if run.config and run.config.train.branch_from:
+            changes = [f"from {run.config.train.branch_from}"]
         if parent:
             changes = configs.diff(parent.config, run.config, re.compile(r"train\.branch_from"))
         branches = [each for each in self.runs.values() if each.parent == run.root]

@@ -1,29 +1,29 @@
-"""The runs that a run came from by train.branch_from, and the tokens read and FLOPs on the way. No jax."""
+"""The runs that a run came from by train.branch_from, and the tokens read on the way. No jax."""
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
 
 from mlm import config as configs
-from mlm import logs
+from mlm.data.stages import branch_start, make_stages
 from mlm.paths import UPath
-from mlm.pretrained import locate
-from mlm.training import recipe
 
 
 class Run(NamedTuple):
     """A run, perhaps a branch."""
 
     root: UPath
-    config: dict[str, Any]  # flattened
+    config: ConfigDict | None  # None if there is none
     parent: UPath | None  # the folder of the run that it branched off from, if it is still there
     start: int  # the parent's step after which it starts, 0 without one
 
 
 def read(root: UPath) -> Run:
     """Returns the run in a workdir."""
-    config = configs.flatten(logs.read_object(root / "config.json"))
-    name, start = str(config.get("train.branch_from", "")).rpartition("@")[0], recipe.branch_start(config)
+    config = configs.read(root / "config.json")
+    name, start = ("", 0) if config is None else (config.train.branch_from.rpartition("@")[0], branch_start(config))
     candidates = (UPath(name).absolute(), root.parent / UPath(name).name)  # the second if it was started elsewhere
     parent = next((each for each in candidates if start and (each / "checkpoints").is_dir()), None)
     return Run(root, config, parent, start)
@@ -43,25 +43,14 @@ def tokens_read(ancestry: Sequence[Run], step: int) -> int | None:
 
     None if unknown: of a classifier, without a config, or where a run that it came from is gone.
     """
-    known = all({"data.global_batch", "shards.length"} <= run.config.keys() for run in ancestry)
-    if not known or ancestry[-1].start or ancestry[0].config.get("classify.train"):
+    runs = [run.config for run in ancestry]
+    if None in runs or ancestry[-1].start or runs[0].classify.train:
         return None
+    # Where rows are short, and when a run of epochs ends, changes no number of rows, so their records don't matter.
     return sum(
-        recipe.own_rows_read(run.config, end) * run.config["shards.length"] for run, end in _ends(ancestry, step)
+        make_stages(run.config, records=1).own_rows_read(end) * run.config.shards.length
+        for run, end in _ends(ancestry, step)
     )
-
-
-def useful_flops(ancestry: Sequence[Run], vocab_size: int, step: int, meta: dict[str, Any]) -> float | None:
-    """Returns the useful FLOPs up to a step of the first run of an ancestry, with metadata `meta`; None if unknown."""
-    metas, total = [meta, *(locate.metadata(str(run.root)) for run in ancestry[1:])], 0.0
-    if tokens_read(ancestry, step) is None or not all(metas):
-        return None
-    for (run, end), own in zip(_ends(ancestry, step), metas, strict=True):
-        steps = recipe.total_steps(run.config, own["dataset"]["records"])
-        if share := own.get("share"):  # of train.hours
-            steps = round(own["step"] / share)
-        total += recipe.useful_flops(run.config, vocab_size, step=end, steps=steps)
-    return total
 
 
 def _ends(ancestry: Sequence[Run], step: int) -> list[tuple[Run, int]]:

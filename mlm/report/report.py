@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm import entry, logs
@@ -73,14 +74,15 @@ def write(workdir: Workdir) -> None:
         family=family.table() if family else [],
         classification=classification,
         confused=confused_pairs(classification, PAIRS),
-        base=json.loads(json.dumps(configs.flatten(configs.load(str(BASE), [])))),
+        config={} if run.config is None else configs.flatten(run.config),
+        base=configs.flatten(configs.load(str(BASE), [])),
     )
     write_text(workdir.report, page)
 
 
 def gather(workdir: Workdir) -> RunSummary:
     """Reads the logs, the config and the manifest of a run; config and manifest may be missing."""
-    run = summary.gather(workdir, configs.flatten(logs.read_object(workdir.config)))
+    run = summary.gather(workdir, configs.read(workdir.config))
     if not run.train and not run.evals:
         raise InputError(f"{workdir.metrics}: holds no line of training or evaluation yet; train there first.")
     return run
@@ -136,9 +138,9 @@ def confused_pairs(classification: dict[str, Any], most: int) -> list[tuple[str,
     return sorted(cells, key=lambda cell: -cell[2])[:most]
 
 
-def best_evaluation(evals: Sequence[Line], config: dict[str, Any]) -> Line:
+def best_evaluation(evals: Sequence[Line], config: ConfigDict | None) -> Line:
     """Returns the evaluation of the best checkpoint: of equal ones, the newest."""
-    metrics = config.get("classify.metric", ())
+    metrics = () if config is None else config.classify.metric
     by = (lambda line: -selected(line, metrics)) if metrics else (lambda line: line["loss"])
     return min(evals[::-1], key=lambda line: math.inf if line["loss"] is None else by(line))
 

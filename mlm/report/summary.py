@@ -7,14 +7,16 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from mlm import logs
 from mlm.data import mixture
 from mlm.data.manifest import Manifest, read_manifest
+from mlm.data.stages import make_stages
 from mlm.paths import UPath
 from mlm.report import lineage
 from mlm.report.goodput import Line, Session, TimeUse, sessions, use_of_time
 from mlm.report.lineage import Run
-from mlm.training import recipe
 from mlm.workdir import Workdir
 
 TEST = re.compile(r"test, (?P<masks>.+), step (?P<step>[0-9]+), data (?P<data>[0-9a-f]+)")  # of evaluation.json
@@ -25,7 +27,7 @@ class RunSummary:
     """The course of a run."""
 
     name: str  # of its folder
-    config: dict[str, Any]  # flattened; empty if there is none
+    config: ConfigDict | None  # None if there is none
     train: list[Line]  # of metrics.jsonl, as are the evaluations
     evals: list[Line]
     sessions: list[Session]
@@ -62,7 +64,10 @@ class RunSummary:
         """Returns (name, share, rows, epochs of the run itself) of each folder of a mixture; nothing of one folder."""
         parts = mixture.parts(self.manifest) if self.manifest else ()
         sized = [(name, share, each.splits["train"].records) for name, share, each in parts if name]
-        return [(*each, recipe.own_rows_read(self.config, step) * each[1] / each[2]) for each in sized]
+        if not sized or self.config is None:
+            return []
+        rows_read = make_stages(self.config, records=1).own_rows_read(step)
+        return [(name, share, rows, rows_read * share / rows) for name, share, rows in sized]
 
     def hours(self, line: Line) -> float | None:
         """Hours from the first start until a line of metrics.jsonl was written (if rewritten: the last time)."""
@@ -85,9 +90,11 @@ class RunSummary:
         return statistics.median(values) if values else None
 
 
-def read_data(workdir: Workdir, config: dict[str, Any]) -> Manifest | None:
+def read_data(workdir: Workdir, config: ConfigDict | None) -> Manifest | None:
     """Returns the manifest of a run's shards; None if they are gone."""
-    folders = config.get("data.mixture") or [(config.get("shards.dir") or str(workdir.shards), 1.0)]
+    folders = [(str(workdir.shards), 1.0)]
+    if config is not None:
+        folders = config.data.mixture or [(workdir.shards_of(config), 1.0)]
     found = [(share, read_manifest(folder)) for folder, share in folders]
     return None if any(each is None for _, each in found) else mixture.join(found)
 
@@ -122,7 +129,7 @@ def glue_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     return [*rows, ("average", "without WNLI", average, "", "", f"{found['device_hours']:.2f}", "")]
 
 
-def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("inf")) -> RunSummary:
+def gather(workdir: Workdir, config: ConfigDict | None, *, until: float = float("inf")) -> RunSummary:
     """Reads the logs of a run up to a step, and the manifest of its shards if they are still there."""
     lines = [line for line in logs.read(workdir.metrics) if line["step"] <= until]
     train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))

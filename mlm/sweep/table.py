@@ -50,9 +50,9 @@ def read_scores(case: Case) -> dict[str, float]:
     else:
         evals, config = (
             logs.read(folder / "metrics.jsonl", "eval"),
-            configs.flatten(logs.read_object(folder / "config.json")),
+            configs.read(folder / "config.json"),
         )
-        found, metrics = report.best_evaluation(evals, config) if evals else {}, config.get("classify.metric", ())
+        found, metrics = report.best_evaluation(evals, config) if evals else {}, config.classify.metric
         first = " + ".join(metrics) or "loss"
         found |= {first: selected(found, metrics)} if found and metrics else {}
     scores = {first: found.get(first)} | found

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from mlm import cluster, entry
 from mlm.data import batches, mixture, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
-from mlm.data.stages import make_stages
+from mlm.data.stages import Stages, make_stages
 from mlm.errors import InputError
 from mlm.model import families, masking, priming
 from mlm.model.attention import Attention, make_attention
@@ -221,17 +221,7 @@ class Pretraining(Task):
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
         """Returns this host's rows of the batches after step `start`."""
-        for stage in self.stages.between(start + 1):
-            stream = batches.train_batches(
-                self.manifest,
-                split="train",
-                seed=self.config.data.seed,
-                lanes=self.config.data.lanes,
-                global_batch=stage.rows,
-                start_row=stage.rows_before,
-                rows=sharding.local_rows(self.mesh, stage.rows),
-            )
-            yield from itertools.islice(stream, stage.count)
+        return train_batches(self.config, self.manifest, self.mesh, self.stages, start=start)
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """Returns the scores of the validation split and of the sets of evaluate.sets."""
@@ -296,6 +286,23 @@ class NoData:
             raise AttributeError(name)
         fix = "name its shards (plan --workdir=DIR), or use a command that reads them (train, bench --parts loop)"
         raise InputError(f"{self._task.__qualname__} reads self.manifest.{name}, but this command has no data; {fix}.")
+
+
+def train_batches(
+    config: ConfigDict, manifest: Manifest, mesh: Mesh, stages: Stages, *, start: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields this host's rows of the batches after step `start`."""
+    for stage in stages.between(start + 1):
+        stream = batches.train_batches(
+            manifest,
+            split="train",
+            seed=config.data.seed,
+            lanes=config.data.lanes,
+            global_batch=stage.rows,
+            start_row=stage.rows_before,
+            rows=sharding.local_rows(mesh, stage.rows),
+        )
+        yield from itertools.islice(stream, stage.count)
 
 
 def score_split(

@@ -1,5 +1,6 @@
 """The mean of checkpoints (Izmailov et al., 2018; Wortsman et al., 2022), as a checkpoint in a workdir of its own."""
 
+import copy
 import functools
 import operator
 import re
@@ -8,7 +9,6 @@ from typing import Any
 
 import jax
 
-from mlm import config as configs
 from mlm import entry
 from mlm.config_rules import ROTARY_BASES
 from mlm.data import tokenizer
@@ -99,7 +99,7 @@ def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
     """Returns what checkpoints that are averaged must have in common."""
     data, folder = meta["dataset"], workdir.tokenizer
     own = tokenizer.fingerprint(str(folder)) if (folder / "tokenizer.json").is_file() else None
-    record = meta.get("class", {})
+    record = meta["class"]
     computed_by = [entry.name_of(record), *record["files"]] if entry.changes_evaluation(record) else []
     found = {"class": computed_by, "labels": data.get("labels"), "vocabulary": data["vocab_size"], "tokenizer": own}
     model = data["model"]
@@ -111,12 +111,12 @@ def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
 def _write(new: Workdir, chosen: list[Checkpoint], meta: dict[str, Any], mean: Any, weights: list[float]) -> None:
     """Writes a workdir with the tokenizer and the config of the newest checkpoint, and the mean in its place."""
     source, step = chosen[-1]
-    config = configs.unflatten(meta["config"])
+    config = copy.deepcopy(meta["config"]).unlock()
     if not config.data.mixture:
         config.shards.dir = source.shards_of(config)
     copy_files(source.tokenizer, new.tokenizer)
     write_text(new.config, config.to_json(indent=1) + "\n")
     averaged = [{"checkpoint": _name(each), "weight": weight} for each, weight in zip(chosen, weights, strict=True)]
-    meta = meta | {"config": configs.flatten(config), "milestones": [], "averaged": averaged}
+    meta = meta | {"config": config, "milestones": [], "averaged": averaged}
     with Checkpoints(new.checkpoints, keep=1) as checkpoints:
         checkpoints.save(step, {load.part_of(meta): mean}, meta, None)

@@ -74,20 +74,14 @@ def metric_shapes(task: Task, params: Params) -> dict[str, Mean]:
     return shapes
 
 
-def make_train_step(task: Task) -> TrainStep:
-    """Returns the jitted step `(state, batch, length=None) -> (state, metrics)`; the state is donated.
+def make_gradient(task: Task) -> Callable[..., tuple[Params, dict[str, Mean]]]:
+    """Returns `(params, batch, step, position=step) -> (gradient of the mean loss, sums of all metrics)`.
 
-    With a `length`, each row of the batch is read as several rows of so many tokens.
-
-    The loss is the mean over all predictions of the global batch: sums and weights are added up over microbatches and
-    devices, and divided once. So mesh and accumulation change the result by rounding alone, also with dropout, which
-    depends on the number of a row in the global batch.
-
-    A step whose loss or gradient is not finite updates nothing and is counted. After train.guard_limit of them in a row
-    no step updates anything; the loop stops when it next reads the metrics (log.every).
+    The mean is over all predictions of the global batch: sums and weights are added up over microbatches and devices,
+    and divided once. So mesh and accumulation change the result by rounding alone, also with dropout, which depends on
+    the number of a row in the global batch. Masks are those of `position` in the schedules.
     """
     config, mesh, accumulate = task.config, task.mesh, task.config.train.accumulate
-    optimizer = optax.with_extra_args_support(task.optimizer)
 
     @functools.partial(jax.grad, has_aux=True)
     def gradient(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[jax.Array, dict]:
@@ -110,16 +104,35 @@ def make_train_step(task: Task) -> TrainStep:
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         return jax.lax.scan(add, zero, (jnp.arange(accumulate, dtype=jnp.uint32), micro))[0]
 
+    matrix_dtype = config.model.dtype if accumulate == 1 else "float32"
+    over_devices = sharding.sum_over_data(gradient_sum, mesh, matrix_dtype=matrix_dtype)
+
+    def mean_gradient(
+        params: Params, batch: Batch, step: jax.Array, position: jax.Array | None = None
+    ) -> tuple[Params, dict[str, Mean]]:
+        inputs = task.inputs(batch, step if position is None else position)
+        rows_B = sharding.row_numbers(mesh, len(jax.tree.leaves(inputs)[0]) // accumulate)
+        key = jax.random.fold_in(jax.random.key(config.train.seed), step)
+        grads, sums = over_devices(params, inputs, rows_B, key)
+        return jax.tree.map(lambda g: g / jnp.maximum(sums["loss"].weight, 1), grads), sums
+
+    return mean_gradient
+
+
+def make_train_step(task: Task) -> TrainStep:
+    """Returns the jitted step `(state, batch, length=None) -> (state, metrics)`; the state is donated.
+
+    With a `length`, each row of the batch is read as several rows of so many tokens.
+
+    A step whose loss or gradient is not finite updates nothing and is counted. After train.guard_limit of them in a row
+    no step updates anything; the loop stops when it next reads the metrics (log.every).
+    """
+    config, mean_gradient = task.config, make_gradient(task)
+    optimizer = optax.with_extra_args_support(task.optimizer)
+
     def step(state: TrainState, batch: Batch, length: int | None = None) -> tuple[TrainState, dict[str, jax.Array]]:
         progress = jnp.max(batch["share"]) * HOURS_STEPS if "share" in batch else None  # in the schedules
-        inputs = task.inputs(split_rows(batch, length), state.step if progress is None else progress)
-        rows_B = sharding.row_numbers(mesh, len(jax.tree.leaves(inputs)[0]) // accumulate)
-        key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
-        over_devices = sharding.sum_over_data(
-            gradient_sum, mesh, matrix_dtype=config.model.dtype if accumulate == 1 else "float32"
-        )
-        grads, sums = over_devices(state.params, inputs, rows_B, key)
-        grads = jax.tree.map(lambda g: g / jnp.maximum(sums["loss"].weight, 1), grads)
+        grads, sums = mean_gradient(state.params, split_rows(batch, length), state.step, progress)
 
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, progress=progress)
         params, grad_norm, ema = optax.apply_updates(state.params, updates), optax.tree.norm(grads), state.ema
@@ -148,8 +161,8 @@ def make_train_step(task: Task) -> TrainStep:
     return jax.jit(
         step,
         static_argnums=2,
-        in_shardings=(shardings, NamedSharding(mesh, sharding.BATCH)),
-        out_shardings=(shardings, NamedSharding(mesh, P())),
+        in_shardings=(shardings, NamedSharding(task.mesh, sharding.BATCH)),
+        out_shardings=(shardings, NamedSharding(task.mesh, P())),
         donate_argnums=0,
     )
 
