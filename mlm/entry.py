@@ -282,7 +282,9 @@ def check_use(saved: Record, now: Record, where: str, *, command: str, stock_net
         raise InputError(f"{what} something else; {_start(saved)}.")
     if not stock_network:
         return ""
-    names = ", ".join(sorted(set(saved["overrides"]) - TRAINING))
+    names = ", ".join(sorted(set(saved["overrides"]) - TRAINING - {"make_model"}))
+    if not names:
+        return ""
     return (
         f"{where}: {name_of(saved)} overrides {names}, which {command} does without: it computes as transformers does."
     )

@@ -105,15 +105,18 @@ def named_model(args: argparse.Namespace) -> str:
     return args.model if args.step is None else locate.at_step(args.model or args.workdir, args.step)
 
 
-def check_class(model: Pretrained, args: argparse.Namespace) -> None:
-    """Says whose class trained a model that transformers' own network computes here; raises InputError for another's.
+def with_class(model: Pretrained, args: argparse.Namespace) -> Pretrained:
+    """Returns the model, computed by the class that the command was started with, if that has another model.
 
-    A class that changes what the model computes is refused, unless the command was started with it.
+    Says whose class trained it. Raises InputError if that changes what the model computes, and is not this command's.
     """
+    from mlm.tasks import pretraining
+
     saved = model.meta.get("class", {})
     remark = entry.check_use(saved, args.entry.record, model.source, command=args.name, stock_network=True)
     if remark and cluster.is_primary():
         say(remark)
+    return pretraining.with_class(model, args.entry.pretraining)
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:

@@ -79,7 +79,7 @@ def write_export(
 
     head = load.CLASSIFIER if locate.is_classifier(workdir) else load.LM_HEAD
     model = load.from_workdir(workdir, head=head, step=step)
-    common.check_class(model, args)
+    model = common.with_class(model, args)
     if cluster.is_primary():
         history = summary.gather(workdir, model.run_config, until=model.step) if head == load.LM_HEAD else None
         scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == model.step]

@@ -32,7 +32,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.pretrained import load
 
     model = load.load(name, head=load.CLASSIFIER if is_classifier else load.LM_HEAD)
-    common.check_class(model, args)
+    model = common.with_class(model, args)
     shared = {"texts": args.texts, "top_k": args.top_k, "stdin": sys.stdin, "stdout": sys.stdout}
     if is_classifier:
         classify_texts.run(model, **shared)

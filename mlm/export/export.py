@@ -10,6 +10,7 @@ A classifier is one of transformers' ...ForSequenceClassification or ...ForToken
 the families that transformers has in Flax.
 """
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -20,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 import transformers
-from flax.serialization import to_bytes
+from flax.serialization import msgpack_restore, to_bytes
 from safetensors.numpy import save_file
 
 from mlm import logs
@@ -78,10 +79,16 @@ def export(
             expected = reference.compute(model)
             expected.write(new)
             _check_tokenizer(new, expected, _inputs(model))
-            check_files(new, expected)
+            check_files(new, expected, model)
             if (folder / logs.RESULTS).is_file():  # each entry names its weights
                 (new / logs.RESULTS).write_bytes((folder / logs.RESULTS).read_bytes())
-            if torch_python:
+            if not model.module.in_transformers:
+                print(
+                    f"export: transformers has no class for {type(model.module).__name__}: Flax weights alone are "
+                    "written, and not proven in PyTorch",
+                    file=sys.stderr,
+                )
+            elif torch_python:
                 _check_in_torch(torch_python, new)
             for file in new.iterdir():  # safetensors writes files that no one else can read
                 file.chmod((new / PROOF).stat().st_mode)
@@ -96,6 +103,12 @@ def write_model(model: Pretrained, folder: Path) -> None:
     config = type(model.config).from_dict(model.config.to_dict())
     config.dtype = "float32"
     config.save_pretrained(str(folder))
+    if not model.module.in_transformers:  # whose classes must not load it as another model
+        name = type(model.module).__name__
+        content = logs.read_object(folder / "config.json") | {"architectures": [name], "model_type": name.lower()}
+        (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (folder / "flax_model.msgpack").write_bytes(to_bytes(model.params))
+        return
     save_file(weights.to_torch(model.params), str(folder / "model.safetensors"), metadata={"format": "pt"})
     if _flax_class(model):
         (folder / "flax_model.msgpack").write_bytes(to_bytes(model.params))
@@ -139,10 +152,17 @@ def _check_tokenizer(folder: Path, expected: Reference, inputs: list[str]) -> No
             )
 
 
-def check_files(folder: Path, expected: Reference) -> None:
+def check_files(folder: Path, expected: Reference, model: Pretrained) -> None:
     """Raises DamageError unless both weight files give the expected logits, Flax's those of the last row."""
     head = load.CLASSIFIER if expected.positions is None else load.LM_HEAD
     try:
+        if not model.module.in_transformers:
+            params = msgpack_restore((folder / "flax_model.msgpack").read_bytes())
+            logits = reference.compute_logits(
+                dataclasses.replace(model, params=params), expected.ids, expected.positions
+            )
+            _report({"flax_model.msgpack": _largest_difference(expected.logits, logits)})
+            return
         if not (folder / "model.safetensors").is_file():  # flax_model.msgpack can't stand in for it
             raise InputError(f"{folder}: has no model.safetensors")
         model = load.load(str(folder), head=head, flag="")
@@ -158,6 +178,11 @@ def check_files(folder: Path, expected: Reference) -> None:
             differences["flax_model.msgpack"] = _largest_difference(expected.logits[-1:], [last])
     except (InputError, OSError, ValueError) as error:
         raise DamageError(f"what export wrote can't be read back ({error}); check the disk, and try again.") from None
+    _report(differences)
+
+
+def _report(differences: dict[str, float]) -> None:
+    """Prints the largest difference of the logits of each file; raises DamageError for one that is not the model's."""
     for file, difference in differences.items():
         if not difference < verify_export.LOGITS:  # NaN is not equal either
             raise DamageError(

@@ -60,6 +60,7 @@ def run(
     _check_extras(read, extras)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
     check_class(loaded, entry, stock_network=False)
+    loaded = pretraining.with_class(loaded, entry.pretraining)
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
     module, task = make_module(config, padded, entry, manifest, workdir, mesh, read.length)

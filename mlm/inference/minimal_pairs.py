@@ -27,6 +27,7 @@ from mlm.inference import evaluate, pseudo_perplexity
 from mlm.inference.fill_mask import pad
 from mlm.paths import refusing
 from mlm.pretrained import load
+from mlm.tasks import pretraining
 from mlm.text import show, table
 from mlm.training import evaluation
 from mlm.workdir import Workdir
@@ -56,6 +57,7 @@ def run(
     pairs = read(source, phenomenon)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
     evaluate.check_class(loaded, entry, stock_network=True)
+    loaded = pretraining.with_class(loaded, entry.pretraining)
     scores = pseudo_log_likelihoods(config, loaded, encode(pairs, loaded))
     differences = {method: sums_N[::2] - sums_N[1::2] for method, sums_N in scores.items()}
     result = {"pairs": source, "model": loaded.source, **accuracies(pairs, differences)}

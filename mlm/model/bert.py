@@ -114,9 +114,10 @@ class ResidualOutput(nn.Module):
 class AttentionBlock(nn.Module):
     config: PretrainedConfig
     compute: Compute
+    self_attention_class = SelfAttention
 
     def setup(self) -> None:
-        self.self = SelfAttention(self.config, self.compute)
+        self.self = self.self_attention_class(self.config, self.compute)
         self.output = ResidualOutput(self.config)
         self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm
 
@@ -143,10 +144,12 @@ class Layer(nn.Module):
     config: PretrainedConfig
     compute: Compute
     index: int
+    attention_class = AttentionBlock
+    intermediate_class = Intermediate
 
     def setup(self) -> None:
-        self.attention = AttentionBlock(self.config, self.compute)
-        self.intermediate = Intermediate(self.config)
+        self.attention = self.attention_class(self.config, self.compute)
+        self.intermediate = self.intermediate_class(self.config)
         self.output = ResidualOutput(self.config)
 
     def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:

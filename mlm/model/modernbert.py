@@ -121,11 +121,13 @@ class Layer(nn.Module):
     config: ModernBertConfig
     compute: Compute
     index: int
+    attention_class = SelfAttention
+    feed_forward_class = GatedFeedForward
 
     def setup(self) -> None:
         config = self.config
-        self.attn = SelfAttention(config, self.compute, window(config, self.index))
-        self.mlp = GatedFeedForward(config)
+        self.attn = self.attention_class(config, self.compute, window(config, self.index))
+        self.mlp = self.feed_forward_class(config)
         self.mlp_norm = LayerNorm(config.norm_eps, use_bias=False)
         if self.index:
             self.attn_norm = LayerNorm(config.norm_eps, use_bias=False)

@@ -149,11 +149,16 @@ class Layers(nn.Module):
 class Model(nn.Module):
     """A body and a head, called as transformers calls its modules.
 
-    A changed one says what follows from it: `partition_rules` for parameters of other names, and `in_transformers` if
-    no class of transformers computes as it does, so that an export has Flax weights alone.
+    A changed one has `partition_rules` for parameters of other names, and `in_transformers = True` if some class of
+    transformers computes as it does; otherwise an export has Flax weights alone.
     """
 
     in_transformers = True  # a class attribute, not a field
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if not cls.__module__.startswith("mlm.") and "in_transformers" not in vars(cls):
+            cls.in_transformers = False
 
     config: PretrainedConfig
     dtype: Any = jnp.float32

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import safetensors.flax
+from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import SingleDeviceSharding
 from ml_collections import ConfigDict
@@ -41,6 +42,7 @@ class Pretrained:
     step: int | None  # of the checkpoint; None for a folder
     meta: dict[str, Any]  # of the checkpoint, see `checkpoint_files.read_meta`; empty for a folder
     source: str  # where it was read from, for messages
+    changed_module: Model | None = None  # of a class that overrides `make_model`, see `pretraining.with_class`
 
     @property
     def run_config(self) -> ConfigDict | None:
@@ -55,6 +57,8 @@ class Pretrained:
     @property
     def module(self) -> Model:
         """The linen module, in float32, with the head of the parameters."""
+        if self.changed_module is not None:
+            return self.changed_module.clone(config=self.config)
         head = classifier.head_name(self.config) if CLASSIFIER in self.params else MASKED_LM
         return self.family.make_module(self.config, head)
 
@@ -179,14 +183,13 @@ def part_of(meta: dict[str, Any]) -> str:
 def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[PretrainedConfig, Params]:
     """Returns the config and the parameters of a checkpoint, on the host, the vocabulary padded as in training."""
     config, part = config_of(meta["dataset"]["model"]), part_of(meta)
-    head = CLASSIFIER if "labels" in meta["dataset"] else LM_HEAD
-    device = SingleDeviceSharding(jax.local_devices()[0])
-    shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), _shapes(config, head))
-    item = {part: shapes}
+    state, device = workdir.checkpoints / str(step) / "state", SingleDeviceSharding(jax.local_devices()[0])
+    saved = ocp.StandardCheckpointHandler().metadata(epath.Path(str(state))).tree[part]
+    item = {part: jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), saved)}
     restore_args = ocp.checkpoint_utils.construct_restore_args(item)
     args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        restored = checkpointer.restore(str(workdir.checkpoints / str(step) / "state"), args=args)
+        restored = checkpointer.restore(str(state), args=args)
     return config, jax.device_get(restored[part])
 
 

@@ -7,6 +7,7 @@ To change one part, subclass `Pretraining`, override one of its methods, and sta
 Dimensions: B rows, L tokens in a row, K predictions in a row, V padded vocabulary.
 """
 
+import copy
 import dataclasses
 import itertools
 import sys
@@ -32,7 +33,7 @@ from mlm.model.loss import Mean, RowSums, masked_cross_entropy
 from mlm.model.masking import Masked, Masking
 from mlm.model.module import Model, Params, PartitionRules
 from mlm.monitor.metrics_hooks import MetricsHook, Monitor
-from mlm.pretrained import warm_start
+from mlm.pretrained import load, warm_start
 from mlm.training import evaluation, optimizer, sharding, train
 from mlm.training.task import Batch, Task, TrainState
 from mlm.workdir import Workdir
@@ -286,6 +287,20 @@ class NoData:
             raise AttributeError(name)
         fix = "name its shards (plan --workdir=DIR), or use a command that reads them (train, bench --parts loop)"
         raise InputError(f"{self._task.__qualname__} reads self.manifest.{name}, but this command has no data; {fix}.")
+
+
+def with_class(model: load.Pretrained, pretraining: type[Pretraining] | None) -> load.Pretrained:
+    """Returns a run's model, with the module of its class if that overrides `make_model`; in float32, on one device."""
+    if pretraining is None or pretraining.make_model is Pretraining.make_model or model.run_config is None:
+        return model
+    dataset = model.meta["dataset"]
+    info = DatasetInfo(*(dataset[field.name] for field in dataclasses.fields(DatasetInfo)))
+    config = copy.deepcopy(model.run_config).unlock()
+    config.model.dtype, config.model.attention = "float32", "xla"
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.local_devices()[:1])
+    task = pretraining.without_data(config.lock(), mesh, info)
+    compute = dataclasses.replace(task.module.compute, attend=None, attend_locally=None)  # for rows of any length
+    return dataclasses.replace(model, changed_module=task.module.clone(compute=compute))
 
 
 def train_batches(
