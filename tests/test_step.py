@@ -86,10 +86,8 @@ def test_accumulation_equals_the_large_batch(accumulate, rate):
 
 def test_microbatches_are_rows_of_every_device():
     """A microbatch made of a contiguous block would leave most devices idle or move rows between them."""
-    from mlm.training.step import _microbatches
-
-    rows = jnp.arange(16)
-    assert _microbatches(rows, 2).tolist() == [list(range(0, 16, 2)), list(range(1, 16, 2))]
+    rows = sharding.microbatches(jnp.arange(16), 2)
+    assert rows.tolist() == [list(range(0, 16, 2)), list(range(1, 16, 2))]
 
 
 def test_gradient_is_that_of_the_mean_over_predictions():
@@ -114,7 +112,7 @@ def test_guard_skips_what_is_not_finite_and_stops_for_good():
     state, _ = train(run, 2)
     good_params, good_opt = flat(state.params), flat(state.opt_state)
     bad = flat(poison(state).params)
-    state = jax.device_put(poison(state), jax.tree.map(lambda s: s.sharding, run.shapes))
+    state = jax.device_put(poison(state), sharding.shardings_of(run.abstract_state))
     for count in (1, 2, 3, 4):
         state, metrics = run.train_step(state, sharding.put_batch(random_batch(), run.mesh, 16))
         assert int(metrics["consecutive_nonfinite"]) == count
@@ -125,7 +123,7 @@ def test_guard_skips_what_is_not_finite_and_stops_for_good():
 
     # After three in a row, finite steps no longer update anything.
     repaired = state.params | {"lm_head": state.params["lm_head"] | {"bias": jnp.asarray(good_params["lm_head/bias"])}}
-    state = jax.device_put(state.replace(params=repaired), jax.tree.map(lambda s: s.sharding, run.shapes))
+    state = jax.device_put(state.replace(params=repaired), sharding.shardings_of(run.abstract_state))
     state, metrics = run.train_step(state, sharding.put_batch(random_batch(), run.mesh, 16))
     assert int(metrics["consecutive_nonfinite"]) == 5
     assert all(np.array_equal(value, good_params[name]) for name, value in flat(state.params).items())
@@ -136,10 +134,10 @@ def test_guard_resets_before_the_limit():
     run = tiny_run("train.guard_limit=3")
     state, _ = train(run, 1)
     good = state.params["lm_head"]["bias"]
-    state = jax.device_put(poison(state), jax.tree.map(lambda s: s.sharding, run.shapes))
+    state = jax.device_put(poison(state), sharding.shardings_of(run.abstract_state))
     state, _ = run.train_step(state, sharding.put_batch(random_batch(), run.mesh, 16))
     repaired = state.params | {"lm_head": state.params["lm_head"] | {"bias": good}}
-    state = jax.device_put(state.replace(params=repaired), jax.tree.map(lambda s: s.sharding, run.shapes))
+    state = jax.device_put(state.replace(params=repaired), sharding.shardings_of(run.abstract_state))
     state, metrics = run.train_step(state, sharding.put_batch(random_batch(), run.mesh, 16))
     assert int(metrics["consecutive_nonfinite"]) == 0
     assert int(metrics["skipped"]) == 1
@@ -221,7 +219,8 @@ def test_dropout_follows_the_rows_where_hosts_interleave(monkeypatch, change, me
         rows = sharding.logical_rows(run.mesh, 32)
         assert (rows[4] == 16) == processes.any()
         moved = {name: column[rows] for name, column in batch.items()}
-        found.append(run.step_at(1)(run.init(), sharding.put_batch(moved, run.mesh, 32)))
+        length = run.stages.stage_at(1).length
+        found.append(run.train_step(run.init(), sharding.put_batch(moved, run.mesh, 32), length))
     (state, metrics), (state2, metrics2) = found
     assert float(metrics["loss"]) == pytest.approx(float(metrics2["loss"]), rel=1e-6)
     assert_close(moments(state), moments(state2), 1e-4, change)
@@ -231,10 +230,10 @@ def test_dropout_follows_the_rows_where_hosts_interleave(monkeypatch, change, me
 def test_gradients_cross_the_devices_once_for_each_update(accumulate):
     run = tiny_run("data.global_batch=64", f"train.accumulate={accumulate}")
     batch = sharding.put_batch(random_batch(64), run.mesh, 64)
-    module = hlo.parse(run.train_step.lower(run.shapes, batch).compile().as_text())
+    module = hlo.parse(run.train_step.lower(run.abstract_state, batch).compile().as_text())
     reduced = {name: [one for one in body if one.opcode == "all-reduce"] for name, body in module.computations.items()}
     elements = sum(math.prod(shape) for one in reduced.pop(module.entry) for shape in shapes_in(one.shape))
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.shapes.params))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.abstract_state.params))
     assert parameters < elements < 1.02 * parameters + 100, "each parameter's gradient once, and the sums"
     assert not any(reduced.values()), "an all-reduce within the loop over the microbatches"
 
