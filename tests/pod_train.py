@@ -45,8 +45,8 @@ def prepare() -> None:
     batches, pause = pretraining.train_batches, float(os.environ.get("MLM_TEST_PAUSE", "0"))
     kind, _, at = os.environ.get("MLM_TEST_FAULT", "").partition(":")
 
-    def train_batches(config, manifest, mesh, start):
-        for step, batch in enumerate(batches(config, manifest, mesh, start), start + 1):
+    def train_batches(*arguments, start):
+        for step, batch in enumerate(batches(*arguments, start=start), start + 1):
             time.sleep(pause)
             if kind and step == int(at):
                 fault(kind)

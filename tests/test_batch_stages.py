@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import pathlib
 import shutil
 
@@ -10,28 +9,29 @@ import jax
 import numpy as np
 import pytest
 
-from mlm import config as configs
 from mlm.data.mixture import lanes
-from mlm.data.order import Stage, batch_rows, between
+from mlm.data.order import batch_rows
+from mlm.data.stages import make_stages
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import branch, loop, recipe, sharding
+from mlm.training import branch, sharding, train
 from mlm.workdir import Workdir
-from tests.fixtures import pretrain, tiny_config, tiny_run
+from tests.fixtures import pretrain, tiny_config
 from tests.fixtures_data import in_epochs
+from tests.test_branch import meta_of
 from tests.test_resume import state_of
 
 pytestmark = pytest.mark.usefixtures("one_device")
 LANES = 3
 READ = (f"data.lanes={LANES}", "data.global_batch=24", "data.batch_stages=((6, 30), (12, 30))", "train.steps=120")
-STAGES = [Stage(1, 30, 6, 0), Stage(31, 60, 12, 180), Stage(61, math.inf, 24, 540)]
 
 
 def batches_of(manifest, start: int, *overrides: str):
-    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1)
-    return pretraining.train_batches(tiny_config(*READ, *overrides), manifest, mesh, start)
+    mesh, config = sharding.make_mesh(data=1, fsdp=1, tensor=1), tiny_config(*READ, *overrides)
+    stages = make_stages(config, manifest.splits["train"].records)
+    return pretraining.train_batches(config, manifest, mesh, stages, start=start)
 
 
 @pytest.fixture(scope="module")
@@ -83,19 +83,14 @@ def test_skipped_batches_leave_the_others_as_they_are(straight, manifest):
         expected = joined(kept[start : start + 10])
         found = in_epochs(batches_of(manifest, start, ranges), 10)
         np.testing.assert_array_equal(found["record_id"], expected["record_id"])
-    run, rows = configs.flatten(tiny_config(*READ, ranges)), [len(batch["epoch"]) for batch in kept]
-    assert [recipe.rows_read(run, step) for step in range(100)] == [sum(rows[:step]) for step in range(100)]
-    task = tiny_run(*READ, ranges, mesh=(1, 1, 1))
-    assert [task.rows_at(step) for step in range(1, 100)] == rows[:99]
 
 
 def test_the_records_of_batches_without_reading_them(straight, manifest):
-    own = lanes(manifest, "train", seed=0, lanes=LANES)
-    assert recipe.stages(configs.flatten(tiny_config(*READ))) == STAGES
-    parts = list(between(STAGES, 28, 62))
-    assert parts == [Stage(28, 30, 6, 162), Stage(31, 60, 12, 180), Stage(61, 62, 24, 540)]
+    order = lanes(manifest, "train", seed=0, lanes=LANES)
+    parts = list(make_stages(tiny_config(*READ), 1000).between(28, 62))
+    assert [(part.first, part.last) for part in parts] == [(28, 30), (31, 60), (61, 62)]
     for part in parts:
-        ids, epochs = batch_rows(own, part)
+        ids, epochs = batch_rows(order, rows_before=part.rows_before, rows=part.rows, count=part.count)
         for batch, ids_B, epochs_B in zip(straight[part.first - 1 : part.last], ids, epochs, strict=True):
             np.testing.assert_array_equal(ids_B, batch["record_id"])
             np.testing.assert_array_equal(epochs_B, batch["epoch"])
@@ -123,26 +118,24 @@ SIZES = [(16, 4), (16, 4), (16, 8), (32, 8), *[(32, 16)] * 4]  # of the rows, an
 def trained(one_device, manifest, tmp_path_factory) -> tuple[pathlib.Path, Pretraining]:
     workdir, config = tmp_path_factory.mktemp("trained"), tiny_config(*SETTINGS)
     task = Pretraining.open(config, Workdir(str(workdir)), manifest)
-    loop.run_task(config, Workdir(str(workdir)), task)
+    train.train(config, Workdir(str(workdir)), task)
     return workdir, task
 
 
 def test_each_size_is_compiled_once(trained):
     workdir, task = trained
-    steps = [task.step_at(step) for step in range(1, 9)]
-    assert len(set(map(id, steps))) == len(set(SIZES)) == 4
-    assert {each._cache_size() for each in steps} == {1}
-    assert steps[-1] is task.train_step
+    stages = [task.stages.stage_at(step) for step in range(1, 9)]
+    assert [(stage.length, stage.rows) for stage in stages] == SIZES
+    assert task.train_step._cache_size() == task.expected_compiles == len(set(SIZES)) == 4
     timing = [json.loads(line) for line in (workdir / "timing.jsonl").read_text().splitlines()]
     assert [line["step"] for line in timing if line["kind"] == "first_step"] == [1, 3, 4, 5]
 
 
 def test_tokens_are_those_of_the_batches(trained):
     _, task = trained
-    assert [task.rows_at(step) for step in range(1, 9)] == [rows for _, rows in SIZES]
     assert [task.tokens_read(step) for step in range(9)] == [32 * n for n in (0, 4, 8, 16, 24, 40, 56, 72, 88)]
-    useful = [rows * 32 * task.flops_per_token(step) for step, (_, rows) in enumerate(SIZES, 1)]
-    assert recipe.useful_flops(task.run, 600, step=8, steps=8) == pytest.approx(sum(useful))
+    useful = [rows * 32 * task.flops_per_token(length) for length, rows in SIZES]
+    assert task.useful_flops(8, 0.0) == pytest.approx(sum(useful))
 
 
 def resume(trained, manifest, tmp_path, *overrides: str) -> list[pathlib.Path]:
@@ -174,8 +167,8 @@ def test_resumed_with_other_microbatches_the_losses_are_the_same(trained, manife
 def open_branch(trained, tmp_path, step: int, *overrides: str) -> branch.Source:
     workdir, task = trained
     config = tiny_config(*SETTINGS, f"train.branch_from={workdir}@{step}", *overrides)
-    meta = {"config": configs.flatten(config), "dataset": task.metadata, "data_fingerprint": task.data_fingerprint}
-    return branch.open_source(meta, Workdir(str(tmp_path)), config.train.steps)
+    meta = meta_of(task) | {"config": config}
+    return branch.open_source(meta, Workdir(str(tmp_path)), make_stages(config, task.info.records))
 
 
 def test_a_branch_goes_on_where_the_batches_were(trained, tmp_path):
@@ -195,6 +188,6 @@ def test_devices_that_a_stage_does_not_fill_are_refused(manifest):
         InputError, match=r"data.batch_stages / train.accumulate: 12 rows can't be split over 8 devices"
     ):
         Pretraining.without_data(tiny_config("data.lanes=4", "data.batch_stages=((12, 6),)"), mesh)
-    run = configs.flatten(tiny_config("data.lanes=4", "data.batch_stages=((12, 6),)"))
-    found = sharding.host_input(np.arange(8).reshape(8, 1), run)
+    config = tiny_config("data.lanes=4", "data.batch_stages=((12, 6),)")
+    found = sharding.host_input(np.arange(8).reshape(8, 1), config)
     assert "data.batch_stages / train.accumulate: 12 rows" in found["error"] and not found["fed"]

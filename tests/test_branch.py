@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from mlm import __main__
+from mlm import __main__, entry
 from mlm import config as configs
 from mlm.commands.tokenizer import make_tokenizer
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.pretrained import checkpoint_files, locate
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import average, branch
+from mlm.training import average, branch, sharding
 from mlm.workdir import Workdir
 from tests.fixtures import pretrain, tiny_config
 from tests.fixtures_data import train_tokenizer, write_shards
@@ -64,6 +64,16 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
     assert [name for name in one if not np.array_equal(one[name], other[name])] == []
 
 
+def meta_of(task: Pretraining) -> dict:
+    """What a checkpoint of the task would hold of it."""
+    return {
+        "config": task.config,
+        "dataset": task.metadata,
+        "data_fingerprint": task.data_fingerprint,
+        "class": entry.describe(type(task)),
+    }
+
+
 def leaves_of(state: Iterable) -> list[bytes]:
     return sorted(np.asarray(leaf).tobytes() for leaf in state)
 
@@ -73,8 +83,13 @@ def test_a_branch_that_changes_nothing_is_the_run_it_left(trunk, manifest, tmp_p
     assert_same(state_of(trunk, 12), state_of(tmp_path, 12))
     assert lines_after(tmp_path, 0) == lines_after(trunk, 6), "the window of the log goes on within it"
     assert [line["step"] for line in lines_after(tmp_path, 0)] == [8, 8, 12, 12]
+    whole, half, saved = (
+        checkpoint_files.read_meta(Workdir(str(folder)).checkpoints, step)
+        for folder, step in ((trunk, 12), (trunk, 6), (tmp_path, 12))
+    )
     lineage = {"from": str(trunk), "step": 6, "config_changes": [], "same_data": True, "same_rows": True}
-    assert checkpoint_files.read_meta(Workdir(str(tmp_path)).checkpoints, 12)["branch"] == lineage
+    assert saved["branch"] == lineage | {"useful_flops": half["useful_flops"]}
+    assert half["useful_flops"] < saved["useful_flops"] == pytest.approx(whole["useful_flops"]), "with the trunk's"
     assert checkpoint_files.complete_steps(Workdir(str(trunk)).checkpoints) == [6, 12]
 
 
@@ -103,10 +118,9 @@ def test_what_may_change_changes(trunk, manifest, tmp_path):
                          "optimizer.weight_decay=0.2", "optimizer.ema_decay=0.5", "masking.rate=0.3")  # fmt: skip
     workdir = Workdir(str(tmp_path))
     task = Pretraining.open(config, workdir, manifest)
-    meta = {"config": configs.flatten(config), "dataset": task.metadata, "data_fingerprint": task.data_fingerprint}
-    source = branch.open_source(meta, workdir, task.steps)
-    found = branch.restore(source, task.shapes, task.initial_state)
-    assert [leaf.sharding for leaf in jax.tree.leaves(found)] == [s.sharding for s in jax.tree.leaves(task.shapes)]
+    source = branch.open_source(meta_of(task), workdir, task.stages)
+    found = branch.restore(source, task.abstract_state, task.initial_state)
+    assert sharding.shardings_of(found) == sharding.shardings_of(task.abstract_state)
     old, fresh = state_of(trunk, 6), task.initial_state()
     leaves, _ = jax.tree_util.tree_flatten_with_path(found)
     by_size = {path: np.asarray(leaf) for path, leaf in leaves if POSITIONS in jax.tree_util.keystr(path)}
@@ -140,12 +154,8 @@ def test_a_branch_reads_longer_rows(texts, tokenizer_folder, manifest, tmp_path)
     make_tokenizer(config, workdir)
     longer = write_shards(texts[:400], tmp_path / "shards", str(workdir.tokenizer), length=64)
     task = Pretraining.open(config, workdir, longer)
-    source = branch.open_source(
-        {"config": configs.flatten(config), "dataset": task.metadata, "data_fingerprint": task.data_fingerprint},
-        workdir,
-        task.steps,
-    )
-    found, old = branch.restore(source, task.shapes, task.initial_state), state_of(tmp_path / "trunk", 6)
+    source = branch.open_source(meta_of(task), workdir, task.stages)
+    found, old = branch.restore(source, task.abstract_state, task.initial_state), state_of(tmp_path / "trunk", 6)
     assert leaves_of(jax.tree.leaves(found)) == leaves_of(old.values())
     pretrain(config, workdir, longer)
     assert next(task.batches(6))["input_ids"].shape == (4, 64) and task.tokens_read(7) == 7 * 4 * 64

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from mlm.data.manifest import DatasetInfo
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import breakdown, sharding, state, step
+from mlm.training import breakdown, evaluation, sharding
 from tests.fixtures import INFO, random_batch, slow, tiny_config
 
 KINDS = ("masking.mask_share=0.4", "masking.random_share=0.3", "masking.rate=0.3", "model.init_stddev=0.3")
@@ -16,8 +16,14 @@ WORDS = np.arange(INFO.vocab_size) % 2 == 0  # the tokens that start a word
 
 
 def step_of(run: Pretraining, *, with_breakdown: bool = True):
-    shardings, seed = state.shardings_of(run.shapes).params, run.config.evaluate.seed
-    return step.make_eval_step(run.module, run.eval_masking, seed, run.mesh, shardings, with_breakdown=with_breakdown)
+    return evaluation.make_eval_step(
+        run.module,
+        run.eval_masking,
+        run.config.evaluate.seed,
+        run.mesh,
+        sharding.shardings_of(run.abstract_state).params,
+        with_breakdown=with_breakdown,
+    )
 
 
 def few_ids() -> dict[str, np.ndarray]:
@@ -57,7 +63,8 @@ def test_lines_are_those_of_a_double_loop(isolated, masks, shape):
     mesh = sharding.make_mesh(**dict(zip(sharding.AXES, shape, strict=True)))
     run = Pretraining(config, INFO, mesh=mesh, word_starts_V=WORDS)
     batch, params = few_ids(), run.init().params
-    *rows, sums = jax.device_get(step_of(run)(params, sharding.put_batch(batch, run.mesh, 16)))
+    means = jax.device_get(step_of(run)(params, sharding.put_batch(batch, run.mesh, 16)))
+    rows, sums = (*means["loss"], means["accuracy"].sum), means["breakdown"]
     columns = [batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch")]
     masked = jax.device_get(run.eval_masking(jax.random.key(config.evaluate.seed), *columns))
     inputs = (masked.ids_BxL, batch["attention_mask"], masked.positions_BxK)

@@ -15,8 +15,9 @@ from mlm import config as configs
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import loop, sharding
+from mlm.training import sharding
 from mlm.training.budget import UNITS, read_replay
+from mlm.training.train import Loop
 from mlm.workdir import Workdir
 from tests.fixtures import pretrain, tiny_config, tiny_run
 from tests.processes import copy, run_together, train_arguments
@@ -97,7 +98,7 @@ def test_the_step_takes_the_share(share, rate, masked, batch):
     moved = np.abs(np.asarray(state.params["lm_head"]["dense"]["kernel"]) - before)
     assert moved.max() == pytest.approx(rate, rel=1e-3, abs=1e-8) and int(state.step) == 1
     ordinary = batch["attention_mask"].sum() - 2 * 16  # without <s> and </s>
-    assert float(state.window.weight) == pytest.approx(masked * ordinary, abs=8)
+    assert float(state.window["loss"].weight) == pytest.approx(masked * ordinary, abs=8)
 
 
 @pytest.mark.slow
@@ -150,8 +151,8 @@ def test_the_clock_stops_for_an_evaluation_when_its_step_is_done(monkeypatch):
     task = SimpleNamespace(evaluate=lambda params: events.append("evaluated") or {})
     paused = contextlib.contextmanager(lambda kind, step: (yield events.append(f"paused: {kind}")))
     log = SimpleNamespace(paused=paused, evaluation=lambda step, scores: None)
-    made = loop.Loop(None, task, None, log, {}, None, None, set(), None)
-    made._evaluate(1, SimpleNamespace(step="step 1", best_params=None))
+    loop = Loop(task, workdir=None, checkpoints=None, milestones=set(), log=log, budget=None, profile=None, meta={})
+    loop.evaluate(1, SimpleNamespace(step="step 1", best_params=None))
     assert events == ["waited for step 1", "paused: eval", "evaluated"]
 
 

@@ -1,4 +1,4 @@
-"""From the config to the steps: which masks, which rate, which length an update has."""
+"""From the config to the steps: which masks, which rate, which length a step has."""
 
 import dataclasses
 import shutil
@@ -13,7 +13,7 @@ from mlm.model import families
 from mlm.model.masking import SpanMasking, TokenMasking, WordMasking, rate_schedule
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
-from mlm.training.step import split_rows
+from mlm.training.train import split_rows
 from mlm.workdir import Workdir
 from tests.fixtures import INFO, pretrain, random_batch, tiny_config, tiny_run
 
@@ -42,8 +42,8 @@ def test_the_rate_goes_from_the_first_update_to_the_last():
     assert rate_schedule(0.3, 0.0, 12) is None
     rate = rate_schedule(0.3, 0.15, 11)
     np.testing.assert_allclose([rate(step) for step in (0, 5, 10)], [0.3, 0.225, 0.15], rtol=1e-6)
-    assert tiny_run("masking.rate=0.3", "masking.end_rate=0.1").flops_per_token(1) == pytest.approx(
-        tiny_run("masking.rate=0.2").flops_per_token(1)
+    assert tiny_run("masking.rate=0.3", "masking.end_rate=0.1").flops_per_token(32) == pytest.approx(
+        tiny_run("masking.rate=0.2").flops_per_token(32)
     )
 
 
@@ -53,7 +53,7 @@ def test_the_step_predicts_at_the_rate_of_its_update():
     for rate in (0.5, 0.3, 0.1):
         state, _ = run.train_step(state, batch)
         expected = rate * np.sum(random_batch()["input_ids"] > 4)
-        assert abs(float(state.window.weight) - expected) < 8, "16 rows, each rounded up or down at random"
+        assert abs(float(state.window["loss"].weight) - expected) < 8, "16 rows, each rounded up or down at random"
     assert run.train_step._cache_size() == 1, "one trace for all rates"
 
 
@@ -63,7 +63,7 @@ def test_the_step_takes_the_masks_of_words(kind):
     run = Pretraining(tiny_config(f"masking.kind={kind}"), INFO, mesh=mesh, word_starts_V=WORDS)
     state, metrics = run.train_step(run.init(), sharding.put_batch(random_batch(), mesh, 16))
     assert np.isfinite(metrics["loss"])
-    assert 0.1 < float(state.window.weight) / np.sum(random_batch()["input_ids"] > 4) < 0.3
+    assert 0.1 < float(state.window["loss"].weight) / np.sum(random_batch()["input_ids"] > 4) < 0.3
 
 
 def test_words_need_a_tokenizer(manifest, tmp_path):
@@ -97,24 +97,23 @@ def test_a_run_and_the_command_evaluate_read_and_mask_alike(manifest, tokenizer_
 
 def test_long_rows_are_split():
     batch = random_batch(16, seed=2)
-    rows = jax.tree.map(np.asarray, split_rows(jax.tree.map(jax.numpy.asarray, batch), 4))
+    rows = jax.tree.map(np.asarray, split_rows(jax.tree.map(jax.numpy.asarray, batch), 8))
     assert rows["input_ids"].shape == rows["attention_mask"].shape == (64, 8)
     assert np.array_equal(rows["input_ids"].reshape(16, 32), batch["input_ids"])
     assert np.array_equal(rows["attention_mask"].reshape(16, 32), batch["attention_mask"])
     assert rows["record_id"].tolist() == [4 * int(record) + part for record in batch["record_id"] for part in range(4)]
     assert rows["record_id"].dtype == rows["epoch"].dtype == np.uint32
     assert len(set(rows["record_id"].tolist())) == 64
-    assert split_rows(batch, 1) is batch
+    assert split_rows(batch, 32) is split_rows(batch, None) is batch
 
 
 @pytest.mark.slow
 def test_a_short_step_is_the_step_on_rows_of_that_length():
     settings = ("train.steps=10", "train.accumulate=2", "model.positions=32", "model.hidden_dropout=0.1")
     run = tiny_run("data.short_length=8", "data.short_share=0.7", *settings)
-    assert run.short_steps == 7
-    assert [run.step_at(update) is run.train_step for update in (1, 7, 8, 10)] == [False, False, True, True]
+    assert [run.stages.stage_at(step).length for step in (1, 7, 8, 10)] == [8, 8, 32, 32]
     batch = random_batch(16)
-    state, metrics = run.step_at(7)(run.init(), sharding.put_batch(batch, run.mesh, 16))
+    state, metrics = run.train_step(run.init(), sharding.put_batch(batch, run.mesh, 16), 8)
 
     short_info = dataclasses.replace(INFO, length=8)
     short = tiny_run("shards.length=8", "data.global_batch=64", *settings, info=short_info)
@@ -127,12 +126,7 @@ def test_a_short_step_is_the_step_on_rows_of_that_length():
     state2, metrics2 = short.train_step(short.init(), sharding.put_batch(rows, short.mesh, 64))
     assert float(metrics["loss"]) == pytest.approx(float(metrics2["loss"]), rel=1e-6)
     assert float(metrics["grad_norm"]) == pytest.approx(float(metrics2["grad_norm"]), rel=1e-5)
-    assert float(state.window.weight) == float(state2.window.weight)
-
-
-def test_without_a_schedule_every_update_has_the_long_rows():
-    run = tiny_run()
-    assert list(run.train_steps.values()) == [run.step_at(1)] == [run.train_step]
+    assert float(state.window["loss"].weight) == float(state2.window["loss"].weight)
 
 
 def test_a_kernel_that_cannot_do_the_short_rows_is_refused():
@@ -153,13 +147,11 @@ def test_a_kernel_that_cannot_do_the_short_rows_is_refused():
 def test_kernels_are_made_of_the_windows_that_layers_have(layers, every, windows):
     sizes = (f"model.layers={layers}", f"model.global_every={every}", "model.local_attention=16")
     made = []
-    module = families.make_module(tiny_config("model.family=modernbert", *sizes).model.to_dict(), INFO)
-    families.with_attention(module, made.append)
-    assert made == windows
+    families.make_module(tiny_config("model.family=modernbert", *sizes).model, INFO).with_attention(made.append)
+    assert sorted(made) == windows
 
 
 def test_flops_follow_the_length():
     run = tiny_run("data.short_length=16", "data.short_share=0.5")
     alone = tiny_run("shards.length=16", info=dataclasses.replace(INFO, length=16))
-    assert run.flops_per_token(1) == run.flops_per_token(6) == alone.flops_per_token(1)
-    assert run.flops_per_token(1) < run.flops_per_token(7)
+    assert run.flops_per_token(16) == alone.flops_per_token(16) < run.flops_per_token(32)

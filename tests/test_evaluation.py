@@ -9,6 +9,7 @@ from transformers import FlaxRobertaForMaskedLM
 
 from mlm.data.batches import eval_batches
 from mlm.data.manifest import DatasetInfo
+from mlm.model.loss import Mean
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import evaluation, sharding
@@ -59,11 +60,13 @@ def test_standard_errors_are_those_of_a_plain_computation():
     weight_DxN = rng.integers(1, 9, (3, 13)).astype(np.float32)
     weight_DxN[:, 5] = 0
     loss_DxN = (weight_DxN * rng.gamma(4, 1, (3, 13))).astype(np.float32)
-    table = {"loss": loss_DxN, "weight": weight_DxN, "correct": weight_DxN // 2}
+    loss, accuracy = Mean(loss_DxN, weight_DxN), Mean(weight_DxN // 2, weight_DxN)
 
     def step(params, batch):
         places = (np.asarray(batch["epoch"]), np.asarray(batch["record_id"]))
-        return tuple(jax.numpy.asarray(column[places] * batch["valid"]) for column in table.values())
+        return jax.tree.map(
+            lambda column: jax.numpy.asarray(column[places] * batch["valid"]), {"loss": loss, "accuracy": accuracy}
+        )
 
     ids = np.arange(16).reshape(4, 4).astype(np.uint32)
     batches = [{"record_id": b % 13, "epoch": np.zeros(4, np.uint32), "valid": np.float32(b < 13)} for b in ids]

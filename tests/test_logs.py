@@ -11,7 +11,9 @@ from mlm.errors import DamageError
 from mlm.paths import UPath
 from mlm.training import metrics
 from mlm.training.metrics import Log
+from tests.fixtures import tiny_config
 
+CONFIG = tiny_config("log.tensorboard=false", "log.wandb=")
 LINES = [{"step": step, "kind": kind, "loss": 1 / step} for step in (10, 20, 30) for kind in ("train", "eval")]
 
 
@@ -25,9 +27,7 @@ def as_text(lines: list[dict]) -> str:
 
 
 def open_log(workdir: UPath, start: int) -> Log:
-    return Log(
-        workdir, {"log.tensorboard": False, "log.wandb": ""}, start=start, steps=100, tokens_read=lambda step: 64 * step
-    )
+    return Log(workdir, CONFIG, start=start, steps=100, tokens_read=lambda step: 64 * step)
 
 
 def test_read_gives_the_lines_of_a_kind(tmp_path):
@@ -74,8 +74,9 @@ def test_throughput_and_the_time_left_follow_the_size_of_the_batches(tmp_path, m
     """Steps of 10 tokens up to the tenth, then of 40; a second each."""
     clock = [0.0]
     monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])
-    run, read = {"log.tensorboard": False, "log.wandb": ""}, lambda step: 10 * step + 30 * max(step - 10, 0)
-    with Log(UPath(tmp_path), run, start=0, steps=20, tokens_read=read) as log:
+    with Log(
+        UPath(tmp_path), CONFIG, start=0, steps=20, tokens_read=lambda step: 10 * step + 30 * max(step - 10, 0)
+    ) as log:
         for step in (5, 15):
             clock[0] = step
             log.train(step, {"loss": np.float32(1), "consecutive_nonfinite": np.int32(0)})

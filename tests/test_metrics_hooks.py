@@ -8,14 +8,13 @@ import shutil
 import numpy as np
 import pytest
 
-from mlm import config as configs
 from mlm.data import tfrecord
 from mlm.data.manifest import Manifest, load_manifest
-from mlm.data.order import Lane, Stage, batch_rows
+from mlm.data.order import Lane, batch_rows
+from mlm.data.stages import make_stages
 from mlm.monitor.metrics_hooks import Monitor
 from mlm.pretrained import checkpoint_files
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import recipe
 from mlm.workdir import Workdir
 from tests.fixtures import pretrain, tiny_config
 
@@ -48,7 +47,7 @@ def senseless(folder: pathlib.Path, tokenizer_folder: str, poisoned: tuple[int, 
 
 def records_of(first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     lanes = [Lane(0, (RECORDS,) * SHARDS, lane, LANES) for lane in range(LANES)]
-    return batch_rows(lanes, Stage(first, last, BATCH, (first - 1) * BATCH))
+    return batch_rows(lanes, rows_before=(first - 1) * BATCH, rows=BATCH, count=last - first + 1)
 
 
 def train(workdir: pathlib.Path, manifest: Manifest, *overrides: str) -> None:
@@ -79,9 +78,9 @@ STUCK = (
 
 
 def test_a_run_of_hours_is_judged_by_its_own_steps(manifest, tmp_path):
-    run = configs.flatten(tiny_config("train.steps=0", "train.hours=1", "schedule.warmup_fraction=0.1"))
-    sizes = {"steps": recipe.HOURS_STEPS, "warmup": 100_000, "stages": recipe.stages(run)}
-    monitor = Monitor(run, Workdir(str(tmp_path)), manifest, print, **sizes)
+    config = tiny_config("train.steps=0", "train.hours=1", "schedule.warmup_fraction=0.1")
+    stages = make_stages(config, records=200)
+    monitor = Monitor(config, Workdir(str(tmp_path)), manifest, print, stages=stages, warmup=100_000)
     monitor.on_metrics("train", 50, {"loss": 3.0, "share": 0.25})
     assert (monitor._adviser.steps, monitor._adviser.warmup_steps) == (200, 20)
 

@@ -11,7 +11,7 @@ import pytest
 
 from mlm.data import batches, mixture
 from mlm.data.manifest import Manifest, load_manifest
-from mlm.data.order import Lane, Stage, batch_rows
+from mlm.data.order import Lane, batch_rows
 from mlm.data.write_shard import find_documents, find_parts
 from mlm.errors import InputError
 from mlm.paths import canonical, distinct_parts
@@ -98,7 +98,7 @@ def test_hosts_share_the_same_batches_from_any_step(mixed, hosts, start):
 
 def test_rows_of_a_spike_are_those_of_its_batches(mixed):
     lanes = mixture.lanes(mixed, "train", seed=0, lanes=LANES)
-    ids, epochs = batch_rows(lanes, Stage(90, 93, BATCH, 89 * BATCH))
+    ids, epochs = batch_rows(lanes, rows_before=89 * BATCH, rows=BATCH, count=4)
     found = in_epochs(train(mixed, start=89), 4)
     np.testing.assert_array_equal(ids.ravel(), found["record_id"])
     np.testing.assert_array_equal(epochs.ravel(), found["epoch"])

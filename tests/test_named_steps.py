@@ -99,7 +99,7 @@ def test_classify_starts_from_a_step(family, tmp_path, capsys):
     flags = ["--config=configs/base.py", *(f"--config.{key}" for key in overrides)]
     assert __main__.main(["classify", *flags, f"--workdir={tmp_path / 'run'}", "--step=4"]) == 0
     found, start = (load.load(name, head=None) for name in (str(tmp_path / "run"), f"{family.root}@4"))
-    assert found.run_config["train.init_from"] == f"{family.root}@4"
+    assert found.run_config.train.init_from == f"{family.root}@4"
     for name, value in start.leaves.items():
         if name.startswith("roberta/encoder"):
             np.testing.assert_allclose(found.leaves[name], value, atol=1e-8, err_msg=name)

@@ -24,7 +24,6 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from mlm import config as configs
 from mlm.data import tokenizer_checks
 from mlm.export import reference, verify_export
 from mlm.inference import minimal_pairs, pseudo_perplexity
@@ -36,8 +35,8 @@ from mlm.monitor.loss_spikes import Detector
 from mlm.pretrained.load import Pretrained
 from mlm.tasks import classification, scores
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import breakdown, evaluation, sharding, step
-from mlm.training.state import shardings_of
+from mlm.training import breakdown, evaluation, sharding
+from mlm.training.sharding import shardings_of
 from tests import test_adviser
 from tests.fixtures import INFO, random_batch, tiny_config
 
@@ -109,8 +108,10 @@ def measure(family: str, case: str) -> dict[str, float]:
     masks = ("masking.mask_share=0.4", "masking.random_share=0.1", "masking.rate=0.3", f"data.global_batch={ROWS}")
     config = tiny_config(f"model.dtype={dtype}", "optimizer.ema_decay=0.9", *masks, *FAMILIES[family])
     task = Pretraining(config, INFO, mesh=mesh)
-    params = jax.device_put(with_signal(task), shardings_of(task.shapes).params)
-    eval_step = step.make_eval_step(task.module, task.eval_masking, 0, mesh, shardings_of(params), with_breakdown=True)
+    params = jax.device_put(with_signal(task), shardings_of(task.abstract_state).params)
+    eval_step = evaluation.make_eval_step(
+        task.module, task.eval_masking, 0, mesh, shardings_of(params), with_breakdown=True
+    )
     read = [rows_of(seed) | {"valid": np.ones(ROWS, np.float32)} for seed in range(BATCHES)]
     score = partial(evaluation.score, eval_step, batches=read, mesh=mesh, rows=ROWS, tokens_per_byte=0.25)
     numbers = score(params, draws=2)
@@ -180,8 +181,8 @@ def classify(task: Pretraining, batch: dict, labels: tuple[str, ...], *, of_toke
     attention = batch["attention_mask"]
     targets = rng.integers(0, LABELS, attention.shape if of_tokens else ROWS) if labels else rng.normal(0, 0.5, ROWS)
     targets = np.where(attention > 0, targets, -1) if of_tokens else targets
-    shardings = sharding.tree_shardings(params, task.mesh, params)
     module = classifier.make_module(config, task.config.model.dtype)
+    shardings = sharding.tree_shardings(params, task.mesh, params, module.partition_rules())
     eval_step = classification.make_eval_step(module, task.mesh, shardings, longest=INFO.length)
     read = {"input_ids": batch["input_ids"], "attention_mask": attention}
     read["label"] = targets.astype(np.int32 if labels else np.float32)
@@ -196,7 +197,7 @@ def classify(task: Pretraining, batch: dict, labels: tuple[str, ...], *, of_toke
         return named("number", numbers)
     second = scores.score_classes(targets == 1, predicted_N == 1, 2)["f1_positive"]
     classes = scores.score_classes(targets, predicted_N, LABELS) | {"loss": loss_N.mean(), "f1_positive": second}
-    model = Pretrained(config, params, "", 1, {"config": configs.flatten(task.config)}, "a classifier")
+    model = Pretrained(config, params, "", 1, {"config": task.config}, "a classifier")
     answers = TextClassifier(model, make_tokenizer()).classify(batch["input_ids"][:8].tolist(), LABELS)
     probabilities = [answer["probabilities"][label] for answer in answers for label in labels]
     return named("classes", classes) | {"predict/classes": probabilities}
@@ -213,7 +214,7 @@ def predict(task: Pretraining, params: dict) -> dict[str, Any]:
     pairs = [minimal_pairs.Pair(both, "", "a pair") for both in zip(*texts, strict=True)]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         tok.save_pretrained(folder)
-        meta = {"config": configs.flatten(task.config)}
+        meta = {"config": task.config}
         model = Pretrained(task.module.config, params, folder, 1, meta, "a model").with_vocabulary(INFO.vocab_size)
         patch.setattr(sharding, "make_mesh", partial(sharding.make_mesh, devices=list(devices)))
         sums = minimal_pairs.pseudo_log_likelihoods(task.config, model, minimal_pairs.encode(pairs, model))

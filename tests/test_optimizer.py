@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 
+from mlm.errors import InputError
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import optimizer, sharding
+from mlm.training import optimizer, sharding, train
+from mlm.workdir import Workdir
 from tests.fixtures import INFO, random_batch, slow, tiny_config, tiny_run
 from tests.torch_environments import run_torch
 
@@ -19,15 +22,15 @@ RATE, DECAY, B1, B2, EPS = 1e-2, 0.1, 0.9, 0.98, 1e-6
 
 
 def schedule(name: str, *, warmup: int = 0, steps: int = 100, decay: float = 0.2, final: float = 0.0):
-    run = {
-        "schedule.name": name,
-        "schedule.warmup_steps": warmup,
-        "schedule.warmup_fraction": 0.0,
-        "schedule.decay_fraction": decay,
-        "schedule.final_fraction": final,
-        "optimizer.learning_rate": 0.8,
+    settings = {
+        "name": name,
+        "warmup_steps": warmup,
+        "warmup_fraction": 0.0,
+        "decay_fraction": decay,
+        "final_fraction": final,
     }
-    return optimizer.make_schedule(run, steps)
+    config = ConfigDict({"schedule": settings, "optimizer": {"learning_rate": 0.8}})
+    return optimizer.make_schedule(config, steps)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +72,29 @@ def test_warmup_of_a_config(overrides, first_peak):
     assert values[200] == 0
 
 
+def test_warmup_steps():
+    assert optimizer.warmup_steps(tiny_config("schedule.warmup_steps=5", "schedule.warmup_fraction=0"), 1000) == 5
+    assert optimizer.warmup_steps(tiny_config("schedule.warmup_steps=0", "schedule.warmup_fraction=0.06"), 1000) == 60
+
+
+def test_a_schedule_longer_than_a_run_of_epochs_is_refused(manifest, tmp_path):
+    wsd = ("schedule.name=wsd", "schedule.decay_fraction=0.5")
+    few = ("train.steps=0", "train.epochs=3", "schedule.warmup_steps=100")
+    optimizer.check_schedule(tiny_config(*few), 100)
+    optimizer.check_schedule(tiny_config(*few, *wsd), 200)
+    words = r"warmup_steps = 100: the run has 99 steps \(train.epochs = 3\); set it lower, or use warmup_fraction\.$"
+    with pytest.raises(InputError, match=words):
+        optimizer.check_schedule(tiny_config(*few), 99)
+    with pytest.raises(InputError, match=r"decay_fraction = 0.5: the run has 150 steps, and a warmup of 100; lower"):
+        optimizer.check_schedule(tiny_config(*few, *wsd), 150)
+    short = tiny_config("train.steps=0", "train.epochs=0.01", "schedule.warmup_steps=100000")
+    with pytest.raises(InputError, match=r"warmup_steps = 100000: the run has \d+ steps"):
+        Pretraining.open(short, Workdir(str(tmp_path)), manifest)
+
+
 def make(name: str, *, rate: float = RATE, **settings: float) -> optax.GradientTransformation:
-    settings = {"b1": B1, "b2": B2, "eps": EPS, "weight_decay": DECAY, "clip_norm": 0.0} | settings
-    settings = {"name": name, "muon_iterations": 5} | settings
-    run = {f"optimizer.{key}": value for key, value in settings.items()}
-    return optimizer.make_optimizer(run, optax.constant_schedule(rate))
+    default = {"b1": B1, "b2": B2, "eps": EPS, "weight_decay": DECAY, "clip_norm": 0.0, "muon_iterations": 5}
+    return optimizer.make_optimizer(ConfigDict(default | settings | {"name": name}), optax.constant_schedule(rate))
 
 
 @pytest.fixture(scope="module")
@@ -215,24 +236,23 @@ def test_stable_adamw_is_that_of_pytorch(tmp_path):
     gradients = {name: rng.standard_normal((20, *shape)).astype(np.float32) for name, shape in shapes.items()}
     for name, step in (("kernel", 9), ("three", 12), ("bias", 9)):
         gradients[name][step] *= 30
-    recipe = {"learning_rate": 0.02, "b1": B1, "b2": B2, "eps": EPS, "weight_decay": 0.3, "steps": 20}
+    settings = {"learning_rate": 0.02, "b1": B1, "b2": B2, "eps": EPS, "weight_decay": 0.3, "steps": 20}
     save_file(start, tmp_path / "start.safetensors")
     save_file(gradients, tmp_path / "gradients.safetensors")
-    (tmp_path / "settings.json").write_text(json.dumps(recipe | {"warmup_steps": 5}))
+    (tmp_path / "settings.json").write_text(json.dumps(settings | {"warmup_steps": 5}))
     run_torch(4, "tests/torch_stable_adamw.py", tmp_path)
     theirs, size = load_file(tmp_path / "trained.safetensors"), json.loads((tmp_path / "rms.json").read_text())
     assert all(max(own) > 2 and sorted(own)[10] < 1.5 for own in size.values()), "must act in some updates alone"
 
-    own = recipe | {"clip_norm": 0.0, "muon_iterations": 5}
-    run = {f"optimizer.{key}": value for key, value in own.items()}
-    run |= {"schedule.name": "linear", "schedule.warmup_steps": 5, "schedule.decay_fraction": 0.0}
-    rate = optimizer.make_schedule(run | {"schedule.final_fraction": 0.0}, 20)
+    linear = {"name": "linear", "warmup_steps": 5, "decay_fraction": 0.0, "final_fraction": 0.0}
+    rate = optimizer.make_schedule(ConfigDict({"schedule": linear, "optimizer": settings}), 20)
     ours = {}
     for name in ("stable_adamw", "adamw"):
-        tx = optimizer.make_optimizer(run | {"optimizer.name": name}, rate)
+        config = ConfigDict(settings | {"name": name, "clip_norm": 0.0, "muon_iterations": 5})
+        tx = optimizer.make_optimizer(config, rate)
         params, state, update = start, tx.init(start), jax.jit(tx.update)
         for step in range(20):
-            updates, state = update({key: own[step] for key, own in gradients.items()}, state, params)
+            updates, state = update({key: grads[step] for key, grads in gradients.items()}, state, params)
             params = optax.apply_updates(params, updates)
         ours[name] = params
     for key, value in theirs.items():
@@ -272,7 +292,7 @@ def test_clipping_comes_first(name, params, grads):
 
 @pytest.fixture(scope="module")
 def gradient(model):
-    return jax.jit(model.make_gradient(INFO.length))
+    return jax.jit(train.make_gradient(model))
 
 
 @pytest.mark.parametrize(
@@ -300,6 +320,6 @@ def test_every_optimizer_learns(name, rate, model, gradient):
     for _ in range(30):
         grads, sums = gradient(params, random_batch(), np.int32(0))
         params, state = update(grads, state, params)
-        losses.append(float(sums.loss_B / sums.weight_B))
+        losses.append(float(sums["loss"].sum / sums["loss"].weight))
     assert losses[0] == pytest.approx(np.log(500), abs=0.15)
     assert losses[-1] < losses[0] - 1, losses[::5]

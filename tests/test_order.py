@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mlm.data.order import Lane, Stage, Visit, batch_rows, lanes_of
+from mlm.data.order import Lane, Visit, batch_rows, lanes_of
 from mlm.errors import InputError
 
 RECORDS = (5, 4, 7, 5, 1, 6, 6, 0, 3, 4)
@@ -83,7 +83,7 @@ def test_rows_of_batches_without_reading_them(first, last):
     """Over visits and epochs, the rows of the lanes side by side."""
     lanes, each = 2, 3
     own = [Lane(5, RECORDS, number, lanes) for number in range(lanes)]
-    ids, epochs = batch_rows(own, Stage(first, last, lanes * each, (first - 1) * lanes * each))
+    ids, epochs = batch_rows(own, rows_before=(first - 1) * lanes * each, rows=lanes * each, count=last - first + 1)
     assert ids.shape == epochs.shape == (last - first + 1, lanes * each)
     starts = np.cumsum([0, *RECORDS])
     for number in range(lanes):

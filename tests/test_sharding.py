@@ -5,10 +5,12 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
 
 from mlm.errors import InputError
 from mlm.model import classifier
 from mlm.model.families import family_of
+from mlm.model.module import PartitionRules
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import optimizer, sharding
 from tests.fixtures import INFO, tiny_config, tiny_run
@@ -18,6 +20,10 @@ def params_of(*overrides: str):
     """Returns the shapes of the parameters of a tiny model."""
     module = Pretraining(tiny_config(*overrides), INFO).module
     return jax.eval_shape(lambda: module.init_params(jax.random.key(0)))
+
+
+def rules_of(*overrides: str) -> PartitionRules:
+    return Pretraining(tiny_config(*overrides), INFO).partition_rules()
 
 
 def mesh_of(data: int, fsdp: int, tensor: int):
@@ -79,7 +85,7 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_has_a_rule_and_every_rule_a_parameter(family):
     params = params_of(f"model.family={family}", "model.layers=2")
-    specs = sharding.param_specs(params, mesh_of(2, 2, 2))
+    specs = sharding.param_specs(params, mesh_of(2, 2, 2), rules_of(f"model.family={family}"))
     names = [name for name, _ in sharding.named_leaves(params)]
     count, expected = FAMILIES[family]
     assert list(specs) == names
@@ -96,10 +102,10 @@ def test_every_parameter_has_a_rule_and_every_rule_a_parameter(family):
 def test_a_classifier_is_split_as_in_pretraining_but_its_head_is_on_every_device(family, of_tokens):
     module, mesh = Pretraining(tiny_config(f"model.family={family}"), INFO).module, mesh_of(2, 2, 2)
     config = classifier.make_config(module.config, ("a", "b", "c"), of_tokens=of_tokens)
-    specs = sharding.param_specs(
-        jax.eval_shape(lambda: classifier.make_module(config).init_params(jax.random.key(0))), mesh
-    )
-    pretraining = sharding.param_specs(params_of(f"model.family={family}"), mesh)
+    classifier_module = classifier.make_module(config)
+    params = jax.eval_shape(lambda: classifier_module.init_params(jax.random.key(0)))
+    specs = sharding.param_specs(params, mesh, classifier_module.partition_rules())
+    pretraining = sharding.param_specs(params_of(f"model.family={family}"), mesh, module.partition_rules())
     body = {name: spec for name, spec in pretraining.items() if name.startswith(f"{family_of(module.config).body}/")}
     head = {name: spec for name, spec in specs.items() if name not in body}
     assert specs == body | head
@@ -110,19 +116,20 @@ def test_a_classifier_is_split_as_in_pretraining_but_its_head_is_on_every_device
 def test_a_rule_matches_whole_names_alone():
     params = params_of()
     params["pre_lm_head"] = {"bias": params["lm_head"]["bias"]}
-    with pytest.raises(ValueError, match=r"no rule in .* matches the parameter pre_lm_head/bias"):
-        sharding.param_specs(params, mesh_of(8, 1, 1))
+    with pytest.raises(InputError, match=r"partition_rules\(\).* pre_lm_head/bias; add"):
+        sharding.param_specs(params, mesh_of(8, 1, 1), rules_of())
 
 
-@pytest.mark.parametrize(("family", "rules"), [("roberta", "ROBERTA"), ("modernbert", "MODERNBERT")])
-def test_an_unmatched_parameter_and_an_unused_rule_raise(monkeypatch, family, rules):
-    mesh = mesh_of(8, 1, 1)
-    params = params_of(f"model.family={family}")
-    with pytest.raises(ValueError, match=r"no rule in .* matches the parameter adapter/kernel"):
-        sharding.param_specs(params | {"adapter": {"kernel": jax.ShapeDtypeStruct((32, 32), "float32")}}, mesh)
-    monkeypatch.setattr(sharding, rules, (*getattr(sharding, rules), (r"adapter/.*", P())))
-    with pytest.raises(ValueError, match=r"the rule adapter/\.\* in .* matches no parameter"):
-        sharding.param_specs(params, mesh)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_unmatched_parameter_and_an_unused_rule_are_refused(family):
+    mesh, params, rules = mesh_of(8, 1, 1), params_of(f"model.family={family}"), rules_of(f"model.family={family}")
+    adapter = {"adapter": {"kernel": jax.ShapeDtypeStruct((32, 32), "float32")}}
+    with pytest.raises(InputError, match=r"partition_rules\(\).* adapter/kernel; add"):
+        sharding.param_specs(params | adapter, mesh, rules)
+    more = (*rules, (r"adapter/.*", P()))
+    with pytest.raises(InputError, match=r"partition_rules\(\).* adapter/\.\*.*; remove"):
+        sharding.param_specs(params, mesh, more)
+    assert sharding.param_specs(params | adapter, mesh, more)["adapter/kernel"] == P()
 
 
 @pytest.mark.parametrize(
@@ -177,15 +184,14 @@ def state_specs(name: str, *overrides: str, mesh=(2, 2, 2)):
     """Returns [(path, shape, spec)] of an optimizer's state, and {parameter: (shape, spec)}."""
     settings = {"name": name, "b1": 0.9, "b2": 0.98, "eps": 1e-6, "weight_decay": 0.01, "clip_norm": 1.0}
     settings["muon_iterations"] = 5
-    run = {f"optimizer.{key}": value for key, value in settings.items()}
-    tx = optimizer.make_optimizer(run, optax.constant_schedule(1e-3))
-    params = params_of(*overrides)
+    tx = optimizer.make_optimizer(ConfigDict(settings), optax.constant_schedule(1e-3))
+    params, rules = params_of(*overrides), rules_of(*overrides)
     state = jax.eval_shape(tx.init, params)
     mesh = mesh_of(*mesh)
-    specs = sharding.tree_shardings(state, mesh, params)
+    specs = sharding.tree_shardings(state, mesh, params, rules)
     leaves = [(n, leaf.shape) for n, leaf in sharding.named_leaves(state)]
     found = [leaf.spec for _, leaf in sharding.named_leaves(specs)]
-    wanted = sharding.param_specs(params, mesh)
+    wanted = sharding.param_specs(params, mesh, rules)
     shapes = {n: (leaf.shape, wanted[n]) for n, leaf in sharding.named_leaves(params)}
     return [(n, shape, spec) for (n, shape), spec in zip(leaves, found, strict=True)], shapes
 

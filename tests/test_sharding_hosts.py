@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
+from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm.data.order import lanes_of
@@ -48,16 +49,17 @@ def jax_mesh(devices: list, shape: tuple[int, int, int]) -> Mesh:
 
 
 def host_input(config, mesh: Mesh) -> dict:
-    return sharding.host_input(sharding.processes_of(mesh), configs.flatten(config))
+    return sharding.host_input(sharding.processes_of(mesh), config)
 
 
-def batch_keys(rows: int, *, accumulate: int, lanes: int) -> dict[str, int]:
-    return {
-        "data.global_batch": rows,
-        "train.accumulate": accumulate,
-        "evaluate.batch": 12,
-        "data.lanes": lanes,
-    }
+def batch_config(rows: int, *, accumulate: int, lanes: int) -> ConfigDict:
+    return ConfigDict(
+        {
+            "data": {"global_batch": rows, "batch_stages": (), "lanes": lanes},
+            "train": {"accumulate": accumulate},
+            "evaluate": {"batch": 12},
+        }
+    )
 
 
 def assert_fed(mesh: Mesh, config) -> None:
@@ -127,7 +129,7 @@ def test_hosts_lie_between_one_another():
 @pytest.mark.parametrize("processes", [[[0, 1], [0, 2], [1, 1]], [[1, 1], [0, 1]]])
 def test_rows_that_a_host_can_not_take_in_their_order_are_refused(processes):
     """Host 1 holds the first rows and the last, or all it holds in the wrong order."""
-    found = sharding.host_input(np.array(processes), batch_keys(12, accumulate=1, lanes=1))
+    found = sharding.host_input(np.array(processes), batch_config(12, accumulate=1, lanes=1))
     assert not found["fed"]
     assert found["error"].startswith("config.mesh.tensor = 2 gives host 1 rows that are not consecutive; make")
 
@@ -145,7 +147,7 @@ def test_rows_that_a_host_can_not_take_in_their_order_are_refused(processes):
 )
 def test_hosts_hold_whole_lanes_or_share_one(lanes, share, error):
     hosts = np.arange(6).reshape(6, 1) // 2
-    found = sharding.host_input(hosts, batch_keys(24, accumulate=2, lanes=lanes))
+    found = sharding.host_input(hosts, batch_config(24, accumulate=2, lanes=lanes))
     assert (found["count"], found["rows_per_host"], found["lanes_per_host"]) == (3, 8, share)
     assert found["fed"] == (not error) and (not error or re.search(error, found["error"]))
 

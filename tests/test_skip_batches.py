@@ -1,4 +1,4 @@
-"""Skipped batches: the arithmetic against a plain list of batches, the real ones in a run, and what a resume may do."""
+"""Skipped batches in a run: those that are read, and what a resume may do (their arithmetic: test_stages)."""
 
 import itertools
 import json
@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from mlm import __main__
-from mlm.config_rules import is_ranges, parse_ranges, ranges_overlap
-from mlm.data import skip_batches
-from mlm.errors import InputError
+from mlm.data.stages import make_stages
 from mlm.pretrained import checkpoint_files
 from mlm.tasks import pretraining
 from mlm.training import sharding
@@ -21,46 +19,13 @@ from tests.fixtures_data import in_epochs
 from tests.processes import train_arguments
 from tests.test_batches import train
 
-RANGES = [[], [(1, 1)], [(1, 4)], [(3, 5)], [(3, 5), (6, 6), (9, 12)], [(2, 2), (4, 4), (20, 90)]]
-
-
-@pytest.mark.parametrize("ranges", RANGES)
-def test_against_the_list_of_batches(ranges):
-    kept = [batch for batch in range(1, 200) if not any(first <= batch <= last for first, last in ranges)]
-    assert [skip_batches.batch_of(step, ranges) for step in range(1, 50)] == kept[:49]
-    assert skip_batches.batch_of(0, ranges) == 0 or ranges[0][0] == 1
-    opened = []
-
-    def open_at(before):
-        opened.append(before)
-        return itertools.count(before + 1)
-
-    for done in range(15):
-        opened.clear()
-        stream = skip_batches.follow(open_at, ranges, done)
-        assert len(opened) == 1, "only the first stretch is opened now"
-        assert list(itertools.islice(stream, 30)) == kept[done : done + 30]
-        assert len(opened) <= len(ranges) + 1, "a stretch is opened once"
-        for last in range(done + 1, done + 12):
-            spans = skip_batches.spans(ranges, done + 1, last)
-            assert [batch for a, b in spans for batch in range(a, b + 1)] == kept[done:last]
-            assert not ranges_overlap(sorted([*ranges, *spans]))
-
-
-def test_what_is_no_range_and_what_overlaps():
-    assert is_ranges(()) and is_ranges(("7:9", "1:1"))
-    for bad in (["1:2"], ("2:1",), ("1",), (12,), ("1:2 ",), "1:2"):
-        assert not is_ranges(bad), bad
-    assert parse_ranges(("7:9", "1:1")) == [(1, 1), (7, 9)]
-    assert ranges_overlap([(1, 3), (3, 4)]) and not ranges_overlap([(1, 3), (4, 4)])
-
-
 # The batches of a run -------------------------------------------------------------------------------------------------
 
 
 def batches_of(manifest, mesh, start: int, *ranges: str):
     config = tiny_config("data.lanes=3", "data.global_batch=24", f"data.skip_batches={ranges!r}")
-    return pretraining.train_batches(config, manifest, mesh, start)
+    stages = make_stages(config, manifest.splits["train"].records)
+    return pretraining.train_batches(config, manifest, mesh, stages, start=start)
 
 
 @pytest.mark.slow
@@ -76,16 +41,6 @@ def test_a_run_reads_the_order_without_the_ranges(manifest):
         for key in found:
             expected = np.concatenate([batch[key] for batch in kept[start : start + 10]])
             np.testing.assert_array_equal(found[key], expected, err_msg=f"{key} from {start}")
-
-
-def test_each_of_several_hosts_reads_its_part_of_it(manifest):
-    ranges = [(2, 4), (9, 9)]
-    whole = list(itertools.islice(skip_batches.follow(lambda n: train(manifest, start=n), ranges, 3), 8))
-    for host in range(3):
-        rows = (4 * host, 4 * host + 4)
-        part = skip_batches.follow(lambda n, rows=rows: train(manifest, start=n, rows=rows), ranges, 3)
-        for mine, batch in zip(part, whole, strict=False):
-            np.testing.assert_array_equal(mine["record_id"], batch["record_id"][slice(*rows)])
 
 
 # Resume ---------------------------------------------------------------------------------------------------------------
@@ -148,15 +103,6 @@ def test_a_range_is_added_on_resume_and_stays(manifest, plain, tmp_path, capsys)
     sentence = refused(command(workdir, manifest), capsys)
     assert "was made without the batches 6:7" in sentence and "give --skip-batches 6:7 as well" in sentence
     assert "up to 14" in refused(command(workdir, manifest, "6:7", "14:15"), capsys), "step 12 has read batch 14"
-
-
-def test_the_checkpoints_that_a_new_range_leaves():
-    check = {"step": 12, "steps": [4, 8, 12], "where": "w"}
-    skip_batches.check_resume(["3:4"], ["3:4", "15:20"], **check)  # step 12 has read batch 14
-    with pytest.raises(InputError, match=r"\(12 in w\), then the run resumes from step 8"):
-        skip_batches.check_resume(["3:4"], ["3:4", "14:20"], **check)
-    with pytest.raises(InputError, match=r"w/12 was made without the batches 3:4"):
-        skip_batches.check_resume(["3:4", "6:6"], ["6:6"], **check)
 
 
 def test_flags_come_to_those_of_the_config(manifest, tmp_path, capsys):
