@@ -8,7 +8,6 @@ starts), N parameters outside the embeddings, D tokens. Intervals are 90% of a b
 
 import argparse
 import itertools
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +20,8 @@ from scipy.special import huber, logsumexp
 from mlm import config as configs
 from mlm import logs
 from mlm.data.manifest import DatasetInfo
+from mlm.data.stages import make_stages
 from mlm.model import families
-from mlm.training import recipe
 from mlm.workdir import Workdir
 
 DELTA = 1e-3  # of the Huber loss, the paper's
@@ -44,18 +43,17 @@ class Point(NamedTuple):
 def read(folder: str) -> Point | None:
     """Returns the last evaluation of a run of train.steps, None if it is not finished."""
     workdir = Workdir(folder, create=False)
-    config = ConfigDict(json.loads(workdir.config.read_text()))
-    run, lines = configs.flatten(config), logs.read(workdir.metrics, "eval")
-    if not lines or lines[-1]["step"] != run["train.steps"]:
+    config, lines = configs.read(workdir.config), logs.read(workdir.metrics, "eval")
+    if not lines or lines[-1]["step"] != config.train.steps:
         return None
-    tokens = recipe.rows_read(run, run["train.steps"]) * run["shards.length"]
+    tokens = make_stages(config, records=0).rows_read(config.train.steps) * config.shards.length
     return Point(folder, parameters(config), tokens, lines[-1]["loss"])
 
 
 def parameters(config: ConfigDict) -> int:
     """Returns the number of parameters outside the embeddings."""
     sizes = {"vocab_size": config.tokenizer.vocab_size, "length": config.shards.length}
-    module = families.make_module(config.model.to_dict(), DatasetInfo.synthetic(**sizes, records=1))
+    module = families.make_module(config.model, DatasetInfo.synthetic(**sizes, records=1))
     params = jax.eval_shape(module.init_params, jax.random.key(0))
     embedding = families.at_path(params, families.family_of(module.config).embedding)
     return sum(leaf.size for leaf in jax.tree.leaves(params)) - embedding.size

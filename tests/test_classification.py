@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from transformers import RobertaConfig
 
-from mlm import __main__
+from mlm import __main__, logs
 from mlm import config as configs
 from mlm.data import examples as data
 from mlm.data import tokenizer
@@ -23,6 +23,8 @@ from mlm.model.families import ROBERTA
 from mlm.pretrained import checkpoint_files
 from mlm.tasks import classification
 from mlm.training import sharding
+from mlm.training.train import train as run_loop
+from mlm.workdir import Workdir
 from tests import labelled_texts
 from tests.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start
 from tests.test_resume import state_of
@@ -49,28 +51,29 @@ def build(folder: pathlib.Path, tokenizer_folder: str, *overrides: str):
 def train(task, config, *, steps: int | None = None):
     """Returns (state, losses) after some updates, without the loop."""
     state, stream, losses = task.initial_state(), task.batches(0), []
-    for _ in range(steps or task.steps):
+    for _ in range(steps or task.stages.steps):
         batch = sharding.put_batch(next(stream), task.mesh, config.data.global_batch)
-        state, metrics = task.step_at(1)(state, batch)
+        state, metrics = task.train_step(state, batch)
         losses.append(float(metrics["loss"]))
     return state, losses
 
 
-def test_it_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder):
+def test_the_loop_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder):
     overrides = ("train.epochs=6", "optimizer.learning_rate=0.01", "model.init_stddev=0.1", "data.global_batch=4")
     overrides = (*overrides, "log.every=1", "classify.metric=('accuracy',)")
     with labelled_texts.two_devices():
         config, examples, task = build(tmp_path, tokenizer_folder, *overrides)
-    state, losses = train(task, config)
-    assert task.steps == len(losses) == 125
+    workdir = Workdir(str(tmp_path / "run"))
+    scores = run_loop(config, workdir, task)
+    losses = [line["loss"] for line in logs.read(workdir.metrics, "train")]
+    assert task.stages.steps == len(losses) == 125
     assert losses[0] == pytest.approx(np.log(3), abs=0.3) and np.mean(losses[-20:]) < 0.7
-    scores = task.evaluate(state.params)
     assert (
         scores["accuracy"] > 0.6 and scores["rows"] == 29 and scores["f1"] == pytest.approx(scores["accuracy"], abs=0.1)
     )
     assert task.minimized_metric(scores) == 1 - scores["accuracy"]
-    widths = {batch["input_ids"].shape[1] for batch in itertools.islice(task.batches(0), task.steps)}
-    assert task.step_at(1)._cache_size() == len(widths) > 1
+    widths = {batch["input_ids"].shape[1] for batch in itertools.islice(task.batches(0), task.stages.steps)}
+    assert task.train_step._cache_size() == len(widths) > 1
     assert widths <= set(examples.lengths()) and task.expected_compiles == len(examples.lengths()) == 3
 
 
@@ -86,7 +89,7 @@ def test_it_predicts_numbers(tmp_path, tokenizer_folder):
     assert scores["pearson"] > 0.6 and scores["mse"] == pytest.approx(scores["loss"], rel=1e-5)
     assert task.minimized_metric(scores) == scores["loss"]
     batch = sharding.put_batch(next(task.batches(0)), task.mesh, 16)
-    _, metrics = task.step_at(1)(state, batch)
+    _, metrics = task.train_step(state, batch)
     assert "accuracy" not in metrics, "of a number there is none"
 
 
@@ -101,12 +104,13 @@ def test_it_labels_words(tmp_path, tokenizer_folder):
     assert found["words"] == len(words.texts) and found["rows"] == 29 and found["words_cut"] == 0
     assert found["f1"] > 0.6 and found["accuracy"] > 0.8 and found["loss"] < 0.7
     assert task.minimized_metric(found) == 1 - found["f1"]
-    _, metrics = task.step_at(1)(state, sharding.put_batch(next(task.batches(0)), task.mesh, 16))
+    _, metrics = task.train_step(state, sharding.put_batch(next(task.batches(0)), task.mesh, 16))
     assert 0 < metrics["accuracy"] <= 1
     hidden, length = config.model.hidden_size, task._mean_length
-    own = {"hidden": hidden, "intermediate": config.model.intermediate_size, "gated": False, "predicted_share": 1}
-    whole = flops.train_flops_per_token(**own, keys=[length] * config.model.layers, vocab_size=4)
-    assert task.flops_per_token(1) == pytest.approx(whole - 6 * hidden**2), "its head has no dense layer"
+    intermediate, keys = config.model.intermediate_size, [length] * config.model.layers
+    kernels = {"/0/dense/kernel": (4 * hidden + 2 * intermediate, hidden), "classifier/kernel": (hidden, 4)}
+    whole = flops.train_flops_per_token(kernels, hidden=hidden, keys=keys, predicted_share=1)
+    assert task.flops_per_token(1) == pytest.approx(whole), "its head has no dense layer"
 
 
 def test_words_that_are_cut_off_are_wrong(tmp_path, tokenizer_folder):
@@ -165,7 +169,7 @@ def test_scores_do_not_depend_on_the_batch(reference, tokenizer_folder, rows, me
     there = sharding.make_mesh(**dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)), devices=devices)
     model = classification.classifier.make_config(body, examples.labels)
     module = classification.make_module(config, model, examples, there)
-    places = sharding.tree_shardings(params, there, params)
+    places = sharding.tree_shardings(params, there, params, module.partition_rules())
     eval_step = classification.make_eval_step(module, there, places, longest=examples.length)
     params = jax.device_put(params, places)
     scores, predicted = classification.evaluate(config, examples, there, eval_step, params, "validation")

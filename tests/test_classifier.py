@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
+from ml_collections import ConfigDict
 from transformers import FlaxRobertaForSequenceClassification, FlaxRobertaForTokenClassification
 
 from mlm.model import classifier
@@ -31,7 +32,7 @@ def make(labels: tuple[str, ...] = LABELS, *, of_tokens: bool = False, **sizes):
         "init_stddev": 0.3,
         "vocab_multiple": 8,
     }
-    body = ROBERTA.make_config(settings | sizes, INFO.vocab_size, INFO.special_ids)
+    body = ROBERTA.make_config(ConfigDict(settings | sizes), INFO.vocab_size, INFO.special_ids)
     config = classifier.make_config(body, labels, of_tokens=of_tokens)
     return config, jax.jit(classifier.make_module(config).init_params)(jax.random.key(0))
 

@@ -84,7 +84,7 @@ def test_the_best_checkpoint_is_kept_and_exported(finished):
     chosen = next(line for line in evals if line["step"] == found.step)
     assert chosen["f1_macro"] + chosen["matthews"] == best
     assert len(checkpoint_files.complete_steps(workdir.checkpoints)) <= 2, "keep=1, and the best"
-    assert json.loads((workdir.export / "run_config.json").read_text())["classify.label"] == "label"
+    assert json.loads((workdir.export / "run_config.json").read_text())["classify"]["label"] == "label"
     steps = checkpoint_files.complete_steps(workdir.checkpoints)
     assert checkpoint_files.choose(workdir.checkpoints, on_damage="stop") == steps[-1]
     assert checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=True) == found.step

@@ -95,10 +95,14 @@ def test_only_config_keys_that_differ_are_shown(runs):
 
 
 def test_a_key_that_one_config_lacks_differs(runs):
-    config = json.loads(runs[1].config.read_text())
+    config = json.loads(runs[0].config.read_text())
+    config["mine"]["power"] = 0.5
+    runs[0].config.write_text(json.dumps(config))
+    assert page_of(runs).row("mine.power") == ["0.5", "no such key"]
     del config["pod"]["hang"]
     runs[1].config.write_text(json.dumps(config))
-    assert page_of(runs).row("pod.hang") == ["900.0", "no such key"]
+    with pytest.raises(InputError, match=r"second/config\.json: has no pod\.hang"):
+        page_of(runs)
 
 
 def test_page_needs_no_network_and_shows_hostile_text_as_text(tmp_path, runs):

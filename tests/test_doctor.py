@@ -16,7 +16,8 @@ from mlm.doctor import checks, first_batch
 from mlm.doctor.checks import Case, Finding
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import sharding, step
+from mlm.training import sharding
+from mlm.training.train import split_rows
 from mlm.workdir import Workdir
 from tests.fixtures import tiny_config
 from tests.fixtures_data import train_tokenizer, write_shards, written_texts
@@ -114,8 +115,8 @@ def test_the_masks_are_those_of_the_short_rows_that_the_first_step_reads(healthy
     config = tiny_config("data.lanes=2", "data.short_length=16", "masking.rate=0.3")
     mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     task = Pretraining(config, DatasetInfo.from_manifest(healthy), mesh=mesh)
-    batch = next(pretraining.train_batches(config, healthy, task.mesh, 0))
-    short = step.split_rows(batch, 2)
+    batch = next(pretraining.train_batches(config, healthy, task.mesh, task.stages, start=0))
+    short = split_rows(batch, 16)
     columns = (short[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
     wanted = task.masking(jax.random.key(config.masking.seed), *columns)
     rows, read_BxL, kinds_BxL = first_batch.draw(config, healthy, Workdir(str(workdir)))

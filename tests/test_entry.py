@@ -19,7 +19,8 @@ from mlm.__main__ import main
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import loop, sharding
+from mlm.training import sharding
+from mlm.training.train import train as train_task
 from mlm.workdir import Workdir
 from tests import processes
 from tests.fixtures import INFO, TINY, random_batch, tiny_run
@@ -211,7 +212,7 @@ def train(workdir, manifest, own_config, *overrides: str, pretraining=Weighted) 
     """Trains four steps in this process; returns the lines of the log."""
     keys = (*TINY, f"shards.dir={manifest.folder}", "data.lanes=4", "train.steps=4", "log.every=1", *overrides)
     config = configs.load(own_config, [*keys, "checkpoint.every=2"])
-    loop.run_task(config, Workdir(str(workdir)), pretraining.open(config, Workdir(str(workdir)), manifest))
+    train_task(config, Workdir(str(workdir)), pretraining.open(config, Workdir(str(workdir)), manifest))
     return (workdir / "metrics.jsonl").read_text().splitlines()
 
 
@@ -236,7 +237,7 @@ def test_a_subclass_through_mesh_and_accumulation(own_config):
 def test_a_subclass_through_resume_and_report(one_device, tmp_path, manifest, own_config):
     straight = train(tmp_path / "straight", manifest, own_config)
     saved = checkpoint_files.read_meta(Workdir(str(tmp_path / "straight")).checkpoints, 4)
-    assert saved["class"]["name"] == "test_entry.Weighted" and saved["config"]["mine.power"] == 0.5
+    assert saved["class"]["name"] == "test_entry.Weighted" and saved["config"].mine.power == 0.5
     shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
     shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "4")
     assert train(tmp_path / "resumed", manifest, own_config) == straight
@@ -280,7 +281,7 @@ def test_every_run_of_a_sweep_trains_the_class(tmp_path, manifest):
     assert [run["values"]["mine.power"] for run in content["runs"]] == [0.3, 0.5] and "Scaled" in content["trained_by"]
     for power in (0.3, 0.5):
         meta = checkpoint_files.read_meta(Workdir(str(runs / f"power={power}")).checkpoints, 2)
-        assert meta["class"]["name"] == "lib_of_mine.Scaled" and meta["config"]["mine.power"] == power
+        assert meta["class"]["name"] == "lib_of_mine.Scaled" and meta["config"].mine.power == power
     start(script, "sweep", "evaluate", f"--workdir={runs}/power=0.3", "--vary", "evaluate.seed=0,1")
     said = start(["-m", "mlm"], *line, code=2, cwd=processes.ROOT)
     assert "lib_of_mine.Scaled" in said and "power=0.3" in said

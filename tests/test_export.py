@@ -71,13 +71,13 @@ def test_the_folder_is_complete(exported, model):
     assert config["architectures"] == ["RobertaForMaskedLM"]
     assert config["max_position_embeddings"] == 32 + 2
     assert json.loads((UPath(exported) / "tokenizer_config.json").read_text())["model_max_length"] == 32
-    assert json.loads((UPath(exported) / "run_config.json").read_text())["train.steps"] == 5
+    assert json.loads((UPath(exported) / "run_config.json").read_text())["train"]["steps"] == 5
 
 
 @pytest.mark.slow
 def test_the_averaged_parameters_are_the_model_if_there_are_any(model, tmp_path):
     workdir = Workdir(str(tmp_path / "averaged"))
-    config = configs.unflatten(model.run_config)
+    config = model.run_config.copy_and_resolve_references().unlock()
     config.optimizer.ema_decay = 0.9
     info = facts_of(tokenizer.load(model.tokenizer))
     run = Pretraining(config, info, mesh=sharding.make_mesh(data=-1, fsdp=1, tensor=1))

@@ -5,6 +5,7 @@ import json
 
 import jax
 import pytest
+from ml_collections import ConfigDict
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, BertTokenizerFast, PreTrainedTokenizerFast
 
@@ -63,7 +64,7 @@ def random_model(folder: str, positions: int = 40) -> load.Pretrained:
         "vocab_multiple": 1,
     }
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("pad", "cls", "sep")}
-    config = ROBERTA.make_config(sizes, vocabulary_size(tok.backend_tokenizer), special_ids)
+    config = ROBERTA.make_config(ConfigDict(sizes), vocabulary_size(tok.backend_tokenizer), special_ids)
     params = jax.device_get(jax.jit(lambda key: ROBERTA.make_module(config).init_params(key))(jax.random.key(0)))
     return load.Pretrained(config, params, folder, None, {}, "random")
 

@@ -1,15 +1,14 @@
 """The family of a run: its tree, the tokens read on the way, the scores of its checkpoints."""
 
-import itertools
 import json
 from pathlib import Path
 
 import pytest
 
 from mlm import config as configs
-from mlm.report import lineage, report
+from mlm.pretrained import checkpoint_files
+from mlm.report import report
 from mlm.report.family import INDENT, Family
-from mlm.training import recipe
 from mlm.workdir import Workdir
 from tests.test_report import Cells
 
@@ -20,11 +19,13 @@ def make_run(root: Path, *overrides: str, steps: int, milestones=()) -> Workdir:
     """Writes what a run leaves behind, but for its arrays."""
     workdir = Workdir(str(root))
     sizes = ("data.global_batch=8", "shards.length=64", f"train.steps={steps}", f"checkpoint.milestones={milestones!r}")
-    workdir.config.write_text(configs.load("configs/base.py", [*sizes, *overrides]).to_json())
+    config = configs.load("configs/base.py", [*sizes, *overrides])
+    workdir.config.write_text(config.to_json())
+    meta = {"format": checkpoint_files.FORMAT, "config": config.to_dict(), "milestones": list(milestones)}
     for step in {*milestones, steps}:
         file = workdir.checkpoints / str(step) / "meta" / "metadata"
         file.parent.mkdir(parents=True)
-        file.write_text(json.dumps({"milestones": list(milestones)}))
+        file.write_text(json.dumps(meta))
     lines = [{"kind": "eval", "step": step, "loss": 5 - step / 100, "accuracy": 0.1} for step in (*milestones, steps)]
     workdir.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return workdir
@@ -42,8 +43,9 @@ def family(tmp_path) -> dict[str, Workdir]:
     (half.root / "evaluation.json").write_text(json.dumps(content))
     twice = make_run(tmp_path / "twice", f"train.branch_from={half.root}@80", "optimizer.b2=0.9", steps=100)
     make_run(tmp_path / "stranger", steps=10)
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "config.json").write_text("{")
+    for name, content in (("damaged", "{"), ("export", '{"model_type": "roberta"}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
     return {workdir.root.name: workdir for workdir in (trunk, half, twice)}
 
 
@@ -60,7 +62,7 @@ def test_the_tree_of_a_run_in_the_middle(family):
     head, *rows = Family(family["half"]).table()
     assert head == ("", "tokens read", "loss, nats", "GLUE quick", "pairs jsonl:blimp/*.jsonl", "changes")
     half, branched = 40 * ROWS + 40 * ROWS // 2, 40 * ROWS + 40 * ROWS // 2 + 20 * ROWS
-    changed = "checkpoint.milestones: [20, 40] -> [], shards.length: 64 -> 32, train.steps: 60 -> 80"
+    changed = "checkpoint.milestones: (20, 40) -> (), shards.length: 64 -> 32, train.steps: 60 -> 80"
     again = "optimizer.b2: 0.98 -> 0.9, shards.length: 32 -> 64, train.steps: 80 -> 100"
     assert rows == [
         ("trunk", "", "", "", "", ""),
@@ -83,18 +85,6 @@ def test_scores_over_the_tokens_of_the_way(family):
         "pairs jsonl:blimp/*.jsonl": ((half,), (87.5,)),
     }
     assert Family(family["trunk"]).curves() == {"GLUE quick": ((20 * ROWS, 60 * ROWS), (20.0, 60.0))}
-
-
-def test_useful_flops_follow_the_way(family):
-    """Half of the trunk's rows have another length, so each run counts with its own config."""
-    ancestry, meta = lineage.ancestry(family["twice"].root), {"dataset": {"records": 100}}
-    for file in itertools.chain(*(run.root.glob("checkpoints/*/meta/metadata") for run in ancestry)):
-        file.write_text(json.dumps(meta))
-    found = lineage.useful_flops(ancestry, 500, 90, meta)
-    per_token = {length: recipe.flops_per_token(ancestry[0].config, 500, length=length) for length in (32, 64)}
-    assert found == pytest.approx(ROWS * ((40 + 10) * per_token[64] + 40 / 2 * per_token[32]))
-    family["trunk"].root.rename(family["trunk"].root.with_name("gone"))
-    assert lineage.useful_flops(lineage.ancestry(family["twice"].root), 500, 90, meta) is None
 
 
 def test_a_branch_without_its_trunk_and_a_run_alone(family, tmp_path):

@@ -21,7 +21,6 @@ from mlm.model.module import Compute
 from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.training import sharding
-from mlm.training.state import shardings_of
 from tests.fixtures import random_batch, slow, tiny_config, tiny_run
 
 SIZES = {"vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -177,7 +176,7 @@ def test_the_loop_trains_transformers_own_class(family):
         tiny_run(f"model.family={family}", *STOCK, mesh=(2, 2, 2)),
     ]
     states, norms = [run.init() for run in runs], []
-    first = sharding.put_tree(jax.device_get(states[0].params), shardings_of(states[1].params))
+    first = sharding.put_tree(jax.device_get(states[0].params), sharding.shardings_of(states[1].params))
     states[1] = states[1].replace(params=first)  # transformers draws BERT's head wider
     for step in range(3):
         for index, run in enumerate(runs):

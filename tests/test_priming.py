@@ -9,7 +9,7 @@ from jax.tree_util import keystr
 from mlm.data import batches
 from mlm.data.manifest import DatasetInfo
 from mlm.model import attention, priming
-from mlm.model.families import family_of, with_attention
+from mlm.model.families import family_of
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
@@ -55,7 +55,7 @@ def test_each_head_attends_to_its_offset(family, width, heads):
         return v_BxLxH
 
     ids = np.random.default_rng(1).integers(5, INFO.vocab_size, (64, 32)).astype(np.int32)
-    module = with_attention(run.module, lambda window: attend)
+    module = run.module.with_attention(lambda window: attend)
     read = jax.jit(lambda *inputs: (module.logits(*inputs), list(found))[1])
     of_layers = [np.asarray(each) for each in read(params, ids, np.ones_like(ids))]
     assert len(of_layers) == 2

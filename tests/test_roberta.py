@@ -9,7 +9,6 @@ import pytest
 
 from mlm.bench import baseline
 from mlm.model import attention
-from mlm.model.families import with_attention
 from mlm.model.layers import Noise
 from mlm.model.module import Compute, Inputs, position_ids, segment_and_position_ids
 from mlm.training import sharding
@@ -54,7 +53,7 @@ def test_logits_are_those_of_transformers(family, kernel, name):
     _, params = shared(family)
     run = tiny_run(*SIZES, f"model.family={family}", f"model.activation={name}", info=LONG)
     mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
-    module = with_attention(run.module, lambda _: attention.make_kernel(kernel, heads=4, mesh=mesh))
+    module = run.module.with_attention(lambda _: attention.make_kernel(kernel, heads=4, mesh=mesh))
     ours, theirs = logits_of_both(module, params, random_batch(16, info=LONG))
     assert np.abs(theirs).max() > 1, "too small to tell"
     np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())

@@ -9,6 +9,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 from safetensors.numpy import load_file, save_file
 
 from mlm.data import tokenizer
@@ -60,7 +61,7 @@ def started(name: str, folder: str | None, *overrides: str, tok=None):
     before = {name: np.asarray(leaf) for name, leaf in sharding.named_leaves(state.params)}
     taken, lines = warm_start.fit(
         source,
-        {name: leaf.shape for name, leaf in before.items()},
+        state.params,
         pad_id=run.module.config.pad_token_id,
         vocab_size=len(tok or tokenizer.load(folder)),
         tokens=folder,
@@ -145,8 +146,7 @@ def test_without_a_tokenizer_rows_are_matched_by_id(exported, model, tmp_path, s
     info = DatasetInfo(size, {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}, (0, 1, 2, 3, 4), LENGTH, 0)
     run = Pretraining(tiny_config(*SAME_MODEL), info, mesh=sharding.make_mesh(data=8, fsdp=1, tensor=1))
     state, source = run.init(), read(str(tmp_path))
-    shapes = {name: leaf.shape for name, leaf in sharding.named_leaves(state.params)}
-    taken, lines = warm_start.fit(source, shapes, pad_id=1, vocab_size=size, tokens=str(exported))
+    taken, lines = warm_start.fit(source, run.abstract_state.params, pad_id=1, vocab_size=size, tokens=str(exported))
     after = dict(sharding.named_leaves(warm_start.start(state.params, taken)))
     rows = min(size, 1000)
     fresh_rows = dict(sharding.named_leaves(state.params))[WORDS][rows:]
@@ -163,9 +163,10 @@ def test_without_a_tokenizer_rows_are_matched_by_id(exported, model, tmp_path, s
 def test_positions_are_cut_and_grown_from_the_right_one(exported, model, positions, words, pad):
     """The first position is the row behind pad id: of another pad id, other rows."""
     source = read(str(exported))
-    shapes = {name: leaf.shape for name, leaf in source.leaves.items()}
-    shapes[POSITIONS] = (positions + pad + 1, 64)
-    taken, lines = warm_start.fit(source, shapes, pad_id=pad, vocab_size=1000, tokens=str(exported))
+    leaves = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in source.leaves.items()}
+    leaves[POSITIONS] = jax.ShapeDtypeStruct((positions + pad + 1, 64), np.float32)
+    params = unflatten_dict(leaves, sep="/")
+    taken, lines = warm_start.fit(source, params, pad_id=pad, vocab_size=1000, tokens=str(exported))
     (table, is_taken), theirs = taken[POSITIONS], source.leaves[POSITIONS]
     count = min(positions, 32)
     assert np.array_equal(table[pad + 1 :][:count], theirs[2:][:count])
@@ -215,7 +216,7 @@ def of_sizes(family: str, layers: int, **sizes: int) -> Pretraining:
 
 def random_source(family: str, layers: int = 2) -> load.Pretrained:
     run, rng = of_sizes(family, layers), np.random.default_rng(0)
-    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), run.shapes.params)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), run.abstract_state.params)
     return load.Pretrained(run.module.config, params, "", None, {}, "small")
 
 
@@ -245,7 +246,7 @@ def test_tensors_are_tiled_from_the_middle(family, heads, starts):
         family, 4, hidden_size=8 * heads, heads=heads, intermediate_size=42
     )  # fmt: skip
     warm_start.refuse_another_model(source, run.module.config, tiled=True)
-    shapes = {name: leaf.shape for name, leaf in sharding.named_leaves(run.shapes.params)}
+    shapes = {name: leaf.shape for name, leaf in sharding.named_leaves(run.abstract_state.params)}
     tiled, lines = warm_start.tile(source, run.module.config, shapes)
     layers = [0, 1, 1, 0] if family == "modernbert" else [0, 0, 1, 1]
     stack, theirs, missing = "/".join(source.family.stack) + "/", source.leaves, []

@@ -42,7 +42,7 @@ def make(
     params = jax.tree.map(
         np.asarray, jax.device_get(classifier.make_module(model_config).init_params(jax.random.key(0)))
     )
-    meta = {"config": configs.flatten(config)}
+    meta = {"config": config, "class": {}}
     return Pretrained(model_config, params, str(folder / "tokenizer"), 5, meta, str(folder))
 
 

@@ -17,7 +17,6 @@ import pytest
 from jax.sharding import AxisType
 from transformers import ModernBertConfig
 
-from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.data.manifest import DatasetInfo
 from mlm.export import export
@@ -56,9 +55,11 @@ def save_checkpoint(workdir: Workdir, config, info: DatasetInfo, state, step: in
     own = ROBERTA.make_config(config.model, info.vocab_size, info.special_ids).to_dict()
     meta = {
         "format": checkpoint_files.FORMAT,
-        "config": configs.flatten(config),
+        "config": config,
         "dataset": dataclasses.asdict(info) | {"model": own},
+        "class": {},
         "step": step,
+        "useful_flops": 1.25e18,
     }
     with checkpoint.Checkpoints(workdir.checkpoints, keep=1) as checkpoints:
         checkpoints.save(step, state, meta, None)

@@ -14,7 +14,7 @@ from mlm.report.summary import RunSummary
 from mlm.workdir import Workdir
 
 PAGE = "compare.html"
-ABSENT = "no such key"  # in a config that other code wrote
+ABSENT = "no such key"  # of a group `mine`
 
 
 def write(workdirs: list[Workdir]) -> str:

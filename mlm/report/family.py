@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from mlm import config as configs
 from mlm import logs
-from mlm.errors import DamageError
+from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children
 from mlm.pretrained import locate
 from mlm.report import lineage, plots
@@ -41,7 +41,7 @@ class Family:
         self.runs = {run.root: run for run in self.ancestry}
         folders = {path for root in self.runs for path in children(root.parent) if (path / "config.json").is_file()}
         for root in sorted(folders - self.runs.keys(), key=str):
-            with contextlib.suppress(DamageError):
+            with contextlib.suppress(InputError, DamageError):  # config.json may be of something else
                 others.append(lineage.read(root))
         while found := [run for run in others if run.parent in self.runs and run.root not in self.runs]:
             self.runs |= {run.root: run for run in found}

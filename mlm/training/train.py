@@ -170,9 +170,10 @@ def make_train_step(task: Task) -> TrainStep:
 def split_rows(batch: Batch, length: int | None) -> Batch:
     """Returns a batch in which each row is split into consecutive rows of `length` tokens; the same batch for None.
 
-    Part p of record r is record r * parts + p, modulo 2^32: distinct as long as there are fewer.
+    Rows that are not longer stay as they are. Part p of record r is record r * parts + p, modulo 2^32: distinct as long
+    as there are fewer.
     """
-    if length is None or length == batch["input_ids"].shape[1]:
+    if length is None or length >= batch["input_ids"].shape[1]:
         return batch
     parts = batch["input_ids"].shape[1] // length
     rows = {name: batch[name].reshape(-1, length) for name in ("input_ids", "attention_mask")}
