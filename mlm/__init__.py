@@ -3,6 +3,7 @@
 import glob
 import importlib.util
 import os
+import sys
 
 # transformers imports every framework that it finds: it needs Flax alone here, and TensorFlow and PyTorch must not meet
 # in one process. The other variables keep irrelevant log lines away.
@@ -22,3 +23,5 @@ os.environ.setdefault("EPATH_USE_TF", "false")
 if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/[0-9]*"):
     has_cuda = any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
     os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if has_cuda and glob.glob("/dev/nvidiactl") else "cpu")
+    if "jax" in sys.modules:  # a file that imports jax before mlm: it has read the variable
+        sys.modules["jax"].config.update("jax_platforms", os.environ["JAX_PLATFORMS"])

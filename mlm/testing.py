@@ -1,0 +1,211 @@
+"""A test for a subclass of `Pretraining`: what mlm promises of its own class, on a small model and made-up text."""
+
+import contextlib
+import hashlib
+import itertools
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from mlm import config as configs
+from mlm import logs
+from mlm.data import tfrecord, tokenizer
+from mlm.data.manifest import Manifest, Shard, Split
+from mlm.errors import InputError
+from mlm.pretrained import checkpoint_files, load
+from mlm.tasks.pretraining import Pretraining, dataset_info
+from mlm.training import sharding, train
+from mlm.workdir import Workdir
+
+DEVICES, STEPS, ROWS, LENGTH, VOCABULARY, SHARDS = 8, 4, 16, 32, 500, 8
+SMALL = {  # what differs from the config that is tested
+    "model.hidden_size": 32,
+    "model.layers": 2,
+    "model.heads": 2,
+    "model.intermediate_size": 64,
+    "model.positions": LENGTH,
+    "model.dtype": "float32",
+    "shards.length": LENGTH,
+    "shards.dir": "",
+    "data.global_batch": ROWS,
+    "data.lanes": SHARDS,
+    "data.batch_stages": (),
+    "data.skip_batches": (),
+    "data.mixture": (),
+    "data.short_length": 0,
+    "schedule.warmup_steps": 0,
+    "train.steps": STEPS,
+    "train.epochs": 0.0,
+    "train.hours": 0.0,
+    "train.replay": "",
+    "train.init_from": "",
+    "train.init_tiled": False,
+    "train.branch_from": "",
+    "train.accumulate": 1,
+    "evaluate.every": 0,
+    "evaluate.batch": ROWS,
+    "evaluate.sets": (),
+    "checkpoint.every": STEPS // 2,
+    "checkpoint.milestones": (),
+    "log.every": 1,
+    "log.tensorboard": False,
+    "log.wandb": "",
+    "log.profile_start": 0,
+}
+ROUNDING = 1e-4  # relative, of a metric in float32
+
+
+def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapping[str, Any] | None = None) -> None:
+    """Raises AssertionError that says what is not equal, of a subclass with a config made small.
+
+    Eight devices must give the metrics of one, as must microbatches, but for rounding; and a run that ended in the
+    middle and was resumed must give the metrics and parameters of one that did not, to the bit.
+
+    Args:
+      changes: config values, {"group.key": value}, that SMALL must not have, such as another number of layers.
+    """
+    if jax.device_count() < DEVICES:
+        fix = f'jax.config.update("jax_num_cpu_devices", {DEVICES}) before it is used'
+        raise InputError(f"check_task needs {DEVICES} devices, jax has {jax.device_count()}; call {fix}.")
+    config = configs.replace(config, SMALL | dict(changes or {}))
+    with tempfile.TemporaryDirectory(prefix="mlm-test-") as folder:
+        manifest = write_shards(Path(folder, "shards"), vocab_size=VOCABULARY, length=config.shards.length)
+        whole, resumed = (Workdir(f"{folder}/{name}") for name in ("whole", "resumed"))
+        task = _open(pretraining, config, manifest, whole, devices=1)
+        train.train(config, whole, task)
+        differences = _differences_on_devices(pretraining, config, manifest, whole)
+
+        task.workdir, task.batches = resumed, _ending(task.batches)
+        with contextlib.suppress(_EndError):
+            train.train(config, resumed, task)
+        again = _open(pretraining, config, manifest, resumed, devices=1)
+        again.train_step, again.eval_step = task.train_step, task.eval_step  # the same programs, compiled already
+        train.train(config, resumed, again)
+        differences += _differences_after_resume(whole, resumed)
+    if differences:
+        raise AssertionError(f"{pretraining.__qualname__}: " + "\n".join(differences))
+
+
+def write_shards(folder: Path, *, vocab_size: int, length: int) -> Manifest:
+    """Writes shards of made-up text, in which some tokens are frequent, with documents of half a row; 5 are special."""
+    rng, splits = np.random.default_rng(0), {}
+    ordinary = np.arange(len(tokenizer.ROLES), vocab_size)
+    probs = 1 / np.arange(1, len(ordinary) + 1)
+    probs /= probs.sum()
+    special_ids = {role: number for number, role in enumerate(tokenizer.ROLES)}
+    for split, shards in (("train", SHARDS), ("validation", 2)):
+        (folder / split).mkdir(parents=True)
+        written = []
+        for number in range(shards):
+            ids_NxL = rng.choice(ordinary, (ROWS, length), p=probs)
+            for start in (0, length // 2):
+                ids_NxL[:, start], ids_NxL[:, start + length // 2 - 1] = special_ids["cls"], special_ids["sep"]
+            content = b"".join(tfrecord.encode(ids_NxL))
+            file = f"{split}/dataset-{number}-{ROWS}.tfrecord"
+            (folder / file).write_bytes(content)
+            written.append(Shard(file, ROWS, len(content), hashlib.sha256(content).hexdigest()))
+        tokens = shards * ROWS * (length - 4)
+        entropy = float(-np.sum(probs * np.log(probs)))
+        splits[split] = Split(tuple(written), tokens=tokens, text_bytes=4 * tokens, unigram_entropy=entropy)
+    return Manifest(
+        folder=str(folder),
+        length=length,
+        vocab_size=vocab_size,
+        special_ids=special_ids,
+        all_special_ids=tuple(special_ids.values()),
+        tokenizer_fingerprint="",
+        full_rows=True,
+        inputs="",
+        source="made-up text",
+        splits=splits,
+    )
+
+
+def _open(
+    pretraining: type[Pretraining], config: ConfigDict, manifest: Manifest, workdir: Workdir | None, *, devices: int
+) -> Pretraining:
+    return pretraining(
+        config,
+        dataset_info(manifest),
+        mesh=sharding.make_mesh(**config.mesh.to_dict(), devices=jax.devices()[:devices]),
+        word_starts_V=np.arange(manifest.vocab_size) % 3 > 0,
+        workdir=workdir,
+        manifest=manifest,
+    )
+
+
+def _differences_on_devices(
+    pretraining: type[Pretraining], config: ConfigDict, manifest: Manifest, workdir: Workdir
+) -> list[str]:
+    """Returns what differs from the log of a run on one device; first of all at once, then of each change."""
+    mesh, accumulate = {"mesh.fsdp": 2, "mesh.tensor": 2}, {"train.accumulate": 2}
+    expected = {
+        f"{line['kind']}, step {line['step']}, {name}": value
+        for line in logs.read(workdir.metrics)
+        for name, value in line.items()
+        if name not in ("kind", "step")
+    }
+
+    def differences(title: str, keys: dict[str, Any], devices: int) -> list[str]:
+        values = _metrics(pretraining, configs.replace(config, keys), manifest, devices=devices)
+        return [
+            f"{title}: {name} is {values[name]}, and {expected[name]} on one device without microbatches"
+            for name in expected
+            if not math.isclose(expected[name], values[name], rel_tol=ROUNDING, abs_tol=1e-6)
+        ]
+
+    both = differences("devices and microbatches", mesh | accumulate, DEVICES)
+    if not both:
+        return []
+    by_mesh = differences("mesh 2 x 2 x 2 (data, fsdp, tensor)", mesh, DEVICES)
+    return by_mesh + differences("train.accumulate = 2", accumulate, 1) or both
+
+
+def _metrics(
+    pretraining: type[Pretraining], config: ConfigDict, manifest: Manifest, *, devices: int
+) -> dict[str, float]:
+    """Returns {"KIND, step N, METRIC": value} of the steps and of the evaluation after them."""
+    task = _open(pretraining, config, manifest, None, devices=devices)
+    state, values, stream = task.initial_state(), {}, task.batches(0)
+    for step in range(1, STEPS + 1):
+        state, metrics = task.train_step(state, sharding.put_batch(next(stream), task.mesh, config.data.global_batch))
+        values |= {f"train, step {step}, {name}": float(value) for name, value in metrics.items()}
+    scores = task.evaluate(state.best_params)
+    return values | {f"eval, step {STEPS}, {name}": value for name, value in scores.items()}
+
+
+def _ending(batches: Callable[[int], Iterator]) -> Callable[[int], Iterator]:
+    """Returns `batches`, of which the last can't be read, as if the run were killed."""
+
+    def read(start: int) -> Iterator:
+        yield from itertools.islice(batches(start), STEPS - 1)
+        raise _EndError
+
+    return read
+
+
+class _EndError(Exception):
+    """The run ends here."""
+
+
+def _differences_after_resume(whole: Workdir, resumed: Workdir) -> list[str]:
+    """Returns what differs between a run that ended after its first checkpoint and was resumed, and a whole one."""
+    differences = []
+    for line, other in zip(logs.read(whole.metrics), logs.read(resumed.metrics), strict=True):
+        if line != other:
+            differences.append(f"resumed: the log has {other}, and {line} in a run that did not end")
+    for (name, value), (_, other) in zip(_parameters(whole), _parameters(resumed), strict=True):
+        if not np.array_equal(value, other):
+            differences.append(f"resumed: the parameter {name} is not that of a run that did not end")
+    return differences
+
+
+def _parameters(workdir: Workdir) -> list[tuple[str, np.ndarray]]:
+    meta = checkpoint_files.read_meta(workdir.checkpoints, STEPS)
+    return sharding.named_leaves(load.restore(workdir, STEPS, meta)[1])
