@@ -76,6 +76,6 @@ def json_object(line: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        what = "begins a JSON array" if line.lstrip().startswith("[") else "is not a JSON object"
-        raise ValueError(f"{what}; in JSON lines each line is a whole object")
+        reason = "begins a JSON array" if line.lstrip().startswith("[") else "is not a JSON object"
+        raise ValueError(f"{reason}; in JSON lines each line is a whole object")
     return content
