@@ -84,7 +84,7 @@ def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array]) -> N
     """Compiles a jitted `(tree, batch) -> ...` on all hosts before any runs it: in the collective it might time out."""
     if watch.current.client is None:
         return
-    shapes = (function, *(each.shape for each in batch.values()))
+    shapes = (function, *(column.shape for column in batch.values()))
     if shapes not in _compiled:
         function.lower(tree, batch).compile()
         _compiled.add(shapes)

@@ -9,6 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
+from ml_collections import ConfigDict
+
 from mlm.data import results, sources
 from mlm.errors import InputError
 from mlm.paths import UPath, os_errors
@@ -42,6 +44,11 @@ class Corpus:
     test_fraction: float = 0.0
     test_groups: tuple[str, ...] = ()
     key: str = "sources"  # of config.corpus that names `sources`
+
+    @classmethod
+    def from_config(cls, corpus: ConfigDict) -> Self:
+        """Returns the corpus of config.corpus."""
+        return cls(**corpus)
 
     def kept_out(self) -> Self:
         """Returns the corpus of the texts to keep out."""
