@@ -318,7 +318,7 @@ def test_sentences_to_predict_need_no_labels(tmp_path):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "line 1: has 2 words and 1 labels; give each word one."),
+        ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "line 1: has 2 words, 1 labels"),
         ({"tokens": ["a", " "], "ner_tags": ["O", "O"]}, "line 1: its 'tokens', word 2, is empty"),
         ({"tokens": ["a", 3], "ner_tags": ["O", "O"]}, "line 1: its 'tokens', word 2, is 3, which is not a string"),
         ({"tokens": ["a"], "ner_tags": [""]}, "line 1: its 'ner_tags', word 1, is ''; a label is a string"),

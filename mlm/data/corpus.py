@@ -52,15 +52,8 @@ class Corpus:
 
     def kept_out(self) -> Self:
         """Returns the corpus of the texts to keep out."""
-        return dataclasses.replace(
-            self,
-            sources=self.keep_out,
-            key="keep_out",
-            weights=(),
-            group=sources.DOCUMENT,
-            max_documents=0,
-            keep_out=(),
-        )
+        by_document = dataclasses.replace(self, weights=(), group=sources.DOCUMENT, max_documents=0)
+        return dataclasses.replace(by_document, sources=self.keep_out, key="keep_out", keep_out=())
 
     def parts(self) -> list[Part]:
         """Lists the parts of all sources, none of them read; raises InputError for a source that isn't there.

@@ -67,13 +67,13 @@ def splits_to_read(rows: Mapping[str, int], spec: str) -> list[Rows]:
     return to_read
 
 
-def load_hf(name: str, **options: Any) -> Any:
+def load_hf(name: str, *, split: str | None = None, streaming: bool = False) -> Any:
     """Returns what `datasets.load_dataset` does for NAME[:CONFIG]; raises ValueError for a bad data set."""
     import datasets
 
     name, config = hf_name(name)
     with hf_errors():
-        return datasets.load_dataset(name, config, trust_remote_code=False, **options)
+        return datasets.load_dataset(name, config, split=split, streaming=streaming, trust_remote_code=False)
 
 
 @contextlib.contextmanager
@@ -187,10 +187,8 @@ def _builder(name: str, *, prepare: bool = True) -> Any:
     except tfds.core.DatasetNotFoundError as error:
         root = UPath(tfds.core.constants.DATA_DIR).expanduser()
         folder = folder if folder.is_dir() else root / parsed.name / str(options.get("config") or "")
-        raise ValueError(
-            f"there is no data set {name} in TensorFlow Datasets or {root} (TFDS_DATA_DIR), and "
-            f"{_reason_not_prepared(folder)}"
-        ) from error
+        reason = _reason_not_prepared(folder)
+        raise ValueError(f"{name} is not in TensorFlow Datasets or {root} (TFDS_DATA_DIR), and {reason}") from error
     if prepare:
         builder.download_and_prepare()
     return builder

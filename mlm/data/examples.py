@@ -136,10 +136,10 @@ def read_tables(
             for name in _as_tuple(row_label):
                 classes.append(name and class_of.get(name, class_of.get(labelled.spelling(name))))
                 if name and classes[-1] is None:
-                    raise InputError(
-                        f"{table.places[row]}: its label {name!r} is not one of the {len(names)} of the training "
-                        f"split; correct it, or remove the row from the {split} split."
+                    where = (
+                        f"{table.places[row]}: its label {name!r} is not one of the {len(names)} of the training split"
                     )
+                    raise InputError(f"{where}; correct it, or remove the row from the {split} split.")
             table.labels[row] = tuple(classes) if isinstance(row_label, tuple) else classes[0]
     return tables, names
 

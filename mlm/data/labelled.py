@@ -48,14 +48,7 @@ def check(
     if reader not in ("hf", "tfds"):
         try:
             read(
-                source,
-                split=split,
-                text=text,
-                label=label,
-                kind=kind,
-                require_labels=require_labels,
-                key=key,
-                limit=1,
+                source, split=split, text=text, label=label, kind=kind, require_labels=require_labels, key=key, limit=1
             )
         except InputError as error:
             raise InputError(str(error) if key in str(error) else f"{key}: {error}") from None
@@ -113,9 +106,7 @@ def read(
                 continue
             labels.append(_read(row, label, where, read_label, by_word))
             if by_word and len(texts[-1]) != len(labels[-1]):
-                raise InputError(
-                    f"{where}: has {len(texts[-1])} words and {len(labels[-1])} labels; give each word one."
-                )
+                raise InputError(f"{where}: has {len(texts[-1])} words, {len(labels[-1])} labels; give each word one.")
     if not texts:
         raise InputError(f"{key}: {source} has no rows.")
     if by_word and require_labels and limit is None and not any(map(any, labels)):
@@ -165,9 +156,7 @@ def _text(text: Any, where: str, spaces: str | None) -> str:
     if not text.strip(spaces):
         raise InputError(f"{where} is empty; fill it in, or remove the row.")
     if not is_text(text):
-        raise InputError(
-            f"{where} is not valid Unicode (it has bytes that are not UTF-8, or half of a surrogate pair)."
-        )
+        raise InputError(f"{where} is not valid Unicode: it has bytes that are not UTF-8, or half of a surrogate pair.")
     return text
 
 

@@ -50,19 +50,17 @@ def _csv(file: str, columns: tuple[str, ...], label: str) -> Rows:
                     yield place, dict(zip(head, cells, strict=True))
         except csv.Error as error:
             row = f", in the row that begins at line {begin}" if begin < reader.line_num else ""
+            place = f"csv:{file}, line {reader.line_num}{row}"
             raise InputError(
-                f"csv:{file}, line {reader.line_num}{row}: {error}; a field with quotes in it is put in quotes, and "
-                "each of them doubled."
+                f"{place}: {error}; quote a field that has quotes in it, and double each of them."
             ) from error
 
 
 def _check_header(head: list[str], columns: tuple[str, ...], label: str) -> None:
     separator = next((mark for mark in ";\t,|" if len(head) == 1 and mark in head[0]), "")
     if separator and not set(columns) <= set(head):
-        raise ValueError(
-            f"its header {head[0]!r:.80} has {separator!r} between the columns; separate those of a .csv file by "
-            "commas, those of a .tsv file by tabs"
-        )
+        fix = "separate those of a .csv file by commas, those of a .tsv file by tabs"
+        raise ValueError(f"its header {head[0]!r:.80} has {separator!r} between the columns; {fix}")
     data_sets.check_columns(columns, head)
     for column in (*columns, label):
         if head.count(column) > 1:

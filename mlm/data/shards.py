@@ -85,10 +85,8 @@ def _is_done(folder: str, inputs: str) -> bool:
             return True
     elif is_remote(folder) and (work_folder(folder) / inputs).is_file():
         return False  # begun, and not finished
-    raise InputError(
-        f"{folder}: holds shards of another corpus, tokenizer or setting; use another --workdir or shards.dir, or "
-        "restore the config."
-    )
+    fix = "use another --workdir or shards.dir, or restore the config"
+    raise InputError(f"{folder}: holds shards of another corpus, tokenizer or setting; {fix}.")
 
 
 @dataclasses.dataclass
@@ -129,7 +127,8 @@ class _Job:
         parts = self.corpus.parts()
         self.splits = SPLITS if any("test" in (part.split, *part.cut) for part in parts) else SPLITS[:2]
         block_bytes = self._block_bytes(parts)
-        keep_out_keys = keep_out.run(self._do, self.corpus.kept_out(), str(self.tasks))
+        hashes = keep_out.run(self._do, self.corpus.kept_out(), str(self.tasks))
+        texts, folder = str(self.root / "texts"), str(self.tasks)
         decisive = ("field", "group", "validation_fraction", "validation_groups", "test_fraction", "test_groups")
         corpus = {name: getattr(self.corpus, name) for name in decisive}
         near, fingerprint = self.corpus.near_duplicates > 0, self.vocabulary["tokenizer_fingerprint"]
@@ -138,23 +137,24 @@ class _Job:
         def map_parts(limits: list[tuple[Part, int]]) -> list[int]:
             """Maps parts, each up to its limit, and returns how many documents each has."""
             for part, limit in limits:
+                key = results.key(part, limit, corpus, block_bytes, hashes, near, fingerprint)
                 tasks[part, limit] = Map(
-                    part=part,
-                    corpus=self.corpus,
-                    limit=limit,
-                    tokenizer_folder=self.tokenizer_folder,
-                    fingerprint=fingerprint,
-                    block_bytes=block_bytes,
-                    keep_out=keep_out_keys,
-                    texts=str(self.root / "texts"),
-                    folder=str(self.tasks),
-                    key=results.key(part, limit, corpus, block_bytes, keep_out_keys, near, fingerprint),
+                    part,
+                    self.corpus,
+                    limit,
+                    self.tokenizer_folder,
+                    fingerprint,
+                    block_bytes,
+                    hashes,
+                    texts,
+                    folder,
+                    key,
                 )
             keys = [tasks[part_and_limit].key for part_and_limit in limits]
             self._do(map_part, [tasks[part_and_limit] for part_and_limit in limits], label="tokenize", last=".blocks")
             unread = [key for key in keys if key not in self.tables]
             self.tables |= zip(unread, self._load_each(unread, "blocks", BLOCK), strict=True)
-            if keep_out_keys:
+            if hashes:
                 self.kept_out |= zip(unread, self._load_each(unread, "kept_out", np.uint32), strict=True)
             return [sum(self.tables[key]["documents"].tolist()) + len(self.kept_out.get(key, ())) for key in keys]
 
@@ -218,10 +218,8 @@ class _Job:
         for sizes_in_part in results.at_once(results.load_json, (self.tasks / f"{key}.groups" for key in self.maps)):
             size_of_group.update(sizes_in_part)
         if size_of_group and (missing := sorted(groups - size_of_group.keys())):
-            raise InputError(
-                f"config.corpus.{split}_groups: the corpus has no group {missing[0]!r}; name others, or set it to () "
-                f"to choose them by hash. The largest: {_shown(size_of_group)}."
-            )
+            fix = f"name others, or set it to () to choose them by hash. The largest: {_shown(size_of_group)}"
+            raise InputError(f"config.corpus.{split}_groups: the corpus has no group {missing[0]!r}; {fix}.")
         if size_of_group and not fits:
             raise InputError(
                 f"config.corpus.{split}_fraction = {asked:g}: whole groups (corpus.group) make it {fraction:.4f}; name "
@@ -247,16 +245,12 @@ class _Job:
             if all(tokens[places].sum() >= length for places in places_of_shards):
                 return [blocks[places] for places in places_of_shards]
             if split == "train":
-                raise InputError(
-                    f"config.shards.count = {count}: {copies.sum()} blocks hold only {rows} rows of {length} tokens; "
-                    "lower it."
-                )
+                few = f"{copies.sum()} blocks hold only {rows} rows of {length} tokens"
+                raise InputError(f"config.shards.count = {count}: {few}; lower it.")
             if count == 1:
-                without = ", or name the splits to read without it (#SPLIT)" if split == "test" else ""
-                raise InputError(
-                    f"the {split} split is shorter than a row of {length} tokens: raise corpus.{split}_fraction, or "
-                    f"give more text{without}."
-                )
+                fix = f"raise corpus.{split}_fraction, or give more text"
+                fix += ", or name the splits to read without it (#SPLIT)" if split == "test" else ""
+                raise InputError(f"the {split} split is shorter than a row of {length} tokens: {fix}.")
             count = min(count - 1 - count // 8, max(1, rows))
 
     def _reduce(self, rows: dict[int, str], counts: dict[str, dict[str, int]]) -> dict[str, Split]:

@@ -149,9 +149,9 @@ class _Lines(Kind):
 class _JsonLines(_Lines):
     fields = True
 
-    def __init__(self, rest: str, *, field: str, **settings: Any):
+    def __init__(self, rest: str, *, field: str, group: str, streaming: bool):
         pattern, name = split_field(rest)
-        super().__init__(pattern, field=name or field, **settings)
+        super().__init__(pattern, field=name or field, group=group, streaming=streaming)
 
     def from_line(self, line: str, group: str) -> Document:
         if not line.strip():
@@ -162,8 +162,8 @@ class _JsonLines(_Lines):
 class _DataSet(Kind):
     """A data set with splits of its own, or one of them."""
 
-    def __init__(self, rest: str, **settings: Any):
-        super().__init__(rest, **settings)
+    def __init__(self, rest: str, *, field: str, group: str, streaming: bool):
+        super().__init__(rest, field=field, group=group, streaming=streaming)
         self.name, self.split = data_sets.named_split(rest)
 
 

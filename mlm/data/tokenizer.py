@@ -45,14 +45,15 @@ def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, 
     every text. Only BPE training is deterministic: the other trainers break ties by the order of a hash table.
     """
     texts = list(texts)
-    tokenizer, trainer = _untrained(kind, vocab_size, lowercase)
+    tokenizer, trainer = _untrained(kind, lowercase), _trainer(kind, vocab_size)
     pre_tokenizer, first_trainer = tokenizer.pre_tokenizer, trainer
     if (share := tokenizer_checks.long_piece_share(tokenizer, texts, LONGEST_PIECE)) > UNSPACED:
         _say_duration(kind, share * sum(map(len, texts)))
         cut = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{CUT_PIECE}}}"), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, cut])
         if kind == "unigram":
-            first_trainer = _unigram_trainer(vocab_size, seed_size=SEED_ENTRIES * vocab_size, shrinking=SHRINKING)
+            seeds = SEED_ENTRIES * vocab_size
+            first_trainer = _trainer(kind, vocab_size, seed_size=seeds, shrinking_factor=SHRINKING)
     size = _fit(tokenizer, texts, first_trainer, vocab_size)
     if size < vocab_size and first_trainer is not trainer:
         size = _fit(tokenizer, texts, trainer, vocab_size)
@@ -104,23 +105,19 @@ def _say_duration(kind: str, characters: float) -> None:
         )
 
 
-def _special_tokens() -> list[AddedToken]:
-    return [AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True) for token in ROLES.values()]
+def _trainer(kind: str, vocab_size: int, **settings: Any) -> trainers.Trainer:
+    """Returns a trainer; a bar shows on a terminal how far it is."""
+    special = [AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True) for token in ROLES.values()]
+    bytes_ = pre_tokenizers.ByteLevel.alphabet()
+    trainer_of = {
+        "unigram": functools.partial(trainers.UnigramTrainer, unk_token="<unk>", max_piece_length=LONGEST_PIECE),
+        "bpe": functools.partial(trainers.BpeTrainer, initial_alphabet=bytes_, min_frequency=2),
+        "wordpiece": trainers.WordPieceTrainer,
+    }[kind]
+    return trainer_of(vocab_size=vocab_size, special_tokens=special, show_progress=sys.stderr.isatty(), **settings)
 
 
-def _unigram_trainer(vocab_size: int, seed_size: int = 1_000_000, shrinking: float = 0.75) -> trainers.UnigramTrainer:
-    return trainers.UnigramTrainer(
-        vocab_size=vocab_size,
-        special_tokens=_special_tokens(),
-        show_progress=sys.stderr.isatty(),
-        unk_token="<unk>",
-        max_piece_length=LONGEST_PIECE,
-        seed_size=seed_size,
-        shrinking_factor=shrinking,
-    )
-
-
-def _untrained(kind: str, vocab_size: int, lowercase: bool) -> tuple[Tokenizer, trainers.Trainer]:
+def _untrained(kind: str, lowercase: bool) -> Tokenizer:
     if kind == "unigram":
         tokenizer = Tokenizer(models.Unigram())
         tokenizer.normalizer = normalizers.NFC()
@@ -132,30 +129,19 @@ def _untrained(kind: str, vocab_size: int, lowercase: bool) -> tuple[Tokenizer, 
             ]
         )
         tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
-        trainer = _unigram_trainer(vocab_size)
     elif kind == "bpe":
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=_special_tokens(),
-            show_progress=sys.stderr.isatty(),
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            min_frequency=2,
-        )
     else:
         tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=vocab_size, special_tokens=_special_tokens(), show_progress=sys.stderr.isatty()
-        )
     if lowercase:
         steps = [normalizers.NFKC(), normalizers.Lowercase(), tokenizer.normalizer]
         tokenizer.normalizer = normalizers.Sequence([step for step in steps if step is not None])
-    return tokenizer, trainer
+    return tokenizer
 
 
 def load(path: str) -> PreTrainedTokenizerFast:
@@ -164,10 +150,8 @@ def load(path: str) -> PreTrainedTokenizerFast:
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     if not re.fullmatch(HUB_NAME, path) and not UPath(path).is_dir():
-        raise InputError(
-            f"{path}: there is no such folder; name that of a tokenizer, or a name on the Hub, or copy the tokenizer "
-            "there with which the shards of the run were made."
-        )
+        fix = "name a tokenizer's folder, or one on the Hub, or copy there the tokenizer that made the run's shards"
+        raise InputError(f"{path}: there is no such folder; {fix}.")
     try:
         folder = local_folder(path)
         settings = get_tokenizer_config(folder)
@@ -180,10 +164,9 @@ def load(path: str) -> PreTrainedTokenizerFast:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if isinstance(error, TypeError) and not (UPath(path) / "tokenizer.json").is_file():  # of a path that is None
             reason = "it holds neither tokenizer.json nor the files of a vocabulary"
-        raise InputError(
-            f"{path}: no tokenizer can be loaded from there ({printable(reason)[:200]}); name a folder that "
-            "save_pretrained of a fast tokenizer has written, or a tokenizer of the Hub."
-        ) from error
+        fix = "name a folder that save_pretrained of a fast tokenizer has written, or a tokenizer of the Hub"
+        reason = printable(reason)[:200]
+        raise InputError(f"{path}: no tokenizer can be loaded from there ({reason}); {fix}.") from error
     if not tokenizer.is_fast:
         raise InputError(f"{path}: has no fast tokenizer (tokenizer.json); convert it with transformers first.")
     fast = tokenizer.backend_tokenizer
@@ -256,10 +239,8 @@ def word_starts(folder: str, *, key: str, fix: str = "set masking.kind to token"
         for piece, number in vocabulary.items():
             starts_V[number] = text_of(piece)[:1].isspace()
     if not starts_V.any():
-        raise InputError(
-            f"{key}: the vocabulary and decoder of {folder} ({type(fast.model).__name__}) do not show which tokens "
-            f"start a word; {fix}, or use another tokenizer."
-        )
+        where = f"{key}: the vocabulary and decoder of {folder} ({type(fast.model).__name__})"
+        raise InputError(f"{where} do not show which tokens start a word; {fix}, or use another tokenizer.")
     starts_V[list(fast.get_added_tokens_decoder())] = True
     return starts_V
 

@@ -37,23 +37,19 @@ def special_ids(fast: Tokenizer, tokens: Mapping[str, object], where: str) -> di
             raise InputError(f"{where}: the tokenizer has no {role} token; a masked language model needs one.")
     size, entries = vocabulary_size(fast), fast.get_vocab_size()
     if size > LARGEST_VOCABULARY:
-        raise InputError(
-            f"{where}: the tokenizer has {entries:,} entries, but ids up to {size - 1:,}, and the model needs a row "
-            "for each; number its entries without such gaps."
+        gaps = (
+            f"the tokenizer has {entries:,} entries with ids up to {size - 1:,}, and the model needs a row for each id"
         )
+        raise InputError(f"{where}: {gaps}; number its entries without such gaps.")
     needs_unk = _fails_at_unknown(fast) if "unk" in ids else not _knows_every_character(fast)
     if needs_unk and not is_byte_level(fast):
-        raise InputError(
-            f"{where}: the tokenizer has no unk token for the characters that it doesn't know; add one to its model "
-            "(unk_id of Unigram, else unk_token), and name it so in tokenizer_config.json."
-        )
+        fix = "add one to its model (unk_id of Unigram, else unk_token), and name it in tokenizer_config.json"
+        raise InputError(f"{where}: the tokenizer has no unk token for the characters that it doesn't know; {fix}.")
     for role, other in itertools.product(("pad", "mask"), ids):
         if role != other and ids[role] == ids[other]:
-            raise InputError(
-                f"{where}: the {role} token of the tokenizer, {printable(str(tokens[role]))}, is its {other} token "
-                f"too; give it one of its own: tokenizer.add_special_tokens({{'{role}_token': '{ROLES[role]}'}}), and "
-                "save it."
-            )
+            call = f"tokenizer.add_special_tokens({{'{role}_token': '{ROLES[role]}'}})"
+            token = f"the {role} token of the tokenizer, {printable(str(tokens[role]))}"
+            raise InputError(f"{where}: {token}, is its {other} token too; give it another one ({call}), and save it.")
     _check_added(fast, tokens, ids, where)
     return ids
 
@@ -73,10 +69,8 @@ def _check_added(fast: Tokenizer, tokens: Mapping[str, object], ids: Mapping[str
             f"special_tokens=[('{cls}', {ids['cls']}), ('{sep}', {ids['sep']})]), and save it."
         )
     if masked.count(ids["mask"]) != 1:
-        raise InputError(
-            f"{where}: the tokenizer doesn't read {mask} in a text as its mask token; add it as "
-            f"tokenizers.AddedToken('{mask}', normalized=False, special=True), and save it."
-        )
+        fix = f"add it as tokenizers.AddedToken('{mask}', normalized=False, special=True), and save it"
+        raise InputError(f"{where}: the tokenizer doesn't read {mask} in a text as its mask token; {fix}.")
 
 
 def check_pairs(fast: Tokenizer, *, sep_id: int, where: str) -> None:
@@ -84,10 +78,8 @@ def check_pairs(fast: Tokenizer, *, sep_id: int, where: str) -> None:
     ids = fast.encode("a", "a").ids
     if ids[-1:] != [sep_id] or ids.count(sep_id) < 2:
         sep = printable(str(fast.id_to_token(sep_id)))
-        raise InputError(
-            f"{where}: the tokenizer doesn't separate the two texts of a pair by {sep}; give its post-processor a "
-            "template for pairs (tokenizers.processors.TemplateProcessing), and save it."
-        )
+        fix = "give its post-processor a template for pairs (tokenizers.processors.TemplateProcessing), and save it"
+        raise InputError(f"{where}: the tokenizer doesn't separate the two texts of a pair by {sep}; {fix}.")
 
 
 def marks_second_text(fast: Tokenizer, sep_id: int) -> bool:

@@ -74,7 +74,7 @@ def write_shard(task: WriteShard) -> None:
         np.save(out, table)
     results.save(UPath(f"{task.folder}/{task.key}.counts"), counts_V)
     note = {
-        "shard": {"file": task.name, "records": records, "bytes": size, "sha256": digest.hexdigest()},
+        "shard": [task.name, records, size, digest.hexdigest()],
         "sources": tokens,
         "documents": len(documents),
         "dropped_tokens": len(rest),
@@ -104,17 +104,14 @@ def summarize(tasks: Sequence[WriteShard], vocabulary: Mapping[str, Any], left_o
     for counts_of_shard in results.at_once(lambda file: results.load(file, np.int64), counts_files):
         counts_V += counts_of_shard
     notes = list(results.at_once(results.load_json, (UPath(f"{task.folder}/{task.key}.json") for task in tasks)))
-    shards = []
     for note in notes:
         sources.update(note["sources"])
-        shard = note["shard"]
-        shards.append(Shard(shard["file"], shard["records"], shard["bytes"], shard["sha256"]))
     unk_id = vocabulary["special_ids"].get("unk")
     unknown_tokens = 0 if unk_id is None else int(counts_V[unk_id])
     counts_V[list(vocabulary["all_special_ids"])] = 0
     probs = counts_V[counts_V > 0] / counts_V.sum()
     return Split(
-        shards=tuple(shards),
+        shards=tuple(Shard(*note["shard"]) for note in notes),
         documents=sum(note["documents"] for note in notes),
         duplicates=left_out["duplicates"],
         near_duplicates=left_out["near_duplicates"],
