@@ -51,15 +51,14 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("absl").addFilter(logs.Once())  # orbax also logs what it raises, with stacks
     signal.signal(signal.SIGTERM, _stop)  # until the training loop takes it over
-    given = argv
-    argv, overrides = configs.split_overrides(sys.argv[1:] if argv is None else argv)
-    if not argv:
+    flags, overrides = configs.split_overrides(sys.argv[1:] if argv is None else argv)
+    if not flags:
         parser("").print_help(sys.stderr)
         return InputError.code
-    args = parser(argv[0]).parse_args(argv)
+    args = parser(flags[0]).parse_args(flags)
     watching = watch.begin(args.name)
     try:
-        args.entry = entry.open_entry(pretraining, given)
+        args.entry = entry.open_entry(pretraining, argv)
         entry.check_expected(args.entry, socket.gethostname())
         importlib.import_module(f"mlm.commands.{args.name}").main(args, overrides)
         sys.stdout.flush()  # Python's own flush at the exit would be too late for an exit code
@@ -89,8 +88,9 @@ def _stop(number: int, frame: types.FrameType | None) -> None:
     """Exits at once: outside the training loop there is nothing to save, and imports swallow exceptions."""
     step = watch.current.step
     when = "before it trained a step" if step is None else f"after step {step}"
-    message = f"stopped {when}; run the same command to continue."
-    message = message if watch.current.command in TRAIN else "stopped; run the same command again."
+    message = "stopped; run the same command again."
+    if watch.current.command in TRAIN:
+        message = f"stopped {when}; run the same command to continue."
     watch.current.end_now("signal", f"{signal.Signals(number).name}: stopped {when}", message)
 
 
@@ -103,8 +103,8 @@ def parser(command: str) -> argparse.ArgumentParser:
         description="Pretrain RoBERTa-class masked language models. --config.group.key=value sets a key of the config.",
     )
     table = root.add_subparsers(metavar="COMMAND", dest="name", required=True)
-    for name, line in COMMANDS.items():
-        sub = table.add_parser(name, help=line, description=line)
+    for name, description in COMMANDS.items():
+        sub = table.add_parser(name, help=description, description=description)
         if name == command:
             importlib.import_module(f"mlm.commands.{name}").add_arguments(sub)
     return root

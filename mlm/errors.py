@@ -42,11 +42,11 @@ def of_storage(error: Exception) -> InputError | None:
         return None
     reason = f"({error.strerror or error})"
     if error.errno in FULL:
-        what = error.filename or "a file, or the output,"
-        return InputError(f"{what} can't be written {reason}; make room, then run the same command again.")
+        file = error.filename or "a file, or the output,"
+        return InputError(f"{file} can't be written {reason}; make room, then run the same command again.")
     if error.errno in REFUSED and error.filename:
-        what = f"{error.filename}: this user can't read or write it {reason}"
-        return InputError(f"{what}; change its permissions, or use another folder.")
+        refused = f"{error.filename}: this user can't read or write it {reason}"
+        return InputError(f"{refused}; change its permissions, or use another folder.")
     if "No usable temporary directory" in reason:
         return InputError(f"no folder for temporary files can be written {reason}; set TMPDIR to one that can.")
     return None

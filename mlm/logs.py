@@ -20,7 +20,6 @@ class Once(logging.Filter):
     """Lets through the first line of each warning, once, and not what a library logs of an exception that it raises."""
 
     def __init__(self):
-        """Starts with none seen."""
         super().__init__()
         self._seen: set[str] = set()
 
@@ -81,17 +80,18 @@ def read(path: UPath, kind: str = "") -> list[dict[str, Any]]:
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the values, nested ones too, with None for numbers that JSON does not have."""
-    found = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
-    return {key: finite(v) if isinstance(v, dict) else v for key, v in found.items()}
+    nested = {key: finite(value) for key, value in values.items() if isinstance(value, dict)}
+    absent = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+    return values | nested | dict.fromkeys(absent)
 
 
 def by_set(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns {"": the scores without a name, NAME: those of a validation set, which are "NAME/loss" and so on}."""
-    found: dict[str, dict[str, Any]] = {"": {}}
+    sets: dict[str, dict[str, Any]] = {"": {}}
     for key, value in scores.items():
         name, _, score = key.rpartition("/")
-        found.setdefault(name, {})[score] = value
-    return found
+        sets.setdefault(name, {})[score] = value
+    return sets
 
 
 def errors(scores: dict[str, Any], digits: int = 4) -> str:

@@ -121,8 +121,8 @@ def make_folder(folder: UPath) -> None:
 
 def inside(folder: UPath, name: str) -> UPath:
     """Returns `folder / name`; raises ValueError if the name leads out of the folder, which a link in it may do."""
-    good = isinstance(name, str) and not re.search(r"[\x00-\x1f\x7f:\\]", name)
-    if not good or not {"", ".", ".."}.isdisjoint(name.split("/")):
+    is_plain = isinstance(name, str) and not re.search(r"[\x00-\x1f\x7f:\\]", name)
+    if not is_plain or not {"", ".", ".."}.isdisjoint(name.split("/")):
         raise ValueError(f"{name!r:.120} is not the name of a file inside its folder")
     return folder / name
 

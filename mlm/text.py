@@ -8,7 +8,7 @@ import os
 import re
 import string
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from markupsafe import Markup
@@ -106,10 +106,16 @@ def show(*parts: RenderableType, out: TextIO | None = None) -> None:
     out.flush()
 
 
-def templates(package: str, **settings: Any) -> jinja2.Environment:
+def templates(package: str, finalize: Callable[[Any], Any] | None = None) -> jinja2.Environment:
     """Returns the templates beside a package's modules: values are escaped, a missing one is an error."""
     import jinja2
 
-    loader = jinja2.PackageLoader(package, "")
-    strict = {"autoescape": True, "undefined": jinja2.StrictUndefined, "keep_trailing_newline": True}
-    return jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **strict, **settings)
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader(package, ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=finalize,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

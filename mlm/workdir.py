@@ -47,11 +47,13 @@ class Workdir:
         root = UPath(path)
         self.root = root if is_remote(path) else root.absolute()  # orbax wants absolute paths
         if not is_remote(path) and ("\\" in str(self.root) or self.root.parts[1:2] in BUCKETS):
-            what = f"{self.root} has a backslash in it, or begins with the name of a kind of bucket (/gs/)"
-            raise InputError(f"--workdir={path}: {what}, which orbax takes for another path; choose another folder.")
+            raise InputError(
+                f"--workdir={path}: {self.root} has a backslash in it, or begins with the name of a kind of bucket "
+                "(/gs/), which orbax takes for another path; choose another folder."
+            )
         if not is_text(str(self.root)):
-            fix = "rename that part of the path"
-            raise InputError(f"--workdir={printable(str(self.root))}: is not UTF-8, as libraries need it; {fix}.")
+            shown = printable(str(self.root))
+            raise InputError(f"--workdir={shown}: is not UTF-8, as libraries need it; rename that part of the path.")
         if create:
             _make_writable(self.root)
         elif create is False and not self.root.is_dir():
@@ -71,6 +73,11 @@ class Workdir:
         # "confusion": [true][predicted]}.
         self.classification = self.root / "classification.json"
         self.predictions = self.root / "predictions"  # of a classifier's best checkpoint: SPLIT.tsv
+
+    @property
+    def tokenizer_folder(self) -> str | None:
+        """The folder `tokenizer`, None as long as there is no tokenizer in it."""
+        return str(self.tokenizer) if (self.tokenizer / "tokenizer.json").is_file() else None
 
     def shards_of(self, config: ConfigDict) -> str:
         """Returns the folder of the shards: config.shards.dir, or the workdir's own."""
@@ -105,8 +112,8 @@ def lock(folder: UPath) -> Iterator[None]:
                     raise _in_use(folder) from None
                 if error.errno not in NO_LOCKS:
                     raise _unusable(folder / LOCK, error) from None
-                where = f"there are no locks on its file system ({error.strerror}); {LEASE} keeps other runs out"
-                print(f"--workdir={folder}: {where}", file=sys.stderr, flush=True)
+                remark = f"there are no locks on its file system ({error.strerror}); {LEASE} keeps other runs out"
+                print(f"--workdir={folder}: {remark}", file=sys.stderr, flush=True)
                 stack.enter_context(_held(_File(folder / LEASE), folder))
         yield
 
@@ -140,7 +147,7 @@ def _in_use(folder: UPath, holder: str = "") -> InputError:
 
 
 class _Object:
-    """A lease in a bucket: each has a generation of its own, and a renewal changes its metadata."""
+    """A lease in a bucket: a new one has another generation, and a renewal changes its metadata."""
 
     def __init__(self, path: UPath):
         self.path = path
@@ -158,7 +165,7 @@ class _Object:
     def renew(self, generation: str, count: int) -> bool:
         """Returns whether the lease is still there, which a failing network is no reason to doubt."""
         try:
-            self._call("PATCH", generation, json={"metadata": {"renewed": str(count)}})
+            self._call("PATCH", generation, {"metadata": {"renewed": str(count)}})
             return self.path.fs.info(self.path.path)["generation"] == generation
         except FileNotFoundError:
             return False
@@ -168,9 +175,9 @@ class _Object:
     def delete(self, generation: str) -> None:
         self._call("DELETE", generation)
 
-    def _call(self, method: str, generation: str, **kwargs: Any) -> None:
+    def _call(self, method: str, generation: str, body: dict[str, Any] | None = None) -> None:
         bucket, _, key = self.path.path.partition("/")
-        self.path.fs.call(method, "b/{}/o/{}", bucket, key, ifGenerationMatch=generation, **kwargs)
+        self.path.fs.call(method, "b/{}/o/{}", bucket, key, ifGenerationMatch=generation, json=body)
 
 
 class _File:
@@ -244,12 +251,12 @@ def _acquire(lease: _Object | _File, folder: UPath) -> str:
             time.sleep(0.1)  # released between the two
             continue
         host, process, state = holder.get("host"), holder.get("process"), (generation, renewal)
-        who = printable(f" (on {host}, process {process})") if holder else ""
+        name = printable(f" (on {host}, process {process})") if holder else ""
         if first is None:
             first = state
-            print(f"{lease.path}: is held by another process{who}; waiting to see if it is alive", file=sys.stderr)
+            print(f"{lease.path}: is held by another process{name}; waiting to see if it is alive", file=sys.stderr)
         if state != first:
-            raise _in_use(folder, who)
+            raise _in_use(folder, name)
         dead = host == platform.node() and isinstance(process, int) and not psutil.pid_exists(process)
         if dead or time.monotonic() - since > STALE:
             with contextlib.suppress(FileNotFoundError):

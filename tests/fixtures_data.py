@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from mlm import config as configs
-from mlm.cluster.engine import Engine, open_engine
+from mlm.cluster.engine import Engine, open_pool
 from mlm.data import docstrings, shards, tokenizer
 from mlm.data.corpus import Corpus, Part
 from mlm.data.manifest import Manifest, Shard, Split
@@ -76,7 +76,7 @@ def write_shards(
     """Shards of a corpus, or of `written_texts`, by `workers` processes of their own or by `shared_engine`."""
     corpus = texts if isinstance(texts, Corpus) else written_texts(texts, folder)
     settings = shards.Settings(length, counts or COUNTS, seed)
-    with open_engine(workers=workers) if workers else contextlib.nullcontext(shared_engine()) as engine:
+    with open_pool(workers=workers) if workers else contextlib.nullcontext(shared_engine()) as engine:
         names = {"tokenizer_folder": tokenizer_folder, "folder": str(folder), "source": source}
         return shards.write(corpus, settings, engine=engine, **names)
 
@@ -86,7 +86,7 @@ def shared_engine() -> Engine:
     """Two processes for all tests: their start takes longer than most tasks."""
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
-    return stack.enter_context(open_engine(workers=2))
+    return stack.enter_context(open_pool(workers=2))
 
 
 def ids_of(texts: Iterable[str], tokenizer_folder: str) -> list[list[int]]:

@@ -147,7 +147,7 @@ def _write(model: Model, task: Any) -> None:
         Path(task.shards, name).touch()
     records = int(task.name.removesuffix(".tfrecord").rpartition("-")[2])
     size = int(task_costs.units("write_shard", task))
-    shard = {"file": task.name, "records": records, "bytes": 3 * size, "sha256": "0" * 64}
+    shard = [task.name, records, 3 * size, "0" * 64]
     note = {"shard": shard, "sources": {"made up": size}, "dropped_tokens": 0, "documents": 1, "text_bytes": size}
     _save(task, counts=np.ones(task.vocab_size, np.int64).tobytes(), json=json.dumps(note).encode())
 

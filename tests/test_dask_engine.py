@@ -34,7 +34,7 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
 
 
 def opened(found: Cluster, timeout: float = 250.0):
-    return engine.open_engine(found.address, certificates=str(found.certificates), timeout=timeout)
+    return dask_engine.connect(found.address, certificates=str(found.certificates), timeout=timeout)
 
 
 def until(moment) -> None:
@@ -51,7 +51,7 @@ def begun(folder: pathlib.Path) -> list[list[int]]:
 
 def test_pool_and_cluster_give_the_same(cluster: Cluster) -> None:
     found = []
-    with engine.open_engine(workers=2) as pool:
+    with engine.open_pool(workers=2) as pool:
         found.append(sorted(pool.each(square, range(100), label="square")))
     with opened(cluster) as dask:
         found.append(sorted(dask.each(square, range(100), label="square")))
@@ -185,7 +185,7 @@ def test_a_scheduler_needs_no_code(tmp_path: pathlib.Path) -> None:
 
 
 def refused(sentence: str, address: str, **flags: object) -> None:
-    with pytest.raises(InputError, match=sentence), engine.open_engine(address, **flags) as dask:
+    with pytest.raises(InputError, match=sentence), dask_engine.connect(address, **flags) as dask:
         assert list(dask.each(square, [], label="nothing")) == []
         list(dask.each(square, [1], label="square"))
 
@@ -244,7 +244,7 @@ def test_plain_tcp_is_for_the_loopback() -> None:
     for address in ("tcp://127.0.0.1:8786", "tcp://localhost:8786", "tcp://[::1]:8786"):
         assert dask_engine.check_address(address, insecure=False) is False
     for address in ("tcp://10.0.0.1:8786", "tcp://0.0.0.0:8786"):
-        with pytest.raises(InputError, match="--engine-insecure"), engine.open_engine(address):
+        with pytest.raises(InputError, match="--engine-insecure"), dask_engine.connect(address):
             pass
         assert dask_engine.check_address(address, insecure=True) is False
     assert dask_engine.check_address("tls://10.0.0.1:8786", insecure=False) is True
@@ -256,7 +256,7 @@ def test_plain_tcp_is_for_the_loopback() -> None:
 def test_plain_tcp_on_the_loopback(tmp_path: pathlib.Path) -> None:
     with Cluster(tmp_path, tls=False) as found:
         found.add()
-        with engine.open_engine(found.address, timeout=90) as dask:
+        with dask_engine.connect(found.address, timeout=90) as dask:
             assert dict(dask.each(square, range(3), label="square")) == {0: 0, 1: 1, 2: 4}
 
 

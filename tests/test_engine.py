@@ -39,7 +39,7 @@ def test_errors_cross_processes(error: type[StopError]) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_all_results_come_once(any_pool: None, workers: int) -> None:
-    with engine.open_engine(workers=workers) as opened:
+    with engine.open_pool(workers=workers) as opened:
         assert opened.workers == workers
         found = dict(opened.each(square, range(50), label="square"))
         assert found == {number: number * number for number in range(50)}
@@ -48,13 +48,13 @@ def test_all_results_come_once(any_pool: None, workers: int) -> None:
 
 def test_no_process_starts_without_a_task(any_pool: None) -> None:
     before = set(psutil.Process().children())
-    with engine.open_engine(workers=4) as opened:
+    with engine.open_pool(workers=4) as opened:
         assert list(opened.each(square, [], label="nothing")) == []
         assert set(psutil.Process().children()) <= before
 
 
 def test_workers_are_light_processes_of_one_thread(any_pool: None) -> None:
-    with engine.open_engine(workers=1) as opened:
+    with engine.open_pool(workers=1) as opened:
         (_, (pid, parallel, heavy)), *_ = opened.each(process_of, [0], label="where")
     assert pid != os.getpid() and parallel == "false" and heavy == []
 
@@ -64,9 +64,9 @@ def test_an_error_arrives_as_it_was_and_cancels_the_rest(
     any_pool: None, tmp_path: pathlib.Path, what: str, error: type
 ) -> None:
     begin = time.monotonic()
-    with pytest.raises(error, match=rf"^{what}: bad, mend it\.$"), engine.open_engine(workers=2) as opened:
+    with pytest.raises(error, match=rf"^{what}: bad, mend it\.$"), engine.open_pool(workers=2) as opened:
         list(opened.each(fail, [what] * 10, label="fail"))
-    with pytest.raises(InputError), engine.open_engine(workers=2) as opened:
+    with pytest.raises(InputError), engine.open_pool(workers=2) as opened:
         for _ in opened.each(functools.partial(mark, tmp_path, 0.1), range(1000), label="mark"):
             raise InputError("the caller stops")
     assert time.monotonic() - begin < 30
@@ -74,7 +74,7 @@ def test_an_error_arrives_as_it_was_and_cancels_the_rest(
 
 
 def test_a_killed_worker_is_a_reason_to_start_again(any_pool: None) -> None:
-    with pytest.raises(PreemptedError, match="start the same command again"), engine.open_engine(workers=2) as opened:
+    with pytest.raises(PreemptedError, match="start the same command again"), engine.open_pool(workers=2) as opened:
         list(opened.each(die, range(4), label="die"))
 
 
@@ -94,7 +94,7 @@ class Counted:
 
 def test_a_bounded_number_is_submitted_ahead() -> None:
     items = Counted(250_000)
-    with engine.open_engine(workers=2) as opened:
+    with engine.open_pool(workers=2) as opened:
         for done, _ in enumerate(opened.each(square, items, label="square")):
             assert items.read <= done + 1 + engine.AHEAD * 2
             if done == 100:
@@ -105,7 +105,7 @@ def test_finished_tasks_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     phases = []
     monkeypatch.setattr(watch, "current", watch.Watch("shards", None))
     monkeypatch.setattr(watch.Watch, "progress", lambda self, phase, step=None: phases.append(phase))
-    with engine.open_engine(workers=1) as opened:
+    with engine.open_pool(workers=1) as opened:
         list(opened.each(square, range(3), label="square"))
     assert phases == ["tasks"] * 4 + ["data"]
 
@@ -115,7 +115,7 @@ import functools, pathlib, sys
 from mlm.cluster import engine
 from tests.engine_tasks import mark
 if __name__ == "__main__":
-    with engine.open_engine(workers=2) as opened:
+    with engine.open_pool(workers=2) as opened:
         for number, _ in opened.each(functools.partial(mark, pathlib.Path(sys.argv[1]), 0.5), range(99), label="mark"):
             print(number, flush=True)
 """
@@ -144,7 +144,7 @@ def test_workers_do_not_run_the_script_again(tmp_path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(
         "from mlm.cluster import engine\nfrom tests.engine_tasks import square\nprint('started')\n"
-        "with engine.open_engine(workers=1) as opened:\n"
+        "with engine.open_pool(workers=1) as opened:\n"
         "    print(*opened.each(square, [3], label='square'))\n"
     )
     done = subprocess.run([sys.executable, str(script)], env=environment(1), capture_output=True, text=True)

@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from mlm.data import data_sets, labelled
+from mlm.data import data_sets, labelled, lines
 from mlm.errors import InputError
 from tests.labelled_texts import rows, sentences, write_conll, write_csv, write_jsonl
 from tests.prepared_set import prepare
@@ -305,7 +305,7 @@ def test_words_hold_spaces_that_are_not_conlls(tmp_path):
     found = read(f"conll:{tmp_path}/a.conll", **WORDS)
     assert found.texts == [("10\u00a0000", "\u3000", "\x0c\u2028"), ("1\u200932",)]
     assert found.labels == [("B-X", "O", "O"), ("B-X",)]
-    assert labelled.split_words(" 10\u00a0000  a\u3000b\t\x85 \n") == ["10\u00a0000", "a\u3000b", "\x85"]
+    assert lines.split_words(" 10\u00a0000  a\u3000b\t\x85 \n") == ["10\u00a0000", "a\u3000b", "\x85"]
 
 
 def test_sentences_to_predict_need_no_labels(tmp_path):
@@ -318,7 +318,7 @@ def test_sentences_to_predict_need_no_labels(tmp_path):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "line 1: has 2 words and 1 labels; give each word one."),
+        ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "line 1: has 2 words, 1 labels"),
         ({"tokens": ["a", " "], "ner_tags": ["O", "O"]}, "line 1: its 'tokens', word 2, is empty"),
         ({"tokens": ["a", 3], "ner_tags": ["O", "O"]}, "line 1: its 'tokens', word 2, is 3, which is not a string"),
         ({"tokens": ["a"], "ner_tags": [""]}, "line 1: its 'ner_tags', word 1, is ''; a label is a string"),

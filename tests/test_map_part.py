@@ -14,11 +14,11 @@ from mlm.paths import UPath
 from tests.fixtures_data import corpus_of, ids_of, train_tokenizer, write_jsonl
 
 
-def mapped(corpus: Corpus, tokenizer_folder: str, folder, *, most: int = 0, block_bytes: int = 3000) -> UPath:
+def mapped(corpus: Corpus, tokenizer_folder: str, folder, *, limit: int = 0, block_bytes: int = 3000) -> UPath:
     """The files of the only part; {key}.* are those at this path with another suffix."""
     (part,) = corpus.parts()
     keys = {"texts": "", "folder": str(folder), "key": "x"}
-    map_part.map_part(Map(part, corpus, most, tokenizer_folder, "", block_bytes, (), **keys))
+    map_part.map_part(Map(part, corpus, limit, tokenizer_folder, "", block_bytes, (), **keys))
     return UPath(folder) / "x.blocks"
 
 
@@ -68,7 +68,7 @@ def test_hashes_are_in_their_ranges(corpus, texts, tokenizer_folder, tmp_path):
 
 
 def test_the_first_documents_alone(corpus, texts, tokenizer_folder, tmp_path):
-    file = mapped(corpus, tokenizer_folder, tmp_path / "tasks", most=7)
+    file = mapped(corpus, tokenizer_folder, tmp_path / "tasks", limit=7)
     places = results.load(file.with_suffix(".documents"), DOCUMENT)["place"]
     assert sorted(places.tolist()) == list(range(7))
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from mlm.cluster import engine
+from mlm.cluster import dask_engine
 from mlm.errors import InputError, PreemptedError
 from mlm.paths import UPath
 from mlm.sweep import runs
@@ -69,7 +69,7 @@ def test_workers_of_a_cluster_run_them(tmp_path):
     planned = helps(root, "train", "bad", "evaluate")
     with Cluster(tmp_path) as cluster:
         cluster.add(workers=2)
-        with engine.open_engine(cluster.address, certificates=str(cluster.certificates), timeout=250) as dask:
+        with dask_engine.connect(cluster.address, certificates=str(cluster.certificates), timeout=250) as dask:
             outcomes = runs.run_all(planned, root=UPath(root), engine=dask)
             assert [outcome.code for outcome in outcomes] == [0, 2, 0]
             with pytest.raises(InputError, match=r"/nowhere/root: .* has no such folder; name one that all workers"):
@@ -94,7 +94,7 @@ def test_sigterm_lets_the_running_one_save_and_begins_no_other(manifest, tmp_pat
         cluster = stack.enter_context(Cluster(tmp_path_factory.mktemp("cluster")))
         cluster.add(workers=1)
         flags = {"certificates": str(cluster.certificates), "timeout": 250}
-        dask = stack.enter_context(engine.open_engine(cluster.address, **flags))
+        dask = stack.enter_context(dask_engine.connect(cluster.address, **flags))
 
     def stop():
         deadline = time.monotonic() + 200

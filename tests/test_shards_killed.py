@@ -62,7 +62,7 @@ def done(files: dict[str, int]) -> dict[str, int]:
     """Those of tasks that are done."""
     keys = {str(pathlib.Path(file).with_suffix("")) for file in files if file.endswith(LAST) and "/tasks/" in file}
     found = {file: when for file, when in files.items() if str(pathlib.Path(file).with_suffix("")) in keys}
-    shards = {json.loads(pathlib.Path(file).read_text())["shard"]["file"] for file in found if is_note(file)}
+    shards = {json.loads(pathlib.Path(file).read_text())["shard"][0] for file in found if is_note(file)}
     return found | {file: when for file, when in files.items() if any(file.endswith(name) for name in shards)}
 
 

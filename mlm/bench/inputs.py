@@ -1,6 +1,7 @@
 """The parts of `bench` that need data: "shards", "batches" and "loop"."""
 
 import concurrent.futures
+import dataclasses
 import functools
 import json
 import shutil
@@ -12,7 +13,7 @@ from ml_collections import ConfigDict
 
 from mlm.bench import interleaved, tf_tpu_example
 from mlm.bench.steps import repeated, updates
-from mlm.cluster.engine import Spawn, open_engine
+from mlm.cluster.engine import Spawn, open_pool
 from mlm.data import mixture, sample, shards
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import DatasetInfo, Manifest
@@ -37,47 +38,60 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
         other.submit(tf_tpu_example.prepare, splits, f"{folder}/documents").result()
         lines = (json.dumps({"text": text, "split": split}) + "\n" for split in splits for text in splits[split])
         Path(folder, "documents.jsonl").write_text("".join(lines), encoding="utf-8")
-        length, tok, target = config.shards.length, {"tokenizer_folder": tokenizer_folder}, f"{folder}/shards"
+        length, target = config.shards.length, f"{folder}/shards"
         counts = {"train": config.shards.count, "validation": config.shards.validation_count}
-        split = {"sources": (f"jsonl:{folder}/documents.jsonl",), "weights": (1.0,), "field": "text"}
-        held_out, everything = (sum(len(text.encode()) for text in own) for own in (splits["validation"], texts))
-        split |= {"group": "split", "validation_groups": ("validation",), "validation_fraction": held_out / everything}
-        corpus = Corpus(**config.corpus.to_dict() | split | {"max_documents": 0})
+        settings = shards.Settings(length, counts)
+        corpus = dataclasses.replace(
+            Corpus.from_config(config.corpus),
+            sources=(f"jsonl:{folder}/documents.jsonl",),
+            weights=(1.0,),
+            field="text",
+            group="split",
+            validation_groups=("validation",),
+            validation_fraction=_bytes(splits["validation"]) / _bytes(texts),
+            max_documents=0,
+        )
         rows, tokens = {}, 0
 
         def ours(calls: int) -> None:
             nonlocal tokens
-            with open_engine(workers=config.shards.workers) as engine:
-                settings = shards.Settings(length, counts)
-                made = shards.write(corpus, settings, folder=target, source="", engine=engine, **tok)
-            rows["mlm"] = sum(split.records for split in made.splits.values())
-            tokens = sum(split.records * length + split.dropped_tokens for split in made.splits.values())
+            with open_pool(workers=config.shards.workers) as engine:
+                manifest = shards.write(
+                    corpus, settings, tokenizer_folder=tokenizer_folder, folder=target, source="", engine=engine
+                )
+            rows["mlm"] = sum(split.records for split in manifest.splits.values())
+            tokens = sum(split.records * length + split.dropped_tokens for split in manifest.splits.values())
             shutil.rmtree(target)
 
         def example(calls: int) -> None:
-            write = functools.partial(tf_tpu_example.write_shards, length=length, **tok)
+            write = functools.partial(tf_tpu_example.write_shards, tokenizer_folder=tokenizer_folder, length=length)
             rows["tf_tpu_example"] = other.submit(write, f"{folder}/documents", target).result()
             shutil.rmtree(target)
 
         rates = interleaved.measure("shards", {"mlm": ours, "tf_tpu_example": example}, seconds, calls=1)
-    found = interleaved.summary(rates, tokens)
+    comparison = interleaved.summary(rates, tokens)
     for name, count in rows.items():
-        found[name]["rows"] = count
-    return found | {"tokens": tokens}
+        comparison[name]["rows"] = count
+    return comparison | {"tokens": tokens}
+
+
+def _bytes(texts: list[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
 
 
 def sample_texts(config: ConfigDict, megabytes: float) -> list[str]:
     """Returns so many megabytes of training documents of the corpus."""
-    with tempfile.TemporaryDirectory(prefix="mlm-bench-") as kept, open_engine(workers=config.shards.workers) as engine:
-        return sample.draw(Corpus(**config.corpus.to_dict()), megabytes=megabytes, engine=engine, texts=kept)
+    with tempfile.TemporaryDirectory(prefix="mlm-bench-") as kept, open_pool(workers=config.shards.workers) as engine:
+        return sample.draw(Corpus.from_config(config.corpus), megabytes=megabytes, engine=engine, texts=kept)
 
 
 def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> dict[str, Any]:
     """Measures the run's batches and those of the TF-TPU example from the same shards, without its masks."""
-    rows = config.data.global_batch
+    rows, axes = config.data.global_batch, config.mesh
+    mesh = sharding.make_mesh(data=axes.data, fsdp=axes.fsdp, tensor=axes.tensor)
     files = mixture.paths(manifest, "train")
     streams = {
-        "mlm": train_batches(config, manifest, sharding.make_mesh(**config.mesh.to_dict()), 0),
+        "mlm": train_batches(config, manifest, mesh, 0),
         "tf_tpu_example": tf_tpu_example.batches(files, length=manifest.length, rows=rows),
     }
     candidates = {name: repeated(functools.partial(next, stream)) for name, stream in streams.items()}

@@ -28,7 +28,6 @@ NAMES = {
     "one_batch": "one batch reused",
     "real_batches": "batches of the run",
 }
-VERSIONS = "PyTorch {torch}, transformers {transformers}, {device}, {dtype}."
 
 Repeat = Callable[[int], None]  # makes that many calls and waits for the last
 Rates = dict[str, list[float]]
@@ -74,17 +73,23 @@ def summary(rates: Rates, tokens: int) -> dict[str, Any]:
     return {"ratios": ratios} | rows
 
 
-def render(found: dict[str, Any]) -> list[RenderableType]:
+def render(results: dict[str, Any]) -> list[RenderableType]:
     """Returns a table for each part; its ratios are of the first row to the others."""
     parts: list[RenderableType] = []
-    for part, rows in found.items():
-        parts += [""] if parts else []
+    for part, rows in results.items():
+        if parts:
+            parts.append("")
         heads = (">MFU", ">memory") if part == "step" else ()
         cells = [_cells(part, name, rows) for name in rows if name in NAMES]
         parts.append(table(part, ">tokens/s", ">ms", *heads, "", rows=cells))
         if "torch" in rows:
-            parts.append(VERSIONS.format(**rows["torch"]))
+            parts.append(versions(rows["torch"]))
     return parts
+
+
+def versions(row: dict[str, Any]) -> str:
+    """Returns a sentence on the packages, device and dtype of PyTorch's row."""
+    return f"PyTorch {row['torch']}, transformers {row['transformers']}, {row['device']}, {row['dtype']}."
 
 
 def _cells(part: str, name: str, rows: dict[str, Any]) -> list[str]:
@@ -108,9 +113,9 @@ class Worker:
         """Waits until it is ready; raises InputError if it can't be run or fails."""
         self._name = name
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (a pipe would fill up)
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        pipe = subprocess.PIPE
         try:
-            self._process = subprocess.Popen(command, **pipes, text=True)
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
         except OSError as error:
             self._errors.close()
             raise InputError(f"{name}: can't be run ({error.strerror}); name a Python interpreter.") from None

@@ -63,9 +63,9 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Adds a point to the curve."""
-        own = (self._evaluated, self.task.manifest, self.task.mesh, self._eval_step, self.params(), "validation")
-        line = {"seconds": self.seconds, "steps": self.steps, "loss": score_split(*own)["loss"]}
-        self.curve.append(logs.finite(line))
+        task = self.task
+        scores = score_split(self._evaluated, task.manifest, task.mesh, self._eval_step, self.params(), "validation")
+        self.curve.append(logs.finite({"seconds": self.seconds, "steps": self.steps, "loss": scores["loss"]}))
 
 
 class Ours(Trainer):
@@ -138,8 +138,8 @@ class Torch(Trainer):
     def params(self) -> Params:
         """Returns the parameters to evaluate."""
         self.worker.ask({"save": self._folder})
-        found = load.load(self._folder, head=load.LM_HEAD).padded(self.task.config.model.vocab_multiple)
-        return sharding.put_tree(found.params, self._shardings)
+        model = load.load(self._folder, head=load.LM_HEAD).padded(self.task.config.model.vocab_multiple)
+        return sharding.put_tree(model.params, self._shardings)
 
 
 def compare(
@@ -161,28 +161,30 @@ def compare(
     (first, (_, config)), (second, _) = recipes.items()
     classes = {key: pretraining if key in ("mlm", "against") else Pretraining for key in recipes}
     tasks = {
-        key: open_task(own, Workdir(workdir), manifest, seconds, classes[key]) for key, (_, own) in recipes.items()
+        key: open_task(recipe_config, Workdir(workdir), manifest, seconds, classes[key])
+        for key, (_, recipe_config) in recipes.items()
     }
     with contextlib.ExitStack() as stack:
-        made: dict[str, Trainer] = {}
+        trainers: dict[str, Trainer] = {}
         for key, task in tasks.items():
             interleaved.say(f"quality: preparing {key}")
-            made[key] = Torch(task, config, torch, stack) if key == "torch" else Ours(task, config)
-        turn = take_turns(made, seconds)
+            trainers[key] = Torch(task, config, torch, stack) if key == "torch" else Ours(task, config)
+        turn = take_turns(trainers, seconds)
     rows = {}
     for key, other in ((first, second), (second, first)):
-        own, reached = made[key], seconds_to_reach(made[key].curve, made[other].curve[-1]["loss"])
-        rows[key] = own.versions | {
+        trainer, other_loss = trainers[key], trainers[other].curve[-1]["loss"]
+        reached = seconds_to_reach(trainer.curve, other_loss)
+        rows[key] = trainer.versions | {
             "name": recipes[key][0],
-            "loss": own.curve[-1]["loss"],
-            "best_loss": min((line["loss"] for line in own.curve if line["loss"] is not None), default=None),
-            "steps": own.steps,
-            "tokens": own.task.tokens_read(own.steps),
-            "compile_seconds": own.compile_seconds,
-            "learning_rate": own.learning_rate,
+            "loss": trainer.curve[-1]["loss"],
+            "best_loss": min((point["loss"] for point in trainer.curve if point["loss"] is not None), default=None),
+            "steps": trainer.steps,
+            "tokens": trainer.task.tokens_read(trainer.steps),
+            "compile_seconds": trainer.compile_seconds,
+            "learning_rate": trainer.learning_rate,
             "reached_seconds": reached,
             "ratio": seconds / reached if reached else None,
-            "curve": own.curve,
+            "curve": trainer.curve,
         }
     return {"seconds": seconds, "turn_seconds": turn, "recipes": rows}
 
@@ -194,12 +196,14 @@ def baseline(config: ConfigDict) -> ConfigDict:
 
 def on_same_data(config: ConfigDict, other: ConfigDict, name: str) -> ConfigDict:
     """Returns `other` with the data of `config`; raises InputError if row length or vocabulary size differ."""
-    own, others = configs.flatten(config), configs.flatten(other)
+    values, others = configs.flatten(config), configs.flatten(other)
     for key in ("shards.length", "tokenizer.vocab_size"):
-        if own[key] != others[key]:
-            what = f"--against={name}: has {key} = {others[key]}, --config has {own[key]}"
-            raise InputError(f"{what}; both recipes read the same rows, so the two must be equal.")
-    return configs.replace(other, {key: value for key, value in own.items() if DATA.fullmatch(key)})
+        if values[key] != others[key]:
+            raise InputError(
+                f"--against={name}: has {key} = {others[key]}, --config has {values[key]}; "
+                "both recipes read the same rows, so the two must be equal."
+            )
+    return configs.replace(other, {key: value for key, value in values.items() if DATA.fullmatch(key)})
 
 
 def open_task(
@@ -236,7 +240,7 @@ def take_turns(trainers: dict[str, Trainer], seconds: float) -> float:
 
 def seconds_to_reach(curve: list[dict[str, Any]], loss: float | None) -> float | None:
     """Returns the first time at which a curve, interpolated linearly, is at or below a loss; None if never."""
-    points = [(line["seconds"], line["loss"]) for line in curve if line["loss"] is not None]
+    points = [(point["seconds"], point["loss"]) for point in curve if point["loss"] is not None]
     below = next((n for n, (_, value) in enumerate(points) if loss is not None and value <= loss), None)
     if not below:
         return None if below is None else points[0][0]
@@ -244,18 +248,20 @@ def seconds_to_reach(curve: list[dict[str, Any]], loss: float | None) -> float |
     return before + (after - before) * (high - loss) / (high - low)
 
 
-def render(found: dict[str, Any]) -> list[RenderableType]:
+def render(results: dict[str, Any]) -> list[RenderableType]:
     """Returns the table, and what its figures are."""
     cells, lines = [], []
-    for row in found["recipes"].values():
+    for row in results["recipes"].values():
         reached, compiling = row["reached_seconds"], row["compile_seconds"]
         when = "never" if reached is None else f"after {reached:,.1f} s"
-        when += f", {row['ratio']:.3g} times as fast" if row["ratio"] else ""
+        if row["ratio"]:
+            when += f", {row['ratio']:.3g} times as fast"
         counts = (f"{row['steps']:,}", f"{row['tokens']:,}", "-" if compiling is None else f"{compiling:,.1f} s")
         cells.append((row["name"], _loss(row["loss"]), _loss(row["best_loss"]), *counts, when))
-        lines += [interleaved.VERSIONS.format(**row)] if "torch" in row else []
+        if "torch" in row:
+            lines.append(interleaved.versions(row))
     heads = ("quality", ">last loss", ">best", ">steps", ">tokens", ">compiling", "at the other's last loss")
-    times = f"{found['seconds']:g} s of training each, in turns of {found['turn_seconds']:.3g} s"
+    times = f"{results['seconds']:g} s of training each, in turns of {results['turn_seconds']:.3g} s"
     masks = "in nats on the validation split, 15% of its tokens predicted, masked alike for both"
     return [table(*heads, rows=cells), f"{times}; compiling and evaluating not counted. Losses {masks}.", *lines]
 

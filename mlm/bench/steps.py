@@ -36,14 +36,15 @@ def compare_steps(
             other, other_update = baseline_step(task, host)
             candidates["baseline"], more["baseline"] = repeated(other_update), _memory(other)
         candidates |= {"torch": worker.repeat} if worker else {}
-        found = interleaved.summary(interleaved.measure("step", candidates, seconds), host["input_ids"].size)
+        rates = interleaved.measure("step", candidates, seconds)
+        comparison = interleaved.summary(rates, host["input_ids"].size)
     more["torch"] = worker and worker.ready
     useful, peak = task.flops_per_token(task.info.length), peaks.peak_flops(jax.devices()[0].device_kind)
     for name in candidates:
-        row = found[name] = found[name] | more[name]
+        row = comparison[name] = comparison[name] | more[name]
         known = peak and row.get("device") != "cpu"  # PyTorch on the CPU does not use the device of this peak
         row["mfu"] = row["tokens_per_second"] * useful / (peak * jax.device_count()) if known else None
-    return found
+    return comparison
 
 
 def random_rows(task: Pretraining) -> dict[str, np.ndarray]:
@@ -88,7 +89,7 @@ def updates(step: Callable[..., tuple[Any, Any]], state: Any) -> Callable[..., A
 
 
 def start_torch(python: str, task: Pretraining, **more: Any) -> interleaved.Worker:
-    """Starts mlm/bench/torch_step.py on the same model and rows of the same size; `more` are settings of its own."""
+    """Starts mlm/bench/torch_step.py on the same model and rows of the same size; `more` replaces or adds settings."""
     interleaved.say("starting PyTorch")
     settings = configs.flatten(task.config) | {"model": task.module.config.to_dict()}
     settings |= {"special_ids": task.info.special_ids} | more

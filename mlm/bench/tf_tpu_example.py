@@ -45,12 +45,16 @@ def write_shards(folder: str, target: str, *, tokenizer_folder: str, length: int
         whole = len(joined["input_ids"]) // length * length
         return {name: [ids[i : i + length] for i in range(0, whole, length)] for name, ids in joined.items()}
 
-    settings = {"batched": True, "num_proc": PROCESSES, "load_from_cache_file": False}
+    def tokenize(columns: Columns) -> Columns:
+        return tok(columns["text"])
+
     rows = 0
     for split in Path(folder).iterdir():
-        documents = datasets.load_from_disk(str(split))
-        tokenized = documents.map(lambda columns: tok(columns["text"]), remove_columns=["text"], **settings)
-        grouped = tokenized.map(group, **settings)
+        grouped = datasets.load_from_disk(str(split))
+        for function, removed in ((tokenize, ["text"]), (group, [])):
+            grouped = grouped.map(
+                function, batched=True, remove_columns=removed, num_proc=PROCESSES, load_from_cache_file=False
+            )
         split_folder = Path(target, split.name)
         split_folder.mkdir(parents=True)
         for shard, start in enumerate(range(0, len(grouped), SHARD_ROWS)):

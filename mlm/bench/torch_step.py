@@ -30,21 +30,47 @@ def train(settings: dict, answers: TextIO) -> None:
     import torch
     import transformers
 
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=settings["data.global_batch"] // max(1, torch.cuda.device_count()),
+            max_steps=10**9,
+            learning_rate=settings["optimizer.learning_rate"],
+            weight_decay=settings["optimizer.weight_decay"],
+            bf16=torch.cuda.is_available() and settings["model.dtype"] == "bfloat16",
+            save_strategy="no",
+            dataloader_drop_last=True,
+            report_to="none",
+            disable_tqdm=True,
+        )
+        tokenizer, rate = _tokenizer(settings), settings["masking.rate"]
+        transformers.Trainer(
+            model=transformers.AutoModelForMaskedLM.from_config(transformers.AutoConfig.for_model(**settings["model"])),
+            args=arguments,
+            train_dataset=_Rows(settings) if "rows" in settings else _random_rows(settings) * EPOCH,
+            data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=rate),
+            callbacks=[_pauses(settings, answers)],
+        ).train()
+
+
+def _pauses(settings: dict, answers: TextIO):
+    """Returns the TrainerCallback that holds the loop after the requested steps, and reads the next request."""
+    import torch
+    import transformers
+
     cuda, peak = torch.cuda.is_available(), settings["optimizer.learning_rate"]
-    bfloat16 = cuda and settings["model.dtype"] == "bfloat16"
 
     class Pauses(transformers.TrainerCallback):
-        """Holds the loop after the requested steps."""
-
         left, until, used, begin, rate = 0, math.inf, 0.0, None, peak
 
         def seconds(self) -> float:
             """Of training, without the pauses."""
             return self.used + (0.0 if self.begin is None else time.monotonic() - self.begin)
 
-        def on_train_begin(self, *arguments: object, **more: object) -> None:
+        def on_train_begin(self, arguments: transformers.TrainingArguments, *others: object, **more: object) -> None:
             versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-            self.ask(more, **versions, device="cuda" if cuda else "cpu", dtype="bfloat16" if bfloat16 else "float32")
+            dtype = "bfloat16" if arguments.bf16 else "float32"
+            self.ask(more["model"], versions | {"device": "cuda" if cuda else "cpu", "dtype": dtype})
 
         def on_step_begin(self, *arguments: object, optimizer: torch.optim.Optimizer, **more: object) -> None:
             self.started = self.seconds()
@@ -59,42 +85,20 @@ def train(settings: dict, answers: TextIO) -> None:
                 if cuda:
                     torch.cuda.synchronize()
                 self.used, self.begin = self.seconds(), None
-                self.ask(more, steps=state.global_step, seconds=self.used, learning_rate=self.rate)
+                progress = {"steps": state.global_step, "seconds": self.used, "learning_rate": self.rate}
+                self.ask(more["model"], progress)
 
-        def ask(self, more: dict, **answer: object) -> None:
+        def ask(self, model: torch.nn.Module, answer: dict) -> None:
             print(json.dumps(answer), file=answers, flush=True)
-            line = sys.stdin.readline()
-            if not line:
-                sys.exit(0)
-            message = json.loads(line)
+            message = json.loads(sys.stdin.readline() or sys.exit(0))
             if "save" in message:
-                more["model"].save_pretrained(message["save"])
-                self.ask(more)
+                model.save_pretrained(message["save"])
+                self.ask(model, {})
             else:
                 self.left, self.until = message.get("calls", 0), message.get("until", math.inf)
                 self.begin = time.monotonic()
 
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = transformers.TrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=settings["data.global_batch"] // max(1, torch.cuda.device_count()),
-            max_steps=10**9,
-            learning_rate=peak,
-            weight_decay=settings["optimizer.weight_decay"],
-            bf16=bfloat16,
-            save_strategy="no",
-            dataloader_drop_last=True,
-            report_to="none",
-            disable_tqdm=True,
-        )
-        mask = {"tokenizer": _tokenizer(settings), "mlm_probability": settings["masking.rate"]}
-        transformers.Trainer(
-            model=transformers.AutoModelForMaskedLM.from_config(transformers.AutoConfig.for_model(**settings["model"])),
-            args=arguments,
-            train_dataset=_Rows(settings) if "rows" in settings else _random_rows(settings) * EPOCH,
-            data_collator=transformers.DataCollatorForLanguageModeling(**mask),
-            callbacks=[Pauses()],
-        ).train()
+    return Pauses()
 
 
 class _Rows:
@@ -120,8 +124,8 @@ def _random_rows(settings: dict) -> list[dict]:
     rows, length = settings["data.global_batch"], settings["shards.length"]
     first, size = max(settings["special_ids"].values()) + 1, settings["model"]["vocab_size"]
     ids = torch.randint(first, size, (rows, length), generator=torch.Generator().manual_seed(0))
-    columns = {"attention_mask": [1] * length, "special_tokens_mask": [0] * length}
-    return [{"input_ids": row, **columns} for row in ids.tolist()]
+    ones, zeros = [1] * length, [0] * length
+    return [{"input_ids": row, "attention_mask": ones, "special_tokens_mask": zeros} for row in ids.tolist()]
 
 
 def _tokenizer(settings: dict):
@@ -131,8 +135,9 @@ def _tokenizer(settings: dict):
 
     names = {number: f"<{role}>" for role, number in settings["special_ids"].items()}
     words = {names.get(number, f"w{number}"): number for number in range(settings["model"]["vocab_size"])}
-    special = {f"{role}_token": f"<{role}>" for role in settings["special_ids"]}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")), **special)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")))
+    tokenizer.add_special_tokens({f"{role}_token": f"<{role}>" for role in settings["special_ids"]})
+    return tokenizer
 
 
 def main() -> int:

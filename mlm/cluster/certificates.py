@@ -24,7 +24,7 @@ def make(folder: UPath | Path) -> None:
     now = datetime.datetime.now(datetime.UTC)
 
     def certificate(name: str, public_key: ec.EllipticCurvePublicKey, *, authority: bool) -> str:
-        subject, issuer = (x509.Name.from_rfc4514_string(f"CN={each}") for each in (name, AUTHORITY))
+        subject, issuer = (x509.Name.from_rfc4514_string(f"CN={common_name}") for common_name in (name, AUTHORITY))
         number = x509.random_serial_number()
         built = x509.CertificateBuilder(issuer, subject, public_key, number, now - SKEW, now + LIFE)
         built = built.add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)

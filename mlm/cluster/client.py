@@ -143,9 +143,9 @@ class Client:
 
     def _handshake(self, connection: Connection) -> str:
         """Returns what is wrong, or ""; raises OSError or ValueError if the other side is not a coordinator."""
-        own, process, processes = secrets.token_hex(32), self._cluster.process_id, self._cluster.processes
+        nonce, process, processes = secrets.token_hex(32), self._cluster.process_id, self._cluster.processes
         challenge = messages.hexadecimal((connection.receive() or {}).get("challenge"))
-        signed = (challenge, own, process, processes, self._host)
+        signed = (challenge, nonce, process, processes, self._host)
         if not self._token:
             try:
                 self._token = bytes.fromhex(messages.hexadecimal(self._token_file.read_text(encoding="utf-8")))
@@ -154,8 +154,13 @@ class Client:
             except Exception as error:  # a bucket's client raises its own
                 reason = one_line(str(getattr(error, "strerror", None) or error))
                 return f"{self._token_file} can't be read ({reason}); check its permissions"
-        hello = {"hello": process, "processes": processes, "host": self._host, "challenge": own}
-        connection.send(**hello, proof=prove(self._token, "process", *signed))
+        connection.send(
+            hello=process,
+            processes=processes,
+            host=self._host,
+            challenge=nonce,
+            proof=prove(self._token, "process", *signed),
+        )
         expected = prove(self._token, "coordinator", *signed)
         match connection.receive():
             case {"welcome": proof} if hmac.compare_digest(messages.hexadecimal(proof), expected):

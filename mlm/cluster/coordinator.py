@@ -151,8 +151,8 @@ class Coordinator:
                         self._send_all(barrier=name)
                     if not self._started and (complete or member.process == 0):  # some may never have been started
                         self._deadline = None if complete else time.monotonic() + self._pod.start_timeout
-                case {"ready": dict(found)} if not member.fingerprint:
-                    member.fingerprint = {one_line(key): value for key, value in found.items()}
+                case {"ready": dict(fingerprint)} if not member.fingerprint:
+                    member.fingerprint = {one_line(key): value for key, value in fingerprint.items()}
                     member.connection.set_timeout(self._pod.heartbeat)
                     if member.process == 0:
                         self._deadline = time.monotonic() + self._pod.start_timeout
@@ -162,15 +162,16 @@ class Coordinator:
 
     def _start(self) -> None:
         """Once all are ready, compares them and starts the run."""
-        found = {process: m.fingerprint for process, m in self._members.items() if m.fingerprint is not None}
-        if len(found) < self._processes or self._termination is not None:
+        ready = {process: m.fingerprint for process, m in self._members.items() if m.fingerprint is not None}
+        if len(ready) < self._processes or self._termination is not None:
             return
         self._deadline, self._started = None, True
-        odd = fingerprints.difference(found)
-        if odd is None:
+        difference = fingerprints.difference(ready)
+        if difference is None:
             self._send_all(go=True)
         else:
-            self._terminate(Termination(odd[0], self._members[odd[0]].host, "exception", 2, odd[1]))
+            process, sentence = difference
+            self._terminate(Termination(process, self._members[process].host, "exception", 2, sentence))
 
     def _failed(self, termination: Termination) -> None:
         if termination.kind != "hang":

@@ -76,8 +76,8 @@ class DaskEngine(Engine):
         from distributed import KilledWorker
 
         if isinstance(error, WorkerDiffersError):
-            host, folder, found = error.args
-            _, how = fingerprints.difference({0: fingerprints.worker_fingerprint(), 1: found})
+            host, folder, fingerprint = error.args
+            _, how = fingerprints.difference({0: fingerprints.worker_fingerprint(), 1: fingerprint})
             return InputError(f"{label}: the worker on {host}, whose code is in {folder}, {how}.")
         if isinstance(error, ImportError) and error.args[:1] == (NO_CODE,):
             _, host, folder, python, missing, why = error.args
@@ -131,7 +131,9 @@ def _run(task: bytes) -> Any:
     return function(item)
 
 
-def connect(address: str, *, timeout: float, insecure: bool, certificates: str) -> contextlib.closing[DaskEngine]:
+def connect(
+    address: str, *, timeout: float = 60.0, insecure: bool = False, certificates: str = ""
+) -> contextlib.closing[DaskEngine]:
     """Opens an engine on the cluster of a scheduler, to which it connects with the first task; raises InputError."""
     security = _security(address, insecure, certificates)
     return contextlib.closing(DaskEngine(address, security, timeout))
@@ -164,28 +166,32 @@ def _open_client(address: str, security: Any, timeout: float) -> Any:
             what = f"the scheduler has no worker after {timeout:g} s (--engine-timeout)"
             raise InputError(f"--engine={address}: {what}; start some, or wait longer.")
         time.sleep(RETRY)
-    own = platform.python_version_tuple()[:2]
+    expected = platform.python_version_tuple()[:2]
     for worker, versions in client.get_versions()["workers"].items():
-        found = versions["host"]["python"]
-        if tuple(found.split(".")[:2]) != own:  # it would not understand a function
-            raise InputError(f"--engine={address}: the worker {worker} has Python {found}, not {'.'.join(own)}.")
+        python = versions["host"]["python"]
+        if tuple(python.split(".")[:2]) != expected:  # it would not understand a function
+            raise InputError(f"--engine={address}: the worker {worker} has Python {python}, not {'.'.join(expected)}.")
     return client
 
 
 def _await_greeting(address: str, security: Any, timeout: float) -> None:
     """Waits until a scheduler answers, for which Dask itself may wait forever; raises InputError."""
-    found, deadline = urllib.parse.urlsplit(address), time.monotonic() + timeout
+    url, deadline = urllib.parse.urlsplit(address), time.monotonic() + timeout
     context = security.get_connection_args("client")["ssl_context"] if security else None
     while True:
         problem: object = "the connection is closed"
         try:
             with contextlib.ExitStack() as stack:
-                own = stack.enter_context(socket.create_connection((found.hostname, found.port), timeout))
-                if (stack.enter_context(context.wrap_socket(own)) if context else own).recv(1):
+                connection = stack.enter_context(socket.create_connection((url.hostname, url.port), timeout))
+                if context:
+                    connection = stack.enter_context(context.wrap_socket(connection))
+                if connection.recv(1):
                     return
         except ssl.SSLError as error:
-            what = f"what listens there has other certificates, or none ({error.reason})"
-            raise InputError(f"--engine={address}: {what}; --engine-certificates=DIR names its own.") from None
+            raise InputError(
+                f"--engine={address}: what listens there has other certificates, or none ({error.reason}); "
+                "--engine-certificates=DIR names its own."
+            ) from None
         except OSError as error:
             problem = error
         if time.monotonic() > deadline:
@@ -201,17 +207,16 @@ def _nobody(address: str, timeout: float, problem: object) -> InputError:
 def check_address(address: str, *, insecure: bool) -> bool:
     """Returns whether a scheduler's address is one of TLS; raises InputError for plain TCP off the loopback."""
     try:
-        found = urllib.parse.urlsplit(address)
-        good = found.scheme in ("tls", "tcp") and found.hostname and found.port and found.netloc == address[6:]
-        good = good and found.username is None
+        url = urllib.parse.urlsplit(address)
+        valid = url.scheme in ("tls", "tcp") and url.hostname and url.port and url.netloc == address[6:]
     except ValueError:
-        good = False
-    if not good:
+        valid = False
+    if not valid or url.username is not None:
         raise InputError(f"--engine={address}: must be tls://HOST:PORT, the address of a Dask scheduler.")
-    if found.scheme == "tls":
+    if url.scheme == "tls":
         return True
     try:
-        ips = {entry[4][0].partition("%")[0] for entry in socket.getaddrinfo(found.hostname, found.port)}
+        ips = {entry[4][0].partition("%")[0] for entry in socket.getaddrinfo(url.hostname, url.port)}
     except OSError as error:
         raise InputError(f"--engine={address}: the host's name does not resolve ({error.strerror}).") from None
     if not insecure and not all(ipaddress.ip_address(ip).is_loopback for ip in ips):
@@ -225,9 +230,16 @@ def security_of(folder: Any) -> Any:
     from distributed.security import Security
 
     authority, certificate, key = pem.read(folder).values()
-    roles = ("client", "scheduler", "worker")
-    own = {f"tls_{role}_cert": certificate for role in roles} | {f"tls_{role}_key": key for role in roles}
-    return Security(require_encryption=True, tls_ca_file=authority, **own)
+    return Security(
+        require_encryption=True,
+        tls_ca_file=authority,
+        tls_client_cert=certificate,
+        tls_client_key=key,
+        tls_scheduler_cert=certificate,
+        tls_scheduler_key=key,
+        tls_worker_cert=certificate,
+        tls_worker_key=key,
+    )
 
 
 def quiet() -> None:
@@ -237,8 +249,9 @@ def quiet() -> None:
 
     del distributed  # it gives its loggers their levels
     dask.config.set({"distributed.worker.profile.enabled": False})
-    for name in [each for each in logging.root.manager.loggerDict if each.startswith(("distributed", "tornado"))]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("distributed", "tornado")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @functools.cache

@@ -38,27 +38,30 @@ class Cluster:
 
 def detect(*, coordinator: str = "", processes: int | None = None, process_id: int | None = None) -> Cluster:
     """Returns what the flags of these names and the platform say about this process; raises InputError."""
-    flags = {"coordinator": coordinator, "processes": processes, "process_id": process_id}
-    flags = {name: value for name, value in flags.items() if value not in ("", None)}
-    alone = processes == 1 and not process_id
-    found = None if alone or len(flags) == 3 else _platform(os.environ)
-    source = found.source if found else ""
-    if not alone and not found:
-        missing = [f"--{name.replace('_', '-')}" for name in ("processes", "process_id") if name not in flags]
-        if flags and missing:
-            raise InputError(f"{' and '.join(missing)}: nothing else says which process this is; give them too.")
-    names = " and ".join([source] * bool(source) + ["flags"] * bool(flags))
-    found = dataclasses.replace(found or Cluster(), **flags, source=names)
-    if not 0 <= found.process_id < found.processes:
-        where = f"(--processes={found.processes}, from {found.source})"
-        raise InputError(f"--process-id={found.process_id}: must be from 0 to {found.processes - 1} {where}.")
-    if found.processes == 1:
+    flags = {"coordinator": coordinator or None, "processes": processes, "process_id": process_id}
+    missing = [f"--{name.replace('_', '-')}" for name in ("processes", "process_id") if flags[name] is None]
+    has_flags, is_alone = any(value is not None for value in flags.values()), processes == 1 and not process_id
+    platform = None if is_alone or None not in flags.values() else _platform(os.environ)
+    if has_flags and missing and not is_alone and not platform:
+        raise InputError(f"{' and '.join(missing)}: nothing else says which process this is; give them too.")
+    base = platform or Cluster()
+    cluster = dataclasses.replace(
+        base,
+        coordinator=coordinator or base.coordinator,
+        processes=base.processes if processes is None else processes,
+        process_id=base.process_id if process_id is None else process_id,
+        source=" and ".join(filter(None, (base.source, "flags" if has_flags else ""))),
+    )
+    if not 0 <= cluster.process_id < cluster.processes:
+        origin = f"(--processes={cluster.processes}, from {cluster.source})"
+        raise InputError(f"--process-id={cluster.process_id}: must be from 0 to {cluster.processes - 1} {origin}.")
+    if cluster.processes == 1:
         refuse_part_of_a_slice()
         return Cluster()
-    if not found.coordinator:
-        why = f"{source} does not say where that is" if source else "several processes need it to meet"
+    if not cluster.coordinator:
+        why = f"{base.source} does not say where that is" if platform else "several processes need it to meet"
         raise InputError(f"--coordinator=HOST: give the address of process 0; {why}.")
-    return found
+    return cluster
 
 
 def refuse_part_of_a_slice() -> None:
@@ -97,18 +100,18 @@ def gpus_of(cluster: Cluster, environment: Mapping[str, str] = os.environ) -> li
     """Returns this process's part of the GPUs that it can see, None for all: processes on a machine divide them."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     count = len(visible.split(",")) if visible else len(list(Path("/dev").glob("nvidia[0-9]*")))
-    each = count // cluster.local_processes
-    if cluster.local_processes == 1 or not each or count == 1:
+    per_process = count // cluster.local_processes
+    if cluster.local_processes == 1 or not per_process or count == 1:
         return None
-    return list(range(cluster.local_id * each, (cluster.local_id + 1) * each))
+    return list(range(cluster.local_id * per_process, (cluster.local_id + 1) * per_process))
 
 
 def _platform(environment: Mapping[str, str]) -> Cluster | None:
     """Returns what the first platform that answers says; None for a single process."""
     # Where libtpu finds no TPU, it writes such a text into the variables of its process and so of the children.
     environment = {name: value for name, value in environment.items() if not value.startswith("WARNING: ")}
-    found = next(filter(None, (ask(environment) for ask in (_gke, _slurm, _open_mpi, _tpu_vm))), None)
-    return found if found and found.processes > 1 else None
+    cluster = next(filter(None, (ask(environment) for ask in (_gke, _slurm, _open_mpi, _tpu_vm))), None)
+    return cluster if cluster and cluster.processes > 1 else None
 
 
 def _gke(environment: Mapping[str, str]) -> Cluster | None:
@@ -147,8 +150,8 @@ def _open_mpi(environment: Mapping[str, str]) -> Cluster | None:
     numbers = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK"))
     # Such as 1531576320.0;tcp://10.96.0.1,10.148.0.1:34911;tcp6://[fe80::b9b]:43370. Version 5 sets none.
     uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
-    found = re.search(r"tcp://([^,:;]+)", uri) or re.search(r"tcp6://\[([^,\]]+)", uri)
-    address = found[1] if found else ""
+    match = re.search(r"tcp://([^,:;]+)", uri) or re.search(r"tcp6://\[([^,\]]+)", uri)
+    address = match[1] if match else ""
     return Cluster("Open MPI", f"[{address}]" if ":" in address else address, *numbers)
 
 
@@ -177,8 +180,10 @@ def _of_slices(source: str, hosts: list[str], worker: int, variables: Mapping[st
         return Cluster(source, hosts[0], len(hosts), worker)
     number, address = _number(variables, "MEGASCALE_SLICE_ID"), variables.get("MEGASCALE_COORDINATOR_ADDRESS", "")
     if not address or not number < slices:
-        found = f"NUM_SLICES = {slices}, MEGASCALE_SLICE_ID = {number}, MEGASCALE_COORDINATOR_ADDRESS = {address!r}"
-        raise InputError(f"MEGASCALE_{found}: they do not say which slice this is, and where the first one is.")
+        raise InputError(
+            f"MEGASCALE_NUM_SLICES = {slices}, MEGASCALE_SLICE_ID = {number}, MEGASCALE_COORDINATOR_ADDRESS = "
+            f"{address!r}: they do not say which slice this is, and where the first one is."
+        )
     source = f"{source}, {slices} slices"
     return Cluster(source, address.partition(":")[0], slices * len(hosts), number * len(hosts) + worker)
 
@@ -203,10 +208,12 @@ def _metadata(key: str) -> str | None:
 
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
+    headers = {"Metadata-Flavor": "Google"}
     retries = urllib3.Retry(2, backoff_factor=0.5, status_forcelist=range(500, 600))
-    request = {"headers": {"Metadata-Flavor": "Google"}, "timeout": METADATA_TIMEOUT, "retries": retries}
     try:
-        with urllib3.request("GET", url, preload_content=False, **request) as answer:
+        with urllib3.request(
+            "GET", url, preload_content=False, headers=headers, timeout=METADATA_TIMEOUT, retries=retries
+        ) as answer:
             google = answer.status == 200 and answer.headers.get("Metadata-Flavor") == "Google"
             return answer.read(METADATA_BYTES).decode() if google else None
     except (urllib3.exceptions.HTTPError, ValueError):

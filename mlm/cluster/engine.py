@@ -101,16 +101,8 @@ class Engine:
 
 
 @contextlib.contextmanager
-def open_engine(
-    address: str = "", *, workers: int = 0, timeout: float = 60.0, insecure: bool = False, certificates: str = ""
-) -> Iterator[Engine]:
-    """Yields a pool of `workers` processes (0: one per core), or the cluster at `address` (`dask_engine.connect`)."""
-    if address:
-        from mlm.cluster import dask_engine  # its import takes a second
-
-        with dask_engine.connect(address, timeout=timeout, insecure=insecure, certificates=certificates) as engine:
-            yield engine
-        return
+def open_pool(workers: int = 0) -> Iterator[Engine]:
+    """Yields an engine on `workers` processes of this machine; 0: one per core."""
     workers = workers or available_cores()
     with process_pool(workers) as pool:
         yield Engine(pool, workers)

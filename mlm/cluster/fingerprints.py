@@ -22,11 +22,11 @@ ROOT = Path(__file__).parents[2]
 
 def host_fingerprint(config: ConfigDict, command: str, workdir: str, data: dict[str, str]) -> dict[str, Any]:
     """Returns {readable name: value} of everything that decides what a process computes; `data` of what it reads."""
-    found: dict[str, Any] = {"command": command, "--workdir": workdir, "Python": platform.python_version()}
-    found |= {f"config.{key}": value for key, value in configs.flatten(config).items()} | data
-    found |= {name: _version(name) for name in PACKAGES}
-    found |= {f"${name}": os.environ.get(name, "") for name in VARIABLES}
-    return found | code()
+    values: dict[str, Any] = {"command": command, "--workdir": workdir, "Python": platform.python_version()}
+    values |= {f"config.{key}": value for key, value in configs.flatten(config).items()} | data
+    values |= {name: _version(name) for name in PACKAGES}
+    values |= {f"${name}": os.environ.get(name, "") for name in VARIABLES}
+    return values | code()
 
 
 def code() -> dict[str, str]:
@@ -57,10 +57,11 @@ def difference(fingerprints: dict[int, dict[str, Any]]) -> tuple[int, str] | Non
     process = min(odd, key=lambda p: (-len(odd[p]), p))
     others = f"; so do hosts {', '.join(str(p) for p in odd if p != process)}" if len(odd) > 1 else ""
     alike = [p for p in processes if p not in odd]
-    rest = f"{len(alike)} others" if len(alike) > 1 else f"host {alike[0]}" if alike else "the others"
-    more = [f"{len(odd[process]) - SHOWN} more"] * (len(odd[process]) > SHOWN)
-    how = "; ".join(odd[process][:SHOWN] + more)
-    return process, f"differs from {rest} in {how}{others}; make all hosts alike, and start again"
+    rest = f"host {alike[0]}" if len(alike) == 1 else f"{len(alike) or 'the'} others"
+    shown = odd[process][:SHOWN]
+    if len(odd[process]) > SHOWN:
+        shown.append(f"{len(odd[process]) - SHOWN} more")
+    return process, f"differs from {rest} in {'; '.join(shown)}{others}; make all hosts alike, and start again"
 
 
 def _version(package: str) -> str:

@@ -161,9 +161,10 @@ class Connection:
     def release(self) -> None:
         """Closes it and frees its file descriptors; only for the receiving thread."""
         self.close()
-        for each in (self._file, self._socket):
-            with contextlib.suppress(OSError):
-                each.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._socket.close()
 
 
 def _finite(text: str) -> float:

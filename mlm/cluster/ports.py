@@ -19,8 +19,8 @@ STALE = 30.0  # seconds for which a name server may still give the address of a 
 
 def parse_address(text: str, default_port: int) -> tuple[str, int]:
     """Returns (host, port) of "HOST", "HOST:PORT" or "[IPV6]:PORT"; raises InputError."""
-    found = re.fullmatch(r"(?:\[([^\]]*:[^\]]*)\]|([^:]*))(?::([0-9]{1,5}))?", text)
-    host, port = (found[1] or found[2], int(found[3] or default_port)) if found else (text, default_port)
+    match = re.fullmatch(r"(?:\[([^\]]*:[^\]]*)\]|([^:]*))(?::([0-9]{1,5}))?", text)
+    host, port = (match[1] or match[2], int(match[3] or default_port)) if match else (text, default_port)
     labels = host.removesuffix(".").split(".")
     good = _is_ip(host) if ":" in host else all(re.fullmatch(r"[\w-]{1,63}", label, re.ASCII) for label in labels)
     if not good or len(host) > 253 or not 0 < port < 65536:
@@ -47,8 +47,8 @@ def listen(address: tuple[str, int], timeout: float, *, key: str = "config.pod.p
             problem, kind, limit = _problem(address, error, key, timeout)
             code = error.errno
         if time.monotonic() - begin >= limit:
-            waited = f" (waited {limit:g} s{', config.pod.start_timeout' * (limit == timeout)})"
-            raise kind(f"{problem}{waited * (limit > 0)}.")
+            key_of_limit = ", config.pod.start_timeout" if limit == timeout else ""
+            raise kind(f"{problem} (waited {limit:g} s{key_of_limit})." if limit > 0 else f"{problem}.")
         if code not in reported:
             reported.add(code)
             print(f"mlm: {problem}; waiting for up to {limit:g} s.", file=sys.stderr, flush=True)
@@ -59,21 +59,22 @@ def interface(host: str) -> str:
     """Returns the address to listen at so that others reach this machine as `host`: it, or every interface."""
     if _is_ip(host) or host == "localhost":
         return host
-    found = {sockaddr[0].partition("%")[0] for *_, sockaddr in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    ips = {sockaddr[0].partition("%")[0] for *_, sockaddr in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     # Debian's /etc/hosts has 127.0.1.1 for a machine's own name.
-    return "0.0.0.0" if all(ipaddress.ip_address(each).is_loopback for each in found) else host
+    return "0.0.0.0" if all(ipaddress.ip_address(ip).is_loopback for ip in ips) else host
 
 
 def holder(address: tuple[str, int]) -> str:
     """Returns which process of this machine listens at an address."""
     with contextlib.suppress(OSError, RuntimeError, psutil.Error):  # what it cannot read is not worth a failure
-        found = {sockaddr[0] for *_, sockaddr in socket.getaddrinfo(*address, type=socket.SOCK_STREAM)}
-        found |= {f"::ffff:{each}" for each in found} | {"0.0.0.0", "::"}
-        for each in psutil.net_connections("tcp"):
-            if each.status == psutil.CONN_LISTEN and each.laddr.port == address[1] and each.laddr.ip in found:
-                if each.pid is None:
+        ips = {sockaddr[0] for *_, sockaddr in socket.getaddrinfo(*address, type=socket.SOCK_STREAM)}
+        ips |= {f"::ffff:{ip}" for ip in ips} | {"0.0.0.0", "::"}
+        for listener in psutil.net_connections("tcp"):
+            ip, port = listener.laddr or ("", 0)
+            if listener.status == psutil.CONN_LISTEN and port == address[1] and ip in ips:
+                if listener.pid is None:
                     return "a process of another user"
-                return f"{one_line(psutil.Process(each.pid).name(), 40)} (process {each.pid})"
+                return f"{one_line(psutil.Process(listener.pid).name(), 40)} (process {listener.pid})"
     return "a process that cannot be seen from here"
 
 
@@ -98,8 +99,8 @@ def _problem(address: tuple[str, int], error: OSError, key: str, timeout: float)
         what = f"port {port} of {host} is held by {holder(address)}; stop that process, or set another port ({key})"
         return what, StopError, timeout
     if error.errno == errno.EADDRNOTAVAIL:
-        own = one_line(socket.gethostname())
-        what = f"coordinator {host}: not an address of host 0 ({own}); give an address of host 0 that the others reach"
+        name = one_line(socket.gethostname())
+        what = f"coordinator {host}: not an address of host 0 ({name}); give an address of host 0 that the others reach"
         return what, InputError, 0.0 if _is_ip(host) else min(STALE, timeout)
     what = f"coordinator {format_address(address)}: host 0 can't listen there ({error.strerror}); set another port"
     return f"{what} ({key})", InputError, 0.0

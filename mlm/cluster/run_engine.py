@@ -5,8 +5,9 @@ Both live in threads and end with the process. They listen on config.pod.jax_por
 
 import asyncio
 import contextlib
+import functools
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -18,7 +19,7 @@ from mlm.paths import UPath
 
 NEWS = 10.0  # seconds for the reason why a scheduler is lost to come from process 0
 CLOSE = 10.0  # seconds to close a worker or the scheduler
-LOCAL = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}  # Dask's HTTP has no TLS of ours
+DASHBOARD = "127.0.0.1:0"  # Dask's HTTP has no TLS of ours
 
 
 @contextlib.contextmanager
@@ -29,7 +30,7 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
     Process 0 writes the certificates to `folder`, where the others read them; 0 `workers` are one for each core.
     """
     dask_engine.quiet()
-    from distributed import Scheduler
+    from distributed import Scheduler, Worker
     from distributed.utils import LoopRunner
 
     place, jax_port, timeout = watch.current.cluster, pod.jax_port, pod.start_timeout
@@ -41,30 +42,46 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
     if watch.is_primary():
         certificates.make(UPath(folder))
         ports.listen((host, jax_port), timeout, key="config.pod.jax_port").close()
-        where = {"host": ports.interface(host), "port": jax_port, "protocol": "tls"}
-        scheduler = loop.run_sync(Scheduler, **where, security=dask_engine.security_of(UPath(folder)), **LOCAL)
+        scheduler = loop.run_sync(
+            Scheduler,
+            host=ports.interface(host),
+            port=jax_port,
+            protocol="tls",
+            security=dask_engine.security_of(UPath(folder)),
+            dashboard=False,
+            dashboard_address=DASHBOARD,
+        )
     watch.barrier("scheduler")
     security = dask_engine.security_of(UPath(folder))
     workers = workers or max(1, available_cores() // place.local_processes)
     with process_pool(workers) as dask_engine.pool:
-        where = {"host": _own_address(host, jax_port), "port": [jax_port, 0]}  # 0: any, if the first one is in use
-        settings = {"nthreads": workers, "name": f"process {place.process_id}", "death_timeout": timeout}
-        worker = loop.run_sync(_start_worker, address, security=security, **where, **settings)
-        engine = contextlib.closing(dask_engine.DaskEngine(address, security, timeout))
-        with engine if scheduler else contextlib.nullcontext() as found:
-            yield found
+        make_worker = functools.partial(
+            Worker,
+            address,
+            security=security,
+            host=_local_address(host, jax_port),
+            port=[jax_port, 0],  # 0: any, if the first one is in use
+            nthreads=workers,
+            name=f"process {place.process_id}",
+            death_timeout=timeout,
+            memory_limit=0,
+            dashboard=False,
+            dashboard_address=DASHBOARD,
+        )
+        worker = loop.run_sync(_start_worker, address, make_worker)
+        context = contextlib.closing(dask_engine.DaskEngine(address, security, timeout))
+        with context if scheduler else contextlib.nullcontext() as engine:
+            yield engine
         loop.run_sync(_close, worker)
     if scheduler is not None:
         loop.run_sync(_close, scheduler)
     loop.stop()
 
 
-async def _start_worker(address: str, **settings: Any) -> Any:
+async def _start_worker(address: str, make_worker: Callable[[], Any]) -> Any:
     """Starts a worker; ends this process if the worker ends by itself."""
-    from distributed import Worker
-
     try:
-        worker = await Worker(address, memory_limit=0, **settings, **LOCAL)
+        worker = await make_worker()
     except Exception as error:
         raise StopError(f"can't reach the Dask scheduler of host 0 at {address} ({error}); open its port.") from None
     worker.guard = asyncio.create_task(_guard(worker))
@@ -85,7 +102,7 @@ async def _close(server: Any) -> None:
         await asyncio.wait_for(server.close(timeout=CLOSE), CLOSE)
 
 
-def _own_address(host: str, port: int) -> str:
+def _local_address(host: str, port: int) -> str:
     """Returns the address from which this machine reaches another."""
     family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:

@@ -155,10 +155,10 @@ class Watch:
 
     def _run_ended(self, termination: Termination) -> None:
         """Ends this process because the run has ended; called in a thread, whatever the main one is doing."""
-        own = termination.process == self.cluster.process_id and termination.kind in messages.OWN_KINDS
-        kind, what = (termination.kind, termination.what) if own else ("peer", termination.sentence)
-        of = {} if own else {"of": dataclasses.asdict(termination)}
-        if self._record(self._termination(kind, termination.code, what), **of):
+        is_here = termination.process == self.cluster.process_id and termination.kind in messages.OWN_KINDS
+        kind, what = (termination.kind, termination.what) if is_here else ("peer", termination.sentence)
+        cause = None if is_here else termination
+        if self._record(self._termination(kind, termination.code, what), cause):
             print(f"mlm {self.command}: {what}", file=sys.stderr, flush=True)
             self.client.leave()
             _exit(termination.code)
@@ -185,14 +185,15 @@ class Watch:
         where = f"stacks.txt in {self._folder}" if self._stacks else "the stacks above"
         self.end_now("hang", what, f"{what}, in {phase}; see {where}", 1)
 
-    def _record(self, end: Termination, **more: Any) -> bool:
-        """Writes cause.json, unless another reason came first; returns whether it did."""
+    def _record(self, end: Termination, of: Termination | None = None, **more: Any) -> bool:
+        """Writes cause.json, unless another reason came first; returns whether it did; `of` is another host's."""
         with self._lock:
             if self._ended:
                 return False
             self._ended = True
             self._write_progress()
-            self._write("cause.json", {"time": time.time(), "traceback": ""} | dataclasses.asdict(end) | more)
+            cause = {"time": time.time(), "traceback": ""} | dataclasses.asdict(end) | more
+            self._write("cause.json", cause | ({"of": dataclasses.asdict(of)} if of else {}))
         return True
 
     def _write_progress(self) -> None:

@@ -58,19 +58,22 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             tokenizer.load_fast(folder)  # refuses a missing one before anything is measured
     from mlm.bench import interleaved, quality
 
-    found = measure(args, config, manifest, folder, recipes)
+    results = measure(args, config, manifest, folder, recipes)
     if args.plot:
         from mlm.report import plots
 
         curves = {}
-        for key, row in found["quality"]["recipes"].items():
-            name = row["name"].rpartition("/")[2]
-            name += f" ({key})" * (name in curves)  # a file of the same name
+        for key, row in results["quality"]["recipes"].items():
+            file = row["name"].rpartition("/")[2]
+            name = f"{file} ({key})" if file in curves else file
             curves[name] = [([], []), plots.points(row["curve"], "loss", 1, itemgetter("seconds"))]
         plots.save(plots.draw_together(curves, "seconds of training"), Path(args.plot))
-    lines = interleaved.render({part: rows for part, rows in found.items() if part != "quality"})
-    lines += quality.render(found["quality"]) if "quality" in found else []
-    show(*([json.dumps(found)] if args.json else lines))
+    if args.json:
+        show(json.dumps(results))
+        return
+    show(*interleaved.render({part: rows for part, rows in results.items() if part != "quality"}))
+    if "quality" in results:
+        show(*quality.render(results["quality"]))
 
 
 def check(args: argparse.Namespace) -> None:
@@ -102,7 +105,7 @@ def open_recipes(args: argparse.Namespace, config: ConfigDict) -> Recipes:
         key = "torch" if args.torch else "stock"
         return {"mlm": (args.config, config), key: (NAMES[key], quality.baseline(config))}
     other = quality.on_same_data(config, configs.load(args.against, [], flag="--against"), args.against)
-    name = args.config + ", overridden" * Path(args.config).samefile(args.against)
+    name = f"{args.config}, overridden" if Path(args.config).samefile(args.against) else args.config
     return {"mlm": (name, config), "against": (args.against, other)}
 
 
@@ -115,16 +118,16 @@ def measure(
     from mlm.bench import inputs, quality, steps
     from mlm.tasks.pretraining import Pretraining
 
-    own = args.entry.pretraining or Pretraining
+    pretraining = args.entry.pretraining or Pretraining
     config = configs.replace(config, {"data.batch_stages": ()})  # all of data.global_batch rows
     seconds = 20.0 if args.seconds is None else args.seconds
     compare = {
-        "step": lambda: steps.compare_steps(config, seconds, args.torch, own),
+        "step": lambda: steps.compare_steps(config, seconds, args.torch, pretraining),
         "shards": lambda: inputs.compare_shards(config, folder, args.megabytes, seconds),
         "batches": lambda: inputs.compare_batches(config, manifest, seconds),
-        "loop": lambda: inputs.compare_loop(config, manifest, seconds, own),
+        "loop": lambda: inputs.compare_loop(config, manifest, seconds, pretraining),
         "quality": lambda: quality.compare(
-            recipes, args.workdir, manifest, seconds=seconds, torch=args.torch, pretraining=own
+            recipes, args.workdir, manifest, seconds=seconds, torch=args.torch, pretraining=pretraining
         ),
     }
     return {part: compare[part]() for part in compare if part in args.parts}

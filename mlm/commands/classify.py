@@ -66,26 +66,31 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict
     from mlm.data import examples as data
     from mlm.pretrained import checkpoint_files
 
-    own = config.classify
+    settings = config.classify
     for key in ("train", "validation"):
-        if not own[key]:
+        if not settings[key]:
             raise InputError(f"config.classify.{key}: say where the rows are, such as csv:{key}.csv.")
-    sources = {split: own[split] for split in data.SPLITS if own[split]}
-    columns = {"text": own.text, "label": own.label, "kind": own.kind}
-    tables, names = data.read_tables(sources, **columns)
-    others, _ = data.read_tables(dict(own.predict), **columns, names=names, require_labels=False)
+    sources = {split: settings[split] for split in data.SPLITS if settings[split]}
+    read = functools.partial(data.read_tables, text=settings.text, label=settings.label, kind=settings.kind)
+    tables, names = read(sources)
+    others, _ = read(dict(settings.predict), names=names, require_labels=False)
     if not checkpoint_files.complete_steps(workdir.checkpoints):
         if config.tokenizer.path:
             if cluster.is_primary():
                 make_tokenizer(config, workdir)
             cluster.barrier("tokenizer")
-        elif not (workdir.tokenizer / "tokenizer.json").is_file():
-            what = f"train.init_from = {config.train.init_from} has no tokenizer"
-            what = what if config.train.init_from else "train.init_from is empty"
-            raise InputError(f"config.tokenizer.path: name a tokenizer; {what}.")
-    options = {"tokenizer_folder": str(workdir.tokenizer), "length": own.length, "multiple": own.multiple}
-    other_splits = data.tokenize(others, names, **options).splits if others else {}
-    return data.tokenize(tables, names, **options), other_splits
+        elif workdir.tokenizer_folder is None:
+            init_from = config.train.init_from
+            reason = f"train.init_from = {init_from} has no tokenizer" if init_from else "train.init_from is empty"
+            raise InputError(f"config.tokenizer.path: name a tokenizer; {reason}.")
+    tokenize = functools.partial(
+        data.tokenize,
+        names=names,
+        tokenizer_folder=str(workdir.tokenizer),
+        length=settings.length,
+        multiple=settings.multiple,
+    )
+    return tokenize(tables), tokenize(others).splits if others else {}
 
 
 def _find_model(
@@ -147,9 +152,10 @@ def _summarize(workdir: Workdir, best: Pretrained, scores: dict[str, Any]) -> No
 
     content = logs.read_object(workdir.classification)
     print(f"\nbest checkpoint, after {best.step:,} steps, on the {scores['rows']:,} {content['split']} rows")
-    for name, own in {"": scores, **content["sets"]}.items():
-        shown = (f"{key} {own[key]:{spec}}" for key, (_, spec) in report.SCORES.items() if key in own and key != "rows")
-        print(f"  {name}{': ' * bool(name)}{', '.join(shown) or 'no labels'}")
+    for name, set_scores in {"": scores, **content["sets"]}.items():
+        specs = {key: spec for key, (_, spec) in report.SCORES.items() if key in set_scores and key != "rows"}
+        shown = ", ".join(f"{key} {set_scores[key]:{spec}}" for key, spec in specs.items())
+        print(f"  {f'{name}: ' if name else ''}{shown or 'no labels'}")
     unit = "words" if "words" in scores else "rows"
     for true, predicted, count, rows in report.confused_pairs(content, 5):
         print(printable(f"  {count} of {rows} {unit} of {true} predicted as {predicted}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -13,7 +14,8 @@ from ml_collections import ConfigDict
 
 from mlm import cluster, entry
 from mlm import config as configs
-from mlm.cluster import detect, engine, run_engine, watch
+from mlm.cluster import dask_engine, detect, run_engine, watch
+from mlm.cluster.engine import Engine, open_pool
 from mlm.config_rules import lanes_of_shares
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest, load_manifest, verify
@@ -36,9 +38,7 @@ def path(text: str, expanded: Callable[[str], str] = expand) -> str:
         raise argparse.ArgumentTypeError(f"{text}: {error}.") from None
 
 
-def source(text: str) -> str:
-    """Returns the source of a flag, such as "jsonl:~/x", ~ expanded; the `type` of argparse."""
-    return path(text, expand_source)
+source = functools.partial(path, expanded=expand_source)  # of a flag such as --pairs=jsonl:~/x
 
 
 def add_config_flags(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -95,8 +95,8 @@ def add_model_flag(parser: argparse.ArgumentParser) -> None:
     add_step_flag(parser)
 
 
-def add_step_flag(parser: argparse.ArgumentParser, of: str = "the workdir, or of --model if that is one") -> None:
-    step = f"step of the checkpoint, of {of}; default: the newest, or of a classifier the best"
+def add_step_flag(parser: argparse.ArgumentParser, model: str = "the workdir, or of --model if that is one") -> None:
+    step = f"step of the checkpoint, of {model}; default: the newest, or of a classifier the best"
     parser.add_argument("--step", type=int, metavar="N", help=step)
 
 
@@ -134,13 +134,12 @@ def open_run(
         ranges = tuple(dict.fromkeys([*config.data.skip_batches, *args.skip_batches]))
         config = configs.replace(config, {"data.skip_batches": ranges})
     say_inherited(args, config)
-    if is_remote(args.workdir):  # a bucket has no folders: this tries whether it can be written
-        Workdir(args.workdir)
-    workdir = Workdir(args.workdir, create=None)
+    workdir = Workdir(args.workdir, create=is_remote(args.workdir) or None)  # tries whether a bucket can be written
     if "averaged" in locate.metadata(workdir):  # parameters alone
-        start = f"start from it with --config.train.init_from={workdir.root} in another --workdir"
-        what = "holds an average of checkpoints, which can't be trained further"
-        raise InputError(f"--workdir={args.workdir}: {what}; {start}.")
+        raise InputError(
+            f"--workdir={args.workdir}: holds an average of checkpoints, which can't be trained further; "
+            f"start from it with --config.train.init_from={workdir.root} in another --workdir."
+        )
     preflight.refuse(preflight.Case(args.name, config, workdir, args))
     return config, Workdir(args.workdir)
 
@@ -151,40 +150,39 @@ def join(args: argparse.Namespace, overrides: list[str], *, task: str, create: b
     args.processes, args.process_id = place.processes, place.process_id
     if place.processes > 1:
         say(f"mlm {args.name}: {printable(place.sentence)}")
+        Workdir(args.workdir, create=create)  # which holds the secret that proves that a process belongs to the run
     try:
         config = read_config(args, overrides, task=task)
     except StopError:  # raised again by the command, once the other processes can be notified
         config = configs.load(str(configs.BASE), [])
-    if place.processes > 1:  # the workdir holds the secret that proves that a process belongs to the run
-        Workdir(args.workdir, create=create)
     watch.current.join(place, args.workdir, config.pod)
 
 
 @contextlib.contextmanager
-def open_engine(args: argparse.Namespace, config: ConfigDict, workdir: Workdir) -> Iterator[engine.Engine | None]:
+def open_engine(args: argparse.Namespace, config: ConfigDict, workdir: Workdir) -> Iterator[Engine | None]:
     """Yields what runs the corpus's tasks, in process 0 alone: the cluster of --engine, that of the run, or a pool."""
     workers = config.shards.workers
     folder = args.engine_certificates or str(workdir.root / "hosts" / "certificates")
     cluster.progress(watch.UNTIMED)
     if watch.current.cluster.processes > 1 and not args.engine:
-        opened = run_engine.open_run_engine(folder, config.pod, workers)
-    elif cluster.is_primary():
-        flags = {"timeout": args.engine_timeout, "insecure": args.engine_insecure, "certificates": folder}
-        opened = engine.open_engine(args.engine, workers=workers, **flags)
+        context = run_engine.open_run_engine(folder, config.pod, workers)
+    elif not cluster.is_primary():
+        context = contextlib.nullcontext()
+    elif args.engine:
+        context = dask_engine.connect(
+            args.engine, timeout=args.engine_timeout, insecure=args.engine_insecure, certificates=folder
+        )
     else:
-        opened = contextlib.nullcontext()
-    with opened as found:
-        yield found
+        context = open_pool(workers)
+    with context as engine:
+        yield engine
         cluster.barrier("data")
 
 
 def read_config(
     args: argparse.Namespace, overrides: list[str], *, task: str = configs.PRETRAINING, starts: bool = False
 ) -> ConfigDict:
-    """Returns the config of --config, with what it takes from train.init_from, or without one that of the workdir.
-
-    A command that `starts` from that model needs it; for the others the config's values do.
-    """
+    """Returns the config of --config, or without it the workdir's; a command that `starts` needs train.init_from."""
     if args.config is None:
         return configs.load_saved(Workdir(args.workdir, create=False).config, overrides, task=task)
 
@@ -232,31 +230,35 @@ def locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:
     return lock(workdir.root) if cluster.is_primary() else contextlib.nullcontext()
 
 
-ALIKE = ("tokenizer_fingerprint", "length", "special_ids", "all_special_ids", "vocab_size")  # of folders read together
+# What folders that are read together must have in common.
+SHARED_FIELDS = ("tokenizer_fingerprint", "length", "special_ids", "all_special_ids", "vocab_size")
 
 
 def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     """Returns the manifest of the run's shards: of its folder or mixture, and of its validation sets."""
     from mlm.data import mixture
 
-    own_tokenizer = str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None
+    load = functools.partial(load_manifest, tokenizer_folder=workdir.tokenizer_folder)
     folders = config.data.mixture or ((workdir.shards_of(config), 1.0),)
-    own = [(share, load_manifest(folder, tokenizer_folder=own_tokenizer)) for folder, share in folders]
-    named = {name: load_manifest(folder, tokenizer_folder=own_tokenizer) for name, folder in config.evaluate.sets}
-    first = own[0][1]
-    for key, others in (("data.mixture", [each for _, each in own]), ("evaluate.sets", named.values())):
-        for other, field in itertools.product(others, ALIKE):
-            its, wanted = (str(getattr(each, field)) for each in (other, first))
-            if its != wanted:
-                what = f"{other.folder} has the {field} {its:.60}, but {first.folder} {wanted:.60}"
-                fix = "write one of them again with the tokenizer and the shards.length of the other"
-                raise InputError(f"config.{key}: {what}; {fix}.")
-    for (_, one), (_, other) in itertools.combinations(own, 2):
-        known = all(shard.sha256 for split in one.splits.values() for shard in split.shards)
-        if canonical(one.folder) == canonical(other.folder) or (known and one.fingerprint == other.fingerprint):
-            where = f"{one.folder} and {other.folder} are the same shards"
-            raise InputError(f"config.data.mixture: {where}; list them once, with the sum of their shares.")
-    return mixture.join(own, named)
+    parts = [(share, load(folder)) for folder, share in folders]
+    sets = {name: load(folder) for name, folder in config.evaluate.sets}
+    first, *others = (manifest for _, manifest in parts)
+    for key, manifests in (("data.mixture", others), ("evaluate.sets", sets.values())):
+        for manifest, field in itertools.product(manifests, SHARED_FIELDS):
+            value, expected = str(getattr(manifest, field)), str(getattr(first, field))
+            if value != expected:
+                raise InputError(
+                    f"config.{key}: {manifest.folder} has the {field} {value:.60}, but {first.folder} {expected:.60}; "
+                    "write one of them again with the tokenizer and the shards.length of the other."
+                )
+    for one, other in itertools.combinations([first, *others], 2):
+        hashed = all(shard.sha256 for split in one.splits.values() for shard in split.shards)
+        if canonical(one.folder) == canonical(other.folder) or (hashed and one.fingerprint == other.fingerprint):
+            raise InputError(
+                f"config.data.mixture: {one.folder} and {other.folder} are the same shards; "
+                "list them once, with the sum of their shares."
+            )
+    return mixture.join(parts, sets)
 
 
 def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
@@ -267,25 +269,26 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     folder, length, short = manifest.folder, config.shards.length, config.data.short_length
     if manifest.length != length:
         raise InputError(f"config.shards.length = {length}: the shards in {folder} hold {manifest.length}.")
-    has_tokenizer = (workdir.tokenizer / "tokenizer.json").is_file()
-    if has_tokenizer and manifest.tokenizer_fingerprint not in (None, tokenizer.fingerprint(str(workdir.tokenizer))):
-        fix = "set shards.dir to that tokenizer's shards, or tokenizer.path to these shards' tokenizer"
-        raise InputError(f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; {fix}.")
-    parts = mixture.parts(manifest)
-    asked = lanes_of_shares([part.share for part in parts], config.data.lanes)
-    share = f"its share of config.data.lanes = {config.data.lanes}" if parts[1:] else "config.data.lanes"
-    needs = [(part.manifest, "train", lanes, share) for part, lanes in zip(parts, asked, strict=True)]
-    needs += [(each, "validation", 1, "config.shards.validation_count") for each in mixture.folders(manifest)]
-    for each, split, least, what in needs:
-        count = sum(shard.records > 0 for shard in each.splits[split].shards)
-        if count < least:
-            has = f"the {split} split has {count} shards with records"
-            raise InputError(f"{each.folder}: {has}, {what} asks for {least}.")
+    fingerprint = workdir.tokenizer_folder and tokenizer.fingerprint(workdir.tokenizer_folder)
+    if fingerprint and manifest.tokenizer_fingerprint not in (None, fingerprint):
+        raise InputError(
+            f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; "
+            "set shards.dir to that tokenizer's shards, or tokenizer.path to these shards' tokenizer."
+        )
+    parts, manifests = mixture.parts(manifest), mixture.folders(manifest)
+    lanes = lanes_of_shares([part.share for part in parts], config.data.lanes)
+    lanes_key = f"its share of config.data.lanes = {config.data.lanes}" if parts[1:] else "config.data.lanes"
+    needs = [(part.manifest, "train", count, lanes_key) for part, count in zip(parts, lanes, strict=True)]
+    needs += [(one, "validation", 1, "config.shards.validation_count") for one in manifests]
+    for one, split, minimum, key in needs:
+        count = sum(shard.records > 0 for shard in one.splits[split].shards)
+        if count < minimum:
+            raise InputError(f"{one.folder}: {key} asks for {minimum} {split} shards with records, it has {count}.")
     rows = manifest.splits["train"].records * (length // short if short else 1)
     if rows > 2**32:
         raise InputError(f"{folder}: holds {rows:,} training rows, but record ids end at 2^32; leave some of them out.")
-    for each in mixture.folders(manifest):
-        verify(each, deep=True)
+    for one in manifests:
+        verify(one, deep=True)
     return manifest
 
 
@@ -293,7 +296,7 @@ def fingerprints(manifest: Manifest) -> tuple[str, str]:
     """Returns the fingerprints of shards, held-out ones included, and tokenizer: the same on every host of a run."""
     from mlm.data import mixture
 
-    sets = [each.fingerprint for each in mixture.sets(manifest).values()]
+    sets = [held_out.fingerprint for held_out in mixture.sets(manifest).values()]
     tests = [manifest.fingerprint_of("test")] if "test" in manifest.splits else []
     return " ".join([manifest.fingerprint, *sets, *tests]), manifest.tokenizer_fingerprint
 

@@ -32,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", nargs="+", type=common.source, default=[], metavar="SOURCE", help=against)
     dtypes = "also compare float32 and bfloat16 on a few rows, by the newest checkpoint, or the initial model"
     parser.add_argument("--dtypes", action="store_true", help=dtypes)
-    record = (
-        "print the text of a training record (validation:ID, test:ID for others) and its documents, and check nothing"
-    )
+    record = "only print the text of a training record (validation:ID, test:ID for others) and its documents"
     parser.add_argument("--record", default="", metavar="ID", help=record)
     common.add_json_flag(parser)
 
@@ -57,19 +55,28 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
     from mlm.doctor import checks, first_batch
 
-    folder = str(workdir.tokenizer) if (workdir.tokenizer / "tokenizer.json").is_file() else None
     shards = " + ".join(name for name, _ in config.data.mixture) or workdir.shards_of(config)
     opened, batch = preflight.errors(preflight.Case(args.name, config, workdir, args)), []
     unusable = [checks.Finding("error", str(error), "see the message", "the config", name) for name, error in opened]
     try:
         manifest = common.load_data(config, workdir)
     except (InputError, DamageError) as error:
-        unusable = [finding for finding in unusable if str(error) not in finding.what]  # said once
+        unusable = [finding for finding in unusable if str(error) not in finding.what]  # reported once
         findings = [checks.Finding("error", str(error), "python -m mlm shards writes them", shards, "data")]
     else:
-        options = {name: getattr(args, name) for name in ("hosts", "devices", "rows", "topology", "slices")}
-        options |= {"against": tuple(args.against), "pretraining": args.entry.pretraining}
-        case = checks.Case(config, workdir, manifest, folder, **options)
+        case = checks.Case(
+            config,
+            workdir,
+            manifest,
+            workdir.tokenizer_folder,
+            hosts=args.hosts,
+            devices=args.devices,
+            rows=args.rows,
+            topology=args.topology,
+            slices=args.slices,
+            against=tuple(args.against),
+            pretraining=args.entry.pretraining,
+        )
         chosen = [*checks.ALL]
         if args.dtypes:
             from mlm.doctor.dtypes import compare_dtypes
@@ -100,13 +107,14 @@ def show_record(manifest: Manifest, tokenizer_folder: str, name: str, *, as_json
     if split not in manifest.splits or not re.fullmatch("[0-9]{1,18}", number):
         others = " or ".join(f"{split}:NUMBER" for split in manifest.splits if split != "train")
         raise InputError(f"--record={name}: must be the number of a training record, or {others}.")
-    found = write_shard.find_documents(manifest, split, int(number))
+    documents = write_shard.find_documents(manifest, split, int(number))
     ids = scan.row(manifest, split, int(number)).tolist()
     text = tokenizer.load_fast(tokenizer_folder).decode(ids, skip_special_tokens=False)
     if as_json:
         content = {"split": split, "record": int(number), "text": text}
-        print(json.dumps(content | {"documents": [each._asdict() for each in found]}), flush=True)
+        content["documents"] = [document._asdict() for document in documents]
+        print(json.dumps(content), flush=True)
         return
     print(*map(printable, text.splitlines()), sep="\n")
-    for each in found:
-        print(printable(f"from {each.source}, {each.part}, document {each.place}"), flush=True)
+    for document in documents:
+        print(printable(f"from {document.source}, {document.part}, document {document.place}"), flush=True)

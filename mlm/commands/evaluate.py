@@ -57,8 +57,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.inference import evaluate, evaluate_classifier, minimal_pairs
 
     if args.pairs:
-        flags = {"source": args.pairs, "phenomenon": args.phenomenon}
-        minimal_pairs.run(config, workdir, model=model, **flags, entry=args.entry)
+        minimal_pairs.run(config, workdir, model=model, source=args.pairs, phenomenon=args.phenomenon, entry=args.entry)
     elif is_classifier:
         evaluate_classifier.run(config, workdir, model=model, split=args.split)
     else:

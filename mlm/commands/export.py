@@ -37,8 +37,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
     task = configs.CLASSIFICATION if locate.is_classifier(workdir) else configs.PRETRAINING
     common.join(args, overrides, task=task)
-    if stray := [each for each in overrides if not each.startswith("pod.")]:
-        raise InputError(f"--config.{stray[0]}: export writes the checkpoint as it is; only pod.* can be set.")
+    if others := [override for override in overrides if not override.startswith("pod.")]:
+        raise InputError(f"--config.{others[0]}: export writes the checkpoint as it is; only pod.* can be set.")
     if args.config or overrides or args.processes > 1:
         config = common.read_config(args, overrides, task=task)
     for flag in ("public", "revision"):
@@ -58,8 +58,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             distributed.initialize(config, workdir, saves=False, entry=args.entry)
         steps = locate.milestones(workdir) if args.milestones else [args.step]
         if not steps:
-            where = f"--milestones: no milestone was kept in {workdir.checkpoints}"
-            raise InputError(f"{where}; name a step that is there with --step.")
+            missing = f"no milestone was kept in {workdir.checkpoints}"
+            raise InputError(f"--milestones: {missing}; name a step that is there with --step.")
         for step in steps:
             write_export(workdir, args, torch_python=args.torch, step=step)
     for step in steps if args.process_id == 0 else ():
@@ -82,8 +82,14 @@ def write_export(
     model = common.with_class(model, args)
     if cluster.is_primary():
         history = summary.gather(workdir, model.run_config, until=model.step) if head == load.LM_HEAD else None
-        scores = [line for line in logs.read(workdir.metrics, "eval") if line["step"] == model.step]
-        shown = {"scores": scores[-1] if scores else None, "name": workdir.root.name, "history": history}
-        export.export(model, workdir.export_of(step), torch_python=torch_python, **shown)
+        evaluations = [scores for scores in logs.read(workdir.metrics, "eval") if scores["step"] == model.step]
+        export.export(
+            model,
+            workdir.export_of(step),
+            scores=evaluations[-1] if evaluations else None,
+            name=workdir.root.name,
+            torch_python=torch_python,
+            history=history,
+        )
     cluster.barrier("exported")
     return model

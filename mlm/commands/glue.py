@@ -42,13 +42,11 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     names, protocol = [name for name in TASKS if name in args.tasks], load_protocol(args.protocol)
     needed = [name for name in names if name in protocol.from_mnli]
     if needed and "mnli" not in names:
-        raise InputError(
-            f"--tasks: {needed[0]} starts from MNLI's model in the protocol {args.protocol}; name mnli, too."
-        )
+        reason = f"{needed[0]} starts from MNLI's model in the protocol {args.protocol}"
+        raise InputError(f"--tasks: {reason}; name mnli, too.")
     settings = [f"{key}={value}" for key, value in next(protocol.cells(names[0], {})).items()]
     config = configs.load(args.config, [*settings, *overrides], task=configs.CLASSIFICATION)
-    given = configs.parse(config, overrides)
-    most = locate.longest_row_of(args.model)
+    max_length = locate.longest_row_of(args.model)
     started = configs.replace(config, {"train.init_from": args.model}, task=configs.CLASSIFICATION)
     preflight.refuse(preflight.Case(args.name, started, Workdir(args.workdir, create=None), args))
     for name in names:
@@ -59,27 +57,35 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         raise InputError(f"--against={args.against}: has no {glue.RESULT}; name the --workdir of another `glue`.")
     workdir = Workdir(args.workdir)
     model = canonical(args.model) if locate.is_workdir(args.model) or UPath(args.model).is_dir() else args.model
-    line = [f"--config={args.config}", f"--config.train.init_from={model}"]
-    line += [f"--config.{override}" for override in overrides]
-    opened = common.open_engine(args, config, workdir) if args.engine else contextlib.nullcontext()
-    with lock(workdir.root), opened as engine:
-        options = {"protocol": args.protocol, "data": args.data, "root": workdir.root, "line": line, "given": given}
-        found = glue.run(names, **options, most=most, engine=engine) | {"model": args.model}
-        differences = glue.compare(found, other) if other else None
+    flags = [f"--config={args.config}", f"--config.train.init_from={model}"]
+    flags += [f"--config.{override}" for override in overrides]
+    engine_context = common.open_engine(args, config, workdir) if args.engine else contextlib.nullcontext()
+    with lock(workdir.root), engine_context as engine:
+        table = glue.run(
+            names,
+            protocol=args.protocol,
+            data=args.data,
+            root=workdir.root,
+            line=flags,
+            given=configs.parse(config, overrides),
+            most=max_length,
+            engine=engine,
+        )
+        table["model"] = args.model
+        differences = glue.compare(table, other) if other else None
     if locate.is_workdir(args.model):
         folder, step = locate.split_step(args.model)
-        own = Workdir(folder, create=False)
-        step = step or checkpoint_files.complete_steps(own.checkpoints)[-1]
-        tables = logs.read_object(own.glue) | {str(step): found}  # for its report and model card
-        write_text(own.glue, json.dumps(tables) + "\n")
+        pretrained = Workdir(folder, create=False)
+        step = step or checkpoint_files.complete_steps(pretrained.checkpoints)[-1]
+        tables = logs.read_object(pretrained.glue) | {str(step): table}  # for its report and model card
+        write_text(pretrained.glue, json.dumps(tables) + "\n")
     if args.json:
-        print(json.dumps(found | ({"against": differences} if other else {})))
+        print(json.dumps(table | ({"against": differences} if other else {})))
     else:
-        show(*glue.render(found, differences))
+        show(*glue.render(table, differences))
     print(workdir.root / "submission")
-    failed = [(name, task["code"]) for name, task in found["tasks"].items() if "failed" in task]
+    failed = {name: task["code"] for name, task in table["tasks"].items() if "failed" in task}
     if failed:
-        what = ", ".join(name for name, _ in failed)
-        error = StopError(f"{what} failed; run the same command to repeat the failed runs.")
-        error.code = failed[0][1]
+        error = StopError(f"{', '.join(failed)} failed; run the same command to repeat the failed runs.")
+        error.code = next(iter(failed.values()))
         raise error

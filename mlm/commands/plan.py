@@ -35,9 +35,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     common.say_inherited(args, config)
     if args.workdir:
         manifest = common.open_data(config, Workdir(args.workdir, create=False))
-    found = compute(args, config, manifest)
-    draw = tables.sweep if args.sweep else tables.plan
-    show(*([json.dumps(found)] if args.json else draw(found)))
+    results = compute(args, config, manifest)
+    render = tables.sweep if args.sweep else tables.plan
+    show(*([json.dumps(results)] if args.json else render(results)))
 
 
 def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None) -> dict[str, Any]:
@@ -49,11 +49,12 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{flag}={value}: must be a number above 0.")
     if args.compare and not baseline.exists(config.model.family):
-        family = f"config.model.family = {config.model.family}"
-        raise InputError(f"--compare={args.compare}: {family}, which run_mlm_flax.py can't train; leave it out.")
+        family = config.model.family
+        raise InputError(
+            f"--compare={args.compare}: run_mlm_flax.py can't train config.model.family = {family}; leave it out."
+        )
     topology.check_slices(args.slices)
-    own = args.entry.pretraining
-    job = plan.make_job(config, manifest, records=args.records, price=args.price, pretraining=own)
+    job = plan.make_job(config, manifest, records=args.records, price=args.price, pretraining=args.entry.pretraining)
     if args.sweep:
         cells = plan.cells(args.sweep, args.topology)
         rules = configs.load_rules(args.config)
@@ -63,16 +64,16 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
         raise InputError("--topology: name the TPU, as in --topology=v5e:2x4; --topology=v5e:? lists those of v5e.")
     place = topology.find(args.topology, args.slices)
     program, row = plan.measure(config, job, place)
-    found = {"plan": row}
+    results = {"plan": row, "calibration": tables.CALIBRATION}
     if not program.fits and not args.no_search:
         common.say("it does not fit; looking for what would")
         row["largest"] = plan.largest_batch(config, job.info, place, program, job.make_task)
         row["remedies"] = plan.remedies(config, job.info, place, job.make_task)
     if args.compare:
-        found["baseline"] = other = plan.measure(config, job, place, kind="baseline")[1]
+        results["baseline"] = other = plan.measure(config, job, place, kind="baseline")[1]
         if row["fits"] and other["fits"]:
-            found["ratio"] = {
+            results["ratio"] = {
                 "cycles": row["cycles"]["all"] / other["cycles"]["all"],
                 "temporaries": row["bytes_per_chip"]["temporaries"] / other["bytes_per_chip"]["temporaries"],
             }
-    return found | {"calibration": tables.CALIBRATION}
+    return results

@@ -1,6 +1,7 @@
 """`predict`: fill the masks of texts, or classify texts, given as arguments or through a pipe."""
 
 import argparse
+import functools
 import sys
 
 from mlm.cluster import detect
@@ -33,8 +34,5 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
     model = load.load(name, head=load.CLASSIFIER if is_classifier else load.LM_HEAD)
     model = common.with_class(model, args)
-    shared = {"texts": args.texts, "top_k": args.top_k, "stdin": sys.stdin, "stdout": sys.stdout}
-    if is_classifier:
-        classify_texts.run(model, **shared)
-    else:
-        fill_mask.run(model, targets=args.targets, **shared)
+    run = classify_texts.run if is_classifier else functools.partial(fill_mask.run, targets=args.targets)
+    run(model, texts=args.texts, top_k=args.top_k, stdin=sys.stdin, stdout=sys.stdout)

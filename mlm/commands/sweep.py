@@ -19,8 +19,8 @@ from mlm.sweep import grid
 from mlm.workdir import Workdir, lock
 
 COMMANDS = ("train", "run", "classify", "evaluate")
-MOST = 100  # runs that start without --yes
-OWN = {"workdir", "coordinator", "processes", "process_id"}  # flags of the commands that can't be varied
+MAX_RUNS = 100  # that start without --yes
+FIXED_FLAGS = {"workdir", "coordinator", "processes", "process_id"}  # of the commands, that can't be varied
 
 
 class _Flags(argparse.ArgumentParser):
@@ -34,12 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "A run and its output.txt are in WORKDIR/NAME; `sweep evaluate` scores on the data of --workdir."
     parser.add_argument("command", metavar="COMMAND", help=f"one of {', '.join(COMMANDS)}")
     common.add_config_flags(parser, required=False)
-    vary = "config keys, `config`, or flags of COMMAND, each with values: train.seed=0,1,2 train.init_from=A,B@1000 "
-    vary += "step=1000,2000; a comma within brackets or quotes belongs to a value"
+    vary = (
+        "config keys, `config`, or flags of COMMAND, each with values: train.seed=0,1,2 train.init_from=A,B@1000 "
+        "step=1000,2000; a comma within brackets or quotes belongs to a value"
+    )
     parser.add_argument("--vary", nargs="+", action="extend", required=True, metavar="KEY=V1,V2", help=vary)
     metric = "score of the table; default: the one that chooses the best checkpoint"
     parser.add_argument("--metric", default="", metavar="NAME", help=metric)
-    parser.add_argument("--yes", action="store_true", help=f"start more than {MOST} runs")
+    parser.add_argument("--yes", action="store_true", help=f"start more than {MAX_RUNS} runs")
     common.add_engine_flags(parser, "Its workers do the runs, each one at a time; by default this machine does.")
 
 
@@ -48,23 +50,23 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         raise InputError(f"{args.command}: can't be swept; the commands that can are {', '.join(COMMANDS)}.")
     if args.command == "classify":
         args.entry.refuse("classify")
-    workdir, evaluates = args.workdir, args.command == "evaluate"
-    if evaluates:
-        workdir = str(Workdir(workdir, create=False).root / "sweep")
+    folder = args.workdir
+    if args.command == "evaluate":
+        folder = str(Workdir(args.workdir, create=False).root / "sweep")
     base = configs.load(str(configs.BASE), [])
     if args.engine:
-        preflight.refuse(preflight.Case(args.name, base, Workdir(workdir, create=None), args))
-    cases = _plan(args, overrides, canonical(workdir))
-    own = Workdir(workdir)
+        preflight.refuse(preflight.Case(args.name, base, Workdir(folder, create=None), args))
+    cases = _plan(args, overrides, canonical(folder))
+    workdir = Workdir(folder)
     from mlm.sweep import runs, table
 
-    opened = common.open_engine(args, base, own) if args.engine else contextlib.nullcontext()
-    with lock(own.root), opened as engine:
-        outcomes = runs.run_all([case.run for case in cases], root=own.root, engine=engine)
-        table.write(own.root, cases, outcomes, args.metric)
+    engine_context = common.open_engine(args, base, workdir) if args.engine else contextlib.nullcontext()
+    with lock(workdir.root), engine_context as engine:
+        outcomes = runs.run_all([case.run for case in cases], root=workdir.root, engine=engine)
+        table.write(workdir.root, cases, outcomes, args.metric)
     failed = [outcome for outcome in outcomes if outcome.code]
-    for each in failed:
-        common.say(f"{each.run.name}: exit code {each.code}: {each.last_line}")
+    for outcome in failed:
+        common.say(f"{outcome.run.name}: exit code {outcome.code}: {outcome.last_line}")
     if failed:
         first = f"the output of the first one is in {failed[0].run.folder}/{runs.OUTPUT}"
         error = StopError(f"{len(failed)} of {len(cases)} runs failed; {first}; run the same command to repeat them.")
@@ -76,22 +78,22 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
     """Returns the runs in the order of the grid, the config and the flags of each one checked; raises InputError."""
     varied, program = grid.read(args.vary), args.entry.program("sweep")
     count = math.prod(map(len, varied.values()))
-    if count > MOST and not args.yes:
-        raise InputError(f"--vary: asks for {count:,} runs; add --yes to start more than {MOST}.")
+    if count > MAX_RUNS and not args.yes:
+        raise InputError(f"--vary: asks for {count:,} runs; add --yes to start more than {MAX_RUNS}.")
     flags = _Flags(args.command, allow_abbrev=False)
     importlib.import_module(f"mlm.commands.{args.command}").add_arguments(flags)
     fixed = [f"--config={args.config}"] if args.config else []
-    fixed += [f"--config.{each}" for each in overrides]
-    _check_keys(varied, flags, {each.partition("=")[0] for each in fixed})
+    fixed += [f"--config.{override}" for override in overrides]
+    _check_keys(varied, flags, {flag.partition("=")[0] for flag in fixed})
     cases, checked, evaluates = [], set(), args.command == "evaluate"
     for texts in itertools.product(*varied.values()):
         arguments = [*fixed, *(f"{_flag(key)}={text}" for key, text in zip(varied, texts, strict=True))]
-        others, own = configs.split_overrides([*arguments, f"--workdir={args.workdir}"])
+        others, case_overrides = configs.split_overrides([*arguments, f"--workdir={args.workdir}"])
         parsed = flags.parse_args(others)
         model = evaluates and (common.named_model(parsed) or Workdir(args.workdir, create=False))
         classifies = locate.is_classifier(model) if evaluates else args.command == "classify"
         task = configs.CLASSIFICATION if classifies else configs.PRETRAINING
-        config = configs.flatten(common.read_config(parsed, own, task=task))
+        config = configs.flatten(common.read_config(parsed, case_overrides, task=task))
         values = {key: config[key] if "." in key else getattr(parsed, key.replace("-", "_")) for key in varied}
         values = {key: " ".join(value) if isinstance(value, list) else value for key, value in values.items()}
         folder = f"{root}/{grid.name(values)}"
@@ -100,7 +102,7 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
         parsed.workdir = workdir
         opened = preflight.Case(
             args.command,
-            common.read_config(parsed, own, task=task, starts=not evaluates),
+            common.read_config(parsed, case_overrides, task=task, starts=not evaluates),
             Workdir(workdir, create=None),
             parsed,
         )
@@ -126,8 +128,8 @@ def _flag(key: str) -> str:
 
 
 def _check_keys(varied: dict[str, list[str]], flags: _Flags, fixed: set[str]) -> None:
-    own = {action.dest for action in flags._actions if action.nargs != 0} - OWN
-    known = own | configs.flatten(configs.load(str(configs.BASE), [])).keys()
+    variable = {action.dest for action in flags._actions if action.nargs != 0} - FIXED_FLAGS
+    known = variable | configs.flatten(configs.load(str(configs.BASE), [])).keys()
     for key in varied:
         if key.replace("-", "_") not in known and not is_mine(key):  # the config of each run has to have those
             near = difflib.get_close_matches(key, known, n=1)

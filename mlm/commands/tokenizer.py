@@ -38,15 +38,17 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
     if branch and not path:
         path = f"{branch.rpartition('@')[0]}/tokenizer"
     if config.data.mixture and not path:
-        if not (workdir.tokenizer / "tokenizer.json").is_file():
+        if workdir.tokenizer_folder is None:
             raise InputError("config.data.mixture: its shards have a tokenizer already; set tokenizer.path to it.")
         return
     used = {"corpus": common.corpus_settings(config), "tokenizer": config.tokenizer.to_dict()}
     settings = json.dumps({"path": path} if path else used)
     if children(workdir.tokenizer) and not is_begun(workdir.tokenizer, last=RECIPE):
         if logs.read_object(workdir.tokenizer / RECIPE) != json.loads(settings):
-            what = "was made with other settings (config.corpus, config.tokenizer)"
-            raise InputError(f"{workdir.tokenizer}: {what}; restore them, or use another --workdir.")
+            raise InputError(
+                f"{workdir.tokenizer}: was made with other settings (config.corpus, config.tokenizer); "
+                "restore them, or use another --workdir."
+            )
         return
     if not path and config.shards.dir and holds_foreign_shards(config.shards.dir):
         raise InputError(f"{config.shards.dir}: its shards were made with another tokenizer; set tokenizer.path to it.")
@@ -55,18 +57,29 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
         if path:
             tokenizer.load(path).save_pretrained(str(new))
         else:
-            keys = {key: config.tokenizer[key] for key in ("kind", "vocab_size", "lowercase")}
-            options = {"megabytes": config.tokenizer.sample_megabytes, "engine": engine}
-            options["texts"] = str(work_folder(workdir.shards_of(config)) / "texts")  # where they are kept
-            texts = sample.draw(corpus.Corpus(**config.corpus.to_dict()), **options)
-            tokenizer.train(texts, **keys, length=config.model.positions, folder=str(new))
+            texts = sample.draw(
+                corpus.Corpus.from_config(config.corpus),
+                megabytes=config.tokenizer.sample_megabytes,
+                engine=engine,
+                texts=str(work_folder(workdir.shards_of(config)) / "texts"),  # where they are kept
+            )
+            tokenizer.train(
+                texts,
+                kind=config.tokenizer.kind,
+                vocab_size=config.tokenizer.vocab_size,
+                lowercase=config.tokenizer.lowercase,
+                length=config.model.positions,
+                folder=str(new),
+            )
         (new / RECIPE).write_text(settings)
     common.say(f"tokenizer: {workdir.tokenizer}, {time.monotonic() - begin:.1f} s")
     if not path:
         warn_of_unknown_tokens(texts, workdir)
     elif unused := tokenizer_checks.unused_ids(tokenizer.load_fast(str(workdir.tokenizer))):
-        what = f"{len(unused):,} of its ids, such as {min(unused)}, have no entry; the model has a row for each"
-        common.say(f"tokenizer: {workdir.tokenizer}: {what}")
+        common.say(
+            f"tokenizer: {workdir.tokenizer}: {len(unused):,} of its ids, such as {min(unused)}, have no entry; "
+            "the model has a row for each"
+        )
 
 
 def warn_of_unknown_tokens(texts: Sequence[str], workdir: Workdir) -> None:
@@ -78,6 +91,7 @@ def warn_of_unknown_tokens(texts: Sequence[str], workdir: Workdir) -> None:
         what, fix = tokenizer_checks.unknown_warning(share, fast)
         common.say(f"tokenizer: warning: {what} in a sample of the corpus; {fix}")
     if (share := tokenizer_checks.left_out_share(fast, texts)) > 0:
-        fix = "train it with initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()"
-        what = f"{100 * share:.2g}% of the bytes of a sample of the corpus are left out, as it has no entries for them"
-        common.say(f"tokenizer: warning: {what}; {fix}")
+        common.say(
+            f"tokenizer: warning: {100 * share:.2g}% of the bytes of a sample of the corpus are left out, as it has no "
+            "entries for them; train it with initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()"
+        )

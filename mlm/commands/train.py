@@ -20,7 +20,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     cluster.progress(watch.UNTIMED)
     with common.locked(workdir):
         case = preflight.Case(args.name, config, workdir, args)
-        if cluster.is_primary() and case.tokenizer and not case.has_tokenizer:
+        if cluster.is_primary() and case.tokenizer and workdir.tokenizer_folder is None:
             make_tokenizer(config, workdir)  # a copy, which the commands that read text need
         cluster.barrier("tokenizer")
         manifest = common.open_data(config, workdir)  # before jax is imported

@@ -41,11 +41,11 @@ def train_batches(
     through the shards of the split, the epoch is the lane's. DamageError names a record that can't be read.
     """
     reader, all_lanes = _Reader(manifest, split), mixture.lanes(manifest, split, seed=seed, lanes=lanes)
-    own, per_lane = lanes_of(rows, global_batch=global_batch, lanes=lanes), global_batch // lanes
-    start, stop = (row - own.start * per_lane for row in rows)
+    host_lanes, per_lane = lanes_of(rows, global_batch=global_batch, lanes=lanes), global_batch // lanes
+    start, stop = (row - host_lanes.start * per_lane for row in rows)
     tf = import_tensorflow()
-    visits = (all_lanes[lane].visits(start_row // lanes) for lane in own)
-    streams = tuple(reader.stream(each, np.iinfo(np.int64).max).rebatch(per_lane) for each in visits)
+    visits_of_lanes = (all_lanes[lane].visits(start_row // lanes) for lane in host_lanes)
+    streams = tuple(reader.stream(visits, np.iinfo(np.int64).max).rebatch(per_lane) for visits in visits_of_lanes)
 
     def join(*parts: dict) -> dict:
         return {key: tf.concat([part[key] for part in parts], 0)[start:stop] for key in parts[0]}
@@ -86,12 +86,12 @@ def in_memory(ids_BxL: np.ndarray) -> Batch:
 def count_tokens(manifest: Manifest, *, split: str, records: int = 10_000) -> np.ndarray:
     """Returns how often each ordinary token occurs in the first records, a fair sample: int64 [V], 0 if special."""
     counts_V = np.zeros(manifest.vocab_size, np.int64)
-    for part, wanted in _sample_sizes(manifest, split, records):
-        read = eval_batches(part, split=split, batch=500, rows=(0, 500))
-        for batch in itertools.islice(read, math.ceil(wanted / 500)):
-            counted = (batch["valid"] > 0) & (batch["record_id"] < wanted)
-            real = (batch["attention_mask"] > 0) & counted[:, None]
-            counts_V += np.bincount(batch["input_ids"][real], minlength=manifest.vocab_size)
+    for folder, count in _sample_sizes(manifest, split, records):
+        batches = eval_batches(folder, split=split, batch=500, rows=(0, 500))
+        for batch in itertools.islice(batches, math.ceil(count / 500)):
+            is_counted = (batch["valid"] > 0) & (batch["record_id"] < count)
+            is_real = (batch["attention_mask"] > 0) & is_counted[:, None]
+            counts_V += np.bincount(batch["input_ids"][is_real], minlength=manifest.vocab_size)
     counts_V[list(manifest.all_special_ids)] = 0
     return counts_V
 
@@ -99,14 +99,14 @@ def count_tokens(manifest: Manifest, *, split: str, records: int = 10_000) -> np
 def words_per_row(manifest: Manifest, words_V: np.ndarray, *, records: int = 10_000) -> float:
     """Returns the mean of `tokenizer.counted_words` in a row of the training split, over `count_tokens`' sample."""
     counts_V = count_tokens(manifest, split="train", records=records)
-    return float(counts_V @ words_V) / sum(wanted for _, wanted in _sample_sizes(manifest, "train", records))
+    return float(counts_V @ words_V) / sum(count for _, count in _sample_sizes(manifest, "train", records))
 
 
 def _sample_sizes(manifest: Manifest, split: str, records: int) -> list[tuple[Manifest, int]]:
     """Returns the folders, and how many of the first records of each are in a sample by their shares."""
     parts = mixture.parts(manifest)
-    most = min([records, *(part.manifest.splits[split].records / part.share for part in parts)])
-    return [(part.manifest, math.ceil(most * part.share)) for part in parts]
+    total = min([records, *(part.manifest.splits[split].records / part.share for part in parts)])
+    return [(part.manifest, math.ceil(total * part.share)) for part in parts]
 
 
 class _Reader:

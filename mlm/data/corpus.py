@@ -9,6 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
+from ml_collections import ConfigDict
+
 from mlm.data import results, sources
 from mlm.errors import InputError
 from mlm.paths import UPath, os_errors
@@ -43,17 +45,22 @@ class Corpus:
     test_groups: tuple[str, ...] = ()
     key: str = "sources"  # of config.corpus that names `sources`
 
+    @classmethod
+    def from_config(cls, corpus: ConfigDict) -> Self:
+        """Returns the corpus of config.corpus."""
+        return cls(**corpus)
+
     def kept_out(self) -> Self:
         """Returns the corpus of the texts to keep out."""
-        changes = {"weights": (), "group": sources.DOCUMENT, "max_documents": 0, "keep_out": (), "key": "keep_out"}
-        return dataclasses.replace(self, sources=self.keep_out, **changes)
+        by_document = dataclasses.replace(self, weights=(), group=sources.DOCUMENT, max_documents=0)
+        return dataclasses.replace(by_document, sources=self.keep_out, key="keep_out", keep_out=())
 
     def parts(self) -> list[Part]:
         """Lists the parts of all sources, none of them read; raises InputError for a source that isn't there.
 
         The sources' own test splits come first, so that of equal documents theirs stays; the others are in order.
         """
-        listed, data_sets, roles = [], {}, defaultdict(set)
+        all_parts, data_sets, roles = [], {}, defaultdict(set)
         for source in dict.fromkeys(self.sources):
             with self._readable(source):
                 kind = self._kind(source)
@@ -62,18 +69,18 @@ class Corpus:
                 raise self._without_text(source)
             data_sets[source] = type(kind), kind.name
             roles[data_sets[source]] |= {part.split for part in parts}
-            listed += parts
-        listed = [self._with_cut(part, roles[data_sets[part.source]]) for part in listed]
-        if self.key == "sources" and not any(part.split in ("", "train") for part in listed):
+            all_parts += parts
+        all_parts = [self._with_cut(part, roles[data_sets[part.source]]) for part in all_parts]
+        if self.key == "sources" and not any(part.split in ("", "train") for part in all_parts):
             raise InputError(f"config.corpus.sources: {', '.join(self.sources)} holds no split to train on; add one.")
-        return sorted(listed, key=lambda part: part.split != "test")
+        return sorted(all_parts, key=lambda part: part.split != "test")
 
     def _with_cut(self, part: Part, roles: set[str]) -> Part:
-        """Returns a part with the held-out splits that its data set lacks, and that are cut from it instead."""
+        """Returns a part with the held-out splits to cut from it: those that the `roles` of its data set lack."""
         if part.split in ("validation", "test"):
             return part
-        asked = ("validation", "test") if self.test_fraction or self.test_groups else ("validation",)
-        cut = tuple(split for split in asked if split not in roles)
+        needed = ("validation", "test") if self.test_fraction or self.test_groups else ("validation",)
+        cut = tuple(split for split in needed if split not in roles)
         return part._replace(split="" if cut else "train", cut=cut)
 
     def check(self, source: str) -> None:
@@ -89,29 +96,28 @@ class Corpus:
     def limited(
         self, parts: list[Part], read: Callable[[list[tuple[Part, int]]], list[int]], *, wave: int
     ) -> list[tuple[Part, int]]:
-        """Returns the parts with the first `max_documents` of each split of each source, and the most to read of each.
+        """Returns the parts that hold the first `max_documents` of each split of each source, with a limit for each.
 
-        `read` counts the documents of some parts, up to such a limit: of `wave` parts at a time, in the end of all that
-        are returned. Raises InputError if the source of a part has none.
+        The limit is the number of documents to read of a part, 0 for all. `read` counts the documents of (part, limit):
+        of `wave` parts at a time, and in the end of all that are returned. InputError for a source without documents.
         """
-        most, documents = self.max_documents, Counter()
-        found, left = [], Counter({(part.source, part.split): most for part in parts})
-        if not most:
-            found, parts = [(part, 0) for part in parts], []
-        while parts:
-            now, parts = [(part, most) for part in parts[:wave]], parts[wave:]
-            for (part, _), count in zip(now, read(now), strict=True):
-                own = part.source, part.split
-                if left[own]:
-                    found.append((part, most if count <= left[own] else left[own]))
-                    left[own] -= min(count, left[own])
-            parts = [part for part in parts if left[part.source, part.split]]
-        for (part, _), count in zip(found, read(found), strict=True):
+        limits = [] if self.max_documents else [(part, 0) for part in parts]
+        unread = parts if self.max_documents else []
+        left = dict.fromkeys(((part.source, part.split) for part in parts), self.max_documents)
+        while unread:
+            reading, unread = [(part, self.max_documents) for part in unread[:wave]], unread[wave:]
+            for (part, limit), count in zip(reading, read(reading), strict=True):
+                split = part.source, part.split
+                if left[split]:
+                    limits.append((part, limit if count <= left[split] else left[split]))
+                    left[split] -= min(count, left[split])
+            unread = [part for part in unread if left[part.source, part.split]]
+        documents = Counter()
+        for (part, _), count in zip(limits, read(limits), strict=True):
             documents[part.source] += count
-        for source in dict.fromkeys(part.source for part, _ in found):
-            if not documents[source]:
-                raise self._without_text(source)
-        return found
+        if empty := next((part.source for part, _ in limits if not documents[part.source]), None):
+            raise self._without_text(empty)
+        return limits
 
     def read(self, part: Part, *, texts: str, keep: bool = False) -> Iterator[sources.Document]:
         """Yields the documents of a part that have text; raises InputError with the place of what can't be read.
@@ -132,7 +138,7 @@ class Corpus:
 
     def _kind(self, source: str) -> sources.Kind:
         name, _, rest = source.partition(":")
-        return sources.KINDS[name](rest, self)
+        return sources.KINDS[name](rest, field=self.field, group=self.group, streaming=self.streaming)
 
     @contextlib.contextmanager
     def _readable(self, source: str) -> Iterator[None]:
@@ -149,14 +155,14 @@ class Corpus:
         if part.split:
             return part.split
         number = text_hash(group) if group else number
-        named = {"validation": self.validation_groups, "test": self.test_groups}
+        groups = {"validation": self.validation_groups, "test": self.test_groups}
         by_hash = {
             "validation": number < self.validation_fraction * 2**64,
             "test": number >= (1 - self.test_fraction) * 2**64,
         }
-        taken = [split for split in part.cut if group in named[split]]
-        taken += [split for split in part.cut if by_hash[split] and not (group and named[split])]
-        return next(iter(taken), "train")
+        splits = [split for split in part.cut if group in groups[split]]
+        splits += [split for split in part.cut if by_hash[split] and not (group and groups[split])]
+        return splits[0] if splits else "train"
 
 
 def text_hash(text: str) -> int:

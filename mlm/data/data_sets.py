@@ -5,7 +5,6 @@ Nothing that a data set's folder holds is executed: no script beside its files, 
 
 import contextlib
 import functools
-import itertools
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -50,32 +49,31 @@ def role_of(split: str) -> str:
     return next((role for role, names in ROLES.items() if any(map(names.fullmatch, words))), "train")
 
 
-def splits_to_read(rows: Mapping[str, int], wanted: str) -> list[Rows]:
-    """Returns what to read of the splits with so many `rows`, validation first: all, or `wanted` (as "train[:90%]")."""
+def splits_to_read(rows: Mapping[str, int], spec: str) -> list[Rows]:
+    """Returns what to read of the splits with so many `rows`, validation first: all, or `spec` (as "train[:90%]")."""
     import datasets
 
-    if wanted:
-        instructions = datasets.ReadInstruction.from_spec(wanted).to_absolute(dict(rows))
-        found = [(own.splitname, own.from_ or 0, own.to) for own in instructions]
-    else:
-        found = [(name, 0, None) for name in sorted(rows, key=lambda name: (role_of(name) != "validation", name))]
-    roles = {role_of(name) for name, _, _ in found}
-    if wanted and len(roles) > 1:
-        raise ValueError(f"{wanted} joins splits for {' and '.join(sorted(roles))}; name them in sources of their own")
-    sizes = [rows[name] for name, _, _ in found]
-    return [
-        Rows(name, start, size if stop is None else min(stop, size), role_of(name))
-        for (name, start, stop), size in zip(found, sizes, strict=True)
-    ]
+    if not spec:
+        splits = sorted(rows, key=lambda split: (role_of(split) != "validation", split))
+        return [Rows(split, 0, rows[split], role_of(split)) for split in splits]
+    to_read = []
+    for slice_ in datasets.ReadInstruction.from_spec(spec).to_absolute(dict(rows)):
+        split, size = slice_.splitname, rows[slice_.splitname]
+        stop = size if slice_.to is None else min(slice_.to, size)
+        to_read.append(Rows(split, slice_.from_ or 0, stop, role_of(split)))
+    roles = {part.role for part in to_read}
+    if len(roles) > 1:
+        raise ValueError(f"{spec} joins splits for {' and '.join(sorted(roles))}; name them in sources of their own")
+    return to_read
 
 
-def load_hf(name: str, **options: Any) -> Any:
+def load_hf(name: str, *, split: str | None = None, streaming: bool = False) -> Any:
     """Returns what `datasets.load_dataset` does for NAME[:CONFIG]; raises ValueError for a bad data set."""
     import datasets
 
     name, config = hf_name(name)
     with hf_errors():
-        return datasets.load_dataset(name, config, trust_remote_code=False, **options)
+        return datasets.load_dataset(name, config, split=split, streaming=streaming, trust_remote_code=False)
 
 
 @contextlib.contextmanager
@@ -95,13 +93,13 @@ def hf_errors() -> Iterator[None]:
         if isinstance(error.__context__, datasets.table.CastError):
             cause = error.__context__
         frames = (frame for frame, _ in traceback.walk_tb(cause.__traceback__))  # most errors name no file
-        read = (frame.f_locals.get("file", "") for frame in frames if frame.f_code.co_name == "_generate_tables")
-        in_message = re.findall(r"generating data using\s+([^,\s]+)", str(error))
-        file, reason = next(itertools.chain(read, in_message), ""), cause
+        files = [frame.f_locals.get("file", "") for frame in frames if frame.f_code.co_name == "_generate_tables"]
+        files += re.findall(r"generating data using\s+([^,\s]+)", str(error))
+        reason = str(cause)
         if isinstance(cause, datasets.table.CastError):
             columns, others = (", ".join(names) for names in (cause.table_column_names, cause.requested_column_names))
             reason = f"has the columns {columns}, where the files before it have {others}; give all files the same"
-        raise ValueError(" ".join(f"{file}{': ' if file else ''}{reason}".split())) from error
+        raise ValueError(" ".join((f"{files[0]}: {reason}" if files and files[0] else reason).split())) from error
 
 
 def hf_name(name: str) -> tuple[str, str | None]:
@@ -114,11 +112,11 @@ def hf_name(name: str) -> tuple[str, str | None]:
     return folder, config or None
 
 
-def check_columns(wanted: Iterable[str], there: Iterable[str]) -> None:
-    """Raises ValueError for a column that is not there."""
-    for column in wanted:
-        if column not in there:
-            raise ValueError(f"there is no column {column!r} among {', '.join(map(repr, there)) or 'none'}")
+def check_columns(required: Iterable[str], columns: Iterable[str]) -> None:
+    """Raises ValueError for a required column that is not among the columns."""
+    for column in required:
+        if column not in columns:
+            raise ValueError(f"there is no column {column!r} among {', '.join(map(repr, columns)) or 'none'}")
 
 
 def hf_columns(name: str, split: str = "") -> list[str]:
@@ -128,12 +126,12 @@ def hf_columns(name: str, split: str = "") -> list[str]:
     name, config = hf_name(name)
     with hf_errors():
         builder = datasets.load_dataset_builder(name, config)
-        known = bool(builder.info.splits and builder.info.features)
-        splits = builder.info.splits if known else builder.as_streaming_dataset()
+        is_described = bool(builder.info.splits and builder.info.features)
+        splits = builder.info.splits if is_described else builder.as_streaming_dataset()
         first = re.split(r"[\[+]", split)[0] if split != "all" else ""
         if first and first not in splits:
             raise ValueError(f"there is no split {first!r} among {', '.join(map(repr, splits)) or 'none'}")
-        return list(builder.info.features if known else next(iter(splits[first or next(iter(splits))]), {}))
+        return list(builder.info.features if is_described else next(iter(splits[first or next(iter(splits))]), {}))
 
 
 def tfds_columns(name: str) -> list[str]:
@@ -157,8 +155,8 @@ def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterator[dict[str, Any]]]
         builder = _builder(name)
         info = builder.info
     files = {file.name for file in children(UPath(builder.data_dir))}
-    wanted = (getattr(path, "name", path) for split in info.splits.values() for path in split.filepaths)
-    if missing := next((file for file in wanted if file not in files), None):
+    listed = (getattr(path, "name", path) for split in info.splits.values() for path in split.filepaths)
+    if missing := next((file for file in listed if file not in files), None):
         raise ValueError(f"{builder.data_dir} lacks {missing}; prepare the data set again, or copy all of its files")
 
     def rows(split: str) -> Iterator[dict[str, Any]]:
@@ -180,7 +178,7 @@ def _builder(name: str, *, prepare: bool = True) -> Any:
     if prepared is not None:
         return tfds.builder_from_directory(str(prepared))
     if re.match(r"[/.~]|\w+://", name):
-        raise ValueError(_what_is_wrong(folder))
+        raise ValueError(_reason_not_prepared(folder))
     parsed, options = tfds.core.naming.parse_builder_name_kwargs(name)
     if parsed.namespace:
         raise ValueError(f"the code of {name} would be downloaded and run; prepare it yourself, and name its folder")
@@ -189,8 +187,8 @@ def _builder(name: str, *, prepare: bool = True) -> Any:
     except tfds.core.DatasetNotFoundError as error:
         root = UPath(tfds.core.constants.DATA_DIR).expanduser()
         folder = folder if folder.is_dir() else root / parsed.name / str(options.get("config") or "")
-        what = f"there is no data set {name} in TensorFlow Datasets or {root} (TFDS_DATA_DIR), and {{}}"
-        raise ValueError(what.format(_what_is_wrong(folder))) from error
+        reason = _reason_not_prepared(folder)
+        raise ValueError(f"{name} is not in TensorFlow Datasets or {root} (TFDS_DATA_DIR), and {reason}") from error
     if prepare:
         builder.download_and_prepare()
     return builder
@@ -201,19 +199,20 @@ def _prepared_folder(name: str) -> tuple[UPath, UPath | None]:
     folder = UPath(name)
     if not folder.is_dir() and VERSION.fullmatch(name.rpartition(":")[2]):
         folder = UPath(name.rpartition(":")[0]) / name.rpartition(":")[2]
-    found = _versions(folder, 2)
-    if len({version.parent for version in found}) > 1:
-        names = ", ".join(sorted({str(version.parent) for version in found})[:LISTED])
+    versions = _versions(folder, 2)
+    if len({version.parent for version in versions}) > 1:
+        names = ", ".join(sorted({str(version.parent) for version in versions})[:LISTED])
         raise ValueError(f"{folder} holds several data sets or configurations; name one of them: {names}")
-    return folder, max(found, key=_version_of, default=None)
+    return folder, max(versions, key=_version_of, default=None)
 
 
 def _versions(folder: UPath, depth: int) -> list[UPath]:
     """Returns the folder if it holds a prepared data set, or those up to so many levels below it."""
     if (folder / "dataset_info.json").is_file():
         return [] if "incomplete" in folder.name else [folder]
-    below = [each for each in children(folder) if each.is_dir()] if depth + 1 else []
-    return [found for each in below for found in _versions(each, depth - 1)]
+    if depth < 0:
+        return []
+    return [version for child in children(folder) if child.is_dir() for version in _versions(child, depth - 1)]
 
 
 def _version_of(folder: UPath) -> tuple[int, ...]:
@@ -221,13 +220,13 @@ def _version_of(folder: UPath) -> tuple[int, ...]:
     return tuple(map(int, match.groups())) if match else ()
 
 
-def _what_is_wrong(folder: UPath) -> str:
+def _reason_not_prepared(folder: UPath) -> str:
     if not folder.is_dir():
         return f"there is no folder {folder}"
-    unfinished = next((each for each in [folder, *children(folder)] if "incomplete" in each.name), None)
+    unfinished = next((path for path in [folder, *children(folder)] if "incomplete" in path.name), None)
     if unfinished is not None:
         return f"{unfinished} was not prepared to its end; prepare the data set again"
-    names = ", ".join(each.name for each in children(folder)[:LISTED]) or "nothing"
+    names = ", ".join(path.name for path in children(folder)[:LISTED]) or "nothing"
     return f"{folder} holds no prepared data set (no dataset_info.json, but {names})"
 
 

@@ -20,16 +20,16 @@ def deal(
     holders: dict[int, set[int]] = {}  # of blocks with copies
     heap = [(0, shard) for shard in range(count)]
     for block in blocks[hash_order(seed, copy, hashes_N[blocks])].tolist():
-        held = holders.setdefault(block, set()) if copies_N[block] > 1 else set()
-        passed = []
-        while heap[0][1] in held and len(heap) > 1:
+        holding = holders.setdefault(block, set()) if copies_N[block] > 1 else set()
+        passed = []  # shards that have a copy
+        while heap[0][1] in holding and len(heap) > 1:
             passed.append(heapq.heappop(heap))
         tokens, shard = heap[0]
         heapq.heapreplace(heap, (tokens + int(tokens_N[block]), shard))
-        for each in passed:
-            heapq.heappush(heap, each)
+        for tokens_and_shard in passed:
+            heapq.heappush(heap, tokens_and_shard)
         shards[shard].append(block)
-        held.add(shard)
+        holding.add(shard)
     return [np.array(shard, np.int64) for shard in shards]
 
 

@@ -59,11 +59,12 @@ def run(do: Callable[..., None], maps: tuple[str, ...], *, documents: int, near:
 
     There are so many `documents` in all; those whose similarity is above `near`, if it is not 0, are near duplicates.
     """
-    whole = results.key(maps)
+    maps_key = results.key(maps)
 
-    def run_ranges(function: Callable, last: str, found: list[tuple[int, int]]) -> tuple[str, ...]:
-        name = function.__name__
-        tasks = [Ranges(maps, *each, folder, results.key(name, whole, each)) for each in found]
+    def run_ranges(function: Callable, last: str, first_and_stop: list[tuple[int, int]]) -> tuple[str, ...]:
+        name, tasks = function.__name__, []
+        for first, stop in first_and_stop:
+            tasks.append(Ranges(maps, first, stop, folder, results.key(name, maps_key, [first, stop])))
         do(function, tasks, label=name, last=last)
         return tuple(task.key for task in tasks)
 
@@ -72,15 +73,15 @@ def run(do: Callable[..., None], maps: tuple[str, ...], *, documents: int, near:
         joined = run_ranges(join, ".pairs", ranges(documents * near_duplicates.BANDS, BANDS, RANGES))
     tasks = []
     for first, stop in ranges(documents, DECIDED, len(maps)):
-        key, own = results.key("leave out", whole, first, stop, near), maps[first:stop]
-        tasks.append(LeaveOut(own, first, stop, len(maps), duplicates, joined, near, folder, key))
+        key = results.key("leave out", maps_key, first, stop, near)
+        tasks.append(LeaveOut(maps[first:stop], first, stop, len(maps), duplicates, joined, near, folder, key))
     do(leave_out, tasks, label="leave out", last=".dropped")
     return tasks
 
 
-def ranges(items: int, most: int, pieces: int) -> list[tuple[int, int]]:
+def ranges(items: int, items_per_task: int, pieces: int) -> list[tuple[int, int]]:
     """Returns (first, stop) of the pieces of each task, for so many items in all and about so many in a task."""
-    tasks = min(max(1, -(-items // most)), pieces)
+    tasks = min(max(1, -(-items // items_per_task)), pieces)
     return list(itertools.pairwise(pieces * number // tasks for number in range(tasks + 1)))
 
 
@@ -103,8 +104,8 @@ def join(task: Ranges) -> None:
 
 def _of_ranges(task: Ranges, kind: str, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Returns the part of each item of a task's ranges, and the items, in the order of the parts."""
-    found = [np.concatenate(own) for own in _load(task, task.maps, kind, dtype, RANGES)]
-    return np.repeat(np.arange(len(found), dtype=np.uint32), [len(own) for own in found]), np.concatenate(found)
+    by_part = [np.concatenate(pieces) for pieces in _load(task, task.maps, kind, dtype, RANGES)]
+    return np.repeat(np.arange(len(by_part), dtype=np.uint32), list(map(len, by_part))), np.concatenate(by_part)
 
 
 def _load(
@@ -118,22 +119,23 @@ def _load(
 def leave_out(task: LeaveOut) -> None:
     """Writes the files of some parts: the duplicates, and what is similar to an earlier document and not the same."""
     near, dropped, rows = [np.zeros(0, near_duplicates.PAIR)], [np.zeros(0, DROPPED)], {}
-    found = zip(*_load(task, task.duplicates, "duplicates", ENTRY, task.parts), strict=True)
+    duplicates = zip(*_load(task, task.duplicates, "duplicates", ENTRY, task.parts), strict=True)
     pairs = zip(*_load(task, task.joined, "pairs", near_duplicates.PAIR, task.parts), strict=True)
     for part, name in enumerate(task.maps, task.first):
-        entries = np.concatenate(next(found))
+        entries = np.concatenate(next(duplicates))
         dropped.append(_dropped(part, "duplicates", entries["block"], entries["tokens"]))
         rows[part] = entries["row"]
         if task.joined:
-            own = near_duplicates.most_similar(np.concatenate(next(pairs)), task.near)
-            near.append(own[~np.isin(own["row"], rows[part])])
-            own = near[-1]["row"]
+            similar = near_duplicates.most_similar(np.concatenate(next(pairs)), task.near)
+            similar = similar[~np.isin(similar["row"], rows[part])]
+            near.append(similar)
             starts = results.load(UPath(f"{task.folder}/{name}.blocks"), BLOCK)["row"]
-            tokens = results.load(UPath(f"{task.folder}/{name}.documents"), DOCUMENT)["tokens"][own]
-            dropped.append(_dropped(part, "near_duplicates", np.searchsorted(starts, own, "right") - 1, tokens))
-            rows[part] = np.concatenate([rows[part], own])
-    files = [(UPath(f"{task.folder}/{task.rows(part)}"), np.sort(own)) for part, own in rows.items() if len(own)]
-    list(results.at_once(lambda each: results.save(*each), files))
+            blocks = np.searchsorted(starts, similar["row"], "right") - 1
+            tokens = results.load(UPath(f"{task.folder}/{name}.documents"), DOCUMENT)["tokens"][similar["row"]]
+            dropped.append(_dropped(part, "near_duplicates", blocks, tokens))
+            rows[part] = np.concatenate([rows[part], similar["row"]])
+    files = {UPath(f"{task.folder}/{task.rows(part)}"): np.sort(rows[part]) for part in rows if len(rows[part])}
+    list(results.at_once(lambda file: results.save(file, files[file]), files))
     results.save(UPath(f"{task.folder}/{task.key}.near"), np.concatenate(near)[:EXAMPLES])
     results.save(UPath(f"{task.folder}/{task.key}.dropped"), np.concatenate(dropped))
 
@@ -141,19 +143,19 @@ def leave_out(task: LeaveOut) -> None:
 def _dropped(part: int, why: str, blocks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Returns DROPPED of documents of a part, from the block and the tokens of each."""
     blocks, index = np.unique(blocks, return_inverse=True)
-    found = np.zeros(len(blocks), DROPPED)
-    found["part"], found["why"], found["block"] = part, WHY.index(why), blocks
-    found["documents"] = np.bincount(index, minlength=len(blocks))
-    found["tokens"] = np.bincount(index, weights=tokens, minlength=len(blocks))
-    return found
+    dropped = np.zeros(len(blocks), DROPPED)
+    dropped["part"], dropped["why"], dropped["block"] = part, WHY.index(why), blocks
+    dropped["documents"] = np.bincount(index, minlength=len(blocks))
+    dropped["tokens"] = np.bincount(index, weights=tokens, minlength=len(blocks))
+    return dropped
 
 
 def listed(tasks: Sequence[LeaveOut], names: Sequence[str]) -> dict[str, str]:
     """Returns what the manifest says of some near duplicates, from what `run` returns and the names of parts."""
-    found = {}
+    reasons = {}
     for task in tasks:
         pairs = results.load(UPath(f"{task.folder}/{task.key}.near"), near_duplicates.PAIR) if task.joined else ()
         for pair in pairs:
             similar = f"{near_duplicates.similarity(pair):.2f} similar to {names[pair['first_part']]}"
-            found[f"{names[pair['part']]} {pair['place']}"] = f"{similar} {pair['first_place']}"
-    return found
+            reasons[f"{names[pair['part']]} {pair['place']}"] = f"{similar} {pair['first_place']}"
+    return reasons

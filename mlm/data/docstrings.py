@@ -17,16 +17,18 @@ PART_BYTES = 2 * 10**6  # of source code
 SOURCE = 4  # bytes of source code for each byte of docstrings, about
 LEFT_OUT = re.compile(r"(^|/)(tests?|testing|_vendor)/|(^|/)(test_|conftest)|\.\.")  # of the files of a package
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-# Of Python's source: triple quotes that open and close, and what shows whether a docstring is between them.
-QUOTES, OTHER_QUOTES = re.compile(r'"""|\'\'\''), re.compile("[\"'#]")
-CLOSING = {quotes: re.compile(rf"(?<!\\)(?:\\\\)*{quotes}") for quotes in ('"""', "'''")}
+TRIPLE_QUOTES = re.compile(r'"""|\'\'\'')
+CLOSING = {quotes: re.compile(rf"(?<!\\)(?:\\\\)*{quotes}") for quotes in ('"""', "'''")}  # not after a backslash
 PREFIXES = ("", "r", "R", "u", "U")
 HEADER = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)[ \t]", re.MULTILINE)
-COMMENTS, END_OF_LINE = re.compile(r"(?:[ \t\f]*(?:#[^\n]*)?\n)*"), re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
-# A docstring in single quotes: below its header or beside it, or the module's.
-BELOW = r"""(?:[ \t]*(?:#[^\n]*)?\n)+[ \t]*[rRuU]?(["'])(?!\1\1)"""
-BESIDE = r"""[ \t]*[rRuU]?(["'])[^\n]{50,}\2[ \t]*\n"""
-ONE_LINE, FIRST_LINE = re.compile(f":(?:{BELOW}|{BESIDE})"), re.compile(r"""(?:#[^\n]*\n|\s)*[rRuU]?(["'])(?!\1\1)""")
+SINGLE_QUOTED = re.compile(  # a string that could be a docstring
+    r"""
+    :(?:
+        (?: [ \t\f]* (?:\#[^\n]*)? \n )+ [ \t]* [rRuU]? (["']) (?!\1\1)  # below a header and comments
+        | [ \t]* [rRuU]? (["']) [^\n]{50,} \2 [ \t]* \n  # on the line of a header
+    )""",
+    re.VERBOSE,
+)
 
 
 class Modules(NamedTuple):
@@ -75,11 +77,11 @@ def of_file(file: Path) -> list[str]:
         source = file.read_bytes()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in it
-            nodes = _headers(source)
-            found = [ast.get_docstring(node) or "" for node in (_definitions(source) if nodes is None else nodes)]
+            nodes = _documented(source)
+            texts = [ast.get_docstring(node) or "" for node in (_definitions(source) if nodes is None else nodes)]
     except (SyntaxError, ValueError, OSError):
         return []  # a template, or a file for another version of Python
-    return [text for text in found if len(text) >= SHORTEST and is_text(text)]
+    return [text for text in texts if len(text) >= SHORTEST and is_text(text)]
 
 
 def _definitions(source: bytes) -> Iterator[ast.AST]:
@@ -93,34 +95,43 @@ def _definitions(source: bytes) -> Iterator[ast.AST]:
             stack.extend(reversed(getattr(node, block, ())))
 
 
-def _headers(source: bytes) -> list[ast.AST] | None:
-    """Returns the same nodes, of each no more than its header and its docstring, in less than half of the time.
+def _documented(source: bytes) -> list[ast.AST] | None:
+    """Returns those of `_definitions` that have a docstring in triple quotes, in less than half of the time.
 
-    Whatever stands in triple quotes is parsed with the header before it. None if the quotes alone don't show that.
+    Each such string is parsed with the header before it alone, without the code between. Returns None for a source in
+    which strings and comments can't be told apart that simply, or which has docstrings in single quotes.
     """
-    text, stop, found = source.decode("utf-8-sig", "replace").replace("\r\n", "\n"), 0, []
-    if FIRST_LINE.match(text):
-        return None
-    while opening := QUOTES.search(text, stop):
-        first, begin = stop, opening.start()
-        line = text[max(first, text.rfind("\n", 0, begin) + 1) : begin]
+    text = source.decode("utf-8-sig", "replace").replace("\r\n", "\n")
+    text = f":\n{text}\n"  # so that the module's docstring stands below a colon too
+    nodes, stop = [], 0
+    while opening := TRIPLE_QUOTES.search(text, stop):
+        start, quotes = stop, opening.start()
+        line_start = max(start, text.rfind("\n", 0, quotes) + 1)
+        before_quotes = text[line_start:quotes]
         closing = CLOSING[opening[0]].search(text, opening.end())
-        if closing is None or OTHER_QUOTES.search(line) or ONE_LINE.search(text, first, begin):
+        if closing is None or set(before_quotes) & set("\"'#") or SINGLE_QUOTED.search(text, start, quotes):
             return None
         stop = closing.end()
-        if line.strip() not in PREFIXES and not HEADER.match(line):
+        if before_quotes.strip() not in PREFIXES and not HEADER.match(before_quotes):
             continue
-        headers, left = [*HEADER.finditer(text, first, begin)], begin - len(line)
-        if not headers and first and not text[first:begin].rstrip().endswith(":"):
-            continue
-        if not END_OF_LINE.match(text, stop) or not (headers or COMMENTS.fullmatch(text, 0, left)):
+        headers = [match.start() for match in HEADER.finditer(text, start, quotes)]
+        if not headers and start and not text[start:quotes].rstrip().endswith(":"):
+            continue  # a string, such as one below an assignment
+        if not _is_comment(text[stop : text.index("\n", stop)]):
             return None
-        piece = text[headers[-1].start() if headers else left : stop]
-        indented = piece[0] in " \t"
+        if not headers and not all(map(_is_comment, text[2:line_start].split("\n"))):
+            return None
+        piece = text[headers[-1] if headers else line_start : stop]
+        is_indented = piece[0] in " \t"
         try:
-            tree = ast.parse(f"if 1:\n{piece}" if indented else piece)
+            tree = ast.parse(f"if 1:\n{piece}" if is_indented else piece)
         except SyntaxError:
-            continue  # no docstring: there is code between
-        block = tree.body[0].body if indented else tree.body
-        found.append(block[0] if headers else tree)
-    return None if ONE_LINE.search(text, stop) else found
+            continue  # no docstring: there is code between the header and the string
+        block = tree.body[0].body if is_indented else tree.body
+        nodes.append(block[0] if headers else tree)
+    return None if SINGLE_QUOTED.search(text, stop) else nodes
+
+
+def _is_comment(line: str) -> bool:
+    """Returns whether the rest of a line is empty, or a comment."""
+    return line.lstrip()[:1] in ("", "#")

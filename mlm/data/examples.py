@@ -6,6 +6,8 @@ row of the whole global batch, rounded up: every host knows all lengths, so all 
 Dimensions: N rows of a split, B rows of a batch, L tokens in a row, W words, T tokens of a split.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import hashlib
@@ -14,7 +16,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Encoding
@@ -23,6 +25,9 @@ from mlm.data import labelled, tokenizer, tokenizer_checks
 from mlm.data.labelled import Table
 from mlm.data.order import Lane
 from mlm.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 CHUNK = 4096  # texts that are tokenized together
 SPLITS = ("train", "validation", "test")
@@ -59,8 +64,8 @@ class Split:
     def token_labels(self) -> np.ndarray:
         """The labels of words at their first pieces, int32; -1 at other tokens."""
         labels_T = np.full(len(self.tokens), -1, np.int32)
-        read = self.words.token_W >= 0
-        labels_T[self.starts[self.words.row_W[read]] + self.words.token_W[read]] = self.labels_N[read]
+        is_read = self.words.token_W >= 0
+        labels_T[self.starts[self.words.row_W[is_read]] + self.words.token_W[is_read]] = self.labels_N[is_read]
         return labels_T
 
     def batch(self, rows_B: np.ndarray, length: int, pad_id: int) -> dict[str, np.ndarray]:
@@ -107,35 +112,40 @@ class Examples:
 
 
 def read_tables(
-    sources: dict[str, str], *, names: tuple[str, ...] | None = None, require_labels: bool = True, **columns: Any
+    sources: dict[str, str],
+    *,
+    text: tuple[str, ...],
+    label: str,
+    kind: str,
+    names: tuple[str, ...] | None = None,
+    require_labels: bool = True,
 ) -> tuple[dict[str, Table], tuple[str, ...]]:
-    """Returns {split: its rows} and the names of the classes: those given, or the labels in training; () if numbers.
-
-    `columns` are the text, label and kind of `labelled.read`.
-    """
-    options = columns | {"require_labels": require_labels, "classes": names or ()}
-    tables = {split: labelled.read(source, split=split, **options) for split, source in sources.items()}
-    if columns["kind"] == "regression":
+    """Returns {split: its rows} and the names of the classes: `names`, or the labels in training; () if numbers."""
+    tables = {}
+    for split, source in sources.items():
+        tables[split] = labelled.read(
+            source, split=split, text=text, label=label, kind=kind, require_labels=require_labels, classes=names or ()
+        )
+    if kind == "regression":
         return tables, ()
     names = names or class_names(tables["train"])
     class_of = {labelled.spelling(name): name for name in reversed(names)} | {name: name for name in names}
     for split, table in tables.items():
-        for row, label in enumerate(table.labels):
-            if label is None:
-                continue
-            for name in filter(None, _each(label)):
-                if name not in class_of and labelled.spelling(name) not in class_of:
-                    raise InputError(
-                        f"{table.places[row]}: its label {name!r} is not one of the {len(names)} of the training "
-                        f"split; correct it, or remove the row from the {split} split."
+        for row, row_label in enumerate(table.labels):
+            classes = []
+            for name in _as_tuple(row_label):
+                classes.append(name and class_of.get(name, class_of.get(labelled.spelling(name))))
+                if name and classes[-1] is None:
+                    where = (
+                        f"{table.places[row]}: its label {name!r} is not one of the {len(names)} of the training split"
                     )
-            classes = tuple(name and class_of.get(name, class_of.get(labelled.spelling(name))) for name in _each(label))
-            table.labels[row] = classes if isinstance(label, tuple) else classes[0]
+                    raise InputError(f"{where}; correct it, or remove the row from the {split} split.")
+            table.labels[row] = tuple(classes) if isinstance(row_label, tuple) else classes[0]
     return tables, names
 
 
-def _each(label: Any) -> tuple:
-    """Returns the labels of a row: one, or one of each word."""
+def _as_tuple(label: Any) -> tuple:
+    """Returns the labels of a row: its only one, or those of its words."""
     return label if isinstance(label, tuple) else (label,)
 
 
@@ -144,7 +154,7 @@ def class_names(table: Table) -> tuple[str, ...]:
 
     Of labels that are one class, as 1 and 1.0, the shortest names it.
     """
-    labels = {name for label in table.labels for name in _each(label) if name is not None}
+    labels = {name for label in table.labels for name in _as_tuple(label) if name is not None}
     longest_first = sorted(labels, key=lambda label: (-len(label), label))
     names = {labelled.spelling(label): label for label in longest_first}.values()
     if len(names) < 2:
@@ -162,34 +172,14 @@ def tokenize(
     """Returns the examples of `read_tables`; rows are truncated to `length` tokens, the longer of two texts first."""
     tok = tokenizer.load(tokenizer_folder)
     tok.truncation_side = tok.padding_side = "right"
-    indices = {name: index for index, name in enumerate(names)}
     splits = {}
     for split, table in tables.items():
         if not table.is_tokens and len(table.texts[0]) == 2:
             tokenizer_checks.check_pairs(tok.backend_tokenizer, sep_id=tok.sep_token_id, where=tokenizer_folder)
-        rows, pieces, truncated = [], [], 0
-        for first in range(0, len(table.texts), CHUNK):
-            texts = table.texts[first : first + CHUNK]
-            own = [(" ".join(words),) for words in texts] if table.is_tokens else texts
-            encoded = tok(*map(list, zip(*own, strict=True)), truncation="longest_first", max_length=length)
-            truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
-            rows += [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
-            if table.is_tokens:
-                pieces += map(first_pieces, encoded.encodings, texts)
-        for row, ids in enumerate(rows):
-            if tok.pad_token_id in ids:
-                raise InputError(f"{table.places[row]}: holds the padding token {tok.pad_token}; remove it.")
-        labels, words = table.labels, None
-        if table.is_tokens:
-            labels = [each for own, text in zip(labels, table.texts, strict=True) for each in own or [None] * len(text)]
-            row_W = np.repeat(np.arange(len(rows)), list(map(len, table.texts)))
-            words = Words([word for text in table.texts for word in text], row_W, np.concatenate(pieces))
-        labels = [indices.get(label, -1) for label in labels] if names else labels
-        labels_N = np.asarray(labels, np.int32 if names else np.float32)
-        splits[split] = Split(np.concatenate(rows), np.cumsum([0, *map(len, rows)]), labels_N, truncated, words)
+        splits[split] = _tokenize_table(table, names, tok, length)
     digest = hashlib.sha256(json.dumps([names, sorted(splits)]).encode())
-    for _, own in sorted(splits.items()):
-        for array in (own.tokens, own.starts, own.labels_N, *([own.words.token_W] if own.words else [])):
+    for _, split in sorted(splits.items()):
+        for array in (split.tokens, split.starts, split.labels_N, *([split.words.token_W] if split.words else [])):
             digest.update(array.tobytes())
     return Examples(
         splits=splits,
@@ -201,6 +191,35 @@ def tokenize(
         tokenizer_fingerprint=tokenizer.fingerprint(tokenizer_folder),
         fingerprint=digest.hexdigest(),
     )
+
+
+def _tokenize_table(table: Table, names: tuple[str, ...], tok: PreTrainedTokenizerFast, length: int) -> Split:
+    """Returns the tokens of a table's rows, and the indices of their labels in `names` or, without, the numbers."""
+    rows, pieces, truncated = [], [], 0
+    for first in range(0, len(table.texts), CHUNK):
+        texts = table.texts[first : first + CHUNK]
+        columns = zip(*([(" ".join(words),) for words in texts] if table.is_tokens else texts), strict=True)
+        encoded = tok(*map(list, columns), truncation="longest_first", max_length=length)
+        truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
+        rows += [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
+        if table.is_tokens:
+            pieces += map(first_pieces, encoded.encodings, texts)
+    for row, ids in enumerate(rows):
+        if tok.pad_token_id in ids:
+            raise InputError(f"{table.places[row]}: holds the padding token {tok.pad_token}; remove it.")
+    labels, words = table.labels, None
+    if table.is_tokens:
+        labels = []
+        for row_labels, row_words in zip(table.labels, table.texts, strict=True):
+            labels += row_labels or [None] * len(row_words)
+        row_W = np.repeat(np.arange(len(rows)), list(map(len, table.texts)))
+        words = Words([word for text in table.texts for word in text], row_W, np.concatenate(pieces))
+    if names:
+        indices = {name: index for index, name in enumerate(names)}
+        labels_N = np.array([indices.get(label, -1) for label in labels], np.int32)
+    else:
+        labels_N = np.asarray(labels, np.float32)
+    return Split(np.concatenate(rows), np.cumsum([0, *map(len, rows)]), labels_N, truncated, words)
 
 
 def first_pieces(encoding: Encoding, words: Sequence[str]) -> np.ndarray:
@@ -238,12 +257,12 @@ def eval_batches(
     examples: Examples, *, split: str, batch: int, rows: tuple[int, int]
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields the rows [start, stop) of batches in `eval_order`; the last one is filled up with its first row."""
-    own, order = examples.splits[split], eval_order(examples, split)
+    table, order = examples.splits[split], eval_order(examples, split)
     for first in range(0, len(order), batch):
         rows_B = order[first : first + batch]
         rows_B = np.concatenate([rows_B, np.full(batch - len(rows_B), rows_B[0])])
-        length = examples.padded(int(own.lengths[rows_B].max()))
-        yield own.batch(rows_B[slice(*rows)], length, examples.pad_id)
+        length = examples.padded(int(table.lengths[rows_B].max()))
+        yield table.batch(rows_B[slice(*rows)], length, examples.pad_id)
 
 
 def eval_order(examples: Examples, split: str) -> np.ndarray:

@@ -38,26 +38,26 @@ class HashPart(NamedTuple):
 
 def hash_part(task: HashPart) -> None:
     """Writes {key}.stretches: the hashes of all stretches of a part of what is kept out."""
-    texts, found = (text for text, _ in task.corpus.read(task.part, texts="")), [np.zeros(0, np.uint64)]
+    texts, hashes = (text for text, _ in task.corpus.read(task.part, texts="")), [np.zeros(0, np.uint64)]
     while batch := list(itertools.islice(texts, BATCH)):
-        found.append(np.unique(stretches(batch, STRETCH)[0]))
-    results.save(UPath(f"{task.folder}/{task.key}.stretches"), np.unique(np.concatenate(found)))
+        hashes.append(np.unique(stretches(batch, STRETCH)[0]))
+    results.save(UPath(f"{task.folder}/{task.key}.stretches"), np.unique(np.concatenate(hashes)))
 
 
 def run(do: Callable[..., None], corpus: Corpus, folder: str) -> tuple[str, ...]:
     """Hashes the texts to keep out; returns the keys of the results. `do` runs tasks that are not done."""
     tasks = [HashPart(part, corpus, folder, results.key("keep out", corpus.field, part)) for part in corpus.parts()]
     do(hash_part, tasks, label="keep out", last=".stretches")
-    found = sizes(UPath(folder))
+    size_of_file = sizes(UPath(folder))
     for source in corpus.sources:
-        if not any(found[f"{task.key}.stretches"] for task in tasks if task.part.source == source):
+        if not any(size_of_file[f"{task.key}.stretches"] for task in tasks if task.part.source == source):
             raise InputError(f"config.corpus.keep_out: {source} has no text of {STRETCH} words.")
     return tuple(task.key for task in tasks)
 
 
 def listed(places: Iterable[Sequence[int]], names: Sequence[str]) -> dict[str, str]:
     """Returns what the manifest says of the first documents that are kept out, from their places in all parts."""
-    documents = (f"{name} {place}" for name, own in zip(names, places, strict=True) for place in own)
+    documents = (f"{name} {place}" for name, in_part in zip(names, places, strict=True) for place in in_part)
     return dict.fromkeys(itertools.islice(documents, LISTED), f"has {STRETCH} words of corpus.keep_out")
 
 
@@ -65,26 +65,27 @@ def listed(places: Iterable[Sequence[int]], names: Sequence[str]) -> dict[str, s
 def load(folder: str, keys: tuple[str, ...]) -> np.ndarray:
     """Returns the sorted hashes that such tasks have written: uint64 [S]."""
     files = (UPath(f"{folder}/{key}.stretches") for key in keys)
-    found = results.at_once(lambda file: results.load(file, np.uint64), files)
-    return np.unique(np.concatenate([np.zeros(0, np.uint64), *found]))
+    hashes = results.at_once(lambda file: results.load(file, np.uint64), files)
+    return np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]))
 
 
 def holds(texts: Sequence[str], hashes_S: np.ndarray) -> np.ndarray:
     """Returns which texts have one of the sorted hashes: bool [N]."""
-    found_N = np.zeros(len(texts), bool)
+    holds_N = np.zeros(len(texts), bool)
     if len(hashes_S):
-        own, numbers = stretches(texts, STRETCH)
-        index = np.minimum(np.searchsorted(hashes_S, own), len(hashes_S) - 1)
-        found_N[numbers[hashes_S[index] == own]] = True
-    return found_N
+        text_hashes, numbers = stretches(texts, STRETCH)
+        index = np.minimum(np.searchsorted(hashes_S, text_hashes), len(hashes_S) - 1)
+        holds_N[numbers[hashes_S[index] == text_hashes]] = True
+    return holds_N
 
 
 def stretches(texts: Sequence[str], words: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the hashes of all stretches of so many words, and the number of the text of each, in order."""
-    split = [text.casefold().translate(_table()).encode().split() for text in texts]
-    sizes = [len(own) for own in split]
-    hashes_W = np.fromiter(map(xxh3_64_intdigest, itertools.chain.from_iterable(split)), np.uint64, sum(sizes))
-    numbers_W = np.repeat(np.arange(len(texts)), sizes)
+    words_of_texts = [text.casefold().translate(_table()).encode().split() for text in texts]
+    counts = list(map(len, words_of_texts))
+    words_W = itertools.chain.from_iterable(words_of_texts)
+    hashes_W = np.fromiter(map(xxh3_64_intdigest, words_W), np.uint64, sum(counts))
+    numbers_W = np.repeat(np.arange(len(texts)), counts)
     hashes_S, first_S = hash_stretches(hashes_W, numbers_W, words)
     return hashes_S, numbers_W[first_S]
 

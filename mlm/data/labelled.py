@@ -1,15 +1,4 @@
-"""Labelled texts: one or two columns of text and a column of labels, from a file or a library's data set.
-
-    csv:FILE                  with a header; .tsv: separated by tabs, without quotes, as in GLUE
-    jsonl:FILE                an object a line
-    conll:FILE                a word a line, its label in the last column; a blank line ends a sentence
-    hf:NAME[:CONFIG][#SPLIT]  a data set of the Hugging Face hub, or a local folder of one
-    tfds:NAME[#SPLIT]         a data set of TensorFlow Datasets, or a prepared folder of one
-
-FILEs are local or gs://, read as `lines.py` says (.gz too). SPLIT is written as in its library, for example
-"train[:90%]"; the default is the split to be read ("train", "validation", "test"). For token labels the column of text
-holds lists of words, that of labels a list of the same length. To add a source: a function here that returns rows, and
-its name in `READERS`.
+"""Labelled texts: one or two columns of text and a column of labels, from a source of `labelled_sources`.
 
 A class is named by the text of its label, a number as Python and pandas write it: 3, 1.0, true. Labels that are the
 same by `spelling` are one class, as 1 and 1.0. A row has no label if that is missing, null, NaN or blank, or if it is
@@ -18,7 +7,6 @@ transformers: it is not trained on, nor scored.
 """
 
 import contextlib
-import csv
 import dataclasses
 import functools
 import itertools
@@ -30,18 +18,13 @@ from collections.abc import Callable, Collection, Iterator
 from decimal import Decimal
 from typing import Any
 
-from mlm.data import data_sets, lines
+from mlm.data import data_sets
+from mlm.data.labelled_sources import READERS, Names, Row
+from mlm.data.lines import SPACES
 from mlm.errors import InputError
-from mlm.files import open_file
 from mlm.text import is_text
 
-Row = dict[str, Any]
-Rows = Iterator[tuple[str, Row]]  # (place, row)
-Names = list[str] | None  # of the classes by index, where a library has them
-SPACES = " \t\r\n"  # between columns and words; U+00A0 and U+3000 may be part of a word
 FLOAT_MAX = 3.4e38  # of float32
-
-csv.field_size_limit(2**31 - 1)  # characters; the default of 131,072 is less than long documents have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +44,19 @@ def check(
 ) -> None:
     """Raises InputError if a source isn't there, or its first row can't be read or lacks a column; takes `read`'s."""
     reader, _, rest = source.partition(":")
-    key, settings = key or f"config.classify.{split}", {"text": text, "label": label, "kind": kind}
+    key = key or f"config.classify.{split}"
     if reader not in ("hf", "tfds"):
         try:
-            read(source, split=split, key=key, limit=1, require_labels=require_labels, **settings)
+            read(
+                source, split=split, text=text, label=label, kind=kind, require_labels=require_labels, key=key, limit=1
+            )
         except InputError as error:
             raise InputError(str(error) if key in str(error) else f"{key}: {error}") from None
         return
     with _readable(source, key):
-        name, named = data_sets.named_split(rest)
-        there = data_sets.hf_columns(name, named or split) if reader == "hf" else data_sets.tfds_columns(name)
-        data_sets.check_columns((*text, label) if require_labels else text, there)
+        name, named_split = data_sets.named_split(rest)
+        columns = data_sets.hf_columns(name, named_split or split) if reader == "hf" else data_sets.tfds_columns(name)
+        data_sets.check_columns((*text, label) if require_labels else text, columns)
 
 
 @contextlib.contextmanager
@@ -121,9 +106,7 @@ def read(
                 continue
             labels.append(_read(row, label, where, read_label, by_word))
             if by_word and len(texts[-1]) != len(labels[-1]):
-                raise InputError(
-                    f"{where}: has {len(texts[-1])} words and {len(labels[-1])} labels; give each word one."
-                )
+                raise InputError(f"{where}: has {len(texts[-1])} words, {len(labels[-1])} labels; give each word one.")
     if not texts:
         raise InputError(f"{key}: {source} has no rows.")
     if by_word and require_labels and limit is None and not any(map(any, labels)):
@@ -139,15 +122,10 @@ def spelling(label: str) -> str:
     return label.lower() if label.lower() in ("true", "false") else label
 
 
-def split_words(text: str) -> list[str]:
-    """Returns the words of a text or line, as CoNLL's files separate them: by spaces, tabs and line ends alone."""
-    return [word for word in re.split(f"[{SPACES}]+", text) if word]
-
-
 def _is_missing(value: Any, no_label: str) -> bool:
     """Returns whether a row's label, or all of those of its words, are missing: null, NaN, blank, or `no_label`."""
     if isinstance(value, list):
-        return all(_is_missing(each, no_label) for each in value)
+        return all(_is_missing(label, no_label) for label in value)
     text = str(value).strip()
     return value is None or value != value or text == "" or no_label in (spelling(text), text.lower())
 
@@ -156,7 +134,7 @@ def _plain(value: Any) -> Any:
     """Returns a value of numpy as Python's, and bytes as a string."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return list(map(_plain, value))
     return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
 
 
@@ -169,7 +147,7 @@ def _read(row: Row, column: str, where: str, read_one: Callable[[Any, str], Any]
         return read_one(value, where)
     if not isinstance(value, list) or not value:
         raise InputError(f"{where} is {value!r:.80}; config.classify.kind = tokens needs a list, one entry per word.")
-    return tuple(read_one(each, f"{where}, word {number},") for number, each in enumerate(value, 1))
+    return tuple(read_one(word, f"{where}, word {number},") for number, word in enumerate(value, 1))
 
 
 def _text(text: Any, where: str, spaces: str | None) -> str:
@@ -178,9 +156,7 @@ def _text(text: Any, where: str, spaces: str | None) -> str:
     if not text.strip(spaces):
         raise InputError(f"{where} is empty; fill it in, or remove the row.")
     if not is_text(text):
-        raise InputError(
-            f"{where} is not valid Unicode (it has bytes that are not UTF-8, or half of a surrogate pair)."
-        )
+        raise InputError(f"{where} is not valid Unicode: it has bytes that are not UTF-8, or half of a surrogate pair.")
     return text
 
 
@@ -207,102 +183,3 @@ def _class(value: Any, where: str, names: Names) -> str:
 
 def _word_class(value: Any, where: str, names: Names) -> str | None:
     return None if str(value) in ("-100", "-100.0") else _class(value, where, names)
-
-
-# Readers take (the source after its colon, the split, the columns that must be there, the label's) -> (Names, Rows).
-
-
-def _csv(file: str, columns: tuple[str, ...], label: str) -> Rows:
-    tabs = file.lower().removesuffix(".gz").endswith(".tsv")
-    dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
-    with open_file(file) as raw:
-        reader, begin = csv.reader(lines.decoded(lines.read(raw, file), file), **dialect), 1
-        try:
-            head = next(reader, [])
-            _check_header(head, columns, label)
-            begin = reader.line_num + 1
-            for cells in reader:
-                place, begin = f"line {begin}", reader.line_num + 1  # a quoted text may span several lines
-                if cells and len(cells) != len(head):
-                    raise InputError(f"csv:{file}, {place}: has {len(cells)} columns where the header has {len(head)}.")
-                if cells:
-                    yield place, dict(zip(head, cells, strict=True))
-        except csv.Error as error:
-            row = f", in the row that begins at line {begin}" if begin < reader.line_num else ""
-            fix = "a field with quotes in it is put in quotes, and each of them doubled"
-            raise InputError(f"csv:{file}, line {reader.line_num}{row}: {error}; {fix}.") from error
-
-
-def _check_header(head: list[str], columns: tuple[str, ...], label: str) -> None:
-    separator = next((mark for mark in ";\t,|" if len(head) == 1 and mark in head[0]), "")
-    if separator and not set(columns) <= set(head):
-        raise ValueError(
-            f"its header {head[0]!r:.80} has {separator!r} between the columns; separate those of a .csv file by "
-            "commas, those of a .tsv file by tabs"
-        )
-    data_sets.check_columns(columns, head)
-    for column in (*columns, label):
-        if head.count(column) > 1:
-            raise ValueError(f"{head.count(column)} of its columns are named {column!r}; rename all but one")
-
-
-def _jsonl(file: str) -> Rows:
-    with open_file(file) as raw:
-        for number, line in enumerate(lines.decoded(lines.read(raw, file), file), 1):
-            if not line.strip(SPACES):
-                continue
-            try:
-                row = lines.json_object(line)
-            except ValueError as error:
-                raise InputError(f"jsonl:{file}, line {number}: {error}.") from None
-            yield f"line {number}", row
-
-
-def _conll(file: str, columns: tuple[str, ...], label: str) -> Rows:
-    """Yields sentences. "# ..." before one is a comment unless it ends in a known label, as the word "#" would.
-
-    Columns are separated by tabs, in a line without one by spaces.
-    """
-    known, words, labels, start = {"O"}, [], [], 0
-    with open_file(file) as raw:
-        rows = itertools.chain(lines.decoded(lines.read(raw, file), file), [""])
-        for number, line in enumerate(rows, 1):
-            cells = [cell.strip(SPACES) for cell in line.split("\t")] if "\t" in line else split_words(line)
-            if not any(cells) or cells[0] == "-DOCSTART-":
-                if words:
-                    yield f"line {start}", {columns[0]: words, **({label: labels} if labels else {})}
-                words, labels = [], []
-                continue
-            if line.startswith("# ") and not words and cells[-1] not in known:
-                continue
-            if not cells[0] or not cells[-1] or (len(cells) == 1 and label in columns):
-                raise InputError(f"conll:{file}, line {number}: lacks a word or its label; give it both columns.")
-            start = start if words else number
-            words.append(cells[0])
-            labels += cells[1:][-1:]
-            known.update(cells[1:][-1:])
-
-
-def _library(kind: str, name: str, split: str, columns: tuple[str, ...], label: str) -> tuple[Names, Rows]:
-    name, named = data_sets.named_split(name)
-    if kind == "hf":
-        loaded = data_sets.load_hf(name, split=named or split)
-        wanted = [column for column in loaded.column_names if column in (*columns, label)]  # others may be images
-        features, rows = loaded.features, loaded.select_columns(wanted)
-    else:
-        info, rows_of = data_sets.load_tfds(name)
-        features, rows = info.features, rows_of(named or split)
-    data_sets.check_columns(columns, features)
-    names = None
-    if label in features:  # a class, or a list of classes
-        names = getattr(getattr(features[label], "feature", features[label]), "names", None)
-    return names, ((f"row {n}", row) for n, row in enumerate(rows, 1))
-
-
-READERS = {
-    "csv": lambda file, split, columns, label: (None, _csv(file, columns, label)),
-    "jsonl": lambda file, split, columns, label: (None, _jsonl(file)),
-    "conll": lambda file, split, columns, label: (None, _conll(file, columns, label)),
-    "hf": functools.partial(_library, "hf"),
-    "tfds": functools.partial(_library, "tfds"),
-}

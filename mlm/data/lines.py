@@ -8,10 +8,12 @@ import codecs
 import gzip
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
+SPACES = " \t\r\n"  # between columns and words; U+00A0 and U+3000 may be part of a word
 # How files begin that a compressor or archiver wrote: gzip, bzip2, xz, zstd, zip.
 COMPRESSED = (b"\x1f\x8b", b"BZh91AY&SY", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
 
@@ -76,6 +78,11 @@ def json_object(line: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        what = "begins a JSON array" if line.lstrip().startswith("[") else "is not a JSON object"
-        raise ValueError(f"{what}; in JSON lines each line is a whole object")
+        reason = "begins a JSON array" if line.lstrip().startswith("[") else "is not a JSON object"
+        raise ValueError(f"{reason}; in JSON lines each line is a whole object")
     return content
+
+
+def split_words(text: str) -> list[str]:
+    """Returns the words of a text or line, as CoNLL's files separate them: by spaces, tabs and line ends alone."""
+    return [word for word in re.split(f"[{SPACES}]+", text) if word]

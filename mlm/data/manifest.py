@@ -135,15 +135,16 @@ def read_manifest(folder: str) -> Manifest | None:
         raise DamageError(f"{file}: {error}; put a good copy in its place, or write the shards again.") from None
     splits = {}
     for name, split in content.pop("splits").items():
-        splits[name] = Split(tuple(Shard(**shard) for shard in split.pop("shards")), **split)
+        shards = [Shard(file["file"], file["records"], file["bytes"], file["sha256"]) for file in split.pop("shards")]
+        splits[name] = Split(tuple(shards), **split)
     content["all_special_ids"] = tuple(content["all_special_ids"])
     return Manifest(folder=folder, splits=splits, **content)
 
 
 def holds_foreign_shards(folder: str) -> bool:
     """Returns whether a folder has training shards and no manifest, as transformers' TF-TPU example leaves them."""
-    found = any(map(SHARD_NAME.fullmatch, sizes(UPath(folder) / "train")))
-    return found and not (UPath(folder) / NAME).is_file() and not _is_incomplete(folder)
+    has_shards = any(map(SHARD_NAME.fullmatch, sizes(UPath(folder) / "train")))
+    return has_shards and not (UPath(folder) / NAME).is_file() and not _is_incomplete(folder)
 
 
 def _is_incomplete(folder: str) -> bool:
@@ -177,22 +178,22 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
     first = root / splits["train"].shards[0].file
     with first.open("rb") as file:
         length = tfrecord.first_length(file.read(1 << 20), str(first))
-    fields = tokenizer.manifest_fields(tokenizer_folder)
+    vocabulary = tokenizer.manifest_fields(tokenizer_folder)
     return Manifest(
-        folder=str(root), length=length, **fields, full_rows=False, inputs="", source="unknown", splits=splits
+        folder=str(root), length=length, full_rows=False, inputs="", source="unknown", splits=splits, **vocabulary
     )
 
 
 def verify(manifest: Manifest, *, deep: bool) -> None:
     """Raises DamageError unless the folder holds these shards, of these sizes (`deep`: and hashes), and no others."""
     root = UPath(manifest.folder)
-    found = {f"{split}/{name}": size for split in manifest.splits for name, size in sizes(root / split).items()}
+    files = {f"{split}/{name}": size for split in manifest.splits for name, size in sizes(root / split).items()}
     shards = {shard.file: shard for split in manifest.splits.values() for shard in split.shards}
-    for file in sorted(found.keys() - shards.keys()):
+    for file in sorted(files.keys() - shards.keys()):
         if file.endswith(".tfrecord"):
             raise DamageError(f"{root / file}: is not in {NAME}; move it away.")
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        damage = pool.map(lambda shard: _damage(root, shard, found.get(shard.file), deep), shards.values())
+        damage = pool.map(lambda shard: _damage(root, shard, files.get(shard.file), deep), shards.values())
         if first := next(filter(None, damage), None):
             raise DamageError(f"{first}; put a good copy in its place, or write the shards again.")
 
@@ -256,8 +257,7 @@ def _check_content(content: dict[str, Any]) -> None:
         "left_out": _object(is_text, "why some documents are left out"),
     }
     _check("", content, schema)
-    missing = set(content["special_ids"].values()) - set(content["all_special_ids"])
-    if missing:
+    if missing := set(content["special_ids"].values()) - set(content["all_special_ids"]):
         raise ValueError(f"all_special_ids lacks {min(missing)}, which special_ids has")
     for split in names:
         seen = set()
@@ -278,8 +278,8 @@ def _check(name: str, value: Any, schema: Schema) -> None:
     if not allowed(value):
         raise ValueError(f"{name} is {_shown(value)}, but must be {words}")
     if isinstance(schema, list):
-        for index, each in enumerate(value):
-            _check(f"{name}[{index}]", each, schema[0])
+        for index, item in enumerate(value):
+            _check(f"{name}[{index}]", item, schema[0])
     elif isinstance(schema, dict):
         prefix = f"{name}." if name else ""
         for key in value:

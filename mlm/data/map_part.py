@@ -50,7 +50,7 @@ class Map(NamedTuple):
 
     part: Part
     corpus: Corpus
-    most: int  # documents to read; 0 for all
+    limit: int  # documents to read; 0 for all
     tokenizer_folder: str
     fingerprint: str  # of the tokenizer
     block_bytes: int
@@ -62,18 +62,18 @@ class Map(NamedTuple):
 
 def map_part(task: Map) -> None:
     """Writes the files of a part in one pass over its text."""
-    base, groups, made, kept_out = f"{task.folder}/{task.key}", Counter(), [], []
+    base, groups, block_rows, kept_out = f"{task.folder}/{task.key}", Counter(), [], []
     columns, bands = [np.zeros((0, 4), np.uint64)], [np.zeros(0, near_duplicates.BAND)]
-    fast, held_out = _loaded(task.tokenizer_folder, task.fingerprint), keep_out.load(task.folder, task.keep_out)
+    fast, keep_out_S = _loaded(task.tokenizer_folder, task.fingerprint), keep_out.load(task.folder, task.keep_out)
     row, offset, dtype = 0, 0, token_dtype(vocabulary_size(fast))
     with results.written(UPath(f"{base}.tokens")) as file, file.open("wb") as out:
         for split, block in _cut(task, groups):
             texts = [text for text, *_ in block]
-            numbers = np.array([own for _, *own in block], np.uint64).reshape(-1, 3)
+            numbers = np.array([document[1:] for document in block], np.uint64).reshape(-1, 3)
             if SPLITS[split] == "train":
-                held = keep_out.holds(texts, held_out)
-                kept_out += numbers[held, 1].tolist()
-                texts, numbers = list(itertools.compress(texts, ~held)), numbers[~held]
+                is_kept_out = keep_out.holds(texts, keep_out_S)
+                kept_out += numbers[is_kept_out, 1].tolist()
+                texts, numbers = list(itertools.compress(texts, ~is_kept_out)), numbers[~is_kept_out]
             if not texts:
                 continue
             ids, lengths = [], []
@@ -83,14 +83,14 @@ def map_part(task: Map) -> None:
                     lengths.append(len(encoding.ids))
             out.write(np.array(ids, dtype).data)
             hashes, places, sizes = numbers.T
-            number = text_hash(hashes.tobytes().hex())
-            made.append((number, split, row, len(texts), offset, len(ids), int(sizes.sum())))
+            block_hash = text_hash(hashes.tobytes().hex())
+            block_rows.append((block_hash, split, row, len(texts), offset, len(ids), int(sizes.sum())))
             columns.append(np.column_stack([numbers, np.array(lengths, np.uint64)]))
             if task.corpus.near_duplicates:
                 bands.append(near_duplicates.bands(texts, places, np.arange(row, row + len(texts))))
             row, offset = row + len(texts), offset + len(ids)
     hashes, places, sizes, lengths = np.concatenate(columns).T
-    documents, entries, blocks = np.zeros(row, DOCUMENT), np.zeros(row, ENTRY), np.array(made, BLOCK)
+    documents, entries, blocks = np.zeros(row, DOCUMENT), np.zeros(row, ENTRY), np.array(block_rows, BLOCK)
     documents["place"], documents["tokens"], documents["bytes"] = places, lengths, sizes
     entries["hash"], entries["place"], entries["tokens"] = hashes, places, lengths
     entries["row"], entries["block"] = np.arange(row), np.repeat(np.arange(len(blocks)), blocks["documents"])
@@ -101,9 +101,9 @@ def map_part(task: Map) -> None:
         bands = np.sort(np.concatenate(bands), order=["hash", "place"])
         results.save_cut(UPath(f"{base}.bands"), bands, bands["hash"] // WIDTH, RANGES)
     results.save(UPath(f"{base}.kept_out"), np.array(kept_out, np.uint32))
-    named = task.corpus.validation_groups + task.corpus.test_groups
-    named = {group: groups[group] for group in named if group in groups}
-    results.save_json(UPath(f"{base}.groups"), dict(groups.most_common(GROUPS)) | named)
+    group_names = task.corpus.validation_groups + task.corpus.test_groups
+    named_groups = {group: groups[group] for group in group_names if group in groups}
+    results.save_json(UPath(f"{base}.groups"), dict(groups.most_common(GROUPS)) | named_groups)
     results.save(UPath(f"{base}.blocks"), blocks)
 
 
@@ -111,7 +111,7 @@ def _cut(task: Map, groups: Counter[str]) -> Iterator[tuple[int, list[tuple[str,
     """Yields each block's split and documents (text, hash, place, bytes); counts the bytes of the groups."""
     blocks, sizes = [[] for _ in SPLITS], [0 for _ in SPLITS]
     documents = task.corpus.read(task.part, texts=task.texts)
-    for place, (text, group) in enumerate(itertools.islice(documents, task.most or None)):
+    for place, (text, group) in enumerate(itertools.islice(documents, task.limit or None)):
         number, size = text_hash(text), len(text.encode())
         split = SPLITS.index(task.corpus.split_of(task.part, group, number))
         if group and not task.part.split:

@@ -6,11 +6,12 @@ Shards and record ids count through the folders, in the order of the mixture. It
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mlm.config_rules import lanes_of_shares
-from mlm.data.manifest import SPLITS, Manifest, Shard, Split
+from mlm.data.manifest import COUNTS, SPLITS, Manifest, Shard, Split
 from mlm.data.order import Lane
 from mlm.errors import InputError
 from mlm.paths import distinct_parts
@@ -33,34 +34,45 @@ class Mixture(Manifest):
 
     def fingerprint_of(self, split: str) -> str:
         """Returns the SHA-256 of what decides the scores: the folders' own fingerprints and their shares, in order."""
-        own = [(part.manifest.fingerprint_of(split), round(part.share, 6)) for part in self.parts]
-        return own[0][0] if len(own) == 1 else hashlib.sha256(json.dumps(own).encode()).hexdigest()
+        content = [(part.manifest.fingerprint_of(split), round(part.share, 6)) for part in self.parts]
+        return content[0][0] if len(content) == 1 else hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def join(folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest] | None = None) -> Manifest:
     """Returns (share, manifest) of folders, which must have one tokenizer and length, as one manifest."""
+    first = folders[0][1]
     if len(folders) == 1 and not sets:
-        return folders[0][1]
-    names = distinct_parts([each.folder for _, each in folders]) if folders[1:] else [""]
-    parts = tuple(Part(name, *each) for name, each in zip(names, folders, strict=True))
-    fields = vars(folders[0][1]) | {
-        "folder": " + ".join(each.folder for _, each in folders),
-        "full_rows": all(each.full_rows for _, each in folders),
-        "splits": {
-            name: _join_splits([(share, each.splits[name]) for share, each in folders])
-            for name in SPLITS
-            if all(name in each.splits for _, each in folders)
-        },
-    }
-    return Mixture(**fields, parts=parts, sets=sets or {part.name: part.manifest for part in parts})
+        return first
+    names = distinct_parts([manifest.folder for _, manifest in folders]) if len(folders) > 1 else [""]
+    parts = tuple(Part(name, share, manifest) for name, (share, manifest) in zip(names, folders, strict=True))
+    common = [split for split in SPLITS if all(split in part.manifest.splits for part in parts)]
+    return Mixture(
+        folder=" + ".join(part.manifest.folder for part in parts),
+        length=first.length,
+        vocab_size=first.vocab_size,
+        special_ids=first.special_ids,
+        all_special_ids=first.all_special_ids,
+        tokenizer_fingerprint=first.tokenizer_fingerprint,
+        full_rows=all(part.manifest.full_rows for part in parts),
+        inputs=first.inputs,
+        source=first.source,
+        splits={split: _join_splits([(part.share, part.manifest.splits[split]) for part in parts]) for split in common},
+        left_out=first.left_out,
+        parts=parts,
+        sets=sets or {part.name: part.manifest for part in parts},
+    )
 
 
 def _join_splits(splits: Sequence[tuple[float, Split]]) -> Split:
-    every = {name: [getattr(split, name) for _, split in splits] for name in vars(splits[0][1]) if name != "sources"}
-    joined = {name: sum(values, type(values[0])()) for name, values in every.items() if None not in values}
-    if "unigram_entropy" in joined:
-        joined["unigram_entropy"] = sum(share * split.unigram_entropy for share, split in splits)
-    return Split(**joined)
+    """Returns one split for (share, split) of all folders; a count is None where that of one of them is."""
+    joined = Split(tuple(shard for _, split in splits for shard in split.shards))
+    for name in (*COUNTS, "unknown_tokens"):
+        counts = [getattr(split, name) for _, split in splits]
+        joined = dataclasses.replace(joined, **{name: None if None in counts else sum(counts)})
+    entropies = [(share, split.unigram_entropy) for share, split in splits if split.unigram_entropy is not None]
+    if len(entropies) < len(splits):
+        return joined
+    return dataclasses.replace(joined, unigram_entropy=sum(map(math.prod, entropies)))
 
 
 def parts(manifest: Manifest) -> tuple[Part, ...]:
@@ -75,16 +87,18 @@ def sets(manifest: Manifest) -> Mapping[str, Manifest]:
 
 def folders(manifest: Manifest) -> list[Manifest]:
     """Returns the manifests of all folders that are read, once each; of a validation set, the held-out splits."""
-    own = [part.manifest for part in parts(manifest)]
-    others = [each for each in sets(manifest).values() if each not in own]
-    held_out = [{name: split for name, split in each.splits.items() if name != "train"} for each in others]
-    return own + [dataclasses.replace(each, splits=splits) for each, splits in zip(others, held_out, strict=True)]
+    read = [part.manifest for part in parts(manifest)]
+    for scored in sets(manifest).values():
+        if scored not in read[: len(parts(manifest))]:
+            held_out = {name: split for name, split in scored.splits.items() if name != "train"}
+            read.append(dataclasses.replace(scored, splits=held_out))
+    return read
 
 
 def paths(manifest: Manifest, split: str) -> list[str]:
     """Returns the files of a split, in order."""
-    own = (part.manifest for part in parts(manifest))
-    return [f"{each.folder}/{shard.file}" for each in own for shard in each.splits[split].shards]
+    folders = [part.manifest for part in parts(manifest)]
+    return [f"{folder.folder}/{shard.file}" for folder in folders for shard in folder.splits[split].shards]
 
 
 def locate(manifest: Manifest, split: str, record: int) -> tuple[Manifest, Shard, int]:
@@ -99,12 +113,13 @@ def locate(manifest: Manifest, split: str, record: int) -> tuple[Manifest, Shard
 
 def lanes(manifest: Manifest, split: str, *, seed: int, lanes: int) -> list[Lane]:
     """Returns the lanes of a split; a folder's are spread over the batch, so that all hosts have some of them."""
-    records, stop, made = tuple(shard.records for shard in manifest.splits[split].shards), 0, []
-    held = lanes_of_shares([part.share for part in parts(manifest)], lanes)
-    for part, count in zip(parts(manifest), held, strict=True):
+    records, stop, placed = tuple(shard.records for shard in manifest.splits[split].shards), 0, []
+    counts = lanes_of_shares([part.share for part in parts(manifest)], lanes)
+    for part, count in zip(parts(manifest), counts, strict=True):
         start, stop = stop, stop + len(part.manifest.splits[split].shards)
         if stop - start < count:
-            fault = f"{part.manifest.folder} has only {stop - start} {split} shards for its {count} lanes"
-            raise InputError(f"config.data.lanes = {lanes}: {fault}.")
-        made += [((2 * lane + 1) / count, Lane(seed, records, lane, count, (start, stop))) for lane in range(count)]
-    return [lane for _, lane in sorted(made, key=lambda each: each[0])]
+            few = f"{part.manifest.folder} has only {stop - start} {split} shards for its {count} lanes"
+            raise InputError(f"config.data.lanes = {lanes}: {few}.")
+        folder_lanes = [Lane(seed, records, lane, count, (start, stop)) for lane in range(count)]
+        placed += [((2 * lane.lane + 1) / count, lane) for lane in folder_lanes]
+    return [lane for _, lane in sorted(placed, key=lambda place_and_lane: place_and_lane[0])]

@@ -32,9 +32,9 @@ def bands(texts: Sequence[str], places_N: np.ndarray, rows_N: np.ndarray) -> np.
     for place in range(ROWS):
         hashes_NxB = (hashes_NxB ^ minima_NxBxR[..., place]) * FACTOR
         hashes_NxB ^= hashes_NxB >> np.uint64(32)
-    found = np.zeros((len(used), BANDS), BAND)
-    found["hash"], found["place"], found["row"] = hashes_NxB, places_N[used, None], rows_N[used, None]
-    return found.ravel()
+    bands_NxB = np.zeros((len(used), BANDS), BAND)
+    bands_NxB["hash"], bands_NxB["place"], bands_NxB["row"] = hashes_NxB, places_N[used, None], rows_N[used, None]
+    return bands_NxB.ravel()
 
 
 def join(bands_E: np.ndarray, parts_E: np.ndarray) -> np.ndarray:
@@ -44,23 +44,23 @@ def join(bands_E: np.ndarray, parts_E: np.ndarray) -> np.ndarray:
     starts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)])
     first = np.repeat(starts, np.diff(starts, append=len(hashes)))
     place = np.arange(len(hashes)) - first
-    found = [np.zeros(0, PAIR)]
+    pairs_by_number = [np.zeros(0, PAIR)]
     for number in range(EARLIEST):
         later = np.flatnonzero(place > number)
         other = first[later] + number
         pairs = np.ones(len(later), PAIR)
         pairs["part"], pairs["place"], pairs["row"] = parts_E[later], bands_E["place"][later], bands_E["row"][later]
         pairs["first_part"], pairs["first_place"] = parts_E[other], bands_E["place"][other]
-        found.append(pairs)
-    return total(np.concatenate(found))
+        pairs_by_number.append(pairs)
+    return total(np.concatenate(pairs_by_number))
 
 
 def total(pairs: np.ndarray) -> np.ndarray:
     """Returns each pair once, with all of its bands, in order."""
     pairs = pairs[np.lexsort([pairs[name] for name in reversed(PAIR.names[:-1])])]
-    new = np.append(True, np.any([np.diff(pairs[name]) for name in PAIR.names[:-1]], axis=0))[: len(pairs)]
-    summed = pairs[new]
-    summed["bands"] = np.add.reduceat(pairs["bands"], np.flatnonzero(new)) if len(pairs) else 0
+    is_new = np.append(True, np.any([np.diff(pairs[name]) for name in PAIR.names[:-1]], axis=0))[: len(pairs)]
+    summed = pairs[is_new]
+    summed["bands"] = np.add.reduceat(pairs["bands"], np.flatnonzero(is_new)) if len(pairs) else 0
     return summed
 
 

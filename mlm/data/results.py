@@ -43,10 +43,9 @@ def written(target: UPath) -> Iterator[Path]:
         finally:
             file.unlink(missing_ok=True)
     except OSError as error:
-        raise InputError(
-            f"{target}: can't be written on {platform.node()} ({error.strerror or error}); make room there, or choose "
-            "another shards.dir, and start again: what is written is kept."
-        ) from error
+        fix = "make room there, or choose another shards.dir, and start again: what is written is kept"
+        reason = error.strerror or error
+        raise InputError(f"{target}: can't be written on {platform.node()} ({reason}); {fix}.") from error
 
 
 def save(target: UPath, *arrays: np.ndarray) -> None:
@@ -80,20 +79,16 @@ def load(file: UPath, dtype: np.dtype | type, first: int = 0, count: int = -1, *
     except OSError as error:
         if isinstance(error, FileNotFoundError) or getattr(error.__cause__, "code", 0) == 416:  # it ends before `start`
             raise _damaged(file) from None
-        reason = error.strerror or error
-        raise InputError(
-            f"{file}: {platform.node()} can't read it ({reason}); start the same command again."
-        ) from error
+        reason = f"{platform.node()} can't read it ({error.strerror or error})"
+        raise InputError(f"{file}: {reason}; start the same command again.") from error
     if (stop is not None and len(data) != stop - start) or len(data) % dtype.itemsize:
         raise _damaged(file)
     return np.frombuffer(data, dtype)
 
 
 def _damaged(file: UPath) -> DamageError:
-    return DamageError(
-        f"{file}: is missing, or is not what was written; remove {file.parent}/{file.stem}.*, and start the same "
-        "command again."
-    )
+    fix = f"remove {file.parent}/{file.stem}.*, and start the same command again"
+    return DamageError(f"{file}: is missing, or is not what was written; {fix}.")
 
 
 def save_cut(target: UPath, items: np.ndarray, numbers: np.ndarray, pieces: int) -> None:

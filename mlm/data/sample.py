@@ -11,14 +11,14 @@ from mlm.data.corpus import Corpus, Part, text_hash
 
 LONGEST = 100_000  # characters of a document that are used: a book must not be the whole sample
 LEAST_SHARE = 1 / 8  # of the documents that are read: a part is read up to where it has given its quota
-MARGINS = (1.5, 8.0, math.inf)  # of the quotas, tried one after the other: the sizes of texts are known roughly
+MARGINS = (1.5, 8.0, math.inf)  # of the size, tried one after the other: the sizes of texts are known roughly
 
 
 class Sample(NamedTuple):
     """A task of `sample_part`."""
 
     part: Part
-    most: int  # documents to read; 0 for all
+    limit: int  # documents to read; 0 for all
     corpus: Corpus
     share: float  # of the documents that are picked
     quota: float  # bytes of text after which no more are
@@ -29,7 +29,7 @@ def sample_part(task: Sample) -> tuple[int, list[tuple[int, str]]]:
     """Returns the number of documents read, and (hash, text) of those that are picked."""
     picked, left, count = [], task.quota, 0
     documents = task.corpus.read(task.part, texts=task.texts, keep=True)
-    for text, group in itertools.islice(documents, task.most or None):
+    for text, group in itertools.islice(documents, task.limit or None):
         count += 1
         number = text_hash(text)
         if number % 2**32 < task.share * 2**32 and task.corpus.split_of(task.part, group, number) == "train":
@@ -43,26 +43,31 @@ def sample_part(task: Sample) -> tuple[int, list[tuple[int, str]]]:
 
 def draw(corpus: Corpus, *, megabytes: float, engine: Engine, texts: str) -> list[str]:
     """Returns so many megabytes of training documents, or all, mixed; the same for any workers."""
-    asked, parts = megabytes * 1e6, [part for part in corpus.parts() if part.split != "test"]
-    total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
-    picked: list[tuple[int, str]] = []
+    size, parts = megabytes * 1e6, [part for part in corpus.parts() if part.split != "test"]
     for margin in MARGINS:
-        share = min(1.0, max(margin * asked / total if total else 0.0, LEAST_SHARE))
-        found: dict[tuple[Part, int], tuple[int, list[tuple[int, str]]]] = {}
-
-        def read(limited: list[tuple[Part, int]], share=share, margin=margin, found=found) -> list[int]:
-            tasks = []
-            for part, most in limited:
-                quota = math.inf if most else margin * asked * (part.bytes / total if total else 1 / len(parts))
-                if (part, most) not in found:
-                    tasks.append(Sample(part, most, corpus, share, quota, texts))
-            for index, result in engine.each(sample_part, tasks, label="sample"):
-                found[tasks[index][:2]] = result
-            return [found[each][0] for each in limited]
-
-        limited = corpus.limited(parts, read, wave=engine.workers)
-        picked = sorted({pair for each in limited for pair in found[each][1]})
-        sizes = np.cumsum([len(text.encode()) for _, text in picked])
-        if len(sizes) and sizes[-1] >= asked:
+        documents = _pick(corpus, parts, margin * size, engine=engine, texts=texts)
+        ends = np.cumsum([len(text.encode()) for text in documents])
+        if len(ends) and ends[-1] >= size:
             break
-    return [text for _, text in picked[: np.searchsorted(sizes, asked) + 1]]
+    return documents[: np.searchsorted(ends, size) + 1]
+
+
+def _pick(corpus: Corpus, parts: list[Part], size: float, *, engine: Engine, texts: str) -> list[str]:
+    """Returns about `size` bytes of training documents of all parts, in the order of their hashes."""
+    total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
+    share = min(1.0, max(size / total if total else 0.0, LEAST_SHARE))
+    samples: dict[tuple[Part, int], tuple[int, list[tuple[int, str]]]] = {}  # by part and limit
+
+    def count_documents(limits: list[tuple[Part, int]]) -> list[int]:
+        tasks = []
+        for part, limit in limits:
+            quota = math.inf if limit else size * (part.bytes / total if total else 1 / len(parts))
+            if (part, limit) not in samples:
+                tasks.append(Sample(part, limit, corpus, share, quota, texts))
+        for index, sample in engine.each(sample_part, tasks, label="sample"):
+            samples[tasks[index].part, tasks[index].limit] = sample
+        return [samples[part_and_limit][0] for part_and_limit in limits]
+
+    limits = corpus.limited(parts, count_documents, wave=engine.workers)
+    picked = {document for part_and_limit in limits for document in samples[part_and_limit][1]}
+    return [text for _, text in sorted(picked)]

@@ -10,22 +10,16 @@ Of a data set, #SPLIT names one split, or a slice of it ("train[:90%]"). See dat
 GLOBs are local or gs://. To add a source: a class like `_Lines` here, and its name in `KINDS`.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import functools
 import io
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mlm.data import data_sets, docstrings, lines
 from mlm.files import find_files, open_file, read_stat, split_field, split_pattern
 from mlm.text import is_text
-
-if TYPE_CHECKING:
-    from mlm.data.corpus import Corpus
 
 PART_BYTES = (10**6, 256 * 10**6)  # of a part, if its source can be cut: the least and the most
 PARTS = 1024  # of a corpus between those two, so that there is work for many
@@ -45,15 +39,15 @@ class Kind:
     slow = False  # to read, so that the tokenizer and the shards share its text
     files, fields = False, True  # whether documents can be grouped by them
 
-    def __init__(self, rest: str, corpus: Corpus):
-        """Takes the text of the source after its colon."""
-        self.rest, self.corpus = rest, corpus
+    def __init__(self, rest: str, *, field: str, group: str, streaming: bool):
+        """Takes the text of the source after its colon, and keys of config.corpus."""
+        self.rest, self.group, self.streaming = rest, group, streaming
         self.name = rest  # without the split of a data set
-        self.columns = [corpus.field]  # of a document: its text and, if corpus.group names a field, that
-        if corpus.group not in ("", DOCUMENT, FILE):
-            self.columns.append(corpus.group)
-        if not (self.files if corpus.group == FILE else self.fields or not self.columns[1:]):
-            raise ValueError(f"its documents can't be grouped by corpus.group = {corpus.group}")
+        self.columns = [field]  # of a document: its text and, if corpus.group names a field, that
+        if group not in ("", DOCUMENT, FILE):
+            self.columns.append(group)
+        if (group == FILE and not self.files) or (len(self.columns) > 1 and not self.fields):
+            raise ValueError(f"its documents can't be grouped by corpus.group = {group}")
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         """Returns (the role of its split, name, bytes, where) of the parts, see `corpus.Part`."""
@@ -107,7 +101,7 @@ class _Docstrings(Kind):
     def read(self, where: tuple) -> Iterator[Document]:
         modules = docstrings.Modules(*where)
         for file, text in docstrings.read(modules):
-            yield Document(text, {DOCUMENT: "", FILE: file}.get(self.corpus.group, modules.package))
+            yield Document(text, {DOCUMENT: "", FILE: file}.get(self.group, modules.package))
 
 
 class _Lines(Kind):
@@ -117,13 +111,13 @@ class _Lines(Kind):
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         files = find_files(self.rest)
-        most = part_bytes(sum(file.size for file in files))
+        limit = part_bytes(sum(file.size for file in files))
         waiting, waiting_bytes = [], 0
         for name, size, stamp in files:
-            whole = lines.is_gzip(name) or size <= most
-            cuts = [0, size] if whole else [*range(0, size - most // 2, most), size]
+            whole = lines.is_gzip(name) or size <= limit
+            cuts = [0, size] if whole else [*range(0, size - limit // 2, limit), size]
             for start, stop in itertools.pairwise(cuts):
-                if waiting and waiting_bytes + stop - start > most:
+                if waiting and waiting_bytes + stop - start > limit:
                     yield _together(waiting)
                     waiting, waiting_bytes = [], 0
                 waiting.append((name, start, stop, stamp))
@@ -131,13 +125,12 @@ class _Lines(Kind):
         yield _together(waiting)
 
     def read(self, where: tuple) -> Iterator[Document]:
-        groups_by_file = self.corpus.group == FILE
-        folder = split_pattern(self.rest)[0] if groups_by_file else ""
+        folder = split_pattern(self.rest)[0]
         for name, start, stop, stamp in where:
             status = read_stat(name)
             if status is None or status.stamp != stamp:
                 raise ValueError(f"{name} has changed since it was listed; start the same command again")
-            group = name.removeprefix(f"{folder}/") if groups_by_file else ""
+            group = name.removeprefix(f"{folder}/") if self.group == FILE else ""
             with open_file(name) as raw:
                 file = raw if lines.is_gzip(name) else io.BufferedReader(raw, 2**20)
                 for number, line in enumerate(lines.read(file, name, start, stop), 1):
@@ -156,9 +149,9 @@ class _Lines(Kind):
 class _JsonLines(_Lines):
     fields = True
 
-    def __init__(self, rest: str, corpus: Corpus):
+    def __init__(self, rest: str, *, field: str, group: str, streaming: bool):
         pattern, name = split_field(rest)
-        super().__init__(pattern, dataclasses.replace(corpus, field=name or corpus.field))
+        super().__init__(pattern, field=name or field, group=group, streaming=streaming)
 
     def from_line(self, line: str, group: str) -> Document:
         if not line.strip():
@@ -169,8 +162,8 @@ class _JsonLines(_Lines):
 class _DataSet(Kind):
     """A data set with splits of its own, or one of them."""
 
-    def __init__(self, rest: str, corpus: Corpus):
-        super().__init__(rest, corpus)
+    def __init__(self, rest: str, *, field: str, group: str, streaming: bool):
+        super().__init__(rest, field=field, group=group, streaming=streaming)
         self.name, self.split = data_sets.named_split(rest)
 
 
@@ -182,10 +175,10 @@ class _HuggingFace(_DataSet):
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         import datasets
 
-        loaded = _loaded_hf(self.name, streaming=self.corpus.streaming)
+        loaded = _loaded_hf(self.name, streaming=self.streaming)
         builder = datasets.load_dataset_builder(*data_sets.hf_name(self.name))
         version = f"{builder.config_id} {builder.hash}"  # changes with the data
-        if self.corpus.streaming:
+        if self.streaming:
             if re.search(r"[\[+]", self.split):
                 raise ValueError(f"corpus.streaming reads whole splits, not {self.split}; set it to false")
             for split, _, _, role in data_sets.splits_to_read(dict.fromkeys(loaded, 0), self.split):
@@ -202,14 +195,13 @@ class _HuggingFace(_DataSet):
 
     def read(self, where: tuple) -> Iterator[Document]:
         split, first, second, _ = where
-        data = _loaded_hf(self.name, streaming=self.corpus.streaming)[split]
-        place, before = split, first
-        if self.corpus.streaming:
-            data, place, before = data.shard(second, first), f"{split}, shard {first}", 0
+        data_set = _loaded_hf(self.name, streaming=self.streaming)[split]
+        if self.streaming:
+            rows, place, before = data_set.shard(second, first), f"{split}, shard {first}", 0
         else:
-            data = data.select(range(first, second))
+            rows, place, before = data_set.select(range(first, second)), split, first
         with data_sets.hf_errors():
-            yield from self.from_rows(data.select_columns(list(dict.fromkeys(self.columns))), place, before)
+            yield from self.from_rows(rows.select_columns(list(dict.fromkeys(self.columns))), place, before)
 
 
 class _TensorFlow(_DataSet):
@@ -219,7 +211,7 @@ class _TensorFlow(_DataSet):
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         info, _ = data_sets.load_tfds(self.name)
-        rows = {split: own.num_examples for split, own in info.splits.items()}
+        rows = {split: details.num_examples for split, details in info.splits.items()}
         for split, first, last, role in data_sets.splits_to_read(rows, self.split):
             ends = list(itertools.accumulate(info.splits[split].shard_lengths))
             size = info.splits[split].num_bytes // max(1, len(ends))

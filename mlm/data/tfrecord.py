@@ -28,13 +28,13 @@ def encode(ids_NxL: np.ndarray) -> list[bytes]:
 def _varints(ids_NxL: np.ndarray) -> tuple[bytes, np.ndarray]:
     """Returns the varints of all numbers (0 to 2^35 - 1), row after row, and the number of bytes of each row."""
     numbers = ids_NxL.astype(np.uint64)
-    most = max(int(numbers.max(initial=0)).bit_length() + 6, 7) // 7
-    groups = (numbers[..., None] >> np.arange(0, 7 * most, 7, dtype=np.uint64)) & np.uint64(0x7F)
-    sizes_NxL = 1 + (numbers[..., None] >= np.uint64(1) << np.arange(7, 7 * most, 7, dtype=np.uint64)).sum(-1)
-    used = np.arange(most) < sizes_NxL[..., None]
-    more = np.arange(most) < sizes_NxL[..., None] - 1
-    encoded = groups.astype(np.uint8) | (more.astype(np.uint8) << 7)
-    return encoded[used].tobytes(), sizes_NxL.sum(-1)
+    longest = max(int(numbers.max(initial=0)).bit_length() + 6, 7) // 7  # bytes
+    groups = (numbers[..., None] >> np.arange(0, 7 * longest, 7, dtype=np.uint64)) & np.uint64(0x7F)
+    sizes_NxL = 1 + (numbers[..., None] >= np.uint64(1) << np.arange(7, 7 * longest, 7, dtype=np.uint64)).sum(-1)
+    is_used = np.arange(longest) < sizes_NxL[..., None]
+    is_continued = np.arange(longest) < sizes_NxL[..., None] - 1
+    encoded = groups.astype(np.uint8) | (is_continued.astype(np.uint8) << 7)
+    return encoded[is_used].tobytes(), sizes_NxL.sum(-1)
 
 
 def _feature(name: bytes, packed: bytes) -> bytes:
@@ -63,10 +63,10 @@ def _framed(record: bytes) -> bytes:
 def first_length(data: bytes, file: str) -> int:
     """Returns L of the first record of a file, from the file's first bytes; DamageError if there is none."""
     varint = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
-    found = re.search(rb"input_ids\x12%b\x1a%b\x0a(%b)" % (varint, varint, varint), data, re.DOTALL)
-    if found:
-        size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(found[1]))
-        packed = data[found.end() : found.end() + size]
+    header = re.search(rb"input_ids\x12%b\x1a%b\x0a(%b)" % (varint, varint, varint), data, re.DOTALL)
+    if header:
+        size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(header[1]))
+        packed = data[header.end() : header.end() + size]
         if len(packed) == size:
             return sum(byte < 0x80 for byte in packed)
     raise DamageError(f"{file}: its first record is not a tf.train.Example with input_ids.")

@@ -5,6 +5,7 @@ The special tokens are RoBERTa's, in RoBERTa's order: <s> 0, <pad> 1, </s> 2, <u
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -44,24 +45,24 @@ def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, 
     every text. Only BPE training is deterministic: the other trainers break ties by the order of a hash table.
     """
     texts = list(texts)
-    tokenizer, trainer = _untrained(kind, vocab_size, lowercase)
+    tokenizer, trainer = _untrained(kind, lowercase), _trainer(kind, vocab_size)
     pre_tokenizer, first_trainer = tokenizer.pre_tokenizer, trainer
     if (share := tokenizer_checks.long_piece_share(tokenizer, texts, LONGEST_PIECE)) > UNSPACED:
         _say_duration(kind, share * sum(map(len, texts)))
         cut = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{CUT_PIECE}}}"), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, cut])
         if kind == "unigram":
-            first_trainer = _unigram_trainer(
-                vocab_size, seed_size=SEED_ENTRIES * vocab_size, shrinking_factor=SHRINKING
-            )
+            seeds = SEED_ENTRIES * vocab_size
+            first_trainer = _trainer(kind, vocab_size, seed_size=seeds, shrinking_factor=SHRINKING)
     size = _fit(tokenizer, texts, first_trainer, vocab_size)
     if size < vocab_size and first_trainer is not trainer:
         size = _fit(tokenizer, texts, trainer, vocab_size)
     tokenizer.pre_tokenizer = pre_tokenizer
-    if size != vocab_size:
-        few = f"yields only {size} entries; lower it, or raise tokenizer.sample_megabytes"
-        reason = few if size < vocab_size else "has more distinct characters than that; raise it"
-        raise InputError(f"config.tokenizer.vocab_size = {vocab_size}: the text {reason}.")
+    key = f"config.tokenizer.vocab_size = {vocab_size}"
+    if size < vocab_size:
+        raise InputError(f"{key}: the text yields only {size} entries; lower it, or raise tokenizer.sample_megabytes.")
+    if size > vocab_size:
+        raise InputError(f"{key}: the text has more distinct characters than that; raise it.")
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
@@ -96,23 +97,27 @@ def _say_duration(kind: str, characters: float) -> None:
     """Says how long training takes if that is minutes."""
     minutes = UNSPACED_SECONDS[kind] * characters / 1e6 / 60
     if minutes > 1:
-        fix = "a smaller tokenizer.sample_megabytes" + (" or tokenizer.kind=bpe" if kind == "unigram" else "")
-        what = f"{characters / 1e6:,.1f} million characters have hardly a space among them"
-        print(f"tokenizer: training takes about {minutes:,.0f} min on a core: {what}; {fix} is faster", file=sys.stderr)
+        bpe = " or tokenizer.kind=bpe" if kind == "unigram" else ""
+        print(
+            f"tokenizer: training takes about {minutes:,.0f} min on a core: {characters / 1e6:,.1f} million characters "
+            f"have hardly a space among them; a smaller tokenizer.sample_megabytes{bpe} is faster",
+            file=sys.stderr,
+        )
 
 
-def _common(vocab_size: int) -> dict[str, Any]:
-    """Returns what all trainers get; a bar shows on a terminal how far they are."""
+def _trainer(kind: str, vocab_size: int, **settings: Any) -> trainers.Trainer:
+    """Returns a trainer; a bar shows on a terminal how far it is."""
     special = [AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True) for token in ROLES.values()]
-    return {"vocab_size": vocab_size, "special_tokens": special, "show_progress": sys.stderr.isatty()}
+    bytes_ = pre_tokenizers.ByteLevel.alphabet()
+    trainer_of = {
+        "unigram": functools.partial(trainers.UnigramTrainer, unk_token="<unk>", max_piece_length=LONGEST_PIECE),
+        "bpe": functools.partial(trainers.BpeTrainer, initial_alphabet=bytes_, min_frequency=2),
+        "wordpiece": trainers.WordPieceTrainer,
+    }[kind]
+    return trainer_of(vocab_size=vocab_size, special_tokens=special, show_progress=sys.stderr.isatty(), **settings)
 
 
-def _unigram_trainer(vocab_size: int, **kwargs: Any) -> trainers.UnigramTrainer:
-    return trainers.UnigramTrainer(unk_token="<unk>", max_piece_length=LONGEST_PIECE, **_common(vocab_size), **kwargs)
-
-
-def _untrained(kind: str, vocab_size: int, lowercase: bool) -> tuple[Tokenizer, trainers.Trainer]:
-    common = _common(vocab_size)
+def _untrained(kind: str, lowercase: bool) -> Tokenizer:
     if kind == "unigram":
         tokenizer = Tokenizer(models.Unigram())
         tokenizer.normalizer = normalizers.NFC()
@@ -124,22 +129,19 @@ def _untrained(kind: str, vocab_size: int, lowercase: bool) -> tuple[Tokenizer, 
             ]
         )
         tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
-        trainer = _unigram_trainer(vocab_size)
     elif kind == "bpe":
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), min_frequency=2, **common)
     else:
         tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(**common)
     if lowercase:
-        folds = [normalizers.NFKC(), normalizers.Lowercase()]
-        tokenizer.normalizer = normalizers.Sequence(folds + ([tokenizer.normalizer] if tokenizer.normalizer else []))
-    return tokenizer, trainer
+        steps = [normalizers.NFKC(), normalizers.Lowercase(), tokenizer.normalizer]
+        tokenizer.normalizer = normalizers.Sequence([step for step in steps if step is not None])
+    return tokenizer
 
 
 def load(path: str) -> PreTrainedTokenizerFast:
@@ -148,24 +150,23 @@ def load(path: str) -> PreTrainedTokenizerFast:
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     if not re.fullmatch(HUB_NAME, path) and not UPath(path).is_dir():
-        what = "there is no such folder; name that of a tokenizer, or a name on the Hub"
-        raise InputError(f"{path}: {what}, or copy the tokenizer there with which the shards of the run were made.")
+        fix = "name a tokenizer's folder, or one on the Hub, or copy there the tokenizer that made the run's shards"
+        raise InputError(f"{path}: there is no such folder; {fix}.")
     try:
         folder = local_folder(path)
         settings = get_tokenizer_config(folder)
         by_5 = settings.get("tokenizer_class") == "TokenizersBackend"  # transformers 5 saved it, 4 lacks the class
-        extra = settings.get("extra_special_tokens")  # a list in 5
-        more = {"extra_special_tokens": {}, "additional_special_tokens": extra} if isinstance(extra, list) else {}
-        loader = PreTrainedTokenizerFast if by_5 else AutoTokenizer
-        tokenizer = loader.from_pretrained(folder, trust_remote_code=False, **more)
+        load_from = (PreTrainedTokenizerFast if by_5 else AutoTokenizer).from_pretrained
+        if isinstance(special_tokens := settings.get("extra_special_tokens"), list):  # as 5 saves them
+            load_from = functools.partial(load_from, extra_special_tokens={}, additional_special_tokens=special_tokens)
+        tokenizer = load_from(folder, trust_remote_code=False)
     except Exception as error:  # whatever transformers, tokenizers or the Hub's client raises
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if isinstance(error, TypeError) and not (UPath(path) / "tokenizer.json").is_file():  # of a path that is None
             reason = "it holds neither tokenizer.json nor the files of a vocabulary"
         fix = "name a folder that save_pretrained of a fast tokenizer has written, or a tokenizer of the Hub"
-        raise InputError(
-            f"{path}: no tokenizer can be loaded from there ({printable(reason)[:200]}); {fix}."
-        ) from error
+        reason = printable(reason)[:200]
+        raise InputError(f"{path}: no tokenizer can be loaded from there ({reason}); {fix}.") from error
     if not tokenizer.is_fast:
         raise InputError(f"{path}: has no fast tokenizer (tokenizer.json); convert it with transformers first.")
     fast = tokenizer.backend_tokenizer
@@ -208,13 +209,13 @@ def content_hash(tokenizer: Tokenizer) -> str:
 def manifest_fields(folder: str) -> dict[str, Any]:
     """Returns the fields of a manifest that describe the tokenizer; raises InputError if it is not fit for masks."""
     tokenizer = load_fast(folder)
-    named = {}
+    settings = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         try:
-            named |= logs.read_object(UPath(local_folder(folder)) / file)
+            settings |= logs.read_object(UPath(local_folder(folder)) / file)
         except DamageError:
             raise InputError(f"{folder}/{file}: is not a JSON object; put a good copy in its place.") from None
-    tokens = {role: named.get(f"{role}_token") for role in ROLES}
+    tokens = {role: settings.get(f"{role}_token") for role in ROLES}
     tokens = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
     ids = tokenizer_checks.special_ids(tokenizer, tokens, folder)
     added = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
@@ -238,10 +239,8 @@ def word_starts(folder: str, *, key: str, fix: str = "set masking.kind to token"
         for piece, number in vocabulary.items():
             starts_V[number] = text_of(piece)[:1].isspace()
     if not starts_V.any():
-        raise InputError(
-            f"{key}: the vocabulary and decoder of {folder} ({type(fast.model).__name__}) do not show which tokens "
-            f"start a word; {fix}, or use another tokenizer."
-        )
+        where = f"{key}: the vocabulary and decoder of {folder} ({type(fast.model).__name__})"
+        raise InputError(f"{where} do not show which tokens start a word; {fix}, or use another tokenizer.")
     starts_V[list(fast.get_added_tokens_decoder())] = True
     return starts_V
 

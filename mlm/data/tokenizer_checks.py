@@ -37,17 +37,19 @@ def special_ids(fast: Tokenizer, tokens: Mapping[str, object], where: str) -> di
             raise InputError(f"{where}: the tokenizer has no {role} token; a masked language model needs one.")
     size, entries = vocabulary_size(fast), fast.get_vocab_size()
     if size > LARGEST_VOCABULARY:
-        what = f"the tokenizer has {entries:,} entries, but ids up to {size - 1:,}, and the model needs a row for each"
-        raise InputError(f"{where}: {what}; number its entries without such gaps.")
+        gaps = (
+            f"the tokenizer has {entries:,} entries with ids up to {size - 1:,}, and the model needs a row for each id"
+        )
+        raise InputError(f"{where}: {gaps}; number its entries without such gaps.")
     needs_unk = _fails_at_unknown(fast) if "unk" in ids else not _knows_every_character(fast)
     if needs_unk and not is_byte_level(fast):
-        fix = "add one to its model (unk_id of Unigram, else unk_token), and name it so in tokenizer_config.json"
+        fix = "add one to its model (unk_id of Unigram, else unk_token), and name it in tokenizer_config.json"
         raise InputError(f"{where}: the tokenizer has no unk token for the characters that it doesn't know; {fix}.")
     for role, other in itertools.product(("pad", "mask"), ids):
         if role != other and ids[role] == ids[other]:
-            fix = f"give it one of its own: tokenizer.add_special_tokens({{'{role}_token': '{ROLES[role]}'}})"
-            what = f"the {role} token of the tokenizer, {printable(str(tokens[role]))}, is its {other} token too"
-            raise InputError(f"{where}: {what}; {fix}, and save it.")
+            call = f"tokenizer.add_special_tokens({{'{role}_token': '{ROLES[role]}'}})"
+            token = f"the {role} token of the tokenizer, {printable(str(tokens[role]))}"
+            raise InputError(f"{where}: {token}, is its {other} token too; give it another one ({call}), and save it.")
     _check_added(fast, tokens, ids, where)
     return ids
 
@@ -60,13 +62,12 @@ def _check_added(fast: Tokenizer, tokens: Mapping[str, object], ids: Mapping[str
     except Exception as error:  # tokenizers raises plain Exception
         raise InputError(f"{where}: the tokenizer can't encode a text ({printable(str(error))[:200]}).") from error
     if empty[:1] != [ids["cls"]] or empty[1:][-1:] != [ids["sep"]]:
-        fix = (
-            "set tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing("
-            f"single='{cls} $A {sep}', pair='{cls} $A {sep} {sep} $B {sep}', "
-            f"special_tokens=[('{cls}', {ids['cls']}), ('{sep}', {ids['sep']})]), and save it"
+        raise InputError(
+            f"{where}: the tokenizer doesn't put its special tokens {cls} and {sep} around a text (it has no "
+            "post-processor), so that documents run into one another; set tokenizer.backend_tokenizer.post_processor = "
+            f"tokenizers.processors.TemplateProcessing(single='{cls} $A {sep}', pair='{cls} $A {sep} {sep} $B {sep}', "
+            f"special_tokens=[('{cls}', {ids['cls']}), ('{sep}', {ids['sep']})]), and save it."
         )
-        what = f"the tokenizer doesn't put its special tokens {cls} and {sep} around a text (it has no post-processor)"
-        raise InputError(f"{where}: {what}, so that documents run into one another; {fix}.")
     if masked.count(ids["mask"]) != 1:
         fix = f"add it as tokenizers.AddedToken('{mask}', normalized=False, special=True), and save it"
         raise InputError(f"{where}: the tokenizer doesn't read {mask} in a text as its mask token; {fix}.")
@@ -90,10 +91,10 @@ def marks_second_text(fast: Tokenizer, sep_id: int) -> bool:
 
 def _knows_every_character(fast: Tokenizer) -> bool:
     try:
-        found = [tuple(fast.encode(letter, add_special_tokens=False).ids) for letter in LETTERS]
+        ids = [tuple(fast.encode(letter, add_special_tokens=False).ids) for letter in LETTERS]
     except Exception:  # tokenizers raises plain Exception where a model has no unknown token
         return False
-    return all(found) and len(set(found)) == len(LETTERS)
+    return all(ids) and len(set(ids)) == len(LETTERS)
 
 
 def _fails_at_unknown(fast: Tokenizer) -> bool:
@@ -139,8 +140,8 @@ def unknown_share(fast: Tokenizer, texts: Iterable[str], unk_id: int | None) -> 
 def unknown_warning(share: float, fast: Tokenizer) -> tuple[str, str]:
     """Returns what to say of a share of unknown tokens above UNKNOWN, and what to do about it."""
     longest = getattr(fast.model, "max_input_chars_per_word", None)
-    words = f"WordPiece makes a word of more than {longest} characters one of them: " if longest else ""
-    fix = f"{words}use a unigram or bpe tokenizer (tokenizer.kind) that was trained on such text"
+    reason = f"WordPiece makes a word of more than {longest} characters one of them: " if longest else ""
+    fix = f"{reason}use a unigram or bpe tokenizer (tokenizer.kind) that was trained on such text"
     return f"{share:.0%} of the tokens are unknown", fix
 
 
@@ -151,7 +152,7 @@ def long_piece_share(fast: Tokenizer, texts: Iterable[str], longest: int) -> flo
         text = fast.normalizer.normalize_str(text) if fast.normalizer else text
         for _, (start, stop) in fast.pre_tokenizer.pre_tokenize_str(text):
             total += stop - start
-            long += (stop - start) * (stop - start > longest)
+            long += stop - start if stop - start > longest else 0
     return long / max(total, 1)
 
 

@@ -14,13 +14,13 @@ import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mlm.data import mixture, results, tfrecord
-from mlm.data.manifest import Manifest
+from mlm.data.manifest import Manifest, Shard, Split
 from mlm.data.map_part import BLOCK, DOCUMENT, token_dtype
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
@@ -48,14 +48,14 @@ class WriteShard(NamedTuple):
 def write_shard(task: WriteShard) -> None:
     """Writes the files of a shard, reading its own blocks alone."""
     records = int(task.name.removesuffix(".tfrecord").rpartition("-")[2])
-    counts_V, tokens, found = np.zeros(task.vocab_size, np.int64), Counter(), [np.zeros(0, DOCUMENT)]
+    counts_V, tokens, block_documents = np.zeros(task.vocab_size, np.int64), Counter(), [np.zeros(0, DOCUMENT)]
     rest = np.zeros(0, token_dtype(task.vocab_size))
     target, digest = UPath(f"{task.shards}/{task.name}"), hashlib.sha256()
     with results.written(target) as file:
         with file.open("wb") as out:
             blocks = zip(task.parts, np.frombuffer(task.blocks, BLOCK), strict=True)
             for part, ids, documents in results.at_once(functools.partial(_read, task), blocks):
-                found.append(documents)
+                block_documents.append(documents)
                 counts_V += np.bincount(ids, minlength=task.vocab_size)
                 tokens[task.sources[part]] += len(ids)
                 ids = np.concatenate([rest, ids])
@@ -66,16 +66,20 @@ def write_shard(task: WriteShard) -> None:
         size = file.stat().st_size
     if tokens.total() // task.length != records:
         raise DamageError(f"{task.folder}: holds other blocks than those counted; remove it, and start again.")
-    documents = np.concatenate(found)
+    documents = np.concatenate(block_documents)
     table = np.zeros(len(documents), PLACED)
     table["start"] = np.cumsum(documents["tokens"], dtype=np.uint64) - documents["tokens"]
-    table["part"], table["place"] = np.repeat(task.parts, list(map(len, found[1:]))), documents["place"]
+    table["part"], table["place"] = np.repeat(task.parts, list(map(len, block_documents[1:]))), documents["place"]
     with results.written(UPath(f"{task.shards}/{table_name(task.name)}")) as file, file.open("wb") as out:
         np.save(out, table)
     results.save(UPath(f"{task.folder}/{task.key}.counts"), counts_V)
-    shard = {"file": task.name, "records": records, "bytes": size, "sha256": digest.hexdigest()}
-    sums = {"documents": len(documents), "text_bytes": int(documents["bytes"].sum())}
-    note = {"shard": shard, "sources": tokens, "dropped_tokens": len(rest), **sums}
+    note = {
+        "shard": [task.name, records, size, digest.hexdigest()],
+        "sources": tokens,
+        "documents": len(documents),
+        "dropped_tokens": len(rest),
+        "text_bytes": int(documents["bytes"].sum()),
+    }
     results.save_json(UPath(f"{task.folder}/{task.key}.json"), note)
 
 
@@ -93,13 +97,41 @@ def _read(task: WriteShard, part_and_block: tuple[int, np.void]) -> tuple[int, n
     return part, ids[np.repeat(kept, documents["tokens"])], documents[kept]
 
 
+def summarize(tasks: Sequence[WriteShard], vocabulary: Mapping[str, Any], left_out: Mapping[str, int]) -> Split:
+    """Returns a split of the manifest from its tasks' files; `left_out` counts the documents left out, by reason."""
+    counts_V, sources = np.zeros(vocabulary["vocab_size"], np.int64), Counter()
+    counts_files = (UPath(f"{task.folder}/{task.key}.counts") for task in tasks)
+    for counts_of_shard in results.at_once(lambda file: results.load(file, np.int64), counts_files):
+        counts_V += counts_of_shard
+    notes = list(results.at_once(results.load_json, (UPath(f"{task.folder}/{task.key}.json") for task in tasks)))
+    for note in notes:
+        sources.update(note["sources"])
+    unk_id = vocabulary["special_ids"].get("unk")
+    unknown_tokens = 0 if unk_id is None else int(counts_V[unk_id])
+    counts_V[list(vocabulary["all_special_ids"])] = 0
+    probs = counts_V[counts_V > 0] / counts_V.sum()
+    return Split(
+        shards=tuple(Shard(*note["shard"]) for note in notes),
+        documents=sum(note["documents"] for note in notes),
+        duplicates=left_out["duplicates"],
+        near_duplicates=left_out["near_duplicates"],
+        kept_out=left_out["kept_out"],
+        tokens=int(counts_V.sum()),
+        unknown_tokens=unknown_tokens,
+        dropped_tokens=sum(note["dropped_tokens"] for note in notes),
+        text_bytes=sum(note["text_bytes"] for note in notes),
+        unigram_entropy=float(-np.sum(probs * np.log(probs))),
+        sources=dict(sources),
+    )
+
+
 def table_name(shard: str) -> str:
     """Returns the file, below the folder of the shards, of the table of a shard's documents."""
     split, _, name = shard.partition("/")
     return f"documents/{split}-{name.split('-')[1]}.npy"
 
 
-class Found(NamedTuple):
+class DocumentPlace(NamedTuple):
     """A document of the corpus."""
 
     source: str
@@ -107,7 +139,7 @@ class Found(NamedTuple):
     place: int  # in its part, from 0; empty ones don't count
 
 
-def find_documents(manifest: Manifest, split: str, record: int) -> list[Found]:
+def find_documents(manifest: Manifest, split: str, record: int) -> list[DocumentPlace]:
     """Returns the documents whose tokens a record holds, in order; reads the table of its shard alone."""
     total = manifest.splits[split].records
     if not 0 <= record < total:
@@ -117,19 +149,20 @@ def find_documents(manifest: Manifest, split: str, record: int) -> list[Found]:
     with _readable(manifest):
         table, parts = _table(manifest, shard.file), _parts(manifest)
         begin, end = np.searchsorted(table["start"], [first, first + manifest.length - 1], side="right")
-        return [Found(*map(str, parts[part]), place) for _, part, place in table[begin - 1 : end].tolist()]
+        return [DocumentPlace(*map(str, parts[part]), place) for _, part, place in table[begin - 1 : end].tolist()]
 
 
 def find_parts(manifest: Manifest, split: str) -> tuple[list[tuple[str, str]], np.ndarray]:
     """Returns (source, name) of all parts, and the part that the middle of each record of a split is from."""
-    names, found = [], [np.zeros(0, np.uint32)]
+    names, part_of_records = [], [np.zeros(0, np.uint32)]
     for _, _, folder in mixture.parts(manifest):
         with _readable(folder):
             for shard in folder.splits[split].shards:
                 table, middles = _table(folder, shard.file), (np.arange(shard.records) + 0.5) * manifest.length
-                found.append(len(names) + table["part"][np.searchsorted(table["start"], middles, side="right") - 1])
+                rows = np.searchsorted(table["start"], middles, side="right") - 1
+                part_of_records.append(len(names) + table["part"][rows])
             names += [(str(source), str(name)) for source, name in _parts(folder)]
-    return names, np.concatenate(found)
+    return names, np.concatenate(part_of_records)
 
 
 def _table(manifest: Manifest, shard: str) -> np.ndarray:

@@ -29,15 +29,10 @@ class Case:
         return bool(checkpoint_files.complete_steps(self.workdir.checkpoints))
 
     @property
-    def has_tokenizer(self) -> bool:
-        """Whether the workdir has a tokenizer."""
-        return (self.workdir.tokenizer / "tokenizer.json").is_file()
-
-    @property
     def tokenizer(self) -> str:
         """The tokenizer that the workdir has, or will be given a copy of; "" for one that is still to be trained."""
-        if self.has_tokenizer:
-            return str(self.workdir.tokenizer)
+        if folder := self.workdir.tokenizer_folder:
+            return folder
         path, branch, trains = self.config.tokenizer.path, self.config.train.branch_from, self.command == "train"
         if path:
             inherited = trains and "tokenizer.path" in getattr(self.flags, "inherited", {})
@@ -55,7 +50,7 @@ class Case:
 
     def fingerprint(self) -> str | None:
         """Returns that of `tokenizer`, None without one; raises InputError if it can't be used."""
-        if self.has_tokenizer:
+        if self.workdir.tokenizer_folder:
             return tokenizer.fingerprint(self.tokenizer)
         return fingerprint_of(self.tokenizer) if self.tokenizer else None
 

@@ -33,7 +33,7 @@ GROUPS = 5  # of overlapping rows, listed
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a check found; `run` fills in what is empty of the last two."""
+    """A line of the report of `doctor`; `run` fills in `where` and `check` if they are empty."""
 
     level: str  # "error" (the run can't be right), "warning" (somebody should look) or "ok"
     what: str
@@ -63,17 +63,17 @@ class Case:
 def run(check: Callable[[Case], list[Finding]], case: Case) -> list[Finding]:
     """Returns the findings of a check, complete; an InputError or DamageError is a finding, too."""
     try:
-        found = check(case)
+        findings = check(case)
     except (InputError, DamageError) as error:
-        found = [Finding("error", str(error), "see the message")]
+        findings = [Finding("error", str(error), "see the message")]
     name, folder = check.__name__, case.manifest.folder
-    return [dataclasses.replace(f, check=f.check or name, where=f.where or folder) for f in found]
+    return [dataclasses.replace(f, check=f.check or name, where=f.where or folder) for f in findings]
 
 
 def files(case: Case) -> list[Finding]:
     """The shards are those of the manifest."""
-    for each in mixture.folders(case.manifest):
-        verify(each, deep=True)
+    for manifest in mixture.folders(case.manifest):
+        verify(manifest, deep=True)
     splits = case.manifest.splits.items()
     counts = ", ".join(f"{len(split.shards)} {name} shards with {split.records:,} rows" for name, split in splits)
     hashed = all(shard.sha256 for _, split in splits for shard in split.shards)
@@ -86,13 +86,13 @@ def length(case: Case) -> list[Finding]:
     if tokens == case.config.shards.length:
         return [Finding("ok", f"rows of {tokens} tokens, {positions} positions")]
     what = f"the rows hold {tokens} tokens, config.shards.length = {case.config.shards.length}, {positions} positions"
-    fix = f"set shards.length to {tokens}" + (f" and model.positions to {tokens} or more" * (tokens > positions))
-    return [Finding("error", what, f"{fix}, or write the shards again")]
+    more_positions = f" and model.positions to {tokens} or more" if tokens > positions else ""
+    return [Finding("error", what, f"set shards.length to {tokens}{more_positions}, or write the shards again")]
 
 
 def tokenizer(case: Case) -> list[Finding]:
     """The tokenizer in the workdir is the one of the shards."""
-    where, found = str(case.workdir.tokenizer), []
+    where, findings = str(case.workdir.tokenizer), []
     if case.folder is None:
         what = "there is no tokenizer, so nothing can be decoded or compared"
         return [Finding("warning", what, "put the shards' tokenizer there: python -m mlm tokenizer", where)]
@@ -100,12 +100,12 @@ def tokenizer(case: Case) -> list[Finding]:
         other = getattr(case.manifest, key)
         if value != other:
             what = f"its {key} is {value}, in the manifest of the shards {other}"
-            found.append(Finding("error", what, "use the shards' own tokenizer, or write the shards again", where))
+            findings.append(Finding("error", what, "use the shards' own tokenizer, or write the shards again", where))
     size, config = case.manifest.vocab_size, case.config.tokenizer
     if not config.path and config.vocab_size != size:
         what = f"config.tokenizer.vocab_size = {config.vocab_size} has no effect: the shards' tokenizer has {size}"
-        found.append(Finding("warning", what, f"set tokenizer.vocab_size to {size}", where))
-    return found or [Finding("ok", f"{size:,} ids, the shards' own", where=where)]
+        findings.append(Finding("warning", what, f"set tokenizer.vocab_size to {size}", where))
+    return findings or [Finding("ok", f"{size:,} ids, the shards' own", where=where)]
 
 
 def mesh(case: Case) -> list[Finding]:
@@ -113,34 +113,35 @@ def mesh(case: Case) -> list[Finding]:
     import jax
 
     from mlm.plan import tables, topology
+    from mlm.plan.compile import make_mesh
     from mlm.training import sharding
 
-    axes, where = case.config.mesh.to_dict(), case.topology or "--hosts, --devices"
+    axes, where = case.config.mesh, case.topology or "--hosts, --devices"
     try:
         if case.topology:
-            planned = sharding.make_mesh(**axes, devices=topology.find(case.topology, case.slices).devices)
-            shape, processes_SxT = planned.shape.values(), sharding.processes_of(planned)
+            planned = make_mesh(case.config, topology.find(case.topology, case.slices))
+            (data, fsdp, tensor), processes_SxT = planned.shape.values(), sharding.processes_of(planned)
         else:
             hosts = case.hosts or jax.process_count()
             devices = case.devices or jax.local_device_count() * hosts
             if devices % hosts:
                 raise InputError(f"--devices={devices}: must be a multiple of --hosts={hosts}.")
-            shape = sharding.mesh_shape(**axes, count=devices)
-            processes_SxT = (np.arange(devices) // (devices // hosts)).reshape(-1, shape[2])
-        data, fsdp, tensor = shape
-        found = sharding.host_input(processes_SxT, case.config)
-        if not found["fed"]:
-            raise InputError(found["error"])
+            data, fsdp, tensor = sharding.mesh_shape(axes.data, axes.fsdp, axes.tensor, devices)
+            processes_SxT = (np.arange(devices) // (devices // hosts)).reshape(-1, tensor)
+        host_input = sharding.host_input(processes_SxT, case.config)
+        if not host_input["fed"]:
+            raise InputError(host_input["error"])
     except InputError as error:
         return [Finding("error", str(error), "see the message", where)]
     rows = case.config.data.global_batch // case.config.train.accumulate // len(processes_SxT)
-    what = f"data {data} x fsdp {fsdp} x tensor {tensor}, {rows} rows a device at once; {tables.hosts(found)}"
+    what = f"data {data} x fsdp {fsdp} x tensor {tensor}, {rows} rows a device at once; {tables.hosts(host_input)}"
     return [Finding("ok", what, where=where)]
 
 
 def lanes(case: Case) -> list[Finding]:
     """The shards of each folder feed its lanes."""
-    parts, batch, lanes, found = mixture.parts(case.manifest), case.config.data.global_batch, case.config.data.lanes, []
+    findings, parts = [], mixture.parts(case.manifest)
+    batch, lanes = case.config.data.global_batch, case.config.data.lanes
     for part, count in zip(parts, lanes_of_shares([part.share for part in parts], lanes), strict=True):
         shards, where = [shard.records for shard in part.manifest.splits["train"].shards], part.manifest.folder
         sizes, rows = [sum(shards[lane::count]) for lane in range(count)], batch * count // lanes
@@ -150,20 +151,20 @@ def lanes(case: Case) -> list[Finding]:
             filled = sum(records > 0 for records in shards)
             what = f"config.data.lanes = {lanes}{share}, the training split has {filled} shards with records"
             fix = f"set data.lanes to {lanes * filled // count} or less, or write more shards"
-            found.append(Finding("error", what, fix, where))
+            findings.append(Finding("error", what, fix, where))
             continue
         uneven = max(sizes) > UNEVEN * min(sizes)
         if uneven:
             what = f"the lanes hold from {min(sizes):,} to {max(sizes):,} rows: their epochs drift apart"
-            found.append(Finding("warning", what, f"write a multiple of {count} shards (shards.count)", where))
+            findings.append(Finding("warning", what, f"write a multiple of {count} shards (shards.count)", where))
         if rows > total:
             share = f" holds {rows} of its rows, which" if share else ""
             what = f"config.data.global_batch = {batch}{share} is more than the {total:,} rows of the training split"
-            found.append(Finding("warning", what, "a step reads rows twice: lower it, or give more text", where))
+            findings.append(Finding("warning", what, "a step reads rows twice: lower it, or give more text", where))
         elif not uneven:
             what = f"{count} lanes of {min(sizes):,} to {max(sizes):,} rows from {len(shards)} shards"
-            found.append(Finding("ok", what, where=where))
-    return found
+            findings.append(Finding("ok", what, where=where))
+    return findings
 
 
 def ids(case: Case) -> list[Finding]:
@@ -179,9 +180,9 @@ def ids(case: Case) -> list[Finding]:
     part, (largest, split, record) = f"{repeats.share:.0%} of the training rows", repeats.largest
     what = f"the largest id is {largest} ({split} record {record}), the tokenizer and the model have {size} entries"
     fix = "use the tokenizer of the shards, or write them again" if largest >= size else ""
-    found = [Finding("error" if fix else "ok", f"{what}; checked {part}", fix)]
+    findings = [Finding("error" if fix else "ok", f"{what}; checked {part}", fix)]
     if repeats.unknown > UNKNOWN and case.folder is not None:
-        found.append(Finding("warning", *unknown_warning(repeats.unknown, load_fast(case.folder)), check="unknown"))
+        findings.append(Finding("warning", *unknown_warning(repeats.unknown, load_fast(case.folder)), check="unknown"))
 
     rate = repeats.repeated / max(repeats.documents, 1)
     level = "warning" if rate > REPEATED else "ok"
@@ -191,8 +192,8 @@ def ids(case: Case) -> list[Finding]:
         text = _decode(case, scan.row(manifest, "train", one)[start:stop])
         what += f"; the most frequent is in the records {one} and {other}: {text}"
     fix = "see corpus.weights and the source: a model memorizes repeated lines" if level != "ok" else ""
-    found.append(Finding(level, what, fix, check="duplicates"))
-    return found + [_overlap(case, split, overlap, part) for split, overlap in repeats.overlaps.items()]
+    findings.append(Finding(level, what, fix, check="duplicates"))
+    return findings + [_overlap(case, split, overlap, part) for split, overlap in repeats.overlaps.items()]
 
 
 def _overlap(case: Case, split: str, overlap: scan.Overlap, part: str) -> Finding:
@@ -201,7 +202,9 @@ def _overlap(case: Case, split: str, overlap: scan.Overlap, part: str) -> Findin
 
     count, rows = len(overlap.overlapping), len(overlap.rows)
     rate, fix = count / max(rows, 1), ""
-    level = "ok" if rate <= OVERLAP[0] else "error" if rate >= OVERLAP[1] else "warning"
+    level = "ok" if rate <= OVERLAP[0] else "warning"
+    if rate >= OVERLAP[1]:
+        level = "error"
     what = f"{count:,} of {rows:,} {split} rows ({rate:.1%}) are at least half in training, by stretches of "
     what += f"{scan.STRETCH} tokens in {part}"
     if overlap.pair is not None and level != "ok":
@@ -246,11 +249,11 @@ def against(case: Case) -> list[Finding]:
     if not case.against or case.folder is None:
         text = "--against: there is no tokenizer in the workdir to read its texts with"
         return [Finding("error", text, "run `tokenizer`")] if case.against else []
-    own = dataclasses.replace(Corpus(**case.config.corpus.to_dict()), keep_out=case.against).kept_out()
-    texts = [document.text for part in own.parts() for document in own.read(part, texts="")]
+    corpus = dataclasses.replace(Corpus.from_config(case.config.corpus), keep_out=case.against).kept_out()
+    texts = [document.text for part in corpus.parts() for document in corpus.read(part, texts="")]
     ids = [encoding.ids for encoding in load_fast(case.folder).encode_batch_fast(texts, add_special_tokens=False)]
     held_N, share = scan.find_held(case.manifest, ids, max_rows=case.rows)
-    compared, some, half = (int(np.sum(which)) for which in (~np.isnan(held_N), held_N > 0, held_N >= 0.5))
+    compared, some, half = int(np.sum(~np.isnan(held_N))), int(np.sum(held_N > 0)), int(np.sum(held_N >= 0.5))
     what = (
         f"{some:,} of {compared:,} texts ({some / max(compared, 1):.1%}) share a stretch of {scan.STRETCH} tokens with "
         f"training, {half:,} at least half of their stretches; {share:.0%} of the training rows were read"

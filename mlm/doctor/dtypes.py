@@ -23,7 +23,7 @@ def compare_dtypes(case: Case) -> list[Finding]:
     kernel = "xla" if case.config.model.attention == "xla" else "auto"  # this machine may lack the run's kernel
     config = configs.replace(case.config, {"evaluate.batch": ROWS, "model.attention": kernel})
     starts_V, info = pretraining.word_starts(config, workdir), pretraining.dataset_info(case.manifest)
-    task, *others = [
+    tasks = [
         (case.pretraining or pretraining.Pretraining)(
             configs.replace(config, {"model.dtype": dtype}),
             info,
@@ -34,26 +34,32 @@ def compare_dtypes(case: Case) -> list[Finding]:
         )
         for dtype in dtypes.DTYPES
     ]
-    modules = [each.module for each in (task, *others)]
     name = "the initial model"
     if checkpoint_files.complete_steps(workdir.checkpoints):
         model = load.load(workdir, head=load.LM_HEAD).padded(config.model.vocab_multiple)
-        shapes = [
-            {name: leaf.shape for name, leaf in sharding.named_leaves(p)}
-            for p in (model.params, task.abstract_state.params)
-        ]
-        if shapes[0] != shapes[1]:
+        shapes, expected = (
+            {path: leaf.shape for path, leaf in sharding.named_leaves(tree)}
+            for tree in (model.params, tasks[0].abstract_state.params)
+        )
+        if shapes != expected:
             raise InputError(f"{model.source}: is not a model as config.model describes it; name the run's config.")
         name, params = f"the checkpoint of step {model.step}", model.params
     else:
-        params = task.initial_state().params
-    params = sharding.put_tree(params, sharding.tree_shardings(params, mesh, params, task.partition_rules()))
-    found = dtypes.compare(
-        config, manifest, params, modules, task.eval_masking, split="validation", mesh=mesh, batch_count=BATCHES
+        params = tasks[0].initial_state().params
+    params = sharding.put_tree(params, sharding.tree_shardings(params, mesh, params, tasks[0].partition_rules()))
+    scores = dtypes.compare(
+        config,
+        manifest,
+        params,
+        [task.module for task in tasks],
+        tasks[0].eval_masking,
+        split="validation",
+        mesh=mesh,
+        batch_count=BATCHES,
     )
-    what = f"{name} in {dtypes.summary(found)}"
+    what = f"{name} in {dtypes.summary(scores)}"
     level, fix = "ok", ""
-    if not (abs(found["loss_difference"]) <= LOSS and abs(found["accuracy_difference"]) <= ACCURACY):
+    if not (abs(scores["loss_difference"]) <= LOSS and abs(scores["accuracy_difference"]) <= ACCURACY):
         level, what = "warning", f"{what}: more than {LOSS} nats or {ACCURACY:.0%} apart"
         fix = "set model.dtype to float32, and look for values that are very large"
     return [Finding(level, what, fix, where=str(workdir.root), check="dtypes")]

@@ -74,13 +74,15 @@ def judge(
     rate, per_row, masking = count / ordinary, predicted_BxL.sum(1), config.masking
     probs = {"mask": masking.mask_share, "random": masking.random_share}
     probs["kept"] = max(1 - sum(probs.values()), 0.0)
-    found = {kind: float((kinds_BxL == kind).sum()) / count for kind in probs}
-    unlikely = [k for k, p in probs.items() if abs(found[k] - p) > SIGMAS * (p * (1 - p) / count) ** 0.5 + 1 / count]
+    rates = {kind: float((kinds_BxL == kind).sum()) / count for kind in probs}
+    unlikely = [k for k, p in probs.items() if abs(rates[k] - p) > SIGMAS * (p * (1 - p) / count) ** 0.5 + 1 / count]
     # A row's number of predictions is rounded at random: a deviation of half a token a row at most.
     off = abs(rate - masking.rate) > (SIGMAS * 0.5 * len(kinds_BxL) ** 0.5 + 1) / ordinary
-    kinds = ", ".join(f"{found[kind]:.1%} {kind} ({p:g})" for kind, p in probs.items())
-    what = f"{rate:.2%} of the ordinary tokens are predicted (masking.rate = {masking.rate:g}), {per_row.min()} to "
-    what += f"{per_row.max()} in a row; of them {kinds}; special tokens never"
+    kinds = ", ".join(f"{rates[kind]:.1%} {kind} ({p:g})" for kind, p in probs.items())
+    what = (
+        f"{rate:.2%} of the ordinary tokens are predicted (masking.rate = {masking.rate:g}), {per_row.min()} to "
+        f"{per_row.max()} in a row; of them {kinds}; special tokens never"
+    )
     if off or unlikely:
         return "warning", what, "the masks are not what config.masking says: see mlm/model/masking.py"
     return "ok", what, ""

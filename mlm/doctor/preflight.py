@@ -64,8 +64,9 @@ def hosts(case: Case) -> Iterator[Check]:
 
     def check() -> None:
         if case.config.mesh.tensor == 1 and lanes % processes and processes % lanes:
-            what = f"must be a multiple or a divisor of the number of hosts, {processes}"
-            raise InputError(f"config.data.lanes = {lanes}: {what}.")
+            raise InputError(
+                f"config.data.lanes = {lanes}: must be a multiple or a divisor of the number of hosts, {processes}."
+            )
 
     yield check
 
@@ -77,10 +78,10 @@ def torch(case: Case) -> Iterator[Check]:
 
     def check() -> None:
         try:
-            found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=ANSWER, check=True)
+            finished = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=ANSWER, check=True)
         except (OSError, subprocess.SubprocessError) as error:
             raise InputError(f"--torch={python}: can't be run ({error}); name a Python with PyTorch.") from None
-        if missing := found.stdout.split():
+        if missing := finished.stdout.split():
             raise InputError(f"--torch={python}: has no {' and no '.join(missing)}; install it there, or name another.")
 
     if python:
@@ -118,8 +119,10 @@ def branch(case: Case) -> Iterator[Check]:
             return
         source, _ = branch.read_source(case.config, deep=False)
         if case.tokenizer and case.fingerprint() != fingerprint_of(str(source.workdir.tokenizer)):
-            what = f"was trained with another tokenizer than {case.tokenizer}"
-            raise InputError(f"config.train.branch_from = {name}: {what}; use its tokenizer, and shards made with it.")
+            raise InputError(
+                f"config.train.branch_from = {name}: was trained with another tokenizer than {case.tokenizer}; "
+                "use its tokenizer, and shards made with it."
+            )
 
     if name and not case.begun:
         yield check
@@ -145,20 +148,23 @@ def init_from(case: Case) -> Iterator[Check]:
         from mlm.pretrained import load, warm_start
 
         source = load.load(config.train.init_from, head=None, flag=load.INIT_FROM, headers=True)
-        theirs = None
+        fingerprint = None
         if any((UPath(source.tokenizer) / file).is_file() for file in locate.TOKENIZERS):
-            theirs = fingerprint_of(source.tokenizer)  # the rows of its tables are matched by token
+            fingerprint = fingerprint_of(source.tokenizer)  # the rows of its tables are matched by token
         if case.command in PRETRAINING:
             ids = {"cls": 0, "pad": source.config.pad_token_id, "sep": 2}  # no architecture depends on them
-            ours = families.named(config.model.family).make_config(config.model, source.config.vocab_size, ids)
-            warm_start.refuse_another_model(source, ours, tiled=config.train.init_tiled)
+            model = families.named(config.model.family).make_config(config.model, source.config.vocab_size, ids)
+            warm_start.refuse_another_model(source, model, tiled=config.train.init_tiled)
         elif case.tokenizer:
-            if theirs not in (None, case.fingerprint()):
-                what = f"{case.tokenizer}: is not the tokenizer of {load.INIT_FROM}{config.train.init_from}"
-                raise InputError(f"{what}; leave out tokenizer.path, or use another --workdir.")
-            loaded = tokenizer.load(case.tokenizer)
-            sizes = {"vocab_size": len(loaded), "pad_id": loaded.pad_token_id}
-            warm_start.refuse_unfit_rows(source.config, length=config.classify.length, **sizes)
+            if fingerprint not in (None, case.fingerprint()):
+                raise InputError(
+                    f"{case.tokenizer}: is not the tokenizer of {load.INIT_FROM}{config.train.init_from}; "
+                    "leave out tokenizer.path, or use another --workdir."
+                )
+            tok = tokenizer.load(case.tokenizer)
+            warm_start.refuse_unfit_rows(
+                source.config, length=config.classify.length, vocab_size=len(tok), pad_id=tok.pad_token_id
+            )
 
     if config.train.init_from and not case.begun:
         yield check
@@ -167,7 +173,7 @@ def init_from(case: Case) -> Iterator[Check]:
 def tokenizers(case: Case) -> Iterator[Check]:
     """tokenizer.path: loads, with all special tokens."""
     path = case.config.tokenizer.path
-    if path and not case.has_tokenizer:
+    if path and case.workdir.tokenizer_folder is None:
         yield functools.partial(fingerprint_of, path)
 
 
@@ -184,19 +190,19 @@ def folders(case: Case) -> Iterator[Check]:
 
 
 def _check_folder(case: Case, key: str, folder: str) -> None:
-    where = f"config.{key}: {folder}"
     try:
-        manifest = load_manifest(folder, tokenizer_folder=str(case.workdir.tokenizer) if case.has_tokenizer else None)
+        manifest = load_manifest(folder, tokenizer_folder=case.workdir.tokenizer_folder)
     except InputError as error:
         raise InputError(f"config.{key}: {error}") from None
     if manifest.length != case.config.shards.length:
-        what = f"has rows of {manifest.length} tokens, but config.shards.length = {case.config.shards.length}"
-        raise InputError(f"{where}: {what}; set it to that, or write these shards again.")
+        lengths = f"has rows of {manifest.length} tokens, but config.shards.length = {case.config.shards.length}"
+        raise InputError(f"config.{key}: {folder}: {lengths}; set it to that, or write these shards again.")
     fingerprints = {manifest.tokenizer_fingerprint, case.fingerprint()} - {None}
     if len(fingerprints) > 1:
-        what = f"was not made with the tokenizer in {case.tokenizer}"
-        fix = "set tokenizer.path to the tokenizer of these shards, or write them again"
-        raise InputError(f"{where}: {what}; {fix}.")
+        raise InputError(
+            f"config.{key}: {folder}: was not made with the tokenizer in {case.tokenizer}; "
+            "set tokenizer.path to the tokenizer of these shards, or write them again."
+        )
 
 
 def sources(case: Case) -> Iterator[Check]:
@@ -206,7 +212,7 @@ def sources(case: Case) -> Iterator[Check]:
     elsewhere = getattr(case.flags, "engine", "") and not cluster.is_primary()
     if elsewhere or not _reads_corpus(case):
         return
-    corpus = Corpus(**case.config.corpus.to_dict())
+    corpus = Corpus.from_config(case.config.corpus)
     for source in dict.fromkeys(corpus.sources):
         yield functools.partial(corpus.check, source)
     for source in dict.fromkeys(corpus.keep_out):
@@ -225,14 +231,14 @@ def against(case: Case) -> Iterator[Check]:
     """--against: the texts of benchmarks."""
     from mlm.data.corpus import Corpus
 
-    named = dataclasses.replace(Corpus(**case.config.corpus.to_dict()), keep_out=tuple(case.flags.against)).kept_out()
-    for source in named.sources:
-        yield functools.partial(_check_against, named, source)
+    corpus = dataclasses.replace(Corpus.from_config(case.config.corpus), keep_out=tuple(case.flags.against)).kept_out()
+    for source in corpus.sources:
+        yield functools.partial(_check_against, corpus, source)
 
 
-def _check_against(named: Corpus, source: str) -> None:
+def _check_against(corpus: Corpus, source: str) -> None:
     try:
-        named.check(source)
+        corpus.check(source)
     except InputError as error:
         raise InputError(str(error).replace("config.corpus.keep_out", "--against", 1)) from None
 
@@ -241,14 +247,13 @@ def tables(case: Case) -> Iterator[Check]:
     """The sources of config.classify: their first row has the columns of text and label."""
     from mlm.data import labelled
 
-    own = case.config.classify
-    columns = {"text": own.text, "label": own.label, "kind": own.kind}
+    settings = case.config.classify
+    check = functools.partial(labelled.check, text=settings.text, label=settings.label, kind=settings.kind)
     for split in ("train", "validation", "test"):
-        if own[split]:
-            yield functools.partial(labelled.check, own[split], split=split, **columns)
-    for name, source in own.predict:
-        key = "config.classify.predict"
-        yield functools.partial(labelled.check, source, split=name, key=key, require_labels=False, **columns)
+        if settings[split]:
+            yield functools.partial(check, settings[split], split=split)
+    for name, source in settings.predict:
+        yield functools.partial(check, source, split=name, key="config.classify.predict", require_labels=False)
 
 
 def pairs(case: Case) -> Iterator[Check]:

@@ -64,8 +64,8 @@ def find_repeats(manifest: Manifest, *, max_rows: int, max_held_out: int = 5_000
         known += int(np.sum(~np.isin(real, manifest.all_special_ids)))
         starts, stops = _documents(batch["input_ids"], manifest.special_ids["cls"], manifest.special_ids["sep"])
         flat, length = batch["input_ids"].ravel(), manifest.length
-        own = (xxh3_64_intdigest(flat[start:stop].tobytes()) for start, stop in zip(starts, stops, strict=True))
-        hashes.append(np.fromiter(own, np.uint64, len(starts)))
+        digests = (xxh3_64_intdigest(flat[start:stop].tobytes()) for start, stop in zip(starts, stops, strict=True))
+        hashes.append(np.fromiter(digests, np.uint64, len(starts)))
         spans.append(np.stack([batch["record_id"][starts // length], starts % length, stops % length], 1))
         largest = max(largest, _largest(batch, "train"))
     hashes, spans = np.concatenate(hashes), np.concatenate(spans)
@@ -75,9 +75,15 @@ def find_repeats(manifest: Manifest, *, max_rows: int, max_held_out: int = 5_000
         one, other = np.flatnonzero(hashes == unique[np.argmax(counts)])[:2]
         record, start, stop = spans[one].tolist()
         example = record, int(spans[other][0]), (start, stop)
-    found = {split: overlaps[split].summary() for split in manifest.splits if split in overlaps}
-    copies, unknown_share = len(hashes) - len(unique), unknown / max(known + unknown, 1)
-    return Repeats(share, len(hashes), copies, example, found, largest, unknown_share)
+    return Repeats(
+        share=share,
+        documents=len(hashes),
+        repeated=len(hashes) - len(unique),
+        example=example,
+        overlaps={split: overlaps[split].summary() for split in manifest.splits if split in overlaps},
+        largest=largest,
+        unknown=unknown / max(known + unknown, 1),
+    )
 
 
 def find_held(manifest: Manifest, texts: Sequence[Sequence[int]], *, max_rows: int) -> tuple[np.ndarray, float]:
@@ -96,10 +102,10 @@ def find_held(manifest: Manifest, texts: Sequence[Sequence[int]], *, max_rows: i
     return held_N, share
 
 
-def rows(manifest: Manifest, split: str, most: int) -> tuple[Iterator[batches.Batch], float]:
-    """Returns (batches of about `most` rows with their record ids, their share of the split): every n-th shard."""
+def rows(manifest: Manifest, split: str, max_rows: int) -> tuple[Iterator[batches.Batch], float]:
+    """Returns (batches of about `max_rows` rows with their record ids, their share of the split): every n-th shard."""
     records = [shard.records for shard in manifest.splits[split].shards]
-    taken = range(0, len(records), max(1, -(-sum(records) // most)))
+    taken = range(0, len(records), max(1, -(-sum(records) // max_rows)))
     return _read(manifest, split, taken), sum(records[index] for index in taken) / sum(records)
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from mlm.data import examples, labelled, tokenizer
+from mlm.data import examples, lines, tokenizer
 from mlm.errors import InputError
 from mlm.inference.fill_mask import answer_texts, check_utf8, in_batches
 from mlm.model import classifier
@@ -113,7 +113,7 @@ def run(model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdou
     def read(text: str, name: str) -> tuple[dict[str, Any], Any]:
         parts = tuple(text.split("\t")) if texts else parse(text, predictor.columns, name)
         if predictor.of_tokens:
-            words = parts if isinstance(parts, list) else labelled.split_words(" ".join(parts))
+            words = parts if isinstance(parts, list) else lines.split_words(" ".join(parts))
             return {"text": " ".join(parts)}, predictor.encode_words(words, name)
         return dict(zip(("text", "text_pair"), parts, strict=False)), predictor.encode(parts, name)
 

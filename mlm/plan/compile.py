@@ -44,7 +44,8 @@ class Program:
 
 def make_mesh(config: ConfigDict, topology: Topology) -> Mesh:
     """Returns the config's mesh over the devices of a topology."""
-    return sharding.make_mesh(**config.mesh.to_dict(), devices=topology.devices)
+    axes = config.mesh
+    return sharding.make_mesh(data=axes.data, fsdp=axes.fsdp, tensor=axes.tensor, devices=topology.devices)
 
 
 def compile_step(
@@ -103,17 +104,19 @@ def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
 
 def temporary_bytes(message: str) -> float | None:
     """Returns the bytes of temporaries on a device in the compiler's refusal, or None."""
-    found = re.search(r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)", message)
-    return float(found[1]) * UNITS[found[2]] if found else None
+    size = re.search(r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)", message)
+    return float(size[1]) * UNITS[size[2]] if size else None
 
 
 def refuse_kernel(message: str, kind: str) -> None:
     """Raises InputError if the compiler's refusal is about a core's own memory: no smaller batch would help."""
     if "memory space vmem" in message:
         sizes = re.search(r"(?:Used|size) (\S+) (?:of|and limit) ([\d.]+[KMG]?)", message)
-        needs, has = sizes.groups() if sizes else ("more", "too little")
-        memory = f"{needs} of a core's own memory, where a {kind} has {has}"
-        raise InputError(f"config.model.attention: the kernel needs {memory}; set it to xla.")
+        needs, limit = sizes.groups() if sizes else ("more", "too little")
+        raise InputError(
+            f"config.model.attention: the kernel needs {needs} of a core's own memory, where a {kind} has {limit}; "
+            "set it to xla."
+        )
 
 
 def state_bytes(task: Pretraining) -> int:

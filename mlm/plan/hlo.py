@@ -49,8 +49,8 @@ class Instruction:
 
     def attribute(self, pattern: str) -> str:
         """Returns the first group of `pattern` in the attributes, or ""."""
-        found = re.search(pattern, self.rest)
-        return found[1] if found else ""
+        match = re.search(pattern, self.rest)
+        return match[1] if match else ""
 
     def called(self, key: str) -> str:
         """Returns the computation named by the attribute `key`, or ""."""
@@ -76,8 +76,8 @@ def parse(text: str) -> Module:
             header = _COMPUTATION.match(line)
             current = computations.setdefault(header[2], []) if header else None
             entry = header[2] if header and header[1] else entry
-        elif current is not None and (found := _INSTRUCTION.match(line)):
-            current.append(Instruction(*found.groups()))
+        elif current is not None and (match := _INSTRUCTION.match(line)):
+            current.append(Instruction(*match.groups()))
     if not entry:
         raise ValueError("the compiled text has no ENTRY computation")
     by_name = {instruction.name: instruction for body in computations.values() for instruction in body}
@@ -129,13 +129,13 @@ def elements(shape: str) -> list[str]:
     """Splits the shape of a tuple; an array's is its only element."""
     if not shape.startswith("("):
         return [shape]
-    found, depth, start = [], 0, 1
+    parts, depth, start = [], 0, 1
     for index, letter in enumerate(shape):
         depth += (letter in "([{") - (letter in ")]}")
         if (letter == "," and depth == 1) or depth == 0:
-            found.append(shape[start:index].strip())
+            parts.append(shape[start:index].strip())
             start = index + 1
-    return [element for element in found if element]
+    return [element for element in parts if element]
 
 
 def size(shape: str) -> int:
@@ -155,7 +155,8 @@ def find_collective(module: Module, this: Instruction) -> Instruction | None:
     if this.opcode not in ("fusion", "async-start", "custom-call"):
         return None
     name = this.called("calls") or this.attribute(r"called_computations=\{(%[\w.\-]+)")  # the latter on a SparseCore
-    return next(filter(None, (find_collective(module, each) for each in module.computations.get(name, ()))), None)
+    inner = (find_collective(module, instruction) for instruction in module.computations.get(name, ()))
+    return next(filter(None, inner), None)
 
 
 def group_size(this: Instruction, devices: int) -> int:

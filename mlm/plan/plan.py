@@ -51,8 +51,9 @@ def make_job(
 ) -> Job:
     """Returns the job of a config, and of its shards if they exist; `records` replaces their number of rows."""
     if manifest is None:
-        sizes = {"vocab_size": config.tokenizer.vocab_size, "length": config.shards.length}
-        info = DatasetInfo.synthetic(**sizes, records=config.data.global_batch)
+        info = DatasetInfo.synthetic(
+            vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=config.data.global_batch
+        )
     else:
         info = DatasetInfo.from_manifest(manifest)
     has_shards = manifest is not None
@@ -206,21 +207,21 @@ def largest_batch(
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulate
     config = configs.replace(config, {"data.batch_stages": ()})  # whose ROWS a smaller batch may not reach
     rows = config.data.global_batch // num_shards
-    room, wanted = place.capacity - program.arguments, (program.needs or 0) - program.arguments
+    room, temporaries = place.capacity - program.arguments, (program.needs or 0) - program.arguments
     if room <= 0:
         return None  # the state alone is too large
     sizes = [rows >> shift for shift in range(1, rows.bit_length())]
     sizes = [size for size in sizes if size * num_shards % config.data.lanes == 0]
-    start = next((i for i, size in enumerate(sizes) if wanted * size / rows < 1.25 * room), len(sizes) - 1)
-    found, index, seen = None, start, set()
+    start = next((i for i, size in enumerate(sizes) if temporaries * size / rows < 1.25 * room), len(sizes) - 1)
+    largest, index, seen = None, start, set()
     while len(seen) < MAX_TRIALS and 0 <= index < len(sizes) and index not in seen:
         seen.add(index)
         batch = sizes[index] * num_shards
         fits = _try({"data.global_batch": batch}, config, info, place, make_task)["fits"]
         if fits:
-            found = {"rows_per_chip": batch // config.train.accumulate / place.chips, "global_batch": batch}
+            largest = {"rows_per_chip": batch // config.train.accumulate / place.chips, "global_batch": batch}
         index += -1 if fits else 1
-    return found
+    return largest
 
 
 def remedies(

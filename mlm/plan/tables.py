@@ -12,21 +12,21 @@ Estimates are optimistic. 3 epochs of WikiText-103, large model, length 512, glo
 baseline on v3:2x2 is 0.71 s. Expect a real step to take about 1.7 times as long."""
 
 
-def plan(found: dict[str, Any]) -> list[RenderableType]:
+def plan(results: dict[str, Any]) -> list[RenderableType]:
     """Returns the tables of the step, and of the baseline if there is one."""
-    lines = _step(found["plan"])
-    if "baseline" in found:
-        lines += ["", *_step(found["baseline"], operations=8)]
-    if "ratio" in found:
-        text = "mlm takes {cycles:.2f} of the baseline's cycles and {temporaries:.2f} of its temporaries"
-        lines += ["", text.format(**found["ratio"])]
+    lines = _step(results["plan"])
+    if "baseline" in results:
+        lines += ["", *_step(results["baseline"], operations=8)]
+    if ratio := results.get("ratio"):
+        cycles, temporaries = f"{ratio['cycles']:.2f}", f"{ratio['temporaries']:.2f}"
+        lines += ["", f"mlm takes {cycles} of the baseline's cycles and {temporaries} of its temporaries"]
     return [*lines, "", CALIBRATION]
 
 
-def sweep(found: dict[str, Any]) -> list[RenderableType]:
+def sweep(results: dict[str, Any]) -> list[RenderableType]:
     """Returns the table of a sweep, one line per cell."""
-    heads = (*found["sweep"][0]["cell"], "fits", ">GB/chip", ">ms", ">tokens/s", ">MFU", ">hours", ">dollars", "")
-    rows = [(*cell["cell"].values(), *_cell(cell)) for cell in found["sweep"]]
+    heads = (*results["sweep"][0]["cell"], "fits", ">GB/chip", ">ms", ">tokens/s", ">MFU", ">hours", ">dollars", "")
+    rows = [(*cell["cell"].values(), *_cell(cell)) for cell in results["sweep"]]
     return [table(*heads, rows=rows), "", CALIBRATION]
 
 
@@ -58,7 +58,7 @@ def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
     if not row["fits"]:
         needs = "more" if row["bytes_per_chip"]["needs"] is None else size["needs"]
         return [*lines, f"  does not fit: needs {needs} of {size['capacity']} a chip", *_search(row)]
-    parts = "arguments {arguments}, temporaries {temporaries}, other outputs {outputs}".format(**size)
+    parts = f"arguments {size['arguments']}, temporaries {size['temporaries']}, other outputs {size['outputs']}"
     lines += [f"  fits: {size['needs']} of {size['capacity']} a chip ({parts})", f"  estimate: {_speed(row)}"]
     short = row.get("short", row)
     first = f"  the first steps, on rows of {short['length']} tokens"
@@ -66,7 +66,8 @@ def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
         lines.append(f"{first}, do not fit: the run's hours are unknown")
     elif short is not row:
         lines.append(f"{first}: {_gigabytes(short['bytes_per_chip']['needs'])} a chip, {_speed(short)}")
-        lines += [f"    {_uncosted(short)}"] * bool(short["uncosted"])
+        if short["uncosted"]:
+            lines.append(f"    {_uncosted(short)}")
     if row["hours"] is not None:
         dollars = "" if row["dollars"] is None else f", {row['dollars']:,.0f} dollars"
         staged = ", smaller batches at the same tokens/s" if row["batch_stages"] else ""
@@ -86,11 +87,11 @@ def _speed(row: dict[str, Any]) -> str:
     return f"{row['milliseconds']:.2f} ms a step, {row['tokens_per_second']:,.0f} tokens/s, MFU {row['mfu']:.1%}"
 
 
-def hosts(found: dict[str, Any]) -> str:
+def hosts(host_input: dict[str, Any]) -> str:
     """Returns a line on `sharding.host_input`."""
-    start, rows, lanes = f"hosts {found['count']}:", found["rows_per_host"], found["lanes_per_host"]
-    if not found["fed"]:
-        return f"{start} NOT ALL CAN BE FED: {found['error']}"
+    start, rows, lanes = f"hosts {host_input['count']}:", host_input["rows_per_host"], host_input["lanes_per_host"]
+    if not host_input["fed"]:
+        return f"{start} NOT ALL CAN BE FED: {host_input['error']}"
     if lanes < 1:
         return f"{start} {rows} rows each, {round(1 / lanes)} hosts share a lane"
     return f"{start} {rows} rows and {lanes} {'lane' if lanes == 1 else 'lanes'} each"
@@ -113,29 +114,30 @@ def _costs(row: dict[str, Any]) -> list[str]:
 
 def _uncosted(row: dict[str, Any]) -> str:
     """Returns what the time of a step leaves out; "" if nothing."""
-    named = ", ".join(f"{what} ({count})" for what, count in row["uncosted"].items())
-    return named and f"NOT COSTED, so the real step is slower: {named}"
+    operations = ", ".join(f"{operation} ({count})" for operation, count in row["uncosted"].items())
+    return operations and f"NOT COSTED, so the real step is slower: {operations}"
 
 
 def _search(row: dict[str, Any]) -> list[str]:
     if "largest" not in row:
         return []
     lines = ["  no smaller batch was found that fits"]
-    if row["largest"]:
-        text = "{rows_per_chip:g} rows a chip at once, --config.data.global_batch={global_batch}"
-        text += ' "--config.data.batch_stages=()"' * bool(row["batch_stages"])
-        lines = ["  largest batch found that fits: " + text.format(**row["largest"])]
+    if largest := row["largest"]:
+        flags = f"--config.data.global_batch={largest['global_batch']}"
+        if row["batch_stages"]:
+            flags += ' "--config.data.batch_stages=()"'
+        lines = [f"  largest batch found that fits: {largest['rows_per_chip']:g} rows a chip at once, {flags}"]
     for one in row["remedies"]:
         needs = one.get("error") or (one["bytes_per_chip"] and f"{_gigabytes(one['bytes_per_chip'])} a chip") or ""
         lines.append(f"  {'fits' if one['fits'] else 'does not fit'} with {one['change']}: {needs}")
     return lines
 
 
-def _collectives(found: dict[str, Any]) -> RenderableType:
-    if not found:
+def _collectives(collectives: dict[str, Any]) -> RenderableType:
+    if not collectives:
         return "  no collectives"
     rows = []
-    for kind, row in found.items():
+    for kind, row in collectives.items():
         counts = str(row["count"]), str(row["overlapping"]), f"{row['bytes'] / 1e6:,.1f}"
         rows.append((kind, *counts, f"{row['milliseconds']:.3f}", f"{row['exposed_milliseconds']:.3f}"))
     return table("collective", ">count", ">overlapping", ">MB", ">ms", ">exposed ms", rows=rows, indent=2)

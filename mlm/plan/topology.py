@@ -101,11 +101,11 @@ class Topology:
 def names(family: str) -> list[str]:
     """Returns the usual slices of a family, from one host to the full pod."""
     pod = FAMILIES[family].pod
-    shape, found = [1, 1] if len(pod) == 2 else [2, 2, 1], {}
+    shape, shapes = [1, 1] if len(pod) == 2 else [2, 2, 1], {}
     while all(size <= limit for size, limit in zip(shape, pod, strict=True)):
-        found[tuple(shape)] = None
+        shapes[tuple(shape)] = None
         shape[len(shape) - 1 - shape[::-1].index(min(shape))] *= 2
-    return [f"{family}:{'x'.join(map(str, shape))}" for shape in found | {pod: None} if shape != (1, 2)]  # half a host
+    return [f"{family}:{'x'.join(map(str, shape))}" for shape in shapes | {pod: None} if shape != (1, 2)]  # half a host
 
 
 def find(name: str, slices: int = 1) -> Topology:
@@ -131,7 +131,7 @@ def find(name: str, slices: int = 1) -> Topology:
     if slices > 1:
         options["num_slices"] = slices
     try:
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
+        devices = topologies.get_topology_desc(name, "tpu", **options).devices
     except jax.errors.JaxRuntimeError:
         raise unknown from None
     return Topology(name, FAMILIES[family], shape, devices, slices)
