@@ -147,6 +147,7 @@ TABLE: Rule = (
 )
 ROTARY_BASES = ("global_rope_theta", "local_rope_theta")
 MODERNBERT = {"local_attention": 128, "global_every": 3} | dict(zip(ROTARY_BASES, (160_000.0, 10_000.0), strict=True))
+FAMILIES = ("roberta", "xlm_roberta", "camembert", "roberta_prelayernorm", "bert", "modernbert")
 METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "spearman")
 
 KEYS_OF: dict[Rule, str] = {  # rules that several keys share
@@ -190,7 +191,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "evaluate.count": _one_of("fixed", "independent"),
     "masking.kind": _one_of("token", "word", "span"),
     "masking.longest": whole(1, 1025, "to 1,024"),
-    "model.family": _one_of("roberta", "xlm_roberta", "camembert", "roberta_prelayernorm", "bert", "modernbert"),
+    "model.family": (matching(r"[a-z0-9_]+"), f"one of {', '.join(FAMILIES)}, or another of transformers' families"),
     "model.implementation": _one_of("mlm", "transformers"),
     "model.local_attention": (lambda v: type(v) is int and v > 0 and v % 2 == 0, "an even number from 2 up"),
     "model.activation": _one_of("gelu", "gelu_new", "relu", "silu"),
@@ -246,8 +247,10 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
     ungrouped = [key for key in ("validation_groups", "test_groups") if corpus.group == "document" and corpus[key]]
     all_held_out = corpus.validation_fraction + corpus.test_fraction >= 1
     too_long = schedule.name in ("wsd", "wsd_sqrt") and schedule.decay_fraction + warmup > 1 + 1e-9
-    is_stock, no_flax_class = model.implementation == "transformers", model.family in ("modernbert", "camembert")
-    ours_alone = {"model.family": no_flax_class, "model.attention": model.attention not in ("auto", "xla")}
+    is_stock, of_ours = model.implementation == "transformers", model.family in FAMILIES
+    one_of_ours = f"must be one of {', '.join(FAMILIES)}; another needs model.implementation = transformers"
+    ours_alone = {"model.family": model.family in ("modernbert", "camembert")}
+    ours_alone |= {"model.attention": model.attention not in ("auto", "xla")}
     ours_alone |= {"model.remat_feed_forward": model.remat_feed_forward > 0}
     ours_alone |= {"data.isolate_documents": data.isolate_documents}
     is_modernbert, odd_heads = model.family == "modernbert", model.hidden_size // model.heads % 2 > 0
@@ -258,6 +261,8 @@ def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
         *((f"corpus.{key}", True, "must be () where corpus.group is document") for key in ungrouped),
         ("corpus.test_groups", named != set(), "must be other groups than those of corpus.validation_groups"),
         ("corpus.test_fraction", all_held_out, "with corpus.validation_fraction it must be below 1"),
+        ("model.family", not is_stock and not of_ours, one_of_ours),
+        ("model.init", model.init != "stock" and not of_ours, f"can't be {model.init} of this model.family"),
         ("model.heads", model.hidden_size % model.heads > 0, "must divide model.hidden_size"),
         ("model.heads", is_modernbert and odd_heads, "must leave heads of an even size, as rotary positions need"),
         ("model.attention", no_dropout, "has no dropout: set model.attention_dropout to 0, or choose another kernel"),

@@ -172,6 +172,8 @@ def check_files(folder: Path, expected: Reference, model: Pretrained) -> None:
             flax_model = flax_class.from_pretrained(str(folder), trust_remote_code=False)
             tok, texts = tokenizer.load(str(folder)), expected.texts[-1]
             columns = tok(*texts, truncation="longest_first", max_length=expected.longest, return_tensors="np")
+            if "token_type_ids" not in columns and hasattr(model.config, "type_vocab_size"):
+                columns["token_type_ids"] = np.zeros_like(columns["input_ids"])  # ELECTRA in Flax takes 1 by default
             with jax.default_matmul_precision("highest"):
                 last = np.asarray(flax_model(**columns).logits[0])
             last = last if expected.positions is None else last[expected.positions[-1]]

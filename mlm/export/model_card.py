@@ -111,7 +111,7 @@ def _render(folder: Path, template: str, model: Pretrained, **values: Any) -> No
     text = cards.get_template(template).render(
         config=model.config,
         family=model.family,
-        architecture=ARCHITECTURES[model.family.name],
+        architecture=ARCHITECTURES.get(model.family.name, model.family.name),
         run=model.run_config,
         step=model.step,
         averaged=f"the mean of {', '.join(means)}" if means else "",

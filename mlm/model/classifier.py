@@ -4,7 +4,6 @@ Dimensions: B rows, L tokens in a row, H hidden size, C classes (1 for regressio
 """
 
 import copy
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,9 @@ from tokenizers import Tokenizer
 from transformers import PretrainedConfig
 
 from mlm.data.tokenizer_checks import marks_second_text
-from mlm.model.families import family_of
+from mlm.model.families import DEFAULT, family_of
 from mlm.model.loss import RowSums
-from mlm.model.module import SEQUENCES, TOKENS, Model
+from mlm.model.module import SEQUENCES, TOKENS, Compute, Model
 
 
 def make_config(body: PretrainedConfig, labels: tuple[str, ...], *, of_tokens: bool = False) -> PretrainedConfig:
@@ -52,9 +51,9 @@ def set_pairs(config: PretrainedConfig, fast: Tokenizer, sep_id: int) -> None:
     config.sep_token_id = sep_id if marks_second_text(fast, sep_id) else None
 
 
-def make_module(config: PretrainedConfig, dtype: str = "float32", **settings: Any) -> Model:
-    """Returns the linen module of a classifier; `settings` are those of `Model`."""
-    return family_of(config).make_module(config, head_name(config), dtype, **settings)
+def make_module(config: PretrainedConfig, dtype: str = "float32", compute: Compute = DEFAULT) -> Model:
+    """Returns the linen module of a classifier."""
+    return family_of(config).make_module(config, head_name(config), dtype, compute)
 
 
 def row_sums(logits_BxC: Array, label_B: Array) -> RowSums:

@@ -5,6 +5,7 @@ drawn from the number of the first one.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -14,11 +15,15 @@ import transformers
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jax import Array
+from jax.sharding import PartitionSpec as P
 from transformers import PretrainedConfig
 
+from mlm.errors import InputError
 from mlm.model import flops
 from mlm.model.attention import Attention
 from mlm.model.module import Compute, Params, PartitionRules, position_ids, take_tokens
+
+REPLICATED: PartitionRules = ((r".*", P()),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +43,25 @@ class TransformersModel:
     def module(self) -> nn.Module:
         """The linen module."""
         module_class = getattr(transformers, f"Flax{self.name}ForMaskedLM").module_class
-        return module_class(self.config, dtype=jnp.dtype(self.dtype), gradient_checkpointing=self.recompute_layers)
+        module = module_class(self.config, dtype=jnp.dtype(self.dtype))
+        if not self.recompute_layers:
+            return module
+        if not hasattr(module, "gradient_checkpointing"):
+            what = f"transformers' {module_class.__name__} recomputes no layers"
+            raise InputError(f"config.model.remat = true: {what}; set it to false.")
+        return module.clone(gradient_checkpointing=True)
+
+    def _inputs(self, ids_BxL: Array, attention_BxL: Array) -> dict[str, Any]:
+        """Returns the inputs that the module takes, by name."""
+        inputs = {
+            "input_ids": ids_BxL,
+            "attention_mask": attention_BxL,
+            "token_type_ids": jnp.zeros_like(ids_BxL),
+            "position_ids": position_ids(attention_BxL, self.first_position),
+            "head_mask": None,
+        }
+        names = inspect.signature(type(self.module).__call__).parameters
+        return {name: value for name, value in inputs.items() if name in names}
 
     def logits(self, *inputs: Any) -> Array:
         """Returns the logits alone; `inputs` are those of `forward`."""
@@ -57,9 +80,8 @@ class TransformersModel:
         rngs = {}
         if dropout_key is not None:
             rngs["dropout"] = dropout_key if rows_B is None else jax.random.fold_in(dropout_key, rows_B[0])
-        positions_BxL = position_ids(attention_BxL, self.first_position)
-        inputs = (ids_BxL, attention_BxL, jnp.zeros_like(ids_BxL), positions_BxL, None)
-        output = self.module.apply({"params": params}, *inputs, deterministic=dropout_key is None, rngs=rngs)
+        inputs = self._inputs(ids_BxL, attention_BxL)
+        output = self.module.apply({"params": params}, **inputs, deterministic=dropout_key is None, rngs=rngs)
         return take_tokens(predicted_BxK, output.logits), {}
 
     def with_attention(self, make: Callable[[int], Attention]) -> Self:
@@ -82,6 +104,5 @@ class TransformersModel:
 
     def init_params(self, key: Array) -> Params:
         """Returns float32 parameters as transformers draws them."""
-        ids_BxL = jnp.ones((1, 1), jnp.int32)
-        inputs = (ids_BxL, ids_BxL, jnp.zeros_like(ids_BxL), ids_BxL, None)
-        return self.module.init({"params": jax.random.split(key)[0]}, *inputs)["params"]
+        ids_1x1 = jnp.ones((1, 1), jnp.int32)
+        return self.module.init({"params": jax.random.split(key)[0]}, **self._inputs(ids_1x1, ids_1x1))["params"]

@@ -12,7 +12,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from mlm.model.module import Params
 
 PARTS = {"Wqkv": 3, "Wi": 2}  # kernels that PyTorch fuses
-TIED = ("lm_head.decoder.", "cls.predictions.decoder.", "decoder.weight")
+TIED = ("lm_head.decoder.", "cls.predictions.decoder.", "decoder.weight", "predictions.decoder.")
+TIED += ("vocab_projector.weight", "generator_lm_head.weight")
 NEXT_SENTENCE = "cls.seq_relationship."  # BERT's other head, which no masked language model reads
 WRAPPERS = ("module", "_orig_mod")  # in names that torch's DataParallel and torch.compile make
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in early models

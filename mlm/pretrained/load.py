@@ -89,10 +89,10 @@ class Pretrained:
         return {self.family.body: body} | {name: self.params[name] for name in shared}
 
     def with_vocabulary(self, size: int) -> Self:
-        """Returns the model with a vocabulary of `size` entries, cut off or padded by `families.resize_vocabulary`."""
+        """Returns the model with a vocabulary of `size` entries, cut off or padded by `Family.resize_vocabulary`."""
         config = type(self.config).from_dict(self.config.to_dict())
         config.vocab_size = size
-        return dataclasses.replace(self, config=config, params=families.resize_vocabulary(self.params, size))
+        return dataclasses.replace(self, config=config, params=self.family.resize_vocabulary(self.params, size))
 
     def padded(self, multiple: int) -> Self:
         """Returns the model with its vocabulary padded up to a multiple, as a mesh may need it."""

@@ -15,6 +15,7 @@ from mlm.workdir import Workdir
 INDEX, SAFETENSORS, MSGPACK = "model.safetensors.index.json", "model.safetensors", "flax_model.msgpack"
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")  # a tokenizer has one of them
 DOWNLOADED = ["config.json", "*token*.json", "vocab.*", "merges.txt", "*.bpe.model"]  # from the Hub, beside the weights
+COUNT_FROM_PAD = ("roberta", "xlm_roberta", "camembert", "roberta_prelayernorm")  # model types, for their positions
 
 
 def split_step(name: str) -> tuple[str, int | None]:
@@ -79,9 +80,10 @@ def describe_branch(meta: dict[str, Any]) -> str:
 def longest_row(config: Mapping[str, Any]) -> int:
     """Returns how many tokens a model with this config.json reads, special ones included.
 
-    RoBERTa's positions start at pad id + 1, BERT's and ModernBERT's at 0.
+    RoBERTa's positions start at pad id + 1, others at 0.
     """
-    first = 0 if config["model_type"] in ("bert", "modernbert") else int(config["pad_token_id"]) + 1
+    is_roberta = config["model_type"].replace("-", "_") in COUNT_FROM_PAD
+    first = int(config["pad_token_id"]) + 1 if is_roberta else 0
     return int(config["max_position_embeddings"]) - first
 
 

@@ -9,7 +9,7 @@ from mlm.config_rules import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, Rule, whole
 from mlm.config_rules import MODERNBERT as MODERNBERT_KEYS
 from mlm.errors import DamageError, InputError
 from mlm.model import layers
-from mlm.model.families import FAMILIES, family_of, name_of
+from mlm.model.families import FAMILIES, family_of, find, is_known, name_of
 from mlm.paths import UPath
 from mlm.pretrained import locate
 from mlm.text import printable
@@ -59,7 +59,7 @@ def config_of(content: dict[str, Any]) -> PretrainedConfig:
         if types != ["sliding_attention" if i % every else "full_attention" for i in range(len(types))]:
             raise ValueError("layer_types are not one global layer in every so many")
         content["global_attn_every_n_layers"] = every
-    config = FAMILIES[content["model_type"]].config_class.from_dict(content)
+    config = find(content["model_type"]).config_class.from_dict(content)
     if getattr(config, "local_rope_theta", 0) is None:
         config.local_rope_theta = config.global_rope_theta
     return config
@@ -69,7 +69,7 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
     """Returns the config of a local folder, from config.json alone; errors call the folder `where`."""
     try:
         content = logs.read_object(folder / "config.json")
-        known = content.get("model_type") in FAMILIES
+        known = is_known(str(content.get("model_type")))
         config = config_of(content) if known else None
     except Exception as error:  # whatever transformers raises at values of another type
         reason = printable(f"{type(error).__name__}: {error}")[:200]
@@ -78,9 +78,11 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
     if not known:
         name, kinds = printable(str(content.get("model_type")))[:80], " or ".join(FAMILIES)
         raise InputError(f"{where}: its config.json has model_type = {name}; it must be {kinds}.")
-    own = MODERNBERT if config.model_type == "modernbert" else ROBERTA
-    for (check, allowed), keys in (*SHARED.items(), *own.items()):
+    of_family = MODERNBERT if config.model_type == "modernbert" else ROBERTA
+    for (check, allowed), keys in (*SHARED.items(), *of_family.items()):
         for key in keys.split():
+            if config.model_type not in FAMILIES and not hasattr(config, key):
+                continue
             value = getattr(config, key)
             if not check(value):
                 raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")

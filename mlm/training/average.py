@@ -13,7 +13,7 @@ from mlm import entry
 from mlm.config_rules import ROTARY_BASES
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.model.families import FAMILIES
+from mlm.model.families import find
 from mlm.paths import UPath, children, copy_files, write_text
 from mlm.pretrained import checkpoint_files, load, locate
 from mlm.training.checkpoint import Checkpoints
@@ -104,7 +104,7 @@ def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
     found = {"class": computed_by, "labels": data.get("labels"), "vocabulary": data["vocab_size"], "tokenizer": own}
     model = data["model"]
     others = ROTARY_BASES if model["model_type"] == "modernbert" else ("max_position_embeddings",)
-    keys = ("model_type", "vocab_size", *others, *FAMILIES[model["model_type"]].architecture.values())
+    keys = ("model_type", "vocab_size", *others, *find(model["model_type"]).architecture.values())
     return found | {key: model[key] for key in keys}
 
 

@@ -84,6 +84,10 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 def param_specs(params: Any, mesh: Mesh, rules: PartitionRules) -> dict[str, P]:
     """Returns {"roberta/...": spec}; InputError unless every parameter has a rule, and every rule a parameter."""
+    split = next((axis for axis in ("fsdp", "tensor") if mesh.shape[axis] > 1), "")
+    if split and not any(any(spec) for _, spec in rules):
+        what = "the model has no partition rules, so its parameters can't be split"
+        raise InputError(f"config.mesh.{split} = {mesh.shape[split]}: {what}; set mesh.fsdp and mesh.tensor to 1.")
     specs, used = {}, set()
     for name, leaf in named_leaves(params):
         rule = next((rule for rule in rules if re.fullmatch(rule[0], name)), None)
