@@ -22,6 +22,7 @@ from mlm import logs
 from mlm.data.manifest import DatasetInfo
 from mlm.data.stages import make_stages
 from mlm.model import families
+from mlm.model.module import Model, Params
 from mlm.workdir import Workdir
 
 DELTA = 1e-3  # of the Huber loss, the paper's
@@ -50,11 +51,16 @@ def read(folder: str) -> Point | None:
     return Point(folder, parameters(config), tokens, lines[-1]["loss"])
 
 
+def model_of(config: ConfigDict) -> tuple[Model, Params]:
+    """Returns the module of a config and its parameters as abstract arrays."""
+    info = DatasetInfo.synthetic(vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=1)
+    module = families.make_module(config.model, info)
+    return module, jax.eval_shape(module.init_params, jax.random.key(0))
+
+
 def parameters(config: ConfigDict) -> int:
     """Returns the number of parameters outside the embeddings."""
-    sizes = {"vocab_size": config.tokenizer.vocab_size, "length": config.shards.length}
-    module = families.make_module(config.model, DatasetInfo.synthetic(**sizes, records=1))
-    params = jax.eval_shape(module.init_params, jax.random.key(0))
+    module, params = model_of(config)
     embedding = families.at_path(params, families.family_of(module.config).embedding)
     return sum(leaf.size for leaf in jax.tree.leaves(params)) - embedding.size
 

@@ -94,7 +94,7 @@ def test_known_peak(monkeypatch, capsys):
     monkeypatch.setattr(steps.peaks, "peak_flops", lambda kind: 1e12)
     config = tiny_config(SMALL)
     found = steps.compare_steps(config, 0.1, "")
-    per_token = Pretraining.without_data(config).flops_per_token(1)
+    per_token = Pretraining.without_data(config).flops_per_token(config.shards.length)
     for name in ("mlm", "baseline"):
         expected = found[name]["tokens_per_second"] * per_token / 8e12
         assert found[name]["mfu"] == pytest.approx(expected)
@@ -113,7 +113,7 @@ def test_json_is_what_is_returned(capsys):
 
 @pytest.mark.slow
 def test_what_it_imports_for_a_step_needs_no_tensorflow():
-    program = "import sys; sys.modules['tensorflow'] = None\nimport mlm.bench.steps, mlm.plan.plan, mlm.training.loop"
+    program = "import sys; sys.modules['tensorflow'] = None\nimport mlm.bench.steps, mlm.plan.plan, mlm.training.train"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment(1), check=True)
 
 

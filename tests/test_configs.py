@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mlm import config as configs
-from mlm.training import optimizer, recipe
+from mlm.data.stages import batch_sizes, make_stages
+from mlm.training import optimizer
 from tests import scaling
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -39,10 +40,9 @@ def test_every_config_is_valid_and_says_how_to_run_it(name):
 def mflop_per_token(name: str) -> tuple[float, float]:
     """Returns (MFLOP per token of the body, of the tail (mlm/model/flops.py) on every position)."""
     config = configs.load(f"configs/{name}", [])
-    run, length = configs.flatten(config), config.shards.length
-    body, whole = (
-        recipe.flops_per_token(run, config.tokenizer.vocab_size, length=length, rate=rate) / 1e6 for rate in (0, 1)
-    )
+    module, params = scaling.model_of(config)
+    sizes = {"length": config.shards.length, "vocab_size": config.tokenizer.vocab_size}
+    body, whole = (module.flops_per_token(params, predicted_share=rate, **sizes) / 1e6 for rate in (0, 1))
     return body, whole - body
 
 
@@ -93,31 +93,32 @@ def test_published_recipes():
     assert (tf.optimizer.learning_rate, tf.optimizer.weight_decay) == (1e-4, 1e-3)
     assert round(tf.schedule.warmup_fraction * tf.train.steps) == 14_675
     for size, rows, tokens, first in (("base", 768, 10e9, 3e9), ("large", 448, 2e9, 2e9)):
-        modern = configs.flatten(configs.load(f"configs/modernbert_{size}.py", []))
-        *warmup, last = recipe.stages(modern)
+        modern = configs.load(f"configs/modernbert_{size}.py", [])
+        *warmup, last = batch_sizes(modern)
+        stages = make_stages(modern, records=1)
         full = {"base": 4608, "large": 4928}[size]
         sizes = [rows + number * (full - rows) // 5 for number in range(6)]
         assert [stage.rows for stage in (*warmup, last)] == sizes and sizes[-1] == full
         for stage in warmup:
             assert (stage.last - stage.first + 1) * stage.rows * 1024 == pytest.approx(tokens, rel=1e-3)
-        assert recipe.rows_read(modern, modern["train.steps"]) * 1024 == pytest.approx(1719e9, rel=1e-4)
-        assert modern["schedule.warmup_steps"] * rows * 1024 == pytest.approx(first, rel=1e-3)
-        assert modern["optimizer.weight_decay"] * modern["optimizer.learning_rate"] == pytest.approx(1e-5)
-    assert recipe.rows_read(modern, 184_160) * 1024 == pytest.approx(900e9, rel=1e-4), "where the authors restarted"
+        assert stages.rows_read(modern.train.steps) * 1024 == pytest.approx(1719e9, rel=1e-4)
+        assert modern.schedule.warmup_steps * rows * 1024 == pytest.approx(first, rel=1e-3)
+        assert modern.optimizer.weight_decay * modern.optimizer.learning_rate == pytest.approx(1e-5)
+    assert stages.rows_read(184_160) * 1024 == pytest.approx(900e9, rel=1e-4), "where the authors restarted"
     steps = configs.load("configs/modernbert_base.py", []).train.steps
-    assert modern["train.init_from"].endswith(f"@{steps}")
+    assert modern.train.init_from.endswith(f"@{steps}")
     for size, rows, rate, decay_rate in (("base", 576, 3e-4, 1e-5), ("large", 640, 5e-5, 1e-6)):
         steps = configs.load(f"configs/modernbert_{size}.py", []).train.steps
-        long = configs.flatten(configs.load(f"configs/modernbert_{size}_long.py", []))
-        schedule, tokens = optimizer.make_schedule(long, long["train.steps"]), rows * 8192
-        assert long["train.branch_from"] == f"runs/modernbert_{size}@{steps}"
-        decay = round(long["schedule.decay_fraction"] * long["train.steps"])
-        first = long["train.steps"] - decay
+        long = configs.load(f"configs/modernbert_{size}_long.py", [])
+        schedule, tokens = optimizer.make_schedule(long, long.train.steps), rows * 8192
+        assert long.train.branch_from == f"runs/modernbert_{size}@{steps}"
+        decay = round(long.schedule.decay_fraction * long.train.steps)
+        first = long.train.steps - decay
         assert decay * tokens == pytest.approx(50e9, rel=1e-4)
         assert (first - steps) * tokens == pytest.approx(250e9, rel=1e-4)
-        rates = [float(schedule(step)) for step in (steps, first, first + decay // 4, long["train.steps"])]
+        rates = [float(schedule(step)) for step in (steps, first, first + decay // 4, long.train.steps)]
         assert rates == pytest.approx([rate, rate, rate / 2, rate / 1000], rel=2e-3)
-        assert long["optimizer.weight_decay"] * long["optimizer.learning_rate"] == pytest.approx(decay_rate, rel=1e-2)
+        assert long.optimizer.weight_decay * long.optimizer.learning_rate == pytest.approx(decay_rate, rel=1e-2)
     wikitext = configs.load("configs/wikitext103_large.py", [])
     assert (wikitext.shards.length, wikitext.data.global_batch, wikitext.train.epochs) == (512, 128, 3)
     assert (wikitext.model.layers, wikitext.model.hidden_size) == (24, 1024)

@@ -76,8 +76,7 @@ def test_the_folder_is_complete(exported, model):
 @pytest.mark.slow
 def test_the_averaged_parameters_are_the_model_if_there_are_any(model, tmp_path):
     workdir = Workdir(str(tmp_path / "averaged"))
-    config = model.run_config.copy_and_resolve_references().unlock()
-    config.optimizer.ema_decay = 0.9
+    config = configs.replace(model.run_config, {"optimizer.ema_decay": 0.9})
     info = facts_of(tokenizer.load(model.tokenizer))
     run = Pretraining(config, info, mesh=sharding.make_mesh(data=-1, fsdp=1, tensor=1))
     state = run.init()

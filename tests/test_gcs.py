@@ -174,11 +174,12 @@ def test_checkpoints_in_a_bucket(bucket):
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     with checkpoint.Checkpoints(folder, keep=2) as checkpoints:
         for step, score in ((1, 0.1), (2, 0.9), (3, 0.8), (4, 0.7)):
-            meta = {"format": checkpoint_files.FORMAT, "step": step}
+            meta = {"format": checkpoint_files.FORMAT, "step": step, "config": tiny_config()}
             checkpoints.save(step, jax.tree.map(lambda x, s=step: x * s, state), meta, score)
     assert checkpoint_files.complete_steps(folder) == [1, 3, 4], "two of the newest, and the best"
     assert checkpoint_files.choose(folder, on_damage="stop") == 4
-    assert checkpoint_files.read_meta(folder, 3) == {"format": checkpoint_files.FORMAT, "step": 3}
+    meta = {"format": checkpoint_files.FORMAT, "step": 3, "config": tiny_config()}
+    assert checkpoint_files.read_meta(folder, 3) == meta
     # Of a kill while orbax wrote step 9, under its name, and of one while the hashes of step 5 were taken.
     write_text(folder / "9" / "state" / "d" / "abc", "half")
     write_text(folder / "5" / "commit_success.txt", "")

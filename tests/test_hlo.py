@@ -11,7 +11,7 @@ TEXT = textwrap.dedent("""\
     HloModule jit_step, is_scheduled=true
 
     FileNames
-    1 "/somewhere/mlm/training/step.py"
+    1 "/somewhere/mlm/training/train.py"
     2 "/somewhere/site-packages/optax/transforms.py"
 
     FunctionNames
@@ -122,7 +122,7 @@ def counted() -> cost_model.Cost:
 def test_loops_run_as_often_as_their_bounds_say(counted):
     """The outer one from 2 to 6, four times; the inner one three times in each: 4 x (3 x 100 + 7) = 1,228."""
     assert counted.cycles["compiler"] == 4 * (3 * 100 + 7) + 50_000, "the dearest branch of the conditional is 50,000"
-    where = ("forward", "roberta/encoder/layer/*/output/dense", "mlm/training/step.py:7")
+    where = ("forward", "roberta/encoder/layer/*/output/dense", "mlm/training/train.py:7")
     assert counted.groups[where] == [1228, 16], "layers are one, and our line stands for the library's under it"
 
 
@@ -140,7 +140,7 @@ def test_a_loop_of_unknown_length_is_reported():
 def test_kernels_cost_what_they_declare(counted):
     assert counted.cycles["kernels"] == 131_072_000 / 131_072, "the FLOPs, longer than the bytes"
     assert counted.uncosted == {"kernel jit(step)/bare": 1}
-    assert counted.groups["backward", "roberta/encoder/layer/*/attention/self", "mlm/training/step.py:7"] == [1000, 1]
+    assert counted.groups["backward", "roberta/encoder/layer/*/attention/self", "mlm/training/train.py:7"] == [1000, 1]
 
 
 @pytest.mark.parametrize(("name", "cycles"), [("forward", 123), ("backward", 204)])

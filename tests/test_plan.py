@@ -13,12 +13,12 @@ import pytest
 from mlm import config as configs
 from mlm.__main__ import main
 from mlm.commands import plan as command
+from mlm.data.stages import HOURS_STEPS, check_branch
 from mlm.entry import Entry
 from mlm.errors import InputError
 from mlm.plan import compile as compiling
 from mlm.plan import plan, tables, topology
 from mlm.text import show
-from mlm.training import recipe
 from tests.fixtures import tiny_config
 from tests.processes import ROOT, environment
 
@@ -93,7 +93,7 @@ def test_operations_and_collectives_name_what_they_are(found):
     assert shares == sorted(shares, reverse=True) and len(shares) == 20 and 0.4 < sum(shares) <= 1
     assert {"forward", "backward", "update"} <= {one["phase"] for one in row["operations"]}
     assert any(one["module"].startswith("roberta/encoder/layer/*/") for one in row["operations"])
-    assert any(one["source"].startswith("mlm/training/step.py:") for one in row["operations"])
+    assert any(one["source"].startswith("mlm/training/train.py:") for one in row["operations"])
     gradients = row["collectives"]["all-reduce"]
     assert gradients["count"] >= 1 and 2 * PARAMETERS < gradients["bytes"] < 4.1 * PARAMETERS, "bfloat16 or float32"
 
@@ -318,7 +318,7 @@ def test_a_branch_that_ends_before_it_starts_is_refused_before_the_compiler_runs
     with pytest.raises(InputError, match=sentence):
         plan.measure(config, job, topology.find("v5e:2x4", 1))
     hours = tiny_config("train.branch_from=runs/a@1400000", "train.steps=0", "train.hours=1")
-    recipe.check_branch(configs.flatten(hours), recipe.HOURS_STEPS)
+    check_branch(hours, HOURS_STEPS)
 
 
 def test_tokens_of_a_run_in_hours():

@@ -10,6 +10,7 @@ from mlm.errors import InputError
 from mlm.paths import UPath
 from mlm.sweep import grid, table
 from mlm.sweep.runs import Outcome, Run
+from tests.fixtures import tiny_config
 
 SCORES = {(0.1, 0): 3.0, (0.1, 1): 1.0, (0.1, 2): 1.5, (0.01, 0): 2.0, (0.01, 1): 2.5, (0.01, 2): None}
 
@@ -117,10 +118,10 @@ def test_a_classifier_is_scored_at_the_checkpoint_that_its_metric_chooses(tmp_pa
     run = Run("a", str(tmp_path), ("classify",))
     for metrics, name, step in (
         ((), "loss", 3),
-        (["matthews"], "matthews", 1),
-        (["f1", "matthews"], "f1 + matthews", 1),
+        (("matthews",), "matthews", 1),
+        (("f1", "matthews"), "f1 + matthews", 1),
     ):
-        (tmp_path / "config.json").write_text(json.dumps({"classify": {"metric": metrics}}))
+        (tmp_path / "config.json").write_text(tiny_config(f"classify.metric={metrics!r}").to_json())
         found = table.read_scores(grid.Case({}, {}, run))
         assert found["step"] == step and next(iter(found)) == name
     assert found["f1 + matthews"] == pytest.approx(0.7)

@@ -148,7 +148,8 @@ def pseudo_log_likelihoods(
         copies_3xP = (row_P, first_P, stop_P)
         copies = pseudo_perplexity.batches_of_copies(ids_NxL, attention_NxL, copies_3xP, mesh=mesh, batch=rows)
         with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
-            loss_P = evaluation.per_row(step, params, copies, mesh=mesh, rows=rows)[0][: len(row_P)].astype(np.float64)
+            means = evaluation.per_row(step, params, copies, mesh=mesh, rows=rows)
+        loss_P = means["loss"].sum[: len(row_P)].astype(np.float64)
         counted = (stop_P == first_P + 1, stop_P == end_P)  # by METHODS; the last token of a word counts for both
         parts.append([np.bincount(row_P, -loss_P * is_counted, len(batch)) for is_counted in counted])
     sums = np.concatenate(parts, axis=1)  # [methods, distinct sentences]

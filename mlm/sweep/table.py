@@ -48,11 +48,9 @@ def read_scores(case: Case) -> dict[str, float]:
         found = configs.flatten(json.loads([line for line in lines if line.startswith("{")][-1]))
         first = next((key for key in ("loss", *found) if key in found and key.endswith(("loss", "accuracy"))), "loss")
     else:
-        evals, config = (
-            logs.read(folder / "metrics.jsonl", "eval"),
-            configs.read(folder / "config.json"),
-        )
-        found, metrics = report.best_evaluation(evals, config) if evals else {}, config.classify.metric
+        evals, config = logs.read(folder / "metrics.jsonl", "eval"), configs.read(folder / "config.json")
+        metrics = config.classify.metric if config else ()  # a run may have failed before it wrote its config
+        found = report.best_evaluation(evals, config) if evals else {}
         first = " + ".join(metrics) or "loss"
         found |= {first: selected(found, metrics)} if found and metrics else {}
     scores = {first: found.get(first)} | found
