@@ -7,6 +7,7 @@ from mlm.errors import InputError
 from mlm.model.loss import Mean, RowSums
 from mlm.tasks.pretraining import Pretraining
 from mlm.testing import check_task
+from tests import step_reading
 from tests.fixtures import tiny_config, tiny_run
 
 
@@ -67,3 +68,8 @@ def test_a_metric_that_is_no_sum_and_weight_of_each_row_is_refused_before_compil
     run = tiny_run()
     with pytest.raises(InputError, match=r"Wrong\.metrics: wrong .*\[B\]"):
         Wrong(run.config, run.info, mesh=run.mesh)
+
+
+def test_the_way_from_the_command_to_the_loss_is_short():
+    reading = step_reading.measure()
+    assert len(reading["way"]) <= 12 and reading["climbs"] <= 2, reading["way"]

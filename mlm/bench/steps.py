@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm.bench import baseline, interleaved, torch_step
+from mlm.config_rules import FAMILIES
 from mlm.data import batches
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import peaks, sharding
@@ -22,8 +23,9 @@ def compare_steps(
 ) -> dict[str, Any]:
     """Measures our step, the baseline if there is one and, if an interpreter is named, PyTorch's.
 
-    Returns `interleaved.summary` of "mlm", "baseline" and "torch", each with "mfu" (or None), the first two with
-    "memory_bytes" per device and "temporary_bytes", a part of it; PyTorch's with its first answer.
+    Returns `interleaved.summary` of "mlm", "baseline" and "torch", each with "mfu" (or None), all but the last with
+    "memory_bytes" per device and "temporary_bytes", a part of it; PyTorch's with its first answer. With
+    model.implementation=transformers, "by_mlm" is the same model by mlm's modules: what that choice costs.
     """
     task = pretraining.without_data(config)
     host = random_rows(task)
@@ -31,6 +33,11 @@ def compare_steps(
         interleaved.say("step: compiling ours")
         ours, our_update = our_step(task, host)
         candidates, more = {"mlm": repeated(our_update)}, {"mlm": _memory(ours)}
+        if config.model.implementation == "transformers" and config.model.family in FAMILIES:
+            interleaved.say("step: compiling the same model by mlm's modules")
+            by_mlm = pretraining.without_data(configs.replace(config, {"model.implementation": "mlm"}))
+            other, other_update = our_step(by_mlm, host)
+            candidates["by_mlm"], more["by_mlm"] = repeated(other_update), _memory(other)
         if baseline.exists(config.model.family):
             interleaved.say("step: compiling run_mlm_flax.py's")
             other, other_update = baseline_step(task, host)
