@@ -5,6 +5,7 @@ the step is traced: their files, the lines of these functions, and the lines of 
 the loss is the chain of calls between both; a climb is a call of a file in a room above that of its caller.
 """
 
+import itertools
 import sys
 import tempfile
 from pathlib import Path
@@ -70,7 +71,7 @@ def measure() -> dict[str, Any]:
         "lines of these functions": len(lines),
         "lines of these files": sum(len(Path(file).read_text().splitlines()) for file in files),
         "way": [code.co_qualname for code in way],
-        "climbs": sum(there > here for here, there in zip(rooms, rooms[1:], strict=False)),
+        "climbs": sum(there > here for here, there in itertools.pairwise(rooms)),
     }
 
 
