@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -16,7 +17,7 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.entry import MLM, Entry, changes_evaluation, check_use
 from mlm.errors import DamageError, InputError
 from mlm.inference import dtypes, pseudo_perplexity
-from mlm.model.attention import Attention, make_attention
+from mlm.model.attention import make_attention
 from mlm.model.families import with_attention
 from mlm.model.masking import TokenMasking, make_eval_masking, make_masking
 from mlm.model.module import Compute, Model, Params
@@ -64,16 +65,15 @@ def run(
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
     module, task = make_module(config, padded, entry, manifest, workdir, mesh, read.length)
-    weights = f"{weights_name(loaded)}, data {read.fingerprint_of(part)[:12]}"
+    weights, seed = f"{weights_name(loaded)}, data {read.fingerprint_of(part)[:12]}", config.evaluate.seed
     scores, entries, maskings = {}, {}, {}
     for kind in dict.fromkeys([config.masking.kind, *extras.masks]):
         if task and kind == config.masking.kind:
             maskings[kind] = task.eval_masking
         else:
             maskings[kind] = _eval_masking(configs.replace(config, {"masking.kind": kind}), workdir, manifest)
-        eval_step = step.make_eval_step(
-            module, maskings[kind], config.evaluate.seed, mesh, shardings, with_breakdown=extras.breakdown
-        )
+        masking, breakdown = maskings[kind], extras.breakdown
+        eval_step = step.make_eval_step(module, masking, seed, mesh, shardings, with_breakdown=breakdown)
         scores[kind] = pretraining.score_split(config, read, mesh, eval_step, params, part)
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
         name = f"{_masks_name(config, kind)}, {weights}"
@@ -123,10 +123,8 @@ def _check_extras(read: Manifest, extras: Extras) -> None:
     if flag and len(mixture.parts(read)) > 1:
         raise InputError(f"{flag}: takes rows of one set; name it by --split, as one of evaluate.sets.")
     if extras.breakdown and read.length > LONGEST:
-        raise InputError(
-            f"--breakdown: takes rows of at most {LONGEST:,} tokens, and those of {read.folder} have {read.length:,}; "
-            "leave it out."
-        )
+        rows = f"the rows in {read.folder} have {read.length:,}"
+        raise InputError(f"--breakdown: takes rows of at most {LONGEST:,} tokens, {rows}; leave it out.")
 
 
 def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
@@ -170,13 +168,8 @@ def make_module(
         task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
         return with_attention(module, lambda window: task.make_attention(model.config, length, window)), task
     choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
-
-    def attend(window: int) -> Attention:
-        return make_attention(
-            choice, model.config, length=length, mesh=mesh, dtype=dtype, isolated=isolated, window=window
-        )
-
-    return with_attention(module, attend), None
+    attend = partial(make_attention, choice, model.config, length=length, mesh=mesh, dtype=dtype, isolated=isolated)
+    return with_attention(module, lambda window: attend(window=window)), None
 
 
 def summary(result: dict[str, Any]) -> list[Any]:

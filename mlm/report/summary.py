@@ -12,7 +12,7 @@ from mlm.data import mixture
 from mlm.data.manifest import Manifest, read_manifest
 from mlm.paths import UPath
 from mlm.report import lineage
-from mlm.report.goodput import Line, Session, TimeUse, sessions, use_of_time
+from mlm.report.goodput import Line, Session, TimeUse, split_sessions, use_of_time
 from mlm.report.lineage import Run
 from mlm.training import recipe
 from mlm.workdir import Workdir
@@ -128,7 +128,7 @@ def gather(workdir: Workdir, config: dict[str, Any], *, until: float = float("in
     train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
     tables = {int(step): table for step, table in logs.read_object(workdir.glue).items()}
     newest = max((step for step in tables if step <= until), default=None)
-    starts, (own, *others) = sessions(logs.read(workdir.timing), until), lineage.ancestry(workdir.root)
+    starts, (own, *others) = split_sessions(logs.read(workdir.timing), until), lineage.ancestry(workdir.root)
     manifest = read_data(workdir, config)
     parts = (config, train, evals, starts, manifest, [own._replace(config=config), *others], tables.get(newest, {}))
     return RunSummary(workdir.root.name, *parts, read_tests(workdir.root, manifest, until))
