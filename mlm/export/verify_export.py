@@ -43,9 +43,7 @@ def verify(folder: str) -> bool:
     equal = f"token ids: {sum(len(row['ids']) for row in rows)} in {len(rows)} texts are equal"
     good &= _check(not different, equal, f"not in {different[:1]}")
     good &= _same_logits(model, encode, rows, logits)
-    pipeline = functools.partial(
-        transformers.pipeline, task, model=model, tokenizer=tok, device="cpu", trust_remote_code=False
-    )
+    pipeline = functools.partial(transformers.pipeline, task, model=model, tokenizer=tok, device="cpu")
     if task == "fill-mask":
         return good & _same_fillings(pipeline(top_k=proof["top_k"]), rows)
     if task == "token-classification":

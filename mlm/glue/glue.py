@@ -37,14 +37,15 @@ def source(data: str, name: str, split: str) -> str:
 def read(data: str, name: str, split: str, *, require_labels: bool = True) -> list[str | None]:
     """Returns the labels of a split; raises InputError for other columns or classes than the task's."""
     task, where = TASKS[name], source(data, name, split)
-    labels = labelled.read(
-        where, split="validation", text=task.text, label="label", kind=task.kind, require_labels=require_labels
-    ).labels
-    for label in labels if task.labels and require_labels else ():
+    kind = "classes" if task.labels else "regression"
+    rows = labelled.read(
+        where, split="validation", text=task.text, label="label", kind=kind, require_labels=require_labels
+    )
+    for label in rows.labels if task.labels and require_labels else ():
         if _index(task, label) is None:
             known = f"{name} has {', '.join(task.labels)}, or their indices"
             raise InputError(f"{where}: has the label {label!r}; {known}.")
-    return labels
+    return rows.labels
 
 
 def _index(task: Task, label: str) -> int | None:
@@ -112,7 +113,7 @@ def plan(
         "classify.predict": tuple((split, source(data, name, split)) for split in sets),
         "classify.text": task.text,
         "classify.label": "label",
-        "classify.kind": task.kind,
+        "classify.kind": "classes" if task.labels else "regression",
         "classify.metric": task.metrics,
     }
     for cell in protocol.cells(name, overrides):
@@ -175,7 +176,7 @@ def _submit(task: Task, predicted: Sequence[str], file: UPath) -> None:
 
 
 def _majority(data: str, root: UPath) -> dict[str, Any]:
-    """Returns the entry of the task that every model predicts by its most frequent class, and writes its file."""
+    """Returns the entry of WNLI, predicted by its most frequent class alone, and writes its file."""
     task = TASKS[MAJORITY]
     [(label, _)] = Counter(read(data, MAJORITY, "train")).most_common(1)
     labels = read(data, MAJORITY, "validation")

@@ -22,11 +22,6 @@ class Task(NamedTuple):
     names: bool = False  # the server takes the names of classes, not their indices
     suite: str = "glue"
 
-    @property
-    def kind(self) -> str:
-        """As config.classify.kind has it."""
-        return "classes" if self.labels else "regression"
-
 
 AX = "ax"  # the diagnostic set, which MNLI's model predicts
 FOLDER = configs.BASE.parent / "glue"

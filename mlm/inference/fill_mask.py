@@ -126,10 +126,7 @@ def run(
                 yield f"  mask {number} of {len(answer['fillings'])}"
             yield from (f"  {f['score']:7.2%}  {f['token_str'].strip() or repr(f['token_str'])}" for f in mask)
 
-    def answer(rows: list[list[int]]) -> list[dict[str, Any]]:
-        return [{"fillings": fillings} for fillings in filler.fill(rows)]
-
-    answer_texts(texts, stdin, stdout, read, answer, table)
+    answer_texts(texts, stdin, stdout, read, lambda rows: [{"fillings": masks} for masks in filler.fill(rows)], table)
 
 
 def answer_texts(

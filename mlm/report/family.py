@@ -1,4 +1,4 @@
-"""The family of a run: milestones and branches as a tree, with what their checkpoints score on other tasks. No jax."""
+"""The family of a run: milestones and branches as a tree, with their scores on other tasks. No jax."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""What the wall-clock of a run went into, from timing.jsonl. Nothing here imports jax."""
+"""What a run's wall-clock time was spent on, from timing.jsonl. Nothing here imports jax."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,7 @@ class Session:
     """One start of the run."""
 
     lines: list[Line]  # the first is of kind "start"
-    kept: float  # the last step that no later start went back behind; steps after it were made again
+    kept: float  # the last step that no later start repeated
 
     @property
     def seconds(self) -> float:
@@ -33,8 +33,8 @@ class TimeUse:
     evaluation: float = 0.0  # while the steps waited for it
     checkpoints: float = 0.0  # likewise
     start: float = 0.0  # from a start to the end of its first step: input, compilation
-    redone: float = 0.0  # steps, evaluations and checkpoints that a later start went back behind
-    down: float = 0.0  # from the last line before a start to that start: not running, or running without a log of it
+    redone: float = 0.0  # steps, evaluations and checkpoints that a later start repeated
+    down: float = 0.0  # from the last line before a start to that start: not running, or not logging
 
     @property
     def total(self) -> float:
@@ -48,7 +48,7 @@ class TimeUse:
 
 
 def split_sessions(timing: list[Line], until: float = float("inf")) -> list[Session]:
-    """Returns the starts of a run up to a step, in order, without starts at its end that logged nothing."""
+    """Returns the starts of a run up to a step, in order, without those at the end that logged nothing."""
     timing = list(timing)
     while timing and (timing[-1]["kind"] == "start" or timing[-1]["step"] > until):
         timing.pop()
@@ -59,10 +59,10 @@ def split_sessions(timing: list[Line], until: float = float("inf")) -> list[Sess
 
 
 def use_of_time(sessions: list[Session]) -> TimeUse:
-    """Returns what the time of the sessions went into.
+    """Returns how the time of the sessions was spent.
 
     Steps between two lines of the log took the time between them, less the evaluation or checkpoint that the second
-    line reports. If only the first of these steps were kept, the time is divided in proportion.
+    line reports. If only some of these steps were kept, the time is divided in proportion.
     """
     use = TimeUse()
     for session in sessions:

@@ -25,17 +25,17 @@ def read(root: UPath) -> Run:
     config = configs.flatten(logs.read_object(root / "config.json"))
     name, start = str(config.get("train.branch_from", "")).rpartition("@")[0], recipe.branch_start(config)
     candidates = (UPath(name).absolute(), root.parent / UPath(name).name)  # the second if it was started elsewhere
-    parent = next((each for each in candidates if start and (each / "checkpoints").is_dir()), None)
+    parent = next((folder for folder in candidates if start and (folder / "checkpoints").is_dir()), None)
     return Run(root, config, parent, start)
 
 
 def ancestry(root: UPath) -> list[Run]:
     """Returns the run in a workdir, then the runs that it branched off from, nearest first."""
-    found, run = [], read(root)
-    while run and run not in found:
-        found.append(run)
+    runs, run = [], read(root)
+    while run and run not in runs:
+        runs.append(run)
         run = run.parent and read(run.parent)
-    return found
+    return runs
 
 
 def tokens_read(ancestry: Sequence[Run], step: int) -> int | None:
@@ -56,10 +56,10 @@ def useful_flops(ancestry: Sequence[Run], vocab_size: int, step: int, meta: dict
     metas, total = [meta, *(locate.metadata(str(run.root)) for run in ancestry[1:])], 0.0
     if tokens_read(ancestry, step) is None or not all(metas):
         return None
-    for (run, end), own in zip(_ends(ancestry, step), metas, strict=True):
-        steps = recipe.total_steps(run.config, own["dataset"]["records"])
-        if share := own.get("share"):  # of train.hours
-            steps = round(own["step"] / share)
+    for (run, end), run_meta in zip(_ends(ancestry, step), metas, strict=True):
+        steps = recipe.total_steps(run.config, run_meta["dataset"]["records"])
+        if share := run_meta.get("share"):  # of train.hours
+            steps = round(run_meta["step"] / share)
         total += recipe.useful_flops(run.config, vocab_size, step=end, steps=steps)
     return total
 

@@ -64,7 +64,7 @@ def short_keys(keys: Collection[str]) -> dict[str, str]:
 
 
 def label(values: dict[str, Any]) -> str:
-    """Returns {key: value} for people: "learning_rate=1e-05, init_from="."""
+    """Returns the values for people to read: "learning_rate=1e-05, init_from="."""
     return ", ".join(f"{short}={values[key]}" for key, short in short_keys(values).items())
 
 

@@ -48,10 +48,10 @@ class Outcome(NamedTuple):
 
 
 def run_all(runs: Sequence[Run], *, root: UPath, engine: Engine | None) -> list[Outcome]:
-    """Runs in turn on this machine, or on the workers of an engine, what is not done; returns all outcomes, in order.
+    """Runs what is not done, one by one here or on the workers of an engine; returns all outcomes, in order.
 
-    A run that fails ends no other. SIGTERM, Ctrl-C or a file `stop` in `root` lets the running ones save and exit,
-    which raises PreemptedError; the same call resumes them.
+    A run that fails doesn't stop the others. On SIGTERM, Ctrl-C or a file `stop` in `root`, running ones save and exit,
+    and PreemptedError is raised; the same call resumes them.
     """
     outcomes = {run: outcome for run in runs if (outcome := _finished(run)) is not None}
     todo, stop = [run for run in runs if run not in outcomes], root / STOP

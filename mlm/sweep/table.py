@@ -88,8 +88,7 @@ def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metri
     ended = [
         case.run._asdict()
         | outcome._asdict()
-        | {"run": case.run.name, "program": case.run.program.command}
-        | {"values": case.values, "scores": run_scores}
+        | {"run": case.run.name, "program": case.run.program.command, "values": case.values, "scores": run_scores}
         for case, outcome, run_scores in zip(cases, outcomes, scores, strict=True)
     ]
     write_text(root / "sweep.json", json.dumps(head | {"groups": summaries, "runs": ended}, indent=1) + "\n")
