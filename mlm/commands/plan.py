@@ -67,8 +67,8 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
     results = {"plan": row, "calibration": tables.CALIBRATION}
     if not program.fits and not args.no_search:
         common.say("it does not fit; looking for what would")
-        row["largest"] = plan.largest_batch(config, job.info, place, program, job.make_task)
-        row["remedies"] = plan.remedies(config, job.info, place, job.make_task)
+        row["largest"] = plan.largest_batch(config, job, place, program)
+        row["remedies"] = plan.remedies(config, job, place)
     if args.compare:
         results["baseline"] = other = plan.measure(config, job, place, kind="baseline")[1]
         if row["fits"] and other["fits"]:

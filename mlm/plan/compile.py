@@ -48,12 +48,7 @@ def make_mesh(config: ConfigDict, topology: Topology) -> Mesh:
 
 
 def compile_step(
-    config: ConfigDict,
-    info: DatasetInfo,
-    topology: Topology,
-    *,
-    kind: str = "mlm",
-    make_task: MakeTask = Pretraining.without_data,
+    config: ConfigDict, info: DatasetInfo, topology: Topology, make_task: MakeTask, *, kind: str = "mlm"
 ) -> Program:
     """Compiles one training step for a topology, with progress on stderr.
 
