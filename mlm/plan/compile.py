@@ -108,10 +108,8 @@ def refuse_kernel(message: str, kind: str) -> None:
     if "memory space vmem" in message:
         sizes = re.search(r"(?:Used|size) (\S+) (?:of|and limit) ([\d.]+[KMG]?)", message)
         needs, limit = sizes.groups() if sizes else ("more", "too little")
-        raise InputError(
-            f"config.model.attention: the kernel needs {needs} of a core's own memory, where a {kind} has {limit}; "
-            "set it to xla."
-        )
+        memory = f"{needs} of a core's own memory, where a {kind} has {limit}"
+        raise InputError(f"config.model.attention: the kernel needs {memory}; set it to xla.")
 
 
 def state_bytes(task: Pretraining) -> int:
