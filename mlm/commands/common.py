@@ -241,17 +241,14 @@ def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
         for manifest, field in itertools.product(manifests, SHARED_FIELDS):
             value, expected = str(getattr(manifest, field)), str(getattr(first, field))
             if value != expected:
-                raise InputError(
-                    f"config.{key}: {manifest.folder} has the {field} {value:.60}, but {first.folder} {expected:.60}; "
-                    "write one of them again with the tokenizer and the shards.length of the other."
-                )
+                difference = f"{manifest.folder} has the {field} {value:.60}, but {first.folder} {expected:.60}"
+                fix = "write one of them again with the tokenizer and the shards.length of the other"
+                raise InputError(f"config.{key}: {difference}; {fix}.")
     for one, other in itertools.combinations([first, *others], 2):
         hashed = all(shard.sha256 for split in one.splits.values() for shard in split.shards)
         if canonical(one.folder) == canonical(other.folder) or (hashed and one.fingerprint == other.fingerprint):
-            raise InputError(
-                f"config.data.mixture: {one.folder} and {other.folder} are the same shards; "
-                "list them once, with the sum of their shares."
-            )
+            both = f"{one.folder} and {other.folder} are the same shards"
+            raise InputError(f"config.data.mixture: {both}; list them once, with the sum of their shares.")
     return mixture.join(parts, sets)
 
 

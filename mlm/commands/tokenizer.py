@@ -47,10 +47,8 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
     recipe = json.dumps(used)
     if children(workdir.tokenizer) and not is_begun(workdir.tokenizer, last=RECIPE):
         if logs.read_object(workdir.tokenizer / RECIPE) != json.loads(recipe):
-            raise InputError(
-                f"{workdir.tokenizer}: was made with other settings (config.corpus, config.tokenizer); "
-                "restore them, or use another --workdir."
-            )
+            reason = "was made with other settings (config.corpus, config.tokenizer)"
+            raise InputError(f"{workdir.tokenizer}: {reason}; restore them, or use another --workdir.")
         return
     if not path and config.shards.dir and holds_foreign_shards(config.shards.dir):
         raise InputError(f"{config.shards.dir}: its shards were made with another tokenizer; set tokenizer.path to it.")

@@ -113,10 +113,8 @@ def branch(case: Case) -> None:
         return
     source, _ = branch.read_source(configs.flatten(case.config), deep=False)
     if case.tokenizer and case.fingerprint() != fingerprint_of(str(source.workdir.tokenizer)):
-        raise InputError(
-            f"config.train.branch_from = {name}: was trained with another tokenizer than {case.tokenizer}; "
-            "use its tokenizer, and shards made with it."
-        )
+        reason = f"was trained with another tokenizer than {case.tokenizer}"
+        raise InputError(f"config.train.branch_from = {name}: {reason}; use its tokenizer, and shards made with it.")
 
 
 def replay(case: Case) -> None:
@@ -185,10 +183,8 @@ def _check_folder(case: Case, key: str, folder: str) -> None:
         raise InputError(f"config.{key}: {folder}: {lengths}; set it to that, or write these shards again.")
     fingerprints = {manifest.tokenizer_fingerprint, case.fingerprint()} - {None}
     if len(fingerprints) > 1:
-        raise InputError(
-            f"config.{key}: {folder}: was not made with the tokenizer in {case.tokenizer}; "
-            "set tokenizer.path to the tokenizer of these shards, or write them again."
-        )
+        fix = "set tokenizer.path to the tokenizer of these shards, or write them again"
+        raise InputError(f"config.{key}: {folder}: was not made with the tokenizer in {case.tokenizer}; {fix}.")
 
 
 def sources(case: Case) -> Iterator[Part]:
