@@ -1,7 +1,7 @@
-"""Proves an export in PyTorch: `PYTHON mlm/export/verify_export.py FOLDER`, by any Python with torch and transformers.
+"""Checks an export in PyTorch: `PYTHON mlm/export/verify_export.py FOLDER`, by any Python with torch and transformers.
 
-Compares the tokenizer's ids, the logits, and the answers of transformers' pipeline with the proof in the folder. Prints
-a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.
+Compares the tokenizer's ids, the logits, and the answers of transformers' pipeline with the folder's proof.json and
+proof.safetensors. Prints a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.
 """
 
 import functools
