@@ -31,18 +31,19 @@ def compare_steps(
     host = random_rows(task)
     with contextlib.closing(start_torch(torch_python, task)) if torch_python else contextlib.nullcontext() as worker:
         interleaved.say("step: compiling ours")
-        ours, our_update = our_step(task, host)
-        candidates, more = {"mlm": repeated(our_update)}, {"mlm": _memory(ours)}
+        program, update = our_step(task, host)
+        candidates, more = {"mlm": repeated(update)}, {"mlm": _memory(program)}
         if config.model.implementation == "transformers" and config.model.family in FAMILIES:
             interleaved.say("step: compiling the same model by mlm's modules")
             by_mlm = pretraining.without_data(configs.replace(config, {"model.implementation": "mlm"}))
-            other, other_update = our_step(by_mlm, host)
-            candidates["by_mlm"], more["by_mlm"] = repeated(other_update), _memory(other)
+            program, update = our_step(by_mlm, host)
+            candidates["by_mlm"], more["by_mlm"] = repeated(update), _memory(program)
         if baseline.exists(config.model.family):
             interleaved.say("step: compiling run_mlm_flax.py's")
-            other, other_update = baseline_step(task, host)
-            candidates["baseline"], more["baseline"] = repeated(other_update), _memory(other)
-        candidates |= {"torch": worker.repeat} if worker else {}
+            program, update = baseline_step(task, host)
+            candidates["baseline"], more["baseline"] = repeated(update), _memory(program)
+        if worker:
+            candidates["torch"] = worker.repeat
         rates = interleaved.measure("step", candidates, seconds)
         comparison = interleaved.summary(rates, host["input_ids"].size)
     more["torch"] = worker and worker.ready
