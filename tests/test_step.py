@@ -181,14 +181,15 @@ class WithPadding(Pretraining):
 @pytest.mark.parametrize(("shape", "accumulate"), [slow((8, 1, 1), 1), ((2, 2, 2), 2)])
 def test_a_metric_of_the_task_is_the_mean_over_the_window(shape, accumulate):
     mesh = sharding.make_mesh(**dict(zip(sharding.AXES, shape, strict=True)))
-    run = WithPadding(tiny_config("log.every=2", f"train.accumulate={accumulate}"), INFO, mesh=mesh)
+    settings = ("data.global_batch=32", "log.every=2", f"train.accumulate={accumulate}")
+    run = WithPadding(tiny_config(*settings), INFO, mesh=mesh)
     state, shares = run.init(), []
     for rows in (1, 5, 16):
-        batch = random_batch()
+        batch = random_batch(32)
         batch["attention_mask"][:] = 1
         batch["attention_mask"][:rows, 20:] = 0
-        shares.append(rows * 12 / (16 * 32))
-        state, metrics = run.train_step(state, sharding.put_batch(batch, mesh, 16))
+        shares.append(rows * 12 / (32 * 32))
+        state, metrics = run.train_step(state, sharding.put_batch(batch, mesh, 32))
         window = shares[-1:] if len(shares) == 3 else shares
         assert float(metrics["padding"]) == pytest.approx(np.mean(window), rel=1e-6)
     assert run.train_step._cache_size() == 1
