@@ -44,5 +44,7 @@ if [ "$(cat "$venv/.requirements" 2>/dev/null)" != "$stamp" ]; then
     nvidia-smi | grep -q "CUDA Version: 1[3-9]" && cuda=cuda13
     "$venv/bin/uv" pip install --quiet --python "$python" "jax[$cuda]==$(sed -n 's/^jax==//p' requirements.txt)"
   fi
+  # So that a file of yours, wherever it lies, imports mlm and configs.
+  [ "$venv" != .venv ] || echo "$PWD" >"$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/mlm.pth"
   echo "$stamp" >"$venv/.requirements"
 fi

@@ -30,10 +30,11 @@ from collections.abc import Callable, Iterator
 import host_checks
 import host_keeper
 import host_setup
+from host_checks import ports
 from host_setup import HostError
 
 SECONDS_TO_START = 10.0  # between the folder of a run and its process
-NUMBERS = dict.fromkeys(("attempt", "offset", "most", "worker", "workers"), int) | {"grace": float}  # arguments
+NUMBERS = dict.fromkeys(("attempt", "offset", "limit", "worker", "workers"), int) | {"grace": float}  # arguments
 
 
 def attempts(root: pathlib.Path, run: str) -> list[int]:
@@ -112,12 +113,13 @@ def _state(folder: pathlib.Path) -> dict:
     """Returns {"state", "exit"} of an attempt. "lost": its keeper is gone and has not said how it ended."""
     if not folder.is_dir():
         return {"state": "absent", "exit": None}
-    held = _held(folder)  # asked first: the keeper writes exit.json before it lets go
-    end = host_setup.read(folder / "exit.json")
-    return {"state": "exited" if end else "running" if held else "lost", "exit": end}
+    has_keeper = _has_keeper(folder)  # asked first: the keeper writes exit.json before it lets go
+    if end := host_setup.read(folder / "exit.json"):
+        return {"state": "exited", "exit": end}
+    return {"state": "running" if has_keeper else "lost", "exit": None}
 
 
-def _held(folder: pathlib.Path) -> bool:
+def _has_keeper(folder: pathlib.Path) -> bool:
     try:
         with open(folder / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two who ask do not take each other for the keeper
@@ -138,15 +140,15 @@ def status(root: pathlib.Path, run: str, attempt: int | None) -> dict:
     return answer
 
 
-def logs(root: pathlib.Path, run: str, attempt: int, offset: int, most: int) -> dict:
-    """Returns at most `most` bytes of a log from `offset` on, with the run's state as it was before they were read."""
+def logs(root: pathlib.Path, run: str, attempt: int, offset: int, limit: int) -> dict:
+    """Returns at most `limit` bytes of a log from `offset` on, with the run's state as it was before they were read."""
     folder = folder_of(root, run, attempt)
     answer = {**_state(folder), "offset": offset, "data": "", "size": 0}
     with contextlib.suppress(FileNotFoundError), open(folder / "log", "rb") as file:
         answer["size"] = os.fstat(file.fileno()).st_size
         file.seek(offset)
-        data = file.read(most)
-        answer.update(offset=offset + len(data), data=base64.b64encode(data).decode())
+        text = file.read(limit)
+        answer.update(offset=offset + len(text), data=base64.b64encode(text).decode())
     return answer
 
 
@@ -173,7 +175,7 @@ def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     return {"attempt": attempt, **_state(folder)}
 
 
-def _found(root: pathlib.Path) -> Iterator[tuple[str, int, bool]]:
+def _all_attempts(root: pathlib.Path) -> Iterator[tuple[str, int, bool]]:
     """Yields (id, attempt, whether it holds this host) of every run here, orphans too."""
     for run in sorted(urllib.parse.unquote(path.name) for path in (root / "runs").glob("*")):
         for attempt in attempts(root, run):
@@ -183,14 +185,14 @@ def _found(root: pathlib.Path) -> Iterator[tuple[str, int, bool]]:
 
 def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
     """Returns what this host has, and the runs that hold it."""
-    alive = [{"id": run, "attempt": attempt} for run, attempt, holds in _found(root) if holds]
+    alive = [{"id": run, "attempt": attempt} for run, attempt, holds in _all_attempts(root) if holds]
     return {**host_checks.preflight(root, code, clear_lock), "runs": alive}
 
 
 def clean(root: pathlib.Path, keep: list[str]) -> dict:
     """Removes the folders of runs that have ended, but for `keep`, and the code that no run is left for."""
     removed, codes = [], set()
-    for run, attempt, holds in _found(root):
+    for run, attempt, holds in _all_attempts(root):
         folder = folder_of(root, run, attempt)
         if run in keep or holds:
             codes.add((host_setup.read(folder / "job.json") or {}).get("code"))
@@ -202,10 +204,10 @@ def clean(root: pathlib.Path, keep: list[str]) -> dict:
     unpacked = list((root / "code").glob("[0-9a-f]*"))
     if unpacked:  # the newest is what the next run is for
         codes.add(max(unpacked, key=lambda path: path.stat().st_mtime).name)
-    for place in unpacked:
-        if place.name not in codes:
-            shutil.rmtree(place)
-            removed.append(f"code {place.name[:12]}")
+    for folder in unpacked:
+        if folder.name not in codes:
+            shutil.rmtree(folder)
+            removed.append(f"code {folder.name[:12]}")
     return {"removed": removed}
 
 
@@ -226,14 +228,14 @@ def parser() -> argparse.ArgumentParser:
     command("unpack code", lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()))  # the archive
     install = command("install code", host_setup.install)
     install.add_argument("--extra", action="append", default=[], dest="extras", metavar="SPEC")
-    install.add_argument("--python", default=os.environ.get("MLM_POD_PYTHON", ""), dest="given")
+    install.add_argument("--python", default=os.environ.get("MLM_POD_PYTHON", ""), dest="python")
     check = command("preflight", preflight)
     check.add_argument("--code", default="")
     check.add_argument("--clear-lock", action="store_true")
-    command("ports address worker workers", lambda _, **place: host_checks.ports(**place))
+    command("ports address worker workers", lambda root, address, worker, workers: ports(address, worker, workers))
     command("start", lambda root: start(root, sys.stdin.read()))  # the job
     command("status run", status).add_argument("attempt", type=int, nargs="?")
-    command("logs run attempt offset most", logs)
+    command("logs run attempt offset limit", logs)
     command("stop run attempt grace", stop)
     command("clean", clean).add_argument("--keep", action="append", default=[], metavar="ID")
     return root
@@ -244,11 +246,11 @@ def main(argv: list[str]) -> int:
     try:
         args = vars(parser().parse_args(argv))
         answer, root = args.pop("answer"), pathlib.Path(args.pop("root")).expanduser().absolute()
-        line, code = answer(root, **args), 0
+        report, code = answer(root, **args), 0
     except (HostError, OSError, ValueError) as error:
-        line, code = {"error": str(error) or type(error).__name__}, 1
-        print(f"host.py: {line['error']}", file=sys.stderr)
-    print("mlm-host " + json.dumps(line), flush=True)  # ASCII, so that no locale can break it
+        report, code = {"error": str(error) or type(error).__name__}, 1
+        print(f"host.py: {report['error']}", file=sys.stderr)
+    print("mlm-host " + json.dumps(report), flush=True)  # ASCII, so that no locale can break it
     return code
 
 

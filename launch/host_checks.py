@@ -62,13 +62,14 @@ def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
 
 def _holders(paths: set[str]) -> list[dict]:
     """Returns [{"pid", "command"}] of the processes that have one of these files open, as far as we may see them."""
-    found = {}
+    commands = {}
     for descriptor in glob.iglob("/proc/[0-9]*/fd/*") if paths else ():  # not pathlib's: a process may end meanwhile
         with contextlib.suppress(OSError):
             if str(pathlib.Path(descriptor).readlink()) in paths:
                 process = descriptor.split("/")[2]
-                found[int(process)] = pathlib.Path(f"/proc/{process}/comm").read_text().strip()  # arguments are private
-    return [{"pid": process, "command": found[process]} for process in sorted(found)]
+                # the name alone: arguments are private
+                commands[int(process)] = pathlib.Path(f"/proc/{process}/comm").read_text().strip()
+    return [{"pid": process, "command": commands[process]} for process in sorted(commands)]
 
 
 def _lock_state(lock: pathlib.Path, in_use: bool) -> str:
@@ -85,9 +86,9 @@ def _set_huge_pages() -> str:
     """Turns transparent huge pages on where jax warns without them; returns "" or the line that a person must type."""
     root = pathlib.Path(os.environ.get("MLM_POD_SYS", "/sys"))
     devices = [path for path in root.glob("bus/pci/devices/*") if (path / "vendor").exists()]
-    found = {(path / "device").read_text().strip() for path in devices if GOOGLE in (path / "vendor").read_text()}
+    models = {(path / "device").read_text().strip() for path in devices if GOOGLE in (path / "vendor").read_text()}
     file = root / "kernel/mm/transparent_hugepage/enabled"
-    if not found & set(EAGER) or not file.exists() or "[always]" in file.read_text():
+    if not models & set(EAGER) or not file.exists() or "[always]" in file.read_text():
         return ""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         if os.access(file, os.W_OK):
@@ -107,14 +108,14 @@ def ports(address: str, worker: int, workers: int) -> dict:
     limit = time.monotonic() + WAIT
     if worker:
         return {"ports": {str(number): _connect(address, number, worker, limit) for number in numbers}}
-    found, servers = {}, {}
+    faults, servers = {}, {}
     for number in numbers:
         try:
             servers[socket.create_server((address, number), backlog=workers)] = set(range(1, workers))
-            found[str(number)] = ""
+            faults[str(number)] = ""
         except OSError as error:
-            fault = f"can't be bound ({os.strerror(error.errno)})"
-            found[str(number)] = _who_holds(number) if error.errno == errno.EADDRINUSE else fault
+            reason = f"can't be bound ({os.strerror(error.errno)})"
+            faults[str(number)] = _who_holds(number) if error.errno == errno.EADDRINUSE else reason
     while any(servers.values()) and time.monotonic() < limit:
         for server in select.select(list(servers), [], [], 0.5)[0]:
             with contextlib.suppress(OSError, ValueError), server.accept()[0] as connection:
@@ -123,7 +124,7 @@ def ports(address: str, worker: int, workers: int) -> dict:
                 connection.sendall(GREETING)
     for server in servers:
         server.close()
-    return {"ports": found}
+    return {"ports": faults}
 
 
 def _connect(address: str, number: int, worker: int, limit: float) -> str:

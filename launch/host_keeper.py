@@ -52,8 +52,9 @@ def _keep(folder: pathlib.Path, lock: int, writer: int, argv: list, cwd: str, en
         os.chdir("/")
         log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         try:  # in a session, and so a process group, of its own
-            pipes = {"stdin": nothing, "stdout": log, "stderr": log}
-            process = subprocess.Popen(argv, cwd=cwd, env=environment, start_new_session=True, **pipes)
+            process = subprocess.Popen(
+                argv, cwd=cwd, env=environment, start_new_session=True, stdin=nothing, stdout=log, stderr=log
+            )
         except OSError as error:
             os.write(writer, f"{argv[0]} can't be started: {error.strerror}".encode())
             os._exit(1)
@@ -118,12 +119,12 @@ def alive(folder: pathlib.Path) -> int:
 
 def stragglers(folder: pathlib.Path) -> list[int]:
     """Returns the processes that carry this run's MLM_HOST_DIR, whatever group they are in and whoever keeps them."""
-    mark, found = b"MLM_HOST_DIR=" + os.fsencode(folder), []
+    mark, processes = b"MLM_HOST_DIR=" + os.fsencode(folder), []
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark in (path / "environ").read_bytes().split(b"\0"):
-                found.append(int(path.name))
-    return found
+                processes.append(int(path.name))
+    return processes
 
 
 def end_group(folder: pathlib.Path, signals: list[int], seconds: float) -> None:

@@ -113,14 +113,16 @@ def unpack(root: pathlib.Path, code: str, archive: bytes) -> dict:
     final = root / "code" / code
     with alone(root / ".unpack.lock"):
         if fresh := not final.is_dir():
-            found = hashlib.sha256(archive).hexdigest()
-            if found != code:
-                raise HostError(f"the archive arrived damaged (SHA-256 {found[:12]}, not {code[:12]}): sync again")
+            digest = hashlib.sha256(archive).hexdigest()
+            if digest != code:
+                raise HostError(f"the archive arrived damaged (SHA-256 {digest[:12]}, not {code[:12]}): sync again")
             new = final.with_name(f".{code}.new")
             shutil.rmtree(new, ignore_errors=True)
             try:
-                with tarfile.open(fileobj=io.BytesIO(archive)) as tar:  # "data": nothing leads out of the folder
-                    tar.extractall(new, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+                with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+                    # nothing leads out of the folder; the first releases of Python 3.10 have no such filter
+                    tar.extraction_filter = getattr(tarfile, "data_filter", None)
+                    tar.extractall(new)
             except tarfile.TarError as error:
                 raise HostError(f"the archive holds what does not belong into it: {error}") from None
             new.rename(final)
@@ -128,39 +130,40 @@ def unpack(root: pathlib.Path, code: str, archive: bytes) -> dict:
     return {"code": code, "fresh": fresh}
 
 
-def install(root: pathlib.Path, code: str, extras: list[str], given: str) -> dict:
-    """Makes the environment for a code's requirements.txt, once; `given`: an interpreter to use instead."""
+def install(root: pathlib.Path, code: str, extras: list[str], python: str) -> dict:
+    """Makes the environment for a code's requirements.txt, once; `python`: an interpreter to use instead."""
     folder = source(root, code)
     requirements = folder / "requirements.txt"
     text = requirements.read_bytes() if requirements.exists() else b""
-    version = [given, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"] if given else MAKE
-    python = _run(version, f"the interpreter {given or 'python3'} does not work", folder, MLM_FIND="1")
-    parts = [text, python.encode(), given.encode(), *(extra.encode() for extra in extras)]
+    print_version = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"] if python else MAKE
+    version = _run(print_version, f"the interpreter {python or 'python3'} does not work", folder, MLM_FIND="1")
+    parts = [text, version.encode(), python.encode(), *(extra.encode() for extra in extras)]
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    venv, more = root / "venv" / name, root / "venv" / f"{name}.txt"
+    venv, extras_file = root / "venv" / name, root / "venv" / f"{name}.txt"
     with alone(root / ".install.lock"):
         write(root / "code" / f".{code}.json", {"requirements": name})  # what `run` starts this code with
         if fresh := not (venv / "python.json").exists():  # written when all the rest is there
             shutil.rmtree(venv, ignore_errors=True)
             venv.mkdir(parents=True)
-            more.write_text("\n".join(extras))
-            if not given:
-                _run(MAKE, "no environment was made", folder, MLM_VENV=str(venv), MLM_EXTRAS=str(more))
-            write(venv / "python.json", {"python": given or str(venv / "bin" / "python")})
-    return {"requirements": name, "fresh": fresh, "python": python}
+            extras_file.write_text("\n".join(extras))
+            if not python:
+                _run(MAKE, "no environment was made", folder, MLM_VENV=str(venv), MLM_EXTRAS=str(extras_file))
+            write(venv / "python.json", {"python": python or str(venv / "bin" / "python")})
+    return {"requirements": name, "fresh": fresh, "python": version}
 
 
 def _run(argv: list[str], failure: str, folder: pathlib.Path | None = None, **variables: str) -> str:
     """Returns what a program prints. Raises HostError, which begins with `failure`."""
-    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "encoding": "utf-8", "errors": "replace"}
+    environment = {**os.environ, **variables}
     try:
-        done = subprocess.run(argv, cwd=folder, env={**os.environ, **variables}, **pipes)
+        done = subprocess.run(argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True)
     except OSError as error:
         raise HostError(f"{failure} ({error.strerror})") from None
     if done.returncode:
-        lines = [line.strip().removeprefix("launch: ") for line in done.stderr.splitlines() if line.strip()]
+        stderr = done.stderr.decode(errors="replace").splitlines()
+        lines = [line.strip().removeprefix("launch: ") for line in stderr if line.strip()]
         raise HostError(f"{failure} ({'; '.join(lines[-3:]) or f'code {done.returncode}'})")
-    return done.stdout.strip()
+    return done.stdout.decode(errors="replace").strip()
 
 
 def interpreter(root: pathlib.Path, requirements: str) -> str:

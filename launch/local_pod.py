@@ -54,8 +54,6 @@ class Pod:
         with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
             port, jax_port = (free.getsockname()[1] for free in (one, other))  # several pods may run on this machine
         ports = [f"--coordinator=127.0.0.1:{port}", f"--config.pod.jax_port={jax_port}"]
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        pipes |= {"encoding": "utf-8", "errors": "replace"}
         venv = ROOT / ".venv" / "bin" / "python"
         python = str(venv) if venv.exists() else sys.executable
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={self._devices}"
@@ -67,9 +65,17 @@ class Pod:
                 (folder / name).unlink(missing_ok=True)
             place = [*ports, f"--processes={len(self.folders)}", f"--process-id={index}"]
             command = [python, *self._program, *self.arguments, *(changes or {}).get(index, []), *place]
-            own = {"MLM_HOST_DIR": str(folder), **(environment or {}).get(index, {})}
-            # in a session of its own: a Ctrl-C at the terminal comes to us alone
-            child = subprocess.Popen(command, cwd=ROOT, env=everywhere | own, start_new_session=True, **pipes)
+            child = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=everywhere | {"MLM_HOST_DIR": str(folder)} | (environment or {}).get(index, {}),
+                start_new_session=True,  # a Ctrl-C at the terminal comes to us alone
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",
+            )
             self.children.append(child)
             reader = threading.Thread(target=_copy, args=(child, index, folder / "log"), daemon=True)
             reader.start()
@@ -104,13 +110,12 @@ class Pod:
 
     def reports(self) -> list[HostReport]:
         """Returns what each process has left."""
-        host = socket.gethostname()
-        found = []
+        host, reports = socket.gethostname(), []
         for i, folder in enumerate(self.folders):
             files = [host_setup.read(folder / name) for name in ("progress.json", "cause.json", "stopped.json")]
             state = "exited" if i in self._exits else "running"
-            found.append(HostReport(i, host, state, self._exits.get(i), *files, ended_by_us=i in self._killed))
-        return found
+            reports.append(HostReport(i, host, state, self._exits.get(i), *files, ended_by_us=i in self._killed))
+        return reports
 
     def ask(self, *_: object) -> None:
         """Asks all to save and to end; the second time, kills them. Can be a signal's handler."""

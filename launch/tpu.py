@@ -51,21 +51,21 @@ def main(argv: list[str]) -> int:
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
     """Returns (arguments of this tool, those that go to `python -m mlm` as they are)."""
-    ours, words, rest = [], [], iter(argv)
+    arguments, words, rest = [], [], iter(argv)
     for word in rest:
         if word == "--" and argv[0] in PASS_ON:
             words += rest
         elif word.startswith("--config."):
             words.append(word if "=" in word else f"{word}={next(rest, '')}")
         else:
-            ours.append(word)
-    return ours, words
+            arguments.append(word)
+    return arguments, words
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
-    about = {"prog": "python launch/tpu.py", "description": "Training pods, from a laptop.", "epilog": EPILOG}
-    root = argparse.ArgumentParser(**about, allow_abbrev=False)
+    text = "Training pods, from a laptop."
+    root = argparse.ArgumentParser(prog="python launch/tpu.py", description=text, epilog=EPILOG, allow_abbrev=False)
     table = root.add_subparsers(metavar="COMMAND", required=True)
 
     def command(name: str, function: Callable[[argparse.Namespace], int | None], words: str) -> argparse.ArgumentParser:
@@ -127,8 +127,10 @@ def make_job(args: argparse.Namespace) -> runs.Job:
     code, chosen = codes.pack(root := codes.repository()), args.cloud.settings
     config, run = codes.path_in(root, code, args.config), args.id or pathlib.Path(args.config).stem
     program = codes.path_in(root, code, args.program) if args.program else ""
-    more = {"workdir": args.workdir, "command": args.mlm, "words": args.words, "env": args.env}
-    return dataclasses.replace(runs.make_job(chosen, code, config, run=run, **more), program=program)
+    job = runs.make_job(
+        chosen, code, config, run=run, workdir=args.workdir, command=args.mlm, words=args.words, env=args.env
+    )
+    return dataclasses.replace(job, program=program)
 
 
 def follow(args: argparse.Namespace, hosts: Hosts, run: str, attempt: int) -> int:
@@ -179,8 +181,8 @@ def _status(args: argparse.Namespace) -> int:
         hosts = connect(args.cloud, args.timeout, pod) if pod.state == "READY" else None
         detail = f" ({pod.detail})" if pod.detail not in ("", pod.state) else ""
         print(f"{pod.name}: {pod.state}{detail}, {len(pod.hosts)} hosts")
-        found = hosts.require(hosts.ask(["preflight"]), "status") if hosts else []
-        alive = {(run["id"], run["attempt"]) for answer in found for run in answer.get("runs", ())}
+        answers = hosts.require(hosts.ask(["preflight"]), "status") if hosts else []
+        alive = {(run["id"], run["attempt"]) for answer in answers for run in answer.get("runs", ())}
         for run, attempt in sorted(alive):
             print(f"run {run!r}, attempt {attempt}, is alive")
         return 0
@@ -216,8 +218,8 @@ def _clean(args: argparse.Namespace) -> None:
     if pod.state == "READY":
         hosts = connect(args.cloud, args.timeout, pod)
         answers = hosts.require(hosts.ask(["clean", *(f"--keep={run}" for run in args.keep)]), "clean")
-        for what in sorted({what for answer in answers for what in answer.get("removed", ())}):
-            say(f"removed {what}")
+        for removed in sorted({name for answer in answers for name in answer.get("removed", ())}):
+            say(f"removed {removed}")
 
 
 if __name__ == "__main__":

@@ -47,10 +47,8 @@ class Workdir:
         root = UPath(path)
         self.root = root if is_remote(path) else root.absolute()  # orbax wants absolute paths
         if not is_remote(path) and ("\\" in str(self.root) or self.root.parts[1:2] in BUCKETS):
-            raise InputError(
-                f"--workdir={path}: {self.root} has a backslash in it, or begins with the name of a kind of bucket "
-                "(/gs/), which orbax takes for another path; choose another folder."
-            )
+            reason = f"{self.root} has a backslash in it, or begins with the name of a kind of bucket (/gs/)"
+            raise InputError(f"--workdir={path}: {reason}, which orbax takes for another path; choose another folder.")
         if not is_text(str(self.root)):
             shown = printable(str(self.root))
             raise InputError(f"--workdir={shown}: is not UTF-8, as libraries need it; rename that part of the path.")

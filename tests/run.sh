@@ -27,6 +27,7 @@ install .venv-torch5 torch==2.13.0 accelerate==1.15.0 transformers==5.23.0 numpy
 
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
+.venv/bin/python tests/legible.py
 marker='not slow and not hosts' workers=auto
 case ${1:-} in
   --slow) # compiled as users compile, see tests/__init__.py

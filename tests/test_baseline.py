@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mlm.bench import baseline
+from mlm.model.families import family_of
 from mlm.training import sharding
 from mlm.training.train import make_gradient
 from tests.fixtures import INFO, random_batch, tiny_run
@@ -27,7 +28,10 @@ def test_same_loss_and_gradient_on_the_same_masks():
     ):
         row[positions[weights > 0]] = ids[weights > 0]
     attention = jnp.asarray(batch["attention_mask"])
-    baseline_loss = functools.partial(baseline.loss, baseline.make_module(model.module.config, "float32"))
+    baseline_loss = functools.partial(
+        baseline.loss,
+        family_of(model.module.config).transformers_model(model.module.config, "float32", recompute_layers=False),
+    )
     value, grads = jax.jit(jax.value_and_grad(lambda p: baseline_loss(p, (masked.ids_BxL, attention, labels), None)))(
         params
     )

@@ -38,7 +38,7 @@ def test_a_tokenizer_of_another_size_is_refused():
         Pretraining(tiny_config("masking.kind=word"), INFO, word_starts_V=WORDS[1:])
 
 
-def test_the_rate_goes_from_the_first_update_to_the_last():
+def test_the_rate_goes_from_the_first_step_to_the_last():
     assert rate_schedule(0.3, 0.0, 12) is None
     rate = rate_schedule(0.3, 0.15, 11)
     np.testing.assert_allclose([rate(step) for step in (0, 5, 10)], [0.3, 0.225, 0.15], rtol=1e-6)
@@ -47,7 +47,7 @@ def test_the_rate_goes_from_the_first_update_to_the_last():
     )
 
 
-def test_the_step_predicts_at_the_rate_of_its_update():
+def test_the_step_predicts_at_the_rate_of_its_position():
     run = tiny_run("masking.rate=0.5", "masking.end_rate=0.1", "train.steps=3", "log.every=1")
     state, batch = run.init(), sharding.put_batch(random_batch(), run.mesh, 16)
     for rate in (0.5, 0.3, 0.1):

@@ -116,18 +116,18 @@ def test_texts_give_a_table(trained_classifier, predictor):
     classify_texts.run(trained_classifier, texts=TEXTS[:2], top_k=2, stdin=Terminal(), stdout=out)
     first, second, _ = out.getvalue().split("\n\n")
     assert first.splitlines()[0] == TEXTS[0] and len(second.splitlines()) == 3
-    best = predictor.classify([predictor.encode((TEXTS[0],), "x")], 1)[0]
+    best = predictor.classify([predictor.encode((TEXTS[0],), "x")["input_ids"]], 1)[0]
     assert first.splitlines()[1].split() == [f"{best['probabilities'][best['label']]:.2%}", best["label"]]
 
 
 def test_long_texts_are_truncated_as_in_training(predictor):
-    assert len(predictor.encode(("rain " * 99,), "x")) == 24
+    assert len(predictor.encode(("rain " * 99,), "x")["input_ids"]) == 24
 
 
 def test_few_compilations(trained_classifier):
     predictor = classify_texts.TextClassifier(trained_classifier, tokenizer.load(trained_classifier.tokenizer))
     for count in (5, 6, 7, 8):
-        predictor.logits([predictor.encode(("rain " * n,), "x") for n in range(1, count)])
+        predictor.logits([predictor.encode(("rain " * n,), "x")["input_ids"] for n in range(1, count)])
     assert predictor._logits._cache_size() <= 2
 
 

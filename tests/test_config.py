@@ -202,7 +202,8 @@ def test_diff_names_each_key_that_must_not_change():
 
 
 def test_diff_of_a_config_with_itself_out_of_json_is_empty():
-    config = configs.load(BASE, ["corpus.sources=('a', 'b')", "data.batch_stages=((8, 2),)", "mesh.data=-1"])
+    keys = ["corpus.sources=('docstrings', 'text:a')", "corpus.weights=(1, 2)", "data.batch_stages=((8, 2),)"]
+    config = configs.load(BASE, [*keys, "mesh.data=-1"])
     content = json.loads(config.to_json())
     assert configs.diff(configs.from_dict(content), config) == [], "JSON knows no tuples"
     del content["train"]["seed"]

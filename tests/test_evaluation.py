@@ -110,15 +110,23 @@ def test_draws_are_those_of_the_epochs_and_compile_one_step(manifest):
     assert found["loss_se_draws"] == pytest.approx(np.std(alone, ddof=1) / 3**0.5, rel=1e-9)
 
 
+class WithLabels(Pretraining):
+    """Counts a metric of its own: the mean of the predicted ids."""
+
+    def metrics(self, logits_BxKxV, masked, intermediates):
+        sum_B = jax.numpy.sum(masked.labels_BxK * masked.weights_BxK, axis=-1)
+        return {"label": Mean(sum_B, jax.numpy.sum(masked.weights_BxK, axis=-1))}
+
+
 def test_independent_masks_have_the_loss_of_a_plain_computation(manifest):
-    """The masks of `eval_masking`, through transformers' own model and numpy."""
+    """The masks of `eval_masking`, through transformers' own model and numpy, and a metric of the task."""
     config = tiny_config("data.lanes=4", "evaluate.batch=16", "model.init_stddev=0.3", "evaluate.count=independent")
     mesh = sharding.make_mesh(data=-1, fsdp=1, tensor=1)
-    run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh)
+    run = WithLabels(config, DatasetInfo.from_manifest(manifest), mesh=mesh)
     params = jax.device_get(run.init().params)
     found = pretraining.score_split(config, manifest, mesh, run.eval_step, run.init().params, "validation")
     stock = jax.jit(FlaxRobertaForMaskedLM(run.module.config, _do_init=False).__call__)
-    loss, count = 0.0, 0
+    loss, count, labels = 0.0, 0, 0.0
     for batch in eval_batches(manifest, split="validation", batch=16, rows=(0, 16)):
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
         masked = jax.device_get(run.eval_masking(jax.random.key(config.evaluate.seed), *columns))
@@ -128,5 +136,7 @@ def test_independent_masks_have_the_loss_of_a_plain_computation(manifest):
         log_total = np.log(np.exp(logits).sum(-1))
         own = log_total - np.take_along_axis(logits, batch["input_ids"][..., None], -1)[..., 0]
         loss, count = loss + (own * weights).sum(), count + int(weights.sum())
+        labels += (masked.labels_BxK * weights).sum()
     assert found["predictions"] == count
     assert found["loss"] == pytest.approx(loss / count, rel=1e-5)
+    assert found["label"] == pytest.approx(labels / count, rel=1e-6), "rows that fill the last batch do not count"

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer, FlaxRobertaForMaskedLM
 
 from mlm import __main__
+from mlm import config as configs
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import export

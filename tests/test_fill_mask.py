@@ -17,7 +17,8 @@ from mlm.bench import baseline
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.export import export
-from mlm.inference import fill_mask
+from mlm.inference import fill_mask, minimal_pairs
+from mlm.inference.minimal_pairs import Pair
 from mlm.model.module import position_ids
 from mlm.pretrained import load
 from tests.processes import ROOT, environment
@@ -124,8 +125,11 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model, tok, tmp_path):
     tok.save_pretrained(tmp_path)
     larger = tokenizer.load(str(tmp_path))
     larger.add_tokens(["another"])
-    with pytest.raises(InputError, match=r"has 1000 vocabulary entries, its tokenizer .* has 1001"):
-        fill_mask.FillMask(model, larger, 5)
+    larger.save_pretrained(tmp_path)
+    model, pair = dataclasses.replace(model, tokenizer=str(tmp_path)), Pair(("A dog barks.", "A dog bark."), "", "")
+    for scored in (lambda: fill_mask.FillMask(model, larger, 5), lambda: minimal_pairs.encode([pair], model)):
+        with pytest.raises(InputError, match=r"has 1000 vocabulary entries, its tokenizer .* has 1001"):
+            scored()
 
 
 def test_texts_give_a_table(model, filler):

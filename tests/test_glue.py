@@ -34,9 +34,8 @@ def run(model: object, workdir: pathlib.Path, *flags: str, keys=KEYS) -> subproc
 
 
 def plan(protocol, name: str, root: pathlib.Path, *, data: str = "", given=()) -> list[glue.Case]:
-    return glue.plan(
-        protocol, name, root=root, data=data, line=["--config=configs/base.py"], given=dict(given), most=128
-    )
+    flags = ["--config=configs/base.py"]
+    return glue.plan(protocol, name, root=root, data=data, flags=flags, overrides=dict(given), longest=128)
 
 
 def read_tsv(file: pathlib.Path) -> list[dict[str, str]]:

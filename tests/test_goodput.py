@@ -5,7 +5,7 @@ from tests.test_report import TIMING
 
 
 def test_goodput_by_hand():
-    use = goodput.use_of_time(goodput.sessions(TIMING))
+    use = goodput.use_of_time(goodput.split_sessions(TIMING))
     assert use == goodput.TimeUse(training=109, evaluation=9, checkpoints=6, start=50, redone=20, down=137)
     assert use.total == 431 - 100, "every second is counted once"
     assert use.goodput == 109 / 331
@@ -15,7 +15,7 @@ def test_a_stretch_that_was_kept_in_part_counts_in_part():
     first = [TIMING[0] | {"time": 0.0}, TIMING[1] | {"time": 10.0}]
     stretch = [{"kind": "train", "step": 41, "time": 50.0, "seconds": 40.0, "tokens_per_second": 1}]
     again = [{"kind": "start", "step": 11, "time": 50.0}, {"kind": "first_step", "step": 12, "time": 53.0}]
-    use = goodput.use_of_time(goodput.sessions(first + stretch + again))
+    use = goodput.use_of_time(goodput.split_sessions(first + stretch + again))
     assert use == goodput.TimeUse(training=10, start=13, redone=30)
 
 
@@ -29,7 +29,7 @@ def test_what_every_later_start_went_back_behind_is_redone():
             {"kind": "train", "step": end, "time": clock + 1 + end - begin},
             {"kind": "eval", "step": end, "time": clock + 3 + end - begin, "seconds": 2.0},
         ]
-    use = goodput.use_of_time(goodput.sessions(lines))
+    use = goodput.use_of_time(goodput.split_sessions(lines))
     assert use.training == 5 + 0 + 25
     assert use.redone == (15 + 2) + (20 + 2)
     assert use.evaluation == 2

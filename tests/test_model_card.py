@@ -48,7 +48,7 @@ def ancestry_of(model: Pretrained, start: int = 0) -> list[Run]:
 @pytest.fixture
 def history(model) -> RunSummary:
     return RunSummary(
-        "run", model.run_config, TRAIN, EVALS, goodput.sessions(TIMING), MANIFEST, ancestry=ancestry_of(model)
+        "run", model.run_config, TRAIN, EVALS, goodput.split_sessions(TIMING), MANIFEST, ancestry=ancestry_of(model)
     )
 
 

@@ -2,26 +2,34 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import transformers
 from flax import linen
 from flax.traverse_util import flatten_dict
+from jax.sharding import PartitionSpec as P
 from safetensors.numpy import save_file
 
 import mlm.model
 from mlm.errors import InputError
 from mlm.export import export
-from mlm.model import weights
+from mlm.model import bert, families, weights
 from mlm.model.families import FAMILIES
+from mlm.model.loss import Mean
 from mlm.model.module import Compute
+from mlm.model.roberta import RobertaModule
 from mlm.paths import UPath
 from mlm.pretrained import load
+from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
-from tests.fixtures import random_batch, slow, tiny_config, tiny_run
+from mlm.workdir import Workdir
+from tests.fixtures import INFO, pretrain, random_batch, slow, tiny_config, tiny_run
+from tests.torch_environments import torch_python
 
 SIZES = {"vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 128, "max_position_embeddings": 40, "pad_token_id": 1, "initializer_range": 0.1}
@@ -188,6 +196,122 @@ def test_the_loop_trains_transformers_own_class(family):
     assert ours.keys() == theirs.keys()
     for path, value in ours.items():
         np.testing.assert_allclose(theirs[path], value, atol=1e-4, err_msg="/".join(path))
+
+
+OTHERS = ["electra", "distilbert", "albert", slow("roformer"), slow("big_bird")]
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_the_loop_trains_any_flax_class_of_transformers(family):
+    """Its loss, on the same masks, is that of the class as it is called outside."""
+    run = tiny_run(f"model.family={family}", "model.implementation=transformers", "model.layers=2")
+    state, batch = run.init(), sharding.put_batch(random_batch(16), run.mesh, 16)
+    masked = jax.device_get(run.inputs(batch, 0))
+    flax_class = getattr(transformers, f"Flax{run.module.name}ForMaskedLM")
+    model = flax_class(run.module.config, _do_init=False)
+    inputs = {"input_ids": masked.ids_BxL, "attention_mask": masked.attention_BxL}
+    if family != "distilbert":
+        inputs["token_type_ids"] = np.zeros_like(masked.ids_BxL)  # Flax's ELECTRA takes 1 by default
+    logits = model(**inputs, params=jax.device_get(state.params)).logits
+    picked = np.take_along_axis(np.asarray(logits), masked.positions_BxK[..., None], 1)[..., : INFO.vocab_size]
+    losses = optax.softmax_cross_entropy_with_integer_labels(picked, masked.labels_BxK)
+    expected = float(jnp.sum(losses * masked.weights_BxK) / masked.weights_BxK.sum())
+    assert float(run.train_step(state, batch)[1]["loss"]) == pytest.approx(expected, rel=1e-5)
+    flops = run.flops_per_token(32) / tiny_run("model.layers=2").flops_per_token(32)
+    assert 0.9 < flops < 1.1, "a model of the same sizes does about as much"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["electra", "distilbert", "albert"])
+def test_the_export_of_any_flax_class_gives_pytorch_its_logits(family, manifest, tokenizer_folder, tmp_path):
+    workdir = Workdir(str(tmp_path / "run"))
+    shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
+    other = ("model.implementation=transformers", "data.lanes=2", "train.steps=2", "model.init_stddev=0.2")
+    pretrain(tiny_config(f"model.family={family}", *other), workdir, manifest)
+    model = load.load(workdir, head=load.LM_HEAD)
+    export.export(model, UPath(tmp_path / "export"), scores=None, name=family, torch_python=torch_python(5))
+    assert load.load(str(tmp_path / "export"), head=load.LM_HEAD).config.model_type == family
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (["model.family=electra"], ["config.model.family = 'electra'", "model.implementation = transformers"]),
+        (["model.family=gpt_neo", "model.implementation=transformers"], ["gpt-neo", "in Flax", "electra"]),
+        (["model.family=bart", "model.implementation=transformers"], ["bart", "in Flax", "electra"]),
+        (["model.family=albert", "model.implementation=transformers", "model.remat=true"], ["config.model.remat"]),
+        (["model.family=electra", "model.implementation=transformers", "model.init=primed"], ["config.model.init"]),
+    ],
+)
+def test_what_transformers_has_not_in_flax_is_refused(overrides, names):
+    with pytest.raises(InputError) as error:
+        tiny_run(*overrides)
+    assert all(name in str(error.value) for name in names), error.value
+
+
+def test_parameters_without_partition_rules_are_not_split():
+    with pytest.raises(InputError, match=r"config\.mesh\.fsdp = 4.* no partition rules"):
+        tiny_run("model.family=electra", "model.implementation=transformers", mesh=(2, 4, 1))
+
+
+class Unruled(RobertaModule):
+    def partition_rules(self):
+        return super().partition_rules()[1:]
+
+
+class Overruled(RobertaModule):
+    def partition_rules(self):
+        return (*super().partition_rules(), (r"lm_head/decoder/kernel", P()))
+
+
+@pytest.mark.parametrize(("module", "name"), [(Unruled, "word_embeddings/embedding"), (Overruled, "lm_head/decoder")])
+def test_partition_rules_fit_the_parameters_both_ways(module, name):
+    class Changed(Pretraining):
+        def make_model(self):
+            return families.make_module(self.config.model, self.info, module_class=module)
+
+    run = tiny_run()
+    with pytest.raises(InputError, match=rf"partition_rules\(\).* \S*{name}"):
+        Changed(run.config, run.info, mesh=run.mesh)
+
+
+class Entropy(bert.SelfAttention):
+    def __call__(self, x_BxLxH, rows):
+        self.sow("intermediates", "norm", jnp.linalg.norm(self.query(x_BxLxH), axis=-1).mean(-1))
+        return super().__call__(x_BxLxH, rows)
+
+
+class EntropyBlock(bert.AttentionBlock):
+    self_attention_class = Entropy
+
+
+class EntropyLayer(bert.Layer):
+    attention_class = EntropyBlock
+
+
+class EntropyModule(RobertaModule):
+    layer_class = EntropyLayer
+
+
+class SownMetric(Pretraining):
+    def make_model(self):
+        return families.make_module(self.config.model, self.info, module_class=EntropyModule)
+
+    def metrics(self, logits_BxKxV, masked, intermediates):
+        (norm_B,) = intermediates["roberta"]["encoder"]["layer"]["0"]["attention"]["self"]["norm"]
+        return {"query_norm": Mean(norm_B, jnp.ones_like(norm_B))}
+
+
+@pytest.mark.parametrize("settings", [(), ("train.accumulate=2", "model.remat=true")])
+def test_what_a_layer_sows_is_a_metric(settings):
+    run = tiny_run(*settings)
+    task = SownMetric(run.config, run.info, mesh=run.mesh)
+    state, batch = task.init(), sharding.put_batch(random_batch(16), task.mesh, 16)
+    masked = task.inputs(batch, 0)
+    _, sown = task.module.forward(state.params, masked.ids_BxL, masked.attention_BxL, masked.positions_BxK)
+    (norm_B,) = sown["roberta"]["encoder"]["layer"]["0"]["attention"]["self"]["norm"]
+    expected = float(norm_B.mean())
+    assert float(task.train_step(state, batch)[1]["query_norm"]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_dropout_of_transformers_own_class():

@@ -229,9 +229,9 @@ def test_a_config_too_large_is_reported(capfd, monkeypatch):
 
 
 def _pretend(fits):
-    def compile_step(config, info, place, **options):
+    def compile_step(config, info, place, make_task, **options):
         if "kind" in options:  # the step itself, not a trial
-            return compiling.compile_step(config, info, place, **options)
+            return compiling.compile_step(config, info, place, make_task, **options)
         return compiling.Program("", 0, 0, 0, 1e9, fits(config))
 
     return compile_step
@@ -249,9 +249,9 @@ def test_the_largest_batch_is_found_in_few_trials(monkeypatch, limit, rows, tria
     monkeypatch.setattr(plan, "compile_step", _pretend(fits))
     stages = "data.batch_stages=((128, 5),)"  # which apply to no smaller batch
     place, config = topology.find("v5e:2x4"), tiny_config("data.global_batch=256", stages)
-    info = plan.make_job(config, None, records=None, price=None).info
+    job = plan.make_job(config, None, records=None, price=None)
     refused = compiling.Program("", 10**9, 0, 0, 10**9 + 4 * (place.capacity - 10**9), False)
-    found = plan.largest_batch(config, info, place, refused)
+    found = plan.largest_batch(config, job, place, refused)
     assert found == (rows and {"rows_per_chip": rows, "global_batch": 8 * rows})
     assert seen[0] == 8 and len(seen) == trials and max(seen) <= 16
 
@@ -259,11 +259,11 @@ def test_the_largest_batch_is_found_in_few_trials(monkeypatch, limit, rows, tria
 def test_smaller_batches_of_an_odd_number_of_rows_are_tried(monkeypatch):
     """Halves of 11 or 44 rows a device, rounded down; those that lanes don't divide are not."""
     monkeypatch.setattr(plan, "compile_step", _pretend(lambda config: config.data.global_batch <= 64))
-    place, info = topology.find("v5e:2x4"), plan.make_job(tiny_config(), None, records=None, price=None).info
+    place, job = topology.find("v5e:2x4"), plan.make_job(tiny_config(), None, records=None, price=None)
     refused = compiling.Program("", 10**9, 0, 0, 10**9 + 4 * (place.capacity - 10**9), False)
     for lanes, accumulate, batch in ((8, 4, 64), (16, 1, 16), (32, 1, None)):
         own = ("data.global_batch=352", f"data.lanes={lanes}", f"train.accumulate={accumulate}")
-        found = plan.largest_batch(tiny_config("shards.count=32", *own), info, place, refused)
+        found = plan.largest_batch(tiny_config("shards.count=32", *own), job, place, refused)
         assert found == (batch and {"rows_per_chip": 2, "global_batch": batch})
 
 

@@ -8,9 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mlm.errors import InputError
+from mlm.model.loss import Mean
 from mlm.plan import hlo
+from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
-from tests.fixtures import random_batch, shared_run, slow, tiny_run
+from tests.fixtures import INFO, random_batch, shared_run, slow, tiny_config, tiny_run
 
 
 def flat(tree) -> dict[str, np.ndarray]:
@@ -165,6 +168,49 @@ def test_log_window_is_the_mean_over_predictions():
     assert mean[0]["loss"] == pytest.approx(each[0]["loss"])
     assert mean[3]["loss"] == pytest.approx(np.mean([m["loss"] for m in each[:4]]), rel=2e-2)
     assert mean[4]["loss"] == pytest.approx(each[4]["loss"]), "a new window starts after every fourth update"
+
+
+class WithPadding(Pretraining):
+    """Counts a metric of its own: the share of padding in what the model reads."""
+
+    def metrics(self, logits_BxKxV, masked, intermediates):
+        sum_B = jnp.sum(1.0 - masked.attention_BxL, axis=-1)
+        return {"padding": Mean(sum_B, jnp.full_like(sum_B, masked.attention_BxL.shape[1]))}
+
+
+@pytest.mark.parametrize(("shape", "accumulate"), [slow((8, 1, 1), 1), ((2, 2, 2), 2)])
+def test_a_metric_of_the_task_is_the_mean_over_the_window(shape, accumulate):
+    mesh = sharding.make_mesh(**dict(zip(sharding.AXES, shape, strict=True)))
+    settings = ("data.global_batch=32", "log.every=2", f"train.accumulate={accumulate}")
+    run = WithPadding(tiny_config(*settings), INFO, mesh=mesh)
+    state, shares = run.init(), []
+    for rows in (1, 5, 16):
+        batch = random_batch(32)
+        batch["attention_mask"][:] = 1
+        batch["attention_mask"][:rows, 20:] = 0
+        shares.append(rows * 12 / (32 * 32))
+        state, metrics = run.train_step(state, sharding.put_batch(batch, mesh, 32))
+        window = shares[-1:] if len(shares) == 3 else shares
+        assert float(metrics["padding"]) == pytest.approx(np.mean(window), rel=1e-6)
+    assert run.train_step._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda weights_BxK: jnp.mean(weights_BxK),
+        lambda weights_BxK: Mean(jnp.sum(weights_BxK), jnp.float32(1)),
+        lambda weights_BxK: Mean(weights_BxK, weights_BxK),
+        lambda weights_BxK: Mean(jnp.sum(weights_BxK, -1).astype(jnp.bfloat16), jnp.sum(weights_BxK, -1)),
+    ],
+)
+def test_a_metric_that_is_no_sum_of_each_row_is_refused(wrong):
+    class Wrong(Pretraining):
+        def metrics(self, logits_BxKxV, masked, intermediates):
+            return {"padding": wrong(masked.weights_BxK)}
+
+    with pytest.raises(InputError, match=r"Wrong\.metrics: padding must be .*float32"):
+        Wrong(tiny_config(), INFO)
 
 
 @pytest.mark.slow

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 
 class Generation(NamedTuple):
-    """cores: that the number in a name counts for one chip; most: chips on a single host; runtime: the default."""
+    """A generation of TPUs."""
 
-    cores: int
-    most: int
-    runtime: str
+    cores: int  # that the number in a name counts for one chip
+    largest_host: int  # chips
+    runtime: str  # the default
 
 
 class Accelerator(NamedTuple):
@@ -49,10 +49,10 @@ def parse(name: str) -> Accelerator:
     if prefix not in GENERATIONS or not re.fullmatch(r"[1-9][0-9]{0,5}", number):
         known = ", ".join(f"{prefix}-N" for prefix in GENERATIONS)
         raise ValueError(f"{name!r} is no accelerator type; they are {known}, such as v4-32 or v5litepod-16")
-    cores, most, runtime = GENERATIONS[prefix]
+    cores, largest_host, runtime = GENERATIONS[prefix]
     chips, rest = divmod(int(number), cores)
     if rest:
         raise ValueError(f"{name!r}: the number counts TensorCores, {cores} a chip")
-    if chips > most and chips % 4:
+    if chips > largest_host and chips % 4:
         raise ValueError(f"{name!r}: {chips} chips do not fill hosts of 4")
-    return Accelerator(chips, 1 if chips <= most else chips // 4, runtime)
+    return Accelerator(chips, 1 if chips <= largest_host else chips // 4, runtime)

@@ -81,9 +81,11 @@ class Runner:
             return Result(0)
         # gcloud would ask its questions on the stdin that holds our data; a session of its own: Ctrl-C reaches us alone
         environment = {**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        pipe = subprocess.PIPE
         try:
-            process = subprocess.Popen(call.argv, **pipes, env=environment, start_new_session=True)
+            process = subprocess.Popen(
+                call.argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
+            )
         except FileNotFoundError as error:
             advice = "isn't on this machine's PATH: install it (https://cloud.google.com/sdk/docs/install)"
             raise PodError(f"{call.argv[0]} {advice}.", "missing") from error

@@ -32,8 +32,8 @@ class HostReport:
     @classmethod
     def from_status(cls, process: int, answer: dict[str, Any]) -> HostReport:
         """Returns the report of the answer to `host.py status`."""
-        files = {name: answer.get(name) or None for name in ("exit", "progress", "cause", "stopped")}
-        return cls(process, answer.get("host") or "", answer["state"], **files)
+        files = [answer.get(name) or None for name in ("exit", "progress", "cause", "stopped")]
+        return cls(process, answer.get("host") or "", answer["state"], *files)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +78,10 @@ def first_cause(hosts: Iterable[HostReport]) -> Cause | None:
     if not ends:
         return None
     best = min(rank for rank, _ in ends)
-    found = [cause for rank, cause in ends if rank == best]
-    hangs = sorted((cause for cause in found if cause.kind == "hang"), key=_behind)
-    found = [cause for cause in found if cause.kind != "hang"] + hangs[:1]
-    first = min(found, key=lambda cause: (cause.time is None, cause.time or 0.0, cause.process))
+    causes = [cause for rank, cause in ends if rank == best]
+    hangs = sorted((cause for cause in causes if cause.kind == "hang"), key=_behind)
+    causes = [cause for cause in causes if cause.kind != "hang"] + hangs[:1]
+    first = min(causes, key=lambda cause: (cause.time is None, cause.time or 0.0, cause.process))
     others = sum(host.process != first.process and _failed(host) for host in hosts)
     return dataclasses.replace(first, others=others)
 
@@ -106,10 +106,12 @@ def _end(host: HostReport) -> tuple[int, Cause | None]:
         return LOST, Cause(*place, reason.get("code") or 1, of["what"])
     if reason:
         kind = str(reason.get("kind"))
-        own = reason.get("code")
+        reported = reason.get("code")
         what = {"hang": "hung", "signal": "was asked to end", "peer": "ended with another"}.get(kind, "failed")
         rank = CONSEQUENCE if kind == "peer" else OWN
-        return rank, cause(kind, reason.get("time"), code if own is None else own, f"{what}: {reason.get('what')}")
+        return rank, cause(
+            kind, reason.get("time"), code if reported is None else reported, f"{what}: {reason.get('what')}"
+        )
     if host.state == "lost":
         return LOST, cause("lost", (host.progress or {}).get("time"), 1, "was lost: it is gone, and nobody saw how")
     if signal_ is not None:
@@ -127,7 +129,9 @@ def _signal(end: dict[str, Any]) -> int | None:
     code = end.get("code")
     if end.get("signal"):
         return int(end["signal"])
-    return signal.SIGABRT if code in ABORTED else signal.SIGKILL if code == 128 + signal.SIGKILL else None
+    if code in ABORTED:
+        return signal.SIGABRT
+    return signal.SIGKILL if code == 128 + signal.SIGKILL else None
 
 
 def _behind(cause: Cause) -> tuple[int, int, float]:

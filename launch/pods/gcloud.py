@@ -30,10 +30,11 @@ ASK, CHANGE = 120.0, 1800.0  # seconds that gcloud may take to answer, and to cr
 # (kind, pattern, what a person reads): the first whose pattern gcloud's message matches
 ERRORS = (
     ("stockout", "no more capacity|not enough resources|stockout|resource_pool_exhausted|insufficient capacity",
-     "{zone} has no {type} to give right now: try another zone, set queued = true to wait in line, or try later"),
+     "{zone} has no {accelerator_type} to give right now: try another zone, set queued = true to wait in line, or "
+     "try later"),
     ("quota", "quota",
-     "the quota of {project} for {type} in {zone} is used up: delete what you don't need (`down`, `clean`), or ask for "
-     "more at https://console.cloud.google.com/iam-admin/quotas"),
+     "the quota of {project} for {accelerator_type} in {zone} is used up: delete what you don't need (`down`, "
+     "`clean`), or ask for more at https://console.cloud.google.com/iam-admin/quotas"),
     ("api", "has not been used in project|service_disabled|api is not enabled|api not enabled",
      "the Cloud TPU API is off in {project}: gcloud services enable tpu.googleapis.com --project={project}"),
     ("login", "auth login|unauthenticated|active account selected|current auth tokens|reauthentication",
@@ -137,9 +138,9 @@ class TpuVm:
         words = ["tpu-vm", "ssh", self.target, "--command=true", *self.settings.ssh_flags]
         if self.runner.run(Call(self._argv(*words, "--worker=0")), ASK).code != 0:
             return []
-        found = self.runner.run(Call(self._argv(*words, "--worker=all", "--dry-run")), ASK)
-        lines = found.stdout.splitlines()
-        return lines if found.code == 0 and len(lines) == hosts else []
+        result = self.runner.run(Call(self._argv(*words, "--worker=all", "--dry-run")), ASK)
+        lines = result.stdout.splitlines()
+        return lines if result.code == 0 and len(lines) == hosts else []
 
     def _forget(self, worker: int, call: Call) -> Call:
         """Returns gcloud's own call, for a route that leads nowhere any more; the next command finds a new one."""
@@ -194,15 +195,13 @@ class TpuVm:
         raise self._explain(what, result)
 
     def _explain(self, what: str, result: backend.Result) -> PodError:
-        chosen = self.settings
-        names = {"project": chosen.project, "zone": chosen.zone, "name": chosen.name, "type": chosen.accelerator_type}
         said = result.stderr[max(result.stderr.rfind("ERROR:"), 0) :]  # warnings before it name quotas too
         said = re.sub(r"This command is authenticated as .* property\.", "", said).strip()  # true of every error
         message = re.search(r'"message": *("(?:[^"\\]|\\.)*")', said)
         first = json.loads(message[1]) if message else re.sub(r"^ERROR: (\([^)]*\) )?", "", said).partition("\n")[0]
         for kind, pattern, sentence in ERRORS:
             if re.search(pattern, said.lower()):
-                return PodError(f"{sentence.format(**names)}. (gcloud: {first.strip()})", kind)
+                return PodError(f"{sentence.format_map(vars(self.settings))}. (gcloud: {first.strip()})", kind)
         return PodError(f"gcloud {what} failed with code {result.code}: {said or 'it said nothing'}", "other")
 
 

@@ -26,21 +26,20 @@ class Report:
 def check(hosts: Hosts, code: str, *, clear_lock: bool = False) -> Report:
     """Returns how the hosts are, which must have the code of this hash. Raises PodError if one does not answer."""
     flag = ["--clear-lock"] if clear_lock else []
-    found = hosts.require(hosts.ask(["preflight", "--code", code, *flag]), "preflight")
-    return judge(dict(zip(hosts.all, found, strict=True)), code) if not hosts.dry else Report([], [], [])
+    answers = hosts.require(hosts.ask(["preflight", "--code", code, *flag]), "preflight")
+    return judge(dict(zip(hosts.all, answers, strict=True)), code) if not hosts.dry else Report([], [], [])
 
 
 def check_ports(hosts: Hosts) -> list[str]:
     """Returns what is wrong with the ports of the first host, where the processes of a run meet."""
     first, *others = hosts.all
     words = {host: ["ports", first.address, str(host.worker), str(len(hosts.all))] for host in hosts.all}
-    found = hosts.require(hosts.ask(words), "preflight")
-    problems = []
-    for port, fault in found[0]["ports"].items() if not hosts.dry else ():
+    answers, problems = hosts.require(hosts.ask(words), "preflight"), []
+    for port, fault in answers[0]["ports"].items() if not hosts.dry else ():
         if fault:
             problems.append(f"{label(first)}: port {port} {fault}")
             continue
-        reasons = {host: answer["ports"][port] for host, answer in zip(others, found[1:], strict=True)}
+        reasons = {host: answer["ports"][port] for host, answer in zip(others, answers[1:], strict=True)}
         if shut := [host for host in others if reasons[host]]:
             problems.append(
                 f"{', '.join(map(label, shut))}: can't reach port {port} of {first.address} ({reasons[shut[0]]}): open "
@@ -49,14 +48,14 @@ def check_ports(hosts: Hosts) -> list[str]:
     return problems
 
 
-def judge(found: dict[Host, dict], code: str) -> Report:
+def judge(answers: dict[Host, dict], code: str) -> Report:
     """Returns the report of the hosts' answers."""
-    problems, remarks = _named(found, lambda answer: _problems(answer, code)), _named(found, _remarks)
-    _compare(found, "packages", lambda answer: answer["installed"] or "none", problems)
-    _compare(found, "accelerators", lambda answer: len(answer["accelerators"]), problems)
-    _compare(found, "python3", lambda answer: answer["python"], remarks)
-    first = next(iter(found.values()))
-    return Report(problems, remarks, _table(found, code), first["installed"] or "")
+    problems, remarks = _named(answers, lambda answer: _problems(answer, code)), _named(answers, _remarks)
+    problems += _differences("packages", {host: answer["installed"] or "none" for host, answer in answers.items()})
+    problems += _differences("accelerators", {host: len(answer["accelerators"]) for host, answer in answers.items()})
+    remarks += _differences("python3", {host: answer["python"] for host, answer in answers.items()})
+    first = next(iter(answers.values()))
+    return Report(problems, remarks, _table(answers, code), first["installed"] or "")
 
 
 def _problems(answer: dict, code: str) -> Iterator[str]:
@@ -83,28 +82,27 @@ def _remarks(answer: dict) -> Iterator[str]:
         yield f"transparent huge pages are off, and a TPU starts slowly: {answer['huge_pages']}"
 
 
-def _named(found: dict[Host, dict], sentences: Callable[[dict], Iterable[str]]) -> list[str]:
+def _named(answers: dict[Host, dict], sentences: Callable[[dict], Iterable[str]]) -> list[str]:
     """Returns each sentence once, after the hosts that it is true of."""
     hosts: dict[str, list[str]] = {}
-    for host, answer in found.items():
+    for host, answer in answers.items():
         for sentence in sentences(answer):
             hosts.setdefault(sentence, []).append(label(host))
     return [f"{', '.join(names)}: {sentence}" for sentence, names in hosts.items()]
 
 
-def _compare(found: dict[Host, dict], what: str, value: Callable[[dict], object], into: list[str]) -> None:
-    values = {host: value(answer) for host, answer in found.items()}
+def _differences(name: str, values: dict[Host, object]) -> list[str]:
+    """Returns the sentence, if any, that names the hosts with another value than most have."""
     (usual, _), *others = collections.Counter(values.values()).most_common()
-    if others:
-        odd = ", ".join(f"{label(host)} has {value}" for host, value in values.items() if value != usual)
-        into.append(f"{what} differ: {odd}; the others have {usual}")
+    exceptions = ", ".join(f"{label(host)} has {value}" for host, value in values.items() if value != usual)
+    return [f"{name} differ: {exceptions}; the others have {usual}"] if others else []
 
 
-def _table(found: dict[Host, dict], code: str) -> list[str]:
+def _table(answers: dict[Host, dict], code: str) -> list[str]:
     return [
         f"{label(host)}  {answer['host']}  python {answer['python']}  "
         f"code {code[:12] if code in answer['code'] else 'missing'}  packages {answer['installed'] or 'missing'}  "
         f"disk {answer['disk_free'] / 1e9:.0f} GB  memory {answer['memory_free'] / 1e9:.0f} GB  "
         f"accelerators {len(answer['accelerators'])}  libtpu lock {answer['libtpu_lock']}"
-        for host, answer in found.items()
+        for host, answer in answers.items()
     ]

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import pathlib
 import re
 from collections.abc import Sequence
+
+import host_setup
 
 FOLDER = pathlib.Path("runs/pods/ssh")  # under the folder we are in
 SHARED = ("ControlMaster=auto", "ControlPersist=600", "BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=15")
@@ -49,17 +50,14 @@ class Route:
 
 def load(name: str, key: list[str]) -> list[str]:
     """Returns the lines that were saved for a pod, [] if there are none for this key."""
-    try:
-        known = json.loads((FOLDER / f"{name}.json").read_text())
-        return known["lines"] if known["key"] == key else []
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    saved = host_setup.read(FOLDER / f"{name}.json") or {}
+    return saved.get("lines") or [] if saved.get("key") == key else []
 
 
 def save(name: str, key: list[str], lines: list[str]) -> None:
     """Keeps the lines of a pod."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{name}.json").write_text(json.dumps({"key": key, "lines": lines}))
+    host_setup.write(FOLDER / f"{name}.json", {"key": key, "lines": lines})
 
 
 def forget(name: str) -> None:

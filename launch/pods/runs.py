@@ -129,14 +129,14 @@ def status_of(hosts: Hosts, job: Job) -> RunStatus:
 
 def difference(job: Job, other: dict) -> str:
     """Returns in what the arguments of a job.json differ from a job's, "" if they are the same."""
-    there, here = [str(word) for word in other.get("argv", ())][:-PLACE], list(job.argv)
-    programs = [[name] if name else [] for name in (other.get("program", ""), job.program)]
-    there, here = programs[0] + there, programs[1] + here
-    if there == here:
+    on_hosts = [word for word in (other.get("program"), *map(str, other.get("argv", ()))) if word][:-PLACE]
+    new = [word for word in (job.program, *job.argv) if word]
+    if on_hosts == new:
         return ""
-    gone, new = ([word for word in one if word not in two] for one, two in ((there, here), (here, there)))
-    only = [f"only {where}: {shlex.join(words)}" for where, words in (("there", gone), ("here", new)) if words]
-    return "; ".join(only) or "the same arguments in another order"
+    only_there, only_here = [w for w in on_hosts if w not in new], [w for w in new if w not in on_hosts]
+    differences = [f"only there: {shlex.join(only_there)}"] if only_there else []
+    differences += [f"only here: {shlex.join(only_here)}"] if only_here else []
+    return "; ".join(differences) or "the same arguments in another order"
 
 
 def _require_same(job: Job, other: dict, attempt: int) -> None:
@@ -238,7 +238,7 @@ def stop(hosts: Hosts, run: str, grace: float) -> RunStatus:
 
 def lines(seen: RunStatus) -> list[str]:
     """Returns one line a host: its state, exit code, last step, and the first cause under them."""
-    found = []
+    rows = []
     for report in seen.reports:
         words = [f"host {report.process} ({report.host}): {report.state}", *how_it_ended(report.exit)]
         if report.progress:
@@ -246,11 +246,13 @@ def lines(seen: RunStatus) -> list[str]:
             words.append(f"{phase}" if step is None else f"step {step} ({phase})")
         if report.stopped and report.state == "running":
             words.append("stopped, as by SIGSTOP")
-        found.append(", ".join(words))
-    found += seen.errors
-    return found + ([f"first cause: {seen.cause.sentence}"] if seen.cause else [])
+        rows.append(", ".join(words))
+    causes = [f"first cause: {seen.cause.sentence}"] if seen.cause else []
+    return [*rows, *seen.errors, *causes]
 
 
 def how_it_ended(end: dict | None) -> list[str]:
     """Returns what exit.json says, for a person; nothing if it is not there."""
-    return [f"signal {end['signal']}" if end.get("signal") else f"exit code {end.get('code')}"] if end else []
+    if not end:
+        return []
+    return [f"signal {end['signal']}" if end.get("signal") else f"exit code {end.get('code')}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import pathlib
 import re
 import tomllib
@@ -81,13 +82,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pod.toml, and what overrides it")
     group.add_argument("--pod", default="", metavar="FILE", help="default: pod.toml in this folder")
     for name, field in FIELDS.items():
+        flag, text = "--" + name.replace("_", "-"), field.metadata["words"]
+        add = functools.partial(group.add_argument, flag, dest=f"set_{name}", help=text)
         if isinstance(field.default, bool):
-            kind = {"action": argparse.BooleanOptionalAction}
+            add(action=argparse.BooleanOptionalAction)
         elif isinstance(field.default, tuple):
-            kind = {"action": "append", "metavar": "FLAG"}
+            add(action="append", metavar="FLAG")
         else:
-            kind = {"type": type(field.default), "metavar": "VALUE"}
-        group.add_argument("--" + name.replace("_", "-"), dest=f"set_{name}", help=field.metadata["words"], **kind)
+            add(type=type(field.default), metavar="VALUE")
 
 
 def from_arguments(args: argparse.Namespace) -> Settings:
@@ -104,9 +106,9 @@ def load(file: str, flags: dict[str, object]) -> Settings:
         if not (flags.get(name) or values.get(name)):
             where = f"{path} has no {name}" if path.exists() else f"there is no {path}, and no --{name}"
             raise SettingsError(f"{where}: copy launch/pod.toml.example to pod.toml and fill it in.")
-    chosen = {name: _check(name, value, f"{path}: {name}") for name, value in values.items()}
-    chosen |= {name: _check(name, value, "--" + name.replace("_", "-")) for name, value in flags.items()}
-    return Settings(**chosen)
+    settings = {name: _check(name, value, f"{path}: {name}") for name, value in values.items()}
+    settings |= {name: _check(name, value, "--" + name.replace("_", "-")) for name, value in flags.items()}
+    return Settings(**settings)
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:

@@ -180,10 +180,8 @@ class Supervisor:
             follower.round()
 
     def _stopped(self) -> int:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            attempt = int(json.loads((self.folder / STOPPED).read_text())["attempt"])
-            return attempt if attempt != self.before else 0
-        return 0
+        attempt = (host_setup.read(self.folder / STOPPED) or {}).get("attempt", 0)
+        return attempt if attempt != self.before else 0
 
     def _load(self) -> Memory:
         file = self.folder / "supervise.json"
@@ -194,9 +192,7 @@ class Supervisor:
 
     def _save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        new = self.folder / "supervise.json.new"
-        new.write_text(json.dumps(dataclasses.asdict(self.memory)))
-        new.rename(self.folder / "supervise.json")
+        host_setup.write(self.folder / "supervise.json", dataclasses.asdict(self.memory))
 
 
 def cost(settings: Settings, memory: Memory, now: float) -> str:
@@ -212,7 +208,7 @@ def note_stop(hosts: Hosts, run: str) -> None:
         return
     folder = runs.records(run)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / STOPPED).write_text(json.dumps({"attempt": runs.status(hosts, run).attempt}))
+    host_setup.write(folder / STOPPED, {"attempt": runs.status(hosts, run).attempt})
 
 
 def add_flags(sub: argparse.ArgumentParser) -> None:
@@ -238,5 +234,5 @@ def command(args: argparse.Namespace, job: runs.Job) -> int:
         runs.start(hosts, job, again=True)
         runs.status(hosts, job.id)
         return 0
-    limits = Limits(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)})
+    limits = Limits(args.crashes, args.preemptions, args.silent, args.hang, args.settle, args.recreate)
     return Supervisor(cloud, job, limits, args.every, args.timeout, args.grace, args.extra).run()

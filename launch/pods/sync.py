@@ -14,8 +14,8 @@ COPY, INSTALL = 900.0, 3600.0  # seconds that a host has
 
 def sync(hosts: Hosts, code: Code, extras: Sequence[str] = ()) -> str:
     """Copies the code to all hosts, installs its packages and returns their hash, "" in a dry run. Raises PodError."""
-    found = zip(hosts.all, hosts.require(hosts.ask(["preflight", "--code", code.hash]), "sync"), strict=True)
-    lacking = [host for host, answer in found if code.hash not in answer.get("code", ())]
+    before = hosts.require(hosts.ask(["preflight", "--code", code.hash]), "sync")
+    lacking = [host for host, answer in zip(hosts.all, before, strict=True) if code.hash not in answer.get("code", ())]
     hosts.notify(f"{code.label}: to {len(lacking)} of {len(hosts.all)} hosts")
     archive = f"the archive, {code.hash}.tar.gz".encode() if hosts.dry else code.data
     unpack = {host: ["unpack", code.hash] for host in lacking}
@@ -27,9 +27,8 @@ def sync(hosts: Hosts, code: Code, extras: Sequence[str] = ()) -> str:
         return ""
     names = {answer["requirements"] for answer in answers}
     if len(names) > 1:
-        both = zip(hosts.all, answers, strict=True)
-        odd = ", ".join(f"{label(host)}: Python {answer['python']}" for host, answer in both)
-        raise PodError(f"the hosts have different Pythons, and so different packages: {odd}.", "hosts")
+        versions = [f"{label(host)}: Python {a['python']}" for host, a in zip(hosts.all, answers, strict=True)]
+        raise PodError(f"the hosts have different Pythons, and so different packages: {', '.join(versions)}.", "hosts")
     fresh = sum(answer["fresh"] for answer in answers)
     hosts.notify(f"packages {min(names)}: installed on {fresh} hosts, there already on {len(answers) - fresh}")
     return min(names)

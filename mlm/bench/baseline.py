@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import linen
 from jax import Array
 from jax.sharding import NamedSharding
-from transformers import PretrainedConfig
 
-from mlm.model.families import family_of, first_position, named
+from mlm.model.families import family_of, named
 from mlm.model.masking import TokenMasking
-from mlm.model.module import Params, position_ids
+from mlm.model.module import Params
+from mlm.model.reference import TransformersModel
 from mlm.tasks.pretraining import Pretraining
 from mlm.training.optimizer import decayed
 from mlm.training.sharding import BATCH
@@ -27,11 +26,6 @@ IGNORED = -100  # label of a position that is not predicted
 
 State = tuple[Params, optax.OptState]
 Batch = tuple[Array, Array, Array]  # ids, attention mask and labels, [B, L]
-
-
-def make_module(config: PretrainedConfig, dtype: str) -> linen.Module:
-    """Returns transformers' module, which computes in `dtype` on float32 parameters."""
-    return family_of(config).flax_class("MaskedLM").module_class(config, dtype=jnp.dtype(dtype))
 
 
 def exists(family: str) -> bool:
@@ -53,13 +47,10 @@ def mask_on_host(
     return masked_BxL.astype(np.int32), labels_BxL.astype(np.int32)
 
 
-def loss(module: linen.Module, params: Params, batch: Batch, dropout_key: Array | None) -> Array:
+def loss(model: TransformersModel, params: Params, batch: Batch, dropout_key: Array | None) -> Array:
     """Returns the mean cross entropy in nats over the positions that have a label."""
     ids_BxL, attention_BxL, labels_BxL = batch
-    positions_BxL = position_ids(attention_BxL, first_position(module.config))
-    inputs = (ids_BxL, attention_BxL, jnp.zeros_like(ids_BxL), positions_BxL, None)
-    rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    logits_BxLxV = module.apply({"params": params}, *inputs, deterministic=not rngs, rngs=rngs).logits
+    logits_BxLxV = model.logits(params, ids_BxL, attention_BxL, None, dropout_key)
     one_hot_BxLxV = jax.nn.one_hot(labels_BxL, logits_BxLxV.shape[-1])
     weight_BxL = labels_BxL != IGNORED
     return jnp.sum(optax.softmax_cross_entropy(logits_BxLxV, one_hot_BxLxV) * weight_BxL) / jnp.sum(weight_BxL)
@@ -67,12 +58,13 @@ def loss(module: linen.Module, params: Params, batch: Batch, dropout_key: Array 
 
 def make_step(task: Pretraining) -> tuple[Callable[[Params], State], Callable[..., tuple[State, Array]]]:
     """Returns (params -> state, the jitted `(state, batch, key) -> (state, loss)`)."""
-    module = make_module(task.module.config, task.config.model.dtype)
+    config = task.module.config
+    model = family_of(config).transformers_model(config, task.config.model.dtype, recompute_layers=False)
     tx = optax.adamw(task.schedule, weight_decay=task.config.optimizer.weight_decay, mask=decayed)
 
     def step(state: State, batch: Batch, key: Array) -> tuple[State, Array]:
         params, opt_state = state
-        value, grads = jax.value_and_grad(loss, argnums=1)(module, params, batch, key)
+        value, grads = jax.value_and_grad(loss, argnums=1)(model, params, batch, key)
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), value
 

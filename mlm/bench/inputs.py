@@ -53,7 +53,7 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
         )
         rows, tokens = {}, 0
 
-        def ours(calls: int) -> None:
+        def write_ours(calls: int) -> None:
             nonlocal tokens
             with open_pool(workers=config.shards.workers) as engine:
                 manifest = shards.write(
@@ -63,12 +63,13 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
             tokens = sum(split.records * length + split.dropped_tokens for split in manifest.splits.values())
             shutil.rmtree(target)
 
-        def example(calls: int) -> None:
+        def write_example(calls: int) -> None:
             write = functools.partial(tf_tpu_example.write_shards, tokenizer_folder=tokenizer_folder, length=length)
             rows["tf_tpu_example"] = other.submit(write, f"{folder}/documents", target).result()
             shutil.rmtree(target)
 
-        rates = interleaved.measure("shards", {"mlm": ours, "tf_tpu_example": example}, seconds, calls=1)
+        candidates = {"mlm": write_ours, "tf_tpu_example": write_example}
+        rates = interleaved.measure("shards", candidates, seconds, calls=1)
     comparison = interleaved.summary(rates, tokens)
     for name, count in rows.items():
         comparison[name]["rows"] = count

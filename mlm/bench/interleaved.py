@@ -21,6 +21,7 @@ ROUNDS = 3  # at least
 TIMEOUT = 10.0  # seconds until a worker that does not exit is killed
 NAMES = {
     "mlm": "mlm",
+    "by_mlm": "the same by mlm's modules",
     "baseline": "run_mlm_flax.py",
     "torch": "run_mlm.py (PyTorch)",
     "stock": "run_mlm.py's recipe",

@@ -199,10 +199,9 @@ def on_same_data(config: ConfigDict, other: ConfigDict, name: str) -> ConfigDict
     values, others = configs.flatten(config), configs.flatten(other)
     for key in ("shards.length", "tokenizer.vocab_size"):
         if values[key] != others[key]:
-            raise InputError(
-                f"--against={name}: has {key} = {others[key]}, --config has {values[key]}; "
-                "both recipes read the same rows, so the two must be equal."
-            )
+            difference = f"has {key} = {others[key]}, --config has {values[key]}"
+            fix = "both recipes read the same rows, so the two must be equal"
+            raise InputError(f"--against={name}: {difference}; {fix}.")
     return configs.replace(other, {key: value for key, value in values.items() if DATA.fullmatch(key)})
 
 

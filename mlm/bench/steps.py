@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm.bench import baseline, interleaved, torch_step
+from mlm.config_rules import FAMILIES
 from mlm.data import batches
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import peaks, sharding
@@ -22,20 +23,27 @@ def compare_steps(
 ) -> dict[str, Any]:
     """Measures our step, the baseline if there is one and, if an interpreter is named, PyTorch's.
 
-    Returns `interleaved.summary` of "mlm", "baseline" and "torch", each with "mfu" (or None), the first two with
-    "memory_bytes" per device and "temporary_bytes", a part of it; PyTorch's with its first answer.
+    Returns `interleaved.summary` of "mlm", "baseline" and "torch", each with "mfu" (or None), all but the last with
+    "memory_bytes" per device and "temporary_bytes", a part of it; PyTorch's with its first answer. With
+    model.implementation=transformers, "by_mlm" is the same model by mlm's modules: what that choice costs.
     """
     task = pretraining.without_data(config)
     host = random_rows(task)
     with contextlib.closing(start_torch(torch_python, task)) if torch_python else contextlib.nullcontext() as worker:
         interleaved.say("step: compiling ours")
-        ours, our_update = our_step(task, host)
-        candidates, more = {"mlm": repeated(our_update)}, {"mlm": _memory(ours)}
+        program, update = our_step(task, host)
+        candidates, more = {"mlm": repeated(update)}, {"mlm": _memory(program)}
+        if config.model.implementation == "transformers" and config.model.family in FAMILIES:
+            interleaved.say("step: compiling the same model by mlm's modules")
+            by_mlm = pretraining.without_data(configs.replace(config, {"model.implementation": "mlm"}))
+            program, update = our_step(by_mlm, host)
+            candidates["by_mlm"], more["by_mlm"] = repeated(update), _memory(program)
         if baseline.exists(config.model.family):
             interleaved.say("step: compiling run_mlm_flax.py's")
-            other, other_update = baseline_step(task, host)
-            candidates["baseline"], more["baseline"] = repeated(other_update), _memory(other)
-        candidates |= {"torch": worker.repeat} if worker else {}
+            program, update = baseline_step(task, host)
+            candidates["baseline"], more["baseline"] = repeated(update), _memory(program)
+        if worker:
+            candidates["torch"] = worker.repeat
         rates = interleaved.measure("step", candidates, seconds)
         comparison = interleaved.summary(rates, host["input_ids"].size)
     more["torch"] = worker and worker.ready

@@ -154,13 +154,8 @@ class Client:
             except Exception as error:  # a bucket's client raises its own
                 reason = one_line(str(getattr(error, "strerror", None) or error))
                 return f"{self._token_file} can't be read ({reason}); check its permissions"
-        connection.send(
-            hello=process,
-            processes=processes,
-            host=self._host,
-            challenge=nonce,
-            proof=prove(self._token, "process", *signed),
-        )
+        proof = prove(self._token, "process", *signed)
+        connection.send(hello=process, processes=processes, host=self._host, challenge=nonce, proof=proof)
         expected = prove(self._token, "coordinator", *signed)
         match connection.receive():
             case {"welcome": proof} if hmac.compare_digest(messages.hexadecimal(proof), expected):

@@ -209,9 +209,9 @@ class Coordinator:
         waiting = set().union(*self._barriers.values())
         unready = [p for p, m in sorted(self._members.items()) if m.fingerprint is None and p not in waiting]
         what = f"within {self._pod.start_timeout:g} s (config.pod.start_timeout)"
-        for some, problem in ((missing, "never connected"), (unready, "connected, but never got ready")):
-            if some:
-                what += f" host{'s' * (len(some) > 1)} {', '.join(map(str, some))} {problem};"
+        for processes, problem in ((missing, "never connected"), (unready, "connected, but never got ready")):
+            if processes:
+                what += f" {'host' if len(processes) == 1 else 'hosts'} {', '.join(map(str, processes))} {problem};"
         self._terminate(Termination(0, self._members[0].host, "exception", 1, f"{what} look there for the reason"))
 
 

@@ -135,8 +135,7 @@ def connect(
     address: str, *, timeout: float = 60.0, insecure: bool = False, certificates: str = ""
 ) -> contextlib.closing[DaskEngine]:
     """Opens an engine on the cluster of a scheduler, to which it connects with the first task; raises InputError."""
-    security = _security(address, insecure, certificates)
-    return contextlib.closing(DaskEngine(address, security, timeout))
+    return contextlib.closing(DaskEngine(address, _security(address, insecure, certificates), timeout))
 
 
 def check(address: str, *, timeout: float, insecure: bool, certificates: str) -> None:
@@ -188,10 +187,8 @@ def _await_greeting(address: str, security: Any, timeout: float) -> None:
                 if connection.recv(1):
                     return
         except ssl.SSLError as error:
-            raise InputError(
-                f"--engine={address}: what listens there has other certificates, or none ({error.reason}); "
-                "--engine-certificates=DIR names its own."
-            ) from None
+            reason = f"what listens there has other certificates, or none ({error.reason})"
+            raise InputError(f"--engine={address}: {reason}; --engine-certificates=DIR names its own.") from None
         except OSError as error:
             problem = error
         if time.monotonic() > deadline:
@@ -249,9 +246,8 @@ def quiet() -> None:
 
     del distributed  # it gives its loggers their levels
     dask.config.set({"distributed.worker.profile.enabled": False})
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(("distributed", "tornado")):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith(("distributed", "tornado"))]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @functools.cache

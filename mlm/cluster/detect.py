@@ -180,10 +180,8 @@ def _of_slices(source: str, hosts: list[str], worker: int, variables: Mapping[st
         return Cluster(source, hosts[0], len(hosts), worker)
     number, address = _number(variables, "MEGASCALE_SLICE_ID"), variables.get("MEGASCALE_COORDINATOR_ADDRESS", "")
     if not address or not number < slices:
-        raise InputError(
-            f"MEGASCALE_NUM_SLICES = {slices}, MEGASCALE_SLICE_ID = {number}, MEGASCALE_COORDINATOR_ADDRESS = "
-            f"{address!r}: they do not say which slice this is, and where the first one is."
-        )
+        names = f"_NUM_SLICES = {slices}, MEGASCALE_SLICE_ID = {number}, MEGASCALE_COORDINATOR_ADDRESS = {address!r}"
+        raise InputError(f"MEGASCALE{names}: they do not say which slice this is, and where the first one is.")
     source = f"{source}, {slices} slices"
     return Cluster(source, address.partition(":")[0], slices * len(hosts), number * len(hosts) + worker)
 

@@ -45,22 +45,22 @@ def worker_fingerprint() -> dict[str, str]:
 def difference(fingerprints: dict[int, dict[str, Any]]) -> tuple[int, str] | None:
     """Returns (the process that differs most from the most common values, how it differs); None if all are alike."""
     processes = sorted(fingerprints)
-    odd: dict[int, list[str]] = {}
+    differing: dict[int, list[str]] = {}
     for key in sorted(set().union(*fingerprints.values())):
         values = {process: repr(fingerprints[process].get(key)) for process in processes}
         usual = Counter(values.values()).most_common(1)[0][0]
         for process in processes:
             if values[process] != usual:
-                odd.setdefault(process, []).append(f"{key} ({values[process]}, not {usual})")
-    if not odd:
+                differing.setdefault(process, []).append(f"{key} ({values[process]}, not {usual})")
+    if not differing:
         return None
-    process = min(odd, key=lambda p: (-len(odd[p]), p))
-    others = f"; so do hosts {', '.join(str(p) for p in odd if p != process)}" if len(odd) > 1 else ""
-    alike = [p for p in processes if p not in odd]
+    process = min(differing, key=lambda p: (-len(differing[p]), p))
+    others = f"; so do hosts {', '.join(str(p) for p in differing if p != process)}" if len(differing) > 1 else ""
+    alike = [p for p in processes if p not in differing]
     rest = f"host {alike[0]}" if len(alike) == 1 else f"{len(alike) or 'the'} others"
-    shown = odd[process][:SHOWN]
-    if len(odd[process]) > SHOWN:
-        shown.append(f"{len(odd[process]) - SHOWN} more")
+    shown = differing[process][:SHOWN]
+    if len(differing[process]) > SHOWN:
+        shown.append(f"{len(differing[process]) - SHOWN} more")
     return process, f"differs from {rest} in {'; '.join(shown)}{others}; make all hosts alike, and start again"
 
 

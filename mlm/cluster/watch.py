@@ -179,7 +179,8 @@ class Watch:
         faulthandler.cancel_dump_traceback_later()  # Python's own exit may take longer
 
     def _hung(self, phase: str, limit: float) -> None:
-        what = f"no progress for {limit:g} s (config.pod.hang{f' times {SLOW_FACTOR}' * (phase in SLOW_PHASES)})"
+        key = f"config.pod.hang times {SLOW_FACTOR}" if phase in SLOW_PHASES else "config.pod.hang"
+        what = f"no progress for {limit:g} s ({key})"
         file = self._stacks if self._open_stacks() else sys.stderr
         faulthandler.dump_traceback(file, all_threads=True)
         where = f"stacks.txt in {self._folder}" if self._stacks else "the stacks above"

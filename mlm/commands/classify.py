@@ -83,12 +83,9 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict
             init_from = config.train.init_from
             reason = f"train.init_from = {init_from} has no tokenizer" if init_from else "train.init_from is empty"
             raise InputError(f"config.tokenizer.path: name a tokenizer; {reason}.")
+    folder = str(workdir.tokenizer)
     tokenize = functools.partial(
-        data.tokenize,
-        names=names,
-        tokenizer_folder=str(workdir.tokenizer),
-        length=settings.length,
-        multiple=settings.multiple,
+        data.tokenize, names=names, tokenizer_folder=folder, length=settings.length, multiple=settings.multiple
     )
     return tokenize(tables), tokenize(others).splits if others else {}
 

@@ -247,17 +247,14 @@ def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
         for manifest, field in itertools.product(manifests, SHARED_FIELDS):
             value, expected = str(getattr(manifest, field)), str(getattr(first, field))
             if value != expected:
-                raise InputError(
-                    f"config.{key}: {manifest.folder} has the {field} {value:.60}, but {first.folder} {expected:.60}; "
-                    "write one of them again with the tokenizer and the shards.length of the other."
-                )
+                difference = f"{manifest.folder} has the {field} {value:.60}, but {first.folder} {expected:.60}"
+                fix = "write one of them again with the tokenizer and the shards.length of the other"
+                raise InputError(f"config.{key}: {difference}; {fix}.")
     for one, other in itertools.combinations([first, *others], 2):
         hashed = all(shard.sha256 for split in one.splits.values() for shard in split.shards)
         if canonical(one.folder) == canonical(other.folder) or (hashed and one.fingerprint == other.fingerprint):
-            raise InputError(
-                f"config.data.mixture: {one.folder} and {other.folder} are the same shards; "
-                "list them once, with the sum of their shares."
-            )
+            both = f"{one.folder} and {other.folder} are the same shards"
+            raise InputError(f"config.data.mixture: {both}; list them once, with the sum of their shares.")
     return mixture.join(parts, sets)
 
 
@@ -271,10 +268,8 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
         raise InputError(f"config.shards.length = {length}: the shards in {folder} hold {manifest.length}.")
     fingerprint = workdir.tokenizer_folder and tokenizer.fingerprint(workdir.tokenizer_folder)
     if fingerprint and manifest.tokenizer_fingerprint not in (None, fingerprint):
-        raise InputError(
-            f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; "
-            "set shards.dir to that tokenizer's shards, or tokenizer.path to these shards' tokenizer."
-        )
+        fix = "set shards.dir to that tokenizer's shards, or tokenizer.path to these shards' tokenizer"
+        raise InputError(f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; {fix}.")
     parts, manifests = mixture.parts(manifest), mixture.folders(manifest)
     lanes = lanes_of_shares([part.share for part in parts], config.data.lanes)
     lanes_key = f"its share of config.data.lanes = {config.data.lanes}" if parts[1:] else "config.data.lanes"
@@ -283,7 +278,8 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     for one, split, minimum, key in needs:
         count = sum(shard.records > 0 for shard in one.splits[split].shards)
         if count < minimum:
-            raise InputError(f"{one.folder}: {key} asks for {minimum} {split} shards with records, it has {count}.")
+            there = f"the {split} split has {count} shards with records"
+            raise InputError(f"{one.folder}: {there}, {key} asks for {minimum}.")
     rows = manifest.splits["train"].records * (length // short if short else 1)
     if rows > 2**32:
         raise InputError(f"{folder}: holds {rows:,} training rows, but record ids end at 2^32; leave some of them out.")

@@ -82,14 +82,9 @@ def write_export(
     model = common.with_class(model, args)
     if cluster.is_primary():
         history = summary.gather(workdir, model.run_config, until=model.step) if head == load.LM_HEAD else None
-        evaluations = [scores for scores in logs.read(workdir.metrics, "eval") if scores["step"] == model.step]
-        export.export(
-            model,
-            workdir.export_of(step),
-            scores=evaluations[-1] if evaluations else None,
-            name=workdir.root.name,
-            torch_python=torch_python,
-            history=history,
-        )
+        evaluations = reversed(logs.read(workdir.metrics, "eval"))
+        scores = next((scores for scores in evaluations if scores["step"] == model.step), None)
+        folder, name = workdir.export_of(step), workdir.root.name
+        export.export(model, folder, scores=scores, name=name, torch_python=torch_python, history=history)
     cluster.barrier("exported")
     return model

@@ -66,9 +66,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             protocol=args.protocol,
             data=args.data,
             root=workdir.root,
-            line=flags,
-            given=configs.parse(config, overrides),
-            most=max_length,
+            flags=flags,
+            overrides=configs.parse(config, overrides),
+            longest=max_length,
             engine=engine,
         )
         table["model"] = args.model

@@ -49,10 +49,8 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{flag}={value}: must be a number above 0.")
     if args.compare and not baseline.exists(config.model.family):
-        family = config.model.family
-        raise InputError(
-            f"--compare={args.compare}: run_mlm_flax.py can't train config.model.family = {family}; leave it out."
-        )
+        reason = f"run_mlm_flax.py can't train config.model.family = {config.model.family}"
+        raise InputError(f"--compare={args.compare}: {reason}; leave it out.")
     topology.check_slices(args.slices)
     job = plan.make_job(config, manifest, records=args.records, price=args.price, pretraining=args.entry.pretraining)
     if args.sweep:
@@ -67,8 +65,8 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
     results = {"plan": row, "calibration": tables.CALIBRATION}
     if not program.fits and not args.no_search:
         common.say("it does not fit; looking for what would")
-        row["largest"] = plan.largest_batch(config, job.info, place, program, job.make_task)
-        row["remedies"] = plan.remedies(config, job.info, place, job.make_task)
+        row["largest"] = plan.largest_batch(config, job, place, program)
+        row["remedies"] = plan.remedies(config, job, place)
     if args.compare:
         results["baseline"] = other = plan.measure(config, job, place, kind="baseline")[1]
         if row["fits"] and other["fits"]:

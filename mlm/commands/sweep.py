@@ -93,30 +93,25 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
         model = evaluates and (common.named_model(parsed) or Workdir(args.workdir, create=False))
         classifies = locate.is_classifier(model) if evaluates else args.command == "classify"
         task = configs.CLASSIFICATION if classifies else configs.PRETRAINING
-        config = configs.flatten(common.read_config(parsed, case_overrides, task=task))
-        values = {key: config[key] if "." in key else getattr(parsed, key.replace("-", "_")) for key in varied}
+        flat = configs.flatten(common.read_config(parsed, case_overrides, task=task))
+        values = {key: flat[key] if "." in key else getattr(parsed, key.replace("-", "_")) for key in varied}
         values = {key: " ".join(value) if isinstance(value, list) else value for key, value in values.items()}
         folder = f"{root}/{grid.name(values)}"
         workdir = args.workdir if evaluates else folder
         run = (args.command, *arguments, f"--workdir={workdir}")
         parsed.workdir = workdir
-        opened = preflight.Case(
-            args.command,
-            common.read_config(parsed, case_overrides, task=task, starts=not evaluates),
-            Workdir(workdir, create=None),
-            parsed,
-        )
-        if (names := _named(opened)) not in checked:
-            preflight.refuse(opened)
-            checked.add(names)
-        started = grid.Run(grid.name(values), folder, run, program)
-        cases.append(grid.Case(values, configs.flatten(opened.config), started))
+        config = common.read_config(parsed, case_overrides, task=task, starts=not evaluates)
+        case = preflight.Case(args.command, config, Workdir(workdir, create=None), parsed)
+        if (key := _key_of_checks(case)) not in checked:
+            preflight.refuse(case)
+            checked.add(key)
+        cases.append(grid.Case(values, configs.flatten(config), grid.Run(grid.name(values), folder, run, program)))
     grid.check_distinct(varied, cases)
     return cases
 
 
-def _named(case: preflight.Case) -> str:
-    """Returns what is alike in cases whose configs and flags name the same: only the first of them is checked."""
+def _key_of_checks(case: preflight.Case) -> str:
+    """Returns what the checks of a case depend on: of cases with the same key only the first is checked."""
     groups = ("corpus", "tokenizer", "shards", "data", "model", "train", "classify")
     config = {key: value for key, value in configs.flatten(case.config).items() if key.partition(".")[0] in groups}
     flags = {key: value for key, value in vars(case.flags).items() if key in ("model", "step", "pairs")}

@@ -41,14 +41,14 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
         if workdir.tokenizer_folder is None:
             raise InputError("config.data.mixture: its shards have a tokenizer already; set tokenizer.path to it.")
         return
-    used = {"corpus": common.corpus_settings(config), "tokenizer": config.tokenizer.to_dict()}
-    settings = json.dumps({"path": path} if path else used)
+    settings, used = config.tokenizer, {"path": path}
+    if not path:
+        used = {"corpus": common.corpus_settings(config), "tokenizer": settings.to_dict()}
+    recipe = json.dumps(used)
     if children(workdir.tokenizer) and not is_begun(workdir.tokenizer, last=RECIPE):
-        if logs.read_object(workdir.tokenizer / RECIPE) != json.loads(settings):
-            raise InputError(
-                f"{workdir.tokenizer}: was made with other settings (config.corpus, config.tokenizer); "
-                "restore them, or use another --workdir."
-            )
+        if logs.read_object(workdir.tokenizer / RECIPE) != json.loads(recipe):
+            reason = "was made with other settings (config.corpus, config.tokenizer)"
+            raise InputError(f"{workdir.tokenizer}: {reason}; restore them, or use another --workdir.")
         return
     if not path and config.shards.dir and holds_foreign_shards(config.shards.dir):
         raise InputError(f"{config.shards.dir}: its shards were made with another tokenizer; set tokenizer.path to it.")
@@ -57,21 +57,17 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
         if path:
             tokenizer.load(path).save_pretrained(str(new))
         else:
-            texts = sample.draw(
-                corpus.Corpus.from_config(config.corpus),
-                megabytes=config.tokenizer.sample_megabytes,
-                engine=engine,
-                texts=str(work_folder(workdir.shards_of(config)) / "texts"),  # where they are kept
-            )
+            documents, kept = corpus.Corpus.from_config(config.corpus), work_folder(workdir.shards_of(config)) / "texts"
+            texts = sample.draw(documents, megabytes=settings.sample_megabytes, engine=engine, texts=str(kept))
             tokenizer.train(
                 texts,
-                kind=config.tokenizer.kind,
-                vocab_size=config.tokenizer.vocab_size,
-                lowercase=config.tokenizer.lowercase,
+                kind=settings.kind,
+                vocab_size=settings.vocab_size,
+                lowercase=settings.lowercase,
                 length=config.model.positions,
                 folder=str(new),
             )
-        (new / RECIPE).write_text(settings)
+        (new / RECIPE).write_text(recipe)
     common.say(f"tokenizer: {workdir.tokenizer}, {time.monotonic() - begin:.1f} s")
     if not path:
         warn_of_unknown_tokens(texts, workdir)

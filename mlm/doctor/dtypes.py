@@ -34,7 +34,7 @@ def compare_dtypes(case: Case) -> list[Finding]:
         )
         for dtype in dtypes.DTYPES
     ]
-    name = "the initial model"
+    name, modules = "the initial model", [task.module for task in tasks]
     if checkpoint_files.complete_steps(workdir.checkpoints):
         model = load.load(workdir, head=load.LM_HEAD).padded(config.model.vocab_multiple)
         shapes, expected = (
@@ -47,15 +47,9 @@ def compare_dtypes(case: Case) -> list[Finding]:
     else:
         params = tasks[0].initial_state().params
     params = sharding.put_tree(params, sharding.tree_shardings(params, mesh, params, tasks[0].partition_rules()))
+    masking = tasks[0].eval_masking
     scores = dtypes.compare(
-        config,
-        manifest,
-        params,
-        [task.module for task in tasks],
-        tasks[0].eval_masking,
-        split="validation",
-        mesh=mesh,
-        batch_count=BATCHES,
+        config, manifest, params, modules, masking, split="validation", mesh=mesh, batch_count=BATCHES
     )
     what = f"{name} in {dtypes.summary(scores)}"
     level, fix = "ok", ""

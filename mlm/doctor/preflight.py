@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 ANSWER = 8.0  # seconds for a scheduler to answer
 PRETRAINING = ("run", "train", "tokenizer", "shards", "doctor")
-
-
-Check = Callable[[], Any]  # raises InputError or DamageError
+Part = Callable[[], Any]  # raises InputError or DamageError
+Check = Callable[["Case"], Iterator[Part] | None]  # raises one itself, or yields parts that are tried one by one
 
 
 def refuse(case: Case) -> None:
@@ -41,143 +40,128 @@ def refuse(case: Case) -> None:
 
 def errors(case: Case) -> Iterator[tuple[str, StopError]]:
     """Yields (what was checked, the error) for each thing that the command could not use."""
-    for checks_of, commands in CHECKS.items():
-        for check in checks_of(case) if case.command in commands else ():
+    for check, commands in CHECKS.items():
+        if case.command not in commands:
+            continue
+        try:
+            parts = check(case) or ()
+        except (InputError, DamageError) as error:
+            yield check.__name__, error
+            continue
+        for part in parts:
             try:
-                check()
+                part()
             except (InputError, DamageError) as error:
-                yield checks_of.__name__, error
-                if checks_of is servers:
-                    return  # each of the others would wait for it
+                yield check.__name__, error
+                if check is servers:
+                    return  # the other checks would wait for it, too
 
 
-def servers(case: Case) -> Iterator[Check]:
+def servers(case: Case) -> Iterator[Part]:
     """The servers of all buckets in the config."""
     values = [value for key, value in configs.flatten(case.config).items() if not key.startswith(("pod.", "log."))]
     for path in dict.fromkeys(re.findall(r"[a-z0-9+]+://[^'\",()]+", repr(values))):
         yield functools.partial(check_reachable, path)
 
 
-def hosts(case: Case) -> Iterator[Check]:
+def hosts(case: Case) -> None:
     """config.data.lanes: whole lanes for each host, or whole hosts for each lane; with mesh.tensor hosts share rows."""
     lanes, processes = case.config.data.lanes, watch.current.cluster.processes
-
-    def check() -> None:
-        if case.config.mesh.tensor == 1 and lanes % processes and processes % lanes:
-            raise InputError(
-                f"config.data.lanes = {lanes}: must be a multiple or a divisor of the number of hosts, {processes}."
-            )
-
-    yield check
+    if case.config.mesh.tensor == 1 and lanes % processes and processes % lanes:
+        allowed = f"must be a multiple or a divisor of the number of hosts, {processes}"
+        raise InputError(f"config.data.lanes = {lanes}: {allowed}.")
 
 
-def torch(case: Case) -> Iterator[Check]:
+def torch(case: Case) -> None:
     """--torch: a Python with PyTorch and transformers."""
     python, names = case.flags.torch, ("torch", "transformers")
+    if not python:
+        return
     code = f"import importlib.util as u; print(*(n for n in {names} if u.find_spec(n) is None))"
-
-    def check() -> None:
-        try:
-            finished = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=ANSWER, check=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise InputError(f"--torch={python}: can't be run ({error}); name a Python with PyTorch.") from None
-        if missing := finished.stdout.split():
-            raise InputError(f"--torch={python}: has no {' and no '.join(missing)}; install it there, or name another.")
-
-    if python:
-        yield check
+    try:
+        finished = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=ANSWER, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InputError(f"--torch={python}: can't be run ({error}); name a Python with PyTorch.") from None
+    if missing := finished.stdout.split():
+        raise InputError(f"--torch={python}: has no {' and no '.join(missing)}; install it there, or name another.")
 
 
-def engine(case: Case) -> Iterator[Check]:
+def engine(case: Case) -> None:
     """--engine: its address, the certificates, and whether the scheduler answers, if there is something to do."""
     flags = case.flags
-    idle = case.command in ("run", "tokenizer", "shards") and not _reads_corpus(case)
+    if not cluster.is_primary():
+        return
+    if flags.engine_timeout <= 0:
+        raise InputError(f"--engine-timeout={flags.engine_timeout}: must be above 0 seconds.")
+    if flags.engine and (case.command not in ("run", "tokenizer", "shards") or _reads_corpus(case)):
+        from mlm.cluster import dask_engine
 
-    def check() -> None:
-        if flags.engine_timeout <= 0:
-            raise InputError(f"--engine-timeout={flags.engine_timeout}: must be above 0 seconds.")
-        if flags.engine and not idle:
-            from mlm.cluster import dask_engine
-
-            folder = flags.engine_certificates or str(case.workdir.root / "hosts" / "certificates")
-            timeout = min(flags.engine_timeout, ANSWER)
-            dask_engine.check(flags.engine, timeout=timeout, insecure=flags.engine_insecure, certificates=folder)
-
-    if cluster.is_primary():
-        yield check
+        folder = flags.engine_certificates or str(case.workdir.root / "hosts" / "certificates")
+        timeout = min(flags.engine_timeout, ANSWER)
+        dask_engine.check(flags.engine, timeout=timeout, insecure=flags.engine_insecure, certificates=folder)
 
 
-def branch(case: Case) -> Iterator[Check]:
+def branch(case: Case) -> None:
     """train.branch_from: the step, what the branch changes, and the tokenizer."""
     name = case.config.train.branch_from
+    if not name or case.begun:
+        return
+    from mlm.training import branch
 
-    def check() -> None:
-        from mlm.training import branch
-
-        if case.command in ("tokenizer", "shards"):  # a config of data alone
-            locate.branch_source(name)
-            return
-        source, _ = branch.read_source(case.config, deep=False)
-        if case.tokenizer and case.fingerprint() != fingerprint_of(str(source.workdir.tokenizer)):
-            raise InputError(
-                f"config.train.branch_from = {name}: was trained with another tokenizer than {case.tokenizer}; "
-                "use its tokenizer, and shards made with it."
-            )
-
-    if name and not case.begun:
-        yield check
+    if case.command in ("tokenizer", "shards"):  # a config of data alone
+        locate.branch_source(name)
+        return
+    source, _ = branch.read_source(case.config, deep=False)
+    if case.tokenizer and case.fingerprint() != fingerprint_of(str(source.workdir.tokenizer)):
+        reason = f"was trained with another tokenizer than {case.tokenizer}"
+        raise InputError(f"config.train.branch_from = {name}: {reason}; use its tokenizer, and shards made with it.")
 
 
-def replay(case: Case) -> Iterator[Check]:
+def replay(case: Case) -> None:
     """train.replay: the shares of all steps."""
     name = case.config.train.replay
     if name and not case.begun:
         from mlm.data.stages import branch_start
         from mlm.training import budget
 
-        start = branch_start(case.config)
-        yield functools.partial(budget.read_replay, name, start)
+        budget.read_replay(name, branch_start(case.config))
 
 
-def init_from(case: Case) -> Iterator[Check]:
+def init_from(case: Case) -> None:
     """train.init_from: config, names and shapes of the weights, tokenizer; of the run's architecture."""
     config = case.config
+    if not config.train.init_from or case.begun:
+        return
+    from mlm.model import families
+    from mlm.pretrained import load, warm_start
 
-    def check() -> None:
-        from mlm.model import families
-        from mlm.pretrained import load, warm_start
-
-        source = load.load(config.train.init_from, head=None, flag=load.INIT_FROM, headers=True)
-        fingerprint = None
-        if any((UPath(source.tokenizer) / file).is_file() for file in locate.TOKENIZERS):
-            fingerprint = fingerprint_of(source.tokenizer)  # the rows of its tables are matched by token
-        if case.command in PRETRAINING:
-            ids = {"cls": 0, "pad": source.config.pad_token_id, "sep": 2}  # no architecture depends on them
-            model = families.named(config.model.family).make_config(config.model, source.config.vocab_size, ids)
-            warm_start.refuse_another_model(source, model, tiled=config.train.init_tiled)
-        elif case.tokenizer:
-            if fingerprint not in (None, case.fingerprint()):
-                raise InputError(
-                    f"{case.tokenizer}: is not the tokenizer of {load.INIT_FROM}{config.train.init_from}; "
-                    "leave out tokenizer.path, or use another --workdir."
-                )
-            tok = tokenizer.load(case.tokenizer)
-            warm_start.refuse_unfit_rows(
-                source.config, length=config.classify.length, vocab_size=len(tok), pad_id=tok.pad_token_id
-            )
-
-    if config.train.init_from and not case.begun:
-        yield check
+    source = load.load(config.train.init_from, head=None, flag=load.INIT_FROM, headers=True)
+    fingerprint = None
+    if any((UPath(source.tokenizer) / file).is_file() for file in locate.TOKENIZERS):
+        fingerprint = fingerprint_of(source.tokenizer)  # the rows of its tables are matched by token
+    if case.command in PRETRAINING:
+        ids = {"cls": 0, "pad": source.config.pad_token_id, "sep": 2}  # no architecture depends on them
+        model = families.named(config.model.family).make_config(config.model, source.config.vocab_size, ids)
+        warm_start.refuse_another_model(source, model, tiled=config.train.init_tiled)
+    elif case.tokenizer:
+        if fingerprint not in (None, case.fingerprint()):
+            name = f"{load.INIT_FROM}{config.train.init_from}"
+            fix = "leave out tokenizer.path, or use another --workdir"
+            raise InputError(f"{case.tokenizer}: is not the tokenizer of {name}; {fix}.")
+        tok = tokenizer.load(case.tokenizer)
+        warm_start.refuse_unfit_rows(
+            source.config, length=config.classify.length, vocab_size=len(tok), pad_id=tok.pad_token_id
+        )
 
 
-def tokenizers(case: Case) -> Iterator[Check]:
+def tokenizers(case: Case) -> None:
     """tokenizer.path: loads, with all special tokens."""
     path = case.config.tokenizer.path
     if path and case.workdir.tokenizer_folder is None:
-        yield functools.partial(fingerprint_of, path)
+        fingerprint_of(path)
 
 
-def folders(case: Case) -> Iterator[Check]:
+def folders(case: Case) -> Iterator[Part]:
     """data.mixture, evaluate.sets and shards.dir: shards of this run's length and tokenizer."""
     config = case.config
     named = [("data.mixture", folder) for folder, _ in config.data.mixture]
@@ -199,13 +183,11 @@ def _check_folder(case: Case, key: str, folder: str) -> None:
         raise InputError(f"config.{key}: {folder}: {lengths}; set it to that, or write these shards again.")
     fingerprints = {manifest.tokenizer_fingerprint, case.fingerprint()} - {None}
     if len(fingerprints) > 1:
-        raise InputError(
-            f"config.{key}: {folder}: was not made with the tokenizer in {case.tokenizer}; "
-            "set tokenizer.path to the tokenizer of these shards, or write them again."
-        )
+        fix = "set tokenizer.path to the tokenizer of these shards, or write them again"
+        raise InputError(f"config.{key}: {folder}: was not made with the tokenizer in {case.tokenizer}; {fix}.")
 
 
-def sources(case: Case) -> Iterator[Check]:
+def sources(case: Case) -> Iterator[Part]:
     """corpus.sources and corpus.keep_out, if they are read: the first row of each has the columns."""
     from mlm.data.corpus import Corpus
 
@@ -227,7 +209,7 @@ def _reads_corpus(case: Case) -> bool:
     return not case.tokenizer or (not has_shards and case.command != "tokenizer")
 
 
-def against(case: Case) -> Iterator[Check]:
+def against(case: Case) -> Iterator[Part]:
     """--against: the texts of benchmarks."""
     from mlm.data.corpus import Corpus
 
@@ -243,7 +225,7 @@ def _check_against(corpus: Corpus, source: str) -> None:
         raise InputError(str(error).replace("config.corpus.keep_out", "--against", 1)) from None
 
 
-def tables(case: Case) -> Iterator[Check]:
+def tables(case: Case) -> Iterator[Part]:
     """The sources of config.classify: their first row has the columns of text and label."""
     from mlm.data import labelled
 
@@ -256,25 +238,25 @@ def tables(case: Case) -> Iterator[Check]:
         yield functools.partial(check, source, split=name, key="config.classify.predict", require_labels=False)
 
 
-def pairs(case: Case) -> Iterator[Check]:
+def pairs(case: Case) -> None:
     """--pairs: their first row has both sentences."""
     if case.flags.pairs:
         from mlm.inference import minimal_pairs
 
-        yield functools.partial(minimal_pairs.check, case.flags.pairs, case.flags.phenomenon)
+        minimal_pairs.check(case.flags.pairs, case.flags.phenomenon)
 
 
-def model(case: Case) -> Iterator[Check]:
+def model(case: Case) -> None:
     """--model: config, names and shapes of the weights, and the head."""
     from mlm.pretrained import load
 
     if case.flags.model:
         name = locate.at_step(case.flags.model, case.flags.step)
         head = load.CLASSIFIER if not case.flags.pairs and locate.is_classifier(name) else load.LM_HEAD
-        yield functools.partial(load.load, name, head=head, headers=True)
+        load.load(name, head=head, headers=True)
 
 
-CHECKS: dict[Callable[[Case], Iterator[Check]], tuple[str, ...]] = {
+CHECKS: dict[Check, tuple[str, ...]] = {
     servers: (*PRETRAINING, "classify", "glue", "sweep", "evaluate", "bench"),
     hosts: ("run", "train", "classify"),
     torch: ("export", "bench"),

@@ -26,10 +26,10 @@ from safetensors.numpy import save_file
 
 from mlm import logs
 from mlm.data import tokenizer
-from mlm.data.tokenizer_checks import vocabulary_size
 from mlm.errors import DamageError, InputError
 from mlm.export import model_card, reference, verify_export
 from mlm.export.reference import PROOF, Reference
+from mlm.inference.fill_mask import check_vocabulary
 from mlm.model import classifier, weights
 from mlm.paths import UPath, is_begun, is_remote, replacing
 from mlm.pretrained import load
@@ -58,11 +58,7 @@ def export(
       torch_python: a Python with torch and transformers, which loads the folder and checks it too; "" for none.
     """
     tok = tokenizer.load(model.tokenizer)
-    if (size := vocabulary_size(tok.backend_tokenizer)) != model.config.vocab_size:
-        raise InputError(
-            f"{model.source}: has {model.config.vocab_size} vocabulary entries, its tokenizer {model.tokenizer} "
-            f"has {size}; use the tokenizer that the model was trained with."
-        )
+    check_vocabulary(model, tok, exact=True)
     if folder.exists() and not (folder / PROOF).is_file() and not is_begun(folder, last=PROOF):
         raise InputError(f"{folder}: is not an export (it has no {PROOF}); name another folder, or move it away.")
     try:

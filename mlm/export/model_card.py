@@ -28,7 +28,7 @@ from mlm.report.report import SCORES, Rows, score_rows
 from mlm.report.summary import RunSummary
 from mlm.text import code, markdown, printable, templates
 
-CURVE = "loss.png"
+CURVE, TASK = "loss.png", "Masked Language Modeling"
 ARCHITECTURES = {
     "Roberta": "RoBERTa",
     "RobertaPreLayerNorm": "RoBERTa-PreLayerNorm",
@@ -48,77 +48,70 @@ def write(
     """Writes README.md and, from the `history` of the run up to the model's step, the curve of the loss beside it."""
     run, fast = model.run_config, tokenizer.load_fast(model.tokenizer)
     name = printable(" ".join(name.split()))
-    values: dict[str, Any] = {}
-    if history is not None:
-        if history.train or history.evals:
-            curve = plots.draw(history.train, history.evals, [], history.unigram_entropy)["Loss"]
-            plots.save(curve, folder / CURVE)
-        values = {
-            "curve": CURVE if history.train or history.evals else "",
-            "losses": _losses(history),
-            "device_hours": sum(s.lines[0].get("devices", 1) * s.seconds for s in history.sessions) / 3600,
-            "useful_flops": model.meta["useful_flops"],
-            "versions": ", ".join(f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers)),
-        }
-    _render(
-        folder,
-        "model_card.md.j2",
-        model,
-        metadata=_metadata(run, model.config.model_type, mask_token, scores, name),
-        name=name,
-        run_keys=0 if run is None else len(configs.flatten(run)),
-        run_json=json.dumps(run and configs.flatten(run), indent=1).replace("\x7f", "\\u007f"),
-        branch=_branch(model.meta),
-        trained_by=entry.summary(model.meta.get("class", {})),
-        parameters=sum(value.size for value in jax.tree.leaves(model.params)),
-        example=json.dumps(f"The function returns a {mask_token} of all elements."),
-        tokenizer=fast,
-        tokenizer_model=type(fast.model).__name__,
-        history=history,
-        mixture=_folders(model, run),
-        scores=score_rows([scores or {}]),
-        tests=[] if history is None else _tests(history, model.step),
-        fingerprints={
+    values = {
+        "metadata": _metadata(run, model.config.model_type, mask_token, scores, name),
+        "name": name,
+        "run_keys": 0 if run is None else len(configs.flatten(run)),
+        "run_json": json.dumps(run and configs.flatten(run), indent=1).replace("\x7f", "\\u007f"),
+        "branch": _branch(model.meta),
+        "trained_by": entry.summary(model.meta.get("class", {})),
+        "parameters": sum(value.size for value in jax.tree.leaves(model.params)),
+        "example": json.dumps(f"The function returns a {mask_token} of all elements."),
+        "tokenizer": fast,
+        "tokenizer_model": type(fast.model).__name__,
+        "history": history,
+        "mixture": _folders(model, run),
+        "scores": score_rows([scores or {}]),
+        "tests": [] if history is None else _tests(history, model.step),
+        "fingerprints": {
             "config": run and configs.fingerprint(run),
             "data": model.meta.get("data_fingerprint"),
             "tokenizer": tokenizer.fingerprint(model.tokenizer),
             "code": _code_fingerprint(),
         },
-        **values,
-    )
+    }
+    if history is not None:
+        curve = CURVE if history.train or history.evals else ""
+        if curve:
+            plots.save(plots.draw(history.train, history.evals, [], history.unigram_entropy)["Loss"], folder / curve)
+        values |= {
+            "curve": curve,
+            "losses": _losses(history),
+            "device_hours": sum(s.lines[0].get("devices", 1) * s.seconds for s in history.sessions) / 3600,
+            "useful_flops": model.meta["useful_flops"],
+            "versions": ", ".join(f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers)),
+        }
+    _render(folder, "model_card.md.j2", model, values)
 
 
 def write_classifier(folder: Path, model: Pretrained, *, scores: Line | None, name: str) -> None:
     """Writes the README.md of a classifier; `scores` are of an evaluation."""
-    _render(
-        folder,
-        "classifier_card.md.j2",
-        model,
-        task="token-classification" if classifier.kind(model.config) == "tokens" else "text-classification",
-        name=name,
-        pair=len(model.run_config.classify.text) == 2,
-        scores=score_rows([scores or {}]),
-        labels=classifier.class_names(model.config),
-    )
+    values = {
+        "task": "token-classification" if classifier.kind(model.config) == "tokens" else "text-classification",
+        "name": name,
+        "pair": len(model.run_config.classify.text) == 2,
+        "scores": score_rows([scores or {}]),
+        "labels": classifier.class_names(model.config),
+    }
+    _render(folder, "classifier_card.md.j2", model, values)
 
 
-def _render(folder: Path, template: str, model: Pretrained, **values: Any) -> None:
+def _render(folder: Path, template: str, model: Pretrained, values: dict[str, Any]) -> None:
     """Writes a card; the values that its template shows are escaped as Markdown."""
     cards = templates("mlm.export", finalize=lambda value: value if isinstance(value, Markup) else markdown(str(value)))
     cards.filters |= {"cell": _cell, "code": code}
     parts = model.meta.get("averaged", ())
     means = [f"{part['checkpoint'].rpartition('/')[2]} (weight {part['weight']:.3g})" for part in parts]
-    text = cards.get_template(template).render(
-        config=model.config,
-        family=model.family,
-        architecture=ARCHITECTURES.get(model.family.name, model.family.name),
-        run=model.run_config,
-        step=model.step,
-        averaged=f"the mean of {', '.join(means)}" if means else "",
-        reads=model.longest_row,
-        **values,
-    )
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    values |= {
+        "config": model.config,
+        "family": model.family,
+        "architecture": ARCHITECTURES.get(model.family.name, model.family.name),
+        "run": model.run_config,
+        "step": model.step,
+        "averaged": f"the mean of {', '.join(means)}" if means else "",
+        "reads": model.longest_row,
+    }
+    (folder / "README.md").write_text(cards.get_template(template).render(values), encoding="utf-8")
 
 
 def _cell(value: Any) -> str:
@@ -131,11 +124,9 @@ def _metadata(run: ConfigDict | None, model_type: str, mask_token: str, scores: 
     """Returns the YAML that the Hub reads; scores are in it where the data set has a name there."""
     sources = run.corpus.sources if run and not run.data.mixture else ()
     names = [match[1] for source in sources if (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(:[^#]*)?(#.*)?", source))]
-    results, metrics = [], [key for key in ("loss", "perplexity", "accuracy") if (scores or {}).get(key) is not None]
-    if len(names) == len(sources) and len(set(names)) == 1:
-        task = {"task_type": "fill-mask", "task_name": "Masked Language Modeling"}
-        data = {"dataset_type": names[0], "dataset_name": names[0], "dataset_split": "validation"}
-        results = [EvalResult(**task, **data, metric_type=key, metric_value=scores[key]) for key in metrics]
+    hub = names[0] if len(names) == len(sources) and len(set(names)) == 1 else ""
+    known = [key for key in ("loss", "perplexity", "accuracy") if hub and scores and scores.get(key) is not None]
+    results = [EvalResult("fill-mask", hub, hub, key, scores[key], TASK, dataset_split="validation") for key in known]
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="fill-mask",
@@ -152,16 +143,16 @@ def _branch(meta: dict[str, Any]) -> str:
     if "branch" not in meta:
         return ""
     shown = ORDER if meta["branch"]["same_data"] else DATA  # a folder may have moved
-    keys = {line: line.partition(":")[0] for line in meta["branch"]["config_changes"]}
-    changes = [line for line, key in keys.items() if shown.fullmatch(key) or not configs.MAY_CHANGE.fullmatch(key)]
+    keys = {change: change.partition(":")[0] for change in meta["branch"]["config_changes"]}
+    changes = [change for change, key in keys.items() if shown.fullmatch(key) or not configs.MAY_CHANGE.fullmatch(key)]
     return locate.describe_branch({"branch": meta["branch"] | {"config_changes": changes}})
 
 
 def _folders(model: Pretrained, run: ConfigDict | None) -> list[tuple[str, str, int, float]]:
     """Returns (name, share, rows, epochs read) of each folder of the run's mixture."""
     folders = model.meta.get("dataset", {}).get("mixture", ()) if run else ()
-    rows = [(each["name"], each["share"], each["records"]) for each in folders]
     read = make_stages(run, model.meta["dataset"]["records"]).own_rows_read(model.step) if folders else 0
+    rows = [(folder["name"], folder["share"], folder["records"]) for folder in folders]
     return [(name, f"{share:.4g}", count, f"{read * share / count:.2f}") for name, share, count in rows]
 
 
@@ -187,5 +178,5 @@ def _code_fingerprint() -> Markup:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     except OSError:  # there is no git
         return text
-    found = done.returncode == 0 and (fingerprints.ROOT / ".git").exists()
-    return text + ", commit " + code(done.stdout.strip()) if found else text
+    has_commit = done.returncode == 0 and (fingerprints.ROOT / ".git").exists()
+    return text + ", commit " + code(done.stdout.strip()) if has_commit else text

@@ -1,4 +1,4 @@
-"""`export --push NAME`: bring an export to the Hugging Face Hub. Nothing here imports jax.
+"""`export --push NAME`: upload an export to the Hugging Face Hub. Nothing here imports jax.
 
 Large files go first, and one commit with all files last: until then nobody sees anything of it. The Hub knows a large
 file by its SHA-256, so what has arrived is not sent again when the command is started again, anywhere.

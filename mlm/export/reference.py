@@ -44,7 +44,7 @@ class Reference(NamedTuple):
     """Texts, and a model's outputs for them."""
 
     content: dict[str, Any]  # of proof.json
-    tensors: dict[str, np.ndarray]  # of proof.safetensors
+
     texts: list[list[str]]  # one or two a row
     longest: int  # tokens to truncate a row to
     ids: list[list[int]]
@@ -53,7 +53,10 @@ class Reference(NamedTuple):
 
     def write(self, folder: Path) -> None:
         """Writes both files, and the versions of the packages that computed them."""
-        save_file(self.tensors, str(folder / "proof.safetensors"))
+        tensors = {f"logits.{row}": logits for row, logits in enumerate(self.logits)}
+        if self.content.get("task") == "text-classification":
+            tensors = {"logits": np.stack(self.logits)}
+        save_file(tensors, str(folder / "proof.safetensors"))
         versions = {module.__name__: module.__version__ for module in (jax, flax, transformers)}
         text = json.dumps(self.content | {"made_with": versions}, indent=1, ensure_ascii=False)
         (folder / PROOF).write_text(text + "\n", encoding="utf-8")
@@ -100,7 +103,7 @@ def _of_masked_lm(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
     columns = zip(texts, ids, positions, FillMask(model, tok, top_k)(texts), strict=True)
     rows = [{"text": text, "ids": row, "positions": kept, "fillings": best} for text, row, kept, best in columns]
     content = {"top_k": top_k, "rows": rows}
-    return Reference(content, _by_row(logits), [[text] for text in texts], longest, ids, positions, logits)
+    return Reference(content, [[text] for text in texts], longest, ids, positions, logits)
 
 
 def _of_classifier(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
@@ -114,16 +117,11 @@ def _of_classifier(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference
     ids = [tok(*row, truncation="longest_first", max_length=longest)["input_ids"] for row in texts]
     logits = classify.logits(ids)
     if classify.of_tokens:
-        task, scores, tensors = "token-classification", classify.label_tokens(ids), _by_row(logits)
+        task, scores = "token-classification", classify.label_tokens(ids)
     else:
         answers = classify.classify(ids, max(len(classify.names), 1))
-        scores = [answer.get("probabilities", answer) for answer in answers]
-        task, tensors = "text-classification", {"logits": np.stack(logits)}
+        task, scores = "text-classification", [answer.get("probabilities", answer) for answer in answers]
     columns = zip(texts, ids, scores, strict=True)
     rows = [{"texts": row_texts, "ids": row, "scores": row_scores} for row_texts, row, row_scores in columns]
     content = {"task": task, "longest": longest, "rows": rows}
-    return Reference(content, tensors, texts, longest, ids, None, logits)
-
-
-def _by_row(logits: list[np.ndarray]) -> dict[str, np.ndarray]:
-    return {f"logits.{row}": row_logits for row, row_logits in enumerate(logits)}
+    return Reference(content, texts, longest, ids, None, logits)

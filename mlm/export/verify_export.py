@@ -1,9 +1,10 @@
-"""Proves an export in PyTorch: `PYTHON mlm/export/verify_export.py FOLDER`, by any Python with torch and transformers.
+"""Checks an export in PyTorch: `PYTHON mlm/export/verify_export.py FOLDER`, by any Python with torch and transformers.
 
-Compares the tokenizer's ids, the logits, and the answers of transformers' pipeline with the proof in the folder. Prints
-a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.
+Compares the tokenizer's ids, the logits, and the answers of transformers' pipeline with the folder's proof.json and
+proof.safetensors. Prints a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.
 """
 
+import functools
 import json
 import math
 import os
@@ -22,42 +23,40 @@ def verify(folder: str) -> bool:
 
     proof = json.loads((Path(folder) / "proof.json").read_text(encoding="utf-8"))
     tensors = load_file(Path(folder) / "proof.safetensors")
-    rows, task = proof["rows"], proof.get("task", "fill-mask")
+    rows, task, longest = proof["rows"], proof.get("task", "fill-mask"), proof.get("longest")
     logits = tensors["logits"] if "logits" in tensors else [tensors[f"logits.{row}"] for row in range(len(rows))]
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {len(rows)} texts")
 
     tok = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tok.padding_side = tok.truncation_side = "right"
-    auto = {"fill-mask": "MaskedLM", "token-classification": "TokenClassification"}.get(task, "SequenceClassification")
-    auto = getattr(transformers, f"AutoModelFor{auto}")
-    safe = {"trust_remote_code": False, "use_safetensors": True}  # neither code of the folder nor a pickle
-    model, loading = auto.from_pretrained(folder, output_loading_info=True, **safe)
+    heads = {"fill-mask": "MaskedLM", "token-classification": "TokenClassification"}
+    auto = getattr(transformers, f"AutoModelFor{heads.get(task, 'SequenceClassification')}")
+    model, loading = auto.from_pretrained(  # executes nothing of the folder: neither code nor a pickle
+        folder, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+    )
     model = model.float().eval()
-    strange = sorted(str(key) for keys in loading.values() for key in keys)
-    good = _check(not strange, f"weights: every parameter of {type(model).__name__} is there", f"not so: {strange}")
+    unmatched = sorted(str(key) for keys in loading.values() for key in keys)
+    good = _check(not unmatched, f"weights: every parameter of {type(model).__name__} is there", f"not so: {unmatched}")
 
-    cut = {"truncation": "longest_first", "max_length": proof["longest"]} if "longest" in proof else {}
-    different = [_texts(row) for row in rows if list(tok(*_texts(row), **cut)["input_ids"]) != row["ids"]]
+    encode = functools.partial(tok, truncation="longest_first", max_length=longest)
+    different = [_texts(row) for row in rows if list(encode(*_texts(row))["input_ids"]) != row["ids"]]
     equal = f"token ids: {sum(len(row['ids']) for row in rows)} in {len(rows)} texts are equal"
     good &= _check(not different, equal, f"not in {different[:1]}")
-    good &= _same_logits(model, tok, rows, logits, cut)
-    own = {"ignore_labels": []} if task == "token-classification" else {"top_k": proof.get("top_k")}
-    settings = {"model": model, "tokenizer": tok, "device": "cpu", "trust_remote_code": False}
-    if task == "token-classification":
-        tok.model_max_length = proof["longest"]  # its pipeline takes no other limit
-    answer = transformers.pipeline(task, **settings, **own)
+    good &= _same_logits(model, encode, rows, logits)
+    pipeline = functools.partial(transformers.pipeline, task, model=model, tokenizer=tok, device="cpu")
     if task == "fill-mask":
-        return good & _same_fillings(answer, rows)
+        return good & _same_fillings(pipeline(top_k=proof["top_k"]), rows)
     if task == "token-classification":
-        return good & _same_labels(answer, rows)
-    return good & (model.config.problem_type == "regression" or _same_probabilities(answer, rows, cut))
+        tok.model_max_length = longest  # this pipeline takes no other limit
+        return good & _same_labels(pipeline(ignore_labels=[]), rows)
+    return good & (model.config.problem_type == "regression" or _same_scores(pipeline(top_k=None), rows, longest))
 
 
 def _texts(row: dict) -> list[str]:
     return row["texts"] if "texts" in row else [row["text"]]
 
 
-def _same_logits(model, tok, rows: list[dict], logits, cut: dict) -> bool:
+def _same_logits(model, encode, rows: list[dict], logits) -> bool:
     """Compares all texts but the last as one padded batch, and the last, the longest, alone."""
     import torch
 
@@ -67,28 +66,29 @@ def _same_logits(model, tok, rows: list[dict], logits, cut: dict) -> bool:
             continue
         columns = [list(column) for column in zip(*map(_texts, batch))]  # noqa: B905
         with torch.inference_mode():
-            found = model(**tok(*columns, padding=True, return_tensors="pt", **cut)).logits
+            computed = model(**encode(*columns, padding=True, return_tensors="pt")).logits
         for index, row in enumerate(batch):
-            own, wanted = found[index], logits[first + index]
-            if own.ndim > 1:  # of a padded row
-                own = own[row["positions"]] if "positions" in row else own[: len(row["ids"])]
-            if own.shape != wanted.shape:
-                return _check(False, "", f"logits: {tuple(own.shape)} where {tuple(wanted.shape)} are expected")
-            difference = (own - wanted).abs().max().item()
+            actual, expected = computed[index], logits[first + index]
+            if actual.ndim > 1:  # of a padded row
+                actual = actual[row["positions"]] if "positions" in row else actual[: len(row["ids"])]
+            if actual.shape != expected.shape:
+                return _check(False, "", f"logits: {tuple(actual.shape)} where {tuple(expected.shape)} are expected")
+            difference = (actual - expected).abs().max().item()
             worst = difference if math.isnan(difference) else max(worst, difference)
-            scale = max(scale, wanted.abs().max().item())
+            scale = max(scale, expected.abs().max().item())
     text = f"logits: largest absolute difference {worst:.1e} (largest logit {scale:.1f}, allowed {LOGITS:.0e})"
     return _check(worst < LOGITS, text, "too large")
 
 
-def _same_probabilities(classify, rows: list[dict], cut: dict) -> bool:
+def _same_scores(classify, rows: list[dict], longest: int) -> bool:
     worst = 0.0
     for row in rows:
-        answers = classify(dict(zip(("text", "text_pair"), row["texts"])), **cut)  # noqa: B905
-        found = {answer["label"]: answer["score"] for answer in answers}
-        if found.keys() != row["scores"].keys():
-            return _check(False, "", f"pipeline: its labels are {sorted(found)[:5]}")
-        worst = max(worst, *(abs(found[label] - score) for label, score in row["scores"].items()))
+        texts = dict(zip(("text", "text_pair"), row["texts"]))  # noqa: B905
+        answers = classify(texts, truncation="longest_first", max_length=longest)
+        scores = {answer["label"]: answer["score"] for answer in answers}
+        if scores.keys() != row["scores"].keys():
+            return _check(False, "", f"pipeline: its labels are {sorted(scores)[:5]}")
+        worst = max(worst, *(abs(scores[label] - score) for label, score in row["scores"].items()))
     text = f"probabilities: of pipeline('text-classification') are equal to {worst:.1e}"
     return _check(worst < SCORES, text, "too large a difference")
 
@@ -96,12 +96,12 @@ def _same_probabilities(classify, rows: list[dict], cut: dict) -> bool:
 def _same_labels(label, rows: list[dict]) -> bool:
     worst, count = 0.0, 0
     for row in rows:
-        for theirs in label(row["texts"][0]):
-            ours = row["scores"][theirs["index"]]
-            difference = abs(theirs["score"] - ours["probability"])
+        for token in label(row["texts"][0]):
+            expected = row["scores"][token["index"]]
+            difference = abs(token["score"] - expected["probability"])
             worst = max(worst, difference)
-            if theirs["entity"] != ours["label"] and difference >= SCORES:  # closer than this, the labels tie
-                return _check(False, "", f"labels: {theirs['entity']}, not {ours['label']} in {row['texts']}")
+            if token["entity"] != expected["label"] and difference >= SCORES:  # closer than this, the labels tie
+                return _check(False, "", f"labels: {token['entity']}, not {expected['label']} in {row['texts']}")
             count += 1
     text = f"labels: {count} of pipeline('token-classification') are equal, probabilities to {worst:.1e}"
     return _check(worst < SCORES, text, "too large a difference")
@@ -111,19 +111,19 @@ def _same_fillings(fill, rows: list[dict]) -> bool:
     """Compares token, its text and the score of every filling of every mask, rank by rank; ties may change places."""
     worst, count = 0.0, 0
     for row in rows:
-        found = fill(row["text"])
-        found = found if isinstance(found[0], list) else [found]
-        if [len(mask) for mask in found] != [len(mask) for mask in row["fillings"]]:
+        answers = fill(row["text"])
+        answers = answers if isinstance(answers[0], list) else [answers]  # of one mask
+        if [len(fillings) for fillings in answers] != [len(fillings) for fillings in row["fillings"]]:
             return _check(False, "", f"fillings: another number of them in {row['text']!r}")
-        for mask, wanted in zip(found, row["fillings"]):  # noqa: B905
-            by_token = {filling["token"]: filling for filling in wanted}
-            for theirs, ours in zip(mask, wanted):  # noqa: B905
+        for fillings, all_expected in zip(answers, row["fillings"]):  # noqa: B905
+            by_token = {filling["token"]: filling for filling in all_expected}
+            for filling, expected in zip(fillings, all_expected):  # noqa: B905
                 # A token that is not in the list at all can only have tied with the last one.
-                tied = by_token.get(theirs["token"], {**theirs, "score": wanted[-1]["score"]})
-                difference = max(_relative(theirs, ours), _relative(theirs, tied))
-                if not (difference < SCORES and theirs["token_str"] == tied["token_str"]):
-                    one, other = (f"{filling['token_str']!r} {filling['score']:.6f}" for filling in (theirs, ours))
-                    return _check(False, "", f"fillings: {one}, not {other} in {row['text']!r}")
+                tied = by_token.get(filling["token"], filling | {"score": all_expected[-1]["score"]})
+                difference = max(_relative(filling, expected), _relative(filling, tied))
+                if not (difference < SCORES and filling["token_str"] == tied["token_str"]):
+                    actual, other = (f"{f['token_str']!r} {f['score']:.6f}" for f in (filling, expected))
+                    return _check(False, "", f"fillings: {actual}, not {other} in {row['text']!r}")
                 worst, count = max(worst, difference), count + 1
     return _check(True, f"fillings: {count} of pipeline('fill-mask') are equal, scores to {worst:.1e} relative", "")
 

@@ -37,14 +37,15 @@ def source(data: str, name: str, split: str) -> str:
 def read(data: str, name: str, split: str, *, require_labels: bool = True) -> list[str | None]:
     """Returns the labels of a split; raises InputError for other columns or classes than the task's."""
     task, where = TASKS[name], source(data, name, split)
-    options = {"text": task.text, "label": "label", "kind": "classes" if task.labels else "regression"}
-    labels = labelled.read(where, split="validation", **options, require_labels=require_labels).labels
-    if task.labels and require_labels:
-        index = [_index(task, label) for label in labels]
-        if None in index:
-            odd = labels[index.index(None)]
-            raise InputError(f"{where}: has the label {odd!r}; {name} has {', '.join(task.labels)}, or their indices.")
-    return labels
+    kind = "classes" if task.labels else "regression"
+    rows = labelled.read(
+        where, split="validation", text=task.text, label="label", kind=kind, require_labels=require_labels
+    )
+    for label in rows.labels if task.labels and require_labels else ():
+        if _index(task, label) is None:
+            known = f"{name} has {', '.join(task.labels)}, or their indices"
+            raise InputError(f"{where}: has the label {label!r}; {known}.")
+    return rows.labels
 
 
 def _index(task: Task, label: str) -> int | None:
@@ -61,49 +62,49 @@ def run(
     protocol: str,
     data: str,
     root: UPath,
-    line: Sequence[str],
-    given: Settings,
-    most: int,
+    flags: Sequence[str],
+    overrides: Settings,
+    longest: int,
     engine: Engine | None,
 ) -> dict[str, Any]:
-    """Runs the tasks, those that are not done; returns the table: "tasks" (`_choose`), "average" and "device_hours".
+    """Runs the tasks that are not done; returns the table: "tasks" (`_choose`), "average" and "device_hours".
 
     Args:
       data: the folder of the data sets, "" for those of the Hub.
-      line: flags of each run: its config file, the model that it starts from, and what sets the keys of `given`.
-      given: settings that take the place of the protocol's.
-      most: tokens that the model reads.
+      flags: of each run: its config file, the model that it starts from, and those of the `overrides`.
+      overrides: settings that take the place of the protocol's.
+      longest: tokens that the model reads.
     """
-    own, tasks, start = load_protocol(protocol), {}, ""
+    recipe, tasks, mnli_model = load_protocol(protocol), {}, ""
     for name in names:
         if name == MAJORITY:
             tasks[name] = _majority(data, root)
             continue
-        if name in own.from_mnli and not start:
+        if name in recipe.from_mnli and not mnli_model:
             tasks[name] = {"failed": "starts from MNLI's model, which failed", "code": tasks["mnli"]["code"]}
             continue
-        first = [f"--config.train.init_from={start}"] if name in own.from_mnli else []
-        cases = plan(own, name, root=root, data=data, line=[*line, *first], given=given, most=most)
+        start = [f"--config.train.init_from={mnli_model}"] if name in recipe.from_mnli else []
+        cases = plan(recipe, name, root=root, data=data, flags=[*flags, *start], overrides=overrides, longest=longest)
         outcomes = run_all([case.run for case in cases], root=root, engine=engine)
         tasks[name] = _choose(name, cases, outcomes, root)
         if name == "mnli":
-            start = f"{tasks[name]['run']}/export" if "run" in tasks[name] else ""
+            mnli_model = f"{tasks[name]['run']}/export" if "run" in tasks[name] else ""
         elif "run" in tasks[name]:  # the models of a table take much room
             for folder in (UPath(case.run.folder) / part for case in cases for part in MODELS):
                 if folder.is_dir():
                     remove(folder)
-    scores = [task["median"] for name, task in tasks.items() if name != MAJORITY and "median" in task]
+    medians = [task["median"] for name, task in tasks.items() if name != MAJORITY and "median" in task]
+    average = statistics.mean(medians) if medians else None
     hours = sum(task.get("device_hours", 0.0) for task in tasks.values())
-    average = statistics.mean(scores) if scores else None
-    found = {"protocol": protocol, "tasks": tasks, "average": average, "device_hours": hours}
-    write_text(root / RESULT, json.dumps(found, indent=1) + "\n")
-    return found
+    result = {"protocol": protocol, "tasks": tasks, "average": average, "device_hours": hours}
+    write_text(root / RESULT, json.dumps(result, indent=1) + "\n")
+    return result
 
 
 def plan(
-    protocol: Protocol, name: str, *, root: UPath, data: str, line: Sequence[str], given: Settings, most: int
+    protocol: Protocol, name: str, *, root: UPath, data: str, flags: Sequence[str], overrides: Settings, longest: int
 ) -> list[Case]:
-    """Returns the runs of a task, those of each of its settings over the seeds; arguments as in `run`."""
+    """Returns the runs of a task, over its settings and the seeds; arguments as in `run`."""
     task, cases = TASKS[name], []
     sets = [*task.validation[1:], *(split for split, _ in task.tests)]
     rows = {
@@ -115,15 +116,15 @@ def plan(
         "classify.kind": "classes" if task.labels else "regression",
         "classify.metric": task.metrics,
     }
-    for settings in protocol.cells(name, given):
-        length = min(settings["classify.length"], most)
+    for cell in protocol.cells(name, overrides):
+        length = min(cell["classify.length"], longest)
         for seed in range(protocol.seeds.get(name, protocol.seeds[""])):
-            own = settings | rows | {"classify.length": length, "train.seed": seed, "data.seed": seed}
-            values = {key: own[key] for key in CHOSEN}
+            settings = cell | rows | {"classify.length": length, "train.seed": seed, "data.seed": seed}
+            values = {key: settings[key] for key in CHOSEN}
             folder = root / "runs" / name / grid.name(values)
-            keys = (f"--config.{key}={value}" for key, value in own.items())
-            arguments = ("classify", f"--workdir={folder}", *keys, *line)
-            cases.append(Case(values, own, Run(f"{name} {folder.name}", str(folder), arguments)))
+            keys = (f"--config.{key}={value}" for key, value in settings.items())
+            arguments = ("classify", f"--workdir={folder}", *keys, *flags)
+            cases.append(Case(values, settings, Run(f"{name} {folder.name}", str(folder), arguments)))
     return cases
 
 
@@ -136,8 +137,8 @@ def _choose(name: str, cases: Sequence[Case], outcomes: Sequence[Outcome], root:
     folders = [case.run.folder for case in best.cases]
     chosen = UPath(folders[best.scores.index(max(best.scores))])
     for split, file in TASKS[name].tests:
-        found = [predicted for predicted, _ in bootstrap.read_predictions(chosen, split)]
-        _submit(TASKS[name], found, root / "submission" / file)
+        predicted = [prediction for prediction, _ in bootstrap.read_predictions(chosen, split)]
+        _submit(TASKS[name], predicted, root / "submission" / file)
     devices = [logs.read(UPath(case.run.folder) / "timing.jsonl", "start")[-1]["devices"] for case in cases]
     return {
         "metrics": TASKS[name].metrics,
@@ -156,7 +157,7 @@ def _score(name: str, case: Case) -> float:
     """Returns the score of a run on the validation rows: the mean over metrics, then over sets."""
     content = logs.read_object(Workdir(case.run.folder, create=False).classification)
     sets = [content["scores"], *(content["sets"][split] for split in TASKS[name].validation[1:])]
-    return statistics.mean(selected(own, TASKS[name].metrics) for own in sets)
+    return statistics.mean(selected(scores, TASKS[name].metrics) for scores in sets)
 
 
 def _submit(task: Task, predicted: Sequence[str], file: UPath) -> None:
@@ -170,38 +171,40 @@ def _submit(task: Task, predicted: Sequence[str], file: UPath) -> None:
     if file.suffix == ".jsonl":
         lines = [json.dumps({"idx": number, "label": label.lower()}) for number, label in enumerate(shown)]
     else:
-        lines = ["index\tprediction", *(f"{number}\t{each}" for number, each in enumerate(shown))]
+        lines = ["index\tprediction", *(f"{number}\t{label}" for number, label in enumerate(shown))]
     write_text(file, "\n".join(lines) + "\n")
 
 
 def _majority(data: str, root: UPath) -> dict[str, Any]:
-    """Returns the entry of the task that every model predicts by its most frequent class, and writes its file."""
+    """Returns the entry of WNLI, predicted by its most frequent class alone, and writes its file."""
     task = TASKS[MAJORITY]
-    most = Counter(read(data, MAJORITY, "train")).most_common(1)[0][0]
+    [(label, _)] = Counter(read(data, MAJORITY, "train")).most_common(1)
     labels = read(data, MAJORITY, "validation")
     for split, file in task.tests:
-        _submit(task, [most] * len(read(data, MAJORITY, split, require_labels=False)), root / "submission" / file)
-    share = labels.count(most) / len(labels)
-    return {"metrics": task.metrics, "scores": [share], "median": share, "low": share, "high": share, "majority": most}
+        _submit(task, [label for _ in read(data, MAJORITY, split, require_labels=False)], root / "submission" / file)
+    score = labels.count(label) / len(labels)
+    scores = {"scores": [score], "median": score, "low": score, "high": score}
+    return {"metrics": task.metrics, **scores, "majority": label}
 
 
 def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Returns {TASK: `bootstrap.compare` on the first validation set} of the tasks that both tables have."""
-    found = {}
+    differences = {}
     for name in (name for name in one["tasks"] if name in other["tasks"]):
-        folders = [each["tasks"][name].get("folders", ()) for each in (one, other)]
-        if difference := bootstrap.compare(*folders, numbers=not TASKS[name].labels):
-            found[name] = difference._asdict()
-    return found
+        first, second = (tasks["tasks"][name].get("folders", ()) for tasks in (one, other))
+        if difference := bootstrap.compare(first, second, numbers=not TASKS[name].labels):
+            differences[name] = difference._asdict()
+    return differences
 
 
-def render(found: dict[str, Any], differences: dict[str, dict[str, float]] | None = None) -> list[RenderableType]:
-    """Returns the table, with `compare` in the place of the settings if given."""
-    head, *rows = glue_rows(found)
+def render(result: dict[str, Any], differences: dict[str, dict[str, float]] | None = None) -> list[RenderableType]:
+    """Returns the table of a result of `run`; `differences`, of `compare`, take the place of the settings."""
+    head, *rows = glue_rows(result)
     if differences is not None:
         head = (*head[:-1], "difference (95% interval)")
         texts = {
-            name: "{difference:+.1%} ({low:+.1%} to {high:+.1%})".format(**own) for name, own in differences.items()
+            name: f"{scores['difference']:+.1%} ({scores['low']:+.1%} to {scores['high']:+.1%})"
+            for name, scores in differences.items()
         }
         rows = [(*row[:-1], texts.get(row[0], "")) for row in rows]
-    return [table(*head, rows=rows), f"protocol {found['protocol']}"]
+    return [table(*head, rows=rows), f"protocol {result['protocol']}"]

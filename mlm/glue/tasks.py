@@ -75,11 +75,11 @@ class Protocol(NamedTuple):
     own: Mapping[str, Settings] = {}  # of single tasks
     from_mnli: tuple[str, ...] = ()  # tasks that start from MNLI's model
 
-    def cells(self, task: str, given: Settings) -> Iterator[Settings]:
-        """Yields the settings to choose from, without seeds; those `given` take the place of the protocol's."""
-        grid = {key: values for key, values in self.grid.items() if key not in given}
+    def cells(self, task: str, overrides: Settings) -> Iterator[Settings]:
+        """Yields the settings to choose from, without seeds; `overrides` take the place of the protocol's."""
+        grid = {key: values for key, values in self.grid.items() if key not in overrides}
         for values in itertools.product(*grid.values()):
-            yield COMMON | self.settings | self.own.get(task, {}) | dict(zip(grid, values, strict=True)) | given
+            yield COMMON | self.settings | self.own.get(task, {}) | dict(zip(grid, values, strict=True)) | overrides
 
 
 def load_protocol(name: str) -> Protocol:
@@ -87,9 +87,9 @@ def load_protocol(name: str) -> Protocol:
     path = FOLDER / f"{name}.py" if name in NAMES else Path(name)
     if not path.is_file():
         raise InputError(f"--protocol={name}: is not known; name {', '.join(NAMES)}, or a file like theirs.")
-    found, _ = configs.run_file(str(path), "get_protocol", f"--protocol={name}")
+    fields, _ = configs.run_file(str(path), "get_protocol", f"--protocol={name}")
     try:
-        return Protocol(**found)
+        return Protocol(**fields)
     except TypeError as error:
-        what = "get_protocol() must return the fields of Protocol in mlm/glue/tasks.py"
-        raise InputError(f"--protocol={name}: {what} ({error}).") from None
+        expected = "get_protocol() must return the fields of Protocol in mlm/glue/tasks.py"
+        raise InputError(f"--protocol={name}: {expected} ({error}).") from None

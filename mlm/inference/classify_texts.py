@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import jax
 import numpy as np
-from transformers import PreTrainedTokenizerFast
+from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from mlm.data import examples, lines, tokenizer
 from mlm.errors import InputError
@@ -35,8 +35,8 @@ class TextClassifier:
         self.columns: Texts = () if run is None else run.classify.text  # empty if unknown
         self._truncated = self._longest if run is None else min(self._longest, run.classify.length)
 
-    def encode(self, texts: Texts, name: str) -> list[int]:
-        """Returns the ids of a text or a pair, truncated as in training; errors call it `name`."""
+    def encode(self, texts: Texts, name: str) -> BatchEncoding:
+        """Returns a text or a pair tokenized and truncated as in training; errors call it `name`."""
         if self.columns and len(texts) != len(self.columns):
             expected = "one text" if len(self.columns) == 1 else "two texts, separated by a tab"
             raise InputError(f"{name}: the model reads {expected}, and this has {len(texts)}.")
@@ -44,18 +44,17 @@ class TextClassifier:
             check_utf8(text, name)
         if not all(text.strip() for text in texts):
             raise InputError(f"{name}: is empty; give it a text.")
-        ids = self._tok(*texts, truncation="longest_first", max_length=self._truncated)["input_ids"]
-        if self._tok.pad_token_id in ids:
+        encoded = self._tok(*texts, truncation="longest_first", max_length=self._truncated)
+        if self._tok.pad_token_id in encoded["input_ids"]:
             raise InputError(f"{name}: holds the padding token {self._tok.pad_token}, which no text may; remove it.")
-        return ids
+        return encoded
 
     def encode_words(self, words: list[str], name: str) -> tuple[list[str], list[int], np.ndarray]:
         """Returns the words of a text, its ids as in training, and the first piece of each word (-1: cut off)."""
         if not all(words):
             raise InputError(f"{name}: has an empty word; remove it.")
-        ids = self.encode((" ".join(words),), name)
-        encoded = self._tok(" ".join(words), truncation=True, max_length=self._truncated)
-        return words, ids, examples.first_pieces(encoded.encodings[0], words)
+        encoded = self.encode((" ".join(words),), name)
+        return words, encoded["input_ids"], examples.first_pieces(encoded.encodings[0], words)
 
     def logits(self, rows: list[list[int]]) -> list[np.ndarray]:
         """Returns float32 logits of rows of ids: [C] for each row, or [L, C] for token labels."""
@@ -115,7 +114,7 @@ def run(model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdou
         if predictor.of_tokens:
             words = parts if isinstance(parts, list) else lines.split_words(" ".join(parts))
             return {"text": " ".join(parts)}, predictor.encode_words(words, name)
-        return dict(zip(("text", "text_pair"), parts, strict=False)), predictor.encode(parts, name)
+        return dict(zip(("text", "text_pair"), parts, strict=False)), predictor.encode(parts, name)["input_ids"]
 
     def table(answer: dict[str, Any]) -> Iterator[str]:
         if "value" in answer:

@@ -35,11 +35,9 @@ def compare(
     mesh: Mesh,
     batch_count: int | None = None,
 ) -> dict[str, Any]:
-    """Returns loss and accuracy of both dtypes on a split, in one draw of the masks, and how far they are apart.
+    """Returns loss and accuracy of `modules`, one for each of DTYPES, under one draw of masks, and their differences.
 
-    Args:
-      modules: the model in each of DTYPES.
-      batch_count: batches of evaluate.batch rows to read; None for the whole split.
+    Only `batch_count` batches of evaluate.batch rows are read if it is given.
     """
     rows, step = (
         config.evaluate.batch,

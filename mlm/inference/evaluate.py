@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -16,7 +17,7 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.entry import MLM, Entry, changes_evaluation, check_use
 from mlm.errors import DamageError, InputError
 from mlm.inference import dtypes, pseudo_perplexity
-from mlm.model.attention import Attention, make_attention
+from mlm.model.attention import make_attention
 from mlm.model.masking import TokenMasking, make_eval_masking, make_masking
 from mlm.model.module import Compute, Model, Params
 from mlm.paths import UPath, os_errors, write_text
@@ -56,15 +57,15 @@ def run(
       split: of the shards, or the name of a validation set (see `mixture.sets`).
       model: as for `load.load`; "" for the workdir's newest checkpoint.
     """
-    read, part = _find_split(manifest, split)
-    _check_extras(read, extras)
+    shards, part = _find_split(manifest, split)
+    _check_extras(shards, extras)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
     check_class(loaded, entry, stock_network=False)
     loaded = pretraining.with_class(loaded, entry.pretraining)
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
-    module, task = make_module(config, padded, entry, manifest, workdir, mesh, read.length)
-    weights = f"{weights_name(loaded)}, data {read.fingerprint_of(part)[:12]}"
+    module, task = make_module(config, padded, entry, manifest, workdir, mesh, shards.length)
+    weights, seed = f"{weights_name(loaded)}, data {shards.fingerprint_of(part)[:12]}", config.evaluate.seed
     scores, entries, maskings = {}, {}, {}
     for kind in dict.fromkeys([config.masking.kind, *extras.masks]):
         if task and kind == config.masking.kind:
@@ -74,28 +75,28 @@ def run(
         eval_step = evaluation.make_eval_step(
             module,
             maskings[kind],
-            config.evaluate.seed,
+            seed,
             mesh,
             shardings,
             metrics=task.metrics if task else None,
             with_breakdown=extras.breakdown,
         )
-        scores[kind] = pretraining.score_split(config, read, mesh, eval_step, params, part)
+        scores[kind] = pretraining.score_split(config, shards, mesh, eval_step, params, part)
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
         name = f"{_masks_name(config, kind)}, {weights}"
         entries[f"{split}, {name}"] = {key: value for key, value in scores[kind].items() if key not in tables}
         entries |= {f"{split}, by position and copy distance, {name}": tables} if tables else {}
     result = {"split": split, "model": loaded.source, **scores[config.masking.kind]}
     result |= {"masks": scores} if len(scores) > 1 else {}
-    if count := extras.pseudo:
-        values = pseudo_perplexity.score_split(config, read, params, split=part, count=count, module=module, mesh=mesh)
+    if rows := extras.pseudo:
+        values = pseudo_perplexity.score_split(config, shards, params, split=part, count=rows, module=module, mesh=mesh)
         entries[f"{split}, pseudo-perplexity of {values['pseudo_rows']} rows, {weights}"] = values
         result |= values
     if extras.dtypes:
         by_dtype = [configs.replace(config, {"model.dtype": dtype}) for dtype in dtypes.DTYPES]
-        modules = [make_module(c, padded, entry, manifest, workdir, mesh, read.length)[0] for c in by_dtype]
+        modules = [make_module(c, padded, entry, manifest, workdir, mesh, shards.length)[0] for c in by_dtype]
         masking = maskings[config.masking.kind]
-        result["dtypes"] = dtypes.compare(config, read, params, modules, masking, split=part, mesh=mesh)
+        result["dtypes"] = dtypes.compare(config, shards, params, modules, masking, split=part, mesh=mesh)
     if cluster.is_primary():
         print(json.dumps(result))
         show(*summary(result), out=sys.stderr)
@@ -121,32 +122,30 @@ def check_class(loaded: load.Pretrained, entry: Entry, *, stock_network: bool) -
         print(remark, file=sys.stderr, flush=True)
 
 
-def _check_extras(read: Manifest, extras: Extras) -> None:
+def _check_extras(shards: Manifest, extras: Extras) -> None:
     if extras.pseudo < 0:
         raise InputError(f"--pseudo={extras.pseudo}: must be a number of rows, from 0 up.")
     flags = {f"--pseudo={extras.pseudo}": extras.pseudo, "--breakdown": extras.breakdown, "--dtypes": extras.dtypes}
     flag = next((name for name, value in flags.items() if value), "")
-    if flag and len(mixture.parts(read)) > 1:
+    if flag and len(mixture.parts(shards)) > 1:
         raise InputError(f"{flag}: takes rows of one set; name it by --split, as one of evaluate.sets.")
-    if extras.breakdown and read.length > LONGEST:
-        raise InputError(
-            f"--breakdown: takes rows of at most {LONGEST:,} tokens, and those of {read.folder} have {read.length:,}; "
-            "leave it out."
-        )
+    if extras.breakdown and shards.length > LONGEST:
+        rows = f"the rows in {shards.folder} have {shards.length:,}"
+        raise InputError(f"--breakdown: takes rows of at most {LONGEST:,} tokens, {rows}; leave it out.")
 
 
 def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
     """Returns the shards that --split names, a split or a validation set, and their split."""
     sets = mixture.sets(manifest)
-    read, split = (sets[name], "validation") if name in sets and name not in manifest.splits else (manifest, name)
-    if split not in read.splits or read.splits[split].records == 0:
-        without = [part.manifest.folder for part in mixture.parts(read) if name not in part.manifest.splits]
-        known = [name for name, counts in read.splits.items() if counts.records]
+    shards, split = (sets[name], "validation") if name in sets and name not in manifest.splits else (manifest, name)
+    if split not in shards.splits or shards.splits[split].records == 0:
+        without = [part.manifest.folder for part in mixture.parts(shards) if name not in part.manifest.splits]
+        known = [name for name, counts in shards.splits.items() if counts.records]
         raise InputError(
-            f"--split={name}: the shards in {', '.join(without or [read.folder])} hold no records of that split; "
+            f"--split={name}: the shards in {', '.join(without or [shards.folder])} hold no records of that split; "
             f"name one of {', '.join([*known, *sets])}."
         )
-    return read, split
+    return shards, split
 
 
 def put_on_devices(config: ConfigDict, model: load.Pretrained) -> tuple[Mesh, load.Pretrained, Params, Params]:
@@ -180,13 +179,8 @@ def make_module(
     if changes_evaluation(entry.record):
         return module.with_attention(lambda window: task.make_attention(model.config, length, window)), task
     choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
-
-    def attend(window: int) -> Attention:
-        return make_attention(
-            choice, model.config, length=length, mesh=mesh, dtype=dtype, isolated=isolated, window=window
-        )
-
-    return module.with_attention(attend), task
+    attend = partial(make_attention, choice, model.config, length=length, mesh=mesh, dtype=dtype, isolated=isolated)
+    return module.with_attention(lambda window: attend(window=window)), task
 
 
 def summary(result: dict[str, Any]) -> list[Any]:
@@ -233,7 +227,7 @@ def add_results(folder: UPath, entries: dict[str, dict[str, Any]]) -> None:
 
 
 def keep(file: UPath, make: Callable[[], str]) -> bool:
-    """Writes scores beside the model; prints an error if they can't be written, as in a folder of somebody else."""
+    """Writes scores beside the model; prints an error if they can't be written, as in somebody else's folder."""
     try:
         with os_errors():
             write_text(file, make() + "\n")

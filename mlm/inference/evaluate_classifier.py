@@ -21,8 +21,6 @@ from mlm.tasks import classification
 from mlm.tasks.scores import confusion
 from mlm.workdir import Workdir
 
-PREDICTIONS = {"classes": "classes", "regression": "a number", "tokens": "labels of words"}  # by kind of classifier
-
 
 def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict[str, Any]:
     """Scores `model`, or the workdir's best checkpoint if that is ""; process 0 prints the scores as a line of JSON."""
@@ -33,16 +31,14 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict
     loaded = load.load(model or workdir, head=load.CLASSIFIER)
     names = classifier.class_names(loaded.config)
     if (kind := classifier.kind(loaded.config)) != settings.kind:
-        raise InputError(f"{loaded.source}: predicts {PREDICTIONS[kind]}; set config.classify.kind = {kind}.")
-    if settings.length > loaded.longest_row:
-        raise InputError(
-            f"config.classify.length = {settings.length}: {loaded.source} reads {loaded.longest_row} tokens; lower it."
-        )
-    sources = {split: settings[split]}
+        predictions = {"classes": "classes", "regression": "a number", "tokens": "labels of words"}[kind]
+        raise InputError(f"{loaded.source}: predicts {predictions}; set config.classify.kind = {kind}.")
+    if (length := settings.length) > loaded.longest_row:
+        longest = f"{loaded.source} reads {loaded.longest_row} tokens"
+        raise InputError(f"config.classify.length = {length}: {longest}; lower it.")
+    sources, folder, multiple = {split: settings[split]}, loaded.tokenizer, settings.multiple
     tables, _ = data.read_tables(sources, text=settings.text, label=settings.label, kind=kind, names=names)
-    examples = data.tokenize(
-        tables, names, tokenizer_folder=loaded.tokenizer, length=settings.length, multiple=settings.multiple
-    )
+    examples = data.tokenize(tables, names, tokenizer_folder=folder, length=length, multiple=multiple)
     scores = score(config, workdir, examples, loaded, split)
     if cluster.is_primary():
         print(json.dumps({"split": split, "model": loaded.source, **scores}))
@@ -88,16 +84,15 @@ def score(
 def _prediction_rows(examples: data.Examples, split: str, predicted_N: np.ndarray) -> str:
     """Returns TSV: index of the row, the word if of words, prediction ("O": cut off), label ("": unknown)."""
     words, labels_N = examples.splits[split].words, examples.splits[split].labels_N
+    columns = {"index": words.row_W, "word": words.texts} if words else {"index": range(len(predicted_N))}
     if examples.labels:
         names = dict(enumerate(examples.labels))
-        predictions = [names.get(index, "O") for index in predicted_N.tolist()]
-        labels = [names.get(index, "") for index in labels_N.tolist()]
+        columns["prediction"] = [names.get(index, "O") for index in predicted_N.tolist()]
+        columns["label"] = [names.get(index, "") for index in labels_N.tolist()]
     else:
-        predictions = [f"{value:.7g}" for value in predicted_N]
-        labels = ["" if math.isnan(value) else f"{value:.7g}" for value in labels_N]
-    columns = {"index": words.row_W, "word": words.texts} if words else {"index": range(len(predicted_N))}
-    columns |= {"prediction": predictions, "label": labels}
+        columns["prediction"] = [f"{value:.7g}" for value in predicted_N]
+        columns["label"] = ["" if math.isnan(value) else f"{value:.7g}" for value in labels_N]
     out = io.StringIO()
-    writer = csv.writer(out, delimiter="\t", lineterminator="\n")
-    writer.writerows([columns, *zip(*columns.values(), strict=True)])
+    rows = [columns, *zip(*columns.values(), strict=True)]
+    csv.writer(out, delimiter="\t", lineterminator="\n").writerows(rows)
     return out.getvalue()

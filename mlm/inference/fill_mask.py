@@ -36,9 +36,7 @@ class FillMask:
         size = model.config.vocab_size
         if not 1 <= top_k <= size:
             raise InputError(f"--top-k={top_k}: must be from 1 to {size}, the size of the vocabulary.")
-        if (needed := vocabulary_size(tok.backend_tokenizer)) > size:
-            sizes = f"has {size} vocabulary entries, its tokenizer {model.tokenizer} has {needed}"
-            raise InputError(f"{model.source}: {sizes}; use the tokenizer that the model was trained with.")
+        check_vocabulary(model, tok)
         module = model.module
         allowed_A = np.asarray(target_ids(tok, targets), np.int32) if targets else None
 
@@ -128,10 +126,7 @@ def run(
                 yield f"  mask {number} of {len(answer['fillings'])}"
             yield from (f"  {f['score']:7.2%}  {f['token_str'].strip() or repr(f['token_str'])}" for f in mask)
 
-    def answer(rows: list[list[int]]) -> list[dict[str, Any]]:
-        return [{"fillings": fillings} for fillings in filler.fill(rows)]
-
-    answer_texts(texts, stdin, stdout, read, answer, table)
+    answer_texts(texts, stdin, stdout, read, lambda rows: [{"fillings": masks} for masks in filler.fill(rows)], table)
 
 
 def answer_texts(
@@ -142,12 +137,10 @@ def answer_texts(
     answer: Callable[[list[Any]], list[dict[str, Any]]],
     table: Callable[[dict[str, Any]], Iterator[str]],
 ) -> None:
-    """Answers texts as tables; without texts the lines of `stdin`, each with a line of JSON.
+    """Answers texts as tables, whose lines `table` returns; without texts the lines of `stdin`, as lines of JSON.
 
-    Args:
-      read: (text, its name in errors) -> the part of it that the answer repeats, and the row for `answer`. If it
-        refuses a line, those before it are still answered.
-      table: the lines to print of an answer.
+    `read` takes a text and its name in errors, and returns what the answer repeats of it, and the row for `answer`.
+    If it refuses a line, those before it are still answered.
     """
     if texts:
         answers = answer([read(text, shortened(text))[1] for text in texts])
@@ -216,6 +209,14 @@ def pad(rows: list[list[int]], length: int, pad_id: int) -> tuple[np.ndarray, np
     ids_BxL = np.array([ids + [pad_id] * (length - len(ids)) for ids in rows], np.int32)
     attention_BxL = np.arange(length) < np.array([len(ids) for ids in rows])[:, None]
     return ids_BxL, attention_BxL.astype(np.int32)
+
+
+def check_vocabulary(model: Pretrained, tok: PreTrainedTokenizerFast, *, exact: bool = False) -> None:
+    """Raises InputError if the tokenizer has more entries than the model; `exact`: or fewer."""
+    size, needed = model.config.vocab_size, vocabulary_size(tok.backend_tokenizer)
+    if needed > size or (exact and needed < size):
+        sizes = f"has {size} vocabulary entries, its tokenizer {model.tokenizer} has {needed}"
+        raise InputError(f"{model.source}: {sizes}; use the tokenizer that the model was trained with.")
 
 
 def shortened(text: str) -> str:

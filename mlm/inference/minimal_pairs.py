@@ -24,7 +24,7 @@ from mlm.entry import MLM, Entry
 from mlm.errors import DamageError, InputError
 from mlm.files import find_files
 from mlm.inference import evaluate, pseudo_perplexity
-from mlm.inference.fill_mask import pad
+from mlm.inference.fill_mask import check_vocabulary, pad
 from mlm.paths import refusing
 from mlm.pretrained import load
 from mlm.tasks import pretraining
@@ -108,6 +108,7 @@ def _tables(source: str) -> list[str]:
 def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[Sentence]:
     """Returns the sentences of the pairs in turn, the acceptable one first; InputError names one that is too long."""
     tok, longest = tokenizer.load(model.tokenizer), model.longest_row
+    check_vocabulary(model, tok)
     texts = [text for pair in pairs for text in pair.texts]
     encoded = tok(texts, return_special_tokens_mask=True, split_special_tokens=True)
     sentences = []
@@ -117,11 +118,6 @@ def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[Sentence]:
             raise InputError(f"{where} has {len(ids)} tokens, the model reads at most {longest}; shorten it.")
         if all(added):
             raise InputError(f"{where} has no tokens; fill it in, or remove the row.")
-        if max(ids) >= model.config.vocab_size:
-            raise InputError(
-                f"{model.source}: has a smaller vocabulary than its tokenizer {model.tokenizer}; use the tokenizer "
-                "that the model was trained with."
-            )
         words = encoded.word_ids(index)
         end_of_word = {word: place + 1 for place, word in enumerate(words) if word is not None}
         ends = [end_of_word.get(word, place + 1) for place, word in enumerate(words)]

@@ -11,7 +11,6 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import PartitionSpec as P
 from transformers import (
     FlaxBertForMaskedLM,
     FlaxBertForSequenceClassification,
@@ -20,6 +19,7 @@ from transformers import (
 )
 
 from mlm.model import layers
+from mlm.model import partition_rules as rules
 from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits, Noise
 from mlm.model.module import (
     MASKED_LM,
@@ -31,33 +31,11 @@ from mlm.model.module import (
     Inputs,
     Layers,
     Model,
-    PartitionRules,
     Rows,
     segment_and_position_ids,
     take_tokens,
     vocabulary_logits,
 )
-
-BODY_RULES: PartitionRules = (
-    (r"\w+/embeddings/word_embeddings/embedding", P(("tensor", "fsdp"), None)),
-    (r"\w+/embeddings/(position|token_type)_embeddings/embedding", P()),
-    (r".*/attention/self/(query|key|value)/kernel", P("fsdp", "tensor")),
-    (r".*/attention/self/(query|key|value)/bias", P("tensor")),
-    (r".*/attention/output/dense/kernel", P("tensor", "fsdp")),
-    (r".*/intermediate/dense/kernel", P("fsdp", "tensor")),
-    (r".*/intermediate/dense/bias", P("tensor")),
-    (r".*/layer/\d+/output/dense/kernel", P("tensor", "fsdp")),
-    (r".*/output/dense/bias", P()),
-    (r".*/LayerNorm/(scale|bias)", P()),
-)
-LM_HEAD_RULES: PartitionRules = (
-    (r"cls/predictions/transform/dense/kernel", P("fsdp", None)),
-    (r"cls/predictions/transform/dense/bias", P()),
-    (r"cls/predictions/bias", P("tensor")),
-)
-# Small, and replicated: with a split classifier, XLA's partitioner crashes on the gradient on a mesh of three axes
-# (jax 0.10.2, CPU).
-CLASSIFIER_RULES: PartitionRules = ((r"classifier/.*", P()),)
 
 
 def normal(config: PretrainedConfig) -> layers.Initializer:
@@ -283,11 +261,11 @@ class BertModule(Model):
         return self.classifier(self.dropout(x_BxKxH, noise))
 
     @nn.nowrap
-    def partition_rules(self) -> PartitionRules:
+    def partition_rules(self) -> rules.PartitionRules:
         if self.head_name == MASKED_LM:
-            return BODY_RULES + LM_HEAD_RULES
-        pooler: PartitionRules = ((r"bert/pooler/.*", P()),) if self.head_name == SEQUENCES else ()
-        return BODY_RULES + pooler + CLASSIFIER_RULES
+            return rules.BERT + rules.BERT_LM_HEAD
+        pooler = rules.BERT_POOLER if self.head_name == SEQUENCES else ()
+        return rules.BERT + pooler + rules.CLASSIFIER
 
 
 def second_texts(ids_BxL: Array, attention_BxL: Array, sep_id: int) -> Array:

@@ -31,7 +31,8 @@ from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.model import bert, modernbert, roberta
 from mlm.model.module import MASKED_LM, Compute, Model, Params
-from mlm.model.reference import REPLICATED, TransformersModel
+from mlm.model.partition_rules import REPLICATED
+from mlm.model.reference import TransformersModel
 
 DEFAULT = Compute()
 SMALL_VOCABULARY = 77  # of a model whose parameters are looked at: a size that no other axis has

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import PartitionSpec as P
 from transformers import ModernBertConfig
 
 from mlm.model import flops, layers
+from mlm.model import partition_rules as rules
 from mlm.model.attention import Rotation
 from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits, Noise, SplitDense
 from mlm.model.module import (
@@ -30,22 +30,11 @@ from mlm.model.module import (
     Inputs,
     Layers,
     Model,
-    PartitionRules,
     Rows,
     segment_and_position_ids,
     take_tokens,
     vocabulary_logits,
 )
-
-BODY_RULES: PartitionRules = (
-    (r"model/embeddings/tok_embeddings/embedding", P(("tensor", "fsdp"), None)),
-    (r".*/attn/Wqkv/kernel", P("fsdp", None, "tensor")),
-    (r".*/mlp/Wi/kernel", P("fsdp", None, "tensor")),
-    (r".*/(attn|mlp)/Wo/kernel", P("tensor", "fsdp")),
-    (r".*norm/scale", P()),
-)
-LM_HEAD_RULES: PartitionRules = ((r"head/dense/kernel", P("fsdp", None)), (r"decoder/bias", P("tensor")))
-CLASSIFIER_RULES: PartitionRules = ((r"(head|classifier)/.*", P()),)
 
 
 def truncated_normal(config: ModernBertConfig, stddev: float) -> layers.Initializer:
@@ -229,8 +218,9 @@ class ModernBertModule(Model):
         return self.classifier(self.dropout(self.head(x_BxKxH), noise))
 
     @nn.nowrap
-    def partition_rules(self) -> PartitionRules:
-        return BODY_RULES + (LM_HEAD_RULES if self.head_name == MASKED_LM else CLASSIFIER_RULES)
+    def partition_rules(self) -> rules.PartitionRules:
+        head = rules.MODERNBERT_LM_HEAD if self.head_name == MASKED_LM else rules.MODERNBERT_CLASSIFIER
+        return rules.MODERNBERT + head
 
     @property
     def local_window(self) -> int:

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jax import Array
-from jax.sharding import PartitionSpec as P
 from transformers import PretrainedConfig
 from transformers.modeling_flax_outputs import (
     FlaxMaskedLMOutput,
@@ -28,10 +27,9 @@ from transformers.utils import ModelOutput
 from mlm.model import attention, flops, layers
 from mlm.model.attention import Attention, Rotation
 from mlm.model.layers import Noise
+from mlm.model.partition_rules import PartitionRules
 
 Params = dict[str, Any]
-# (pattern of a parameter's whole name, how its axes are split over the mesh); the first pattern that matches applies
-PartitionRules = tuple[tuple[str, P], ...]
 MASKED_LM, SEQUENCES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClassification"  # transformers' heads
 OUTPUTS = {MASKED_LM: FlaxMaskedLMOutput, SEQUENCES: FlaxSequenceClassifierOutput, TOKENS: FlaxTokenClassifierOutput}
 

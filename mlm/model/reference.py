@@ -15,15 +15,13 @@ import transformers
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jax import Array
-from jax.sharding import PartitionSpec as P
 from transformers import PretrainedConfig
 
 from mlm.errors import InputError
 from mlm.model import flops
 from mlm.model.attention import Attention
-from mlm.model.module import Compute, Params, PartitionRules, position_ids, take_tokens
-
-REPLICATED: PartitionRules = ((r".*", P()),)
+from mlm.model.module import Compute, Params, position_ids, take_tokens
+from mlm.model.partition_rules import PartitionRules
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ import functools
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import PartitionSpec as P
 from transformers import (
     FlaxRobertaForMaskedLM,
     FlaxRobertaForSequenceClassification,
@@ -22,15 +21,10 @@ from transformers import (
 )
 
 from mlm.model import layers
-from mlm.model.bert import BODY_RULES, CLASSIFIER_RULES, Body, Layer, PreNormLayer, classifier_dropout, normal
+from mlm.model import partition_rules as rules
+from mlm.model.bert import Body, Layer, PreNormLayer, classifier_dropout, normal
 from mlm.model.layers import Dense, Dropout, LayerNorm, Logits, Noise
-from mlm.model.module import MASKED_LM, SEQUENCES, TOKENS, Encoded, Inputs, Model, PartitionRules, vocabulary_logits
-
-LM_HEAD_RULES: PartitionRules = (
-    (r"lm_head/dense/kernel", P("fsdp", None)),
-    (r"lm_head/bias", P("tensor")),
-    (r"lm_head/.*", P()),
-)
+from mlm.model.module import MASKED_LM, SEQUENCES, TOKENS, Encoded, Inputs, Model, vocabulary_logits
 
 
 class PreNormBody(Body):
@@ -108,8 +102,8 @@ class RobertaModule(Model):
         return self.classifier(self.dropout(x_BxKxH, noise))
 
     @nn.nowrap
-    def partition_rules(self) -> PartitionRules:
-        return BODY_RULES + (LM_HEAD_RULES if self.head_name == MASKED_LM else CLASSIFIER_RULES)
+    def partition_rules(self) -> rules.PartitionRules:
+        return rules.BERT + (rules.ROBERTA_LM_HEAD if self.head_name == MASKED_LM else rules.CLASSIFIER)
 
 
 class PreNormModule(RobertaModule):

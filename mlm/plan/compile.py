@@ -49,12 +49,7 @@ def make_mesh(config: ConfigDict, topology: Topology) -> Mesh:
 
 
 def compile_step(
-    config: ConfigDict,
-    info: DatasetInfo,
-    topology: Topology,
-    *,
-    kind: str = "mlm",
-    make_task: MakeTask = Pretraining.without_data,
+    config: ConfigDict, info: DatasetInfo, topology: Topology, make_task: MakeTask, *, kind: str = "mlm"
 ) -> Program:
     """Compiles one training step for a topology, with progress on stderr.
 
@@ -113,10 +108,8 @@ def refuse_kernel(message: str, kind: str) -> None:
     if "memory space vmem" in message:
         sizes = re.search(r"(?:Used|size) (\S+) (?:of|and limit) ([\d.]+[KMG]?)", message)
         needs, limit = sizes.groups() if sizes else ("more", "too little")
-        raise InputError(
-            f"config.model.attention: the kernel needs {needs} of a core's own memory, where a {kind} has {limit}; "
-            "set it to xla."
-        )
+        memory = f"{needs} of a core's own memory, where a {kind} has {limit}"
+        raise InputError(f"config.model.attention: the kernel needs {memory}; set it to xla.")
 
 
 def state_bytes(task: Pretraining) -> int:

@@ -38,7 +38,7 @@ class Job:
     known_records: bool
     has_shards: bool
     price: float | None
-    make_task: MakeTask = Pretraining.without_data
+    make_task: MakeTask
 
 
 def make_job(
@@ -71,10 +71,11 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         steps = total_steps(config, job.info.records)
         check_branch(config, steps)
         optimizer.check_schedule(config, steps)
-    program, cores = compile_step(config, job.info, place, kind=kind, make_task=job.make_task), place.family.cores
+    program = compile_step(config, job.info, place, job.make_task, kind=kind)
     mesh, short = make_mesh(config, place), config.data.short_length
     accumulate = 1 if kind == "baseline" else config.train.accumulate
     sizes = {key: getattr(program, key) for key in ("arguments", "temporaries", "outputs", "needs")}
+    sizes["capacity"] = place.capacity
     row = {
         "step": kind,
         "topology": place.name,
@@ -89,7 +90,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "accumulate": accumulate,
         "rows_per_chip": config.data.global_batch / accumulate / place.chips,
         "fits": program.fits,
-        "bytes_per_chip": {key: size and size * cores for key, size in (sizes | {"capacity": place.capacity}).items()},
+        "bytes_per_chip": {key: size and size * place.family.cores for key, size in sizes.items()},
     }
     if program.fits:
         row |= estimate(program, config, job, place, length=row["length"])
@@ -191,13 +192,7 @@ def plan_cell(
         return {"cell": cell, "error": " ".join(str(error).split())[:300]}
 
 
-def largest_batch(
-    config: ConfigDict,
-    info: DatasetInfo,
-    place: Topology,
-    program: Program,
-    make_task: MakeTask = Pretraining.without_data,
-) -> dict[str, Any] | None:
+def largest_batch(config: ConfigDict, job: Job, place: Topology, program: Program) -> dict[str, Any] | None:
     """Returns {"rows_per_chip", "global_batch"} of the largest batch found that fits, if `program` does not, or None.
 
     Tries halves, quarters, ... of the rows on a device, rounded down, from where temporaries proportional to the rows
@@ -217,16 +212,14 @@ def largest_batch(
     while len(seen) < MAX_TRIALS and 0 <= index < len(sizes) and index not in seen:
         seen.add(index)
         batch = sizes[index] * num_shards
-        fits = _try({"data.global_batch": batch}, config, info, place, make_task)["fits"]
+        fits = _try({"data.global_batch": batch}, config, job, place)["fits"]
         if fits:
             largest = {"rows_per_chip": batch // config.train.accumulate / place.chips, "global_batch": batch}
         index += -1 if fits else 1
     return largest
 
 
-def remedies(
-    config: ConfigDict, info: DatasetInfo, place: Topology, make_task: MakeTask = Pretraining.without_data
-) -> list[dict[str, Any]]:
+def remedies(config: ConfigDict, job: Job, place: Topology) -> list[dict[str, Any]]:
     """Returns [{"change", "fits", "bytes_per_chip" or "error"}], the cheapest remedy first."""
     mesh, model = make_mesh(config, place), config.model
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -238,16 +231,14 @@ def remedies(
         ({"mesh.fsdp": num_shards, "mesh.data": 1}, mesh.shape["fsdp"] < num_shards),
         (remat | accumulate, not model.remat),
     )
-    return [_try(change, config, info, place, make_task) for change, helps in changes if helps]
+    return [_try(change, config, job, place) for change, helps in changes if helps]
 
 
-def _try(
-    change: dict[str, Any], config: ConfigDict, info: DatasetInfo, place: Topology, make_task: MakeTask
-) -> dict[str, Any]:
+def _try(change: dict[str, Any], config: ConfigDict, job: Job, place: Topology) -> dict[str, Any]:
     """Compiles a variant of the config; one that breaks a rule does not fit."""
     flags = " ".join(f"--config.{key}={str(value).lower()}" for key, value in change.items())
     try:
-        program = compile_step(configs.replace(config, change), info, place, make_task=make_task)
+        program = compile_step(configs.replace(config, change), job.info, place, job.make_task)
     except InputError as error:
         return {"change": flags, "fits": False, "error": str(error)}
     needs = None if program.needs is None else program.needs * place.family.cores

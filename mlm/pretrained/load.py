@@ -19,7 +19,8 @@ from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier, families, weights
 from mlm.model.families import Family, family_of
-from mlm.model.module import MASKED_LM, Model, Params, PartitionRules
+from mlm.model.module import MASKED_LM, Model, Params
+from mlm.model.partition_rules import PartitionRules
 from mlm.paths import UPath, inside
 from mlm.pretrained import checkpoint_files, locate
 from mlm.pretrained.locate import INDEX, MSGPACK, SAFETENSORS

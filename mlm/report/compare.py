@@ -25,19 +25,19 @@ def write(workdirs: list[Workdir]) -> str:
     if len(workdirs) > len(plots.COLORS):
         raise InputError(f"--compare: {len(workdirs)} runs, at most {len(plots.COLORS)} can be shown; name fewer.")
     runs, path = dict(zip(names(roots), map(report.gather, workdirs), strict=True)), workdirs[0].root / PAGE
-    scores, keys = (
-        final_scores(list(runs.values())),
-        differences([configs.flatten(run.config or {}) for run in runs.values()]),
-    )
-    write_text(path, report.render_page("compare.html.j2", draw(runs), runs=list(runs), scores=scores, keys=keys))
+    keys = differences([configs.flatten(run.config or {}) for run in runs.values()])
+    values = {"runs": list(runs), "scores": final_scores(list(runs.values())), "keys": keys}
+    write_text(path, report.render_page("compare.html.j2", draw(runs), values))
     return str(path)
 
 
 def names(roots: list[str]) -> list[str]:
     """Returns the shortest distinct ends of the paths."""
     parts = [root.rstrip("/").split("/") for root in roots]
-    ends = (["/".join(each[-count:]) for each in parts] for count in range(1, max(map(len, parts)) + 1))
-    return next((found for found in ends if len(set(found)) == len(found)), roots)
+    for count in range(1, max(map(len, parts)) + 1):
+        if len(set(ends := ["/".join(folders[-count:]) for folders in parts])) == len(roots):
+            return ends
+    return roots
 
 
 def draw(runs: dict[str, RunSummary]) -> dict[str, Figure]:
@@ -73,5 +73,5 @@ def final_scores(runs: list[RunSummary]) -> report.Rows:
 def differences(configs: list[dict[str, Any]]) -> report.Rows:
     """Returns (key, value in each config, ...) for each key that is not the same in all of some flattened configs."""
     keys = sorted(set().union(*configs))
-    rows = [(key, *(json.dumps(each[key]) if key in each else ABSENT for each in configs)) for key in keys]
+    rows = [(key, *(json.dumps(config[key]) if key in config else ABSENT for config in configs)) for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]

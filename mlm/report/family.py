@@ -1,4 +1,4 @@
-"""The family of a run: milestones and branches as a tree, with what their checkpoints score on other tasks. No jax."""
+"""The family of a run: milestones and branches as a tree, with their scores on other tasks. No jax."""
 
 import contextlib
 import math
@@ -22,14 +22,14 @@ Scores = dict[int, dict[str, float]]  # step -> name -> from 0 to 1
 
 def downstream(root: UPath) -> Scores:
     """Returns the average of GLUE, and the accuracy on minimal pairs within words, of the checkpoints of a run."""
-    found: Scores = defaultdict(dict)
+    scores: Scores = defaultdict(dict)
     for step, table in logs.read_object(Workdir(str(root), create=False).glue).items():
         if table["average"] is not None:
-            found[int(step)][f"GLUE {table['protocol']}"] = table["average"]
+            scores[int(step)][f"GLUE {table['protocol']}"] = table["average"]
     for key, values in logs.read_object(root / logs.RESULTS).items():
         if match := PAIRS.fullmatch(key):
-            found[int(match[2])][match[1]] = values["within_word"]["accuracy"]
-    return found
+            scores[int(match[2])][match[1]] = values["within_word"]["accuracy"]
+    return scores
 
 
 class Family:
@@ -43,8 +43,8 @@ class Family:
         for root in sorted(folders - self.runs.keys(), key=str):
             with contextlib.suppress(InputError, DamageError):  # config.json may be of something else
                 others.append(lineage.read(root))
-        while found := [run for run in others if run.parent in self.runs and run.root not in self.runs]:
-            self.runs |= {run.root: run for run in found}
+        while branches := [run for run in others if run.parent in self.runs and run.root not in self.runs]:
+            self.runs |= {run.root: run for run in branches}
         self.scores = {root: downstream(root) for root in self.runs}
         self.ancestries = {root: lineage.ancestry(root) for root in self.runs}
 
@@ -54,19 +54,18 @@ class Family:
 
     def curves(self) -> dict[str, plots.Points]:
         """Returns {name: (tokens read, scores in %)} of the run, with those of the runs that it came from."""
-        found, end = defaultdict(dict), math.inf
+        percents, end = defaultdict(dict), math.inf
         for run in self.ancestry:
             for step, scores in self.scores[run.root].items():
                 tokens = self.tokens(run, step)
                 for name, value in scores.items() if step <= end and tokens is not None else ():
-                    found[name][tokens] = 100 * value
+                    percents[name][tokens] = 100 * value
             end = run.start
-        return {name: tuple(zip(*sorted(own.items()), strict=True)) for name, own in found.items()}
+        return {name: tuple(zip(*sorted(by_tokens.items()), strict=True)) for name, by_tokens in percents.items()}
 
     def table(self) -> list[tuple[str, ...]]:
         """Returns head and rows: the first run, its milestones, and below each step the branches that leave there."""
-        scored = [each for own in self.scores.values() for each in own.values()]
-        names = sorted({name for each in scored for name in each})
+        names = sorted({name for steps in self.scores.values() for scores in steps.values() for name in scores})
         rows = list(self._rows(self.ancestry[-1], names, 0))
         return [("", "tokens read", "loss, nats", *names, "changes"), *rows] if len(rows) > 2 or names else []
 
@@ -77,16 +76,16 @@ class Family:
             changes = [f"from {run.config.train.branch_from}"]
         if parent:
             changes = configs.diff(parent.config, run.config, re.compile(r"train\.branch_from"))
-        branches = [each for each in self.runs.values() if each.parent == run.root]
-        workdir, own = Workdir(str(run.root), create=False), self.scores[run.root]
+        branches = [branch for branch in self.runs.values() if branch.parent == run.root]
+        workdir, scores = Workdir(str(run.root), create=False), self.scores[run.root]
         losses = {line["step"]: line["loss"] for line in logs.read(workdir.metrics, "eval")}
-        steps = {*locate.milestones(workdir), *own, *(each.start for each in branches), *list(losses)[-1:]}
+        steps = {*locate.milestones(workdir), *scores, *(branch.start for branch in branches), *list(losses)[-1:]}
         yield (INDENT * depth + run.root.name, "", "", *("" for _ in names), ", ".join(changes))
         for step in sorted(steps):
             loss, tokens = losses.get(step), self.tokens(run, step)
-            scores = (f"{own[step][name]:.1%}" if name in own.get(step, ()) else "" for name in names)
-            cells = ("" if tokens is None else f"{tokens:,}", "" if loss is None else f"{loss:.4f}", *scores, "")
+            shown = (f"{scores[step][name]:.1%}" if name in scores.get(step, ()) else "" for name in names)
+            cells = ("" if tokens is None else f"{tokens:,}", "" if loss is None else f"{loss:.4f}", *shown, "")
             yield (f"{INDENT * (depth + 1)}step {step:,}", *cells)
-            for each in branches:
-                if each.start == step:
-                    yield from self._rows(each, names, depth + 2)
+            for branch in branches:
+                if branch.start == step:
+                    yield from self._rows(branch, names, depth + 2)

@@ -1,4 +1,4 @@
-"""What the wall-clock of a run went into, from timing.jsonl. Nothing here imports jax."""
+"""What a run's wall-clock time was spent on, from timing.jsonl. Nothing here imports jax."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,7 @@ class Session:
     """One start of the run."""
 
     lines: list[Line]  # the first is of kind "start"
-    kept: float  # the last step that no later start went back behind; steps after it were made again
+    kept: float  # the last step that no later start repeated
 
     @property
     def seconds(self) -> float:
@@ -25,7 +25,7 @@ class Session:
         return f"{self.lines[0].get('devices', '?')} x {self.lines[0].get('device', 'unknown device')}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class TimeUse:
     """Seconds; they add up to the time from the first start to the last line of the log."""
 
@@ -33,8 +33,8 @@ class TimeUse:
     evaluation: float = 0.0  # while the steps waited for it
     checkpoints: float = 0.0  # likewise
     start: float = 0.0  # from a start to the end of its first step: input, compilation
-    redone: float = 0.0  # steps, evaluations and checkpoints that a later start went back behind
-    down: float = 0.0  # from the last line before a start to that start: not running, or running without a log of it
+    redone: float = 0.0  # steps, evaluations and checkpoints that a later start repeated
+    down: float = 0.0  # from the last line before a start to that start: not running, or not logging
 
     @property
     def total(self) -> float:
@@ -47,8 +47,8 @@ class TimeUse:
         return self.training / self.total if self.total else 0.0
 
 
-def sessions(timing: list[Line], until: float = float("inf")) -> list[Session]:
-    """Returns the starts of a run up to a step, in order, without starts at its end that logged nothing."""
+def split_sessions(timing: list[Line], until: float = float("inf")) -> list[Session]:
+    """Returns the starts of a run up to a step, in order, without those at the end that logged nothing."""
     timing = list(timing)
     while timing and (timing[-1]["kind"] == "start" or timing[-1]["step"] > until):
         timing.pop()
@@ -58,27 +58,30 @@ def sessions(timing: list[Line], until: float = float("inf")) -> list[Session]:
     return [Session(lines, min(begins[index + 1 :], default=float("inf"))) for index, lines in enumerate(groups)]
 
 
-def use_of_time(found: list[Session]) -> TimeUse:
-    """Returns what the time of the sessions went into.
+def use_of_time(sessions: list[Session]) -> TimeUse:
+    """Returns how the time of the sessions was spent.
 
     Steps between two lines of the log took the time between them, less the evaluation or checkpoint that the second
-    line reports. If only the first of these steps were kept, the time is divided in proportion.
+    line reports. If only some of these steps were kept, the time is divided in proportion.
     """
-    use = dict.fromkeys((field.name for field in dataclasses.fields(TimeUse)), 0.0)
-    pauses = {"eval": "evaluation", "checkpoint": "checkpoints"}
-    for session in found:
+    use = TimeUse()
+    for session in sessions:
         for before, line in itertools.pairwise(session.lines):
             seconds, is_kept = max(line["time"] - before["time"], 0.0), line["step"] <= session.kept
             if line["kind"] == "first_step":
-                use["start"] += seconds
+                use.start += seconds
                 continue
             part = max(session.kept - before["step"], 0) / max(line["step"] - before["step"], 1)
             kept = 1.0 if is_kept else part
-            pause = pauses.get(line["kind"])
-            paused = min(line["seconds"], seconds) if pause else 0.0
-            use["training"] += kept * (seconds - paused)
-            use["redone"] += (1 - kept) * (seconds - paused)
-            use[pause if pause and is_kept else "redone"] += paused
-    for session, later in itertools.pairwise(found):
-        use["down"] += max(later.lines[0]["time"] - session.lines[-1]["time"], 0.0)
-    return TimeUse(**use)
+            paused = min(line["seconds"], seconds) if line["kind"] in ("eval", "checkpoint") else 0.0
+            use.training += kept * (seconds - paused)
+            use.redone += (1 - kept) * (seconds - paused)
+            if not is_kept:
+                use.redone += paused
+            elif line["kind"] == "eval":
+                use.evaluation += paused
+            else:
+                use.checkpoints += paused
+    for session, later in itertools.pairwise(sessions):
+        use.down += max(later.lines[0]["time"] - session.lines[-1]["time"], 0.0)
+    return use

@@ -25,17 +25,17 @@ def read(root: UPath) -> Run:
     config = configs.read(root / "config.json")
     name, start = ("", 0) if config is None else (config.train.branch_from.rpartition("@")[0], branch_start(config))
     candidates = (UPath(name).absolute(), root.parent / UPath(name).name)  # the second if it was started elsewhere
-    parent = next((each for each in candidates if start and (each / "checkpoints").is_dir()), None)
+    parent = next((folder for folder in candidates if start and (folder / "checkpoints").is_dir()), None)
     return Run(root, config, parent, start)
 
 
 def ancestry(root: UPath) -> list[Run]:
     """Returns the run in a workdir, then the runs that it branched off from, nearest first."""
-    found, run = [], read(root)
-    while run and run not in found:
-        found.append(run)
+    runs, run = [], read(root)
+    while run and run not in runs:
+        runs.append(run)
         run = run.parent and read(run.parent)
-    return found
+    return runs
 
 
 def tokens_read(ancestry: Sequence[Run], step: int) -> int | None:

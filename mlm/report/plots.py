@@ -22,7 +22,6 @@ Points = tuple[list[float], list[float]]
 TRAIN, EVAL, FAINT, MARK = "#3b6ea8", "#c2561d", "#a7b2c0", "#6b7280"
 COLORS = ("#3b6ea8", "#c2561d", "#4c8c4a", "#8a5ba8", "#b08d2c", "#2f8f8f", "#b0476b", "#6b7280")  # of runs
 FEW = 40  # points: each gets a mark
-POINTS = 2_000  # of a curve; more can't be told apart at this size
 STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("plots.mplstyle"), use_default_template=False)
 
 
@@ -65,9 +64,9 @@ def draw_together(runs: dict[str, Sequence[Points]], x_unit: str, y_unit: str = 
     with _figure(figures, "", y_unit, x_unit) as axes:
         for color, (name, (train, evals)) in zip(COLORS, runs.items(), strict=False):
             if train[0]:
-                axes.plot(*thinned(train), color=color, linewidth=1, alpha=0.5)
+                axes.plot(*train, color=color, linewidth=1, alpha=0.5)
             marker = "o" if len(evals[0]) < FEW else ""
-            axes.plot(*thinned(evals), color=color, marker=marker, markersize=4, label=name.replace("$", r"\$"))
+            axes.plot(*evals, color=color, marker=marker, markersize=4, label=name.replace("$", r"\$"))
     return figures[""]
 
 
@@ -81,12 +80,12 @@ def draw_over_values(curves: dict[str, Sequence[tuple[Any, float, float, float]]
     axes = figure.add_subplot(xlabel=key, ylabel=score)
     for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
         low, median, high = np.array([scores for _, *scores in curve]).T
-        style = {"marker": "o", "markersize": 4, "capsize": 2.5, "elinewidth": 1, "color": color}
-        spread, label = [median - low, high - median], name.replace("$", r"\$")
-        axes.errorbar([places[value] for value, *_ in curve], median, spread, label=label, **style)
+        x, spread = [places[value] for value, *_ in curve], [median - low, high - median]
+        label = name.replace("$", r"\$")
+        axes.errorbar(x, median, spread, label=label, color=color, marker="o", markersize=4, capsize=2.5, elinewidth=1)
     if numbers and 0 < 10 * min(values) <= max(values):
         axes.set_xscale("log")
-    names = [f"{each:g}" if numbers else str(each).replace("$", r"\$")[-20:] for each in values]
+    names = [f"{value:g}" if numbers else str(value).replace("$", r"\$")[-20:] for value in values]
     axes.set_xticks(list(places.values()), names)
     axes.set_xticks([], minor=True)
     if any(curves):
@@ -117,16 +116,6 @@ def save(figure: Figure, file: Path) -> None:
         figure.savefig(file, dpi=160, metadata={"Software" if file.suffix == ".png" else "Date": None})
 
 
-def thinned(points: Points, most: int = POINTS) -> Points:
-    """Returns at most `most` points of a curve that look the same: the lowest and the highest of each stretch."""
-    x, y = map(np.asarray, points)
-    if len(x) <= most:
-        return points
-    stretches = np.array_split(np.arange(len(x)), most // 2)
-    kept = np.unique([stretch[extreme(y[stretch])] for stretch in stretches for extreme in (np.argmin, np.argmax)])
-    return x[kept].tolist(), y[kept].tolist()
-
-
 @contextmanager
 def _figure(figures: dict[str, Figure], title: str, y_unit: str, x_unit: str = "steps") -> Iterator[Axes]:
     with matplotlib.rc_context(STYLE):
@@ -145,7 +134,7 @@ def _figure(figures: dict[str, Figure], title: str, y_unit: str, x_unit: str = "
 def _curve(axes: Axes, curve: Points, color: str, label: str = "", *, marked: bool = False) -> None:
     if curve[0]:
         marker = "o" if (marked and len(curve[0]) < FEW) or len(curve[0]) == 1 else ""
-        axes.plot(*thinned(curve), color=color, marker=marker, markersize=4, label=label or None)
+        axes.plot(*curve, color=color, marker=marker, markersize=4, label=label or None)
 
 
 def _throughput(axes: Axes, sessions: list[Session]) -> None:

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -23,7 +22,6 @@ from mlm.tasks.scores import selected
 from mlm.text import templates
 from mlm.workdir import Workdir
 
-BASE = Path(__file__).parents[2] / "configs" / "base.py"
 Rows = list[tuple[str, ...]]
 
 SCORES = {  # of a line of metrics.jsonl: key -> (name on the page, format)
@@ -59,25 +57,23 @@ def write(workdir: Workdir) -> None:
         family = Family(workdir)
         if curves := {name: (([], []), points) for name, points in family.curves().items()}:
             figures["Downstream scores"] = plots.draw_together(curves, "tokens read", "%")
-    page = render_page(
-        "report.html.j2",
-        figures,
-        run=run,
-        trained_by=entry.summary(locate.metadata(workdir).get("class", {})),
-        last=run.evals[-1] if run.evals else {},
-        advice=logs.read(workdir.advice),
-        kinds=adviser.LINES,
-        spikes=logs.read(workdir.spikes),
-        scores=_scores(run),
-        tests=[("", *run.tests), *score_rows(list(run.tests.values()))] if run.tests else [],
-        evaluations=list(zip(*score_rows(run.evals), strict=True)) or [()],
-        family=family.table() if family else [],
-        classification=classification,
-        confused=confused_pairs(classification, PAIRS),
-        config={} if run.config is None else configs.flatten(run.config),
-        base=configs.flatten(configs.load(str(BASE), [])),
-    )
-    write_text(workdir.report, page)
+    values = {
+        "run": run,
+        "trained_by": entry.summary(locate.metadata(workdir).get("class", {})),
+        "last": run.evals[-1] if run.evals else {},
+        "advice": logs.read(workdir.advice),
+        "kinds": adviser.LINES,
+        "spikes": logs.read(workdir.spikes),
+        "scores": _scores(run),
+        "tests": [("", *run.tests), *score_rows(list(run.tests.values()))] if run.tests else [],
+        "evaluations": list(zip(*score_rows(run.evals), strict=True)) or [()],
+        "family": family.table() if family else [],
+        "classification": classification,
+        "confused": confused_pairs(classification, PAIRS),
+        "config": {} if run.config is None else configs.flatten(run.config),
+        "base": configs.flatten(configs.load(str(configs.BASE), [])),
+    }
+    write_text(workdir.report, render_page("report.html.j2", figures, values))
 
 
 def gather(workdir: Workdir) -> RunSummary:
@@ -88,13 +84,13 @@ def gather(workdir: Workdir) -> RunSummary:
     return run
 
 
-def render_page(template: str, figures: dict[str, Figure], **values: Any) -> str:
+def render_page(template: str, figures: dict[str, Figure], values: dict[str, Any]) -> str:
     """Returns a page, one file that needs no network; figures are by title."""
     sources = {title: plots.to_url(figure) for title, figure in figures.items()}
     pages = templates("mlm.report")
     pages.filters |= {"number": number, "duration": duration}
     pages.filters["config_value"] = lambda value: value if isinstance(value, str) and value else json.dumps(value)
-    return pages.get_template(template).render(plots=sources, **values)
+    return pages.get_template(template).render(values, plots=sources)
 
 
 def number(value: float | None, spec: str) -> str:
@@ -113,21 +109,21 @@ def duration(seconds: float) -> str:
 
 def score_rows(lines: Sequence[Line]) -> Rows:
     """Returns (name, value in each line, ...) for each score that one of the lines has; validation sets come last."""
-    split, rows = list(map(logs.by_set, lines)), []
-    for owner in dict.fromkeys(name for sets in split for name in sets):
-        own = [sets.get(owner, {}) for sets in split]
-        shown = [key for key in SCORES if any(key in line for line in own)]
+    by_set, rows = list(map(logs.by_set, lines)), []
+    for set_name in dict.fromkeys(name for sets in by_set for name in sets):
+        columns = [sets.get(set_name, {}) for sets in by_set]
+        shown = [key for key in SCORES if any(key in scores for scores in columns)]
         for key in shown:
             name, spec = SCORES[key]
             name = "loss, squared error" if key == "loss" and "mse" in shown else name
             name = "F1, spans of words" if key == "f1" and "recall" in shown else name
-            name = f"{owner}: {name}" if owner else name
-            rows.append((name, *(number(line[key], spec) if key in line else "" for line in own)))
+            name = f"{set_name}: {name}" if set_name else name
+            rows.append((name, *(number(scores[key], spec) if key in scores else "" for scores in columns)))
     return rows
 
 
-def confused_pairs(classification: dict[str, Any], most: int) -> list[tuple[str, str, int, int]]:
-    """Returns (true, predicted, how often, rows of the true class) of the `most` pairs most often confused."""
+def confused_pairs(classification: dict[str, Any], limit: int) -> list[tuple[str, str, int, int]]:
+    """Returns (true, predicted, how often, rows of the true class) of the `limit` pairs most often confused."""
     table, labels = classification.get("confusion", []), classification.get("labels", [])
     cells = [
         (labels[true], labels[other], count, sum(row))
@@ -135,18 +131,18 @@ def confused_pairs(classification: dict[str, Any], most: int) -> list[tuple[str,
         for other, count in enumerate(row)
         if true != other and count
     ]
-    return sorted(cells, key=lambda cell: -cell[2])[:most]
+    return sorted(cells, key=lambda cell: -cell[2])[:limit]
 
 
 def best_evaluation(evals: Sequence[Line], config: ConfigDict | None) -> Line:
     """Returns the evaluation of the best checkpoint: of equal ones, the newest."""
     metrics = () if config is None else config.classify.metric
-    by = (lambda line: -selected(line, metrics)) if metrics else (lambda line: line["loss"])
-    return min(evals[::-1], key=lambda line: math.inf if line["loss"] is None else by(line))
+    minimized = (lambda line: -selected(line, metrics)) if metrics else (lambda line: line["loss"])
+    return min(evals[::-1], key=lambda line: math.inf if line["loss"] is None else minimized(line))
 
 
 def _scores(run: RunSummary) -> Rows:
-    """Head and rows of the scores: of the last and the best evaluation and the last training line."""
+    """Returns head and rows of the scores: of the last and the best evaluation and the last training line."""
     lines = {}
     if run.evals:
         lines |= {"evaluation, last": run.evals[-1], "evaluation, best": best_evaluation(run.evals, run.config)}

@@ -15,7 +15,7 @@ from mlm.data.manifest import Manifest, read_manifest
 from mlm.data.stages import make_stages
 from mlm.paths import UPath
 from mlm.report import lineage
-from mlm.report.goodput import Line, Session, TimeUse, sessions, use_of_time
+from mlm.report.goodput import Line, Session, TimeUse, split_sessions, use_of_time
 from mlm.report.lineage import Run
 from mlm.workdir import Workdir
 
@@ -63,11 +63,11 @@ class RunSummary:
     def epochs(self, step: int) -> list[tuple[str, float, int, float]]:
         """Returns (name, share, rows, epochs of the run itself) of each folder of a mixture; nothing of one folder."""
         parts = mixture.parts(self.manifest) if self.manifest else ()
-        sized = [(name, share, each.splits["train"].records) for name, share, each in parts if name]
+        sized = [(name, share, manifest.splits["train"].records) for name, share, manifest in parts if name]
         if not sized or self.config is None:
             return []
-        rows_read = make_stages(self.config, records=1).own_rows_read(step)
-        return [(name, share, rows, rows_read * share / rows) for name, share, rows in sized]
+        read = make_stages(self.config, records=1).own_rows_read(step)
+        return [(name, share, rows, read * share / rows) for name, share, rows in sized]
 
     def hours(self, line: Line) -> float | None:
         """Hours from the first start until a line of metrics.jsonl was written (if rewritten: the last time)."""
@@ -90,20 +90,8 @@ class RunSummary:
         return statistics.median(values) if values else None
 
 
-def read_data(workdir: Workdir, config: ConfigDict | None) -> Manifest | None:
-    """Returns the manifest of a run's shards; None if they are gone."""
-    folders = [(str(workdir.shards), 1.0)]
-    if config is not None:
-        folders = config.data.mixture or [(workdir.shards_of(config), 1.0)]
-    found = [(share, read_manifest(folder)) for folder, share in folders]
-    return None if any(each is None for _, each in found) else mixture.join(found)
-
-
 def read_tests(root: UPath, manifest: Manifest | None, until: float) -> dict[str, Line]:
-    """Returns the scores of the run's test split that `evaluate` has written, by masks and step, in order of the steps.
-
-    Those of other rows than the shards hold now are left out.
-    """
+    """Returns the scores of the test split, as its shards are now, in evaluation.json: by masks and step, in order."""
     data = manifest.fingerprint_of("test")[:12] if manifest and "test" in manifest.splits else None
     lines = []
     for key, scores in logs.read_object(root / logs.RESULTS).items():
@@ -114,10 +102,10 @@ def read_tests(root: UPath, manifest: Manifest | None, until: float) -> dict[str
     return {f"{masks}, step {step:,}": {"step": step, **scores} for step, masks, scores in lines}
 
 
-def glue_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+def glue_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
     """Returns head and rows of a table of the command `glue`."""
     rows = [("task", "metric", "median", "range", "seeds", "device hours", "setting")]
-    for name, task in found["tasks"].items():
+    for name, task in result["tasks"].items():
         if "failed" in task:
             rows.append((name, "failed", "", "", "", "", task["failed"]))
             continue
@@ -125,8 +113,8 @@ def glue_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
         hours = f"{task['device_hours']:.2f}" if "device_hours" in task else ""
         setting = ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in task.get("setting", {}).items())
         rows.append((name, " + ".join(task["metrics"]), *shown, hours, setting or "the majority class"))
-    average = "" if found["average"] is None else f"{found['average']:.1%}"
-    return [*rows, ("average", "without WNLI", average, "", "", f"{found['device_hours']:.2f}", "")]
+    average = "" if result["average"] is None else f"{result['average']:.1%}"
+    return [*rows, ("average", "without WNLI", average, "", "", f"{result['device_hours']:.2f}", "")]
 
 
 def gather(workdir: Workdir, config: ConfigDict | None, *, until: float = float("inf")) -> RunSummary:
@@ -135,7 +123,20 @@ def gather(workdir: Workdir, config: ConfigDict | None, *, until: float = float(
     train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
     tables = {int(step): table for step, table in logs.read_object(workdir.glue).items()}
     newest = max((step for step in tables if step <= until), default=None)
-    starts, (own, *others) = sessions(logs.read(workdir.timing), until), lineage.ancestry(workdir.root)
-    manifest = read_data(workdir, config)
-    parts = (config, train, evals, starts, manifest, [own._replace(config=config), *others], tables.get(newest, {}))
-    return RunSummary(workdir.root.name, *parts, read_tests(workdir.root, manifest, until))
+    run, *ancestors = lineage.ancestry(workdir.root)
+    folders = [(str(workdir.shards), 1.0)]
+    if config is not None:
+        folders = config.data.mixture or [(workdir.shards_of(config), 1.0)]
+    manifests = [(share, read_manifest(folder)) for folder, share in folders]
+    manifest = None if any(manifest is None for _, manifest in manifests) else mixture.join(manifests)
+    return RunSummary(
+        name=workdir.root.name,
+        config=config,
+        train=train,
+        evals=evals,
+        sessions=split_sessions(logs.read(workdir.timing), until),
+        manifest=manifest,
+        ancestry=[run._replace(config=config), *ancestors],
+        glue=tables.get(newest, {}),
+        tests=read_tests(workdir.root, manifest, until),
+    )

@@ -40,10 +40,10 @@ def paired(first_SxN: ArrayLike, second_SxN: ArrayLike, *, resamples: int = 10_0
             for scores_SxN in models
         )
         differences.append(first_R - second_R)
-    found_R, observed = np.concatenate(differences), float(models[0].mean() - models[1].mean())
-    found_R[np.abs(found_R) < 1e-12] = 0  # equal up to rounding
-    low, high = np.quantile(found_R, [0.025, 0.975])
-    same = float(np.mean(np.sign(found_R) == np.sign(observed))) if abs(observed) > 1e-12 else 0.0
+    difference_R, observed = np.concatenate(differences), float(models[0].mean() - models[1].mean())
+    difference_R[np.abs(difference_R) < 1e-12] = 0  # equal up to rounding
+    low, high = np.quantile(difference_R, [0.025, 0.975])
+    same = float(np.mean(np.sign(difference_R) == np.sign(observed))) if abs(observed) > 1e-12 else 0.0
     return Difference(observed, float(low), float(high), same)
 
 

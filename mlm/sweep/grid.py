@@ -22,15 +22,15 @@ class Case(NamedTuple):
 
 def read(entries: Sequence[str]) -> dict[str, list[str]]:
     """Returns {key: texts of its values} of "KEY=V1,V2" entries; raises InputError."""
-    found: dict[str, list[str]] = {}
+    varied: dict[str, list[str]] = {}
     for entry in entries:
         key, equals, text = entry.partition("=")
         if not key or not equals:
             raise InputError(f"--vary {entry}: give a key and its values, as in train.seed=0,1,2.")
-        if key in found:
+        if key in varied:
             raise InputError(f"--vary {entry}: {key} is varied twice; name all its values at once.")
-        found[key] = split(text)
-    return found
+        varied[key] = split(text)
+    return varied
 
 
 def split(text: str) -> list[str]:
@@ -53,8 +53,7 @@ def split(text: str) -> list[str]:
 def check_distinct(varied: dict[str, list[str]], cases: Sequence[Case]) -> None:
     """Raises InputError if a value is given twice, spelled alike (0,0) or not (0.1,1e-1)."""
     for key, texts in varied.items():
-        found = {repr(case.values[key]) for case in cases}
-        if len(found) < len(texts):
+        if len({repr(case.values[key]) for case in cases}) < len(texts):
             raise InputError(f"--vary {key}={','.join(texts)}: has a value twice; name each value once.")
 
 
@@ -65,7 +64,7 @@ def short_keys(keys: Collection[str]) -> dict[str, str]:
 
 
 def label(values: dict[str, Any]) -> str:
-    """Returns {key: value} for people: "learning_rate=1e-05, init_from="."""
+    """Returns the values for people to read: "learning_rate=1e-05, init_from="."""
     return ", ".join(f"{short}={values[key]}" for key, short in short_keys(values).items())
 
 
@@ -81,8 +80,8 @@ def _slug(text: str) -> str:
     return _shorten(slug, LONGEST) if slug == text else f"{_shorten(slug, LONGEST)}-{_digest(text)}"
 
 
-def _shorten(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 7]}-{_digest(text)}"
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 7]}-{_digest(text)}"
 
 
 def _digest(text: str) -> str:

@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 from typing import NamedTuple
 
 from mlm import logs
@@ -48,12 +48,12 @@ class Outcome(NamedTuple):
 
 
 def run_all(runs: Sequence[Run], *, root: UPath, engine: Engine | None) -> list[Outcome]:
-    """Runs in turn on this machine, or on the workers of an engine, what is not done; returns all outcomes, in order.
+    """Runs what is not done, one by one here or on the workers of an engine; returns all outcomes, in order.
 
-    A run that fails ends no other. SIGTERM, Ctrl-C or a file `stop` in `root` lets the running ones save and exit,
-    which raises PreemptedError; the same call resumes them.
+    A run that fails doesn't stop the others. On SIGTERM, Ctrl-C or a file `stop` in `root`, running ones save and exit,
+    and PreemptedError is raised; the same call resumes them.
     """
-    outcomes = {run: found for run in runs if (found := _finished(run)) is not None}
+    outcomes = {run: outcome for run in runs if (outcome := _finished(run)) is not None}
     todo, stop = [run for run in runs if run not in outcomes], root / STOP
     stop.unlink(missing_ok=True)
     with _stop_on_signal(stop):
@@ -64,9 +64,9 @@ def run_all(runs: Sequence[Run], *, root: UPath, engine: Engine | None) -> list[
         for outcome in ended:
             outcomes[outcome.run] = outcome
             if outcome.last_line:
-                how = f"exit code {outcome.code}" if outcome.code else "done"
-                line = f"{len(outcomes)}/{len(runs)} {outcome.run.name}: {how}, {outcome.seconds:.0f} s"
-                print(line, file=sys.stderr, flush=True)
+                end = f"exit code {outcome.code}" if outcome.code else "done"
+                message = f"{len(outcomes)}/{len(runs)} {outcome.run.name}: {end}, {outcome.seconds:.0f} s"
+                print(message, file=sys.stderr, flush=True)
     done = sum(outcome.code == 0 for outcome in outcomes.values())
     if stop.is_file() and done < len(runs):
         raise PreemptedError(f"stopped, {done} of {len(runs)} runs are done; run the same command to continue.")
@@ -77,22 +77,21 @@ def _finished(run: Run) -> Outcome | None:
     state = logs.read_object(UPath(run.folder) / STATE)
     if state.get("code") != 0 or state.get("arguments") != list(run.arguments):
         return None
-    if (done := state.get("class", "")) != run.program.identity:
-        what = f"was done by {done or STOCK}, and this command has {run.program.identity or STOCK}"
-        raise InputError(f"{run.folder}: {what}; use another --workdir.")
+    if (identity := state.get("class", "")) != run.program.identity:
+        names = f"{identity or STOCK}, and this command has {run.program.identity or STOCK}"
+        raise InputError(f"{run.folder}: was done by {names}; use another --workdir.")
     return Outcome(run, 0, state["seconds"], state["last_line"])
 
 
 def _execute(root: str, run: Run, *, shared_cache: bool = False) -> Outcome:
-    """Starts a run or resumes it, and waits for its end; with a `shared_cache`, one of compiled programs for all."""
+    """Starts or resumes a run and waits for its end; with `shared_cache`, all runs share compiled programs."""
     with _alone:
-        folder, stop = UPath(run.folder), UPath(root) / STOP
+        folder, stop, script = UPath(run.folder), UPath(root) / STOP, run.program.file
         if not is_remote(root) and not Path(root).is_dir():
             raise InputError(f"{root}: {socket.gethostname()} has no such folder; name one that all workers share.")
-        file = run.program.file
-        if file and not Path(file).is_file():
+        if script and not Path(script).is_file():
             fix = "put it there, with what it imports, at the same path on every worker"
-            raise InputError(f"{file}: {socket.gethostname()} has no such file; {fix}.")
+            raise InputError(f"{script}: {socket.gethostname()} has no such file; {fix}.")
         if stop.is_file():
             return Outcome(run, PreemptedError.code, 0.0, "")
         make_folder(folder)
@@ -101,32 +100,27 @@ def _execute(root: str, run: Run, *, shared_cache: bool = False) -> Outcome:
         imports = [run.program.folder, PACKAGE, os.environ.get("PYTHONPATH", "")]
         env |= os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, imports)), EXPECTED: run.program.identity}
         command, staging = [sys.executable, *run.program.command, *run.arguments], staging_folder(folder)
-        with (staging / OUTPUT).open("ab+") as file:
-            start, pipes = file.seek(0, os.SEEK_END), {"stdout": file, "stderr": subprocess.STDOUT}
-            code = _wait(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, **pipes), stop)
-            file.seek(start)
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        with (staging / OUTPUT).open("ab+") as output:
+            start = output.seek(0, os.SEEK_END)
+            code = _wait(Popen(command, env=env, stdin=DEVNULL, stdout=output, stderr=STDOUT), stop)
+            output.seek(start)
+            lines = [line for line in output.read().decode(errors="replace").splitlines() if line.strip()]
         upload(staging, folder)
         resumed = before.get("arguments") == list(run.arguments)
         seconds = time.monotonic() - begin + (before["seconds"] if resumed else 0.0)
         last_line = ([line for line in lines if code and line.startswith("mlm ")] or lines or ["no output"])[-1]
-        state = {
-            "arguments": run.arguments,
-            "class": run.program.identity,
-            "code": code,
-            "seconds": seconds,
-            "last_line": last_line,
-        }
+        state = {"arguments": run.arguments, "class": run.program.identity, "code": code}
+        state |= {"seconds": seconds, "last_line": last_line}
         write_text(folder / STATE, json.dumps(state) + "\n")
         return Outcome(run, code, seconds, last_line)
 
 
-def _wait(process: subprocess.Popen, stop: UPath) -> int:
+def _wait(process: Popen, stop: UPath) -> int:
     """Returns the exit code of a process, which gets SIGTERM when the stop file appears."""
     terminated = False
     try:
         while process.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(TimeoutExpired):
                 process.wait(5.0 if is_remote(stop) else 0.5)
             if not terminated and stop.is_file():
                 terminated = True

@@ -23,7 +23,8 @@ from mlm.errors import InputError
 from mlm.model import classifier
 from mlm.model.attention import Attention, make_attention
 from mlm.model.loss import RowSums
-from mlm.model.module import Compute, Model, Params, PartitionRules
+from mlm.model.module import Compute, Model, Params
+from mlm.model.partition_rules import PartitionRules
 from mlm.pretrained import warm_start
 from mlm.tasks import scores
 from mlm.training import evaluation, optimizer, sharding, train

@@ -20,7 +20,8 @@ from ml_collections import ConfigDict
 
 from mlm.data.order import lanes_of
 from mlm.errors import InputError
-from mlm.model.module import Params, PartitionRules
+from mlm.model.module import Params
+from mlm.model.partition_rules import PartitionRules
 
 # (parameters, inputs [B, ...], rows_B, key) -> (gradient summed over the rows, sums)
 GradientSum = Callable[[Params, Any, jax.Array, jax.Array], tuple[Params, Any]]

@@ -16,7 +16,8 @@ from ml_collections import ConfigDict
 from mlm.data.stages import Stages
 from mlm.errors import InputError
 from mlm.model.loss import Mean, RowSums
-from mlm.model.module import Params, PartitionRules
+from mlm.model.module import Params
+from mlm.model.partition_rules import PartitionRules
 from mlm.monitor.metrics_hooks import MetricsHook
 
 Batch = dict[str, jax.Array]  # columns of a global batch, [B, ...]; "share" [B] float32 with train.hours

@@ -1,0 +1,119 @@
+"""How legible the code is: counts, circles, the order of the rooms. `python tests/legible.py`; exit code 1 for a fault.
+
+A limit is lowered when the code gets better; it is not raised to what is there.
+"""
+
+import ast
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PLACEHOLDERS = {"own", "found", "each", "most", "given"}  # names that don't say what they hold
+LIMITS = {"placeholder names": 281, "dictionaries unpacked into a call": 51}
+FILE, FUNCTION, PARAMETERS = 300, 60, 8  # lines, lines, and without `self` and `cls`
+LONGER = {
+    "mlm/training/train.py": 400,
+    "mlm/config_rules.py: across": 80,
+    "mlm/model/fused_kernels.py: backward": 69,
+    "mlm/training/loop.py: run_from": 64,
+    "mlm/training/step.py: make_train_step": 62,
+}
+WIDER = {
+    "mlm/data/labelled.py: read": 9,
+    "mlm/model/attention.py: _cudnn": 9,
+    "mlm/model/fused_attention.py: attend": 10,
+    "mlm/model/fused_kernels.py: __init__": 11,
+    "mlm/model/module.py: __call__": 11,
+}
+# Of mlm, from top to bottom: a room imports only what stands below it, or beside it between two bars.
+ROOMS = (
+    "__main__ | testing | commands | doctor report export bench plan sweep glue | inference | tasks | training"
+    "| monitor | pretrained | model | data | cluster"
+    "| entry config config_rules config_mine workdir logs files paths errors text"
+)
+LEVELS = {f"mlm.{room}": level for level, rooms in enumerate(ROOMS.split("|")) for room in rooms.split()}
+
+
+def main() -> int:
+    """Prints the counts and the faults; returns the exit code."""
+    files = sorted(path for folder in ("mlm", "launch") for path in (ROOT / folder).rglob("*.py"))
+    trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in files}
+    counts = Counter(kind for tree in trees.values() for node in ast.walk(tree) for kind in kinds(node))
+    faults = [f"{counts[kind]} {kind}, at most {limit}" for kind, limit in LIMITS.items() if counts[kind] > limit]
+    faults += [fault for file, tree in trees.items() for fault in sizes(file, tree)]
+    files_of_mlm = {file: tree for file, tree in trees.items() if file.startswith("mlm/")}
+    modules = {file[:-3].removesuffix("/__init__").replace("/", "."): tree for file, tree in files_of_mlm.items()}
+    imports = {module: set(imported(tree, modules)) - {module} for module, tree in modules.items()}
+    rooms: dict[str, set[str]] = defaultdict(set)
+    for module, others in imports.items():
+        rooms[room_of(module)] |= {room_of(other) for other in others} - {room_of(module)}
+    faults += [f"circle: {' -> '.join(circle)}" for circle in circles(imports) + circles(rooms)]
+    for room in sorted(rooms.keys() - {"mlm"}):
+        if room not in LEVELS:
+            faults.append(f"{room}: has no place in ROOMS")
+            continue
+        above = [other for other in sorted(rooms[room]) if LEVELS.get(other, 0) < LEVELS[room]]
+        faults += [f"{room} imports {other}, which stands above it" for other in above]
+    print("\n".join([", ".join(f"{counts[kind]} {kind}" for kind in LIMITS), *faults]))
+    return 1 if faults else 0
+
+
+def kinds(node: ast.AST) -> Iterator[str]:
+    """Yields what a node counts as."""
+    if getattr(node, "id", "") in PLACEHOLDERS or (isinstance(node, ast.arg) and node.arg in PLACEHOLDERS):
+        yield "placeholder names"
+    if isinstance(node, ast.keyword) and node.arg is None:
+        yield "dictionaries unpacked into a call"
+
+
+def sizes(file: str, tree: ast.Module) -> Iterator[str]:
+    """Yields the faults of a file's length, its functions and their signatures."""
+    lines = len((ROOT / file).read_text().splitlines())
+    if lines > (limit := LONGER.get(file, FILE)):
+        yield f"{file}: {lines} lines, at most {limit}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines, arguments = node.end_lineno - node.lineno + 1, node.args
+            names = {argument.arg for argument in arguments.posonlyargs + arguments.args + arguments.kwonlyargs}
+            name, count = f"{file}: {node.name}", len(names - {"self", "cls"})
+            if lines > (limit := LONGER.get(name, FUNCTION)):
+                yield f"{name}: {lines} lines, at most {limit}"
+            if count > (limit := WIDER.get(name, PARAMETERS)):
+                yield f"{name}: {count} parameters, at most {limit}"
+
+
+def imported(tree: ast.Module, modules: dict[str, ast.Module]) -> Iterator[str]:
+    """Yields the modules that a file imports, at its top or in a function; those for types alone are left out."""
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    for_types = {node for block in blocks for node in ast.walk(block)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node not in for_types:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ({name if name in modules else node.module for name in names} & modules.keys())
+        elif isinstance(node, ast.Import) and node not in for_types:
+            yield from ({alias.name for alias in node.names} & modules.keys())
+
+
+def room_of(module: str) -> str:
+    """Returns the room of a module: a folder or a file in mlm/."""
+    return ".".join(module.split(".")[:2])
+
+
+def circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Returns a shortest circle through each module that reaches itself, each circle once."""
+    shortest: dict[frozenset[str], list[str]] = {}
+    for start in sorted(imports):
+        paths, seen = [[start]], set()
+        for path in paths:  # which grows: breadth first
+            if path[1:] and path[-1] == start:
+                shortest.setdefault(frozenset(path), path)
+                break
+            paths += [[*path, module] for module in sorted(imports.get(path[-1], set()) - seen)]
+            seen |= imports.get(path[-1], set())
+    return list(shortest.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""check_task: what it refuses of a researcher's class, and in which words."""
+
+import jax.numpy as jnp
+import pytest
+
+from mlm.errors import InputError
+from mlm.model.loss import Mean, RowSums
+from mlm.tasks.pretraining import Pretraining
+from mlm.testing import check_task
+from tests import step_reading
+from tests.fixtures import tiny_config, tiny_run
+
+
+class MeanOfMeans(Pretraining):
+    """Divides by the weight of its own rows, which are not those of the batch."""
+
+    def loss(self, logits_BxKxV, masked):
+        sums = super().loss(logits_BxKxV, masked)
+        return RowSums(sums.loss_B / jnp.sum(sums.weight_B), sums.weight_B, sums.correct_B)
+
+
+class Forgetful(Pretraining):
+    """Reads other batches after a restart: it counts those that it has read, and saves no count."""
+
+    def batches(self, start):
+        for number, batch in enumerate(super().batches(start)):
+            yield batch | {"epoch": batch["epoch"] + number % 256}
+
+
+class RareAccuracy(Pretraining):
+    def metrics(self, logits_BxKxV, masked, intermediates):
+        rare_BxK = masked.weights_BxK * (masked.labels_BxK > 100)
+        right_BxK = rare_BxK * (jnp.argmax(logits_BxKxV, -1) == masked.labels_BxK)
+        return {"rare_accuracy": Mean(right_BxK.sum(-1), rare_BxK.sum(-1))}
+
+
+def test_a_metric_of_ones_own_is_the_same_on_devices_with_microbatches_and_after_an_end():
+    check_task(RareAccuracy, tiny_config())
+
+
+@pytest.mark.parametrize(
+    ("pretraining", "names"),
+    [
+        (MeanOfMeans, ["MeanOfMeans", "train.accumulate = 2", "train, step 1, loss"]),
+        (Forgetful, ["Forgetful", "resumed", "'step': 3"]),
+    ],
+)
+def test_says_what_is_not_equal(pretraining, names):
+    with pytest.raises(AssertionError) as error:
+        check_task(pretraining, tiny_config("masking.static=false"))
+    for name in names:
+        assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        lambda rows_B: rows_B.mean(),
+        lambda rows_B: Mean(rows_B.sum(), rows_B.sum()),
+        lambda rows_B: Mean(rows_B, rows_B.astype(jnp.int32)),
+    ],
+)
+def test_a_metric_that_is_no_sum_and_weight_of_each_row_is_refused_before_compiling(metric):
+    class Wrong(Pretraining):
+        def metrics(self, logits_BxKxV, masked, intermediates):
+            return {"wrong": metric(masked.weights_BxK.sum(-1))}
+
+    run = tiny_run()
+    with pytest.raises(InputError, match=r"Wrong\.metrics: wrong .*\[B\]"):
+        Wrong(run.config, run.info, mesh=run.mesh)
+
+
+def test_the_way_from_the_command_to_the_loss_is_short():
+    reading = step_reading.measure()
+    assert len(reading["way"]) <= 12 and reading["climbs"] <= 2, reading["way"]
