@@ -199,20 +199,12 @@ def _prepared_folder(name: str) -> tuple[UPath, UPath | None]:
     folder = UPath(name)
     if not folder.is_dir() and VERSION.fullmatch(name.rpartition(":")[2]):
         folder = UPath(name.rpartition(":")[0]) / name.rpartition(":")[2]
-    versions = _versions(folder, 2)
+    files = (file for depth in range(4) for file in folder.glob("*/" * depth + "dataset_info.json"))
+    versions = [file.parent for file in files if "incomplete" not in file.parent.name]
     if len({version.parent for version in versions}) > 1:
         names = ", ".join(sorted({str(version.parent) for version in versions})[:LISTED])
         raise ValueError(f"{folder} holds several data sets or configurations; name one of them: {names}")
     return folder, max(versions, key=_version_of, default=None)
-
-
-def _versions(folder: UPath, depth: int) -> list[UPath]:
-    """Returns the folder if it holds a prepared data set, or those up to so many levels below it."""
-    if (folder / "dataset_info.json").is_file():
-        return [] if "incomplete" in folder.name else [folder]
-    if depth < 0:
-        return []
-    return [version for child in children(folder) if child.is_dir() for version in _versions(child, depth - 1)]
 
 
 def _version_of(folder: UPath) -> tuple[int, ...]:
