@@ -147,7 +147,7 @@ def test_a_checkpoint_of_an_older_version_is_refused(trained_workdir, tmp_path):
     content = json.loads(file.read_text())
     file.write_text(json.dumps(content | {"format": 1}))
     checkpoint_files.write_hashes(workdir.checkpoints, 5)
-    with pytest.raises(InputError, match="checkpoints/5: its format is 1, this code reads 2"):
+    with pytest.raises(InputError, match=rf"checkpoints/5: its format is 1, .* {checkpoint_files.FORMAT};"):
         load.from_workdir(workdir, head=load.LM_HEAD)
 
 
@@ -323,7 +323,7 @@ def test_special_tokens_of_another_type_are_refused(folder, data):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("electra", "its config.json has model_type = electra; it must be "),
+        ("gpt2", "its config.json has model_type = gpt2; it must be "),
         ("untied", "its embeddings are not tied"),
         ("torn config", "its config.json can't be read"),
         ("no config", "has no config.json and no checkpoints"),
@@ -344,8 +344,8 @@ def test_special_tokens_of_another_type_are_refused(folder, data):
 )
 def test_folders_that_are_no_model_are_refused(folder, fault, words):
     content = json.loads((folder / "config.json").read_text())
-    if fault == "electra":
-        (folder / "config.json").write_text(json.dumps(content | {"model_type": "electra"}))
+    if fault == "gpt2":
+        (folder / "config.json").write_text(json.dumps(content | {"model_type": "gpt2"}))
     elif fault == "untied":
         (folder / "config.json").write_text(json.dumps(content | {"tie_word_embeddings": False}))
     elif fault == "torn config":

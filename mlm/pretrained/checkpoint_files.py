@@ -37,9 +37,10 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
         if damage is None:
             return step
         if on_damage != "fallback":
-            fix = "restore that folder from a copy, name an earlier checkpoint (WORKDIR@STEP), or continue training"
-            flag = "--config.checkpoint.on_damage=fallback"
-            raise DamageError(f"{folder / str(step)}: {damage}; {fix} from the newest good one with {flag}.")
+            raise DamageError(
+                f"{folder / str(step)}: {damage}; restore that folder from a copy, name an earlier checkpoint "
+                "(WORKDIR@STEP), or continue from the newest good one with --config.checkpoint.on_damage=fallback."
+            )
         logger.warning("%s: %s; falling back to the checkpoint before it.", folder / str(step), damage)
         if cluster.is_primary():
             set_aside(folder, step, "damaged")
@@ -47,17 +48,17 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
 
 
 def check_step(folder: UPath, step: int, where: str, *, deep: bool = True) -> None:
-    """Raises InputError if a step is not there, with those that are, and DamageError if it is damaged."""
+    """Raises InputError for a step without a complete checkpoint, and DamageError for a damaged one."""
     steps = complete_steps(folder)
     if step not in steps:
-        known = ", ".join(map(str, steps)) or "none"
-        raise InputError(f"{where}: there is no complete checkpoint of step {step}; those that are there: {known}.")
+        available = ", ".join(map(str, steps)) or "none"
+        raise InputError(f"{where}: there is no complete checkpoint of step {step}; those that are there: {available}.")
     if damage := find_damage(folder, step, deep=deep):
         raise DamageError(f"{folder / str(step)}: {damage}; restore that folder from a copy, or name another step.")
 
 
 def _score(folder: UPath, step: int) -> float:
-    """Returns the score that a step was saved with, infinite if none."""
+    """Returns the score that a step was saved with, infinite if it has none."""
     file = folder / str(step) / "metrics" / "metrics"
     try:
         score = json.loads(file.read_text())["loss"] if file.is_file() else None
@@ -67,7 +68,7 @@ def _score(folder: UPath, step: int) -> float:
 
 
 def step_folders(folder: UPath) -> list[int]:
-    """Returns the numbers that folders have for a name, complete or not."""
+    """Returns the steps that have a folder, complete or not."""
     return [int(path.name) for path in children(folder) if path.name.isdecimal() and path.is_dir()]
 
 
@@ -76,12 +77,12 @@ def complete_steps(folder: UPath) -> list[int]:
     return sorted(step for step in step_folders(folder) if (folder / str(step) / HASHES).is_file())
 
 
-def set_aside(folder: UPath, step: int, why: str) -> None:
-    """Renames a step's folder to "{why}.{step}", where orbax does not see it."""
-    names = itertools.chain([f"{why}.{step}"], (f"{why}.{step}.{number}" for number in itertools.count(2)))
+def set_aside(folder: UPath, step: int, reason: str) -> None:
+    """Renames a step's folder to "{reason}.{step}", where orbax does not see it."""
+    names = itertools.chain([f"{reason}.{step}"], (f"{reason}.{step}.{number}" for number in itertools.count(2)))
     target = next(folder / name for name in names if not (folder / name).exists())
-    until = " until a later one is complete" if why == "incomplete" else ""
-    logger.warning("%s is %s; it is kept as %s%s.", folder / str(step), why, target.name, until)
+    until = " until a later one is complete" if reason == "incomplete" else ""
+    logger.warning("%s is %s; it is kept as %s%s.", folder / str(step), reason, target.name, until)
     move(folder / str(step), target, first=HASHES)
 
 
@@ -103,7 +104,7 @@ def write_hashes(folder: UPath, step: int) -> None:
 
 
 def find_damage(folder: UPath, step: int, *, deep: bool = True) -> str | None:
-    """Returns what is wrong with a step, naming the file; None if all are as written, or without `deep` as long."""
+    """Returns what is wrong with a step's files, None if nothing is; without `deep`, only sizes are compared."""
     root = folder / str(step)
     try:
         hashes = json.loads((root / HASHES).read_text())
@@ -111,8 +112,8 @@ def find_damage(folder: UPath, step: int, *, deep: bool = True) -> str | None:
         for name, (size, digest) in hashes.items():
             if name not in files:
                 return f"the file {name} is missing"
-            if (found := files[name].stat().st_size) != size:
-                return f"the file {name} has {found} bytes where {size} were written"
+            if (actual_size := files[name].stat().st_size) != size:
+                return f"the file {name} has {actual_size} bytes where {size} were written"
             if deep and _sha256(files[name]) != digest:
                 return f"the file {name} is not what was written (its SHA-256 differs)"
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -124,8 +125,10 @@ def read_meta(folder: UPath, step: int) -> dict[str, Any]:
     """Returns the metadata of a step: config, fingerprints, what is known of its data and its model."""
     meta = json.loads((folder / str(step) / "meta" / "metadata").read_text())
     if meta.get("format") != FORMAT:
-        text = f"its format is {meta.get('format')!r}, this code reads {FORMAT}; use the code that wrote it."
-        raise InputError(f"{folder / str(step)}: {text}")
+        raise InputError(
+            f"{folder / str(step)}: its format is {meta.get('format')!r}, and this code reads {FORMAT}; use the code "
+            "that wrote it."
+        )
     return meta | {"config": configs.from_dict(meta["config"])}
 
 

@@ -1,6 +1,6 @@
-"""What a run takes from the model of train.init_from, where its config says nothing else: sizes, vocabulary, tokenizer.
+"""Keys that a run takes from the model of train.init_from unless its config sets them: sizes, vocabulary, tokenizer.
 
-The config says it if the command line sets the key, or the config file has another value than configs/base.py.
+A key is set if the command line sets it, or if the config file has another value than configs/base.py.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ INIT_FROM = "train.init_from"
 SIZES = tuple(f"model.{key}" for key in ("hidden_size", "layers", "heads", "intermediate_size", "positions"))
 MODEL = (*SIZES, *(f"model.{key}" for key in ("family", "activation", "layer_norm_eps", *MODERNBERT)))
 TOKENIZER = ("tokenizer.path", "tokenizer.vocab_size")
-SAYS_TOKENIZER = frozenset({*TOKENIZER, "tokenizer.kind", "tokenizer.lowercase"})  # a config that trains its own
+CHOOSES_TOKENIZER = frozenset({*TOKENIZER, "tokenizer.kind", "tokenizer.lowercase"})  # or trains one
 
 
 def values(flat: dict[str, Any], overridden: Collection[str], *, task: str, workdir: str) -> dict[str, Any]:
@@ -27,27 +27,28 @@ def values(flat: dict[str, Any], overridden: Collection[str], *, task: str, work
     Once the workdir has a checkpoint, they are those of its config, and the model need not be there any more.
     """
     base = configs.flatten(configs.load(str(configs.BASE), []))
-    said = {key for key, value in flat.items() if key in overridden or value != base.get(key)}
-    theirs = saved(workdir, flat[INIT_FROM]) or _of_model(flat[INIT_FROM])
+    is_set = {key for key, value in flat.items() if key in overridden or value != base.get(key)}
+    source = saved(workdir, flat[INIT_FROM]) or _of_model(flat[INIT_FROM])
     if task == configs.CLASSIFICATION:  # the model decides, but for the tokenizer, which must fit it
-        kept = said.intersection(["tokenizer.path"])
-        return {key: value for key, value in theirs.items() if value != flat[key] and key not in kept}
-    if "model.family" in said and flat["model.family"] != theirs["model.family"]:
+        kept = is_set.intersection(["tokenizer.path"])
+        return {key: value for key, value in source.items() if value != flat[key] and key not in kept}
+    if "model.family" in is_set and flat["model.family"] != source["model.family"]:
         return {}
-    kept = said.union(SIZES) if flat["train.init_tiled"] else said
-    taken = {key: theirs[key] for key in MODEL if key not in kept}
-    if not said & SAYS_TOKENIZER and _has_no_other_tokenizer(workdir, theirs.get("tokenizer.path")):
-        taken |= {key: theirs[key] for key in TOKENIZER if key in theirs}
-    if "shards.length" not in said:
-        taken["shards.length"] = min(flat["shards.length"], taken.get("model.positions", flat["model.positions"]))
-    return {key: value for key, value in taken.items() if value != flat[key]}
+    kept = is_set.union(SIZES) if flat["train.init_tiled"] else is_set
+    inherited = {key: source[key] for key in MODEL if key not in kept}
+    if not is_set & CHOOSES_TOKENIZER and _has_no_other_tokenizer(workdir, source.get("tokenizer.path")):
+        inherited |= {key: source[key] for key in TOKENIZER if key in source}
+    if "shards.length" not in is_set:
+        positions = inherited.get("model.positions", flat["model.positions"])
+        inherited["shards.length"] = min(flat["shards.length"], positions)
+    return {key: value for key, value in inherited.items() if value != flat[key]}
 
 
 def _of_model(name: str) -> dict[str, Any]:
-    """Returns the keys of `model` and `tokenizer` that a model decides; none of `tokenizer` if it has no tokenizer."""
+    """Returns the keys of `model`, and of `tokenizer` if it has one, that describe the model `name`."""
     if locate.is_workdir(name):
-        found = load.load(name, head=None, flag=load.INIT_FROM, headers=True)
-        config, vocab_size, files = found.config, found.meta["dataset"]["vocab_size"], found.tokenizer
+        model = load.load(name, head=None, flag=load.INIT_FROM, headers=True)
+        config, vocab_size, files = model.config, model.meta["dataset"]["vocab_size"], model.tokenizer
         path = f"{locate.split_step(name)[0]}/tokenizer"
     else:
         files = locate.local_copy(name, load.INIT_FROM, weights=False)

@@ -82,10 +82,10 @@ class Pretrained:
     def encoder(self) -> Params:
         """What language models and classifiers share: the body, and of ModernBERT's heads all but the last layer.
 
-        BERT's classifiers of rows read its pooler, which is there if the model has one.
+        A BERT's includes its pooler, if it has one, which classifiers of rows read.
         """
-        left = () if self.family is families.BERT else ("pooler",)
-        body = {name: tree for name, tree in self.params[self.family.body].items() if name not in left}
+        unused = () if self.family is families.BERT else ("pooler",)
+        body = {name: tree for name, tree in self.params[self.family.body].items() if name not in unused}
         shared = {"head"} & self.params.keys() & set(self.family.lm_head)
         return {self.family.body: body} | {name: self.params[name] for name in shared}
 
@@ -105,55 +105,59 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
 
     Args:
       model: a workdir, WORKDIR@STEP, a folder with config.json and safetensors or flax_model.msgpack, or a Hub name.
-      head: that it must have, LM_HEAD or CLASSIFIER, with no parameters beyond the config's; None for any or none.
-      headers: check all that can be known without reading the parameters, which are zeros then, or for a run missing.
+      head: the head that it must have, LM_HEAD or CLASSIFIER, and no other parameters; None for any or none.
+      headers: check all that can be known without reading the parameters, which are then zeros, or for a run missing.
     """
     if isinstance(model, Workdir):
         return from_workdir(model, head=head, headers=headers)
     where = f"{flag}{model}"
     if locate.is_workdir(model):
         folder, step = locate.split_step(model)
-        found = from_workdir(Workdir(folder, create=False), head=head, step=step, where=where, headers=headers)
-        return dataclasses.replace(found, source=model)
+        pretrained = from_workdir(Workdir(folder, create=False), head=head, step=step, where=where, headers=headers)
+        return dataclasses.replace(pretrained, source=model)
     folder = locate.local_copy(model, flag, weights=not headers)
     config = read_config(folder, where)
-    if head == CLASSIFIER and config.problem_type == "multi_label_classification":
-        raise InputError(f"{where}: is a multi-label classifier; one with a label or number per row is needed.")
-    if head == CLASSIFIER and classifier.kind(config) == "regression" and config.num_labels > 1:
-        raise InputError(f"{where}: predicts {config.num_labels} numbers per row; one that predicts one is needed.")
-    if head == CLASSIFIER and sorted(config.id2label) != list(range(config.num_labels)):
-        fix = f"it must name the labels 0 to {config.num_labels - 1}"
-        raise InputError(f"{where}: its config.json has id2label = {config.id2label!r:.80}; {fix}.")
-    if head != CLASSIFIER and not config.tie_word_embeddings:
+    family, is_classifier = family_of(config), head == CLASSIFIER
+    if is_classifier:
+        _check_classifier(config, where)
+    elif not config.tie_word_embeddings:
         raise InputError(f"{where}: its embeddings are not tied; a model with tied embeddings is needed.")
-    reads_rows = head == CLASSIFIER and classifier.kind(config) != "tokens"
-    if reads_rows and getattr(config, "classifier_pooling", "cls") != "cls":
-        raise InputError(f"{where}: its head reads the mean of a row's tokens; one that reads the first is needed.")
-    if (
-        head == CLASSIFIER
-        and config.model_type == "bert"
-        and any((folder / file).is_file() for file in locate.TOKENIZERS)
-    ):
+    has_tokenizer = any((folder / file).is_file() for file in locate.TOKENIZERS)
+    if is_classifier and config.model_type == "bert" and has_tokenizer:
         tok = tokenizer.load(str(folder))
         classifier.set_pairs(config, tok.backend_tokenizer, tok.sep_token_id)
     if headers and not UPath(model).is_dir() and not locate.weights_in(folder):
         locate.refuse_without_weights(model, flag)
         return Pretrained(config, {}, str(folder), None, {}, model)
-    params, body = _read_weights(folder, family_of(config), where, headers=headers), family_of(config).body
-    is_read = head == CLASSIFIER and family_of(config) is families.BERT and classifier.kind(config) != "tokens"
-    if head and not is_read and isinstance(params[body], dict):
-        params[body].pop("pooler", None)
+    params = _read_weights(folder, family, where, headers=headers)
+    reads_pooler = is_classifier and family is families.BERT and classifier.kind(config) != "tokens"
+    if head and not reads_pooler and isinstance(params[family.body], dict):
+        params[family.body].pop("pooler", None)
     if isinstance(params.get("cls"), dict):
         params["cls"].pop("seq_relationship", None)  # BERT's head for next sentences
-    found = Pretrained(config, params, str(folder), None, {}, model)
-    _check_params(found, head, where)
-    return found
+    pretrained = Pretrained(config, params, str(folder), None, {}, model)
+    _check_params(pretrained, head, where)
+    return pretrained
+
+
+def _check_classifier(config: PretrainedConfig, where: str) -> None:
+    """Raises InputError for a classifier of a kind that is not supported."""
+    kind = classifier.kind(config)
+    if config.problem_type == "multi_label_classification":
+        raise InputError(f"{where}: is a multi-label classifier; one with a label or number per row is needed.")
+    if kind == "regression" and config.num_labels > 1:
+        raise InputError(f"{where}: predicts {config.num_labels} numbers per row; one that predicts one is needed.")
+    if sorted(config.id2label) != list(range(config.num_labels)):
+        labels = f"0 to {config.num_labels - 1}"
+        raise InputError(f"{where}: its config.json has id2label = {config.id2label!r:.80}, not the labels {labels}.")
+    if kind != "tokens" and getattr(config, "classifier_pooling", "cls") != "cls":
+        raise InputError(f"{where}: its head reads the mean of a row's tokens; one that reads the first is needed.")
 
 
 def from_workdir(
     workdir: Workdir, *, head: str | None, step: int | None = None, where: str = "", headers: bool = False
 ) -> Pretrained:
-    """Returns the model of a step (None: the newest, a classifier's best), averaged if the run keeps an average."""
+    """Returns the model of a step (None: the newest, a classifier's best); its moving average, if the run has one."""
     where = where or str(workdir.checkpoints)
     if step is None and headers:
         step = max(checkpoint_files.complete_steps(workdir.checkpoints), default=None)
@@ -165,15 +169,15 @@ def from_workdir(
         raise InputError(f"{where}: there is no complete checkpoint; train first.")
     meta = checkpoint_files.read_meta(workdir.checkpoints, step)
     dataset = meta["dataset"]
-    own, kind = (CLASSIFIER, "classifier") if "labels" in dataset else (LM_HEAD, "masked language model")
-    if head not in (None, own):
+    model_head, kind = (CLASSIFIER, "classifier") if "labels" in dataset else (LM_HEAD, "masked language model")
+    if head not in (None, model_head):
         raise InputError(f"{where}: holds a {kind}, which has no {HEAD_NAMES[head]}.")
     source = str(workdir.checkpoints / str(step))
     if headers:
         return Pretrained(config_of(dataset["model"]), {}, str(workdir.tokenizer), step, meta, source)
     config, params = restore(workdir, step, meta)
-    found = Pretrained(config, params, str(workdir.tokenizer), step, meta, source)
-    return found.with_vocabulary(dataset["vocab_size"])
+    pretrained = Pretrained(config, params, str(workdir.tokenizer), step, meta, source)
+    return pretrained.with_vocabulary(dataset["vocab_size"])
 
 
 def part_of(meta: dict[str, Any]) -> str:
@@ -195,7 +199,7 @@ def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[Pretrain
 
 
 def _read_weights(folder: UPath, family: Family, where: str, *, headers: bool = False) -> Params:
-    """Returns all parameters of a local folder, float32, by our names; a model without a head has shorter ones."""
+    """Returns all parameters of a local folder, float32, by our names, which start with the body's."""
     if not locate.weights_in(folder):
         raise locate.no_weights(where)
     files = [folder / SAFETENSORS] if (folder / SAFETENSORS).is_file() else []
@@ -218,9 +222,10 @@ def _read_weights(folder: UPath, family: Family, where: str, *, headers: bool = 
         reason = printable(str(error))[:300]
         raise InputError(f"{where}: its weights can't be read ({reason}); use an undamaged copy.") from None
     if family.body not in params and "embeddings" not in params:
-        what = f"its parameters are named {printable(min('/'.join(path) for path in flat))[:120]} and so on"
-        fix = f"take off what is before them or save the model itself, so that they begin with {family.body}.embeddings"
-        raise InputError(f"{where}: {what}; {fix}.")
+        raise InputError(
+            f"{where}: its parameters are named {printable(min('/'.join(path) for path in flat))[:120]} and so on; "
+            f"remove the prefix, or save the model itself, so that their names start with {family.body}.embeddings."
+        )
     return params if family.body in params else {family.body: params}
 
 
@@ -231,31 +236,35 @@ def _zeros_of(file: str) -> dict[str, np.ndarray]:
         return {name: np.broadcast_to(np.float32(0), tensors.get_slice(name).get_shape()) for name in names}
 
 
-def _shapes(config: PretrainedConfig, head: str) -> Params:
-    name = classifier.head_name(config) if head == CLASSIFIER else MASKED_LM
-    module = family_of(config).make_module(config, name)
-    return jax.eval_shape(lambda: module.init_params(jax.random.key(0)))
-
-
-def _check_params(found: Pretrained, head: str | None, where: str) -> None:
+def _check_params(pretrained: Pretrained, head: str | None, where: str) -> None:
     """Raises InputError for the first parameter of the body and of `head` that is not as the config has it."""
-    family = found.family
+    family, layers = pretrained.family, pretrained.config.num_hidden_layers
     parts = {LM_HEAD: family.lm_head, CLASSIFIER: (CLASSIFIER,)}
-    if head and not set(parts[head]) <= found.params.keys():
+    if head and not set(parts[head]) <= pretrained.params.keys():
         raise InputError(f"{where}: has no {HEAD_NAMES[head]}; name a model with one.")
-    layers = {
-        name.split("/")[len(family.stack)] for name in found.leaves if name.startswith("/".join(family.stack) + "/")
-    }
-    difference = ""
-    if len(layers) != found.config.num_hidden_layers:  # before the shapes of as many are made
-        difference = f"{len(layers)} layers where config.json asks for {found.config.num_hidden_layers}"
+    stack = "/".join(family.stack) + "/"
+    read_layers = {name.removeprefix(stack).split("/")[0] for name in pretrained.leaves if name.startswith(stack)}
+    if len(read_layers) != layers:  # before the shapes of as many are made
+        difference = f"{len(read_layers)} layers where config.json asks for {layers}"
     else:
-        shapes = _shapes(found.config, CLASSIFIER if "pooler" in found.encoder[family.body] else head or LM_HEAD)
-        own = found.params if head else found.encoder
-        trees = (shapes, own) if head else ({name: shapes[name] for name in own}, own)
-        wanted, own = ({name: leaf.shape for name, leaf in flatten_dict(tree, sep="/").items()} for tree in trees)
-        odd = sorted(name for name in wanted.keys() | own.keys() if wanted.get(name) != own.get(name))
-        if odd:
-            difference = f"{odd[0]} is {own.get(odd[0])} where config.json asks for {wanted.get(odd[0])}"
+        difference = _shape_difference(pretrained, head)
     if difference:
         raise InputError(f"{where}: its weights don't match its config.json: {difference}; use an undamaged copy.")
+
+
+def _shape_difference(pretrained: Pretrained, head: str | None) -> str:
+    """Returns which parameter differs from the config in its shape, "" if none does."""
+    config, family = pretrained.config, pretrained.family
+    params = pretrained.params if head else pretrained.encoder
+    is_classifier = head == CLASSIFIER or "pooler" in params[family.body]
+    module = family.make_module(config, classifier.head_name(config) if is_classifier else MASKED_LM)
+    config_params = jax.eval_shape(lambda: module.init_params(jax.random.key(0)))
+    if not head:
+        config_params = {name: config_params[name] for name in params}
+    expected, actual = (
+        {name: leaf.shape for name, leaf in flatten_dict(tree, sep="/").items()} for tree in (config_params, params)
+    )
+    for name in sorted(expected.keys() | actual.keys()):
+        if expected.get(name) != actual.get(name):
+            return f"{name} is {actual.get(name)} where config.json asks for {expected.get(name)}"
+    return ""

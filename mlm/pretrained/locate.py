@@ -40,8 +40,10 @@ def branch_source(name: str) -> tuple[str, int]:
     """Returns (WORKDIR, N) of train.branch_from; raises InputError if it is no workdir."""
     folder, step = split_step(name)
     if step is None:
-        what = "no checkpoints are there; name a workdir and one of its steps, WORKDIR@STEP"
-        raise InputError(f"config.train.branch_from = {name}: {what}.")
+        raise InputError(
+            f"config.train.branch_from = {name}: no checkpoints are there; name a workdir and one of its steps, "
+            "WORKDIR@STEP."
+        )
     return folder, step
 
 
@@ -116,7 +118,7 @@ def _metadata_of_steps(root: UPath) -> dict[int, dict[str, Any]]:
 
 
 def local_copy(name: str, flag: str, *, weights: bool = True) -> UPath:
-    """Returns a local folder of the model that was given as `flag` `name`: a folder, or a repository on the Hub.
+    """Returns a local folder of the model that a person named with `flag`: a folder, or a repository on the Hub.
 
     Without `weights`, those of the Hub may be missing, if they are not in its cache.
     """
@@ -134,9 +136,11 @@ def weights_in(folder: UPath) -> bool:
 
 
 def no_weights(where: str) -> InputError:
-    """Returns the error of a model that has none of them."""
-    hint = "pickles (pytorch_model.bin) are not opened: load it in PyTorch and save it with save_pretrained"
-    return InputError(f"{where}: has neither {SAFETENSORS} nor {MSGPACK}; {hint}.")
+    """Returns the error for a model without such weights."""
+    return InputError(
+        f"{where}: has neither {SAFETENSORS} nor {MSGPACK}; pickles (pytorch_model.bin) are not opened: load it in "
+        "PyTorch and save it with save_pretrained."
+    )
 
 
 def refuse_without_weights(name: str, flag: str) -> None:
@@ -146,15 +150,17 @@ def refuse_without_weights(name: str, flag: str) -> None:
     try:
         files = huggingface_hub.HfApi().list_repo_files(name)
     except Exception as error:  # of the Hub, of the network
-        raise _not_given(name, flag, error) from error
+        raise _not_available(name, flag, error) from error
     if not {INDEX, SAFETENSORS, MSGPACK} & set(files):
         raise no_weights(f"{flag}{name}")
 
 
-def _not_given(name: str, flag: str, error: Exception) -> InputError:
+def _not_available(name: str, flag: str, error: Exception) -> InputError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    what = f"is not a folder here, and the Hub does not give it ({reason})"
-    return InputError(f"{flag}{name}: {what}; name a folder, or a model that is in the Hub's cache.")
+    return InputError(
+        f"{flag}{name}: is not a folder here, and the Hub does not give it ({reason}); name a folder, or a model that "
+        "is in the Hub's cache."
+    )
 
 
 def _download(name: str, flag: str, weights: bool) -> str:
@@ -172,4 +178,4 @@ def _download(name: str, flag: str, weights: bool) -> str:
                 break
         return folder
     except Exception as error:  # of the Hub, of its cache, of the network
-        raise _not_given(name, flag, error) from error
+        raise _not_available(name, flag, error) from error

@@ -54,8 +54,9 @@ def config_of(content: dict[str, Any]) -> PretrainedConfig:
                 raise ValueError(f"rope_type {rope[kind]['rope_type']}, only default")
             content[f"{name}_rope_theta"] = rope[kind]["rope_theta"]
         every = next((i for i, kind in enumerate(types) if i and kind == "full_attention"), len(types))
-        given = content.get("global_attn_every_n_layers")  # may be more than there are layers
-        every = given if type(given) is int and given > len(types) == every else every
+        in_config = content.get("global_attn_every_n_layers")  # may be more than there are layers
+        if type(in_config) is int and in_config > len(types) == every:
+            every = in_config
         if types != ["sliding_attention" if i % every else "full_attention" for i in range(len(types))]:
             raise ValueError("layer_types are not one global layer in every so many")
         content["global_attn_every_n_layers"] = every
@@ -72,8 +73,8 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
         known = is_known(str(content.get("model_type")))
         config = config_of(content) if known else None
     except Exception as error:  # whatever transformers raises at values of another type
-        reason = printable(f"{type(error).__name__}: {error}")[:200]
-        reason = "not a JSON object" if isinstance(error, DamageError) else reason
+        is_damaged = isinstance(error, DamageError)
+        reason = "not a JSON object" if is_damaged else printable(f"{type(error).__name__}: {error}")[:200]
         raise InputError(f"{where}: its config.json can't be read ({reason}); use another copy or model.") from None
     if not known:
         name, kinds = printable(str(content.get("model_type")))[:80], " or ".join(FAMILIES)
@@ -88,9 +89,9 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
                 raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")
     size, rest = divmod(config.hidden_size, config.num_attention_heads)
     if rest or (config.model_type == "modernbert" and size % 2) or config.pad_token_id >= config.vocab_size:
-        text = "has attention heads that don't divide hidden_size or are of an odd size"
         raise InputError(
-            f"{where}: its config.json {text}, or a pad_token_id outside the vocabulary; use another copy or model."
+            f"{where}: its config.json has attention heads that don't divide hidden_size or are of an odd size, or a "
+            "pad_token_id outside the vocabulary; use another copy or model."
         )
     return config
 

@@ -28,7 +28,7 @@ from mlm.pretrained import load, locate
 from mlm.pretrained.load import Pretrained
 
 POSITIONS, TYPES = "embeddings/position_embeddings/embedding", "embeddings/token_type_embeddings/embedding"
-Taken = tuple[np.ndarray, np.ndarray]  # float32 of our shape, and a mask that broadcasts to it: True where it counts
+Taken = tuple[np.ndarray, np.ndarray]  # float32 of the new shape, and a mask that broadcasts to it: where it counts
 
 
 def read_source(train: ConfigDict, config: PretrainedConfig, params: Params) -> tuple[Pretrained, list[str]]:
@@ -51,42 +51,43 @@ def shapes_of(params: Params) -> dict[str, tuple[int, ...]]:
 
 def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled: bool = False) -> None:
     """Raises InputError if the source has another architecture than `config`; `tiled` allows smaller sizes."""
-    if type(source.config) is not type(config):
-        ours, theirs = name_of(config), name_of(source.config)
-        fix = "set it to that, or start from another model."
-        raise InputError(f"config.model.family = {ours}: train.init_from = {source.source} is a {theirs}; {fix}")
+    old, source_name = source.config, f"train.init_from = {source.source}"
+    if type(old) is not type(config):
+        kind = f"a {name_of(old)}; set it to that, or start from another model"
+        raise InputError(f"config.model.family = {name_of(config)}: {source_name} is {kind}.")
     for key, name in source.family.architecture.items():
-        ours, theirs = getattr(config, name), getattr(source.config, name)
+        value, old_value = getattr(config, name), getattr(old, name)
         may_grow = tiled and key in SIZES
-        if ours < theirs if may_grow else ours != theirs:
-            fix = f"set it to that{' or more' * may_grow}, or start from another model."
-            raise InputError(f"config.model.{key} = {ours}: train.init_from = {source.source} has {theirs}; {fix}")
-    ours, theirs = (each.hidden_size // each.num_attention_heads for each in (config, source.config))
-    if ours != theirs:  # tiled
-        what = f"gives heads of size {ours}, but train.init_from = {source.source} has heads of size {theirs}"
-        raise InputError(f"config.model.heads = {config.num_attention_heads}: {what}; make them equal.")
-    ours, theirs = (getattr(each, "classifier_activation", None) for each in (config, source.config))
-    if ours != theirs:
-        what = f"its head has the activation {theirs}, its layers have {ours}"
-        raise InputError(f"config.train.init_from = {source.source}: {what}; start from another model.")
+        if not (value >= old_value if may_grow else value == old_value):
+            allowed = "that or more" if may_grow else "that"
+            fix = f"set it to {allowed}, or start from another model"
+            raise InputError(f"config.model.{key} = {value}: {source_name} has {old_value}; {fix}.")
+    size, old_size = (model.hidden_size // model.num_attention_heads for model in (config, old))
+    if size != old_size:  # tiled
+        heads = f"gives heads of size {size}, but {source_name} has heads of size {old_size}; make them equal"
+        raise InputError(f"config.model.heads = {config.num_attention_heads}: {heads}.")
+    activation, old_activation = (getattr(model, "classifier_activation", None) for model in (config, old))
+    if activation != old_activation:
+        head = f"its head has the activation {old_activation}, its layers have {activation}"
+        raise InputError(f"config.{source_name}: {head}; start from another model.")
 
 
 def refuse_unfit_rows(body: PretrainedConfig, *, length: int, vocab_size: int, pad_id: int) -> None:
     """Raises InputError if a model can't read a classifier's rows, of `length` tokens at most."""
-    reads = locate.longest_row(body.to_dict())
-    if length > reads:
-        raise InputError(f"config.classify.length = {length}: the model reads {reads} tokens; lower it.")
+    limit = locate.longest_row(body.to_dict())
+    if length > limit:
+        raise InputError(f"config.classify.length = {length}: the model reads {limit} tokens; lower it.")
     if body.vocab_size < vocab_size or body.pad_token_id != pad_id:
-        model = f"its model has {body.vocab_size} vocabulary entries and pad id {body.pad_token_id}"
         raise InputError(
-            f"config.train.init_from: {model}, its tokenizer {vocab_size} and {pad_id}; take those of one model."
+            f"config.train.init_from: its model has {body.vocab_size} vocabulary entries and pad id "
+            f"{body.pad_token_id}, its tokenizer {vocab_size} and {pad_id}; take those of one model."
         )
 
 
 def rotary_changes(source: Pretrained, config: PretrainedConfig) -> list[str]:
     """Returns a line for each rotary base that differs from the source's."""
-    pairs = ((key, getattr(source.config, key, 0), getattr(config, key, 0)) for key in ROTARY_BASES)
-    return [f"  model.{key}: {theirs:g} in the source, {ours:g} here" for key, theirs, ours in pairs if theirs != ours]
+    bases = ((key, getattr(source.config, key, 0), getattr(config, key, 0)) for key in ROTARY_BASES)
+    return [f"  model.{key}: {old:g} in the source, {new:g} here" for key, old, new in bases if old != new]
 
 
 def tile(
@@ -94,11 +95,11 @@ def tile(
 ) -> tuple[Pretrained, list[str]]:
     """Tiles the source to `config`'s H, I, heads and layers; also returns lines for the log. `shapes` are by name."""
     old, leaves, stack = source.config, source.leaves, "/".join(source.family.stack) + "/"
-    outer, inner = ((getattr(old, key), getattr(config, key)) for key in ("hidden_size", "intermediate_size"))
+    hidden, inner = ((getattr(old, key), getattr(config, key)) for key in ("hidden_size", "intermediate_size"))
     heads = (config.num_attention_heads - old.num_attention_heads) // 2  # whole heads before the copy in the middle
-    starts = {inner: (inner[1] - inner[0]) // 2, outer: heads * (outer[0] // old.num_attention_heads)}
+    starts = {inner: (inner[1] - inner[0]) // 2, hidden: heads * (hidden[0] // old.num_attention_heads)}
     layers = _spread_layers(old, config)
-    found = {name: values for name, values in leaves.items() if not name.startswith(stack)}
+    tiled = {name: values for name, values in leaves.items() if not name.startswith(stack)}
     bias = "/".join(source.family.decoder_bias)
     for name, shape in shapes.items():
         index, _, rest = name.removeprefix(stack).partition("/")
@@ -110,12 +111,12 @@ def tile(
             small, large = values.shape[axis], shape[axis]
             if small != large:
                 values = np.take(values, (np.arange(large) - starts[small, large]) % small, axis)
-        found[name] = values
-    sizes = {"hidden size": outer, "intermediate size": inner}
-    lines = [f"  tiled from {small:,} to {large:,}: {what}" for what, (small, large) in sizes.items() if small < large]
+        tiled[name] = values
+    sizes = {"hidden size": hidden, "intermediate size": inner}
+    lines = [f"  tiled from {small:,} to {large:,}: {size}" for size, (small, large) in sizes.items() if small < large]
     if len(layers) > old.num_hidden_layers:
         lines.append(f"  repeated from {old.num_hidden_layers} to {len(layers)}: layers {', '.join(map(str, layers))}")
-    return dataclasses.replace(source, params=unflatten_dict(found, sep="/")), lines
+    return dataclasses.replace(source, params=unflatten_dict(tiled, sep="/")), lines
 
 
 def _spread_layers(old: PretrainedConfig, new: PretrainedConfig) -> list[int]:
@@ -129,11 +130,11 @@ def _spread_layers(old: PretrainedConfig, new: PretrainedConfig) -> list[int]:
         kinds = [(index == 0, index % every == 0) if every else () for index in range(new.num_hidden_layers)]
         return [index for index in range(config.num_hidden_layers) if kinds[index] == kinds[layer]]
 
-    found = []
+    old_layers = []
     for layer in range(new.num_hidden_layers):
-        ours, theirs = alike(new, layer), alike(old, layer) or [0]
-        found.append(theirs[min(round(ours.index(layer) * len(theirs) / len(ours)), len(theirs) - 1)])
-    return found
+        of_new, of_old = alike(new, layer), alike(old, layer) or [0]
+        old_layers.append(of_old[min(round(of_new.index(layer) * len(of_old) / len(of_new)), len(of_old) - 1)])
+    return old_layers
 
 
 def fit(
@@ -147,7 +148,7 @@ def fit(
     vocabulary = tuple("/".join(path) for path in (family.embedding, family.decoder_bias))
     positions, types = f"{family.body}/{POSITIONS}", f"{family.body}/{TYPES}"
     entries = len(leaves[vocabulary[0]])
-    pairs, how = _match_tokens(source, tokens, min(vocab_size, entries))
+    pairs, matched_by = _match_tokens(source, tokens, min(vocab_size, entries))
     pads = (-1, -1) if family is BERT else (source.config.pad_token_id, pad_id)  # the entry before the first position
     rows = {name: pairs for name in vocabulary if len(leaves.get(name, ())) == entries}
     if positions in leaves:
@@ -159,62 +160,63 @@ def fit(
     for name, shape in shapes.items():
         values = leaves.get(name)
         if values is not None and name in rows and values.shape[1:] == shape[1:]:
-            theirs_R, ours_R = rows[name]
+            old_rows, new_rows = rows[name]
             table, is_taken_R = np.zeros(shape, np.float32), np.zeros(shape[0], bool)
-            table[ours_R], is_taken_R[ours_R] = values[theirs_R], True
+            table[new_rows], is_taken_R[new_rows] = values[old_rows], True
             taken[name] = table, is_taken_R.reshape(-1, *[1] * (table.ndim - 1))
         elif values is not None and values.shape == shape:
             taken[name] = values, np.True_
     by_token = [name for name in vocabulary if name in taken]
     whole = [name for name in taken if name not in (*vocabulary, positions)]
-    fresh, left = [name for name in shapes if name not in taken], [name for name in leaves if name not in shapes]
     lines = [
         f"start from {source.source}",
         f"  copied: {_grouped(whole, family)}",
-        f"  {' and '.join(by_token)}: {_counts('rows', len(pairs[0]), vocab_size, entries)}; matched by {how}",
+        f"  {' and '.join(by_token)}: {_counts('rows', len(pairs[0]), vocab_size, entries)}; matched by {matched_by}",
     ]
     if positions in leaves:
         lines.append(f"  {positions}: {_counts('positions', min(lengths), lengths[1], lengths[0])}")
-    missing, unused = "newly initialized (missing from the source, or of another shape)", "unused in the source"
-    rest = {missing: fresh, unused: left}
-    lines += [f"  {what}: {_grouped(names, family)}" for what, names in rest.items() if names]
+    if fresh := [name for name in shapes if name not in taken]:
+        lines.append(f"  newly initialized (missing from the source, or of another shape): {_grouped(fresh, family)}")
+    if unused := [name for name in leaves if name not in shapes]:
+        lines.append(f"  unused in the source: {_grouped(unused, family)}")
     return taken, lines
 
 
-def _match_tokens(source: Pretrained, folder: str | None, same: int) -> tuple[tuple[np.ndarray, np.ndarray], str]:
-    """Returns ((rows of the source, our rows), how they were matched); the first `same` rows if it is by id."""
-    by_id = (np.arange(same), np.arange(same)), "id"
+def _match_tokens(source: Pretrained, folder: str | None, count: int) -> tuple[tuple[np.ndarray, np.ndarray], str]:
+    """Returns ((rows of the source, our rows), how they were matched): by text, or by id the first `count` rows."""
+    by_id = (np.arange(count), np.arange(count)), "id"
     if folder is None or not any((UPath(source.tokenizer) / file).is_file() for file in locate.TOKENIZERS):
         return by_id
-    theirs, ours = tokenizer.load(source.tokenizer), tokenizer.load(folder)
-    if theirs.get_vocab() == ours.get_vocab():
+    old, new = tokenizer.load(source.tokenizer), tokenizer.load(folder)
+    if old.get_vocab() == new.get_vocab():
         return by_id
-    numbers = dict(_texts(theirs.backend_tokenizer))
-    pairs = {number: numbers[text] for text, number in _texts(ours.backend_tokenizer) if text in numbers}
+    old_ids = dict(_texts(old.backend_tokenizer))
+    old_id_of = {new_id: old_ids[text] for text, new_id in _texts(new.backend_tokenizer) if text in old_ids}
     for role in tokenizer.ROLES:
-        number, row = (getattr(tok, f"{role}_token_id") for tok in (ours, theirs))
-        if number is not None and row is not None:  # a tokenizer that knows every character has no unk token
-            pairs[number] = row
+        new_id, old_id = (getattr(tok, f"{role}_token_id") for tok in (new, old))
+        if new_id is not None and old_id is not None:  # a tokenizer that knows every character has no unk token
+            old_id_of[new_id] = old_id
     rows = len(source.leaves["/".join(source.family.embedding)])
-    pairs = {number: row for number, row in sorted(pairs.items()) if row < rows}
-    return (np.array(list(pairs.values())), np.array(list(pairs))), "the tokens' text"
+    pairs = [(old_id, new_id) for new_id, old_id in sorted(old_id_of.items()) if old_id < rows]
+    old_rows, new_rows = np.array(pairs, int).reshape(-1, 2).T
+    return (old_rows, new_rows), "the tokens' text"
 
 
 def _texts(fast: Tokenizer) -> list[tuple[str, int]]:
     """Returns (text, id) of each entry, however its tokenizer marks the space before a word."""
     text_of: Callable[[str], str] = tokenizer.surface(fast) or (lambda piece: piece)
     added = {number: token.content for number, token in fast.get_added_tokens_decoder().items()}
-    found = []
+    texts = []
     for piece, number in sorted(fast.get_vocab().items(), key=lambda item: -item[1]):
         text = added.get(number) or text_of(piece)
-        found.append((piece if "\N{REPLACEMENT CHARACTER}" in text else text, number))  # a part of a character's bytes
-    return found
+        texts.append((piece if "\N{REPLACEMENT CHARACTER}" in text else text, number))  # a part of a character's bytes
+    return texts
 
 
-def _counts(what: str, taken: int, ours: int, theirs: int) -> str:
-    fresh = f", {ours - taken:,} newly initialized" if ours > taken else ""
-    left = f", {theirs - taken:,} unused" if theirs > taken else ""
-    return f"{taken:,} of {theirs:,} {what} copied{fresh}{left}"
+def _counts(noun: str, taken: int, new: int, old: int) -> str:
+    fresh = f", {new - taken:,} newly initialized" if new > taken else ""
+    unused = f", {old - taken:,} unused" if old > taken else ""
+    return f"{taken:,} of {old:,} {noun} copied{fresh}{unused}"
 
 
 def _grouped(names: list[str], family: Family) -> str:
@@ -223,7 +225,7 @@ def _grouped(names: list[str], family: Family) -> str:
     layers = {name.removeprefix(stack).split("/")[0] for name in names if name.startswith(stack)}
     rest = [name for name in names if not name.startswith(stack)]
     groups = dict.fromkeys(name if name == bias else name.rpartition("/")[0] for name in rest)
-    return ", ".join([f"{len(layers)} layers"] * bool(layers) + list(groups))
+    return ", ".join([f"{len(layers)} layers", *groups] if layers else groups)
 
 
 def start(params: Params, taken: dict[str, Taken]) -> Params:
