@@ -12,12 +12,12 @@ What was tried: mlm/bench/README.md.
 
 from ml_collections import ConfigDict
 
-from configs.quickstart import get_config as quickstart
+from configs.quickstart_modernbert import get_config as quickstart_modernbert
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
-    config = quickstart()
+    config = quickstart_modernbert()
     config.shards.length = 128
     config.data.global_batch = 32
     config.model.layers = 3

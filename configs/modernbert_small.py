@@ -7,12 +7,12 @@ Expect:   measured on two cores: 6 min in all; evaluation loss 3.419 nats.
 
 from ml_collections import ConfigDict
 
-from configs.quickstart import get_config as quickstart
+from configs.quickstart_modernbert import get_config as quickstart_modernbert
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
-    config = quickstart()
+    config = quickstart_modernbert()
     config.shards.length = 256
     config.data.global_batch = 8
     config.model.layers = 4

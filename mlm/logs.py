@@ -5,6 +5,7 @@ import logging
 import math
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from mlm.paths import UPath, check_reachable, is_remote, write_text
 from mlm.text import printable
 
 RESULTS = "evaluation.json"  # beside a model: the scores of the command `evaluate`
+STANDARD = (  # names of the numbers in lines of metrics.jsonl and evaluation.json
+    *("step", "loss", "loss_se_records", "loss_se_draws", "perplexity", "accuracy", "bits_per_byte", "predictions"),
+    *("precision", "recall", "f1", "f1_macro", "f1_positive", "matthews", "mse", "pearson", "spearman"),
+    *("words", "words_cut", "rows", "grad_norm", "learning_rate", "skipped", "share"),
+)
 EVERY = 20.0  # seconds between two writes of a log in a bucket, which can replace an object about once a second
 
 
@@ -92,6 +98,12 @@ def by_set(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
         name, _, score = key.rpartition("/")
         sets.setdefault(name, {})[score] = value
     return sets
+
+
+def own_metrics(lines: Iterable[dict[str, Any]]) -> list[str]:
+    """Returns the names of the metrics of a researcher's own (`Task.metrics`) in lines of metrics.jsonl, of no set."""
+    names = dict.fromkeys(name for line in lines for name, value in line.items() if type(value) in (int, float))
+    return [name for name in names if name not in STANDARD and "/" not in name]
 
 
 def errors(scores: dict[str, Any], digits: int = 4) -> str:

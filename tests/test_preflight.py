@@ -86,7 +86,7 @@ def cut_short(folder: pathlib.Path) -> None:
 
 
 MODELS = {  # what is done to a good folder, settings, and what the sentence names
-    "an ELECTRA": (lambda folder: edit_config(folder, model_type="electra"), [], ("model_type = electra",)),
+    "a DeBERTa": (lambda folder: edit_config(folder, model_type="deberta"), [], ("model_type = deberta",)),
     "untied": (lambda folder: edit_config(folder, tie_word_embeddings=False), [], ("not tied",)),
     "another hidden size": (lambda folder: None, ["model.hidden_size=48"], ("model.hidden_size = 48", "has 64")),
     "another family": (lambda folder: None, ["model.family=modernbert"], ("model.family = modernbert", "roberta")),

@@ -150,7 +150,8 @@ def test_its_loss_is_that_of_evaluate(workdir, manifest, tmp_path, capsys, overr
     config = trainer.task.module.config.to_dict() | {"vocab_size": manifest.vocab_size}
     state = trainer._state
     params = jax.device_get(state.params if state.ema is None else state.ema)
-    params = families.resize_vocabulary(params, manifest.vocab_size)
+    family = families.family_of(trainer.task.module.config)
+    params = family.resize_vocabulary(params, manifest.vocab_size)
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(weights.to_torch(params), tmp_path / "model.safetensors")
     scored = tiny_config(*SETTINGS, "masking.rate=0.15")

@@ -145,7 +145,7 @@ def both(request, tmp_path_factory):
     info, make = INFO[pad], make_pretraining if head == LM else make_classification
     task, batches, inputs = make(info, *RECIPE, *more)
     assert all((batch["attention_mask"] == 0).any() for batch in batches), "no row has padding"
-    state = task.initial_state()
+    state, family = task.initial_state(), families.family_of(task.module.config)
     first = jax.device_get(state.params)
 
     folder = tmp_path_factory.mktemp("torch")
@@ -154,7 +154,7 @@ def both(request, tmp_path_factory):
     recipe = {key: values[key] for key in ("learning_rate", "b1", "b2", "eps", "weight_decay", "clip_norm")}
     settings = {"head": head, "config": config, "recipe": recipe | {"warmup_steps": 5, "steps": STEPS}}
     (folder / "settings.json").write_text(json.dumps(settings))
-    save_file(weights.to_torch(families.resize_vocabulary(first, info.vocab_size)), folder / "params.safetensors")
+    save_file(weights.to_torch(family.resize_vocabulary(first, info.vocab_size)), folder / "params.safetensors")
     save_file(inputs, folder / "batches.safetensors")
     run_torch(version, "tests/torch_reference.py", folder)
 
@@ -168,10 +168,9 @@ def both(request, tmp_path_factory):
     grads = jax.tree.map(lambda moment: moment / scale, moments)
     ours = {"losses": losses, "norms": norms}
     for name, tree in {"gradient": grads, "trained": state.params, "first": first}.items():
-        ours[name] = weights.to_torch(families.resize_vocabulary(jax.device_get(tree), info.vocab_size))
+        ours[name] = weights.to_torch(family.resize_vocabulary(jax.device_get(tree), info.vocab_size))
     ours["clip_norm"] = values.clip_norm
-    embedding = families.family_of(task.module.config).embedding
-    ours["padding"] = np.asarray(families.at_path(grads, embedding))[info.vocab_size :]
+    ours["padding"] = np.asarray(families.at_path(grads, family.embedding))[info.vocab_size :]
     theirs = json.loads((folder / "losses.json").read_text())
     theirs |= {name: load_file(folder / f"{name}.safetensors") for name in ("gradient", "trained")}
     return ours, theirs

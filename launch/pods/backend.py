@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from subprocess import PIPE
 
 from pods.errors import PodError
 
@@ -80,11 +81,10 @@ class Runner:
                 print(f"# stdin: {call.note}", flush=True)
             return Result(0)
         # gcloud would ask its questions on the stdin that holds our data; a session of its own: Ctrl-C reaches us alone
-        environment = {**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
-        pipe = subprocess.PIPE
+        variables = {**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
         try:
             process = subprocess.Popen(
-                call.argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
+                call.argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=variables, start_new_session=True
             )
         except FileNotFoundError as error:
             advice = "isn't on this machine's PATH: install it (https://cloud.google.com/sdk/docs/install)"

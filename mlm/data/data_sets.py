@@ -20,7 +20,6 @@ ROLES = {
     "test": re.compile(r"test(s|ing|set)?|eval(uation|s|set)?|held|heldout|holdout"),
     "validation": re.compile(r"valid(s|ation)?|val(set)?|dev(el|elopment|set)?"),
 }
-VERSION = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)")
 LISTED = 5  # folders in a message
 
 
@@ -36,7 +35,7 @@ class Rows(NamedTuple):
 def named_split(rest: str) -> tuple[str, str]:
     """Returns (data set, split) of NAME[#SPLIT]; the path of a folder may hold a # itself."""
     name, mark, split = rest.rpartition("#")
-    if not mark or _is_folder(rest):
+    if not mark or UPath(rest).is_dir():
         return rest, ""
     if not name or not split:
         raise ValueError("must be NAME#SPLIT, with a split after the #")
@@ -104,8 +103,8 @@ def hf_errors() -> Iterator[None]:
 
 def hf_name(name: str) -> tuple[str, str | None]:
     """Returns the name and the configuration (None for the default) of NAME[:CONFIG]."""
-    folder, _, config = (name, "", "") if _is_folder(name) else name.rpartition(":")  # a path may hold a colon
-    if not folder or not _is_folder(folder):
+    folder, _, config = (name, "", "") if UPath(name).is_dir() else name.rpartition(":")  # a path may hold a colon
+    if not folder or not UPath(folder).is_dir():
         folder, _, config = name.partition(":")
     elif re.search(r"[*?[]|::", str(UPath(folder).absolute())):
         raise ValueError(f"the library `datasets` takes *, ?, [ and :: in {folder} for a pattern; rename the folder")
@@ -197,27 +196,15 @@ def _builder(name: str, *, prepare: bool = True) -> Any:
 def _prepared_folder(name: str) -> tuple[UPath, UPath | None]:
     """Returns the folder that a path names, which may end in :VERSION, and that of the version to read in it."""
     folder = UPath(name)
-    if not folder.is_dir() and VERSION.fullmatch(name.rpartition(":")[2]):
-        folder = UPath(name.rpartition(":")[0]) / name.rpartition(":")[2]
-    versions = _versions(folder, 2)
+    if not folder.is_dir() and (match := re.fullmatch("(.+):([0-9]+[.][0-9]+[.][0-9]+)", name)):
+        folder = UPath(match[1]) / match[2]
+    files = (file for depth in range(4) for file in folder.glob("*/" * depth + "dataset_info.json"))
+    versions = [file.parent for file in files if "incomplete" not in file.parent.name]
     if len({version.parent for version in versions}) > 1:
         names = ", ".join(sorted({str(version.parent) for version in versions})[:LISTED])
         raise ValueError(f"{folder} holds several data sets or configurations; name one of them: {names}")
-    return folder, max(versions, key=_version_of, default=None)
-
-
-def _versions(folder: UPath, depth: int) -> list[UPath]:
-    """Returns the folder if it holds a prepared data set, or those up to so many levels below it."""
-    if (folder / "dataset_info.json").is_file():
-        return [] if "incomplete" in folder.name else [folder]
-    if depth < 0:
-        return []
-    return [version for child in children(folder) if child.is_dir() for version in _versions(child, depth - 1)]
-
-
-def _version_of(folder: UPath) -> tuple[int, ...]:
-    match = VERSION.fullmatch(folder.name)
-    return tuple(map(int, match.groups())) if match else ()
+    newest = max(versions, key=lambda version: [int(n) for n in re.findall("[0-9]+", version.name)], default=None)
+    return folder, newest
 
 
 def _reason_not_prepared(folder: UPath) -> str:
@@ -244,7 +231,3 @@ def _only_known_features() -> Iterator[None]:
 
     with mock.patch.object(features.FeatureConnector, "cls_from_name", staticmethod(class_of)):
         yield
-
-
-def _is_folder(name: str) -> bool:
-    return UPath(name).is_dir()

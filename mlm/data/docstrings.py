@@ -17,8 +17,7 @@ PART_BYTES = 2 * 10**6  # of source code
 SOURCE = 4  # bytes of source code for each byte of docstrings, about
 LEFT_OUT = re.compile(r"(^|/)(tests?|testing|_vendor)/|(^|/)(test_|conftest)|\.\.")  # of the files of a package
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-TRIPLE_QUOTES = re.compile(r'"""|\'\'\'')
-CLOSING = {quotes: re.compile(rf"(?<!\\)(?:\\\\)*{quotes}") for quotes in ('"""', "'''")}  # not after a backslash
+TRIPLE_QUOTED = re.compile(r'("""|\'\'\')(?:[^"\'\\]++|\\.|(?!\1)["\'])*+\1', re.DOTALL)
 PREFIXES = ("", "r", "R", "u", "U")
 HEADER = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)[ \t]", re.MULTILINE)
 SINGLE_QUOTED = re.compile(  # a string that could be a docstring
@@ -84,15 +83,10 @@ def of_file(file: Path) -> list[str]:
     return [text for text in texts if len(text) >= SHORTEST and is_text(text)]
 
 
-def _definitions(source: bytes) -> Iterator[ast.AST]:
-    """Yields the module and its classes and functions in order; searches blocks of statements, which hold them all."""
-    stack: list[ast.AST] = [ast.parse(source)]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, DEFINITIONS):
-            yield node
-        for block in ("finalbody", "orelse", "handlers", "cases", "body"):
-            stack.extend(reversed(getattr(node, block, ())))
+def _definitions(source: bytes) -> list[ast.AST]:
+    """Returns the module and its classes and functions, in order."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, DEFINITIONS)]
+    return sorted(nodes, key=lambda node: getattr(node, "lineno", 0))
 
 
 def _documented(source: bytes) -> list[ast.AST] | None:
@@ -104,14 +98,12 @@ def _documented(source: bytes) -> list[ast.AST] | None:
     text = source.decode("utf-8-sig", "replace").replace("\r\n", "\n")
     text = f":\n{text}\n"  # so that the module's docstring stands below a colon too
     nodes, stop = [], 0
-    while opening := TRIPLE_QUOTES.search(text, stop):
-        start, quotes = stop, opening.start()
+    for string in TRIPLE_QUOTED.finditer(text):
+        start, quotes, stop = stop, *string.span()
         line_start = max(start, text.rfind("\n", 0, quotes) + 1)
         before_quotes = text[line_start:quotes]
-        closing = CLOSING[opening[0]].search(text, opening.end())
-        if closing is None or set(before_quotes) & set("\"'#") or SINGLE_QUOTED.search(text, start, quotes):
+        if set(before_quotes) & set("\"'#") or SINGLE_QUOTED.search(text, start, quotes):
             return None
-        stop = closing.end()
         if before_quotes.strip() not in PREFIXES and not HEADER.match(before_quotes):
             continue
         headers = [match.start() for match in HEADER.finditer(text, start, quotes)]
@@ -129,7 +121,8 @@ def _documented(source: bytes) -> list[ast.AST] | None:
             continue  # no docstring: there is code between the header and the string
         block = tree.body[0].body if is_indented else tree.body
         nodes.append(block[0] if headers else tree)
-    return None if SINGLE_QUOTED.search(text, stop) else nodes
+    rest = text[stop:]
+    return None if '"""' in rest or "'''" in rest or SINGLE_QUOTED.search(rest) else nodes
 
 
 def _is_comment(line: str) -> bool:

@@ -61,9 +61,9 @@ def _pick(corpus: Corpus, parts: list[Part], size: float, *, engine: Engine, tex
     def count_documents(limits: list[tuple[Part, int]]) -> list[int]:
         tasks = []
         for part, limit in limits:
-            quota = math.inf if limit else size * (part.bytes / total if total else 1 / len(parts))
+            quota = size * (part.bytes / total if total else 1 / len(parts))
             if (part, limit) not in samples:
-                tasks.append(Sample(part, limit, corpus, share, quota, texts))
+                tasks.append(Sample(part, limit, corpus, share, math.inf if limit else quota, texts))
         for index, sample in engine.each(sample_part, tasks, label="sample"):
             samples[tasks[index].part, tasks[index].limit] = sample
         return [samples[part_and_limit][0] for part_and_limit in limits]

@@ -73,13 +73,8 @@ def write_shard(task: WriteShard) -> None:
     with results.written(UPath(f"{task.shards}/{table_name(task.name)}")) as file, file.open("wb") as out:
         np.save(out, table)
     results.save(UPath(f"{task.folder}/{task.key}.counts"), counts_V)
-    note = {
-        "shard": [task.name, records, size, digest.hexdigest()],
-        "sources": tokens,
-        "documents": len(documents),
-        "dropped_tokens": len(rest),
-        "text_bytes": int(documents["bytes"].sum()),
-    }
+    note = {"shard": [task.name, records, size, digest.hexdigest()], "sources": tokens, "dropped_tokens": len(rest)}
+    note |= {"documents": len(documents), "text_bytes": int(documents["bytes"].sum())}
     results.save_json(UPath(f"{task.folder}/{task.key}.json"), note)
 
 

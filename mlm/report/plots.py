@@ -41,6 +41,10 @@ def draw(train: list[Line], evals: list[Line], sessions: list[Session], entropy:
         with _figure(figures, "Accuracy", "% of the predictions") as axes:
             _curve(axes, points(train, "accuracy", 100), TRAIN, "training")
             _curve(axes, points(evals, "accuracy", 100), EVAL, "evaluation", marked=True)
+    for name in logs.own_metrics([*train, *evals]):
+        with _figure(figures, name.replace("$", r"\$"), "mean") as axes:
+            _curve(axes, points(train, name), TRAIN, "training")
+            _curve(axes, points(evals, name), EVAL, "evaluation", marked=True)
     with _figure(figures, "Learning rate", "per step") as axes:
         _curve(axes, points(train, "learning_rate"), TRAIN)
         axes.set_ylim(bottom=0)

@@ -112,9 +112,9 @@ def score_rows(lines: Sequence[Line]) -> Rows:
     by_set, rows = list(map(logs.by_set, lines)), []
     for set_name in dict.fromkeys(name for sets in by_set for name in sets):
         columns = [sets.get(set_name, {}) for sets in by_set]
-        shown = [key for key in SCORES if any(key in scores for scores in columns)]
+        shown = [key for key in (*SCORES, *logs.own_metrics(columns)) if any(key in scores for scores in columns)]
         for key in shown:
-            name, spec = SCORES[key]
+            name, spec = SCORES.get(key, (key, ".4g"))
             name = "loss, squared error" if key == "loss" and "mse" in shown else name
             name = "F1, spans of words" if key == "f1" and "recall" in shown else name
             name = f"{set_name}: {name}" if set_name else name

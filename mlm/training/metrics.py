@@ -24,7 +24,6 @@ from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.paths import UPath, is_remote, staging_folder, upload, write_text
 from mlm.training import peaks
 
-LOGGED = {"loss", "accuracy", "grad_norm", "learning_rate", "skipped", "share"}  # of every step
 SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spearman": ".4f"}  # of an evaluation
 
 
@@ -95,7 +94,7 @@ class Log(AbstractContextManager):
             return
         rate = (read(step) - read(before)) / max(seconds, 1e-9)
         text = f"loss {values['loss']:.3f}, {tqdm.format_sizeof(rate) if rate >= 1000 else f'{rate:.0f}'} tokens/s"
-        self.extra_metrics = [name for name in values if name not in LOGGED]
+        self.extra_metrics = logs.own_metrics([values])
         for name in self.extra_metrics:
             text += f", {name} {values[name]:.4g}"
         mfu = {}
