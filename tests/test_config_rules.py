@@ -5,6 +5,7 @@ import pathlib
 import re
 
 import pytest
+from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm.config_rules import MODERNBERT, RULES
@@ -65,7 +66,7 @@ BAD = {
     "data.short_share": ["0", "1.1", "nan"],
     "data.mixture": ["('a', 1)", "(('a', 0),)", "(('', 1),)", "(('a', '1'),)", "(('a', nan),)", "(('a',),)", "a:1"],
     "data.skip_batches": ["('5:4',)", "('0:3',)", "(3,)", "('3',)", "('-1:3',)", "('1:2:3',)", "('a:b',)"],
-    "model.family": ["gpt2", "roberta-prelayernorm", ""],
+    "model.family": ["GPT2", "roberta-prelayernorm", ""],
     "model.local_attention": ["0", "127", "-2"],
     "model.global_every": ["0"],
     "model.global_rope_theta": ["0", "nan", "-1.0"],
@@ -358,7 +359,7 @@ def read_by(family: str) -> set[str]:
     model, special_ids = configs.load(BASE, []).model.to_dict(), {"cls": 0, "pad": 1, "sep": 2}
 
     def made(**changes: float) -> dict:
-        return families.named(family).make_config(model | changes, 1100, special_ids).to_dict()
+        return families.named(family).make_config(ConfigDict(model | changes), 1100, special_ids).to_dict()
 
     numbers = {key: value for key, value in model.items() if type(value) in (int, float)}
     return {key for key, value in numbers.items() if made(**{key: 2 * value}) != made()}

@@ -52,8 +52,10 @@ def choose(name: str, config: PretrainedConfig, *, length: int, mesh: Mesh, dtyp
     unsupported = functools.partial(_unsupported, config=config, length=length, mesh=mesh, dtype=dtype, window=window)
     if name == "auto":
         return "fused" if mesh.devices.flat[0].platform == "tpu" and not unsupported("fused") else "xla"
-    if what := unsupported(name):
-        raise InputError(f"config.model.attention = {name}: the kernel does not support {what}; use another, or auto.")
+    if reason := unsupported(name):
+        raise InputError(
+            f"config.model.attention = {name}: the kernel does not support {reason}; use another, or auto."
+        )
     return name
 
 
@@ -76,8 +78,9 @@ def _unsupported(name: str, config: PretrainedConfig, length: int, mesh: Mesh, d
         return None
     from mlm.model import fused_attention  # Pallas takes a quarter of a second
 
-    shard = heads // tensor, config.hidden_size // heads
-    return fused_attention.unsupported(device.device_kind, length, window, dropout, *shard)
+    return fused_attention.unsupported(
+        device.device_kind, length, window, dropout, heads=heads // tensor, head_size=config.hidden_size // heads
+    )
 
 
 def make_kernel(
@@ -87,22 +90,23 @@ def make_kernel(
 
     With `isolated`, tokens attend only within their document; `window` is in tokens to each side, 0 for the whole row.
     """
-    settings = {"isolated": isolated, "window": window}
     if name != "fused":  # the compiler splits it
-        return functools.partial(_rotated, functools.partial(KERNELS[name], heads=heads, **settings))
+        kernel = functools.partial(KERNELS[name], heads=heads, isolated=isolated, window=window)
+        return functools.partial(_rotated, kernel)
     from mlm.model import fused_attention
 
-    num_shards, kind = (1, "cpu") if mesh is None else (mesh.shape["tensor"], mesh.devices.flat[0].device_kind)
-    kernel = functools.partial(fused_attention.attend, heads=heads // num_shards, kind=kind, **settings)
-    return kernel if mesh is None else functools.partial(_split, kernel, mesh)
+    attend = functools.partial(fused_attention.attend, isolated=isolated, window=window)
+    if mesh is None:
+        return functools.partial(attend, heads=heads, kind="cpu")
+    kind = mesh.devices.flat[0].device_kind
+    return functools.partial(_split, functools.partial(attend, heads=heads // mesh.shape["tensor"], kind=kind), mesh)
 
 
-def _rotated(kernel: Callable[..., Array], *args: Array | None, **settings: object) -> Array:
+def _rotated(kernel, q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation, **kwargs):
     """Rotates queries and keys, then calls a kernel that does not."""
-    q_BxLxH, k_BxLxH, *rest, rotation = args
     if rotation is not None:
         q_BxLxH, k_BxLxH = (rotate(x, *rotation) for x in (q_BxLxH, k_BxLxH))
-    return kernel(q_BxLxH, k_BxLxH, *rest, **settings)
+    return kernel(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, **kwargs)
 
 
 def rotate(x_BxLxH: Array, cos: Array, sin: Array) -> Array:
@@ -124,17 +128,27 @@ def _split(kernel: Attention, mesh: Mesh, *args: Array | Rotation | None) -> Arr
     row_axes = tuple(axis for axis in ("data", "fsdp") if axis in axes)
     rows = jax.P(row_axes, None, "tensor" if "tensor" in axes else None)
     angles = jax.P() if args[-1] is None or len(args[-1][0]) == 1 else jax.P(row_axes)
-    specs = {"in_specs": (rows, rows, rows, jax.P(row_axes, None), jax.P(), angles), "out_specs": rows}
-    mesh = outer if outer.manual_axes else mesh
-    return jax.shard_map(kernel, mesh=mesh, axis_names=set(axes), check_vma=False, **specs)(*args)
+    split = jax.shard_map(
+        kernel,
+        mesh=outer if outer.manual_axes else mesh,
+        in_specs=(rows, rows, rows, jax.P(row_axes, None), jax.P(), angles),
+        out_specs=rows,
+        axis_names=set(axes),
+        check_vma=False,
+    )
+    return split(*args)
 
 
 def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, window):
-    arrays = q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL
+    attend = _whole_rows
     if window and 3 * window < segments_BxL.shape[1]:
-        return _blocks(*arrays, dropout_mask_LxL, heads=heads, isolated=isolated, window=window)
+        attend = _blocks
+    return attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, window)
+
+
+def _whole_rows(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, window):
     allowed = _allowed(segments_BxL, segments_BxL, isolated, window)
-    return _weigh(*arrays[:3], allowed, dropout_mask_LxL, heads)
+    return _weigh(q_BxLxH, k_BxLxH, v_BxLxH, allowed, dropout_mask_LxL, heads)
 
 
 def _weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK, dropout_mask, heads):
@@ -148,8 +162,8 @@ def _weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK, dropout_mask, heads):
     return jnp.einsum("bnqk,bknd->bqnd", probs_BxNxQxK, v).reshape(q_BxQxH.shape)
 
 
-def _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, window):
-    """Local attention: each block of `window` queries attends to the keys of its own and of both adjacent blocks."""
+def _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, window):
+    """Local attention: a block of `window` queries attends to the keys of that block and of both adjacent ones."""
     rows, length = segments_BxL.shape
     count = -(-length // window)
 
@@ -189,6 +203,6 @@ def _allowed(queries_BxQ: Array, keys_BxK: Array, isolated: bool, window: int, f
     if isolated:
         allowed = allowed & (queries_BxQ[:, None, :, None] == keys_BxK[:, None, None, :])
     if window:
-        query_Q, key_K = (jnp.arange(each.shape[1]) for each in (queries_BxQ, keys_BxK))
+        query_Q, key_K = (jnp.arange(segments.shape[1]) for segments in (queries_BxQ, keys_BxK))
         allowed = allowed & (jnp.abs(query_Q[:, None] + first - key_K) <= window)
     return allowed

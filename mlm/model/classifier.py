@@ -23,7 +23,10 @@ def make_config(body: PretrainedConfig, labels: tuple[str, ...], *, of_tokens: b
     config.architectures = [f"{family_of(config).name}For{TOKENS if of_tokens else SEQUENCES}"]
     if hasattr(config, "classifier_pooling"):
         config.classifier_pooling = "cls"  # ModernBERT's head reads the first token, or the mean
-    config.problem_type = None if of_tokens else "single_label_classification" if labels else "regression"
+    if of_tokens:
+        config.problem_type = None
+    else:
+        config.problem_type = "single_label_classification" if labels else "regression"
     config.id2label = dict(enumerate(labels or ("LABEL_0",)))  # sets num_labels
     config.label2id = {label: index for index, label in config.id2label.items()}
     return config
@@ -67,7 +70,7 @@ def row_sums(logits_BxC: Array, label_B: Array) -> RowSums:
     one_hot_BxC = jnp.arange(logits_BxC.shape[-1]) == label_B[..., None]  # a mesh would have to split a gather
     loss_B = -jnp.sum(jnp.where(one_hot_BxC, jax.nn.log_softmax(logits_BxC), 0), axis=-1)  # 0 at -1
     columns = (loss_B, label_B >= 0, jnp.argmax(logits_BxC, axis=-1) == label_B)
-    return RowSums(*(jnp.sum(each.reshape(len(each), -1), axis=1, dtype=jnp.float32) for each in columns))
+    return RowSums(*(jnp.sum(column.reshape(len(column), -1), axis=1, dtype=jnp.float32) for column in columns))
 
 
 def row_scores(logits_BxC: Array, label_B: Array) -> tuple[Array, Array]:

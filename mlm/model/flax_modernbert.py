@@ -40,7 +40,7 @@ class FlaxModernBertPreTrainedModel(FlaxPreTrainedModel):
     def from_pretrained(cls, name: str, *, dtype: Any = jnp.float32, **kwargs: Any) -> Self:
         """Returns the model of a folder or a repository on the Hub, from PyTorch's safetensors or Flax's weights.
 
-        What it lacks is drawn, as a new head is; what the class has no parameter for is left.
+        Parameters that it lacks are drawn, as a new head is; those that the class does not have are ignored.
         """
         file = cached_file(name, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
         if file is None:
@@ -48,10 +48,10 @@ class FlaxModernBertPreTrainedModel(FlaxPreTrainedModel):
         config = kwargs.pop("config", None) or cls.config_class.from_pretrained(name)
         model, read = cls(config, dtype=dtype, **kwargs), weights.from_torch(safetensors.flax.load_file(Path(file)))
         body = cls.base_model_prefix
-        flat, found = flatten_dict(model.params), flatten_dict(read if body in read else {body: read})
-        if missing := sorted("/".join(path) for path in flat if path[0] == body and path not in found):
+        drawn, loaded = flatten_dict(model.params), flatten_dict(read if body in read else {body: read})
+        if missing := sorted("/".join(path) for path in drawn if path[0] == body and path not in loaded):
             raise ValueError(f"{file}: has no {missing[0]}; name a folder with the weights of a ModernBERT.")
-        model.params = unflatten_dict({path: found.get(path, value) for path, value in flat.items()})
+        model.params = unflatten_dict({path: loaded.get(path, value) for path, value in drawn.items()})
         return model
 
     def init_weights(self, rng: Array, input_shape: tuple[int, int], params: dict | None = None) -> dict:

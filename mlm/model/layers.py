@@ -124,7 +124,7 @@ def product(x_BxLxH: Array, kernel_HxO: Array) -> Array:
 
 def _product_gradients(saved: tuple[Array, Array], grad_BxLxO: Array) -> tuple[Array, Array]:
     x_BxLxH, kernel_HxO = saved
-    x_NxH, grad_NxO = (each.reshape(-1, each.shape[-1]) for each in (x_BxLxH, grad_BxLxO))
+    x_NxH, grad_NxO = (array.reshape(-1, array.shape[-1]) for array in (x_BxLxH, grad_BxLxO))
     # On CPU, XLA transposes a copy of the left operand, so the narrower one goes there.
     d_kernel_HxO = x_NxH.T @ grad_NxO if x_NxH.shape[1] <= grad_NxO.shape[1] else (grad_NxO.T @ x_NxH).T
     return grad_BxLxO @ kernel_HxO.T, d_kernel_HxO

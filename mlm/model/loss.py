@@ -39,14 +39,14 @@ def masked_cross_entropy(logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Ar
 def prediction_scores(logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Array, vocab_size: int) -> RowSums:
     """Returns the loss, weight and correctness of each prediction, [B, K]."""
     logits_NxV = logits_BxKxV.reshape(-1, logits_BxKxV.shape[-1])
-    found = cross_entropy(logits_NxV, labels_BxK.reshape(-1), vocab_size)
-    loss_BxK, correct_BxK = (each_N.reshape(labels_BxK.shape) * weights_BxK for each_N in found)
+    scores = cross_entropy(logits_NxV, labels_BxK.reshape(-1), vocab_size)
+    loss_BxK, correct_BxK = (score_N.reshape(labels_BxK.shape) * weights_BxK for score_N in scores)
     return RowSums(loss_BxK, weights_BxK, correct_BxK)
 
 
 def sum_rows(scores: RowSums) -> RowSums:
     """Returns the sums over the predictions of each row."""
-    return RowSums(*(jnp.sum(each_BxK, axis=-1) for each_BxK in scores))
+    return RowSums(*(jnp.sum(score_BxK, axis=-1) for score_BxK in scores))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

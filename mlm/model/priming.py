@@ -44,7 +44,8 @@ def prime(params: Params, config: PretrainedConfig, counts_V: Array, key: Array)
     prime_attention = prime_positions(embeddings, config, EMBEDDING_SCALE * config.initializer_range)
     for index, layer in at_path(params, family.stack).items():
         keys = jax.random.split(jax.random.fold_in(key, int(index)))
-        prime_attention(int(index), layer, *(jax.random.orthogonal(each, config.hidden_size) for each in keys))
+        value, output = (jax.random.orthogonal(layer_key, config.hidden_size) for layer_key in keys)
+        prime_attention(int(index), layer, value, output)
     return params
 
 
@@ -83,7 +84,7 @@ def _prime_rotary(embeddings: Params, config: ModernBertConfig, stddev: float) -
         length_F = np.sqrt(ROTARY_SHARPNESS * np.sqrt(head_size) * per_token_F) / shared
         ahead = [(length_F * np.cos(by * per_token_F), length_F * np.sin(by * per_token_F)) for by in _offsets(config)]
         plain = [(length_F, 0 * length_F)] * config.num_attention_heads
-        query_H, key_H = (jnp.asarray(np.concatenate(each, axis=None), jnp.float32) for each in (ahead, plain))
+        query_H, key_H = (jnp.asarray(np.concatenate(planes, axis=None), jnp.float32) for planes in (ahead, plain))
         kernel = layer["attn"]["Wqkv"]["kernel"].at[0, 0].add(query_H).at[0, 1].add(key_H)
         layer["attn"]["Wqkv"]["kernel"], layer["attn"]["Wo"]["kernel"] = kernel.at[:, 2].set(value), output
 
@@ -109,10 +110,10 @@ def _shifts(config: RobertaConfig) -> np.ndarray:
     """Returns [H, H]: head h's block turns the sinusoid of a position into that of the position at h's offset."""
     from scipy.linalg import block_diag  # a fifth of a second of every start
 
-    blocks, odd = [], config.hidden_size // config.num_attention_heads % 2
+    blocks, unpaired = [], [[[0.0]]] if config.hidden_size // config.num_attention_heads % 2 else []
     for offset in _offsets(config):
         rotations = [
             [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]] for angle in offset * _frequencies(config)
         ]
-        blocks += [*rotations, *[[[0.0]]] * odd]
+        blocks += rotations + unpaired
     return block_diag(*blocks)

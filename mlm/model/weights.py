@@ -39,8 +39,12 @@ def from_torch(tensors: dict[str, np.ndarray]) -> Params:
         *scope, leaf = name.split(".")
         leaf, value = OLD_NAMES.get(leaf, leaf), np.asarray(value, np.float32)
         if leaf == "weight":
-            norm, table = scope[-1].lower().endswith("norm"), scope[-1].endswith("_embeddings")
-            leaf, value = ("scale", value) if norm else ("embedding", value) if table else ("kernel", value.T)
+            if scope[-1].lower().endswith("norm"):
+                leaf = "scale"
+            elif scope[-1].endswith("_embeddings"):
+                leaf = "embedding"
+            else:
+                leaf, value = "kernel", value.T
             if scope[-1] in PARTS:
                 value = value.reshape(len(value), PARTS[scope[-1]], -1)
         flat[(*scope, leaf)] = value
@@ -48,10 +52,10 @@ def from_torch(tensors: dict[str, np.ndarray]) -> Params:
 
 
 def unwrapped(tensors: dict[str, Any], body: str) -> dict[str, Any]:
-    """Returns PyTorch's tensors without the names of WRAPPERS, and without what is before all names.
+    """Returns PyTorch's tensors without WRAPPERS in their names, and without a prefix that all names share.
 
-    That is where a class has the model as its attribute. Raises ValueError if two names are then the same. `body` is
-    the family's name of it.
+    A class that has the model as an attribute adds one. `body` is the family's name of the body. Raises ValueError if
+    two names are then the same.
     """
     paths = {name: [part for part in name.split(".") if part not in WRAPPERS] for name in tensors}
     columns = zip(*paths.values(), strict=False)
@@ -59,12 +63,12 @@ def unwrapped(tensors: dict[str, Any], body: str) -> dict[str, Any]:
     names = {name: ".".join(path[shared:]) for name, path in paths.items()}
     if not any(name.startswith((f"{body}.", "embeddings.")) for name in names.values()):
         names = {name: ".".join(path) for name, path in paths.items()}
-    found: dict[str, str] = {}
+    long_names: dict[str, str] = {}
     for name, short in names.items():
-        if short in found:
-            raise ValueError(f"{found[short]} and {name} would be the same parameter")
-        found[short] = name
-    return {short: tensors[name] for short, name in found.items()}
+        if short in long_names:
+            raise ValueError(f"{long_names[short]} and {name} would be the same parameter")
+        long_names[short] = name
+    return {short: tensors[name] for short, name in long_names.items()}
 
 
 def with_one_bias(tensors: dict[str, Any]) -> dict[str, Any]:
