@@ -14,8 +14,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlm import config_mine, logs
+from mlm.config_across import across
 from mlm.config_mine import MINE, hint, is_mine
-from mlm.config_rules import RULES, Rule, across
+from mlm.config_rules import RULES, Rule
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, expand, expand_source
 
@@ -273,8 +274,8 @@ def _check_across(config: ConfigDict, task: str) -> None:
             raise InputError(f"config.train.{key}: is for pretraining alone; {fix}.")
     if task == CLASSIFICATION and flat["model.implementation"] != "mlm":
         raise InputError("config.model.implementation = transformers: is for pretraining alone; set it to mlm.")
-    for key, broken, allowed in across(config):
-        if broken and not NOT_READ[task].fullmatch(key):
+    for key, allowed in across(config):
+        if not NOT_READ[task].fullmatch(key):
             raise InputError(f"config.{key} = {flat[key]!r}: {allowed}.")
 
 

@@ -1,12 +1,10 @@
-"""What each key of a config may be; mlm/config.py applies these rules."""
+"""What each key of a config may be, by itself; mlm/config.py applies these rules."""
 
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-from ml_collections import ConfigDict
 
 Check = Callable[[Any], bool]
 Rule = tuple[Check, str]  # the second says what is allowed
@@ -118,8 +116,8 @@ def matching(pattern: str) -> Check:
     return lambda v: type(v) is str and re.fullmatch(pattern, v) is not None
 
 
-def _tuple_of(check: Check, *, least: int = 1, most: float = math.inf) -> Check:
-    return lambda v: type(v) is tuple and least <= len(v) <= most and all(map(check, v))
+def _tuple_of(check: Check, *, least: int = 1, limit: float = math.inf) -> Check:
+    return lambda v: type(v) is tuple and least <= len(v) <= limit and all(map(check, v))
 
 
 def _pairs_of(first: Check, second: Check) -> Check:
@@ -200,7 +198,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "model.attention": _one_of("auto", "xla", "fused", "cudnn"),
     "optimizer.name": _one_of("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon"),
     "schedule.name": _one_of("linear", "cosine", "inverse_sqrt", "wsd", "wsd_sqrt", "constant"),
-    "classify.text": (_tuple_of(SOME_TEXT, most=2), "a tuple of one or two names of columns"),
+    "classify.text": (_tuple_of(SOME_TEXT, limit=2), "a tuple of one or two names of columns"),
     "classify.label": (SOME_TEXT, "the name of a column"),
     "classify.kind": _one_of("classes", "regression", "tokens"),
     "classify.predict": (_pairs_of(NAME, TABLE_SOURCE), 'a tuple of ("NAME", SOURCE), the sources as of classify.test'),
@@ -214,89 +212,3 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "pod.start_timeout": _number(1, 86_400),
     "pod.heartbeat": _number(2, 3_600),
 }
-
-
-def across(config: ConfigDict) -> list[tuple[str, bool, str]]:
-    """Returns the rules that tie keys together: (the key to name, whether the rule is broken, what is allowed)."""
-    shards, data, masking, model = config.shards, config.data, config.masking, config.model
-    schedule, train, steps, length = config.schedule, config.train, config.train.steps, config.shards.length
-    per_source = "must have one number for each of corpus.sources"
-    lanes, rows, short, port = data.lanes, data.global_batch, data.short_length, config.pod.port
-    mixture, error = data.mixture, mixture_error(data.mixture, lanes)
-    names = [name for name, _ in config.evaluate.sets]
-    classify, correlations = config.classify, {"pearson", "spearman"}
-    predicted = [name for name, _ in classify.predict] + ["test"] * bool(classify.test)
-    taken, metrics = len(set(predicted)) < len(predicted), set(classify.metric)
-    known = {"regression": correlations, "tokens": {"accuracy", "f1"}}.get(classify.kind, set(METRICS) - correlations)
-    two_texts = classify.kind == "tokens" and len(classify.text) > 1
-    named = [str(m).removeprefix("every:") for m in config.checkpoint.milestones]
-    late = any(int(step) > steps > 0 for step in named if step.isdecimal())
-    axes = [config.mesh[name] for name in ("data", "fsdp", "tensor")]
-    no_dropout = model.attention == "cudnn" and model.attention_dropout > 0
-    unfit = short > 0 and (short % 8 > 0 or length % short > 0 or short == length)
-    uneven = config.evaluate.count != "fixed" and masking.kind != "token"
-    too_many = masking.mask_share + masking.random_share > 1 + 1e-9
-    stages, unit, divisors = data.batch_stages, math.lcm(lanes, train.accumulate), "data.lanes, train.accumulate"
-    staged = sum(count for _, count in stages)
-    hours, no_start = train.hours > 0, schedule.name == "inverse_sqrt" and schedule.warmup_fraction == 0
-    lengths = (steps > 0) + (train.epochs > 0) + hours
-    branches = train.branch_from != ""
-    two_warmups = schedule.warmup_steps > 0 and schedule.warmup_fraction > 0
-    warmup = schedule.warmup_fraction or schedule.warmup_steps / (steps or math.inf)
-    corpus, named = config.corpus, set(config.corpus.validation_groups) & set(config.corpus.test_groups)
-    ungrouped = [key for key in ("validation_groups", "test_groups") if corpus.group == "document" and corpus[key]]
-    all_held_out = corpus.validation_fraction + corpus.test_fraction >= 1
-    too_long = schedule.name in ("wsd", "wsd_sqrt") and schedule.decay_fraction + warmup > 1 + 1e-9
-    is_stock, of_ours = model.implementation == "transformers", model.family in FAMILIES
-    one_of_ours = f"must be one of {', '.join(FAMILIES)}; another needs model.implementation = transformers"
-    ours_alone = {"model.family": model.family in ("modernbert", "camembert")}
-    ours_alone |= {"model.attention": model.attention not in ("auto", "xla")}
-    ours_alone |= {"model.remat_feed_forward": model.remat_feed_forward > 0}
-    ours_alone |= {"data.isolate_documents": data.isolate_documents}
-    is_modernbert, odd_heads = model.family == "modernbert", model.hidden_size // model.heads % 2 > 0
-    foreign = [] if is_modernbert else [key for key, default in MODERNBERT.items() if model[key] != default]
-    return [
-        *((f"model.{key}", True, f"is for family modernbert; leave it at {MODERNBERT[key]:g}") for key in foreign),
-        ("corpus.weights", len(corpus.weights) != len(corpus.sources), per_source),
-        *((f"corpus.{key}", True, "must be () where corpus.group is document") for key in ungrouped),
-        ("corpus.test_groups", named != set(), "must be other groups than those of corpus.validation_groups"),
-        ("corpus.test_fraction", all_held_out, "with corpus.validation_fraction it must be below 1"),
-        ("model.family", not is_stock and not of_ours, one_of_ours),
-        ("model.init", model.init != "stock" and not of_ours, f"can't be {model.init} of this model.family"),
-        ("model.heads", model.hidden_size % model.heads > 0, "must divide model.hidden_size"),
-        ("model.heads", is_modernbert and odd_heads, "must leave heads of an even size, as rotary positions need"),
-        ("model.attention", no_dropout, "has no dropout: set model.attention_dropout to 0, or choose another kernel"),
-        *((key, is_stock and ours, "needs model.implementation = mlm") for key, ours in ours_alone.items()),
-        ("shards.length", length > model.positions, f"must be at most model.positions = {model.positions}"),
-        ("shards.count", not mixture and shards.count < lanes, f"must be at least data.lanes = {lanes}"),
-        ("data.global_batch", rows % lanes > 0, f"must be a multiple of data.lanes = {lanes}"),
-        ("data.batch_stages", any(own % unit for own, _ in stages), f"ROWS must be multiples of {unit} ({divisors})"),
-        ("data.batch_stages", any(own > rows for own, _ in stages), f"ROWS must be at most data.global_batch = {rows}"),
-        ("data.batch_stages", 0 < steps < staged, f"its STEPS must sum to at most train.steps = {steps}"),
-        ("data.mixture", bool(mixture and shards.dir), "can't be set together with shards.dir; empty one of them"),
-        ("data.mixture", error != "", error),
-        ("data.short_length", unfit, f"must be a multiple of 8, below shards.length = {length}, and divide it"),
-        ("data.skip_batches", ranges_overlap(parse_ranges(data.skip_batches)), "its ranges must not overlap"),
-        ("train.accumulate", rows % train.accumulate > 0, f"must divide data.global_batch = {rows}"),
-        ("masking.random_share", too_many, "mask_share and random_share must not exceed 1 together"),
-        ("train.steps", lengths != 1, "set exactly one of train.steps, train.epochs and train.hours above 0"),
-        ("train.replay", train.replay != "" and not hours, "must be empty without train.hours"),
-        ("schedule.warmup_steps", hours and schedule.warmup_steps > 0, "use warmup_fraction with train.hours"),
-        ("schedule.name", hours and no_start, "needs schedule.warmup_fraction above 0 with train.hours"),
-        ("train.init_tiled", train.init_tiled and not train.init_from, "must be false without train.init_from"),
-        ("train.branch_from", branches and train.init_from != "", "can't be set together with train.init_from"),
-        ("model.init", branches and model.init != "stock", "must be stock with train.branch_from"),
-        ("model.init", model.init != "stock" and train.init_from != "", "must be stock with train.init_from"),
-        ("schedule.warmup_steps", two_warmups, "set at most one of warmup_steps and warmup_fraction"),
-        ("schedule.warmup_steps", 0 < steps < schedule.warmup_steps, f"must be at most train.steps = {steps}"),
-        ("schedule.decay_fraction", too_long, "warmup and decay together must not be longer than the run"),
-        ("classify.predict", taken, "each name may be used only once, and test only without classify.test"),
-        ("classify.metric", not metrics <= known, f"must be of {', '.join(sorted(known))} for {classify.kind}"),
-        ("classify.text", two_texts, "must name one column, a list of words, for tokens"),
-        ("classify.label", config.classify.label in config.classify.text, "must be another column than classify.text"),
-        ("pod.jax_port", config.pod.jax_port == port, f"must be another port than pod.port = {port}"),
-        ("checkpoint.milestones", late, f"its steps must be at most train.steps = {steps}"),
-        ("evaluate.sets", len(set(names)) < len(names), "each name may be used only once"),
-        ("evaluate.count", uneven, f"must be fixed with masks of masking.kind = {masking.kind}"),
-        ("mesh.data", axes.count(-1) > 1, "at most one axis of the mesh can be -1"),
-    ]

@@ -71,16 +71,16 @@ class Entry(NamedTuple):
     def program(self, command: str) -> Program:
         """Returns what starts the runs of `command`; raises InputError if nothing can start them with the class."""
         if self.started is None:
-            what = f"{command}: its runs are processes of their own, which can't be started with {name_of(self.record)}"
+            reason = f"its runs are processes of their own, which can't be started with {name_of(self.record)}"
             fix = "start it from a Python file that ends in main(pretraining=...), without other arguments"
-            raise InputError(f"{what}; {fix}.")
+            raise InputError(f"{command}: {reason}; {fix}.")
         return self.started
 
     def refuse(self, command: str) -> None:
         """Raises InputError for a command that trains, but not by `Pretraining`."""
         if self.record:
-            what = f"{command} fine-tunes without {name_of(self.record)}, a class for pretraining"
-            raise InputError(f"{what}; start it with python -m mlm {command}.")
+            reason = f"fine-tunes without {name_of(self.record)}, a class for pretraining"
+            raise InputError(f"{command} {reason}; start it with python -m mlm {command}.")
 
 
 MLM = Entry()
@@ -114,21 +114,21 @@ def check_expected(entry: Entry, host: str) -> None:
     """Raises InputError if this is a run of a sweep that has another class."""
     expected = os.environ.get(EXPECTED, "")
     if expected and expected != entry.identity:
-        what = f"{host} has {entry.identity or STOCK} where the command that started this run has {expected}"
-        raise InputError(
-            f"{what}; make the files alike on all hosts, don't edit them while it runs, and start it again."
-        )
+        difference = f"has {entry.identity or STOCK} where the command that started this run has {expected}"
+        fix = "make the files alike on all hosts, don't edit them while it runs, and start it again"
+        raise InputError(f"{host} {difference}; {fix}.")
 
 
 def describe(cls: type) -> dict[str, Any]:
     """Returns what a checkpoint records of a class; {} if it is mlm's own."""
-    own = [base for base in cls.__mro__ if not _is_known(base.__module__)]
-    if not own:
+    user_classes = [base for base in cls.__mro__ if not _is_known(base.__module__)]
+    if not user_classes:
         return {}
-    inherited = {name for base in cls.__mro__ if base not in own and base is not object for name in vars(base)}
-    defined = {name for base in own for name, value in vars(base).items() if hasattr(value, "__get__")}
+    known_classes = [base for base in cls.__mro__ if base not in user_classes and base is not object]
+    inherited = {name for base in known_classes for name in vars(base)}
+    defined = {name for base in user_classes for name, value in vars(base).items() if hasattr(value, "__get__")}
     overrides = sorted(name for name in defined & inherited if name == "__init__" or not name.startswith("__"))
-    files = sorted(_hashes(path) for path in source_files(dict.fromkeys(base.__module__ for base in own)))
+    files = sorted(_hashes(path) for path in source_files(dict.fromkeys(base.__module__ for base in user_classes)))
     return {"name": _name(cls), "overrides": overrides, "files": files}
 
 
@@ -148,15 +148,15 @@ def _name(cls: type) -> str:
 
 def source_files(modules: dict[str, None]) -> list[Path]:
     """Returns the files of some modules, and of all that they import, except for installed packages and mlm's own."""
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     todo = [(name, _file(name)) for name in modules]
     while todo:
         name, path = todo.pop()
-        if path is None or path in found:
+        if path is None or path in files:
             continue
-        found[path] = None
+        files[path] = None
         todo += [(other, file) for other in _imports(name, path) if (file := _file(other)) and not _is_installed(file)]
-    return list(found)
+    return list(files)
 
 
 def _file(module: str) -> Path | None:
@@ -241,10 +241,10 @@ def _start(record: Record) -> str:
 
 def changed_files(saved: Record, now: Record) -> tuple[list[str], bool]:
     """Returns (the files of a class that are not the same, whether in their code)."""
-    old, new = ({(name, digest): code for name, digest, code in each.get("files", ())} for each in (saved, now))
-    changed = sorted({name for name, _ in old.keys() ^ new.keys()})
-    codes = (sorted((name, code) for (name, _), code in each.items()) for each in (old, new))
-    return changed, next(codes) != next(codes)
+    old, new = saved.get("files", ()), now.get("files", ())
+    changed = {(name, digest) for name, digest, _ in old} ^ {(name, digest) for name, digest, _ in new}
+    differ = {(name, code) for name, _, code in old} != {(name, code) for name, _, code in new}
+    return sorted({name for name, _ in changed}), differ
 
 
 def changes(saved: Record, now: Record) -> list[str]:

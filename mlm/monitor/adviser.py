@@ -96,10 +96,11 @@ class Adviser:
             return None
         above = after > self.unigram_entropy + ABOVE
         causes = self._causes("too low" if above else "too high or too low", "duplicate lines in the text", DOCTOR)
-        found = f"{before:.2f} then {after:.2f} nats in the steps {lines[0]['step']:,} to {now:,}"
-        where = f"{'above' if above else 'at'} what the frequencies of tokens alone give"
-        entropies = f"{self.unigram_entropy:.2f} nats behind a mask, {floor:.2f} over all predictions"
-        return f"the loss is stuck: {found}, {where} ({entropies}){causes}"
+        return (
+            f"the loss is stuck: {before:.2f} then {after:.2f} nats in the steps {lines[0]['step']:,} to {now:,}, "
+            f"{'above' if above else 'at'} what the frequencies of tokens alone give ({self.unigram_entropy:.2f} nats "
+            f"behind a mask, {floor:.2f} over all predictions){causes}"
+        )
 
     def _diverging(self) -> str | None:
         losses = _values(self._train[-RECENT:])

@@ -41,7 +41,7 @@ class Detector:
             return None
         if len(self._usual) >= LEAST:
             usual = median(self._usual)
-            deviation = median(abs(each - usual) for each in self._usual)
+            deviation = median(abs(past - usual) for past in self._usual)
             if loss > usual + max(DEVIATIONS * NORMAL * deviation, FLOOR):
                 self._above.append(loss)
                 if len(self._above) <= LONGEST:

@@ -19,15 +19,15 @@ def score_classes(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> 
     total, right, rows_C, predicted_C = len(labels_N), np.diag(table), table.sum(axis=1), table.sum(axis=0)
     f1_C = 2 * right / np.maximum(rows_C + predicted_C, 1)
     spread = math.sqrt((total**2 - rows_C @ rows_C) * (total**2 - predicted_C @ predicted_C))
-    found = {
+    scores = {
         "accuracy": right.sum() / total,
         "f1": f1_C @ rows_C / total,
         "f1_macro": f1_C[rows_C + predicted_C > 0].mean(),
         "matthews": (right.sum() * total - rows_C @ predicted_C) / spread if spread else 0.0,
     }
     if count == 2:
-        found["f1_positive"] = f1_C[1]
-    return {name: float(value) for name, value in found.items()}
+        scores["f1_positive"] = f1_C[1]
+    return {name: float(score) for name, score in scores.items()}
 
 
 def score_numbers(targets_N: np.ndarray, predicted_N: np.ndarray) -> dict[str, float]:
@@ -50,16 +50,16 @@ def score_words(
     A word that the model could not read, -1 in `predicted_W`, is wrong, and "O" to the spans. `row_W` rises.
     """
     ends = np.flatnonzero(np.diff(row_W, append=-1)) + 1  # a span ends with its row
-    true, found = (
-        spans([(*names, "O")[int(label)] for label in np.insert(each_W, ends, -1)])
-        for each_W in (labels_W, predicted_W)
+    true, predicted = (
+        spans([(*names, "O")[int(label)] for label in np.insert(tags_W, ends, -1)])
+        for tags_W in (labels_W, predicted_W)
     )
-    right = len(true & found)
+    right = len(true & predicted)
     return {
         "accuracy": float(np.mean(labels_W == predicted_W)),
-        "precision": right / max(len(found), 1),
+        "precision": right / max(len(predicted), 1),
         "recall": right / max(len(true), 1),
-        "f1": 2 * right / max(len(true) + len(found), 1),
+        "f1": 2 * right / max(len(true) + len(predicted), 1),
     }
 
 
@@ -68,16 +68,16 @@ def spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
 
     Of IOB1, IOB2 and IOBES alike: a span begins and ends where prefix or type say so, whatever the scheme allows.
     """
-    found, first, before, type_before = set(), 0, "O", ""
+    complete, first, before, type_before = set(), 0, "O", ""
     for index, (prefix, *rest) in enumerate(tags):
-        own_type = "".join(rest).split("-", 1)[-1] or "_"
-        differs = own_type != type_before
+        span_type = "".join(rest).split("-", 1)[-1] or "_"
+        differs = span_type != type_before
         if before in "ES" or (before in "BI" and prefix in "BSO") or (before not in "O." and differs):
-            found.add((first, index - 1, type_before))
+            complete.add((first, index - 1, type_before))
         if prefix in "BS" or (before in "ESO" and prefix in "EI") or (prefix not in "O." and differs):
             first = index
-        before, type_before = prefix, own_type
-    return found
+        before, type_before = prefix, span_type
+    return complete
 
 
 def confusion(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> np.ndarray:

@@ -35,19 +35,21 @@ def choose(
     """
     if [path for path in children(new.root) if path.name not in (LOCK, LEASE)]:
         raise InputError(f"--workdir={new.root}: holds something already; name a new folder.")
-    chosen = [each for name in names for each in _find(name, last)]
-    if len({_name(each) for each in chosen}) < max(len(chosen), 2):
-        found = ", ".join(map(_name, chosen)) or "none"
-        raise InputError(f"average: takes two checkpoints or more, each once; {' '.join(names)} names {found}.")
+    chosen = [checkpoint for name in names for checkpoint in _find(name, last)]
+    chosen_names = [_name(checkpoint) for checkpoint in chosen]
+    if len(set(chosen_names)) < max(len(chosen), 2):
+        listed = ", ".join(chosen_names) or "none"
+        raise InputError(f"average: takes two checkpoints or more, each once; {' '.join(names)} names {listed}.")
     if decay != 1 and len({workdir.root for workdir, _ in chosen}) > 1:
         raise InputError(f"--decay={decay:g}: is for checkpoints of one workdir.")
     metas = [checkpoint_files.read_meta(workdir.checkpoints, step) for workdir, step in chosen]
     models = [_architecture(workdir, meta) for (workdir, _), meta in zip(chosen, metas, strict=True)]
-    for each, model in zip(chosen, models, strict=True):
-        for key in [key for key in model if model[key] != models[-1].get(key)]:
-            theirs = f"that of {_name(chosen[-1])} ({models[-1].get(key)!s:.80})"
-            what = f"its {key} ({model[key]!s:.80}) differs from {theirs}"
-            raise InputError(f"{_name(each)}: {what}; only checkpoints of one model can be averaged.")
+    newest = models[-1]
+    for name, model in zip(chosen_names, models, strict=True):
+        for key in [key for key in model if model[key] != newest.get(key)]:
+            difference = f"its {key} ({model[key]!s:.80}) differs from that of {chosen_names[-1]}"
+            fix = "only checkpoints of one model can be averaged"
+            raise InputError(f"{name}: {difference} ({newest.get(key)!s:.80}); {fix}.")
     return chosen, metas
 
 
@@ -59,8 +61,8 @@ def write_mean(
     total: Any = None
     for (workdir, step), meta, weight in zip(chosen, metas, weights, strict=True):
         _, params = load.restore(workdir, step, meta)
-        own = jax.tree.map(functools.partial(operator.mul, weight), params)  # float32 times a Python number
-        total = own if total is None else jax.tree.map(operator.add, total, own)
+        weighted = jax.tree.map(functools.partial(operator.mul, weight), params)  # float32 times a Python number
+        total = weighted if total is None else jax.tree.map(operator.add, total, weighted)
     mean = jax.tree.map(lambda value: value / sum(weights), total)
     _write(new, chosen, metas[-1], mean, weights)
 
@@ -77,16 +79,16 @@ def _find(name: str, last: int) -> list[Checkpoint]:
     if not (UPath(folder) / "checkpoints").is_dir() or STEPS.fullmatch(text) is None:
         raise InputError(f"{name}: is not a workdir with checkpoints; name WORKDIR@A..B, WORKDIR@A,B,C or WORKDIR.")
     workdir = Workdir(folder, create=False)
-    there = checkpoint_files.complete_steps(workdir.checkpoints)
-    if last and (text or last > len(there)):
-        raise InputError(f"--last={last}: {name} must be a workdir with so many checkpoints; it has {len(there)}.")
+    complete = checkpoint_files.complete_steps(workdir.checkpoints)
+    if last and (text or last > len(complete)):
+        raise InputError(f"--last={last}: {name} must be a workdir with so many checkpoints; it has {len(complete)}.")
     if ".." in text:
         first, final = map(int, text.split(".."))
-        steps = [step for step in there if first <= step <= final]
+        steps = [step for step in complete if first <= step <= final]
     elif text:
         steps = sorted(map(int, text.split(",")))
     elif last:
-        steps = there[-last:]
+        steps = complete[-last:]
     else:
         best = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=locate.is_classifier(workdir))
         steps = [] if best is None else [best]
@@ -97,15 +99,17 @@ def _find(name: str, last: int) -> list[Checkpoint]:
 
 def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
     """Returns what checkpoints that are averaged must have in common."""
-    data, folder = meta["dataset"], workdir.tokenizer
-    own = tokenizer.fingerprint(str(folder)) if (folder / "tokenizer.json").is_file() else None
-    record = meta["class"]
-    computed_by = [entry.name_of(record), *record["files"]] if entry.changes_evaluation(record) else []
-    found = {"class": computed_by, "labels": data.get("labels"), "vocabulary": data["vocab_size"], "tokenizer": own}
-    model = data["model"]
-    others = ROTARY_BASES if model["model_type"] == "modernbert" else ("max_position_embeddings",)
-    keys = ("model_type", "vocab_size", *others, *find(model["model_type"]).architecture.values())
-    return found | {key: model[key] for key in keys}
+    dataset, folder, record = meta["dataset"], workdir.tokenizer, meta["class"]
+    model = dataset["model"]
+    positions = ROTARY_BASES if model["model_type"] == "modernbert" else ("max_position_embeddings",)
+    keys = ("model_type", "vocab_size", *positions, *find(model["model_type"]).architecture.values())
+    return {
+        "class": [entry.name_of(record), *record["files"]] if entry.changes_evaluation(record) else [],
+        "labels": dataset.get("labels"),
+        "vocabulary": dataset["vocab_size"],
+        "tokenizer": tokenizer.fingerprint(str(folder)) if (folder / "tokenizer.json").is_file() else None,
+        **{key: model[key] for key in keys},
+    }
 
 
 def _write(new: Workdir, chosen: list[Checkpoint], meta: dict[str, Any], mean: Any, weights: list[float]) -> None:
@@ -116,7 +120,8 @@ def _write(new: Workdir, chosen: list[Checkpoint], meta: dict[str, Any], mean: A
         config.shards.dir = source.shards_of(config)
     copy_files(source.tokenizer, new.tokenizer)
     write_text(new.config, config.to_json(indent=1) + "\n")
-    averaged = [{"checkpoint": _name(each), "weight": weight} for each, weight in zip(chosen, weights, strict=True)]
+    pairs = zip(map(_name, chosen), weights, strict=True)
+    averaged = [{"checkpoint": name, "weight": weight} for name, weight in pairs]
     meta = meta | {"config": config, "milestones": [], "averaged": averaged}
     with Checkpoints(new.checkpoints, keep=1) as checkpoints:
         checkpoints.save(step, {load.part_of(meta): mean}, meta, None)

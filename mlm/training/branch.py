@@ -41,13 +41,14 @@ def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[
     Raises InputError if the config can't start there, and DamageError; without `deep`, no payload is read.
     """
     name = config.train.branch_from
-    where, (folder, step) = f"config.train.branch_from = {name}", locate.branch_source(name)
+    where = f"config.train.branch_from = {name}"
+    folder, step = locate.branch_source(name)
     source = Workdir(folder, create=False)
     checkpoint_files.check_step(source.checkpoints, step, where, deep=deep)
     saved = checkpoint_files.read_meta(source.checkpoints, step)
-    for part, key, what in ((saved["dataset"], "labels", "a classifier"), (saved, "averaged", "an average")):
-        if key in part:
-            raise InputError(f"{where}: holds {what}, not the state of pretraining; name a pretraining run.")
+    if "labels" in saved["dataset"] or "averaged" in saved:
+        kind = "an average" if "averaged" in saved else "a classifier"
+        raise InputError(f"{where}: holds {kind}, not the state of pretraining; name a pretraining run.")
     changes = configs.diff(saved["config"], config, re.compile(r"train\.branch_from"))
     old, new = configs.flatten(saved["config"]), configs.flatten(config)
 
@@ -79,11 +80,9 @@ def open_source(meta: dict[str, Any], workdir: Workdir, new: Stages) -> Source:
     same_data = saved["data_fingerprint"] == meta["data_fingerprint"]
     has_sizes = saved["config"].data.batch_stages or config.data.batch_stages
     if same_data and has_sizes and old.batches_read(step) != new.batches_read(step):
-        read = ", ".join(
-            f"batches {first:,} to {last:,} of {rows:,} rows" for first, last, rows in old.batches_read(step)
-        )
+        batches = [f"batches {first:,} to {last:,} of {rows:,} rows" for first, last, rows in old.batches_read(step)]
         fix = "set data.batch_stages and data.skip_batches so that this run would have read the same"
-        raise InputError(f"{where}: it read {read}; {fix}.")
+        raise InputError(f"{where}: it read {', '.join(batches)}; {fix}.")
     same_rows = same_data and old.rows_read(step) == new.rows_read(step)
     same_rows = same_rows and saved.get("branch", {"same_rows": True})["same_rows"]
     stages.check_branch(config, new.steps)
@@ -102,8 +101,8 @@ def check_milestones(meta: dict[str, Any]) -> None:
     config = meta["config"]
     counts_words = any(str(milestone).startswith("words:") for milestone in config.checkpoint.milestones)
     if counts_words and not meta["branch"]["same_rows"]:
-        what = f"{config.train.branch_from} read different rows, so words can't be counted across both runs"
-        raise InputError(f"config.checkpoint.milestones: {what}; give them in steps.")
+        reason = f"{config.train.branch_from} read different rows, so words can't be counted across both runs"
+        raise InputError(f"config.checkpoint.milestones: {reason}; give them in steps.")
 
 
 def restore(source: Source, shapes: TrainState, initial_state: Callable[[], TrainState]) -> TrainState:
@@ -132,7 +131,7 @@ def restore(source: Source, shapes: TrainState, initial_state: Callable[[], Trai
 
 
 def _overlap(old: jax.Array, fresh: jax.Array) -> jax.Array:
-    """Copies the overlap of `old` into `fresh`; returns `fresh` as it is if the ranks differ (factored moments)."""
+    """Copies the overlap of `old` into `fresh`; returns `fresh` unchanged if the ranks differ (factored moments)."""
     if old.ndim != fresh.ndim:
         return fresh
     both = tuple(slice(0, min(sizes)) for sizes in zip(old.shape, fresh.shape, strict=True))

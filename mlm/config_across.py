@@ -1,0 +1,151 @@
+"""Rules that tie keys of a config together. Each yields the key to name and what is allowed, where it is broken."""
+
+import math
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from mlm.config_rules import FAMILIES, METRICS, MODERNBERT, mixture_error, parse_ranges, ranges_overlap
+
+Broken = Iterator[tuple[str, str]]  # (key, what is allowed)
+ROUNDING = 1e-9  # of sums of shares
+CORRELATIONS = {"pearson", "spearman"}
+
+
+def across(config: ConfigDict) -> Broken:
+    """Yields the rules that a config breaks; the first is the one to report."""
+    for rules in (_corpus, _model, _data, _length, _start, _schedule, _classify, _others):
+        yield from rules(config)
+
+
+def _corpus(config: ConfigDict) -> Broken:
+    corpus = config.corpus
+    if len(corpus.weights) != len(corpus.sources):
+        yield "corpus.weights", "must have one number for each of corpus.sources"
+    for key in ("validation_groups", "test_groups"):
+        if corpus.group == "document" and corpus[key]:
+            yield f"corpus.{key}", "must be () where corpus.group is document"
+    if set(corpus.validation_groups) & set(corpus.test_groups):
+        yield "corpus.test_groups", "must be other groups than those of corpus.validation_groups"
+    if corpus.validation_fraction + corpus.test_fraction >= 1:
+        yield "corpus.test_fraction", "with corpus.validation_fraction it must be below 1"
+
+
+def _model(config: ConfigDict) -> Broken:
+    model, is_modernbert = config.model, config.model.family == "modernbert"
+    for key, default in MODERNBERT.items():
+        if not is_modernbert and model[key] != default:
+            yield f"model.{key}", f"is for family modernbert; leave it at {default:g}"
+    if model.implementation != "transformers" and model.family not in FAMILIES:
+        yield "model.family", f"must be one of {', '.join(FAMILIES)}; another needs model.implementation = transformers"
+    if model.init != "stock" and model.family not in FAMILIES:
+        yield "model.init", f"can't be {model.init} of this model.family"
+    if model.hidden_size % model.heads > 0:
+        yield "model.heads", "must divide model.hidden_size"
+    if is_modernbert and model.hidden_size // model.heads % 2 > 0:
+        yield "model.heads", "must leave heads of an even size, as rotary positions need"
+    if model.attention == "cudnn" and model.attention_dropout > 0:
+        yield "model.attention", "has no dropout: set model.attention_dropout to 0, or choose another kernel"
+    needs_mlm = {
+        "model.family": model.family in ("modernbert", "camembert"),
+        "model.attention": model.attention not in ("auto", "xla"),
+        "model.remat_feed_forward": model.remat_feed_forward > 0,
+        "data.isolate_documents": config.data.isolate_documents,
+    }
+    for key, is_needed in needs_mlm.items():
+        if model.implementation == "transformers" and is_needed:
+            yield key, "needs model.implementation = mlm"
+
+
+def _data(config: ConfigDict) -> Broken:
+    data, length, steps, accumulate = config.data, config.shards.length, config.train.steps, config.train.accumulate
+    if length > config.model.positions:
+        yield "shards.length", f"must be at most model.positions = {config.model.positions}"
+    if not data.mixture and config.shards.count < data.lanes:
+        yield "shards.count", f"must be at least data.lanes = {data.lanes}"
+    if data.global_batch % data.lanes > 0:
+        yield "data.global_batch", f"must be a multiple of data.lanes = {data.lanes}"
+    unit = math.lcm(data.lanes, accumulate)
+    if any(rows % unit > 0 for rows, _ in data.batch_stages):
+        yield "data.batch_stages", f"ROWS must be multiples of {unit} (data.lanes, train.accumulate)"
+    if any(rows > data.global_batch for rows, _ in data.batch_stages):
+        yield "data.batch_stages", f"ROWS must be at most data.global_batch = {data.global_batch}"
+    if 0 < steps < sum(count for _, count in data.batch_stages):
+        yield "data.batch_stages", f"its STEPS must sum to at most train.steps = {steps}"
+    if data.mixture and config.shards.dir:
+        yield "data.mixture", "can't be set together with shards.dir; empty one of them"
+    if error := mixture_error(data.mixture, data.lanes):
+        yield "data.mixture", error
+    short = data.short_length
+    if short > 0 and (short % 8 > 0 or length % short > 0 or short == length):
+        yield "data.short_length", f"must be a multiple of 8, below shards.length = {length}, and divide it"
+    if ranges_overlap(parse_ranges(data.skip_batches)):
+        yield "data.skip_batches", "its ranges must not overlap"
+    if data.global_batch % accumulate > 0:
+        yield "train.accumulate", f"must divide data.global_batch = {data.global_batch}"
+    if config.masking.mask_share + config.masking.random_share > 1 + ROUNDING:
+        yield "masking.random_share", "mask_share and random_share must not exceed 1 together"
+
+
+def _length(config: ConfigDict) -> Broken:
+    train, schedule, counts_hours = config.train, config.schedule, config.train.hours > 0
+    if (train.steps > 0) + (train.epochs > 0) + counts_hours != 1:
+        yield "train.steps", "set exactly one of train.steps, train.epochs and train.hours above 0"
+    if train.replay and not counts_hours:
+        yield "train.replay", "must be empty without train.hours"
+    if counts_hours and schedule.warmup_steps > 0:
+        yield "schedule.warmup_steps", "use warmup_fraction with train.hours"
+    if counts_hours and schedule.name == "inverse_sqrt" and schedule.warmup_fraction == 0:
+        yield "schedule.name", "needs schedule.warmup_fraction above 0 with train.hours"
+
+
+def _start(config: ConfigDict) -> Broken:
+    train, is_primed = config.train, config.model.init != "stock"
+    if train.init_tiled and not train.init_from:
+        yield "train.init_tiled", "must be false without train.init_from"
+    if train.branch_from and train.init_from:
+        yield "train.branch_from", "can't be set together with train.init_from"
+    for key in ("branch_from", "init_from"):
+        if is_primed and train[key]:
+            yield "model.init", f"must be stock with train.{key}"
+
+
+def _schedule(config: ConfigDict) -> Broken:
+    schedule, steps = config.schedule, config.train.steps
+    if schedule.warmup_steps > 0 and schedule.warmup_fraction > 0:
+        yield "schedule.warmup_steps", "set at most one of warmup_steps and warmup_fraction"
+    if 0 < steps < schedule.warmup_steps:
+        yield "schedule.warmup_steps", f"must be at most train.steps = {steps}"
+    warmup = schedule.warmup_fraction or schedule.warmup_steps / (steps or math.inf)
+    if schedule.name in ("wsd", "wsd_sqrt") and schedule.decay_fraction + warmup > 1 + ROUNDING:
+        yield "schedule.decay_fraction", "warmup and decay together must not be longer than the run"
+
+
+def _classify(config: ConfigDict) -> Broken:
+    classify = config.classify
+    names = [name for name, _ in classify.predict]
+    if len(set(names)) < len(names) or (classify.test and "test" in names):
+        yield "classify.predict", "each name may be used only once, and test only without classify.test"
+    metrics = {"regression": CORRELATIONS, "tokens": {"accuracy", "f1"}}
+    allowed = metrics.get(classify.kind, set(METRICS) - CORRELATIONS)
+    if not allowed.issuperset(classify.metric):
+        yield "classify.metric", f"must be of {', '.join(sorted(allowed))} for {classify.kind}"
+    if classify.kind == "tokens" and len(classify.text) > 1:
+        yield "classify.text", "must name one column, a list of words, for tokens"
+    if classify.label in classify.text:
+        yield "classify.label", "must be another column than classify.text"
+
+
+def _others(config: ConfigDict) -> Broken:
+    steps, names = config.train.steps, [name for name, _ in config.evaluate.sets]
+    if config.pod.jax_port == config.pod.port:
+        yield "pod.jax_port", f"must be another port than pod.port = {config.pod.port}"
+    milestones = [str(milestone).removeprefix("every:") for milestone in config.checkpoint.milestones]
+    if any(int(step) > steps > 0 for step in milestones if step.isdecimal()):
+        yield "checkpoint.milestones", f"its steps must be at most train.steps = {steps}"
+    if len(set(names)) < len(names):
+        yield "evaluate.sets", "each name may be used only once"
+    if config.evaluate.count != "fixed" and config.masking.kind != "token":
+        yield "evaluate.count", f"must be fixed with masks of masking.kind = {config.masking.kind}"
+    if [config.mesh[axis] for axis in ("data", "fsdp", "tensor")].count(-1) > 1:
+        yield "mesh.data", "at most one axis of the mesh can be -1"
