@@ -291,11 +291,5 @@ def make_eval_masking(masking: TokenMasking, count: str) -> TokenMasking:
     """Returns the masking of evaluation, given that of training and evaluate.count."""
     if count == "fixed":
         return dataclasses.replace(masking, end_rate=0.0, static=False)
-    return IndependentMasking(
-        rate=masking.rate,
-        mask_share=masking.mask_share,
-        random_share=masking.random_share,
-        mask_id=masking.mask_id,
-        special_ids=masking.special_ids,
-        vocab_size=masking.vocab_size,
-    )
+    shares = masking.rate, masking.mask_share, masking.random_share
+    return IndependentMasking(*shares, masking.mask_id, masking.special_ids, masking.vocab_size)
