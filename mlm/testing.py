@@ -140,7 +140,7 @@ def _open(
     return pretraining(
         config,
         dataset_info(manifest),
-        mesh=sharding.make_mesh(**config.mesh.to_dict(), devices=jax.devices()[:devices]),
+        mesh=sharding.mesh_of(config.mesh, jax.devices()[:devices]),
         word_starts_V=np.arange(manifest.vocab_size) % 3 > 0,
         workdir=workdir,
         manifest=manifest,

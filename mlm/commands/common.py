@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from mlm import cluster, entry
+from mlm import cluster
 from mlm import config as configs
 from mlm.cluster import dask_engine, detect, run_engine, watch
 from mlm.cluster.engine import Engine, open_pool
@@ -27,7 +27,7 @@ from mlm.text import printable
 from mlm.workdir import Workdir, lock
 
 if TYPE_CHECKING:
-    from mlm.pretrained.load import Pretrained
+    pass
 
 
 def path(text: str, expanded: Callable[[str], str] = expand) -> str:
@@ -103,20 +103,6 @@ def add_step_flag(parser: argparse.ArgumentParser, model: str = "the workdir, or
 def named_model(args: argparse.Namespace) -> str:
     """Returns what --model and --step name; "" for the newest checkpoint of the workdir."""
     return args.model if args.step is None else locate.at_step(args.model or args.workdir, args.step)
-
-
-def with_class(model: Pretrained, args: argparse.Namespace) -> Pretrained:
-    """Returns the model, computed by the class that the command was started with, if that has another model.
-
-    Says whose class trained it. Raises InputError if that changes what the model computes, and is not this command's.
-    """
-    from mlm.tasks import pretraining
-
-    saved = model.meta.get("class", {})
-    remark = entry.check_use(saved, args.entry.record, model.source, command=args.name, stock_network=True)
-    if remark and cluster.is_primary():
-        say(remark)
-    return pretraining.with_class(model, args.entry.pretraining)
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:

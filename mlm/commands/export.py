@@ -76,10 +76,11 @@ def write_export(
     from mlm.export import export
     from mlm.pretrained import load
     from mlm.report import summary
+    from mlm.tasks import pretraining
 
     head = load.CLASSIFIER if locate.is_classifier(workdir) else load.LM_HEAD
     model = load.from_workdir(workdir, head=head, step=step)
-    model = common.with_class(model, args)
+    model = pretraining.with_class(model, args.entry, command=args.name)
     if cluster.is_primary():
         history = summary.gather(workdir, model.run_config, until=model.step) if head == load.LM_HEAD else None
         evaluations = reversed(logs.read(workdir.metrics, "eval"))

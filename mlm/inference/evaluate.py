@@ -14,7 +14,7 @@ from mlm import cluster, logs
 from mlm import config as configs
 from mlm.data import mixture, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
-from mlm.entry import MLM, Entry, changes_evaluation, check_use
+from mlm.entry import MLM, Entry, changes_evaluation
 from mlm.errors import DamageError, InputError
 from mlm.inference import dtypes, pseudo_perplexity
 from mlm.model.attention import make_attention
@@ -60,8 +60,7 @@ def run(
     shards, part = _find_split(manifest, split)
     _check_extras(shards, extras)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
-    check_class(loaded, entry, stock_network=False)
-    loaded = pretraining.with_class(loaded, entry.pretraining)
+    loaded = pretraining.with_class(loaded, entry, command="evaluate", stock_network=False)
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
     module, task = make_module(config, padded, entry, manifest, workdir, mesh, shards.length)
@@ -72,14 +71,9 @@ def run(
             maskings[kind] = task.eval_masking
         else:
             maskings[kind] = _eval_masking(configs.replace(config, {"masking.kind": kind}), workdir, manifest)
+        metrics, breakdown = task and task.metrics, extras.breakdown
         eval_step = evaluation.make_eval_step(
-            module,
-            maskings[kind],
-            seed,
-            mesh,
-            shardings,
-            metrics=task.metrics if task else None,
-            with_breakdown=extras.breakdown,
+            module, maskings[kind], seed, mesh, shardings, metrics=metrics, with_breakdown=breakdown
         )
         scores[kind] = pretraining.score_split(config, shards, mesh, eval_step, params, part)
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
@@ -112,16 +106,6 @@ def _eval_masking(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> T
     return make_eval_masking(masking, config.evaluate.count)
 
 
-def check_class(loaded: load.Pretrained, entry: Entry, *, stock_network: bool) -> None:
-    """Raises InputError if the class of the model's run computes something else than `evaluate` would."""
-    saved = loaded.meta.get("class", {})
-    if not loaded.meta:  # of a folder, which transformers' own network computes
-        saved, stock_network = {}, True
-    remark = check_use(saved, entry.record, loaded.source, command="evaluate", stock_network=stock_network)
-    if remark and cluster.is_primary():
-        print(remark, file=sys.stderr, flush=True)
-
-
 def _check_extras(shards: Manifest, extras: Extras) -> None:
     if extras.pseudo < 0:
         raise InputError(f"--pseudo={extras.pseudo}: must be a number of rows, from 0 up.")
@@ -150,7 +134,7 @@ def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
 
 def put_on_devices(config: ConfigDict, model: load.Pretrained) -> tuple[Mesh, load.Pretrained, Params, Params]:
     """Returns the mesh, the model with its vocabulary padded, and its parameters' shardings and arrays there."""
-    mesh = sharding.make_mesh(**config.mesh.to_dict())
+    mesh = sharding.mesh_of(config.mesh)
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
     padded = model.padded(config.model.vocab_multiple)
     shardings = sharding.tree_shardings(padded.params, mesh, padded.params, padded.partition_rules)

@@ -56,8 +56,7 @@ def run(
     """Scores a model on the pairs of `read`; prints and keeps the results as `evaluate.run` does."""
     pairs = read(source, phenomenon)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
-    evaluate.check_class(loaded, entry, stock_network=True)
-    loaded = pretraining.with_class(loaded, entry.pretraining)
+    loaded = pretraining.with_class(loaded, entry, command="evaluate")
     scores = pseudo_log_likelihoods(config, loaded, encode(pairs, loaded))
     differences = {method: sums_N[::2] - sums_N[1::2] for method, sums_N in scores.items()}
     result = {"pairs": source, "model": loaded.source, **accuracies(pairs, differences)}

@@ -281,15 +281,15 @@ def make_masking(config: ConfigDict, info: DatasetInfo, word_starts_V: np.ndarra
     )
     if config.kind == "token":
         return make()
-    starts = None if word_starts_V is None else word_starts_V.tobytes()
-    make = functools.partial(make, starts=starts, longest=config.longest)
-    return make(span_p=config.span_p) if config.kind == "span" else make()
+    starts, longest = None if word_starts_V is None else word_starts_V.tobytes(), config.longest
+    if config.kind == "word":
+        return make(starts=starts, longest=longest)
+    return make(starts=starts, longest=longest, span_p=config.span_p)
 
 
 def make_eval_masking(masking: TokenMasking, count: str) -> TokenMasking:
     """Returns the masking of evaluation, given that of training and evaluate.count."""
-    masking = dataclasses.replace(masking, end_rate=0.0, static=False)
     if count == "fixed":
-        return masking
-    names = [field.name for field in dataclasses.fields(IndependentMasking)]
-    return IndependentMasking(**{name: getattr(masking, name) for name in names})
+        return dataclasses.replace(masking, end_rate=0.0, static=False)
+    shares = masking.rate, masking.mask_share, masking.random_share
+    return IndependentMasking(*shares, masking.mask_id, masking.special_ids, masking.vocab_size)

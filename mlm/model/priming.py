@@ -3,15 +3,16 @@
 A small model first learns token frequencies, and only much later to attend to neighbouring tokens:
 
 - the output bias is the log of the tokens' frequencies (the prior of Lin et al., 2017, Focal loss, 4.1);
-- head h attends to a fixed offset: -1, +1, -2, +2, ... A position table holds sinusoids (Vaswani et al., 2017, 3.5),
-  and the query kernel rotates them by the offset. With rotary positions, the first entry of every embedding is the same
-  constant, from which the kernels make a constant query and key, and the query is rotated by the offset. Value and
-  output kernels are orthogonal. To structure attention at initialisation is the idea of Trockman and Kolter, 2023,
-  Mimetic initialization;
+- head h attends to a fixed offset: -1, +1, -2, +2, ... A position table holds sinusoids (Vaswani et al., 2017, 3.5) in
+  the first entries, where the word embeddings are zero: query and key kernels read these alone, so that what a token is
+  does not blur where it is, and the query is rotated by the offset. With rotary positions, the first entry of every
+  embedding is the same constant, from which the kernels make a constant query and key, and the query is rotated by the
+  offset. Value and output kernels are orthogonal. To structure attention at initialisation is the idea of Trockman and
+  Kolter, 2023, Mimetic initialization;
 - word and position embeddings are scaled up, and the only token type's embedding is zero.
 
-Dimensions: V entries of the padded vocabulary, P entries of the position table, H hidden size, F planes of a head that
-positions rotate.
+Dimensions: V entries of the padded vocabulary, P entries of the position table, H hidden size, F planes that positions
+rotate.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from mlm.model.families import at_path, family_of, first_position
 from mlm.model.module import Params
 
 EMBEDDING_SCALE = 3.0  # of initializer_range; tuned on the quickstart, like the others
-SHARPNESS = 5.7  # attention score of the token at a head's offset, apart from the noise of token contents
+SHARPNESS = 11.0  # attention score of the token at a head's offset, apart from the noise of token contents
 ROTARY_SHARPNESS = 4.0  # the same, for a plane that is rotated by 1 a token; slower planes have less
 SHARED = 0.5  # norm of the entry that all embeddings share, relative to the norm of the rest
 
@@ -56,15 +57,25 @@ def _offsets(config: RobertaConfig | ModernBertConfig) -> list[int]:
 
 def _prime_table(embeddings: Params, config: RobertaConfig, stddev: float) -> Callable[..., None]:
     """Primes the position table; returns the function that primes a layer, given value and output kernels."""
-    embeddings["position_embeddings"]["embedding"] = jnp.asarray(np.sqrt(2) * stddev * _sinusoids(config), jnp.float32)
+    per_token_F, size, heads = _frequencies(config), config.hidden_size, config.num_attention_heads
+    width, head_size = 2 * len(per_token_F), size // heads
+    angles_PxF = np.arange(config.max_position_embeddings)[:, None] * per_token_F
+    sinusoids = np.stack([np.sin(angles_PxF), np.cos(angles_PxF)], axis=-1).reshape(len(angles_PxF), width)
+    table_PxH = np.sqrt(2) * stddev * np.pad(sinusoids, ((0, 0), (0, size - width)))
+    embeddings["position_embeddings"]["embedding"] = jnp.asarray(table_PxH, jnp.float32)
+    embeddings["word_embeddings"]["embedding"] = embeddings["word_embeddings"]["embedding"].at[:, :width].set(0.0)
     embeddings["token_type_embeddings"]["embedding"] *= 0.0
-    size = config.hidden_size
-    sharpness = np.sqrt(2 * SHARPNESS / np.sqrt(size // config.num_attention_heads))
+    sharpness = np.sqrt(SHARPNESS * np.sqrt(head_size) / width)
+    query, key = np.zeros((2, width, heads, head_size))
+    for head, offset in enumerate(_offsets(config)):
+        query[:, head, :width] = sharpness * _rotation(offset * per_token_F)
+        key[:, head, :width] = sharpness * np.eye(width)
 
     def prime_attention(index: int, layer: Params, value: Array, output: Array) -> None:
         attention = layer["attention"]["self"]
-        attention["query"]["kernel"] += jnp.asarray(sharpness * _shifts(config), jnp.float32)
-        attention["key"]["kernel"] += jnp.asarray(sharpness * np.eye(size), jnp.float32)
+        for name, kernel in (("query", query), ("key", key)):
+            added = jnp.asarray(kernel.reshape(width, size), jnp.float32)
+            attention[name]["kernel"] = attention[name]["kernel"].at[:width].add(added)
         attention["value"]["kernel"], layer["attention"]["output"]["dense"]["kernel"] = value, output
 
     return prime_attention
@@ -92,28 +103,14 @@ def _prime_rotary(embeddings: Params, config: ModernBertConfig, stddev: float) -
 
 
 def _frequencies(config: RobertaConfig) -> np.ndarray:
-    """Returns the angle per token of each pair of dimensions of a head: from pi down, almost to pi / longest row."""
-    pairs = config.hidden_size // config.num_attention_heads // 2
+    """Returns the angle per token of each plane: from pi down, almost to pi / longest row. A quarter of H at most."""
+    pairs = min(config.hidden_size // config.num_attention_heads, config.hidden_size // 4) // 2
     longest = config.max_position_embeddings - first_position(config)
     return np.pi * float(longest) ** (-np.arange(pairs) / pairs)
 
 
-def _sinusoids(config: RobertaConfig) -> np.ndarray:
-    """Returns [P, H]: each head's dimensions hold (sin, cos) pairs of all frequencies, and 0 in an odd last one."""
-    heads, size = config.num_attention_heads, config.hidden_size
-    angles = np.arange(config.max_position_embeddings)[:, None] * _frequencies(config)
-    pairs = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(len(angles), -1)
-    return np.tile(np.pad(pairs, ((0, 0), (0, size // heads - pairs.shape[1]))), heads)
-
-
-def _shifts(config: RobertaConfig) -> np.ndarray:
-    """Returns [H, H]: head h's block turns the sinusoid of a position into that of the position at h's offset."""
+def _rotation(angles_F: np.ndarray) -> np.ndarray:
+    """Returns [2F, 2F], whose blocks turn each (sin, cos) pair by its angle."""
     from scipy.linalg import block_diag  # a fifth of a second of every start
 
-    blocks, unpaired = [], [[[0.0]]] if config.hidden_size // config.num_attention_heads % 2 else []
-    for offset in _offsets(config):
-        rotations = [
-            [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]] for angle in offset * _frequencies(config)
-        ]
-        blocks += rotations + unpaired
-    return block_diag(*blocks)
+    return block_diag(*([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]] for angle in angles_F))

@@ -43,7 +43,7 @@ class Classification(Task):
     ):
         """Builds everything; `read_params` returns parameters to start from, those of the padded `body` among them."""
         self.config, self.examples, self._read_params = config, examples, read_params
-        self.mesh = sharding.make_mesh(**config.mesh.to_dict())
+        self.mesh = sharding.mesh_of(config.mesh)
         sharding.check_batch(
             self.mesh,
             rows=config.data.global_batch // config.train.accumulate,

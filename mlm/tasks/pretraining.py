@@ -55,7 +55,7 @@ class Pretraining(Task):
         """Builds everything from top to bottom; whole-word and span masking need `word_starts_V`."""
         self.config, self.info, self.workdir, self.manifest = config, info, workdir, manifest
         self.word_starts_V = word_starts_V
-        self.mesh = sharding.make_mesh(**config.mesh.to_dict()) if mesh is None else mesh
+        self.mesh = sharding.mesh_of(config.mesh) if mesh is None else mesh
         sharding.check_batches(self.mesh, config)
         self.stages = make_stages(config, info.records)
         module = self.make_model()
@@ -273,8 +273,21 @@ class Pretraining(Task):
         return [Monitor(self.config, self.workdir, self.manifest, notify, stages=self.stages, warmup=warmup)]
 
 
-def with_class(model: load.Pretrained, pretraining: type[Pretraining] | None) -> load.Pretrained:
-    """Returns a run's model, with the module of its class if that overrides `make_model`; in float32, on one device."""
+def with_class(
+    model: load.Pretrained, program: entry.Entry, *, command: str, stock_network: bool = True
+) -> load.Pretrained:
+    """Returns a model, computed by the class that the command was started with, if that has another `make_model`.
+
+    Raises InputError if another class changed what the model computes; else process 0 says whose class trained it.
+    With `stock_network`, the command does without all other methods.
+    """
+    record = model.meta.get("class", {})
+    if not model.meta:  # of a folder, which transformers' own network computes
+        stock_network = True
+    remark = entry.check_use(record, program.record, model.source, command=command, stock_network=stock_network)
+    if remark and cluster.is_primary():
+        print(remark, file=sys.stderr, flush=True)
+    pretraining = program.pretraining
     if pretraining is None or pretraining.make_model is Pretraining.make_model or model.run_config is None:
         return model
     dataset = model.meta["dataset"]

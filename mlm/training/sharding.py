@@ -47,6 +47,11 @@ def make_mesh(*, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device
     return Mesh(np.concatenate(blocks), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def mesh_of(mesh: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Returns the mesh of the config's group `mesh`."""
+    return make_mesh(data=mesh.data, fsdp=mesh.fsdp, tensor=mesh.tensor, devices=devices)
+
+
 def _slice_devices(shape: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
     """Returns the devices of one slice as jax.make_mesh lays them on the torus.
 
