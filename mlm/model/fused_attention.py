@@ -99,8 +99,9 @@ def _specs(size: Sizes, length: int, at: Callable) -> Callable:
         chunk = size.keys if of_keys else size.queries
         parts = [(chunk, lambda c: c)]
         if halo:
-            per, last = chunk // halo, length // halo - 1
-            before, after = lambda c: jnp.maximum(c * per - 1, 0), lambda c: jnp.minimum((c + 1) * per, last)
+            halos_of_chunk, last_halo = chunk // halo, length // halo - 1
+            before = lambda c: jnp.maximum(c * halos_of_chunk - 1, 0)  # noqa: E731
+            after = lambda c: jnp.minimum((c + 1) * halos_of_chunk, last_halo)  # noqa: E731
             parts = [(halo, before), *parts, (halo, after)]
 
         def spec(tokens: int, chunk_index: Callable) -> pl.BlockSpec:
@@ -139,27 +140,27 @@ def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, 
     if dropout_mask_LxL is not None:  # only in rows of one chunk, so a step sees all of L
         spec = pl.BlockSpec((1, length, length), lambda *_: (0, 0, 0))
         inputs[-1] = dropout_mask_LxL.astype(operand)[None], [spec]
-    inputs += [each for halos in ((False, q_halo), (True, halo)) for each in _angles(rotation, specs, size, *halos)]
+    inputs += _angles(rotation, specs, size, False, q_halo) + _angles(rotation, specs, size, True, halo)
     x_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     if is_backward:
         inputs += zip(saved, (q_spec, stats_spec, q_spec), strict=True)
-        own, last = specs(True, 0, *x), size.key_steps - 1
+        key_grad_spec, last = specs(True, 0, *x), size.key_steps - 1
 
         def dq_index(*g: Array) -> tuple[Array, ...]:
             row, block, q_chunk, k_chunk = at(*g)  # a chunk is written once its gradient is complete
             return row, q_chunk if window else jnp.where(k_chunk < last, 0, q_chunk), block
 
-        out_specs, out_shape = [pl.BlockSpec(x[0](size.queries), dq_index), *own, *own], [x_shape] * 3
-        scratch = [(size.keys + 2 * halo, width)] * 2 * (not size.is_one) + [(width, length)] * (size.key_steps > 1)
+        out_specs, out_shape = [pl.BlockSpec(x[0](size.queries), dq_index), *key_grad_spec * 2], [x_shape] * 3
+        scratch = [] if size.is_one else [(size.keys + 2 * halo, width)] * 2
+        scratch += [(width, length)] if size.key_steps > 1 else []
     else:
         out_specs = specs(False, 0, *x) + stats_spec
         out_shape = [x_shape, jax.ShapeDtypeStruct((rows, blocks, together, length), jnp.float32)]
-        scratch = [(n, size.queries) for n in (width, together, together)] * (size.key_steps > 1)
+        scratch = [(n, size.queries) for n in (width, together, together)] if size.key_steps > 1 else []
     stages_of = backward if is_backward else forward
-    settings = {"stages_of": stages_of, "head_size": head_size, "window": window, "size": size, "operand": operand}
     rotated = "" if rotation is None else "_rotated"
     call = pl.pallas_call(
-        functools.partial(step, **settings),
+        functools.partial(step, stages_of=stages_of, head_size=head_size, window=window, size=size, operand=operand),
         name=f"fused_attention_{stages_of.__name__}_{window}{rotated}",  # as plan reads it
         grid=grid,
         in_specs=[spec for _, spec in inputs],
@@ -180,6 +181,8 @@ def _angles(rotation: tuple | None, specs: Callable, size: Sizes, of_keys: bool,
     if rotation is None:
         return [(None, [])] * 2
     rows, _, half = rotation[0].shape
-    each = int(rows > 1)  # 0 if all rows share the angles
-    spec = specs(of_keys, halo, lambda n: (size.rows if each else 1, half, n), lambda b, h, c: (b * each, 0, c))
+    if rows > 1:
+        spec = specs(of_keys, halo, lambda n: (size.rows, half, n), lambda b, h, c: (b, 0, c))
+    else:  # all rows share the angles
+        spec = specs(of_keys, halo, lambda n: (1, half, n), lambda b, h, c: (0, 0, c))
     return [(angles.swapaxes(1, 2), spec) for angles in rotation]

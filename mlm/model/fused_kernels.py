@@ -117,9 +117,9 @@ class Chunk:
         self.tiles = []
         for start in range(first, size.queries - first, size.tile):
             # Keys in the halo matter to the queries of the chunk alone.
-            own = 0 if backward and not 0 <= start < size.queries else halo
-            begin = max(start - reach, -own)
-            end = min(start + size.tile + reach, size.keys + own)
+            halo_read = 0 if backward and not 0 <= start < size.queries else halo
+            begin = max(start - reach, -halo_read)
+            end = min(start + size.tile + reach, size.keys + halo_read)
             here = slice(start - first, start - first + size.tile)
             self.tiles.append((here, slice(begin + halo, end + halo), begin - start if window else 0))
 
@@ -168,7 +168,7 @@ def forward(*refs, operand, **settings):
         work[tile] = [_dot(k_KxW[near], chunk.q_QxW[here], NT) + bias for k_KxW in chunk.head_k]
 
     def softmax(tile: int) -> None:
-        here, found = chunk.tiles[tile][0], []
+        here, heads = chunk.tiles[tile][0], []
         for head, scores_SxC in enumerate(work[tile]):
             largest_1xC, rest_1xC = jnp.max(scores_SxC, axis=0, keepdims=True), None
             row = slice(head, head + 1)
@@ -182,8 +182,8 @@ def forward(*refs, operand, **settings):
                 total_1xC = total_1xC + jnp.where(is_first, 0.0, scratch[2][row, here] * rest_1xC)
                 scratch[1][row, here], scratch[2][row, here] = largest_1xC, total_1xC
             logsumexp_ref[row, here] = largest_1xC + jnp.log2(total_1xC)
-            found.append((chunk.dropped(tile, exp_SxC.astype(operand)), 1 / total_1xC, rest_1xC))
-        work[tile] = found
+            heads.append((chunk.dropped(tile, exp_SxC.astype(operand)), 1 / total_1xC, rest_1xC))
+        work[tile] = heads
 
     def context(tile: int) -> None:
         here, near, _ = chunk.tiles[tile]
@@ -218,14 +218,14 @@ def backward(*refs, operand, **settings):
         work[tile] = [(_dot(k[near], q_CxW, NT) + bias, _dot(v[near], grad_CxW, NT)) for k, v in pairs]
 
     def gradients(tile: int) -> None:
-        here, found = chunk.tiles[tile][0], []
+        here, heads = chunk.tiles[tile][0], []
         product_WxC = (grad_QxW[here].astype(jnp.float32) * out_QxW[here].astype(jnp.float32)).T
         for head, (scores_SxC, d_dropped_SxC) in enumerate(work[tile]):
             inner_1xC = jnp.sum(product_WxC[chunk.heads[head]], axis=0, keepdims=True)
             probs_SxC = jnp.exp2(scores_SxC - logsumexp_NxQ[head : head + 1, here])
             d_scores_SxC = probs_SxC * (chunk.dropped(tile, d_dropped_SxC) - inner_1xC)
-            found.append((chunk.dropped(tile, probs_SxC.astype(operand)), d_scores_SxC.astype(operand)))
-        work[tile] = found
+            heads.append((chunk.dropped(tile, probs_SxC.astype(operand)), d_scores_SxC.astype(operand)))
+        work[tile] = heads
 
     def sums(tile: int) -> None:
         here, near, _ = chunk.tiles[tile]
@@ -233,8 +233,8 @@ def backward(*refs, operand, **settings):
         for rows, (probs_SxC, d_scores_SxC) in zip(chunk.heads, work.pop(tile), strict=True):
             dq_DxC = _dot(k_WxS[rows], d_scores_SxC, NN)
             parts.append((dq_DxC, _dot(q_WxC[rows], d_scores_SxC, NT), _dot(grad_WxC[rows], probs_SxC, NT)))
-        dq_WxC, dk_WxS, dv_WxS = (jnp.concatenate(each, axis=0) for each in zip(*parts, strict=True))
-        angles = chunk.k_angles and [each[:, near] for each in chunk.k_angles]
+        dq_WxC, dk_WxS, dv_WxS = (jnp.concatenate(heads, axis=0) for heads in zip(*parts, strict=True))
+        angles = chunk.k_angles and [angle[:, near] for angle in chunk.k_angles]
         add_keys(tile, _rotate(dk_WxS, angles, head_size, -1).T, dv_WxS.T)
         place = slice(here.start - halo, here.stop - halo)
         if not 0 <= place.start < size.queries:
@@ -243,7 +243,7 @@ def backward(*refs, operand, **settings):
             columns = pl.ds(pl.multiple_of(pl.program_id(3) * size.queries + place.start, LANES), size.tile)
             dq_WxC = dq_WxC + jnp.where(pl.program_id(2) == 0, 0.0, sums_KxW[2][:, columns])
             sums_KxW[2][:, columns] = dq_WxC
-        angles = chunk.q_angles and [each[:, here] for each in chunk.q_angles]
+        angles = chunk.q_angles and [angle[:, here] for angle in chunk.q_angles]
         dq_WxC = _rotate(dq_WxC, angles, head_size, -1) / math.sqrt(head_size)
         dq_ref[place] = dq_WxC.T.astype(dq_ref.dtype)
 
@@ -252,11 +252,12 @@ def backward(*refs, operand, **settings):
         if not sums_KxW:
             write_keys(dk_SxW, dv_SxW)
             return
-        near, own = chunk.tiles[tile][1], slice(halo, halo + size.keys)
+        near, without_halo = chunk.tiles[tile][1], slice(halo, halo + size.keys)
         sums_KxW[0][near] += dk_SxW
         sums_KxW[1][near] += dv_SxW
         if tile == len(chunk.tiles) - 1:
-            pl.when(q_chunk == last_q_chunk)(lambda: write_keys(sums_KxW[0][own], sums_KxW[1][own]))
+            dk_KxW, dv_KxW = sums_KxW[0], sums_KxW[1]
+            pl.when(q_chunk == last_q_chunk)(lambda: write_keys(dk_KxW[without_halo], dv_KxW[without_halo]))
 
     def write_keys(dk_KxW: Array, dv_KxW: Array) -> None:
         dk_ref[...] = (dk_KxW * math.log(2)).astype(dk_ref.dtype)
