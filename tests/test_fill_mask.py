@@ -12,8 +12,8 @@ import sys
 import jax
 import numpy as np
 import pytest
+from transformers import FlaxRobertaForMaskedLM
 
-from mlm.bench import baseline
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.export import export
@@ -55,7 +55,7 @@ def filler(model, tok):
 
 def test_fillings_are_the_softmax_of_the_full_head_without_padding(model, tok, filler):
     """Against the stock head on every position of the text alone: neither padding nor batching changes a filling."""
-    module = baseline.make_module(model.config, "float32")
+    module = FlaxRobertaForMaskedLM.module_class(model.config)
     apply = jax.jit(lambda *batch: module.apply({"params": model.params}, *batch, None).logits[0])
     for text, fillings in zip(TEXTS, filler(TEXTS), strict=True):
         ids = np.asarray([tok(text)["input_ids"]], np.int32)

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from mlm.bench import baseline
 from mlm.model import attention
+from mlm.model.families import family_of
 from mlm.model.layers import Noise
 from mlm.model.module import Compute, Inputs, position_ids, segment_and_position_ids
 from mlm.training import sharding
@@ -24,7 +24,7 @@ def logits_of_both(module, params, batch):
     ours = jax.jit(module.logits)(params, ids, mask, positions)
     first = 0 if module.config.model_type == "bert" else module.config.pad_token_id + 1
     position_ids_BxL = position_ids(jax.numpy.asarray(mask), first)
-    reference = baseline.make_module(module.config, module.dtype)
+    reference = family_of(module.config).flax_class("MaskedLM").module_class(module.config)
     stock = jax.jit(lambda params, *columns: reference.apply({"params": params}, *columns, None).logits)
     theirs = stock(params, ids, mask, np.zeros_like(ids), position_ids_BxL)
     real = mask > 0
