@@ -86,7 +86,12 @@ def random_batch(rows: int = 16, seed: int = 0, info: DatasetInfo = INFO) -> dic
 def one_device():
     """Trainings in this process have one device, and so take a fraction of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharding, "make_mesh", functools.partial(sharding.make_mesh, devices=jax.devices()[:1]))
+        make_mesh = sharding.make_mesh
+
+        def on_one_device(*, devices=None, **axes):
+            return make_mesh(**axes, devices=devices or jax.devices()[:1])
+
+        patch.setattr(sharding, "make_mesh", on_one_device)
         yield
 
 

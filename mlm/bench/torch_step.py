@@ -44,8 +44,9 @@ def train(settings: dict, answers: TextIO) -> None:
             disable_tqdm=True,
         )
         tokenizer, rate = _tokenizer(settings), settings["masking.rate"]
+        config = transformers.CONFIG_MAPPING[settings["model"]["model_type"]].from_dict(settings["model"])
         transformers.Trainer(
-            model=transformers.AutoModelForMaskedLM.from_config(transformers.AutoConfig.for_model(**settings["model"])),
+            model=transformers.AutoModelForMaskedLM.from_config(config),
             args=arguments,
             train_dataset=_Rows(settings) if "rows" in settings else _random_rows(settings) * EPOCH,
             data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=rate),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mlm.config_rules import lanes_of_shares
-from mlm.data.manifest import COUNTS, SPLITS, Manifest, Shard, Split
+from mlm.data.manifest import SPLITS, Manifest, Shard, Split
 from mlm.data.order import Lane
 from mlm.errors import InputError
 from mlm.paths import distinct_parts
@@ -65,14 +65,24 @@ def join(folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest]
 
 def _join_splits(splits: Sequence[tuple[float, Split]]) -> Split:
     """Returns one split for (share, split) of all folders; a count is None where that of one of them is."""
-    joined = Split(tuple(shard for _, split in splits for shard in split.shards))
-    for name in (*COUNTS, "unknown_tokens"):
+
+    def total(name: str) -> int | None:
         counts = [getattr(split, name) for _, split in splits]
-        joined = dataclasses.replace(joined, **{name: None if None in counts else sum(counts)})
+        return None if None in counts else sum(counts)
+
     entropies = [(share, split.unigram_entropy) for share, split in splits if split.unigram_entropy is not None]
-    if len(entropies) < len(splits):
-        return joined
-    return dataclasses.replace(joined, unigram_entropy=sum(map(math.prod, entropies)))
+    return Split(
+        tuple(shard for _, split in splits for shard in split.shards),
+        documents=total("documents"),
+        duplicates=total("duplicates"),
+        near_duplicates=total("near_duplicates"),
+        kept_out=total("kept_out"),
+        tokens=total("tokens"),
+        unknown_tokens=total("unknown_tokens"),
+        dropped_tokens=total("dropped_tokens"),
+        text_bytes=total("text_bytes"),
+        unigram_entropy=sum(map(math.prod, entropies)) if len(entropies) == len(splits) else None,
+    )
 
 
 def parts(manifest: Manifest) -> tuple[Part, ...]:

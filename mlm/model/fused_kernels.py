@@ -256,8 +256,7 @@ def backward(*refs, operand, **settings):
         sums_KxW[0][near] += dk_SxW
         sums_KxW[1][near] += dv_SxW
         if tile == len(chunk.tiles) - 1:
-            dk_KxW, dv_KxW = sums_KxW[0], sums_KxW[1]
-            pl.when(q_chunk == last_q_chunk)(lambda: write_keys(dk_KxW[without_halo], dv_KxW[without_halo]))
+            pl.when(q_chunk == last_q_chunk)(lambda: write_keys(*(total[without_halo] for total in sums_KxW[:2])))
 
     def write_keys(dk_KxW: Array, dv_KxW: Array) -> None:
         dk_ref[...] = (dk_KxW * math.log(2)).astype(dk_ref.dtype)

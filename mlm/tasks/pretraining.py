@@ -282,8 +282,7 @@ def with_class(
     With `stock_network`, the command does without all other methods.
     """
     record = model.meta.get("class", {})
-    if not model.meta:  # of a folder, which transformers' own network computes
-        stock_network = True
+    stock_network = stock_network or not model.meta  # a folder's is transformers' own network
     remark = entry.check_use(record, program.record, model.source, command=command, stock_network=stock_network)
     if remark and cluster.is_primary():
         print(remark, file=sys.stderr, flush=True)
@@ -293,8 +292,9 @@ def with_class(
     dataset = model.meta["dataset"]
     info = DatasetInfo(*(dataset[field.name] for field in dataclasses.fields(DatasetInfo)))
     config = copy.deepcopy(model.run_config).unlock()
-    config.model.dtype, config.model.attention = "float32", "xla"
-    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.local_devices()[:1])
-    task = pretraining.without_data(config.lock(), mesh, info)
-    compute = dataclasses.replace(task.module.compute, attend=None, attend_locally=None)  # for rows of any length
-    return dataclasses.replace(model, changed_module=task.module.clone(compute=compute))
+    config.model.dtype = "float32"
+    task = pretraining.__new__(pretraining)  # for its model alone: no data, no mesh, no state
+    task.config, task.info, task.workdir, task.manifest = config.lock(), info, None, None
+    module = task.make_model()
+    compute = dataclasses.replace(module.compute, attend=None, attend_locally=None)  # for rows of any length
+    return dataclasses.replace(model, changed_module=module.clone(compute=compute))

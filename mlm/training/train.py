@@ -55,7 +55,10 @@ def make_init(task: Task) -> tuple[Callable[..., TrainState], TrainState]:
 def row_means(task: Task, params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> dict[str, Mean]:
     """Returns the loss and the metrics of each row: model, then loss."""
     logits, intermediates = task.forward(params, inputs, rows_B, key)
-    return task.loss(logits, inputs).means() | task.metrics(logits, inputs, intermediates)
+    metrics = task.metrics(logits, inputs, intermediates)
+    if taken := [name for name in metrics if name in logs.STANDARD or "/" in name]:
+        raise InputError(f"{type(task).__qualname__}.metrics: {taken[0]} is a name of mlm's own; choose another.")
+    return task.loss(logits, inputs).means() | metrics
 
 
 def metric_shapes(task: Task, params: Params) -> dict[str, Mean]:
