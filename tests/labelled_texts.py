@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import functools
 import json
 import pathlib
 from collections.abc import Iterator
@@ -36,7 +35,12 @@ SETTINGS = (
 def two_devices() -> Iterator[None]:
     """Runs within are on two of the eight devices: many small steps on all of them take long on few cores."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharding, "make_mesh", functools.partial(sharding.make_mesh, devices=jax.devices()[:2]))
+        make_mesh = sharding.make_mesh
+
+        def on_two_devices(*, devices=None, **axes):
+            return make_mesh(**axes, devices=devices or jax.devices()[:2])
+
+        patch.setattr(sharding, "make_mesh", on_two_devices)
         yield
 
 

@@ -49,7 +49,8 @@ def make_mesh(*, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device
 
 def mesh_of(mesh: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns the mesh of the config's group `mesh`."""
-    return make_mesh(data=mesh.data, fsdp=mesh.fsdp, tensor=mesh.tensor, devices=devices)
+    make = functools.partial(make_mesh, data=mesh.data, fsdp=mesh.fsdp, tensor=mesh.tensor)
+    return make() if devices is None else make(devices=devices)
 
 
 def _slice_devices(shape: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
