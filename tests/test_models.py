@@ -237,8 +237,14 @@ def test_the_export_of_any_flax_class_gives_pytorch_its_logits(family, manifest,
     ("overrides", "names"),
     [
         (["model.family=electra"], ["config.model.family = 'electra'", "model.implementation = transformers"]),
-        (["model.family=gpt_neo", "model.implementation=transformers"], ["gpt-neo", "in Flax", "electra"]),
-        (["model.family=bart", "model.implementation=transformers"], ["bart", "in Flax", "electra"]),
+        (
+            ["model.family=gpt_neo", "model.implementation=transformers"],
+            ["config.model.family = gpt_neo", "in Flax", "electra"],
+        ),
+        (
+            ["model.family=bart", "model.implementation=transformers"],
+            ["config.model.family = bart", "in Flax", "electra"],
+        ),
         (["model.family=albert", "model.implementation=transformers", "model.remat=true"], ["config.model.remat"]),
         (["model.family=electra", "model.implementation=transformers", "model.init=primed"], ["config.model.init"]),
     ],
@@ -275,27 +281,27 @@ def test_partition_rules_fit_the_parameters_both_ways(module, name):
         Changed(run.config, run.info, mesh=run.mesh)
 
 
-class Entropy(bert.SelfAttention):
+class QueryNorm(bert.SelfAttention):
     def __call__(self, x_BxLxH, rows):
         self.sow("intermediates", "norm", jnp.linalg.norm(self.query(x_BxLxH), axis=-1).mean(-1))
         return super().__call__(x_BxLxH, rows)
 
 
-class EntropyBlock(bert.AttentionBlock):
-    self_attention_class = Entropy
+class NormBlock(bert.AttentionBlock):
+    self_attention_class = QueryNorm
 
 
-class EntropyLayer(bert.Layer):
-    attention_class = EntropyBlock
+class NormLayer(bert.Layer):
+    attention_class = NormBlock
 
 
-class EntropyModule(RobertaModule):
-    layer_class = EntropyLayer
+class NormModule(RobertaModule):
+    layer_class = NormLayer
 
 
 class SownMetric(Pretraining):
     def make_model(self):
-        return families.make_module(self.config.model, self.info, module_class=EntropyModule)
+        return families.make_module(self.config.model, self.info, module_class=NormModule)
 
     def metrics(self, logits_BxKxV, masked, intermediates):
         (norm_B,) = intermediates["roberta"]["encoder"]["layer"]["0"]["attention"]["self"]["norm"]

@@ -228,8 +228,11 @@ def name_of(config: PretrainedConfig) -> str:
 
 
 def named(name: str) -> Family:
-    """Returns the family of config.model.family."""
-    return find(name if is_known(name) else name.replace("_", "-"))
+    """Returns the family of config.model.family; raises InputError as `find` does."""
+    try:
+        return find(name if is_known(name) else name.replace("_", "-"))
+    except InputError as error:
+        raise InputError(f"config.model.family = {name}: {error}") from None
 
 
 def set_dropout(config: PretrainedConfig, model: ConfigDict) -> None:

@@ -246,13 +246,9 @@ class Pretraining(Task):
     def useful_flops(self, step: int, share: float) -> float:
         """Returns the useful FLOPs of the run's own steps up to `step`; `share` is that of train.hours that is used."""
         steps = round(step / share) if share else self.stages.steps
-        rate = self.config.masking.rate
-        if self.masking_rate is not None:  # linear, so the mean is the rate in the middle
-            rate = float(
-                optax.linear_schedule(rate, self.config.masking.end_rate, max(steps - 1, 1))(
-                    (self.stages.start + step - 1) / 2
-                )
-            )
+        rate, end_rate = self.config.masking.rate, self.config.masking.end_rate
+        if rate_at := masking.rate_schedule(rate, end_rate, steps):  # linear, so the mean is the rate in the middle
+            rate = float(rate_at((self.stages.start + step - 1) / 2))
         rows = self.stages.own_rows_read(step)
         short_rows, short_length = 0, self.config.data.short_length
         if short_length:
