@@ -144,8 +144,10 @@ def test_the_plain_command_in_the_folder_of_the_code(tmp_path: pathlib.Path) -> 
         assert dict(dask.each(square, range(3), label="square")) == {0: 0, 1: 1, 2: 4}
 
 
+# On a machine whose Python is not one of launch/environment.sh, which names the repository in mlm.pth.
 ON_A_WORKER = """
-import pickle, sys
+import os, pickle, sys
+sys.path = [folder for folder in sys.path if not os.path.isdir(os.path.join(folder, "mlm"))]
 entry, arguments = pickle.load(sys.stdin.buffer)
 try:
     pickle.dump(entry(*arguments), sys.stdout.buffer)
