@@ -18,7 +18,7 @@ from mlm.data import stages, tokenizer
 from mlm.data.stages import Stages
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files, locate
-from mlm.training import checkpoint
+from mlm.training import checkpoint, sharding
 from mlm.training.task import TrainState
 from mlm.workdir import Workdir
 
@@ -107,31 +107,27 @@ def check_milestones(meta: dict[str, Any]) -> None:
 
 def restore(source: Source, shapes: TrainState, initial_state: Callable[[], TrainState]) -> TrainState:
     """Returns the state of the source with the shapes and shardings of `shapes`."""
-    saved = checkpoint.saved_leaves(source.workdir.checkpoints, source.step)
+    folder = source.workdir.checkpoints
+    saved = dict(sharding.named_leaves(checkpoint.saved_tree(folder, source.step)))
 
     def saved_shape(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        shape = saved[name].shape if name.endswith(POSITIONS) and name in saved else leaf.shape
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
+        return leaf.update(shape=saved[name].shape) if name.endswith(POSITIONS) and name in saved else leaf
 
     saved_shapes = jax.tree_util.tree_map_with_path(saved_shape, shapes)
-    state = checkpoint.restore(source.workdir.checkpoints, source.step, saved_shapes)
-    leaves, structure = jax.tree.flatten(state)
-    new_shapes = jax.tree.leaves(shapes)
-    old = {index: leaf for index, leaf in enumerate(leaves) if leaf.shape != new_shapes[index].shape}
-    if not old:
+    state = checkpoint.restore(folder, source.step, saved_shapes)
+    if saved_shapes == shapes:
         return state
-
-    def fit(old: dict[int, jax.Array]) -> dict[int, jax.Array]:
-        fresh = jax.tree.leaves(initial_state())
-        return {index: _overlap(leaf, fresh[index]) for index, leaf in old.items()}
-
-    resized = jax.jit(fit, out_shardings={index: new_shapes[index].sharding for index in old})(old)
-    return jax.tree.unflatten(structure, [resized.get(index, leaf) for index, leaf in enumerate(leaves)])
+    resize = jax.jit(
+        lambda state: jax.tree.map(_overlap, state, initial_state()), out_shardings=sharding.shardings_of(shapes)
+    )
+    return resize(state)
 
 
 def _overlap(old: jax.Array, fresh: jax.Array) -> jax.Array:
     """Copies the overlap of `old` into `fresh`; returns `fresh` unchanged if the ranks differ (factored moments)."""
+    if old.shape == fresh.shape:
+        return old
     if old.ndim != fresh.ndim:
         return fresh
     both = tuple(slice(0, min(sizes)) for sizes in zip(old.shape, fresh.shape, strict=True))

@@ -4,9 +4,7 @@ import concurrent.futures
 import glob
 import itertools
 import json
-import logging
 import math
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -21,14 +19,12 @@ from orbax.checkpoint.checkpoint_managers import LatestN
 
 from mlm import cluster
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, children, is_remote, make_folder, remove
+from mlm.paths import UPath, is_remote, make_folder, remove
 from mlm.pretrained.checkpoint_files import complete_steps, remove_steps, set_aside, step_folders, write_hashes
 from mlm.training.sharding import named_leaves
 
-COMMITTED = "commit_success.txt"  # in a bucket, orbax writes this file last
-INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")  # a step that was not fully written or hashed
+COMMITTED = "commit_success.txt"  # orbax writes this file last
 READ_BACK_BYTES = 256 * 10**6  # of the arrays that are read back at once
-logger = logging.getLogger(__name__)
 
 
 def _glob(self: epath.Path, pattern: str) -> Iterator[epath.Path]:
@@ -43,13 +39,16 @@ class Checkpoints(AbstractContextManager):
     """The checkpoints of one run; a context manager that ends when, on every host, all of them are complete."""
 
     def __init__(self, folder: UPath, *, keep: int, milestones: Iterable[int] = ()):
-        """Keeps the newest `keep` checkpoints, the one of lowest score, and `milestones`; hides incomplete ones."""
+        """Keeps the newest `keep` checkpoints, the one of lowest score, and `milestones`; removes those without hashes.
+
+        A step's folder that is not orbax's is set aside.
+        """
         self.folder, self._keep, self._milestones = folder, keep, list(milestones)
         if cluster.is_primary():
             make_folder(folder)
             for step in sorted(set(step_folders(folder)) - set(complete_steps(folder))):
-                if is_remote(folder) and not (folder / str(step) / COMMITTED).is_file():
-                    remove(folder / str(step))
+                if is_remote(folder) or (folder / str(step) / COMMITTED).is_file():
+                    remove(folder / str(step))  # a kill came before its hashes
                 else:
                     set_aside(folder, step, "incomplete")
         cluster.barrier("checkpoints opened")
@@ -107,41 +106,33 @@ class Checkpoints(AbstractContextManager):
                 hashing.result()
 
     def _complete(self, step: int, arrays: dict[str, str], meta: dict) -> None:
-        """Reads a step back and hashes it, then removes the older ones and the incomplete ones up to it."""
+        """Reads a step back and hashes it, then removes the older ones."""
         _read_back(self.folder, step, arrays, meta)
         write_hashes(self.folder, step)
         remove_steps(self.folder, keep=self._keep, milestones=self._milestones)
-        _remove_incomplete(self.folder, step)
 
 
-def _saved_tree(folder: UPath, step: int) -> Any:
+def saved_tree(folder: UPath, step: int) -> Any:
     """Returns a saved state with the metadata of each array, its shape and dtype, in its place."""
     return ocp.StandardCheckpointHandler().metadata(epath.Path(str(folder / str(step) / "state"))).tree
-
-
-def saved_leaves(folder: UPath, step: int) -> dict[str, Any]:
-    """Returns {name: metadata, with its shape and dtype} of a saved state."""
-    return dict(named_leaves(_saved_tree(folder, step)))
 
 
 def _describe(tree: Any) -> dict[str, str]:
     return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree)}
 
 
-def _difference(saved: dict[str, str], wanted: dict[str, str]) -> tuple[str, str, str] | None:
-    """Returns (name, what it is as saved, what is wanted) of the first array that differs; orbax would cast a dtype."""
-    for name in sorted(saved.keys() | wanted.keys()):
-        there, here = saved.get(name, "absent"), wanted.get(name, "absent")
-        if there != here:
-            return name, there, here
-    return None
+def _difference(saved: dict[str, str], wanted: dict[str, str]) -> str:
+    """Returns what the first array is that differs, "" if none does; orbax would cast a dtype."""
+    names = (name for name in sorted(saved.keys() | wanted.keys()) if saved.get(name) != wanted.get(name))
+    return next(
+        (f"{name} is {saved.get(name, 'absent')} there, and {wanted.get(name, 'absent')} here" for name in names), ""
+    )
 
 
 def restore(folder: UPath, step: int, shapes: Any) -> Any:
     """Returns the state of a step of a run's checkpoints, with the shardings of the abstract state `shapes`."""
-    if difference := _difference(_describe(_saved_tree(folder, step)), _describe(shapes)):
-        what = "{} is {} there and {} in this config".format(*difference)
-        raise InputError(f"{folder}/{step} is of another model: {what}.")
+    if difference := _difference(_describe(saved_tree(folder, step)), _describe(shapes)):
+        raise InputError(f"{folder}/{step} is of another model than this config: {difference}.")
     with ocp.StandardCheckpointer() as checkpointer:
         return checkpointer.restore(str(folder / str(step) / "state"), shapes)
 
@@ -149,9 +140,9 @@ def restore(folder: UPath, step: int, shapes: Any) -> Any:
 def _read_back(folder: UPath, step: int, arrays: dict[str, str], meta: dict) -> None:
     """Raises DamageError unless a step can be opened, holds what was saved, and each of its arrays can be read."""
     try:
-        tree = _saved_tree(folder, step)
+        tree = saved_tree(folder, step)
         if difference := _difference(_describe(tree), arrays):
-            raise ValueError("{} is {} there and was saved as {}".format(*difference))
+            raise ValueError(difference)
         if json.loads((folder / str(step) / "meta" / "metadata").read_text()) != json.loads(json.dumps(meta)):
             raise ValueError("its metadata is not what was saved")
         leaves, structure = jax.tree.flatten(tree)
@@ -167,22 +158,6 @@ def _read_back(folder: UPath, step: int, arrays: dict[str, str], meta: dict) -> 
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         what = f"can't be read back after it was saved ({reason}); the earlier checkpoints are untouched"
         raise DamageError(f"{folder / str(step)}: {what}: check the disk, and start the same command again.") from error
-
-
-def _remove_incomplete(folder: UPath, step: int) -> None:
-    """Removes the incomplete steps up to a complete one."""
-    for path in children(folder):
-        match = INCOMPLETE.fullmatch(path.name)
-        ours = match and int(match[1]) <= step and (is_remote(path) or not path.is_symlink())
-        if not ours or not (path / COMMITTED).is_file():
-            continue
-        try:
-            for part in children(path):
-                if part.name != COMMITTED:  # removed last, so that an interrupted removal is taken up again
-                    remove(part) if part.is_dir() else part.unlink()
-            remove(path)
-        except Exception as error:  # a bucket's client raises its own; the next checkpoint tries again
-            logger.warning("%s can't be removed (%s).", path, error)
 
 
 @contextmanager
