@@ -1,22 +1,20 @@
 """What a command was started from: `python -m mlm`, or a researcher's file with a subclass of `Pretraining`.
 
-A checkpoint records the class: its name, the methods that it overrides, and its source files, which are those of its
-bases and all that they import, except for installed packages. A resumed run must compute the same, so it needs the same
-class of the same source. What can't change a number may change: comments, docstrings and layout. Any other change is
-refused, since nobody can know what it changes; a branch (train.branch_from) goes on with it, and says so.
+A checkpoint records the class: its name, the methods that it overrides, and hashes of its source files, which are those
+of its bases and all that they import, except for installed packages. A resumed run must compute the same, so it needs
+the same class of the same source. Comments, docstrings and layout may change: the hashes leave them out. Any other
+change is refused, since nobody can know what it changes; a branch (train.branch_from) goes on with it, and says so.
 """
 
 import ast
 import contextlib
 import hashlib
 import importlib.util
-import json
 import os
-import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,16 +24,9 @@ PACKAGE = Path(__file__).parent
 INSTALLED = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 EXPECTED = "MLM_CLASS"  # variable of a run of a sweep: the class that it must have
 STOCK = "mlm's own Pretraining"
-# Methods that decide how parameters are trained, but not what a model with given parameters computes.
-TRAINING = frozenset(
-    re.findall(
-        r"\w+",
-        """make_masking loss metrics make_optimizer make_batch make_hooks init_params partition_rules initial_state
-        inputs forward batch_shapes batches tokens_read flops_per_token useful_flops is_epoch_end minimized_metric
-        words_per_row _warm_start""",
-    )
-)
-Record = Mapping[str, Any]  # "name", "overrides", "files": [[name, SHA-256, that of the code alone]]; {} of mlm's own
+# Methods that decide what a model with given parameters computes, or how it is evaluated; all others only train it.
+EVALUATION = {"__init__", "open", "make_model", "make_attention", "_attention", "make_eval_masking", "evaluate"}
+Record = Mapping[str, Any]  # "name", "overrides", "files": [[name, SHA-256 of its code], ...]; {} of mlm's own
 
 
 class Program(NamedTuple):
@@ -56,31 +47,29 @@ class Entry(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """The name of the class and the hash of its code; "" of mlm's own."""
-        if not self.record:
-            return ""
-        codes = [(name, code) for name, _, code in self.record["files"]]
-        digest = hashlib.sha256(json.dumps(codes).encode()).hexdigest()[:12]
-        return f"{self.record['name']} ({', '.join(name for name, *_ in self.record['files'])}: {digest})"
+        """The class with its files; "" of mlm's own."""
+        return label(self.record) if self.record else ""
 
     def fingerprint(self) -> dict[str, str]:
         """Returns {readable name: value} of what all hosts of a run must have in common."""
-        files = [(f"code {name}", digest[:16]) for name, digest, _ in self.record.get("files", ())]
-        return {"class": name_of(self.record)} | dict(files)
+        return {"class": name_of(self.record)} | {f"code {name}": code for name, code in self.record.get("files", ())}
 
     def program(self, command: str) -> Program:
         """Returns what starts the runs of `command`; raises InputError if nothing can start them with the class."""
         if self.started is None:
-            reason = f"its runs are processes of their own, which can't be started with {name_of(self.record)}"
-            fix = "start it from a Python file that ends in main(pretraining=...), without other arguments"
-            raise InputError(f"{command}: {reason}; {fix}.")
+            raise InputError(
+                f"{command}: its runs are processes of their own, which can't be started with {name_of(self.record)}; "
+                "start it from a Python file that ends in main(pretraining=...), without other arguments."
+            )
         return self.started
 
     def refuse(self, command: str) -> None:
         """Raises InputError for a command that trains, but not by `Pretraining`."""
         if self.record:
-            reason = f"fine-tunes without {name_of(self.record)}, a class for pretraining"
-            raise InputError(f"{command} {reason}; start it with python -m mlm {command}.")
+            raise InputError(
+                f"{command} fine-tunes without {name_of(self.record)}, a class for pretraining; start it with "
+                f"python -m mlm {command}."
+            )
 
 
 MLM = Entry()
@@ -90,13 +79,10 @@ def open_entry(pretraining: Any, argv: list[str] | None) -> Entry:
     """Returns the entry of `main(argv, pretraining=...)`; raises InputError for what is no class for pretraining."""
     if pretraining is None:
         return MLM
-    module = sys.modules.get("mlm.tasks.pretraining")
-    base = getattr(module, "Pretraining", None)
+    base = getattr(sys.modules.get("mlm.tasks.pretraining"), "Pretraining", None)
     if not (isinstance(pretraining, type) and base and issubclass(pretraining, base)):
-        what = f"a {type(pretraining).__name__}" if not isinstance(pretraining, type) else "no subclass of it"
-        name = getattr(pretraining, "__qualname__", type(pretraining).__name__)
         raise InputError(
-            f"main(pretraining=...) takes a subclass of mlm.tasks.pretraining.Pretraining; {name} is {what}."
+            f"main(pretraining={pretraining!r:.100}): must be a subclass of mlm.tasks.pretraining.Pretraining."
         )
     entry = Entry(pretraining, describe(pretraining), None)
     script = sys.modules["__main__"]
@@ -114,9 +100,10 @@ def check_expected(entry: Entry, host: str) -> None:
     """Raises InputError if this is a run of a sweep that has another class."""
     expected = os.environ.get(EXPECTED, "")
     if expected and expected != entry.identity:
-        difference = f"has {entry.identity or STOCK} where the command that started this run has {expected}"
-        fix = "make the files alike on all hosts, don't edit them while it runs, and start it again"
-        raise InputError(f"{host} {difference}; {fix}.")
+        raise InputError(
+            f"{host} has {entry.identity or STOCK} where the command that started this run has {expected}; make the "
+            "files alike on all hosts, don't edit them while it runs, and start it again."
+        )
 
 
 def describe(cls: type) -> dict[str, Any]:
@@ -128,8 +115,7 @@ def describe(cls: type) -> dict[str, Any]:
     inherited = {name for base in known_classes for name in vars(base)}
     defined = {name for base in user_classes for name, value in vars(base).items() if hasattr(value, "__get__")}
     overrides = sorted(name for name in defined & inherited if name == "__init__" or not name.startswith("__"))
-    files = sorted(_hashes(path) for path in source_files(dict.fromkeys(base.__module__ for base in user_classes)))
-    return {"name": _name(cls), "overrides": overrides, "files": files}
+    return {"name": _name(cls), "overrides": overrides, "files": _hashes(base.__module__ for base in user_classes)}
 
 
 def _is_known(module: str) -> bool:
@@ -146,17 +132,25 @@ def _name(cls: type) -> str:
     return f"{path.parent.name if path.stem == '__main__' else path.stem}.{cls.__qualname__}"
 
 
-def source_files(modules: dict[str, None]) -> list[Path]:
-    """Returns the files of some modules, and of all that they import, except for installed packages and mlm's own."""
-    files: dict[Path, None] = {}
+def _hashes(modules: Iterable[str]) -> list[list[str]]:
+    """Returns [file name, SHA-256 of its code] of modules and of all that they import but installed packages."""
+    hashes: dict[Path, str] = {}
     todo = [(name, _file(name)) for name in modules]
     while todo:
         name, path = todo.pop()
-        if path is None or path in files:
+        if path is None or path in hashes:
             continue
-        files[path] = None
-        todo += [(other, file) for other in _imports(name, path) if (file := _file(other)) and not _is_installed(file)]
-    return list(files)
+        code = path.read_bytes()
+        with contextlib.suppress(SyntaxError, ValueError):  # an extension module is hashed as it is
+            tree = ast.parse(code)
+            todo += [(other, file) for other in _imports(name, tree) if (file := _file(other)) and _is_users(file)]
+            for node in ast.walk(tree):
+                is_scope = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+                if is_scope and ast.get_docstring(node) is not None:
+                    node.body[0] = ast.Pass()
+            code = ast.unparse(tree).encode()
+        hashes[path] = hashlib.sha256(code).hexdigest()
+    return sorted([path.name, digest] for path, digest in hashes.items())
 
 
 def _file(module: str) -> Path | None:
@@ -170,47 +164,25 @@ def _file(module: str) -> Path | None:
     return path if path and path.is_file() else None
 
 
-def _is_installed(path: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in (PACKAGE.resolve(), *INSTALLED)) or bool(
-        {"site-packages", "dist-packages"} & set(path.parts)
-    )
+def _is_users(path: Path) -> bool:
+    """Returns whether a file is neither mlm's nor of an installed package."""
+    is_installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return not is_installed and not any(path.is_relative_to(folder) for folder in (PACKAGE.resolve(), *INSTALLED))
 
 
-def _imports(module: str, path: Path) -> Iterator[str]:
-    """Yields the names of modules that a file imports, wherever in it."""
+def _imports(module: str, tree: ast.Module) -> Iterator[str]:
+    """Yields the names of modules that a module imports, wherever in it, and of the packages that hold them."""
     package = getattr(sys.modules.get(module), "__package__", None) or module.rpartition(".")[0]
-    for node in ast.walk(_parse(path) or ast.Module([], [])):
+    for node in ast.walk(tree):
+        names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")[: 1 - node.level or None] if node.level else []
-            base = ".".join([*parts, *filter(None, [node.module])])
-            names = [base, *(f"{base}.{alias.name}" for alias in node.names if not _is_known(base))]
-        else:
-            continue
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         for name in names:
-            yield from (name[:end] for end in (*(i for i, char in enumerate(name) if char == "."), len(name)))
-
-
-def _parse(path: Path) -> ast.Module | None:
-    try:
-        return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None
-
-
-def _hashes(path: Path) -> list[str]:
-    """Returns [name, SHA-256 of a file, SHA-256 of its code without comments, docstrings and layout]."""
-    content, tree = path.read_bytes(), _parse(path)
-    digest = hashlib.sha256(content).hexdigest()
-    if tree is None:
-        return [path.name, digest, digest]
-    for node in ast.walk(tree):
-        first = getattr(node, "body", None)
-        first = first[0] if isinstance(first, list) and first else None
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-            node.body[0] = ast.Pass()
-    return [path.name, digest, hashlib.sha256(ast.unparse(tree).encode()).hexdigest()]
+            parts = name.split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 def name_of(record: Record) -> str:
@@ -218,55 +190,39 @@ def name_of(record: Record) -> str:
     return record["name"] if record else STOCK
 
 
+def label(record: Record) -> str:
+    """Returns the name of a recorded class, with its files."""
+    files = "; ".join(f"{name}, code {code[:12]}" for name, code in record.get("files", ()))
+    return f"{name_of(record)} ({files})" if files else name_of(record)
+
+
 def changes_evaluation(record: Record) -> bool:
     """Returns whether a class may change what a model with given parameters computes."""
-    return not TRAINING.issuperset(record.get("overrides", ()))
-
-
-def _label(record: Record) -> str:
-    files = (f"{name}, SHA-256 {digest[:12]}" for name, digest, _ in record.get("files", ()))
-    return name_of(record) + (f" ({'; '.join(files)})" if record.get("files") else "")
+    return not EVALUATION.isdisjoint(record.get("overrides", ()))
 
 
 def summary(record: Record) -> str:
     """Returns a class, its files and what it overrides, for the report and the card of a run; "" of mlm's own."""
-    names = ", ".join(record.get("overrides", ())) or "nothing"
-    return f"{_label(record)}, which overrides {names}" if record else ""
+    return f"{label(record)}, which overrides {', '.join(record['overrides']) or 'nothing'}" if record else ""
 
 
-def _start(record: Record) -> str:
-    """Returns how to start a command with a recorded class."""
-    return "start the command from the file of that class" if record else "start it with python -m mlm"
-
-
-def changed_files(saved: Record, now: Record) -> tuple[list[str], bool]:
-    """Returns (the files of a class that are not the same, whether in their code)."""
-    old, new = saved.get("files", ()), now.get("files", ())
-    changed = {(name, digest) for name, digest, _ in old} ^ {(name, digest) for name, digest, _ in new}
-    differ = {(name, code) for name, _, code in old} != {(name, code) for name, _, code in new}
-    return sorted({name for name, _ in changed}), differ
+def is_same(saved: Record, now: Record) -> bool:
+    """Returns whether two records are of the same class with the same code."""
+    return name_of(saved) == name_of(now) and saved.get("files") == now.get("files")
 
 
 def changes(saved: Record, now: Record) -> list[str]:
     """Returns a line if a branch has another class than the run that it starts from, or another code of it."""
-    differ = name_of(saved) != name_of(now) or changed_files(saved, now)[1]
-    return [f"class: {_label(saved)} -> {_label(now)}"] if differ else []
+    return [] if is_same(saved, now) else [f"class: {label(saved)} -> {label(now)}"]
 
 
-def check_resume(saved: Record, now: Record, where: str, branch: str) -> str:
-    """Returns a remark, or ""; raises InputError if a run of the class `saved` can't be resumed by `now`."""
-    if name_of(saved) != name_of(now):
-        what = f"{where} was made by {_label(saved)}, and this command has {_label(now)}"
-        raise InputError(f"{what}; {_start(saved)}, or use another --workdir.")
-    files, code = changed_files(saved, now)
-    if not files:
-        return ""
-    names = ", ".join(files)
-    if not code:
-        return f"{names}: changed since {where} was saved, but only in comments, docstrings or layout."
-    what = f"{where} was made by {_label(saved)}, and the code of {names} has changed since: now {_label(now)}"
-    fix = f"put the old code back, or go on with the new code in another --workdir: --config.train.branch_from={branch}"
-    raise InputError(f"{what}; {fix}.")
+def check_resume(saved: Record, now: Record, where: str, branch: str) -> None:
+    """Raises InputError if a run of the class `saved` can't be resumed by `now`."""
+    if not is_same(saved, now):
+        raise InputError(
+            f"{where} was made by {label(saved)}, and this command has {label(now)}; start it from that code, or go on "
+            f"with this one in another --workdir: --config.train.branch_from={branch}."
+        )
 
 
 def check_use(saved: Record, now: Record, where: str, *, command: str, stock_network: bool) -> str:
@@ -274,17 +230,16 @@ def check_use(saved: Record, now: Record, where: str, *, command: str, stock_net
 
     With `stock_network` the command computes as mlm's own class does, whatever class it was started with.
     """
-    differ = name_of(saved) != name_of(now) or changed_files(saved, now)[1]
     if not changes_evaluation(saved) and (stock_network or not changes_evaluation(now)):
-        return f"{where} was trained by {name_of(saved)}, which changes nothing here." if saved and differ else ""
-    if differ:
-        what = f"{where} was trained by {_label(saved)}, and this command has {_label(now)}: {command} would compute"
-        raise InputError(f"{what} something else; {_start(saved)}.")
-    if not stock_network:
+        differs = saved and not is_same(saved, now)
+        return f"{where} was trained by {name_of(saved)}, which changes nothing here." if differs else ""
+    if not is_same(saved, now):
+        fix = "start the command from the file of that class" if saved else "start it with python -m mlm"
+        raise InputError(
+            f"{where} was trained by {label(saved)}, and this command has {label(now)}: {command} would compute "
+            f"something else; {fix}."
+        )
+    left_out = ", ".join(sorted(EVALUATION.intersection(saved["overrides"]) - {"make_model"}))
+    if not stock_network or not left_out:
         return ""
-    names = ", ".join(sorted(set(saved["overrides"]) - TRAINING - {"make_model"}))
-    if not names:
-        return ""
-    return (
-        f"{where}: {name_of(saved)} overrides {names}, which {command} does without: it computes as transformers does."
-    )
+    return f"{where}: {name_of(saved)} overrides {left_out}, which {command} does without; it computes as mlm's own."

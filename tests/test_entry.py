@@ -91,15 +91,15 @@ def test_a_record_names_the_class_and_all_its_files(tmp_path):
 
 
 RESUMES = [
-    ({}, "", ""),
-    ({"lib_of_mine": LIBRARY.replace("with a weight", "weighted").replace("A loss", "The loss")}, "lib_of_mine.py", ""),
-    ({"lib_of_mine": LIBRARY.replace("weights_BxK *", "weights_BxK /")}, "", "lib_of_mine.py branch_from=RUN@3"),
-    ({"scale_of_mine": "SCALE = 3.0\n"}, "", "scale_of_mine.py branch_from=RUN@3"),
+    ({}, ""),
+    ({"lib_of_mine": LIBRARY.replace("with a weight", "weighted").replace("A loss", "The loss")}, ""),
+    ({"lib_of_mine": LIBRARY.replace("weights_BxK *", "weights_BxK /")}, "lib_of_mine.py branch_from=RUN@3"),
+    ({"scale_of_mine": "SCALE = 3.0\n"}, "scale_of_mine.py branch_from=RUN@3"),
 ]
 
 
-@pytest.mark.parametrize(("changed", "remark", "refusal"), RESUMES, ids=["same", "comment", "code", "imported"])
-def test_resume_by_the_same_class_of_another_source(tmp_path, changed, remark, refusal):
+@pytest.mark.parametrize(("changed", "refusal"), RESUMES, ids=["same", "comment", "code", "imported"])
+def test_resume_by_the_same_class_of_another_source(tmp_path, changed, refusal):
     saved, now = describe(tmp_path / "a"), describe(tmp_path / "b", **changed)
     saved = json.loads(json.dumps(saved))
     check = functools.partial(entry.check_resume, saved, now, "RUN/3", "RUN@3")
@@ -109,7 +109,8 @@ def test_resume_by_the_same_class_of_another_source(tmp_path, changed, remark, r
         assert all(word in str(caught.value) for word in refusal.split()), caught.value
         assert len(entry.changes(saved, now)) == 1
     else:
-        assert (remark in check()) and (check() != "") == bool(remark) and not entry.changes(saved, now)
+        check()
+        assert not entry.changes(saved, now)
 
 
 @pytest.mark.parametrize(("saved", "now"), [(Weighted, Pretraining), (Pretraining, Weighted), (Weighted, Attends)])
@@ -294,7 +295,7 @@ def test_every_run_of_a_sweep_trains_the_class(tmp_path, manifest):
 
 @pytest.mark.slow
 def test_a_host_with_another_file_is_named(tmp_path, manifest):
-    scripts = [write(tmp_path / "a"), write(tmp_path / "b", scale_of_mine="SCALE = 2.0  # here\n")]
+    scripts = [write(tmp_path / "a"), write(tmp_path / "b", scale_of_mine="SCALE = 2.5\n")]
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         port, jax_port = (free.getsockname()[1] for free in (one, other))
     line = processes.train_arguments(tmp_path / "runs", manifest.folder, f"pod.jax_port={jax_port}")

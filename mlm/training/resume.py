@@ -1,7 +1,6 @@
 """Where a run starts: anew, from its newest checkpoint, or as a branch of another run."""
 
 import dataclasses
-import sys
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -90,9 +89,7 @@ def _check_resume(workdir: Workdir, step: int, meta: dict[str, Any]) -> dict[str
         steps=checkpoint_files.complete_steps(folder),
         where=str(folder),
     )
-    remark = entry.check_resume(saved["class"], meta["class"], str(where), f"{workdir.root}@{step}")
-    if remark and cluster.is_primary():
-        print(remark, file=sys.stderr, flush=True)
+    entry.check_resume(saved["class"], meta["class"], str(where), f"{workdir.root}@{step}")
     if saved["data_fingerprint"] != meta["data_fingerprint"]:
         what = "was made from other shards or rows, or other proportions of them (their fingerprint differs)"
         raise InputError(f"{where} {what}; put the old data back, or use another --workdir.")
