@@ -11,7 +11,7 @@ import pytest
 from mlm import config as configs
 from mlm.data.stages import batch_sizes, make_stages
 from mlm.training import optimizer
-from tests import scaling
+from tests.measure import scaling
 
 ROOT = pathlib.Path(__file__).parent.parent
 FILES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))

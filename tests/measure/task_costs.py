@@ -1,6 +1,6 @@
 """What the shards of a real corpus cost: processor time, bytes, requests and memory of the driver and of each task.
 
-    python -m tests.task_costs --megabytes=40 --workers 1 4 16
+    python -m tests.measure.task_costs --megabytes=40 --workers 1 4 16
 
 The corpus is docstrings as JSON lines, repeated with another beginning where it is larger than they are; --folder keeps
 it, for the next call.

@@ -1,6 +1,6 @@
 """Fits a scaling law of the loss to finished runs, and predicts others.
 
-    python -m tests.scaling runs/scaling/*/steps=* --at 111e6:83.3e9 --flops 5.5e19
+    python -m tests.measure.scaling runs/scaling/*/steps=* --at 111e6:83.3e9 --flops 5.5e19
 
 L(N, D) = E + A / N^alpha + B / D^beta of Hoffmann et al., 2022 (approach 3: Huber loss of log L, the best of many
 starts), N parameters outside the embeddings, D tokens. Intervals are 90% of a bootstrap over the residuals.

@@ -1,11 +1,11 @@
 """What the shards of a big corpus cost, without the corpus: the real driver, the real tasks, and made-up results.
 
-    python -m tests.simulate                         1 TB in 4,000 parts on 64 hosts of 112 cores
-    python -m tests.simulate --terabytes=0.1 --parts=0 --hosts=8
-    python -m tests.simulate --driver-memory         the driver's memory at 1 GB, 100 GB and 1 TB
+    python -m tests.measure.simulate                   1 TB in 4,000 parts on 64 hosts of 112 cores
+    python -m tests.measure.simulate --terabytes=0.1 --parts=0 --hosts=8
+    python -m tests.measure.simulate --driver-memory   the driver's memory at 1 GB, 100 GB and 1 TB
 
-What tasks cost is measured first, on 40 MB of docstrings (tests/task_costs.py). Then shards.write runs with an engine
-whose tasks write only the small files that the driver reads, and return what they would have used. The clock is
+What tasks cost is measured first, on 40 MB of docstrings (tests/measure/task_costs.py). Then shards.write runs with an
+engine whose tasks write only the small files that the driver reads, and return what they would have used. The clock is
 simulated: the tasks of a phase go to the first free worker, in the order of submission; between the phases come the
 driver's own processor time and requests. Not simulated: slow hosts, lost workers, what a scheduler takes for each task,
 the processor time of a bucket's client.
@@ -30,9 +30,9 @@ from mlm.data.deduplicate import DROPPED
 from mlm.data.map_part import BLOCK, ENTRY, RANGES, WIDTH
 from mlm.data.write_shard import table_name
 from mlm.paths import UPath
-from tests import task_costs
 from tests.fixtures_data import corpus_of
-from tests.task_costs import LENGTH, READ, SECONDS, SERIAL, THREADED, VALIDATION, WRITTEN, Record
+from tests.measure import task_costs
+from tests.measure.task_costs import LENGTH, READ, SECONDS, SERIAL, THREADED, VALIDATION, WRITTEN, Record
 
 CHUNK = 5 * 2**20  # bytes of a text that gcsfs reads at once
 

@@ -1,6 +1,6 @@
 """How many words of sentences of the validation split a model fills in as its text has them.
 
-    python -m tests.sentences runs/quickstart runs/quickstart_modernbert
+    python -m tests.measure.sentences runs/quickstart runs/quickstart_modernbert
 
 The sentences are those of the first workdir's split, the same in every call; each has one word masked that is a token.
 """

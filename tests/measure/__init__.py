@@ -1,0 +1,1 @@
+"""Measurements that mlm/bench/README.md cites, each a program: `python -m tests.measure.simulate`."""
