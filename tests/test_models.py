@@ -86,6 +86,8 @@ def test_a_model_is_saved_and_read_as_transformers_does(name, kind, tmp_path):
     model, (ids, mask) = make(name), inputs()
     if kind == "flax":
         model.save_pretrained(tmp_path)
+        architectures = json.loads((tmp_path / "config.json").read_text())["architectures"]
+        assert architectures == [name.removeprefix("Flax")]
     else:
         model.config.save_pretrained(tmp_path)
         tensors = weights.to_torch(jax.device_get(model.params))

@@ -161,7 +161,7 @@ def with_signal(task: Pretraining) -> dict:
     params, mask_id = jax.device_get(task.init().params), INFO.special_ids["mask"]
     family = family_of(task.module.config)
     bias = at_path(params, family.decoder_bias[:-1])
-    words, head = at_path(params, family.embedding[:-1]), at_path(params, (family.lm_head[0], "dense"))
+    words, head = at_path(params, family.embedding[:-1]), at_path(params, (family.lm_head[-1], "dense"))
     words["embedding"] = 30 * words["embedding"]
     words["embedding"][mask_id] = words["embedding"][FREQUENT]
     bias["bias"] = (

@@ -6,16 +6,15 @@ model = RobertaForMaskedLM.from_pretrained("FacebookAI/roberta-base")
 logits = model(input_ids, attention_mask).logits
 """
 
-import importlib
 from typing import Any
-
-HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification")
-MODULES = {"Bert": "bert", "Roberta": "roberta", "RobertaPreLayerNorm": "roberta", "FlaxModernBert": "flax_modernbert"}
-CLASSES = {f"{name}For{head}": module for name, module in MODULES.items() for head in HEADS}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a model's class when it is used: commands import this package before they import jax."""
-    if name not in CLASSES:
-        raise AttributeError(f"module {__name__} has no attribute {name}")
-    return getattr(importlib.import_module(f"{__name__}.{CLASSES[name]}"), name)
+    """Makes a model's class when it is used: commands import this package before they import jax."""
+    family, _, head = name.removeprefix("Flax").partition("For")
+    if head in ("MaskedLM", "SequenceClassification", "TokenClassification"):
+        from mlm.model import families
+
+        if model_class := families.model_class(family, head):
+            return model_class
+    raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -5,18 +5,12 @@ Parameters have transformers' names. A layer is post-norm, or pre-norm as in fai
 Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, I intermediate size, V vocabulary.
 """
 
-import functools
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
-from transformers import (
-    FlaxBertForMaskedLM,
-    FlaxBertForSequenceClassification,
-    FlaxBertForTokenClassification,
-    PretrainedConfig,
-)
+from transformers import PretrainedConfig
 
 from mlm.model import layers
 from mlm.model import partition_rules as rules
@@ -24,7 +18,6 @@ from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits, Noise
 from mlm.model.module import (
     MASKED_LM,
     SEQUENCES,
-    TOKENS,
     AttentionKernel,
     Compute,
     Encoded,
@@ -277,15 +270,3 @@ def second_texts(ids_BxL: Array, attention_BxL: Array, sep_id: int) -> Array:
 def classifier_dropout(config: PretrainedConfig) -> float:
     """Returns the dropout rate of a classification head: that of the layers, unless it has its own."""
     return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
-
-
-class BertForMaskedLM(FlaxBertForMaskedLM):
-    module_class = BertModule
-
-
-class BertForSequenceClassification(FlaxBertForSequenceClassification):
-    module_class = functools.partial(BertModule, head_name=SEQUENCES)
-
-
-class BertForTokenClassification(FlaxBertForTokenClassification):
-    module_class = functools.partial(BertModule, head_name=TOKENS)

@@ -30,6 +30,7 @@ from transformers.models.auto.modeling_flax_auto import FLAX_MODEL_FOR_MASKED_LM
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.model import bert, modernbert, roberta
+from mlm.model.flax_modernbert import FlaxModernBertPreTrainedModel
 from mlm.model.module import MASKED_LM, Compute, Model, Params
 from mlm.model.partition_rules import REPLICATED
 from mlm.model.reference import TransformersModel
@@ -37,29 +38,74 @@ from mlm.model.reference import TransformersModel
 DEFAULT = Compute()
 SMALL_VOCABULARY = 77  # of a model whose parameters are looked at: a size that no other axis has
 Path = tuple[str, ...]  # of a parameter, or of a part of the tree
-# Keys of the config's group `model` that decide parameters in all families, and what transformers calls them.
-SIZES = {
-    "hidden_size": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
+SIZES = ("hidden_size", "layers", "heads", "intermediate_size")  # which tell a small model from a large one
+# Keys of the config's group `model` that decide what a model computes, and what transformers' configs call them.
+NAMES = {
+    "hidden_size": ("hidden_size",),
+    "layers": ("num_hidden_layers",),
+    "heads": ("num_attention_heads",),
+    "intermediate_size": ("intermediate_size", "hidden_dim"),
+    "activation": ("hidden_act", "hidden_activation", "activation"),
+    "layer_norm_eps": ("layer_norm_eps", "norm_eps"),
+    "local_attention": ("local_attention",),
+    "global_every": ("global_attn_every_n_layers",),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """The models of one architecture."""
+    """The models of one architecture; what their parameters are called is read off a small one."""
 
     name: str  # in transformers' classes: NAMEForMaskedLM
     config_class: type[PretrainedConfig]
     module: type[Model] | None  # None if transformers' own class alone computes it
-    body: str  # what all heads share
-    lm_head: Path  # the parts of the language-model head
-    stack: Path  # holds the layers, "0", "1", ...
-    embedding: Path  # [V, H], the decoder's kernel too
-    decoder_bias: Path  # [V]
-    architecture: Mapping[str, str]  # SIZES, and further keys that decide what a model computes
     counts_from_pad: bool = False  # whether positions start at the padding id + 1, as in RoBERTa
+
+    @functools.cached_property
+    def _small_config(self) -> PretrainedConfig:
+        config = self.config_class(num_hidden_layers=1, vocab_size=SMALL_VOCABULARY)
+        config.attention_type = "original_full"  # of BigBird
+        return config
+
+    @functools.cached_property
+    def _shapes(self) -> dict[Path, tuple[int, ...]]:
+        if self.module is None:
+            model = TransformersModel(self.name, self._small_config, "float32", 0, REPLICATED)
+        else:
+            model = self.module(self._small_config)
+        leaves = flatten_dict(jax.eval_shape(lambda: model.init_params(jax.random.key(0))))
+        return {path: leaf.shape for path, leaf in leaves.items()}
+
+    @property
+    def architecture(self) -> dict[str, str]:
+        """Those of NAMES that the family has, by our key."""
+        names = {key: [name for name in known if hasattr(self._small_config, name)] for key, known in NAMES.items()}
+        return {key: known[0] for key, known in names.items() if known}
+
+    @property
+    def body(self) -> str:
+        """The part that all heads share."""
+        return self.embedding[0]
+
+    @property
+    def lm_head(self) -> tuple[str, ...]:
+        """The parts of the language-model head."""
+        return tuple(dict.fromkeys(path[0] for path in self._shapes if path[0] != self.body))
+
+    @property
+    def stack(self) -> Path:
+        """The part that holds the layers, "0", "1", ..."""
+        return next(path[: path.index("0")] for path in self._shapes if "0" in path)
+
+    @property
+    def embedding(self) -> Path:
+        """The word embedding [V, H], which is the decoder's kernel too."""
+        return next(path for path, shape in self._shapes.items() if len(shape) == 2 and shape[0] == SMALL_VOCABULARY)
+
+    @property
+    def decoder_bias(self) -> Path:
+        """The bias of the decoder [V]."""
+        return next(path for path, shape in self._shapes.items() if shape == (SMALL_VOCABULARY,))
 
     def make_config(self, model: ConfigDict, vocab_size: int, special_ids: Mapping[str, int]) -> PretrainedConfig:
         """Returns transformers' config for the config group `model`, the vocabulary padded to a multiple."""
@@ -114,61 +160,12 @@ class Family:
         return unflatten_dict(flat)
 
 
-ROBERTA_KEYS = SIZES | {"activation": "hidden_act", "layer_norm_eps": "layer_norm_eps"}
-ROBERTA = Family(
-    name="Roberta",
-    config_class=RobertaConfig,
-    module=roberta.RobertaModule,
-    body="roberta",
-    lm_head=("lm_head",),
-    stack=("roberta", "encoder", "layer"),
-    embedding=("roberta", "embeddings", "word_embeddings", "embedding"),
-    decoder_bias=("lm_head", "bias"),
-    architecture=ROBERTA_KEYS,
-    counts_from_pad=True,
-)
-XLM_ROBERTA = dataclasses.replace(ROBERTA, name="XLMRoberta", config_class=XLMRobertaConfig)  # other languages, no more
-CAMEMBERT = dataclasses.replace(ROBERTA, name="Camembert", config_class=CamembertConfig)
-PRE_NORM = Family(
-    name="RobertaPreLayerNorm",
-    config_class=RobertaPreLayerNormConfig,
-    module=roberta.PreNormModule,
-    body="roberta_prelayernorm",
-    lm_head=("lm_head",),
-    stack=("roberta_prelayernorm", "encoder", "layer"),
-    embedding=("roberta_prelayernorm", "embeddings", "word_embeddings", "embedding"),
-    decoder_bias=("lm_head", "bias"),
-    architecture=ROBERTA_KEYS,
-    counts_from_pad=True,
-)
-BERT = Family(
-    name="Bert",
-    config_class=BertConfig,
-    module=bert.BertModule,
-    body="bert",
-    lm_head=("cls",),
-    stack=("bert", "encoder", "layer"),
-    embedding=("bert", "embeddings", "word_embeddings", "embedding"),
-    decoder_bias=("cls", "predictions", "bias"),
-    architecture=ROBERTA_KEYS,
-)
-MODERNBERT = Family(
-    name="ModernBert",
-    config_class=ModernBertConfig,
-    module=modernbert.ModernBertModule,
-    body="model",
-    lm_head=("head", "decoder"),
-    stack=("model", "layers"),
-    embedding=("model", "embeddings", "tok_embeddings", "embedding"),
-    decoder_bias=("decoder", "bias"),
-    architecture=SIZES
-    | {
-        "activation": "hidden_activation",
-        "layer_norm_eps": "norm_eps",
-        "local_attention": "local_attention",
-        "global_every": "global_attn_every_n_layers",
-    },
-)
+ROBERTA = Family("Roberta", RobertaConfig, roberta.RobertaModule, counts_from_pad=True)
+XLM_ROBERTA = Family("XLMRoberta", XLMRobertaConfig, roberta.RobertaModule, counts_from_pad=True)
+CAMEMBERT = Family("Camembert", CamembertConfig, roberta.RobertaModule, counts_from_pad=True)
+PRE_NORM = Family("RobertaPreLayerNorm", RobertaPreLayerNormConfig, roberta.PreNormModule, counts_from_pad=True)
+BERT = Family("Bert", BertConfig, bert.BertModule)
+MODERNBERT = Family("ModernBert", ModernBertConfig, modernbert.ModernBertModule)
 FAMILIES = {
     family.config_class.model_type: family for family in (ROBERTA, XLM_ROBERTA, CAMEMBERT, PRE_NORM, BERT, MODERNBERT)
 }
@@ -176,40 +173,28 @@ FAMILIES = {
 
 @functools.cache
 def find(model_type: str) -> Family:
-    """Returns the family of a model_type of transformers; one that it has in Flax alone is read off a small model.
+    """Returns the family of a model_type of transformers, which may have it in Flax alone.
 
     Raises InputError if there is none, and for those of encoder and decoder.
     """
     if model_type in FAMILIES:
         return FAMILIES[model_type]
-    class_name = FLAX_MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(model_type, "")
-    if not class_name.endswith("ForMaskedLM"):
-        known = {key for key, name in FLAX_MODEL_FOR_MASKED_LM_MAPPING_NAMES.items() if name.endswith("ForMaskedLM")}
-        names = ", ".join(sorted(FAMILIES.keys() | known))
+    if not is_known(model_type):
+        names = ", ".join(sorted(filter(is_known, FAMILIES.keys() | FLAX_MODEL_FOR_MASKED_LM_MAPPING_NAMES)))
         raise InputError(f"transformers has no masked language model {model_type!r:.80} in Flax; name one of {names}.")
-    config_class = CONFIG_MAPPING[model_type]
-    config = config_class(num_hidden_layers=1, vocab_size=SMALL_VOCABULARY)
-    config.attention_type = "original_full"  # of BigBird
-    own_names = {
-        "intermediate_size": ("intermediate_size", "hidden_dim"),
-        "activation": ("hidden_act", "activation"),
-        "layer_norm_eps": ("layer_norm_eps",),
-    }
-    names = {key: next((name for name in known if hasattr(config, name)), "") for key, known in own_names.items()}
-    model = TransformersModel(class_name[4 : -len("ForMaskedLM")], config, "float32", 0, REPLICATED)
-    shapes = flatten_dict(jax.eval_shape(lambda: model.init_params(jax.random.key(0))))
-    body = getattr(transformers, class_name).base_model_prefix
-    return Family(
-        name=model.name,
-        config_class=config_class,
-        module=None,
-        body=body,
-        lm_head=tuple(dict.fromkeys(path[0] for path in shapes if path[0] != body)),
-        stack=next(path[: path.index("0")] for path in shapes if "0" in path),
-        embedding=next(path for path in shapes if path[-2:] == ("word_embeddings", "embedding")),
-        decoder_bias=next(path for path, leaf in shapes.items() if leaf.shape == (SMALL_VOCABULARY,)),
-        architecture=SIZES | {key: name for key, name in names.items() if name},
-    )
+    class_name = FLAX_MODEL_FOR_MASKED_LM_MAPPING_NAMES[model_type]
+    return Family(class_name[len("Flax") : -len("ForMaskedLM")], CONFIG_MAPPING[model_type], None)
+
+
+@functools.cache
+def model_class(name: str, head: str) -> type[FlaxPreTrainedModel] | None:
+    """Returns transformers' class "Flax{name}For{head}" with our module in it; None of a family that is not ours."""
+    for family in FAMILIES.values():
+        if family.name == name:
+            module_class = functools.partial(family.module, head_name=head)
+            base = family.flax_class(head) or FlaxModernBertPreTrainedModel
+            return type(f"Flax{name}For{head}", (base,), {"module_class": module_class, "__module__": "mlm.model"})
+    return None
 
 
 def is_known(model_type: str) -> bool:

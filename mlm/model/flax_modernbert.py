@@ -1,6 +1,5 @@
 """ModernBERT as transformers' Flax classes are, which transformers itself has in PyTorch only."""
 
-import functools
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,8 +12,6 @@ from transformers import FlaxPreTrainedModel, ModernBertConfig
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
 
 from mlm.model import weights
-from mlm.model.modernbert import ModernBertModule
-from mlm.model.module import SEQUENCES, TOKENS
 
 
 class FlaxModernBertPreTrainedModel(FlaxPreTrainedModel):
@@ -87,15 +84,3 @@ class FlaxModernBertPreTrainedModel(FlaxPreTrainedModel):
             return_dict=config.return_dict if return_dict is None else return_dict,
             rngs={} if dropout_rng is None else {"dropout": dropout_rng},
         )
-
-
-class FlaxModernBertForMaskedLM(FlaxModernBertPreTrainedModel):
-    module_class = ModernBertModule
-
-
-class FlaxModernBertForSequenceClassification(FlaxModernBertPreTrainedModel):
-    module_class = functools.partial(ModernBertModule, head_name=SEQUENCES)
-
-
-class FlaxModernBertForTokenClassification(FlaxModernBertPreTrainedModel):
-    module_class = functools.partial(ModernBertModule, head_name=TOKENS)

@@ -5,26 +5,16 @@ They are BERT's parts under RoBERTa's names: positions count from the padding id
 Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, N = B x K.
 """
 
-import functools
-
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
-from transformers import (
-    FlaxRobertaForMaskedLM,
-    FlaxRobertaForSequenceClassification,
-    FlaxRobertaForTokenClassification,
-    FlaxRobertaPreLayerNormForMaskedLM,
-    FlaxRobertaPreLayerNormForSequenceClassification,
-    FlaxRobertaPreLayerNormForTokenClassification,
-    PretrainedConfig,
-)
+from transformers import PretrainedConfig
 
 from mlm.model import layers
 from mlm.model import partition_rules as rules
 from mlm.model.bert import Body, Layer, PreNormLayer, classifier_dropout, normal
 from mlm.model.layers import Dense, Dropout, LayerNorm, Logits, Noise
-from mlm.model.module import MASKED_LM, SEQUENCES, TOKENS, Encoded, Inputs, Model, vocabulary_logits
+from mlm.model.module import MASKED_LM, SEQUENCES, Encoded, Inputs, Model, vocabulary_logits
 
 
 class PreNormBody(Body):
@@ -119,27 +109,3 @@ class PreNormModule(RobertaModule):
     @property
     def body(self) -> Body:
         return self.roberta_prelayernorm
-
-
-class RobertaForMaskedLM(FlaxRobertaForMaskedLM):
-    module_class = RobertaModule
-
-
-class RobertaForSequenceClassification(FlaxRobertaForSequenceClassification):
-    module_class = functools.partial(RobertaModule, head_name=SEQUENCES)
-
-
-class RobertaForTokenClassification(FlaxRobertaForTokenClassification):
-    module_class = functools.partial(RobertaModule, head_name=TOKENS)
-
-
-class RobertaPreLayerNormForMaskedLM(FlaxRobertaPreLayerNormForMaskedLM):
-    module_class = PreNormModule
-
-
-class RobertaPreLayerNormForSequenceClassification(FlaxRobertaPreLayerNormForSequenceClassification):
-    module_class = functools.partial(PreNormModule, head_name=SEQUENCES)
-
-
-class RobertaPreLayerNormForTokenClassification(FlaxRobertaPreLayerNormForTokenClassification):
-    module_class = functools.partial(PreNormModule, head_name=TOKENS)
