@@ -1,7 +1,6 @@
 """Documents of a corpus: their splits and groups, and how many are read."""
 
 import itertools
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -189,15 +188,12 @@ def test_a_source_s_own_split_stays(tmp_path):
 # max_documents --------------------------------------------------------------------------------------------------------
 
 
-def limited(own: Corpus, wave: int) -> tuple[list, Counter]:
-    """What is to be read, and how often each part was."""
-    read = Counter()
-
-    def count(some: list) -> list[int]:
-        read.update(part for part, _ in some)
-        return [len([*itertools.islice(own.read(part, texts=""), most)]) for part, most in some]
-
-    return own.limited(own.parts(), count, wave=wave), read
+def limited(own: Corpus, workers: int) -> tuple[list, list]:
+    """What is to be read, and the parts that were counted for it."""
+    engine, counted = InProcess(), []
+    engine.workers, each = workers, engine.each
+    engine.each = lambda function, tasks, *, label: counted.extend(tasks) or each(function, tasks, label=label)
+    return own.limited(own.parts(), engine, texts=""), counted
 
 
 @pytest.mark.parametrize("most", [1, 7, 19, 20, 21, 1000])
@@ -207,12 +203,12 @@ def test_max_documents_are_the_first_of_each_source(tmp_path, monkeypatch, most)
     a = write_jsonl(tmp_path / "a.jsonl", [*numbered(15), *[""] * 9, *numbered(5, 15)])
     b = write_jsonl(tmp_path / "b.jsonl", numbered(500, 20))
     own = corpus_of((a, b), max_documents=most)
-    found, read = limited(own, 1)
+    found, counted = limited(own, 1)
     texts = [text for part, count in found for text, _ in itertools.islice(own.read(part, texts=""), count)]
     assert texts == numbered(min(most, 20)) + numbered(min(most, 500), 20)
     assert limited(own, 3)[0] == limited(own, 100)[0] == found
     if most < 20:
-        assert len(read) < len(own.parts()) / 2, "not all is read"
+        assert len(counted) < len(own.parts()) / 2, "not all is read"
 
 
 def test_max_documents_makes_the_same_shards_with_any_workers(tmp_path, monkeypatch, tokenizer_folder, texts):

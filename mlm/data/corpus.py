@@ -5,12 +5,13 @@ import dataclasses
 import hashlib
 import itertools
 import zlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 from ml_collections import ConfigDict
 
+from mlm.cluster.engine import Engine
 from mlm.data import results, sources
 from mlm.errors import InputError
 from mlm.paths import UPath, os_errors
@@ -66,7 +67,7 @@ class Corpus:
                 kind = self._kind(source)
                 parts = [Part(source, *part) for part in kind.parts()]
             if not parts:
-                raise self._without_text(source)
+                raise self.without_text(source)
             data_sets[source] = type(kind), kind.name
             roles[data_sets[source]] |= {part.split for part in parts}
             all_parts += parts
@@ -88,35 +89,30 @@ class Corpus:
         with self._readable(source):
             has_text = self._kind(source).check()
         if not has_text:
-            raise self._without_text(source)
+            raise self.without_text(source)
 
-    def _without_text(self, source: str) -> InputError:
+    def without_text(self, source: str) -> InputError:
+        """Returns the error of a source without documents."""
         return InputError(f"config.corpus.{self.key}: {source} has no text in it.")
 
-    def limited(
-        self, parts: list[Part], read: Callable[[list[tuple[Part, int]]], list[int]], *, wave: int
-    ) -> list[tuple[Part, int]]:
-        """Returns the parts that hold the first `max_documents` of each split of each source, with a limit for each.
+    def limited(self, parts: list[Part], engine: Engine, *, texts: str) -> list[tuple[Part, int]]:
+        """Returns the parts that hold the first `max_documents` of each split of each source, and how many to read.
 
-        The limit is the number of documents to read of a part, 0 for all. `read` counts the documents of (part, limit):
-        of `wave` parts at a time, and in the end of all that are returned. InputError for a source without documents.
+        That is 0 for all of a part. They are counted in as many parts at a time as there are workers.
         """
-        limits = [] if self.max_documents else [(part, 0) for part in parts]
-        unread = parts if self.max_documents else []
+        if not self.max_documents:
+            return [(part, 0) for part in parts]
         left = dict.fromkeys(((part.source, part.split) for part in parts), self.max_documents)
+        limits, unread = [], parts
         while unread:
-            reading, unread = [(part, self.max_documents) for part in unread[:wave]], unread[wave:]
-            for (part, limit), count in zip(reading, read(reading), strict=True):
-                split = part.source, part.split
-                if left[split]:
-                    limits.append((part, limit if count <= left[split] else left[split]))
-                    left[split] -= min(count, left[split])
-            unread = [part for part in unread if left[part.source, part.split]]
-        documents = Counter()
-        for (part, _), count in zip(limits, read(limits), strict=True):
-            documents[part.source] += count
-        if empty := next((part.source for part, _ in limits if not documents[part.source]), None):
-            raise self._without_text(empty)
+            tasks = [Count(self, part, texts) for part in unread[: engine.workers]]
+            for index, count in sorted(engine.each(count_documents, tasks, label="count")):
+                part = unread[index]
+                limit = left[part.source, part.split]
+                if limit:
+                    limits.append((part, limit))
+                    left[part.source, part.split] -= min(count, limit)
+            unread = [part for part in unread[engine.workers :] if left[part.source, part.split]]
         return limits
 
     def read(self, part: Part, *, texts: str, keep: bool = False) -> Iterator[sources.Document]:
@@ -163,6 +159,20 @@ class Corpus:
         splits = [split for split in part.cut if group in groups[split]]
         splits += [split for split in part.cut if by_hash[split] and not (group and groups[split])]
         return splits[0] if splits else "train"
+
+
+class Count(NamedTuple):
+    """A task of `count_documents`."""
+
+    corpus: Corpus
+    part: Part
+    texts: str  # see `Corpus.read`
+
+
+def count_documents(task: Count) -> int:
+    """Returns the documents of a part, `max_documents` at most."""
+    documents = task.corpus.read(task.part, texts=task.texts, keep=True)
+    return sum(1 for _ in itertools.islice(documents, task.corpus.max_documents))
 
 
 def text_hash(text: str) -> int:

@@ -25,12 +25,11 @@ class Sample(NamedTuple):
     texts: str  # folder for the text of sources that are slow to read
 
 
-def sample_part(task: Sample) -> tuple[int, list[tuple[int, str]]]:
-    """Returns the number of documents read, and (hash, text) of those that are picked."""
-    picked, left, count = [], task.quota, 0
+def sample_part(task: Sample) -> list[tuple[int, str]]:
+    """Returns (hash, text) of the documents that are picked."""
+    picked, left = [], task.quota
     documents = task.corpus.read(task.part, texts=task.texts, keep=True)
     for text, group in itertools.islice(documents, task.limit or None):
-        count += 1
         number = text_hash(text)
         if number % 2**32 < task.share * 2**32 and task.corpus.split_of(task.part, group, number) == "train":
             text = text[:LONGEST]
@@ -38,36 +37,23 @@ def sample_part(task: Sample) -> tuple[int, list[tuple[int, str]]]:
             left -= len(text.encode())
             if left <= 0:
                 break
-    return count, picked
+    return picked
 
 
 def draw(corpus: Corpus, *, megabytes: float, engine: Engine, texts: str) -> list[str]:
     """Returns so many megabytes of training documents, or all, mixed; the same for any workers."""
     size, parts = megabytes * 1e6, [part for part in corpus.parts() if part.split != "test"]
+    limits = corpus.limited(parts, engine, texts=texts)
+    total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
     for margin in MARGINS:
-        documents = _pick(corpus, parts, margin * size, engine=engine, texts=texts)
+        share = min(1.0, max(margin * size / total if total else 0.0, LEAST_SHARE))
+        tasks = []
+        for part, limit in limits:
+            quota = margin * size * (part.bytes / total if total else 1 / len(parts))
+            tasks.append(Sample(part, limit, corpus, share, math.inf if limit else quota, texts))
+        picked = {document for _, in_part in engine.each(sample_part, tasks, label="sample") for document in in_part}
+        documents = [text for _, text in sorted(picked)]
         ends = np.cumsum([len(text.encode()) for text in documents])
         if len(ends) and ends[-1] >= size:
             break
     return documents[: np.searchsorted(ends, size) + 1]
-
-
-def _pick(corpus: Corpus, parts: list[Part], size: float, *, engine: Engine, texts: str) -> list[str]:
-    """Returns about `size` bytes of training documents of all parts, in the order of their hashes."""
-    total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
-    share = min(1.0, max(size / total if total else 0.0, LEAST_SHARE))
-    samples: dict[tuple[Part, int], tuple[int, list[tuple[int, str]]]] = {}  # by part and limit
-
-    def count_documents(limits: list[tuple[Part, int]]) -> list[int]:
-        tasks = []
-        for part, limit in limits:
-            quota = size * (part.bytes / total if total else 1 / len(parts))
-            if (part, limit) not in samples:
-                tasks.append(Sample(part, limit, corpus, share, math.inf if limit else quota, texts))
-        for index, sample in engine.each(sample_part, tasks, label="sample"):
-            samples[tasks[index].part, tasks[index].limit] = sample
-        return [samples[part_and_limit][0] for part_and_limit in limits]
-
-    limits = corpus.limited(parts, count_documents, wave=engine.workers)
-    picked = {document for part_and_limit in limits for document in samples[part_and_limit][1]}
-    return [text for _, text in sorted(picked)]

@@ -103,8 +103,6 @@ class _Job:
         self.root = work_folder(str(self.folder))
         self.tasks = self.root / "tasks"
         self.shards = self.folder if is_remote(self.folder) else self.root / self.inputs
-        self.tables: dict[str, np.ndarray] = {}  # BLOCK of the parts that are mapped, by their keys
-        self.kept_out: dict[str, np.ndarray] = {}  # places of what holds text to keep out, in the same way
 
     def run(self) -> tuple[dict[str, Split], dict[str, str]]:
         """Returns what the manifest says of the splits, and of documents left out."""
@@ -124,46 +122,40 @@ class _Job:
             pass
 
     def _map(self) -> None:
-        parts = self.corpus.parts()
+        parts, texts = self.corpus.parts(), str(self.root / "texts")
         self.splits = SPLITS if any("test" in (part.split, *part.cut) for part in parts) else SPLITS[:2]
         block_bytes = self._block_bytes(parts)
         hashes = keep_out.run(self._do, self.corpus.kept_out(), str(self.tasks))
-        texts, folder = str(self.root / "texts"), str(self.tasks)
         decisive = ("field", "group", "validation_fraction", "validation_groups", "test_fraction", "test_groups")
         corpus = {name: getattr(self.corpus, name) for name in decisive}
         near, fingerprint = self.corpus.near_duplicates > 0, self.vocabulary["tokenizer_fingerprint"]
-        tasks: dict[tuple[Part, int], Map] = {}  # by part and limit
-
-        def map_parts(limits: list[tuple[Part, int]]) -> list[int]:
-            """Maps parts, each up to its limit, and returns how many documents each has."""
-            for part, limit in limits:
-                key = results.key(part, limit, corpus, block_bytes, hashes, near, fingerprint)
-                tasks[part, limit] = Map(
-                    part,
-                    self.corpus,
-                    limit,
-                    self.tokenizer_folder,
-                    fingerprint,
-                    block_bytes,
-                    hashes,
-                    texts,
-                    folder,
-                    key,
-                )
-            keys = [tasks[part_and_limit].key for part_and_limit in limits]
-            self._do(map_part, [tasks[part_and_limit] for part_and_limit in limits], label="tokenize", last=".blocks")
-            unread = [key for key in keys if key not in self.tables]
-            self.tables |= zip(unread, self._load_each(unread, "blocks", BLOCK), strict=True)
-            if hashes:
-                self.kept_out |= zip(unread, self._load_each(unread, "kept_out", np.uint32), strict=True)
-            return [sum(self.tables[key]["documents"].tolist()) + len(self.kept_out.get(key, ())) for key in keys]
-
-        limits = self.corpus.limited(parts, map_parts, wave=self.engine.workers)
-        self.parts, self.maps = [part for part, _ in limits], [tasks[part_and_limit].key for part_and_limit in limits]
-        tables = [self.tables.pop(key) for key in self.maps]
+        tasks = []
+        for part, limit in self.corpus.limited(parts, self.engine, texts=texts):
+            task = Map(
+                part=part,
+                corpus=self.corpus,
+                limit=limit,
+                tokenizer_folder=self.tokenizer_folder,
+                fingerprint=fingerprint,
+                block_bytes=block_bytes,
+                keep_out=hashes,
+                texts=texts,
+                folder=str(self.tasks),
+                key=results.key(part, limit, corpus, block_bytes, hashes, near, fingerprint),
+            )
+            tasks.append(task)
+        self._do(map_part, tasks, label="tokenize", last=".blocks")
+        self.parts, self.maps = [task.part for task in tasks], [task.key for task in tasks]
+        tables = list(self._load_each(self.maps, "blocks", BLOCK))
+        self.kept_out = list(self._load_each(self.maps if hashes else (), "kept_out", np.uint32)) or [()] * len(tasks)
         self.blocks = np.concatenate(tables)
         self.part_of_block = np.repeat(np.arange(len(tables), dtype=np.uint32), [len(table) for table in tables])
         self.tokens = self.blocks["tokens"].copy()  # of each block, without what is left out
+        read = Counter()
+        for part, blocks, places in zip(self.parts, tables, self.kept_out, strict=True):
+            read[part.source] += len(blocks) + len(places)
+        if empty := next((source for source in read if not read[source]), None):
+            raise self.corpus.without_text(empty)
 
     def _block_bytes(self, parts: list[Part]) -> int:
         """Returns the bytes of text in a block, so that a shard has about BLOCKS."""
@@ -194,13 +186,13 @@ class _Job:
         np.subtract.at(self.tokens, blocks, dropped["tokens"])
         sums = np.zeros((len(SPLITS), len(deduplicate.WHY)), np.int64)
         np.add.at(sums, (self.blocks["split"][blocks], dropped["why"]), dropped["documents"])
-        kept_out, counts = [self.kept_out.get(key, ()) for key in self.maps], {}
+        counts = {}
         for split, counts_of_split in zip(SPLITS, sums.tolist(), strict=True):
             counts[split] = dict(zip(deduplicate.WHY, counts_of_split, strict=True))
-            counts[split]["kept_out"] = sum(map(len, kept_out)) if split == "train" else 0
+            counts[split]["kept_out"] = sum(map(len, self.kept_out)) if split == "train" else 0
         parts = set(dropped["part"].tolist())
         rows = {part: task.rows(part) for task in tasks for part in range(task.first, task.stop) if part in parts}
-        return rows, counts, keep_out.listed(kept_out, names) | deduplicate.listed(tasks, names)
+        return rows, counts, keep_out.listed(self.kept_out, names) | deduplicate.listed(tasks, names)
 
     def _check_fractions(self) -> None:
         """Raises InputError if whole groups make a held-out split of another size than its fraction in the config."""
