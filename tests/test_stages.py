@@ -1,6 +1,5 @@
 """What each step of a run reads, against a plain list of batches: sizes, short rows, skipped batches, branches."""
 
-import dataclasses
 import itertools
 import math
 from typing import NamedTuple
@@ -75,13 +74,12 @@ def test_a_step_reads_what_the_list_of_batches_says(ranges, short):
         ]
         assert read == kept[first - 1 : last]
         spans = stages.batches_between(first, last)
-        assert [number for a, b in spans for number in range(a, b + 1)] == [batch.number for batch in read]
-        assert not ranges_overlap(sorted([*ranges, *spans]))
-        assert all(b + 1 < a for (_, b), (a, _) in itertools.pairwise(spans)), "as few ranges as possible"
+        flat = [(number, rows) for a, b, rows in spans for number in range(a, b + 1)]
+        assert flat == [batch[:2] for batch in read]
+        for (_, b, rows), (a, _, next_rows) in itertools.pairwise(spans):
+            assert b + 1 < a or rows != next_rows, "as few ranges as possible"
     for step in range(40):
         assert stages.rows_read(step) == sum(batch.rows for batch in kept[:step])
-        flat = [(number, rows) for a, b, rows in stages.batches_read(step) for number in range(a, b + 1)]
-        assert flat == [batch[:2] for batch in kept[:step]]
 
 
 def test_a_stage_is_opened_once_and_only_when_it_is_reached(monkeypatch):
@@ -154,26 +152,6 @@ def test_a_branch_counts_its_own_rows():
     check_branch(config, 5)
     with pytest.raises(InputError, match=r"runs/a@4: .*end after step 4, .* starts after step 4"):
         check_branch(config, 4)
-
-
-@pytest.mark.parametrize(
-    ("change", "where"),
-    [
-        ({"first": 5}, "follow step 3"),
-        ({"rows_before": 11}, "follow step 3, of which 12 rows"),
-        ({"rows": 0}, "follow step 3"),
-        ({"last": 3}, "follow step 3"),
-        ({"last": 6.0}, "ends with step 6"),
-    ],
-)
-def test_a_table_that_does_not_add_up_is_refused(change, where):
-    """With gaps, batches read twice, or an end."""
-    stages = stages_of(*SIZES)
-    one, two, _ = stages.table
-    whole = two._replace(last=math.inf)
-    assert dataclasses.replace(stages, table=[one, whole]).stage_at(10**9).rows == 8
-    with pytest.raises(InputError, match=where):
-        dataclasses.replace(stages, table=[one, whole._replace(**change)])
 
 
 def test_the_checkpoints_that_a_new_range_leaves():

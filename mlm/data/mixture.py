@@ -6,7 +6,6 @@ Shards and record ids count through the folders, in the order of the mixture. It
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mixture(Manifest):
-    """Folders as one: shards one folder after the other, counts summed, entropies averaged by share."""
+    """Folders as one: shards one folder after the other, entropies averaged by share, other counts unknown."""
 
     parts: tuple[Part, ...]
     sets: Mapping[str, Manifest]  # scored by name: those of evaluate.sets, without any the parts
@@ -64,24 +63,11 @@ def join(folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest]
 
 
 def _join_splits(splits: Sequence[tuple[float, Split]]) -> Split:
-    """Returns one split for (share, split) of all folders; a count is None where that of one of them is."""
-
-    def total(name: str) -> int | None:
-        counts = [getattr(split, name) for _, split in splits]
-        return None if None in counts else sum(counts)
-
-    entropies = [(share, split.unigram_entropy) for share, split in splits if split.unigram_entropy is not None]
+    """Returns one split for (share, split) of all folders: their shards, and the mean entropy if all have one."""
+    entropies = [share * split.unigram_entropy for share, split in splits if split.unigram_entropy is not None]
     return Split(
-        tuple(shard for _, split in splits for shard in split.shards),
-        documents=total("documents"),
-        duplicates=total("duplicates"),
-        near_duplicates=total("near_duplicates"),
-        kept_out=total("kept_out"),
-        tokens=total("tokens"),
-        unknown_tokens=total("unknown_tokens"),
-        dropped_tokens=total("dropped_tokens"),
-        text_bytes=total("text_bytes"),
-        unigram_entropy=sum(map(math.prod, entropies)) if len(entropies) == len(splits) else None,
+        shards=tuple(shard for _, split in splits for shard in split.shards),
+        unigram_entropy=sum(entropies) if len(entropies) == len(splits) else None,
     )
 
 

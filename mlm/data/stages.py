@@ -57,18 +57,6 @@ class Stages:
     start: int = 0  # the step after which a branch starts
     by_hours: Stage | None = None  # with train.hours: the stage of short rows, by the clock; `last` is a schedule step
 
-    def __post_init__(self) -> None:
-        step, rows_before = 1, 0
-        for stage in self.table:
-            if stage.first != step or stage.last < stage.first or stage.rows < 1 or stage.rows_before < rows_before:
-                what = f"stage {stage} does not follow step {step - 1}, of which {rows_before} rows are read"
-                raise InputError(f"the table of stages does not add up: {what}.")
-            step, rows_before = stage.last + 1, stage.rows_before + (stage.last + 1 - stage.first) * stage.rows
-        if step != math.inf:
-            raise InputError(
-                f"the table of stages does not add up: it ends with step {step - 1}; give the last no end."
-            )
-
     def stage_at(self, step: int, share: float | None = None) -> Stage:
         """Returns the stage of a step, counted from 1; `share` is that of train.hours that is used as it starts."""
         stage = next(stage for stage in self.table if step <= stage.last)
@@ -88,25 +76,14 @@ class Stages:
         """Returns the rows that the run itself has read up to a step: of a branch, those after its start."""
         return self.rows_read(step, after=self.start)
 
-    def batches_between(self, first: int, last: int) -> list[Range]:
-        """Returns the ranges of batches that the steps `first` to `last` read."""
-        ranges: list[Range] = []
-        for part in self.between(first, last):
-            end = part.batch_of(part.last)
-            if ranges and ranges[-1][1] == part.batch - 1:
-                ranges[-1] = (ranges[-1][0], end)
-            else:
-                ranges.append((part.batch, end))
-        return ranges
-
-    def batches_read(self, step: int) -> list[tuple[int, int, int]]:
-        """Returns (first, last, rows) of the batches that the steps up to `step` read, in as few ranges as possible."""
+    def batches_between(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        """Returns (first, last, rows) of the batches that the steps read, in as few ranges as possible."""
         ranges: list[tuple[int, int, int]] = []
-        for part in self.between(1, step):
-            first, last = part.batch, part.batch_of(part.last)
-            if ranges and ranges[-1][1:] == (first - 1, part.rows):
-                first = ranges.pop()[0]
-            ranges.append((first, last, part.rows))
+        for part in self.between(first, last):
+            start, stop = part.batch, part.batch_of(part.last)
+            if ranges and ranges[-1][1:] == (start - 1, part.rows):
+                start = ranges.pop()[0]
+            ranges.append((start, stop, part.rows))
         return ranges
 
     @property

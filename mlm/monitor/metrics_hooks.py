@@ -85,7 +85,7 @@ class Monitor(MetricsHook):
 
     def _note(self, spike: Spike) -> None:
         """Appends a spike and the records that its steps read; prints it when it begins."""
-        batches = [f"{first}:{last}" for first, last in self._stages.batches_between(spike.first, spike.last)]
+        batches = [f"{first}:{last}" for first, last, _ in self._stages.batches_between(spike.first, spike.last)]
         line = {"step": spike.last, "kind": "spike", "first_update": spike.first, "last_update": spike.last}
         line |= {"batches": batches, "loss": spike.loss, "median": spike.median, "deviation": spike.deviation}
         if _spike_id(line) in self._noted:

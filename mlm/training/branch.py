@@ -79,8 +79,9 @@ def open_source(meta: dict[str, Any], workdir: Workdir, new: Stages) -> Source:
     old = stages.make_stages(saved["config"], saved["dataset"]["records"])
     same_data = saved["data_fingerprint"] == meta["data_fingerprint"]
     has_sizes = saved["config"].data.batch_stages or config.data.batch_stages
-    if same_data and has_sizes and old.batches_read(step) != new.batches_read(step):
-        batches = [f"batches {first:,} to {last:,} of {rows:,} rows" for first, last, rows in old.batches_read(step)]
+    read = old.batches_between(1, step)
+    if same_data and has_sizes and read != new.batches_between(1, step):
+        batches = [f"batches {first:,} to {last:,} of {rows:,} rows" for first, last, rows in read]
         fix = "set data.batch_stages and data.skip_batches so that this run would have read the same"
         raise InputError(f"{where}: it read {', '.join(batches)}; {fix}.")
     same_rows = same_data and old.rows_read(step) == new.rows_read(step)
