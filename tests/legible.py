@@ -18,7 +18,6 @@ LONGER = {
     "mlm/model/fused_kernels.py: backward": 69,
 }
 WIDER = {
-    "mlm/data/labelled.py: read": 9,
     "mlm/model/attention.py: _cudnn": 9,
     "mlm/model/fused_attention.py: attend": 10,
     "mlm/model/fused_kernels.py: __init__": 11,

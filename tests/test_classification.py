@@ -35,7 +35,7 @@ STEPS = 16  # three epochs of 83 rows in batches of 16
 def load(config, folder: pathlib.Path, tokenizer_folder: str) -> tuple[Examples, RobertaConfig]:
     own = config.classify
     sources = {split: own[split] for split in ("train", "validation")}
-    tables, names = data.read_tables(sources, text=own.text, label=own.label, kind=own.kind)
+    tables, names = data.read_tables(sources, data.Columns(own.text, own.label, own.kind))
     sizes = {"length": own.length, "multiple": own.multiple}
     examples = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, **sizes)
     special_ids = tokenizer.manifest_fields(tokenizer_folder)["special_ids"]

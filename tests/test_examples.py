@@ -9,7 +9,7 @@ from tokenizers import pre_tokenizers
 from mlm.data import examples as data
 from mlm.data import labelled, tokenizer
 from mlm.data.examples import Examples
-from mlm.data.labelled import Table
+from mlm.data.labelled import Columns, Table
 from mlm.errors import InputError
 from tests.labelled_texts import rows, sentences, write_conll, write_jsonl
 from tests.trained_model import train_tokenizer
@@ -160,25 +160,25 @@ def test_a_label_that_the_training_split_lacks(tmp_path):
     (tmp_path / "b.csv").write_text("text,label\na,x\nb,z\n")
     sources = {"train": f"csv:{tmp_path}/a.csv", "validation": f"csv:{tmp_path}/b.csv"}
     with pytest.raises(InputError, match=r"b\.csv, line 3: its label 'z' is not one of the 2 of the training split"):
-        data.read_tables(sources, text=("text",), label="label", kind="classes")
+        data.read_tables(sources, Columns(("text",), "label"))
 
 
 def test_labels_are_classes_however_they_are_written(tmp_path):
     """Whole numbers of training, and floats beside missing ones in the rows to predict."""
     (tmp_path / "a.csv").write_text("text,label\na,-1\nb,0\nc,1.0\n")
     (tmp_path / "b.csv").write_text("text,label\na,-1.0\nb,0.0\nc,\nd,1\n")
-    columns = {"text": ("text",), "label": "label", "kind": "classes"}
-    tables, names = data.read_tables({"train": f"csv:{tmp_path}/a.csv"}, **columns)
+    columns = Columns(("text",), "label")
+    tables, names = data.read_tables({"train": f"csv:{tmp_path}/a.csv"}, columns)
     assert names == ("-1", "0", "1.0") and tables["train"].labels == ["-1", "0", "1.0"]
-    tables, _ = data.read_tables({"new": f"csv:{tmp_path}/b.csv"}, names=names, require_labels=False, **columns)
+    tables, _ = data.read_tables({"new": f"csv:{tmp_path}/b.csv"}, columns, names=names, require_labels=False)
     assert tables["new"].labels == ["-1", "0", None, "1.0"]
 
 
 def test_labels_that_look_the_same_are_one_class(tmp_path):
     """Spaces after a comma, and the two ways of Unicode to write an accent."""
     (tmp_path / "a.csv").write_text("text,label\na,oui \nb, -1\nc,cafe\u0301\nd,oui\ne,-1.0\nf,caf\u00e9\n")
-    columns = {"text": ("text",), "label": "label", "kind": "classes"}
-    tables, names = data.read_tables({"train": f"csv:{tmp_path}/a.csv"}, **columns)
+    columns = Columns(("text",), "label")
+    tables, names = data.read_tables({"train": f"csv:{tmp_path}/a.csv"}, columns)
     assert [label.strip() for label in names] == ["-1", "caf\u00e9", "oui"]
     assert [names.index(label) for label in tables["train"].labels] == [2, 0, 1, 2, 0, 1]
 
@@ -245,17 +245,17 @@ def test_a_label_of_a_word_that_training_lacks(tmp_path):
     sources = {"train": write_conll(tmp_path / "a", sentences(9))}
     sources["test"] = write_jsonl(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "ner_tags": ["O", "B-NEW"]}])
     with pytest.raises(InputError, match=r"b\.jsonl, line 1: its label 'B-NEW' is not one of the 4 of the training"):
-        data.read_tables(sources, text=("tokens",), label="ner_tags", kind="tokens")
+        data.read_tables(sources, Columns(("tokens",), "ner_tags", "tokens"))
 
 
 @pytest.mark.parametrize("mark", [-100, "-100", -100.0])
 def test_a_word_without_a_label_is_not_trained_on(tokenizer_folder, tmp_path, mark):
     rows = [{"tokens": ["a", "b", "c"], "ner_tags": [1, mark, 0]}, {"tokens": ["d"], "ner_tags": [mark]}]
-    columns = {"text": ("tokens",), "label": "ner_tags", "kind": "tokens"}
-    tables, names = data.read_tables({"train": write_jsonl(tmp_path / "a.jsonl", rows)}, **columns)
+    columns = Columns(("tokens",), "ner_tags", "tokens")
+    tables, names = data.read_tables({"train": write_jsonl(tmp_path / "a.jsonl", rows)}, columns)
     assert names == ("0", "1")
     split = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, length=24, multiple=8).splits["train"]
     assert split.labels_N.tolist() == [1, -1, 0, -1]
     assert sorted(split.token_labels[split.token_labels >= 0]) == [0, 1]
     with pytest.raises(InputError, match=r"config\.classify\.validation.*-100"):
-        labelled.read(write_jsonl(tmp_path / "b.jsonl", rows[1:]), split="validation", **columns)
+        labelled.read(write_jsonl(tmp_path / "b.jsonl", rows[1:]), columns, split="validation")

@@ -16,7 +16,7 @@ TABLE = rows(40)
 
 
 def read(source: str, *, split: str = "train", text=("text",), label: str = "label", kind: str = "classes", **more):
-    return labelled.read(source, split=split, text=text, label=label, kind=kind, **more)
+    return labelled.read(source, labelled.Columns(text, label, kind), split=split, **more)
 
 
 def refused(source: str, **settings) -> str:
@@ -155,10 +155,10 @@ BAD_CSV = {
     "too many": ("text,label\na,b\n\nd,e,f\n", "has 3 columns where the header has 2"),
     "no rows": ("text,label\n", "has no rows"),
     "nothing": ("", "there is no column 'text'"),
-    "open quote": ('text,label\n"a,b\nc,d\n', "line 3, in the row that begins at line 2: unexpected end of data"),
+    "open quote": ('text,label\n"a,b\nc,d\n', "the row that begins at line 2: unexpected end of data"),
     "stray quote": ('text,label\n"a\nb",x\n"a" b,x\n', "line 4: ',' expected after '\"'"),
-    "semicolons": ("text;label\na;b\n", "has ';' between the columns"),
-    "tabs": ("text\tlabel\na\tb\n", r"has '\t' between the columns"),
+    "semicolons": ("text;label\na;b\n", "no column 'text' among 'text;label'"),
+    "tabs": ("text\tlabel\na\tb\n", r"no column 'text' among 'text\tlabel'"),
     "twice": ("text,label,label\na,b,c\n", "2 of its columns are named 'label'"),
     "mark inside": ("\ufeff\ufefftext,label\na,b\n", r"no column 'text' among '\ufefftext', 'label'"),
 }

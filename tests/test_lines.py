@@ -23,7 +23,7 @@ def read_corpus(source: str) -> list[str]:
 
 
 def read_labelled(source: str, kind: str = "classes") -> list[str]:
-    table = labelled.read(source, split="train", text=("text",), label="label", kind=kind)
+    table = labelled.read(source, labelled.Columns(("text",), "label", kind), split="train")
     return [text for (text,) in table.texts]
 
 

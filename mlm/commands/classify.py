@@ -71,9 +71,9 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict
         if not settings[key]:
             raise InputError(f"config.classify.{key}: say where the rows are, such as csv:{key}.csv.")
     sources = {split: settings[split] for split in data.SPLITS if settings[split]}
-    read = functools.partial(data.read_tables, text=settings.text, label=settings.label, kind=settings.kind)
-    tables, names = read(sources)
-    others, _ = read(dict(settings.predict), names=names, require_labels=False)
+    columns = data.Columns(settings.text, settings.label, settings.kind)
+    tables, names = data.read_tables(sources, columns)
+    others, _ = data.read_tables(dict(settings.predict), columns, names=names, require_labels=False)
     if not checkpoint_files.complete_steps(workdir.checkpoints):
         if config.tokenizer.path:
             if cluster.is_primary():

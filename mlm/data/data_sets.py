@@ -118,7 +118,12 @@ def check_columns(required: Iterable[str], columns: Iterable[str]) -> None:
             raise ValueError(f"there is no column {column!r} among {', '.join(map(repr, columns)) or 'none'}")
 
 
-def hf_columns(name: str, split: str = "") -> list[str]:
+def check_first_row(kind: str, name: str, split: str, required: Iterable[str]) -> None:
+    """Raises ValueError if the first row of a split of a data set, "hf" or "tfds", lacks a required column."""
+    check_columns(required, _hf_columns(name, split) if kind == "hf" else _tfds_columns(name))
+
+
+def _hf_columns(name: str, split: str) -> list[str]:
     """Returns the columns of NAME[:CONFIG] from its description or the first row of a split, as in "train[:90%]"."""
     import datasets
 
@@ -133,7 +138,7 @@ def hf_columns(name: str, split: str = "") -> list[str]:
         return list(builder.info.features if is_described else next(iter(splits[first or next(iter(splits))]), {}))
 
 
-def tfds_columns(name: str) -> list[str]:
+def _tfds_columns(name: str) -> list[str]:
     """Returns the columns of a data set of TensorFlow Datasets, without preparing it."""
     batches.import_tensorflow()
     with _only_known_features():

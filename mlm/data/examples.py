@@ -22,7 +22,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from mlm.data import labelled, tokenizer, tokenizer_checks
-from mlm.data.labelled import Table
+from mlm.data.labelled import Columns, Table
 from mlm.data.order import Lane
 from mlm.errors import InputError
 
@@ -112,35 +112,29 @@ class Examples:
 
 
 def read_tables(
-    sources: dict[str, str],
-    *,
-    text: tuple[str, ...],
-    label: str,
-    kind: str,
-    names: tuple[str, ...] | None = None,
-    require_labels: bool = True,
+    sources: dict[str, str], columns: Columns, *, names: tuple[str, ...] | None = None, require_labels: bool = True
 ) -> tuple[dict[str, Table], tuple[str, ...]]:
     """Returns {split: its rows} and the names of the classes: `names`, or the labels in training; () if numbers."""
     tables = {}
     for split, source in sources.items():
-        tables[split] = labelled.read(
-            source, split=split, text=text, label=label, kind=kind, require_labels=require_labels, classes=names or ()
-        )
-    if kind == "regression":
+        tables[split] = labelled.read(source, columns, split=split, require_labels=require_labels, classes=names or ())
+    if columns.kind == "regression":
         return tables, ()
     names = names or class_names(tables["train"])
-    class_of = {labelled.spelling(name): name for name in reversed(names)} | {name: name for name in names}
+    class_of = {None: None}  # of a row or word without a label
+    class_of |= {labelled.spelling(name): name for name in reversed(names)} | {name: name for name in names}
     for split, table in tables.items():
-        for row, row_label in enumerate(table.labels):
+        for row, row_labels in enumerate(map(_as_tuple, table.labels)):
             classes = []
-            for name in _as_tuple(row_label):
-                classes.append(name and class_of.get(name, class_of.get(labelled.spelling(name))))
-                if name and classes[-1] is None:
-                    where = (
-                        f"{table.places[row]}: its label {name!r} is not one of the {len(names)} of the training split"
+            for label in row_labels:
+                name = label if label in class_of else labelled.spelling(label)
+                if name not in class_of:
+                    what = f"its label {label!r} is not one of the {len(names)} of the training split"
+                    raise InputError(
+                        f"{table.places[row]}: {what}; correct it, or remove the row from the {split} split."
                     )
-                    raise InputError(f"{where}; correct it, or remove the row from the {split} split.")
-            table.labels[row] = tuple(classes) if isinstance(row_label, tuple) else classes[0]
+                classes.append(class_of[name])
+            table.labels[row] = tuple(classes) if isinstance(table.labels[row], tuple) else classes[0]
     return tables, names
 
 

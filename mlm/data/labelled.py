@@ -1,4 +1,15 @@
-"""Labelled texts: one or two columns of text and a column of labels, from a source of `labelled_sources`.
+"""Labelled texts: one or two columns of text and a column of labels.
+
+    csv:FILE                  with a header; .tsv: separated by tabs, without quotes, as in GLUE
+    jsonl:FILE                an object a line
+    conll:FILE                a word a line, its label in the last column; a blank line ends a sentence
+    hf:NAME[:CONFIG][#SPLIT]  a data set of the Hugging Face hub, or a local folder of one
+    tfds:NAME[#SPLIT]         a data set of TensorFlow Datasets, or a prepared folder of one
+
+FILEs are local or gs://, read as `lines.py` says (.gz too). SPLIT is written as in its library, for example
+"train[:90%]"; the default is the split to be read ("train", "validation", "test"). For token labels the column of text
+holds lists of words, that of labels a list of the same length. To add a source: a function here that returns rows, and
+its name in `READERS`.
 
 A class is named by the text of its label, a number as Python and pandas write it: 3, 1.0, true. Labels that are the
 same by `spelling` are one class, as 1 and 1.0. A row has no label if that is missing, null, NaN or blank, or if it is
@@ -7,6 +18,7 @@ transformers: it is not trained on, nor scored.
 """
 
 import contextlib
+import csv
 import dataclasses
 import functools
 import itertools
@@ -14,17 +26,29 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
-from mlm.data import data_sets
-from mlm.data.labelled_sources import READERS, Names, Row
-from mlm.data.lines import SPACES
+from mlm.data import data_sets, lines
 from mlm.errors import InputError
+from mlm.files import open_file
 from mlm.text import is_text
 
 FLOAT_MAX = 3.4e38  # of float32
+Row = dict[str, Any]
+Rows = Iterator[tuple[str, Row]]  # (place, row)
+Names = list[str] | None  # of the classes by index, where a library has them
+
+csv.field_size_limit(2**31 - 1)  # characters; the default of 131,072 is less than long documents have
+
+
+class Columns(NamedTuple):
+    """What is read of each row: keys of config.classify."""
+
+    text: tuple[str, ...]
+    label: str
+    kind: str = "classes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,24 +63,20 @@ class Table:
     is_tokens: bool = False  # whether each word has a label
 
 
-def check(
-    source: str, *, split: str, text: tuple[str, ...], label: str, kind: str, require_labels: bool = True, key: str = ""
-) -> None:
-    """Raises InputError if a source isn't there, or its first row can't be read or lacks a column; takes `read`'s."""
-    reader, _, rest = source.partition(":")
+def check(source: str, columns: Columns, *, split: str, require_labels: bool = True, key: str = "") -> None:
+    """Raises InputError if a source isn't there, or its first row can't be read or lacks a column."""
+    kind, _, rest = source.partition(":")
     key = key or f"config.classify.{split}"
-    if reader not in ("hf", "tfds"):
-        try:
-            read(
-                source, split=split, text=text, label=label, kind=kind, require_labels=require_labels, key=key, limit=1
-            )
-        except InputError as error:
-            raise InputError(str(error) if key in str(error) else f"{key}: {error}") from None
+    if kind in ("hf", "tfds"):
+        with _readable(source, key):
+            name, named_split = data_sets.named_split(rest)
+            required = (*columns.text, columns.label) if require_labels else columns.text
+            data_sets.check_first_row(kind, name, named_split or split, required)
         return
-    with _readable(source, key):
-        name, named_split = data_sets.named_split(rest)
-        columns = data_sets.hf_columns(name, named_split or split) if reader == "hf" else data_sets.tfds_columns(name)
-        data_sets.check_columns((*text, label) if require_labels else text, columns)
+    try:
+        read(source, columns, split=split, require_labels=require_labels, key=key, limit=1)
+    except InputError as error:
+        raise InputError(str(error) if key in str(error) else f"{key}: {error}") from None
 
 
 @contextlib.contextmanager
@@ -71,42 +91,39 @@ def _readable(source: str, key: str) -> Iterator[None]:
 
 def read(
     source: str,
+    columns: Columns,
     *,
     split: str,
-    text: tuple[str, ...],
-    label: str,
-    kind: str,
     require_labels: bool = True,
     classes: Collection[str] = (),
     key: str = "",
     limit: int | None = None,
 ) -> Table:
-    """Reads a split of a source; `text`, `label` and `kind` are keys of config.classify, `key` is for errors.
+    """Reads a split of a source, or the first `limit` rows of it; errors name the `key` of the config.
 
-    Without `require_labels`, rows may have no label; `classes` are those of training. `limit` is of rows.
+    Without `require_labels`, rows may have no label; `classes` are those of training.
     """
-    key = key or f"config.classify.{split}"
     reader, _, rest = source.partition(":")
-    texts, labels, places, by_word = [], [], [], kind == "tokens"
+    key, by_word = key or f"config.classify.{split}", columns.kind == "tokens"
+    texts, labels, places = [], [], []
     with _readable(source, key):
-        names, rows = READERS[reader](rest, split, (*text, label) if require_labels else text, label)
-        read_class = _word_class if by_word else _class
-        read_label = _number if kind == "regression" else functools.partial(read_class, names=names)
-        read_text = functools.partial(_text, spaces=SPACES if by_word else None)
-        no_label = "nan" if kind == "regression" else "-1"
+        required = (*columns.text, columns.label) if require_labels else columns.text
+        names, rows = READERS[reader](rest, split, required, columns.label)
+        no_label = "nan" if columns.kind == "regression" else "-1"
         if names is None and no_label in map(spelling, classes):
             no_label = ""
         for place, row in itertools.islice(rows, limit):
             where = f"{source}, {place}"
             places.append(where)
-            cells = tuple(_read(row, column, where, read_text, by_word) for column in text)
-            texts.append(cells[0] if by_word else cells)
-            if not require_labels and _is_missing(_plain(row.get(label)), no_label):
+            cells = [[_text(*cell, by_word) for cell in _cells(row, column, where, by_word)] for column in columns.text]
+            texts.append(tuple(itertools.chain(*cells)))
+            if not require_labels and _is_missing(_plain(row.get(columns.label)), no_label):
                 labels.append(None)
                 continue
-            labels.append(_read(row, label, where, read_label, by_word))
-            if by_word and len(texts[-1]) != len(labels[-1]):
-                raise InputError(f"{where}: has {len(texts[-1])} words, {len(labels[-1])} labels; give each word one.")
+            label = tuple(_label(*cell, columns.kind, names) for cell in _cells(row, columns.label, where, by_word))
+            if by_word and len(texts[-1]) != len(label):
+                raise InputError(f"{where}: has {len(texts[-1])} words, {len(label)} labels; give each word one.")
+            labels.append(label if by_word else label[0])
     if not texts:
         raise InputError(f"{key}: {source} has no rows.")
     if by_word and require_labels and limit is None and not any(map(any, labels)):
@@ -138,36 +155,36 @@ def _plain(value: Any) -> Any:
     return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
 
 
-def _read(row: Row, column: str, where: str, read_one: Callable[[Any, str], Any], by_word: bool) -> Any:
-    """Returns read_one(value, where) of a cell or, if it is a list, of each of its words."""
+def _cells(row: Row, column: str, where: str, by_word: bool) -> list[tuple[Any, str]]:
+    """Returns (value, where) of a cell or, if it is a list, of each of its words."""
     value, where = _plain(row.get(column)), f"{where}: its {column!r}"
     if value is None:
         raise InputError(f"{where} is missing; the columns are {', '.join(map(str, row))}.")
     if not by_word:
-        return read_one(value, where)
+        return [(value, where)]
     if not isinstance(value, list) or not value:
         raise InputError(f"{where} is {value!r:.80}; config.classify.kind = tokens needs a list, one entry per word.")
-    return tuple(read_one(word, f"{where}, word {number},") for number, word in enumerate(value, 1))
+    return [(word, f"{where}, word {number},") for number, word in enumerate(value, 1)]
 
 
-def _text(text: Any, where: str, spaces: str | None) -> str:
+def _text(text: Any, where: str, by_word: bool) -> str:
     if not isinstance(text, str):
         raise InputError(f"{where} is {text!r:.80}, which is not a string.")
-    if not text.strip(spaces):
+    if not text.strip(lines.SPACES if by_word else None):
         raise InputError(f"{where} is empty; fill it in, or remove the row.")
     if not is_text(text):
         raise InputError(f"{where} is not valid Unicode: it has bytes that are not UTF-8, or half of a surrogate pair.")
     return text
 
 
-def _number(value: Any, where: str) -> float:
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        if abs(float(value)) <= FLOAT_MAX:
-            return float(value)
-    raise InputError(f"{where} is {value!r:.80}; config.classify.kind = regression needs a number.")
-
-
-def _class(value: Any, where: str, names: Names) -> str:
+def _label(value: Any, where: str, kind: str, names: Names) -> str | float | None:
+    if kind == "regression":
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if abs(float(value)) <= FLOAT_MAX:
+                return float(value)
+        raise InputError(f"{where} is {value!r:.80}; config.classify.kind = regression needs a number.")
+    if kind == "tokens" and str(value) in ("-100", "-100.0"):
+        return None
     if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float) and names is not None:
@@ -181,5 +198,91 @@ def _class(value: Any, where: str, names: Names) -> str:
     raise InputError(f"{where} is {value!r:.80}; a label is a string or a number.")
 
 
-def _word_class(value: Any, where: str, names: Names) -> str | None:
-    return None if str(value) in ("-100", "-100.0") else _class(value, where, names)
+# Readers take (the source after its colon, the split, the columns that must be there, the label's) -> (Names, Rows).
+
+
+def _csv(file: str, columns: tuple[str, ...], label: str) -> Rows:
+    with open_file(file) as raw:
+        text, begin = lines.decoded(lines.read(raw, file), file), 1
+        if file.lower().removesuffix(".gz").endswith(".tsv"):
+            reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+        else:
+            reader = csv.reader(text, strict=True)
+        try:
+            head = next(reader, [])
+            data_sets.check_columns(columns, head)
+            if twice := next((column for column in (*columns, label) if head.count(column) > 1), None):
+                raise ValueError(f"{head.count(twice)} of its columns are named {twice!r}; rename all but one")
+            begin = reader.line_num + 1
+            for cells in reader:
+                place, begin = f"line {begin}", reader.line_num + 1  # a quoted text may span several lines
+                if cells and len(cells) != len(head):
+                    raise InputError(f"csv:{file}, {place}: has {len(cells)} columns where the header has {len(head)}.")
+                if cells:
+                    yield place, dict(zip(head, cells, strict=True))
+        except csv.Error as error:
+            fix = "quote a field that has quotes in it, and double each of them"
+            raise InputError(f"csv:{file}, the row that begins at line {begin}: {error}; {fix}.") from error
+
+
+def _jsonl(file: str) -> Rows:
+    with open_file(file) as raw:
+        for number, line in enumerate(lines.decoded(lines.read(raw, file), file), 1):
+            if not line.strip(lines.SPACES):
+                continue
+            try:
+                row = lines.json_object(line)
+            except ValueError as error:
+                raise InputError(f"jsonl:{file}, line {number}: {error}.") from None
+            yield f"line {number}", row
+
+
+def _conll(file: str, columns: tuple[str, ...], label: str) -> Rows:
+    """Yields sentences. "# ..." before one is a comment unless it ends in a known label, as the word "#" would.
+
+    Columns are separated by tabs, in a line without one by spaces.
+    """
+    known, words, labels, start = {"O"}, [], [], 0
+    with open_file(file) as raw:
+        rows = itertools.chain(lines.decoded(lines.read(raw, file), file), [""])
+        for number, line in enumerate(rows, 1):
+            cells = [cell.strip(lines.SPACES) for cell in line.split("\t")] if "\t" in line else lines.split_words(line)
+            if not any(cells) or cells[0] == "-DOCSTART-":
+                if words:
+                    row = {columns[0]: words}
+                    yield f"line {start}", row | {label: labels} if labels else row
+                words, labels = [], []
+                continue
+            if line.startswith("# ") and not words and cells[-1] not in known:
+                continue
+            if not cells[0] or not cells[-1] or (len(cells) == 1 and label in columns):
+                raise InputError(f"conll:{file}, line {number}: lacks a word or its label; give it both columns.")
+            start = start if words else number
+            words.append(cells[0])
+            labels += cells[1:][-1:]
+            known.update(cells[1:][-1:])
+
+
+def _library(kind: str, name: str, split: str, columns: tuple[str, ...], label: str) -> tuple[Names, Rows]:
+    name, named_split = data_sets.named_split(name)
+    if kind == "hf":
+        loaded = data_sets.load_hf(name, split=named_split or split)
+        used = [column for column in loaded.column_names if column in (*columns, label)]  # others may be images
+        features, rows = loaded.features, loaded.select_columns(used)
+    else:
+        info, rows_of = data_sets.load_tfds(name)
+        features, rows = info.features, rows_of(named_split or split)
+    data_sets.check_columns(columns, features)
+    names = None
+    if label in features:  # a class, or a list of classes
+        names = getattr(getattr(features[label], "feature", features[label]), "names", None)
+    return names, ((f"row {n}", row) for n, row in enumerate(rows, 1))
+
+
+READERS = {
+    "csv": lambda file, split, columns, label: (None, _csv(file, columns, label)),
+    "jsonl": lambda file, split, columns, label: (None, _jsonl(file)),
+    "conll": lambda file, split, columns, label: (None, _conll(file, columns, label)),
+    "hf": functools.partial(_library, "hf"),
+    "tfds": functools.partial(_library, "tfds"),
+}

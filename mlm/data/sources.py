@@ -169,7 +169,7 @@ class _DataSet(Kind):
 
 class _HuggingFace(_DataSet):
     def check(self) -> bool:
-        data_sets.check_columns(self.columns, data_sets.hf_columns(self.name, self.split))
+        data_sets.check_first_row("hf", self.name, self.split, self.columns)
         return True
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
@@ -206,7 +206,7 @@ class _HuggingFace(_DataSet):
 
 class _TensorFlow(_DataSet):
     def check(self) -> bool:
-        data_sets.check_columns(self.columns, data_sets.tfds_columns(self.name))
+        data_sets.check_first_row("tfds", self.name, self.split, self.columns)
         return True
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:

@@ -230,12 +230,14 @@ def tables(case: Case) -> Iterator[Part]:
     from mlm.data import labelled
 
     settings = case.config.classify
-    check = functools.partial(labelled.check, text=settings.text, label=settings.label, kind=settings.kind)
+    columns = labelled.Columns(settings.text, settings.label, settings.kind)
     for split in ("train", "validation", "test"):
         if settings[split]:
-            yield functools.partial(check, settings[split], split=split)
+            yield functools.partial(labelled.check, settings[split], columns, split=split)
     for name, source in settings.predict:
-        yield functools.partial(check, source, split=name, key="config.classify.predict", require_labels=False)
+        yield functools.partial(
+            labelled.check, source, columns, split=name, key="config.classify.predict", require_labels=False
+        )
 
 
 def pairs(case: Case) -> None:

@@ -37,10 +37,8 @@ def source(data: str, name: str, split: str) -> str:
 def read(data: str, name: str, split: str, *, require_labels: bool = True) -> list[str | None]:
     """Returns the labels of a split; raises InputError for other columns or classes than the task's."""
     task, where = TASKS[name], source(data, name, split)
-    kind = "classes" if task.labels else "regression"
-    rows = labelled.read(
-        where, split="validation", text=task.text, label="label", kind=kind, require_labels=require_labels
-    )
+    columns = labelled.Columns(task.text, "label", "classes" if task.labels else "regression")
+    rows = labelled.read(where, columns, split="validation", require_labels=require_labels)
     for label in rows.labels if task.labels and require_labels else ():
         if _index(task, label) is None:
             known = f"{name} has {', '.join(task.labels)}, or their indices"

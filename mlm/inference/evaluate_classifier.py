@@ -36,8 +36,8 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict
     if (length := settings.length) > loaded.longest_row:
         longest = f"{loaded.source} reads {loaded.longest_row} tokens"
         raise InputError(f"config.classify.length = {length}: {longest}; lower it.")
-    sources, folder, multiple = {split: settings[split]}, loaded.tokenizer, settings.multiple
-    tables, _ = data.read_tables(sources, text=settings.text, label=settings.label, kind=kind, names=names)
+    columns, folder, multiple = data.Columns(settings.text, settings.label, kind), loaded.tokenizer, settings.multiple
+    tables, _ = data.read_tables({split: settings[split]}, columns, names=names)
     examples = data.tokenize(tables, names, tokenizer_folder=folder, length=length, multiple=multiple)
     scores = score(config, workdir, examples, loaded, split)
     if cluster.is_primary():

@@ -87,8 +87,8 @@ def check(source: str, phenomenon: str = "") -> None:
 
 def _with_columns(function: Callable, name: str, source: str, phenomenon: str) -> Any:
     """Calls `labelled.read` or `labelled.check` for a source that --pairs names."""
-    label, key, named = phenomenon or PHENOMENON, f"--pairs={source}", phenomenon != ""
-    return function(name, split="train", text=FIELDS, label=label, kind="classes", require_labels=named, key=key)
+    columns = labelled.Columns(FIELDS, phenomenon or PHENOMENON)
+    return function(name, columns, split="train", require_labels=phenomenon != "", key=f"--pairs={source}")
 
 
 def _tables(source: str) -> list[str]:
