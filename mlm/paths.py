@@ -54,18 +54,18 @@ def _unreachable(scheme: str, host: str) -> str:
         return str(error)
     servers = {"gs": os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com"}
     servers |= {"gcs": servers["gs"], "http": f"http://{host}", "https": f"https://{host}"}
-    server = urllib.parse.urlsplit(servers.get(scheme, ""))
-    deadline = time.monotonic() + ANSWER
-    while server.hostname:
+    server, deadline = urllib.parse.urlsplit(servers.get(scheme, "")), time.monotonic() + ANSWER
+    if not server.hostname:
+        return ""
+    port = server.port or {"http": 80, "https": 443}[server.scheme]
+    while True:
         try:
-            port = server.port or {"http": 80, "https": 443}[server.scheme]
             socket.create_connection((server.hostname, port), max(0.1, deadline - time.monotonic())).close()
-            break
+            return ""
         except OSError as error:
             if time.monotonic() + 1 > deadline:
                 return f"{server.hostname}: {error.strerror or error}"
             time.sleep(1)
-    return ""
 
 
 def expand(path: str) -> str:
@@ -268,21 +268,18 @@ def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
     """
     if not is_remote(folder):
         target = Path(canonical(str(folder)))  # of a link, what it leads to
-        temporary = target.with_name(f".{target.name}.tmp")
-        new, old = temporary / "new", temporary / "old"
-        if old.exists() and not target.exists():
-            old.rename(target)  # a process was killed between the two renames below
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        new, old = (target.with_name(f".{target.name}.{end}") for end in ("tmp", "old"))
+        shutil.rmtree(new, ignore_errors=True)
+        new.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield new
             if target.exists():
+                shutil.rmtree(old, ignore_errors=True)
                 target.rename(old)
             new.rename(target)
         finally:
-            if old.exists() and not target.exists():
-                old.rename(target)
-            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
         return
     with tempfile.TemporaryDirectory(prefix="mlm-new-") as parent:
         new = Path(parent, folder.name)
