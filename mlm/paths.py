@@ -269,6 +269,8 @@ def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
     if not is_remote(folder):
         target = Path(canonical(str(folder)))  # of a link, what it leads to
         new, old = (target.with_name(f".{target.name}.{end}") for end in ("tmp", "old"))
+        if old.exists() and not target.exists():
+            old.rename(target)  # a process was killed between the two renames below
         shutil.rmtree(new, ignore_errors=True)
         new.parent.mkdir(parents=True, exist_ok=True)
         try:

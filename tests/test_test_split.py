@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from mlm import __main__, logs
-from mlm.commands import common
 from mlm.data import sample, sources
 from mlm.data.manifest import load_manifest
 from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.training import sharding
 from mlm.workdir import Workdir
-from tests.fixtures import TINY, tiny_config
+from tests.fixtures import TINY
 from tests.fixtures_data import contents, corpus_of, shard_texts, write_jsonl, write_shards
 from tests.test_corpus import InProcess
 
@@ -203,9 +202,3 @@ def test_shards_of_the_tf_tpu_example_may_have_one(run, tokenizer_folder, tmp_pa
     }
     shutil.rmtree(folder / "test")
     assert load_manifest(str(folder), tokenizer_folder=tokenizer_folder).splits.keys() == {"train", "validation"}
-
-
-def test_shards_of_earlier_versions_are_those_of_a_corpus_without_a_test_split():
-    """What they recorded of the corpus lacks the keys of the test split."""
-    assert not {"test_fraction", "test_groups"} & common.corpus_settings(tiny_config()).keys()
-    assert common.corpus_settings(tiny_config("corpus.test_fraction=0.1"))["test_fraction"] == 0.1

@@ -1,14 +1,12 @@
 """What commands share. They import jax and TensorFlow in functions, so that a mistake is reported at once."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools
 import itertools
 import sys
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -17,7 +15,7 @@ from mlm import config as configs
 from mlm.cluster import dask_engine, detect, run_engine, watch
 from mlm.cluster.engine import Engine, open_pool
 from mlm.config_rules import lanes_of_shares
-from mlm.data import tokenizer
+from mlm.data import mixture, tokenizer
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.doctor import preflight
 from mlm.errors import DamageError, InputError, StopError
@@ -26,8 +24,9 @@ from mlm.pretrained import locate
 from mlm.text import printable
 from mlm.workdir import Workdir, lock
 
-if TYPE_CHECKING:
-    pass
+INIT_FROM = "train.init_from"
+# What folders that are read together must have in common.
+SHARED_FIELDS = ("tokenizer_fingerprint", "length", "special_ids", "all_special_ids", "vocab_size")
 
 
 def path(text: str, expanded: Callable[[str], str] = expand) -> str:
@@ -67,11 +66,9 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--process-id", type=int, metavar="I", help="index of this process, from 0")
 
 
-INIT_FROM = "train.init_from"
-CORPUS_ENGINE = "What reads the corpus; by default the cores of the run's own hosts."
-
-
-def add_engine_flags(parser: argparse.ArgumentParser, description: str = CORPUS_ENGINE) -> None:
+def add_engine_flags(
+    parser: argparse.ArgumentParser, description: str = "What reads the corpus; default: the cores of the run's hosts."
+) -> None:
     group = parser.add_argument_group("engine", description)
     group.add_argument("--engine", default="", metavar="tls://HOST:PORT", help="scheduler of a Dask cluster")
     folder = "folder of ca.pem, cert.pem and key.pem; default: WORKDIR/hosts/certificates"
@@ -205,25 +202,13 @@ def say_inherited(args: argparse.Namespace, config: ConfigDict) -> None:
         say(printable(f"the sizes are those of the config: {args.not_inherited}"))
 
 
-def corpus_settings(config: ConfigDict) -> dict[str, Any]:
-    """Returns config.corpus as it is recorded; without keys that are off, and that earlier versions did not have."""
-    later = ("test_fraction", "test_groups")
-    return {key: value for key, value in config.corpus.to_dict().items() if value or key not in later}
-
-
 def locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:
     """Locks the workdir on behalf of all processes of the run: process 0 does it."""
     return lock(workdir.root) if cluster.is_primary() else contextlib.nullcontext()
 
 
-# What folders that are read together must have in common.
-SHARED_FIELDS = ("tokenizer_fingerprint", "length", "special_ids", "all_special_ids", "vocab_size")
-
-
 def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     """Returns the manifest of the run's shards: of its folder or mixture, and of its validation sets."""
-    from mlm.data import mixture
-
     load = functools.partial(load_manifest, tokenizer_folder=workdir.tokenizer_folder)
     folders = config.data.mixture or ((workdir.shards_of(config), 1.0),)
     parts = [(share, load(folder)) for folder, share in folders]
@@ -233,29 +218,32 @@ def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
         for manifest, field in itertools.product(manifests, SHARED_FIELDS):
             value, expected = str(getattr(manifest, field)), str(getattr(first, field))
             if value != expected:
-                difference = f"{manifest.folder} has the {field} {value:.60}, but {first.folder} {expected:.60}"
-                fix = "write one of them again with the tokenizer and the shards.length of the other"
-                raise InputError(f"config.{key}: {difference}; {fix}.")
+                raise InputError(
+                    f"config.{key}: {manifest.folder} has the {field} {value:.60}, but {first.folder} {expected:.60}; "
+                    "write one of them again with the tokenizer and the shards.length of the other."
+                )
     for one, other in itertools.combinations([first, *others], 2):
         hashed = all(shard.sha256 for split in one.splits.values() for shard in split.shards)
         if canonical(one.folder) == canonical(other.folder) or (hashed and one.fingerprint == other.fingerprint):
-            both = f"{one.folder} and {other.folder} are the same shards"
-            raise InputError(f"config.data.mixture: {both}; list them once, with the sum of their shares.")
+            raise InputError(
+                f"config.data.mixture: {one.folder} and {other.folder} are the same shards; list them once, with the "
+                "sum of their shares."
+            )
     return mixture.join(parts, sets)
 
 
 def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     """Returns the manifest of the shards, every file verified, and checks that tokenizer and config fit them."""
-    from mlm.data import mixture
-
     manifest = load_data(config, workdir)
     folder, length, short = manifest.folder, config.shards.length, config.data.short_length
     if manifest.length != length:
         raise InputError(f"config.shards.length = {length}: the shards in {folder} hold {manifest.length}.")
     fingerprint = workdir.tokenizer_folder and tokenizer.fingerprint(workdir.tokenizer_folder)
     if fingerprint and manifest.tokenizer_fingerprint not in (None, fingerprint):
-        fix = "set shards.dir to that tokenizer's shards, or tokenizer.path to these shards' tokenizer"
-        raise InputError(f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; {fix}.")
+        raise InputError(
+            f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; set shards.dir to that tokenizer's "
+            "shards, or tokenizer.path to these shards' tokenizer."
+        )
     parts, manifests = mixture.parts(manifest), mixture.folders(manifest)
     lanes = lanes_of_shares([part.share for part in parts], config.data.lanes)
     lanes_key = f"its share of config.data.lanes = {config.data.lanes}" if parts[1:] else "config.data.lanes"
@@ -264,8 +252,9 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     for one, split, minimum, key in needs:
         count = sum(shard.records > 0 for shard in one.splits[split].shards)
         if count < minimum:
-            there = f"the {split} split has {count} shards with records"
-            raise InputError(f"{one.folder}: {there}, {key} asks for {minimum}.")
+            raise InputError(
+                f"{one.folder}: the {split} split has {count} shards with records, {key} asks for {minimum}."
+            )
     rows = manifest.splits["train"].records * (length // short if short else 1)
     if rows > 2**32:
         raise InputError(f"{folder}: holds {rows:,} training rows, but record ids end at 2^32; leave some of them out.")
@@ -276,8 +265,6 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
 
 def fingerprints(manifest: Manifest) -> tuple[str, str]:
     """Returns the fingerprints of shards, held-out ones included, and tokenizer: the same on every host of a run."""
-    from mlm.data import mixture
-
     sets = [held_out.fingerprint for held_out in mixture.sets(manifest).values()]
     tests = [manifest.fingerprint_of("test")] if "test" in manifest.splits else []
     return " ".join([manifest.fingerprint, *sets, *tests]), manifest.tokenizer_fingerprint

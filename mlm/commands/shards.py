@@ -9,7 +9,6 @@ from ml_collections import ConfigDict
 from mlm.cluster.engine import Engine
 from mlm.commands import common
 from mlm.commands.tokenizer import make_tokenizer, warn_of_unknown_tokens
-from mlm.data import tokenizer, tokenizer_checks
 from mlm.data.manifest import NAME, holds_foreign_shards
 from mlm.errors import InputError
 from mlm.paths import UPath
@@ -53,15 +52,10 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
         shards.Settings(config.shards.length, counts, config.shards.seed),
         tokenizer_folder=str(workdir.tokenizer),
         folder=folder,
-        source=json.dumps(common.corpus_settings(config)),
+        source=json.dumps(config.corpus.to_dict()),
         engine=engine,
     )
     seconds = time.monotonic() - begin
     tokens = sum(split.tokens for split in manifest.splits.values())
     how = "there and unchanged" if complete else f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s"
     common.say(f"shards: {folder}, {tokens:,} tokens, {how}")
-    for name, split in manifest.splits.items():
-        share = (split.unknown_tokens or 0) / max(split.tokens + (split.unknown_tokens or 0), 1)
-        if share > tokenizer_checks.UNKNOWN:
-            what, fix = tokenizer_checks.unknown_warning(share, tokenizer.load_fast(str(workdir.tokenizer)))
-            common.say(f"shards: warning: {what} in the {name} split; {fix}")

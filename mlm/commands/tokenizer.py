@@ -41,14 +41,15 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
         if workdir.tokenizer_folder is None:
             raise InputError("config.data.mixture: its shards have a tokenizer already; set tokenizer.path to it.")
         return
-    settings, used = config.tokenizer, {"path": path}
+    settings, recipe = config.tokenizer, json.dumps({"path": path})
     if not path:
-        used = {"corpus": common.corpus_settings(config), "tokenizer": settings.to_dict()}
-    recipe = json.dumps(used)
+        recipe = json.dumps({"corpus": config.corpus.to_dict(), "tokenizer": settings.to_dict()})
     if children(workdir.tokenizer) and not is_begun(workdir.tokenizer, last=RECIPE):
         if logs.read_object(workdir.tokenizer / RECIPE) != json.loads(recipe):
-            reason = "was made with other settings (config.corpus, config.tokenizer)"
-            raise InputError(f"{workdir.tokenizer}: {reason}; restore them, or use another --workdir.")
+            raise InputError(
+                f"{workdir.tokenizer}: was made with other settings (config.corpus, config.tokenizer); restore them, "
+                "or use another --workdir."
+            )
         return
     if not path and config.shards.dir and holds_foreign_shards(config.shards.dir):
         raise InputError(f"{config.shards.dir}: its shards were made with another tokenizer; set tokenizer.path to it.")
