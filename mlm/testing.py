@@ -83,18 +83,43 @@ def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapp
     config = configs.replace(config, SMALL | dict(changes or {}))
     with tempfile.TemporaryDirectory(prefix="mlm-test-") as folder:
         manifest = write_shards(Path(folder, "shards"), vocab_size=VOCABULARY, length=config.shards.length)
-        whole, resumed = (Workdir(f"{folder}/{name}") for name in ("whole", "resumed"))
-        task = _open(pretraining, config, manifest, whole, devices=1)
-        train.train(config, whole, task)
-        differences = _differences_on_devices(pretraining, config, manifest, whole)
 
-        task.workdir, task.batches = resumed, _ending(task.batches)
+        def make(keys: dict[str, Any], devices: int, workdir: str = "") -> Pretraining:
+            return pretraining(
+                changed := configs.replace(config, keys),
+                dataset_info(manifest),
+                mesh=sharding.mesh_of(changed.mesh, jax.devices()[:devices]),
+                word_starts_V=np.arange(VOCABULARY) % 3 > 0,
+                workdir=Workdir(workdir or tempfile.mkdtemp(dir=folder)),
+                manifest=manifest,
+            )
+
+        task = make({}, 1)
+        expected, whole = _train(task), task.workdir
+
+        def on_devices(title: str, keys: dict[str, Any], devices: int = DEVICES) -> list[str]:
+            """Returns what differs from the run on one device."""
+            values = _train(make(keys, devices))
+            return [
+                f"{title}: {name} is {values[name]}, and {expected[name]} on one device without microbatches"
+                for name in expected
+                if not math.isclose(expected[name], values[name], rel_tol=ROUNDING, abs_tol=1e-6)
+            ]
+
+        # Not 2 x 2 x 2: with three axes above 1, XLA's partitioner aborts at some small batches on CPUs (jax 0.10.2).
+        axes = {"mesh.data": 1, "mesh.fsdp": 4, "mesh.tensor": 2}
+        differences = on_devices("mesh 1 x 4 x 2 (data, fsdp, tensor)", axes)
+        accumulate = {"train.accumulate": 2}
+        if on_devices("mesh 8 x 1 x 1, train.accumulate = 2", accumulate):
+            differences += on_devices("mesh 8 x 1 x 1", {}) + on_devices("train.accumulate = 2", accumulate, devices=1)
+
+        task.workdir, task.batches = Workdir(f"{folder}/resumed"), _ending(task.batches)
         with contextlib.suppress(_EndError):
-            train.train(config, resumed, task)
-        again = _open(pretraining, config, manifest, resumed, devices=1)
+            _train(task)
+        again = make({}, 1, f"{folder}/resumed")
         again.train_step, again.eval_step = task.train_step, task.eval_step  # the same programs, compiled already
-        train.train(config, resumed, again)
-        differences += _differences_after_resume(whole, resumed)
+        _train(again)
+        differences += _differences_after_resume(whole, again.workdir)
     if differences:
         raise AssertionError(f"{pretraining.__qualname__}: " + "\n".join(differences))
 
@@ -134,57 +159,15 @@ def write_shards(folder: Path, *, vocab_size: int, length: int) -> Manifest:
     )
 
 
-def _open(
-    pretraining: type[Pretraining], config: ConfigDict, manifest: Manifest, workdir: Workdir | None, *, devices: int
-) -> Pretraining:
-    return pretraining(
-        config,
-        dataset_info(manifest),
-        mesh=sharding.mesh_of(config.mesh, jax.devices()[:devices]),
-        word_starts_V=np.arange(manifest.vocab_size) % 3 > 0,
-        workdir=workdir,
-        manifest=manifest,
-    )
-
-
-def _differences_on_devices(
-    pretraining: type[Pretraining], config: ConfigDict, manifest: Manifest, workdir: Workdir
-) -> list[str]:
-    """Returns what differs from the log of a run on one device; first of all at once, then of each change."""
-    expected = {
+def _train(task: Pretraining) -> dict[str, float]:
+    """Trains; returns {"KIND, step N, METRIC": value} of the log."""
+    train.train(task.config, task.workdir, task)
+    return {
         f"{line['kind']}, step {line['step']}, {name}": value
-        for line in logs.read(workdir.metrics)
+        for line in logs.read(task.workdir.metrics)
         for name, value in line.items()
         if name not in ("kind", "step")
     }
-
-    def differences(title: str, keys: dict[str, Any], devices: int = DEVICES) -> list[str]:
-        values = _metrics(pretraining, configs.replace(config, keys), manifest, devices=devices)
-        return [
-            f"{title}: {name} is {values[name]}, and {expected[name]} on one device without microbatches"
-            for name in expected
-            if not math.isclose(expected[name], values[name], rel_tol=ROUNDING, abs_tol=1e-6)
-        ]
-
-    # Not 2 x 2 x 2: with three axes above 1, XLA's partitioner aborts at some small batches on CPUs (jax 0.10.2).
-    by_mesh = differences("mesh 1 x 4 x 2 (data, fsdp, tensor)", {"mesh.data": 1, "mesh.fsdp": 4, "mesh.tensor": 2})
-    accumulate = {"train.accumulate": 2}
-    if not differences("mesh 8 x 1 x 1, train.accumulate = 2", accumulate):
-        return by_mesh
-    return by_mesh + differences("mesh 8 x 1 x 1", {}) + differences("train.accumulate = 2", accumulate, devices=1)
-
-
-def _metrics(
-    pretraining: type[Pretraining], config: ConfigDict, manifest: Manifest, *, devices: int
-) -> dict[str, float]:
-    """Returns {"KIND, step N, METRIC": value} of the steps and of the evaluation after them."""
-    task = _open(pretraining, config, manifest, None, devices=devices)
-    state, values, stream = task.initial_state(), {}, task.batches(0)
-    for step in range(1, STEPS + 1):
-        state, metrics = task.train_step(state, sharding.put_batch(next(stream), task.mesh, config.data.global_batch))
-        values |= {f"train, step {step}, {name}": float(value) for name, value in metrics.items()}
-    scores = task.evaluate(state.best_params)
-    return values | {f"eval, step {STEPS}, {name}": value for name, value in scores.items()}
 
 
 def _ending(batches: Callable[[int], Iterator]) -> Callable[[int], Iterator]:

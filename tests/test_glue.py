@@ -183,5 +183,5 @@ def test_what_is_refused_before_anything_is_trained(trained_workdir, data, tmp_p
         (copy / "validation.jsonl").write_text(own.read_text().replace(old, new))
         refused("--tasks", "rte", words=words, data=f"jsonl:{tmp_path / 'copy'}")
     (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
-    refused(f"--model={tmp_path / 'begun'}", words="/begun: has no complete checkpoint; train there first.")
+    refused(f"--model={tmp_path / 'begun'}", words="/begun: there is no complete checkpoint; train first.")
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,7 @@
 """The logs: whole lines, no line twice, and nothing lost to a line that a kill has torn."""
 
 import json
+import math
 import re
 
 import numpy as np
@@ -83,6 +84,21 @@ def test_throughput_and_the_time_left_follow_the_size_of_the_batches(tmp_path, m
     lines = [line for line in logs.read(UPath(tmp_path / "timing.jsonl")) if line["kind"] == "train"]
     assert [line["tokens_per_second"] for line in lines] == [10, 25]
     assert re.findall(r"(\S+) left", capsys.readouterr().err) == ["00:45", "00:08"]
+
+
+def test_a_metric_of_which_nothing_was_counted_is_neither_logged_nor_printed(tmp_path, capsys):
+    """A task's own is 0 / 0 then; a loss that is not finite is logged as null."""
+    with Log(UPath(tmp_path), CONFIG, start=0, steps=20, tokens_read=lambda step: 10 * step) as log:
+        for step, rare in ((5, math.nan), (10, 0.5)):
+            counts = {"consecutive_nonfinite": np.int32(0), "loss": np.float32(math.nan)}
+            log.train(step, counts | {"rare": np.float32(rare)})
+            log.evaluation(step, {"loss": 1.0, "rare": rare, "code/loss": 2.0, "code/rare": rare})
+    train, evaluation, *later = logs.read(UPath(tmp_path / "metrics.jsonl"))
+    assert train == {"step": 5, "kind": "train", "loss": None}
+    assert evaluation == {"step": 5, "kind": "eval", "loss": 1.0, "code/loss": 2.0}
+    assert [line["rare"] for line in later] == [0.5, 0.5] and later[1]["code/rare"] == 0.5
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 6 and ["rare" in line for line in printed] == [False] * 3 + [True] * 3
 
 
 def test_a_new_start_drops_what_comes_again_and_what_was_torn(tmp_path):

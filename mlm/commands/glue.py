@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.glue import glue
     from mlm.glue.tasks import TASKS, load_protocol
+    from mlm.pretrained import load
     from mlm.text import show
 
     args.entry.refuse("glue")
@@ -46,7 +47,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         raise InputError(f"--tasks: {reason}; name mnli, too.")
     settings = [f"{key}={value}" for key, value in next(protocol.cells(names[0], {})).items()]
     config = configs.load(args.config, [*settings, *overrides], task=configs.CLASSIFICATION)
-    max_length = locate.longest_row_of(args.model)
+    max_length = load.load(args.model, head=None, headers=True).longest_row
     started = configs.replace(config, {"train.init_from": args.model}, task=configs.CLASSIFICATION)
     preflight.refuse(preflight.Case(args.name, started, Workdir(args.workdir, create=None), args))
     for name in names:

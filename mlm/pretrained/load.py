@@ -24,7 +24,7 @@ from mlm.model.partition_rules import PartitionRules
 from mlm.paths import UPath, inside
 from mlm.pretrained import checkpoint_files, locate
 from mlm.pretrained.locate import INDEX, MSGPACK, SAFETENSORS
-from mlm.pretrained.model_config import config_of, read_config
+from mlm.pretrained.model_config import config_of, longest_row, read_config
 from mlm.text import printable
 from mlm.workdir import Workdir
 
@@ -71,7 +71,7 @@ class Pretrained:
     @property
     def longest_row(self) -> int:
         """How many tokens the model can read, special ones included."""
-        return locate.longest_row(self.config.to_dict())
+        return longest_row(self.config)
 
     @property
     def leaves(self) -> dict[str, np.ndarray]:
@@ -127,7 +127,6 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
         tok = tokenizer.load(str(folder))
         classifier.set_pairs(config, tok.backend_tokenizer, tok.sep_token_id)
     if headers and not UPath(model).is_dir() and not locate.weights_in(folder):
-        locate.refuse_without_weights(model, flag)
         return Pretrained(config, {}, str(folder), None, {}, model)
     params = _read_weights(folder, family, where, headers=headers)
     reads_pooler = is_classifier and family is families.BERT and classifier.kind(config) != "tokens"

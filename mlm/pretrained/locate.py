@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from mlm import logs
@@ -13,9 +12,9 @@ from mlm.pretrained import checkpoint_files
 from mlm.workdir import Workdir
 
 INDEX, SAFETENSORS, MSGPACK = "model.safetensors.index.json", "model.safetensors", "flax_model.msgpack"
+WEIGHTS = {INDEX, SAFETENSORS, MSGPACK}
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")  # a tokenizer has one of them
 DOWNLOADED = ["config.json", "*token*.json", "vocab.*", "merges.txt", "*.bpe.model"]  # from the Hub, beside the weights
-COUNT_FROM_PAD = ("roberta", "xlm_roberta", "camembert", "roberta_prelayernorm")  # model types, for their positions
 
 
 def split_step(name: str) -> tuple[str, int | None]:
@@ -79,28 +78,6 @@ def describe_branch(meta: dict[str, Any]) -> str:
     return f"step {branch['step']:,} of {branch['from']}, with {changed or 'nothing changed'}"
 
 
-def longest_row(config: Mapping[str, Any]) -> int:
-    """Returns how many tokens a model with this config.json reads, special ones included.
-
-    RoBERTa's positions start at pad id + 1, others at 0.
-    """
-    is_roberta = config["model_type"].replace("-", "_") in COUNT_FROM_PAD
-    first = int(config["pad_token_id"]) + 1 if is_roberta else 0
-    return int(config["max_position_embeddings"]) - first
-
-
-def longest_row_of(model: str) -> int:
-    """Returns how many tokens a model reads, special ones included."""
-    try:
-        if is_workdir(model):
-            if not checkpoint_files.complete_steps(UPath(split_step(model)[0]) / "checkpoints"):
-                raise InputError(f"--model={model}: has no complete checkpoint; train there first.")
-            return metadata(model)["config"].model.positions
-        return longest_row(logs.read_object(local_copy(model, "--model=") / "config.json"))
-    except (LookupError, TypeError, ValueError):
-        raise InputError(f"--model={model}: its config.json does not say how many tokens it reads.") from None
-
-
 def metadata(model: str | Workdir) -> dict[str, Any]:
     """Returns the metadata of one of a run's checkpoints, {} if there is none that can be read."""
     root = model.root if isinstance(model, Workdir) else UPath(split_step(model)[0])
@@ -132,7 +109,7 @@ def local_copy(name: str, flag: str, *, weights: bool = True) -> UPath:
 
 def weights_in(folder: UPath) -> bool:
     """Returns whether a folder has weights of a kind that is read."""
-    return any((folder / file).is_file() for file in (INDEX, SAFETENSORS, MSGPACK))
+    return any((folder / file).is_file() for file in WEIGHTS)
 
 
 def no_weights(where: str) -> InputError:
@@ -140,26 +117,6 @@ def no_weights(where: str) -> InputError:
     return InputError(
         f"{where}: has neither {SAFETENSORS} nor {MSGPACK}; pickles (pytorch_model.bin) are not opened: load it in "
         "PyTorch and save it with save_pretrained."
-    )
-
-
-def refuse_without_weights(name: str, flag: str) -> None:
-    """Raises InputError if a repository on the Hub, whose weights are not in its cache, has none that are read."""
-    import huggingface_hub
-
-    try:
-        files = huggingface_hub.HfApi().list_repo_files(name)
-    except Exception as error:  # of the Hub, of the network
-        raise _not_available(name, flag, error) from error
-    if not {INDEX, SAFETENSORS, MSGPACK} & set(files):
-        raise no_weights(f"{flag}{name}")
-
-
-def _not_available(name: str, flag: str, error: Exception) -> InputError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return InputError(
-        f"{flag}{name}: is not a folder here, and the Hub does not give it ({reason}); name a folder, or a model that "
-        "is in the Hub's cache."
     )
 
 
@@ -171,11 +128,20 @@ def _download(name: str, flag: str, weights: bool) -> str:
         if not re.fullmatch(HUB_NAME, name):
             raise FileNotFoundError("no such folder")
         if not weights:
-            return huggingface_hub.snapshot_download(name, allow_patterns=[*DOWNLOADED, INDEX])
+            folder = huggingface_hub.snapshot_download(name, allow_patterns=[*DOWNLOADED, INDEX])
+            if not weights_in(UPath(folder)) and not WEIGHTS & set(huggingface_hub.list_repo_files(name)):
+                raise no_weights(f"{flag}{name}")
+            return folder
         for files in ([SAFETENSORS, INDEX, "model-*.safetensors"], [MSGPACK]):
             folder = huggingface_hub.snapshot_download(name, allow_patterns=DOWNLOADED + files)
             if any((UPath(folder) / file).is_file() for file in files):
                 break
         return folder
+    except InputError:
+        raise
     except Exception as error:  # of the Hub, of its cache, of the network
-        raise _not_available(name, flag, error) from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(
+            f"{flag}{name}: is not a folder here, and the Hub does not give it ({reason}); name a folder, or a model "
+            "that is in the Hub's cache."
+        ) from error

@@ -9,9 +9,8 @@ from mlm.config_rules import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, Rule, whole
 from mlm.config_rules import MODERNBERT as MODERNBERT_KEYS
 from mlm.errors import DamageError, InputError
 from mlm.model import layers
-from mlm.model.families import FAMILIES, family_of, find, is_known, name_of
+from mlm.model.families import FAMILIES, family_of, find, first_position, is_known, name_of
 from mlm.paths import UPath
-from mlm.pretrained import locate
 from mlm.text import printable
 
 ACTIVATION: Rule = (lambda v: isinstance(v, str) and v in layers.ACTIVATIONS, f"one of {', '.join(layers.ACTIVATIONS)}")
@@ -103,5 +102,9 @@ def keys_of(config: PretrainedConfig) -> dict[str, Any]:
     for key, default in MODERNBERT_KEYS.items():
         if key not in architecture:
             keys[f"model.{key}"] = type(default)(getattr(config, key, default))
-    positions = locate.longest_row(config.to_dict())
-    return keys | {"model.family": name_of(config), "model.positions": positions}
+    return keys | {"model.family": name_of(config), "model.positions": longest_row(config)}
+
+
+def longest_row(config: PretrainedConfig) -> int:
+    """Returns how many tokens a model reads, special ones included."""
+    return config.max_position_embeddings - first_position(config)

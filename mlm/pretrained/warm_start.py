@@ -26,6 +26,7 @@ from mlm.model.module import Params
 from mlm.paths import UPath
 from mlm.pretrained import load, locate
 from mlm.pretrained.load import Pretrained
+from mlm.pretrained.model_config import longest_row
 
 POSITIONS, TYPES = "embeddings/position_embeddings/embedding", "embeddings/token_type_embeddings/embedding"
 Taken = tuple[np.ndarray, np.ndarray]  # float32 of the new shape, and a mask that broadcasts to it: where it counts
@@ -74,7 +75,7 @@ def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled:
 
 def refuse_unfit_rows(body: PretrainedConfig, *, length: int, vocab_size: int, pad_id: int) -> None:
     """Raises InputError if a model can't read a classifier's rows, of `length` tokens at most."""
-    limit = locate.longest_row(body.to_dict())
+    limit = longest_row(body)
     if length > limit:
         raise InputError(f"config.classify.length = {length}: the model reads {limit} tokens; lower it.")
     if body.vocab_size < vocab_size or body.pad_token_id != pad_id:

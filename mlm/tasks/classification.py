@@ -24,7 +24,6 @@ from mlm.model import classifier
 from mlm.model.attention import Attention, make_attention
 from mlm.model.loss import RowSums
 from mlm.model.module import Compute, Model, Params
-from mlm.model.partition_rules import PartitionRules
 from mlm.pretrained import warm_start
 from mlm.tasks import scores
 from mlm.training import evaluation, optimizer, sharding, train
@@ -60,9 +59,8 @@ class Classification(Task):
         optimizer.check_schedule(config, steps)
         self.schedule = optimizer.make_schedule(config, steps)
         self.optimizer = optimizer.make_optimizer(config.optimizer, self.schedule)
-        self._init, self.abstract_state = train.make_init(self)
+        self.init, self.abstract_state = train.make_init(self)
         self.train_step = train.make_train_step(self)
-        self.expected_compiles = len(examples.lengths("train"))
         shardings = sharding.shardings_of(self.abstract_state).params
         self.eval_step = make_eval_step(self.module, self.mesh, shardings, longest=examples.length)
         self._mean_length = float(np.mean(examples.splits["train"].lengths))
@@ -77,10 +75,6 @@ class Classification(Task):
         """Returns random parameters, with those of `start` in their place."""
         params = self.module.init_params(key)
         return unflatten_dict(flatten_dict(params) | flatten_dict(start or {}))
-
-    def partition_rules(self) -> PartitionRules:
-        """Returns those of the model."""
-        return self.module.partition_rules()
 
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the columns of a global batch of `rows` rows."""
@@ -110,11 +104,11 @@ class Classification(Task):
     def initial_state(self) -> TrainState:
         """Returns the state before the first step."""
         if self._read_params is None:
-            return self._init()
+            return self.init()
         shardings = flatten_dict(sharding.shardings_of(self.abstract_state).params)
         start = {path: value for path, value in flatten_dict(self._read_params()).items() if path in shardings}
         on_devices = sharding.put_tree(start, {path: shardings[path] for path in start})
-        return self._init(unflatten_dict(on_devices))
+        return self.init(unflatten_dict(on_devices))
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
         """Returns this host's rows of the batches after step `start`."""

@@ -25,15 +25,15 @@ from mlm import cluster, entry
 from mlm.data import batches, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import make_stages
+from mlm.errors import InputError
 from mlm.model import families, masking, priming
 from mlm.model.attention import Attention, make_attention
 from mlm.model.loss import Mean, RowSums, masked_cross_entropy
 from mlm.model.masking import Masked, Masking
 from mlm.model.module import Model, Params
-from mlm.model.partition_rules import PartitionRules
 from mlm.monitor.metrics_hooks import MetricsHook, Monitor
 from mlm.pretrained import load, warm_start
-from mlm.tasks.pretraining_data import NoData, dataset_info, score_split, train_batches, word_starts
+from mlm.tasks.pretraining_data import dataset_info, score_split, train_batches, word_starts
 from mlm.training import evaluation, optimizer, sharding, train
 from mlm.training.task import Batch, Task, TrainState
 from mlm.workdir import Workdir
@@ -53,7 +53,7 @@ class Pretraining(Task):
         manifest: Manifest | None = None,
     ):
         """Builds everything from top to bottom; whole-word and span masking need `word_starts_V`."""
-        self.config, self.info, self.workdir, self.manifest = config, info, workdir, manifest
+        self.config, self.info, self.workdir, self._manifest = config, info, workdir, manifest
         self.word_starts_V = word_starts_V
         self.mesh = sharding.mesh_of(config.mesh) if mesh is None else mesh
         sharding.check_batches(self.mesh, config)
@@ -67,7 +67,6 @@ class Pretraining(Task):
 
         self.init, self.abstract_state = train.make_init(self)  # init takes () or token counts [V]
         self.train_step = train.make_train_step(self)
-        self.expected_compiles = len(self.stages.sizes)
         self.eval_masking = masking.make_eval_masking(self.make_eval_masking(), config.evaluate.count)
         self.eval_step = evaluation.make_eval_step(
             self.module,
@@ -103,7 +102,15 @@ class Pretraining(Task):
                 vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=config.data.global_batch
             )
         starts_V = np.arange(info.vocab_size) % 3 > 0  # two in three start a word
-        return cls(config, info, mesh=mesh, word_starts_V=starts_V, manifest=manifest or NoData(cls))
+        return cls(config, info, mesh=mesh, word_starts_V=starts_V, manifest=manifest)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The shards; raises InputError in a command that has none."""
+        if self._manifest is None:
+            fix = "name its shards (plan --workdir=DIR), or use a command that reads them (train, bench --parts loop)"
+            raise InputError(f"{type(self).__qualname__} reads self.manifest, but this command has no data; {fix}.")
+        return self._manifest
 
     # What a subclass may override
 
@@ -157,10 +164,6 @@ class Pretraining(Task):
         if counts_V is None:
             return params
         return priming.prime(params, self.module.config, counts_V, jax.random.fold_in(key, 1))
-
-    def partition_rules(self) -> PartitionRules:
-        """Returns those of the model."""
-        return self.module.partition_rules()
 
     def inputs(self, batch: Batch, position: Array) -> Masked:
         """Returns the batch with masks drawn, at the rate of a step of the schedules."""
@@ -290,7 +293,7 @@ def with_class(
     config = copy.deepcopy(model.run_config).unlock()
     config.model.dtype = "float32"
     task = pretraining.__new__(pretraining)  # for its model alone: no data, no mesh, no state
-    task.config, task.info, task.workdir, task.manifest = config.lock(), info, None, None
+    task.config, task.info, task.workdir, task._manifest = config.lock(), info, None, None
     module = task.make_model()
     compute = dataclasses.replace(module.compute, attend=None, attend_locally=None)  # for rows of any length
     return dataclasses.replace(model, changed_module=module.clone(compute=compute))

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -12,7 +11,6 @@ from ml_collections import ConfigDict
 from mlm.data import batches, mixture, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import Stages
-from mlm.errors import InputError
 from mlm.model.module import Params
 from mlm.training import evaluation, sharding
 from mlm.workdir import Workdir
@@ -82,19 +80,3 @@ def word_starts(config: ConfigDict, workdir: Workdir) -> np.ndarray | None:
     """Returns which tokens of the workdir's tokenizer start a word, or None if config.masking.kind needs no words."""
     kind, folder = config.masking.kind, str(workdir.tokenizer)
     return None if kind == "token" else tokenizer.word_starts(folder, key=f"config.masking.kind = {kind}")
-
-
-class NoData:
-    """The manifest of a task without data: false, and what a subclass reads of it is an InputError."""
-
-    def __init__(self, task: type):
-        self._task = task
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        fix = "name its shards (plan --workdir=DIR), or use a command that reads them (train, bench --parts loop)"
-        raise InputError(f"{self._task.__qualname__} reads self.manifest.{name}, but this command has no data; {fix}.")

@@ -4,6 +4,7 @@ metrics.jsonl  what was computed: the same lines, to the bit, however often the 
 timing.jsonl   what it cost: when the run started, how fast it was; only ever appended to
 """
 
+import math
 import platform
 import re
 import sys
@@ -43,7 +44,6 @@ class Log(AbstractContextManager):
 
         `tokens_read` returns those of the steps up to one.
         """
-        self.extra_metrics: list[str] = []  # those of `Task.metrics`
         self.hooks: list[MetricsHook] = []  # called with every line of metrics.jsonl
         self.paused_seconds = 0.0
         self.flops_per_token = 0.0  # of the coming steps; the loop sets it, since it depends on the length of rows
@@ -85,7 +85,7 @@ class Log(AbstractContextManager):
 
     def train(self, step: int, metrics: dict[str, Any]) -> None:
         """Logs the metrics of a step, for which it waits, and the throughput since the last logged step."""
-        values = {key: value.item() for key, value in jax.device_get(metrics).items()}
+        values = _counted({name: value.item() for name, value in jax.device_get(metrics).items()})
         del values["consecutive_nonfinite"]
         seconds, before, read = time.monotonic() - self._clock, self._clock_step, self._tokens_read
         self.restart_clock(step)
@@ -93,31 +93,31 @@ class Log(AbstractContextManager):
         if step <= before:
             return
         rate = (read(step) - read(before)) / max(seconds, 1e-9)
-        text = f"loss {values['loss']:.3f}, {tqdm.format_sizeof(rate) if rate >= 1000 else f'{rate:.0f}'} tokens/s"
-        self.extra_metrics = logs.own_metrics([values])
-        for name in self.extra_metrics:
-            text += f", {name} {values[name]:.4g}"
-        mfu = {}
+        timing = {"seconds": round(seconds, 3), "tokens_per_second": round(rate)}
+        tokens = tqdm.format_sizeof(rate) if rate >= 1000 else f"{rate:.0f}"
+        shown = [f"loss {values['loss']:.3f}", f"{tokens} tokens/s", *_own_metrics(values)]
         if self._peak_flops:
-            mfu["mfu"] = round(rate * self.flops_per_token / self._peak_flops, 4)
-            text += f", MFU {mfu['mfu']:.1%}"
-        self.timing("train", step, {"seconds": round(seconds, 3), "tokens_per_second": round(rate)} | mfu)
-        if self._bar.disable:
-            of, left, total = "", "", self._bar.total
-            if total:
-                of, left = f"/{total}", f", {tqdm.format_interval((read(total) - read(step)) / rate)} left"
-            self.notify(f"step {step}{of}: {text}{left}")
-        else:
-            self._bar.set_postfix_str(text, refresh=False)
+            timing["mfu"] = round(rate * self.flops_per_token / self._peak_flops, 4)
+            shown.append(f"MFU {timing['mfu']:.1%}")
+        self.timing("train", step, timing)
+        if not self._bar.disable:
+            self._bar.set_postfix_str(", ".join(shown), refresh=False)
             self._bar.update(step - self._bar.n)
+            return
+        of = ""
+        if total := self._bar.total:
+            of = f"/{total}"
+            shown.append(f"{tqdm.format_interval((read(total) - read(step)) / rate)} left")
+        self.notify(f"step {step}{of}: {', '.join(shown)}")
 
     def evaluation(self, step: int, scores: dict[str, Any]) -> None:
         """Logs the scores of an evaluation."""
+        scores = _counted(scores)
         self._line("eval", step, scores)
         self.flush()
-        for set_name, scores_of_set in logs.by_set(scores).items():
-            shown = [f"{name} {scores_of_set[name]:{spec}}" for name, spec in SHOWN.items() if name in scores_of_set]
-            shown += [f"{name} {scores_of_set[name]:.4g}" for name in self.extra_metrics if name in scores_of_set]
+        for set_name, values in logs.by_set(scores).items():
+            shown = [f"{name} {values[name]:{spec}}" for name, spec in SHOWN.items() if name in values]
+            shown += _own_metrics(values)
             self.notify(f"step {step}: evaluation {f'of {set_name}: ' if set_name else ''}{', '.join(shown)}")
 
     def _line(self, kind: str, step: int, values: dict[str, Any]) -> None:
@@ -144,6 +144,17 @@ class Log(AbstractContextManager):
         if self._writes:
             for log in (self._metrics, self._timing, *self.hooks):
                 log.flush()
+
+
+def _counted(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values without the metrics of `Task.metrics` whose weight was 0: 0 / 0 is NaN."""
+    empty = [name for name, value in values.items() if isinstance(value, float) and math.isnan(value)]
+    return {k: v for k, v in values.items() if k not in empty or k.rpartition("/")[2] in logs.STANDARD}
+
+
+def _own_metrics(values: dict[str, Any]) -> list[str]:
+    """Returns the metrics of `Task.metrics` as text."""
+    return [f"{name} {values[name]:.4g}" for name in logs.own_metrics([values])]
 
 
 class _TensorBoard(MetricsHook):

@@ -9,7 +9,7 @@ from mlm import cluster, entry
 from mlm import config as configs
 from mlm.data import stages
 from mlm.errors import InputError
-from mlm.paths import UPath, write_text
+from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files
 from mlm.training import branch, checkpoint
 from mlm.training.budget import read_replay
@@ -67,12 +67,6 @@ def find_start(config: ConfigDict, workdir: Workdir, task: Task) -> Start:
         saved.get("share", 0.0),
         read_replay(config.train.replay, step) if config.train.replay else None,
     )
-
-
-def write_config(config: ConfigDict, workdir: Workdir) -> None:
-    """Writes config.json, on process 0."""
-    if cluster.is_primary():
-        write_text(workdir.config, config.to_json(indent=1) + "\n")
 
 
 def _check_resume(workdir: Workdir, step: int, meta: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from mlm.data.stages import Stages
 from mlm.errors import InputError
 from mlm.model.loss import Mean, RowSums
-from mlm.model.module import Params
+from mlm.model.module import Model, Params
 from mlm.model.partition_rules import PartitionRules
 from mlm.monitor.metrics_hooks import MetricsHook
 
@@ -50,13 +50,14 @@ class Task:
     config: ConfigDict
     mesh: Mesh
     stages: Stages  # what each step reads
+    module: Model
     schedule: optax.Schedule  # of the learning rate
     optimizer: optax.GradientTransformation
     metadata: dict[str, Any]  # of data and model, as JSON: saved with a checkpoint, for those who load it
     data_fingerprint: str  # a run can't resume on other data
-    abstract_state: TrainState  # of abstract arrays with shardings, from `train.make_init`
+    init: Callable[..., TrainState]  # jitted; its arguments are those of `init_params` after the key
+    abstract_state: TrainState  # of abstract arrays with shardings; both from `train.make_init`
     train_step: TrainStep  # from `train.make_train_step`
-    expected_compiles: int  # of the step: one for each shape of its batches
 
     def init_params(self, key: jax.Array) -> Params:
         """Returns random parameters."""
@@ -64,7 +65,7 @@ class Task:
 
     def partition_rules(self) -> PartitionRules:
         """Returns how the parameters are split over the mesh."""
-        raise NotImplementedError
+        return self.module.partition_rules()
 
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the columns of a global batch of `rows` rows."""

@@ -25,6 +25,7 @@ from mlm.data.stages import HOURS_STEPS, Stage
 from mlm.errors import InputError, NumericsError, PreemptedError
 from mlm.model.loss import Mean
 from mlm.model.module import Params
+from mlm.paths import write_text
 from mlm.training import milestones, resume, sharding
 from mlm.training.budget import Budget
 from mlm.training.checkpoint import Checkpoints
@@ -189,7 +190,8 @@ def train(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, float]:
     """Trains from the newest checkpoint, or that of train.branch_from, to the last step; returns the last scores."""
     start = resume.find_start(config, workdir, task)
     steps_to_keep = milestones.find(config, task) | start.milestones
-    resume.write_config(config, workdir)
+    if cluster.is_primary():
+        write_text(workdir.config, config.to_json(indent=1) + "\n")
     with Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep, milestones=steps_to_keep) as checkpoints:
         state, total = start.restore(task), None if config.train.hours else task.stages.steps
         with (
@@ -265,7 +267,6 @@ class Loop:
                 self.checkpoints.finish()
                 of = f"{task.stages.steps}" if share is None else f"{share:.1%} of train.hours"
                 raise PreemptedError(f"stopped after step {step} of {of}, and saved; run the same command to continue.")
-        self.check_compiles()
         return scores
 
     def is_done(self, step: int) -> bool:
@@ -330,11 +331,6 @@ class Loop:
         with self.log.paused("checkpoint", step):
             score = None if scores is None else self.task.minimized_metric(scores)
             self.checkpoints.save(step, state, meta, score)
-
-    def check_compiles(self) -> None:
-        """Warns if the step was compiled more often than its batches have shapes."""
-        if (compiles := self.task.train_step._cache_size()) > self.task.expected_compiles:
-            self.log.notify(f"warning: the step was compiled {compiles} times; its inputs changed shape or sharding.")
 
 
 def _is_due(step: int, every: int) -> bool:
