@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mlm import config as configs
+from mlm import logs
 from mlm.data.manifest import DatasetInfo
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding, train
@@ -62,7 +63,8 @@ def shared_run(*overrides: str, mesh: tuple[int, int, int] = (8, 1, 1)) -> Pretr
 
 def pretrain(config, workdir, manifest) -> dict[str, float]:
     """Trains as the command does; returns the last scores."""
-    return train.train(config, workdir, Pretraining.open(config, workdir, manifest))
+    train.train(config, workdir, Pretraining.open(config, workdir, manifest))
+    return logs.read(workdir.metrics, "eval")[-1]
 
 
 def random_batch(rows: int = 16, seed: int = 0, info: DatasetInfo = INFO) -> dict[str, np.ndarray]:

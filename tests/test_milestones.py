@@ -14,7 +14,7 @@ from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files, locate
 from mlm.report import report
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import milestones, train
+from mlm.training import resume, train
 from mlm.workdir import Workdir
 from tests.fixtures import pretrain, slow, tiny_config
 from tests.fixtures_data import train_tokenizer, write_shards
@@ -28,7 +28,7 @@ def steps_of(texts: tuple, *overrides: str) -> list[int]:
     config = tiny_config(f"checkpoint.milestones={texts!r}", "train.steps=0", "train.epochs=1", *overrides)
     records = make_stages(tiny_config(*overrides), records=0).rows_read(12)
     task = SimpleNamespace(stages=make_stages(config, records), words_per_row=lambda: 25.0)
-    return sorted(milestones.find(config, task))
+    return sorted(resume.find_milestones(config, task, same_rows=True))
 
 
 @pytest.mark.parametrize(

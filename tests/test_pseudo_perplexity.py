@@ -32,7 +32,7 @@ def rows(model) -> tuple[np.ndarray, np.ndarray]:
 
 def score(model, rows, *, batch: int, devices: int) -> dict[str, float]:
     mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), sharding.AXES)
-    shardings = sharding.tree_shardings(model.params, mesh, model.params, model.partition_rules)
+    shardings = sharding.tree_shardings(model.params, mesh, model.params, model.module.partition_rules())
     step = pseudo_perplexity.make_step(
         module=model.module, mask_id=4, vocab_size=1000, mesh=mesh, param_shardings=shardings
     )

@@ -137,7 +137,7 @@ def put_on_devices(config: ConfigDict, model: load.Pretrained) -> tuple[Mesh, lo
     mesh = sharding.mesh_of(config.mesh)
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
     padded = model.padded(config.model.vocab_multiple)
-    shardings = sharding.tree_shardings(padded.params, mesh, padded.params, padded.partition_rules)
+    shardings = sharding.tree_shardings(padded.params, mesh, padded.params, padded.module.partition_rules())
     return mesh, padded, shardings, sharding.put_tree(padded.params, shardings)
 
 

@@ -3,14 +3,12 @@
 A key is set if the command line sets it, or if the config file has another value than configs/base.py.
 """
 
-import contextlib
 from collections.abc import Collection
 from typing import Any
 
 from mlm import config as configs
 from mlm import logs
 from mlm.config_rules import MODERNBERT
-from mlm.errors import DamageError
 from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files, load, locate, model_config
 
@@ -76,6 +74,4 @@ def _has_no_other_tokenizer(workdir: str, path: str | None) -> bool:
     folder = UPath(workdir) / "tokenizer"
     if not workdir or not (folder / "tokenizer.json").is_file():
         return True
-    with contextlib.suppress(DamageError):  # `tokenizer` reports it
-        return logs.read_object(folder / "recipe.json") == {"path": path}
-    return False
+    return logs.read_object(folder / "recipe.json") == {"path": path}

@@ -20,7 +20,6 @@ from mlm.errors import InputError
 from mlm.model import classifier, families, weights
 from mlm.model.families import Family, family_of
 from mlm.model.module import MASKED_LM, Model, Params
-from mlm.model.partition_rules import PartitionRules
 from mlm.paths import UPath, inside
 from mlm.pretrained import checkpoint_files, locate
 from mlm.pretrained.locate import INDEX, MSGPACK, SAFETENSORS
@@ -62,11 +61,6 @@ class Pretrained:
             return self.changed_module.clone(config=self.config)
         head = classifier.head_name(self.config) if CLASSIFIER in self.params else MASKED_LM
         return self.family.make_module(self.config, head)
-
-    @property
-    def partition_rules(self) -> PartitionRules:
-        """How the parameters are split over a mesh."""
-        return self.module.partition_rules()
 
     @property
     def longest_row(self) -> int:
@@ -171,12 +165,10 @@ def from_workdir(
     model_head, kind = (CLASSIFIER, "classifier") if "labels" in dataset else (LM_HEAD, "masked language model")
     if head not in (None, model_head):
         raise InputError(f"{where}: holds a {kind}, which has no {HEAD_NAMES[head]}.")
+    params = {} if headers else restore(workdir, step, meta)
     source = str(workdir.checkpoints / str(step))
-    if headers:
-        return Pretrained(config_of(dataset["model"]), {}, str(workdir.tokenizer), step, meta, source)
-    config, params = restore(workdir, step, meta)
-    pretrained = Pretrained(config, params, str(workdir.tokenizer), step, meta, source)
-    return pretrained.with_vocabulary(dataset["vocab_size"])
+    pretrained = Pretrained(config_of(dataset["model"]), params, str(workdir.tokenizer), step, meta, source)
+    return pretrained if headers else pretrained.with_vocabulary(dataset["vocab_size"])
 
 
 def part_of(meta: dict[str, Any]) -> str:
@@ -184,17 +176,17 @@ def part_of(meta: dict[str, Any]) -> str:
     return "ema" if meta["config"].optimizer.ema_decay > 0 else "params"
 
 
-def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> tuple[PretrainedConfig, Params]:
-    """Returns the config and the parameters of a checkpoint, on the host, the vocabulary padded as in training."""
-    config, part = config_of(meta["dataset"]["model"]), part_of(meta)
-    state, device = workdir.checkpoints / str(step) / "state", SingleDeviceSharding(jax.local_devices()[0])
+def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> Params:
+    """Returns the parameters of a checkpoint, on the host, the vocabulary padded as in training."""
+    part, device = part_of(meta), SingleDeviceSharding(jax.local_devices()[0])
+    state = workdir.checkpoints / str(step) / "state"
     saved = ocp.StandardCheckpointHandler().metadata(epath.Path(str(state))).tree[part]
     item = {part: jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), saved)}
     restore_args = ocp.checkpoint_utils.construct_restore_args(item)
     args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         restored = checkpointer.restore(str(state), args=args)
-    return config, jax.device_get(restored[part])
+    return jax.device_get(restored[part])
 
 
 def _read_weights(folder: UPath, family: Family, where: str, *, headers: bool = False) -> Params:
@@ -237,33 +229,27 @@ def _zeros_of(file: str) -> dict[str, np.ndarray]:
 
 def _check_params(pretrained: Pretrained, head: str | None, where: str) -> None:
     """Raises InputError for the first parameter of the body and of `head` that is not as the config has it."""
-    family, layers = pretrained.family, pretrained.config.num_hidden_layers
+    config, family = pretrained.config, pretrained.family
     parts = {LM_HEAD: family.lm_head, CLASSIFIER: (CLASSIFIER,)}
     if head and not set(parts[head]) <= pretrained.params.keys():
         raise InputError(f"{where}: has no {HEAD_NAMES[head]}; name a model with one.")
     stack = "/".join(family.stack) + "/"
-    read_layers = {name.removeprefix(stack).split("/")[0] for name in pretrained.leaves if name.startswith(stack)}
-    if len(read_layers) != layers:  # before the shapes of as many are made
-        difference = f"{len(read_layers)} layers where config.json asks for {layers}"
-    else:
-        difference = _shape_difference(pretrained, head)
-    if difference:
-        raise InputError(f"{where}: its weights don't match its config.json: {difference}; use an undamaged copy.")
-
-
-def _shape_difference(pretrained: Pretrained, head: str | None) -> str:
-    """Returns which parameter differs from the config in its shape, "" if none does."""
-    config, family = pretrained.config, pretrained.family
-    params = pretrained.params if head else pretrained.encoder
-    is_classifier = head == CLASSIFIER or "pooler" in params[family.body]
-    module = family.make_module(config, classifier.head_name(config) if is_classifier else MASKED_LM)
-    config_params = jax.eval_shape(lambda: module.init_params(jax.random.key(0)))
-    if not head:
-        config_params = {name: config_params[name] for name in params}
-    expected, actual = (
-        {name: leaf.shape for name, leaf in flatten_dict(tree, sep="/").items()} for tree in (config_params, params)
-    )
-    for name in sorted(expected.keys() | actual.keys()):
-        if expected.get(name) != actual.get(name):
-            return f"{name} is {actual.get(name)} where config.json asks for {expected.get(name)}"
-    return ""
+    layers = {name.removeprefix(stack).split("/")[0] for name in pretrained.leaves if name.startswith(stack)}
+    differences = [f"{len(layers)} layers where config.json asks for {config.num_hidden_layers}"]
+    if len(layers) == config.num_hidden_layers:  # before the shapes of as many are made
+        params = pretrained.params if head else pretrained.encoder
+        is_classifier = head == CLASSIFIER or "pooler" in params[family.body]
+        module = family.make_module(config, classifier.head_name(config) if is_classifier else MASKED_LM)
+        config_params = jax.eval_shape(lambda: module.init_params(jax.random.key(0)))
+        if not head:
+            config_params = {name: config_params[name] for name in params}
+        expected, actual = (
+            {name: leaf.shape for name, leaf in flatten_dict(tree, sep="/").items()} for tree in (config_params, params)
+        )
+        differences = [
+            f"{name} is {actual.get(name)} where config.json asks for {expected.get(name)}"
+            for name in sorted(expected.keys() | actual.keys())
+            if expected.get(name) != actual.get(name)
+        ]
+    if differences:
+        raise InputError(f"{where}: its weights don't match its config.json: {differences[0]}; use an undamaged copy.")

@@ -43,11 +43,7 @@ class Classification(Task):
         """Builds everything; `read_params` returns parameters to start from, those of the padded `body` among them."""
         self.config, self.examples, self._read_params = config, examples, read_params
         self.mesh = sharding.mesh_of(config.mesh)
-        sharding.check_batch(
-            self.mesh,
-            rows=config.data.global_batch // config.train.accumulate,
-            key="data.global_batch / train.accumulate",
-        )
+        sharding.check_batches(self.mesh, config)
         sharding.check_batch(self.mesh, rows=config.evaluate.batch, key="evaluate.batch")
         _check_data(config, examples, body)
         self.model_config = classifier.make_config(body, examples.labels, of_tokens=config.classify.kind == "tokens")
@@ -77,7 +73,6 @@ class Classification(Task):
         return unflatten_dict(flatten_dict(params) | flatten_dict(start or {}))
 
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the columns of a global batch of `rows` rows."""
         length = max(self.examples.lengths("train"))
         ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
         of_tokens = classifier.kind(self.model_config) == "tokens"
@@ -87,7 +82,6 @@ class Classification(Task):
         return {"input_ids": ids, "attention_mask": ids, "label": label}
 
     def inputs(self, batch: Batch, position: Array) -> dict[str, Array]:
-        """Returns the columns of a batch that are read."""
         return {name: batch[name] for name in ("input_ids", "attention_mask", "label")}
 
     def forward(
@@ -98,11 +92,9 @@ class Classification(Task):
         return self.module.forward(params, *columns, None, dropout_key, rows_B)
 
     def loss(self, logits: Array, inputs: dict[str, Array]) -> RowSums:
-        """Returns the loss of each row."""
         return classifier.row_sums(logits, inputs["label"])
 
     def initial_state(self) -> TrainState:
-        """Returns the state before the first step."""
         if self._read_params is None:
             return self.init()
         shardings = flatten_dict(sharding.shardings_of(self.abstract_state).params)
@@ -111,7 +103,6 @@ class Classification(Task):
         return self.init(unflatten_dict(on_devices))
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
-        """Returns this host's rows of the batches after step `start`."""
         return data.train_batches(
             self.examples,
             start_step=start,
@@ -122,7 +113,6 @@ class Classification(Task):
         )
 
     def evaluate(self, params: Params) -> dict[str, Any]:
-        """Returns the scores of the validation split."""
         return evaluate(self.config, self.examples, self.mesh, self.eval_step, params, "validation")[0]
 
     def is_epoch_end(self, step: int) -> bool:
@@ -150,7 +140,6 @@ class Classification(Task):
         )
 
     def useful_flops(self, step: int, share: float) -> float:
-        """Returns the useful FLOPs of the steps up to `step`."""
         return self.tokens_read(step) * self.flops_per_token(self.examples.length)
 
 

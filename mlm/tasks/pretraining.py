@@ -179,7 +179,6 @@ class Pretraining(Task):
         return self.module.forward(params, *inputs, dropout_key, rows_B)
 
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the columns of a global batch of `rows` rows."""
         ids = jax.ShapeDtypeStruct((rows, self.info.length), jnp.int32)
         column = jax.ShapeDtypeStruct((rows,), jnp.uint32)
         return {"input_ids": ids, "attention_mask": ids, "record_id": column, "epoch": column}
@@ -224,7 +223,6 @@ class Pretraining(Task):
         return state.replace(params=warm_start.start(state.params, taken), ema=ema)
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
-        """Returns this host's rows of the batches after step `start`."""
         return train_batches(self.config, self.manifest, self.mesh, self.stages, start=start)
 
     def evaluate(self, params: Params) -> dict[str, float]:
@@ -247,7 +245,6 @@ class Pretraining(Task):
         )
 
     def useful_flops(self, step: int, share: float) -> float:
-        """Returns the useful FLOPs of the run's own steps up to `step`; `share` is that of train.hours that is used."""
         steps = round(step / share) if share else self.stages.steps
         rate, end_rate = self.config.masking.rate, self.config.masking.end_rate
         if rate_at := masking.rate_schedule(rate, end_rate, steps):  # linear, so the mean is the rate in the middle

@@ -43,10 +43,9 @@ def choose(
     if decay != 1 and len({workdir.root for workdir, _ in chosen}) > 1:
         raise InputError(f"--decay={decay:g}: is for checkpoints of one workdir.")
     metas = [checkpoint_files.read_meta(workdir.checkpoints, step) for workdir, step in chosen]
-    models = [_architecture(workdir, meta) for (workdir, _), meta in zip(chosen, metas, strict=True)]
-    newest = models[-1]
-    for name, model in zip(chosen_names, models, strict=True):
-        for key in [key for key in model if model[key] != newest.get(key)]:
+    *models, newest = [_architecture(workdir, meta) for (workdir, _), meta in zip(chosen, metas, strict=True)]
+    for name, model in zip(chosen_names, models, strict=False):
+        if key := next((key for key in model if model[key] != newest.get(key)), None):
             difference = f"its {key} ({model[key]!s:.80}) differs from that of {chosen_names[-1]}"
             fix = "only checkpoints of one model can be averaged"
             raise InputError(f"{name}: {difference} ({newest.get(key)!s:.80}); {fix}.")
@@ -56,15 +55,29 @@ def choose(
 def write_mean(
     new: Workdir, chosen: Sequence[Checkpoint], metas: Sequence[dict[str, Any]], *, decay: float = 1.0
 ) -> None:
-    """Writes the mean of the parameters that are evaluated, of checkpoints that `choose` has returned."""
+    """Writes the mean of the parameters that are evaluated, of checkpoints that `choose` has returned.
+
+    The tokenizer, the config and the other metadata are those of the newest.
+    """
     weights = [decay**age for age in reversed(range(len(chosen)))]
     total: Any = None
     for (workdir, step), meta, weight in zip(chosen, metas, weights, strict=True):
-        _, params = load.restore(workdir, step, meta)
+        params = load.restore(workdir, step, meta)
         weighted = jax.tree.map(functools.partial(operator.mul, weight), params)  # float32 times a Python number
         total = weighted if total is None else jax.tree.map(operator.add, total, weighted)
     mean = jax.tree.map(lambda value: value / sum(weights), total)
-    _write(new, chosen, metas[-1], mean, weights)
+
+    (source, step), meta = chosen[-1], metas[-1]
+    config = copy.deepcopy(meta["config"]).unlock()
+    if not config.data.mixture:
+        config.shards.dir = source.shards_of(config)
+    copy_files(source.tokenizer, new.tokenizer)
+    write_text(new.config, config.to_json(indent=1) + "\n")
+    pairs = zip(map(_name, chosen), weights, strict=True)
+    averaged = [{"checkpoint": name, "weight": weight} for name, weight in pairs]
+    meta = meta | {"config": config, "milestones": [], "averaged": averaged}
+    with Checkpoints(new.checkpoints, keep=1) as checkpoints:
+        checkpoints.save(step, {load.part_of(meta): mean}, meta, None)
 
 
 def _name(checkpoint: Checkpoint) -> str:
@@ -110,18 +123,3 @@ def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
         "tokenizer": tokenizer.fingerprint(str(folder)) if (folder / "tokenizer.json").is_file() else None,
         **{key: model[key] for key in keys},
     }
-
-
-def _write(new: Workdir, chosen: list[Checkpoint], meta: dict[str, Any], mean: Any, weights: list[float]) -> None:
-    """Writes a workdir with the tokenizer and the config of the newest checkpoint, and the mean in its place."""
-    source, step = chosen[-1]
-    config = copy.deepcopy(meta["config"]).unlock()
-    if not config.data.mixture:
-        config.shards.dir = source.shards_of(config)
-    copy_files(source.tokenizer, new.tokenizer)
-    write_text(new.config, config.to_json(indent=1) + "\n")
-    pairs = zip(map(_name, chosen), weights, strict=True)
-    averaged = [{"checkpoint": name, "weight": weight} for name, weight in pairs]
-    meta = meta | {"config": config, "milestones": [], "averaged": averaged}
-    with Checkpoints(new.checkpoints, keep=1) as checkpoints:
-        checkpoints.save(step, {load.part_of(meta): mean}, meta, None)

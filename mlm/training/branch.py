@@ -87,23 +87,14 @@ def open_source(meta: dict[str, Any], workdir: Workdir, new: Stages) -> Source:
     same_rows = same_data and old.rows_read(step) == new.rows_read(step)
     same_rows = same_rows and saved.get("branch", {"same_rows": True})["same_rows"]
     stages.check_branch(config, new.steps)
-    tokenizers = {json.dumps([data["dataset"][key] for key in SAME_DATA], sort_keys=True) for data in (saved, meta)}
+    ids = {json.dumps([data["dataset"][key] for key in SAME_DATA], sort_keys=True) for data in (saved, meta)}
     folders = [run.tokenizer for run in (source.workdir, workdir) if (run.tokenizer / "tokenizer.json").is_file()]
-    if len(tokenizers) > 1 or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:
+    if len(ids) > 1 or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:
         raise InputError(f"{where}: was trained with another tokenizer; use its tokenizer, and shards made with it.")
     branch = source.inherited["branch"]
     branch["config_changes"] += entry.changes(saved["class"], meta["class"])
     branch |= {"same_data": same_data, "same_rows": same_rows}
     return source
-
-
-def check_milestones(meta: dict[str, Any]) -> None:
-    """Raises InputError if a branch, new or resumed, has milestones in words, and read other rows before its start."""
-    config = meta["config"]
-    counts_words = any(str(milestone).startswith("words:") for milestone in config.checkpoint.milestones)
-    if counts_words and not meta["branch"]["same_rows"]:
-        reason = f"{config.train.branch_from} read different rows, so words can't be counted across both runs"
-        raise InputError(f"config.checkpoint.milestones: {reason}; give them in steps.")
 
 
 def restore(source: Source, shapes: TrainState, initial_state: Callable[[], TrainState]) -> TrainState:

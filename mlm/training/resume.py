@@ -1,5 +1,6 @@
 """Where a run starts: anew, from its newest checkpoint, or as a branch of another run."""
 
+import bisect
 import dataclasses
 from typing import Any
 
@@ -7,6 +8,7 @@ from ml_collections import ConfigDict
 
 from mlm import cluster, entry
 from mlm import config as configs
+from mlm.config_rules import parse_words
 from mlm.data import stages
 from mlm.errors import InputError
 from mlm.paths import UPath
@@ -24,8 +26,8 @@ class Start:
     step: int
     meta: dict[str, Any]  # of the run's checkpoints, without what differs between them
     checkpoints: UPath
-    source: branch.Source | None = None  # of a new branch
-    milestones: frozenset[int] = frozenset()  # that were reached
+    source: branch.Source | None  # of a new branch
+    milestones: set[int]  # the steps to keep for good
     share: float = 0.0  # of train.hours, used
     replay: dict[int, int] | None = None
 
@@ -57,13 +59,13 @@ def find_start(config: ConfigDict, workdir: Workdir, task: Task) -> Start:
         saved, step = source.inherited, source.step
     if "branch" in saved:
         meta["branch"] = saved["branch"]
-        branch.check_milestones(meta)
+    same_rows = saved.get("branch", {"same_rows": True})["same_rows"]
     return Start(
         step,
         meta,
         workdir.checkpoints,
         source,
-        frozenset(saved.get("milestones", ())),
+        find_milestones(config, task, same_rows=same_rows) | set(saved.get("milestones", ())),
         saved.get("share", 0.0),
         read_replay(config.train.replay, step) if config.train.replay else None,
     )
@@ -88,3 +90,38 @@ def _check_resume(workdir: Workdir, step: int, meta: dict[str, Any]) -> dict[str
         what = "was made from other shards or rows, or other proportions of them (their fingerprint differs)"
         raise InputError(f"{where} {what}; put the old data back, or use another --workdir.")
     return saved
+
+
+def find_milestones(config: ConfigDict, task: Task, *, same_rows: bool) -> set[int]:
+    """Returns the steps of checkpoint.milestones; raises InputError for one past the end of the run.
+
+    Words can't be counted if a branch's source did not read the `same_rows`.
+    """
+    milestones: set[int] = set()
+    for text in map(str, config.checkpoint.milestones):
+        kind, _, value = text.rpartition(":")
+        if kind == "words" and not same_rows:
+            reason = f"{config.train.branch_from} read different rows, so words can't be counted across both runs"
+            raise InputError(f"config.checkpoint.milestones: {reason}; give them in steps.")
+        if kind == "words":
+            steps = _steps_of_words(task, parse_words(value))
+        else:
+            first, last = int(value), task.stages.steps if kind == "every" else int(value)
+            steps = list(range(first, max(first, last) + 1, first))
+        if max(steps) > task.stages.steps and not config.train.hours:
+            where = f"config.checkpoint.milestones: {text} is reached at step {max(steps):,}"
+            raise InputError(f"{where}, but the run ends after step {task.stages.steps:,}; remove it, or train longer.")
+        milestones.update(steps)
+    return milestones
+
+
+def _steps_of_words(task: Task, counts: range) -> list[int]:
+    """Returns the first step after which each number of words has been read, and prints them."""
+    words_per_row = task.words_per_row()
+    steps = [
+        bisect.bisect_left(range(sys.maxsize), words / words_per_row, key=task.stages.rows_read) for words in counts
+    ]
+    if cluster.is_primary():
+        reached = ", ".join(f"{words:,} at step {step:,}" for words, step in zip(counts, steps, strict=True))
+        print(f"milestones, at {words_per_row:,.1f} words per row: {reached}", file=sys.stderr, flush=True)
+    return steps

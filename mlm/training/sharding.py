@@ -107,10 +107,9 @@ def param_specs(params: Any, mesh: Mesh, rules: PartitionRules) -> dict[str, P]:
             num_shards = math.prod(mesh.shape[axis] for axis in axes)
             if size % num_shards:
                 raise InputError(f"config.mesh.{' x '.join(axes)} = {num_shards} does not divide the {size} of {name}.")
-    if unused := [rule[0] for rule in rules if rule not in used]:
-        raise InputError(
-            f"the model's partition_rules() name {unused[0]}, which no parameter matches; remove the rule."
-        )
+    if unused := [name for name, spec in rules if (name, spec) not in used]:
+        what = "which no parameter matches; remove the rule"
+        raise InputError(f"the model's partition_rules() name {unused[0]}, {what}.")
     return specs
 
 
@@ -171,9 +170,8 @@ def local_rows(mesh: Mesh | np.ndarray, rows: int, process: int | None = None) -
     process = jax.process_index() if process is None else process
     processes_SxT = processes_of(mesh) if isinstance(mesh, Mesh) else mesh
     blocks = _block_order(processes_SxT)[(processes_SxT == process).any(1)]
-    if (
-        np.diff(blocks) != 1
-    ).any():  # make_array_from_process_local_data fills a host's blocks in the order of the array
+    # make_array_from_process_local_data fills a host's blocks in the order of the array
+    if (np.diff(blocks) != 1).any():
         what = f"config.mesh.tensor = {processes_SxT.shape[1]} gives host {process} rows that are not consecutive"
         raise InputError(f"{what}; make it smaller, or a multiple of the devices of a host.")
     block = rows // len(processes_SxT)
@@ -198,9 +196,7 @@ def host_input(processes_SxT: np.ndarray, config: ConfigDict) -> dict[str, Any]:
     except InputError as error:
         return feeding | {"error": str(error)}
     lanes_per_host = feeding["rows_per_host"] * lanes / rows
-    if lanes_per_host >= 1:
-        lanes_per_host = int(lanes_per_host)
-    return feeding | {"lanes_per_host": lanes_per_host, "fed": True}
+    return feeding | {"lanes_per_host": int(lanes_per_host) if lanes_per_host >= 1 else lanes_per_host, "fed": True}
 
 
 def put_tree(tree: Any, shardings: Any) -> Any:

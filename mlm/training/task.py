@@ -4,7 +4,7 @@ Dimensions: B rows.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import flax.struct
 import jax
@@ -44,7 +44,7 @@ class TrainState(flax.struct.PyTreeNode):
         return self.params if self.ema is None else self.ema
 
 
-class Task:
+class Task(Protocol):
     """What a run trains: model, batches, loss and evaluation. Its subclasses stand in mlm/tasks/."""
 
     config: ConfigDict
@@ -61,7 +61,6 @@ class Task:
 
     def init_params(self, key: jax.Array) -> Params:
         """Returns random parameters."""
-        raise NotImplementedError
 
     def partition_rules(self) -> PartitionRules:
         """Returns how the parameters are split over the mesh."""
@@ -69,21 +68,17 @@ class Task:
 
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the columns of a global batch of `rows` rows."""
-        raise NotImplementedError
 
     def inputs(self, batch: Batch, position: jax.Array) -> Inputs:
         """Returns what the model and the loss read at a step of the schedules: for a language model, masked tokens."""
-        raise NotImplementedError
 
     def forward(
         self, params: Params, inputs: Inputs, rows_B: jax.Array, dropout_key: jax.Array
     ) -> tuple[jax.Array, dict[str, Any]]:
         """Returns the logits, and what modules `sow`; dropout depends on the key and on each row's number, `rows_B`."""
-        raise NotImplementedError
 
     def loss(self, logits: jax.Array, inputs: Inputs) -> RowSums:
         """Returns the loss, summed over each row, and its weight; divided once, later."""
-        raise NotImplementedError
 
     def metrics(self, logits: jax.Array, inputs: Inputs, intermediates: dict[str, Any]) -> dict[str, Mean]:
         """Returns further metrics to log, each a sum and a weight of every row, float32 [B]."""
@@ -91,15 +86,12 @@ class Task:
 
     def initial_state(self) -> TrainState:
         """Returns the state before the first step."""
-        raise NotImplementedError
 
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
         """Returns this host's rows of the batches after step `start`."""
-        raise NotImplementedError
 
     def evaluate(self, params: Params) -> dict[str, Any]:
         """Returns the scores of the validation split, "loss" among them; the same on every host."""
-        raise NotImplementedError
 
     def minimized_metric(self, scores: dict[str, Any]) -> float:
         """Returns the score that the best checkpoint minimizes."""
@@ -111,15 +103,12 @@ class Task:
 
     def tokens_read(self, step: int) -> float:
         """Returns the tokens that the steps up to `step` read, for the throughput."""
-        raise NotImplementedError
 
     def flops_per_token(self, length: int) -> float:
         """Returns the useful FLOPs of a step per token, for MFU, on rows of `length` tokens."""
-        raise NotImplementedError
 
     def useful_flops(self, step: int, share: float) -> float:
         """Returns the useful FLOPs of the run's own steps up to `step`; `share` is that of train.hours that is used."""
-        raise NotImplementedError
 
     def words_per_row(self) -> float:
         """Returns the words of training text in a row, for milestones."""

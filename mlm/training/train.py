@@ -26,7 +26,7 @@ from mlm.errors import InputError, NumericsError, PreemptedError
 from mlm.model.loss import Mean
 from mlm.model.module import Params
 from mlm.paths import write_text
-from mlm.training import milestones, resume, sharding
+from mlm.training import resume, sharding
 from mlm.training.budget import Budget
 from mlm.training.checkpoint import Checkpoints
 from mlm.training.metrics import Log
@@ -186,13 +186,12 @@ def split_rows(batch: Batch, length: int | None) -> Batch:
     return {**rows, "record_id": record_id, "epoch": jnp.repeat(batch["epoch"], parts)}
 
 
-def train(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, float]:
-    """Trains from the newest checkpoint, or that of train.branch_from, to the last step; returns the last scores."""
+def train(config: ConfigDict, workdir: Workdir, task: Task) -> None:
+    """Trains from the newest checkpoint, or that of train.branch_from, to the last step, if there are steps left."""
     start = resume.find_start(config, workdir, task)
-    steps_to_keep = milestones.find(config, task) | start.milestones
     if cluster.is_primary():
         write_text(workdir.config, config.to_json(indent=1) + "\n")
-    with Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep, milestones=steps_to_keep) as checkpoints:
+    with Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep, milestones=start.milestones) as checkpoints:
         state, total = start.restore(task), None if config.train.hours else task.stages.steps
         with (
             Log(workdir.root, config, start=start.step, steps=total, tokens_read=task.tokens_read) as log,
@@ -204,8 +203,8 @@ def train(config: ConfigDict, workdir: Workdir, task: Task) -> dict[str, float]:
             if config.train.hours:
                 budget = Budget(config.train.hours, start.replay, share=start.share, log=log)
             profile = Profile(config.log, workdir.root / "profile")
-            loop = Loop(task, workdir, checkpoints, steps_to_keep, log, budget, profile, start.meta)
-            return loop.run(start.step, state, stop)
+            loop = Loop(task, checkpoints, start.milestones, log, budget, profile, start.meta)
+            loop.run(start.step, state, stop)
 
 
 @dataclasses.dataclass
@@ -213,7 +212,6 @@ class Loop:
     """What the loop writes to; `run` is the loop."""
 
     task: Task
-    workdir: Workdir
     checkpoints: Checkpoints
     milestones: set[int]
     log: Log
@@ -221,11 +219,11 @@ class Loop:
     profile: Profile
     meta: dict[str, Any]  # of the checkpoints
 
-    def run(self, start: int, state: TrainState, stop: distributed.StopSignal) -> dict[str, float]:
-        """Runs the steps after `start`; returns the scores after the last, from the log if it was run before."""
+    def run(self, start: int, state: TrainState, stop: distributed.StopSignal) -> None:
+        """Runs the steps after `start`, if there are any."""
         task, config = self.task, self.task.config
         if self.is_done(start):
-            return self.logged_scores()
+            return
         batches, compiled = task.batches(start), set()
         metrics, pending, share = None, None, None  # `pending` metrics are read when the next step is dispatched
         for step in itertools.count(start + 1):
@@ -237,7 +235,10 @@ class Loop:
             if is_new and pending:
                 pending = self.read(*pending)
             cluster.progress("start" if is_new else "input", step)
-            batch = self.put_batch(next(batches), stage, share)
+            columns = next(batches)
+            if share is not None:
+                columns["share"] = np.full(len(columns["epoch"]), share, np.float32)
+            batch = sharding.put_batch(columns, task.mesh, stage.rows)
             cluster.progress("compile" if is_new else "step", step)
             distributed.compile_together(task.train_step, state, batch, stage.length)
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
@@ -262,29 +263,15 @@ class Loop:
             if is_last or stopped:
                 self.profile.end(state)
             if is_last:
-                break
+                return
             if stopped:
                 self.checkpoints.finish()
                 of = f"{task.stages.steps}" if share is None else f"{share:.1%} of train.hours"
                 raise PreemptedError(f"stopped after step {step} of {of}, and saved; run the same command to continue.")
-        return scores
 
     def is_done(self, step: int) -> bool:
         """Returns whether `step` is the last."""
         return self.budget.share >= 1 if self.budget else step >= self.task.stages.steps
-
-    def logged_scores(self) -> dict[str, float]:
-        """Returns the last scores of a run that is finished."""
-        if lines := logs.read(self.workdir.metrics, "eval"):
-            return lines[-1]
-        what = "the run is finished, but its evaluations are missing here"
-        raise InputError(f"{self.workdir.metrics}: {what}; restore the file, or use `evaluate`.")
-
-    def put_batch(self, columns: dict[str, np.ndarray], stage: Stage, share: float | None) -> Batch:
-        """Returns the global batch on the devices, from this host's rows of it."""
-        if share is not None:
-            columns["share"] = np.full(len(columns["epoch"]), share, np.float32)
-        return sharding.put_batch(columns, self.task.mesh, stage.rows)
 
     def restart_clock(self, step: int, stage: Stage, metrics: dict[str, jax.Array]) -> None:
         """Waits for a step that compiled, and leaves it out of the throughput."""
