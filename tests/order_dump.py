@@ -8,7 +8,7 @@ import numpy as np
 from mlm.data import batches, manifest
 from mlm.data.manifest import DatasetInfo
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import sharding
+from mlm.training import data_parallel, sharding
 from tests.fixtures import tiny_config
 from tests.interleaved import interleaved
 
@@ -26,7 +26,7 @@ def dump(options: dict[str, str], process: int) -> None:
     make_mesh = interleaved if options["interleaved"] == "True" else sharding.make_mesh
     run = Pretraining(config, DatasetInfo.from_manifest(shards), mesh=make_mesh(**config.mesh.to_dict()))
     rows = config.data.global_batch
-    logical = sharding.logical_rows(run.mesh, rows)
+    logical = data_parallel.logical_rows(run.mesh, rows)
     local = sharding.local_rows(run.mesh, rows)
     stream = batches.train_batches(
         shards, split="train", seed=3, global_batch=rows, lanes=4, start_row=int(options["start"]) * rows, rows=local

@@ -12,7 +12,7 @@ from mlm.data.manifest import DatasetInfo
 from mlm.model.loss import Mean
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import evaluation, sharding
+from mlm.training import data_parallel, evaluation, sharding
 from tests.fixtures import slow, tiny_config
 
 
@@ -44,8 +44,8 @@ def test_same_scores(reference, manifest, rows, devices):
 def test_rows_come_back_in_the_order_of_the_batch(monkeypatch):
     """The array holds them as `logical_rows` has it for hosts in the order 0, 1, 0, 1, ..."""
     mesh = sharding.make_mesh(data=4, fsdp=2, tensor=1)
-    monkeypatch.setattr(sharding, "processes_of", lambda mesh: np.arange(8)[:, None] % 2)
-    rows = sharding.logical_rows(mesh, 16)
+    monkeypatch.setattr(data_parallel, "processes_of", lambda mesh: np.arange(8)[:, None] % 2)
+    rows = data_parallel.logical_rows(mesh, 16)
     assert rows.tolist() == [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
     batches = ({"record_id": (16 * number + np.arange(16))[rows]} for number in range(3))
     shards = NamedSharding(mesh, P())
@@ -84,7 +84,8 @@ def test_standard_errors_are_those_of_a_plain_computation():
     assert "loss_se_draws" not in one and one["loss"] == pytest.approx(loss_D[0])
     influence_N = (loss_DxN[0] - loss_D[0] * weight_DxN[0]) / weight_DxN[0].sum()
     assert one["loss_se_records"] == pytest.approx((12 / 11 * (influence_N**2).sum()) ** 0.5, rel=1e-5)
-    mixed = evaluation.mean([0.75, 0.25], [found, found], [None, None])
+    mixed = evaluation.mean([0.75, 0.25], [found | {"rare": 1.0}, found], [None, None])  # one counted none
+    assert "rare" not in mixed
     assert mixed["loss_se_records"] == pytest.approx(found["loss_se_records"] * (0.75**2 + 0.25**2) ** 0.5)
 
 

@@ -14,7 +14,7 @@ from mlm import config as configs
 from mlm.data.order import lanes_of
 from mlm.errors import InputError
 from mlm.plan import topology
-from mlm.training import sharding
+from mlm.training import data_parallel, sharding
 
 SINGLE = ["v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x4", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"]
 SEVERAL = ["v2:4x4", "v3:4x4", "v4:2x2x4", "v4:2x4x4", "v5e:4x4", "v5e:4x8", "v5p:2x2x4", "v6e:4x4", "v6e:4x8"]
@@ -49,7 +49,7 @@ def jax_mesh(devices: list, shape: tuple[int, int, int]) -> Mesh:
 
 
 def host_input(config, mesh: Mesh) -> dict:
-    return sharding.host_input(sharding.processes_of(mesh), config)
+    return sharding.host_input(data_parallel.processes_of(mesh), config)
 
 
 def batch_config(rows: int, *, accumulate: int, lanes: int) -> ConfigDict:
@@ -65,7 +65,7 @@ def batch_config(rows: int, *, accumulate: int, lanes: int) -> ConfigDict:
 def assert_fed(mesh: Mesh, config) -> None:
     """The blocks that a host's devices hold are its rows of the batch, in their order: whole lanes or shares of one."""
     rows, lanes = config.data.global_batch, config.data.lanes
-    logical = sharding.logical_rows(mesh, rows)
+    logical = data_parallel.logical_rows(mesh, rows)
     assert logical.dtype == np.uint32
     held: dict[int, set[tuple[int, int]]] = {}
     for device, (index,) in NamedSharding(mesh, sharding.BATCH).devices_indices_map((rows,)).items():
@@ -114,16 +114,16 @@ def test_the_order_of_one_host_is_that_of_the_array():
     for name in SINGLE:
         for shape in shapes(len(devices_of(name))):
             mesh = mesh_of(devices_of(name), shape)
-            assert np.array_equal(sharding.logical_rows(mesh, 64), np.arange(64)), (name, shape)
+            assert np.array_equal(data_parallel.logical_rows(mesh, 64), np.arange(64)), (name, shape)
 
 
 def test_hosts_lie_between_one_another():
     """What makes the rows move: the order of the hosts along data in jax's mesh."""
-    hosts = sharding.processes_of(mesh_of(devices_of("v4:2x2x2"), (8, 1, 1)))[:, 0]
+    hosts = data_parallel.processes_of(mesh_of(devices_of("v4:2x2x2"), (8, 1, 1)))[:, 0]
     assert hosts.tolist() == [0, 1] * 4
     mesh = mesh_of(devices_of("v5e:4x4"), (16, 1, 1))
-    assert sharding.processes_of(mesh)[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 0, 2, 3, 3, 3, 3, 2, 2, 2, 0]
-    assert sharding.logical_rows(mesh, 16).tolist() == [0, 1, 4, 5, 6, 7, 2, 8, 12, 13, 14, 15, 9, 10, 11, 3]
+    assert data_parallel.processes_of(mesh)[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 0, 2, 3, 3, 3, 3, 2, 2, 2, 0]
+    assert data_parallel.logical_rows(mesh, 16).tolist() == [0, 1, 4, 5, 6, 7, 2, 8, 12, 13, 14, 15, 9, 10, 11, 3]
 
 
 @pytest.mark.parametrize("processes", [[[0, 1], [0, 2], [1, 1]], [[1, 1], [0, 1]]])
@@ -223,7 +223,7 @@ def test_a_tensor_group_stays_on_a_host_that_has_room_for_it(name, tensor, kept)
     devices = devices_of(name)
     shape = (len(devices) // tensor, 1, tensor)
     mesh = mesh_of(devices, shape)
-    processes_SxT = sharding.processes_of(mesh)
+    processes_SxT = data_parallel.processes_of(mesh)
     if tensor <= 4:
         assert (processes_SxT == processes_SxT[:, :1]).all()
     assert np.array_equal(mesh.devices, jax_mesh(devices, shape).devices) == kept

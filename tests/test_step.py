@@ -12,7 +12,7 @@ from mlm.errors import InputError
 from mlm.model.loss import Mean
 from mlm.plan import hlo
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import sharding
+from mlm.training import data_parallel, sharding
 from tests.fixtures import INFO, random_batch, shared_run, slow, tiny_config, tiny_run
 
 
@@ -89,7 +89,7 @@ def test_accumulation_equals_the_large_batch(accumulate, rate):
 
 def test_microbatches_are_rows_of_every_device():
     """A microbatch made of a contiguous block would leave most devices idle or move rows between them."""
-    rows = sharding.microbatches(jnp.arange(16), 2)
+    rows = data_parallel.microbatches(jnp.arange(16), 2)
     assert rows.tolist() == [list(range(0, 16, 2)), list(range(1, 16, 2))]
 
 
@@ -260,9 +260,9 @@ def test_dropout_follows_the_rows_where_hosts_interleave(monkeypatch, change, me
     settings = ("model.hidden_dropout=0.1", "data.global_batch=32", "optimizer.b1=0", change)
     batch, found = random_batch(32), []
     for processes in (np.zeros((8, 1), int), np.arange(8)[:, None] % 2):
-        monkeypatch.setattr(sharding, "processes_of", lambda mesh, processes=processes: processes)
+        monkeypatch.setattr(data_parallel, "processes_of", lambda mesh, processes=processes: processes)
         run = tiny_run(*settings, mesh=mesh)
-        rows = sharding.logical_rows(run.mesh, 32)
+        rows = data_parallel.logical_rows(run.mesh, 32)
         assert (rows[4] == 16) == processes.any()
         moved = {name: column[rows] for name, column in batch.items()}
         length = run.stages.stage_at(1).length

@@ -114,13 +114,13 @@ def mesh(case: Case) -> list[Finding]:
 
     from mlm.plan import tables, topology
     from mlm.plan.compile import make_mesh
-    from mlm.training import sharding
+    from mlm.training import data_parallel, sharding
 
     axes, where = case.config.mesh, case.topology or "--hosts, --devices"
     try:
         if case.topology:
             planned = make_mesh(case.config, topology.find(case.topology, case.slices))
-            (data, fsdp, tensor), processes_SxT = planned.shape.values(), sharding.processes_of(planned)
+            (data, fsdp, tensor), processes_SxT = planned.shape.values(), data_parallel.processes_of(planned)
         else:
             hosts = case.hosts or jax.process_count()
             devices = case.devices or jax.local_device_count() * hosts

@@ -21,7 +21,7 @@ from mlm.plan import cost_model, hlo, topology
 from mlm.plan.compile import MakeTask, Program, compile_step, make_mesh
 from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import optimizer, sharding
+from mlm.training import data_parallel, optimizer, sharding
 
 OPERATIONS = 20  # shown
 MAX_TRIALS = 5  # batches compiled to find one that fits
@@ -80,7 +80,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "slices": place.slices,
         "chips": place.chips,
         "devices": len(place.devices),
-        "hosts": sharding.host_input(sharding.processes_of(mesh), config),
+        "hosts": sharding.host_input(data_parallel.processes_of(mesh), config),
         "mesh": dict(mesh.shape),
         "length": short if kind == "short" else job.info.length,
         "global_batch": config.data.global_batch,

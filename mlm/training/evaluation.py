@@ -18,7 +18,8 @@ from mlm.model.loss import Mean, prediction_scores, sum_rows
 from mlm.model.masking import Masked, TokenMasking
 from mlm.model.module import Model, Params, segment_and_position_ids
 from mlm.training import breakdown
-from mlm.training.sharding import BATCH, logical_rows, put_batch
+from mlm.training.data_parallel import logical_rows
+from mlm.training.sharding import BATCH, put_batch
 from mlm.training.task import Batch
 
 EvalStep = Callable[[Any, dict[str, jax.Array]], Any]  # (params, batch) -> a tree of arrays [B, ...]
@@ -140,8 +141,8 @@ def mean(
     if len(scores) == 1:
         return scores[0]
     ratio = None if None in tokens_per_byte else 1 / weighted(1 / ratio for ratio in tokens_per_byte)
-    names = ["loss", "accuracy", *(name for name in scores[0] if name not in DERIVED)]
-    means = {name: weighted(folder[name] for folder in scores) for name in dict.fromkeys(names)}
+    names = [name for name in scores[0] if name not in DERIVED and all(name in folder for folder in scores)]
+    means = {name: weighted(folder[name] for folder in scores) for name in names}
     predictions = sum(folder["predictions"] for folder in scores)
     joined = _scores(means["loss"], means["accuracy"], predictions, ratio) | means
     for key in ("loss_se_draws", "loss_se_records"):  # the errors of several folders are independent

@@ -85,8 +85,11 @@ class Log(AbstractContextManager):
 
     def train(self, step: int, metrics: dict[str, Any]) -> None:
         """Logs the metrics of a step, for which it waits, and the throughput since the last logged step."""
-        values = _counted({name: value.item() for name, value in jax.device_get(metrics).items()})
+        values = {name: value.item() for name, value in jax.device_get(metrics).items()}
         del values["consecutive_nonfinite"]
+        for name in logs.own_metrics([values]):
+            if math.isnan(values[name]):  # 0 / 0: nothing was counted
+                del values[name]
         seconds, before, read = time.monotonic() - self._clock, self._clock_step, self._tokens_read
         self.restart_clock(step)
         self._line("train", step, values)
@@ -112,7 +115,6 @@ class Log(AbstractContextManager):
 
     def evaluation(self, step: int, scores: dict[str, Any]) -> None:
         """Logs the scores of an evaluation."""
-        scores = _counted(scores)
         self._line("eval", step, scores)
         self.flush()
         for set_name, values in logs.by_set(scores).items():
@@ -144,12 +146,6 @@ class Log(AbstractContextManager):
         if self._writes:
             for log in (self._metrics, self._timing, *self.hooks):
                 log.flush()
-
-
-def _counted(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values without the metrics of `Task.metrics` whose weight was 0: 0 / 0 is NaN."""
-    empty = [name for name, value in values.items() if isinstance(value, float) and math.isnan(value)]
-    return {k: v for k, v in values.items() if k not in empty or k.rpartition("/")[2] in logs.STANDARD}
 
 
 def _own_metrics(values: dict[str, Any]) -> list[str]:

@@ -26,7 +26,7 @@ from mlm.errors import InputError, NumericsError, PreemptedError
 from mlm.model.loss import Mean
 from mlm.model.module import Params
 from mlm.paths import write_text
-from mlm.training import resume, sharding
+from mlm.training import data_parallel, resume, sharding
 from mlm.training.budget import Budget
 from mlm.training.checkpoint import Checkpoints
 from mlm.training.metrics import Log
@@ -103,19 +103,19 @@ def make_gradient(task: Task) -> Callable[..., tuple[Params, dict[str, Mean]]]:
             part = gradient(params, inputs, rows_B * accumulate + index, key)
             return jax.tree.map(jnp.add, total, part), None
 
-        micro = jax.tree.map(lambda x: sharding.microbatches(x, accumulate), inputs)
+        micro = jax.tree.map(lambda x: data_parallel.microbatches(x, accumulate), inputs)
         shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], micro), rows_B, key)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         return jax.lax.scan(add, zero, (jnp.arange(accumulate, dtype=jnp.uint32), micro))[0]
 
     matrix_dtype = config.model.dtype if accumulate == 1 else "float32"
-    over_devices = sharding.sum_over_data(gradient_sum, mesh, matrix_dtype=matrix_dtype)
+    over_devices = data_parallel.sum_over_data(gradient_sum, mesh, matrix_dtype=matrix_dtype)
 
     def mean_gradient(
         params: Params, batch: Batch, step: jax.Array, position: jax.Array | None = None
     ) -> tuple[Params, dict[str, Mean]]:
         inputs = task.inputs(batch, step if position is None else position)
-        rows_B = sharding.row_numbers(mesh, len(jax.tree.leaves(inputs)[0]) // accumulate)
+        rows_B = data_parallel.row_numbers(mesh, len(jax.tree.leaves(inputs)[0]) // accumulate)
         key = jax.random.fold_in(jax.random.key(config.train.seed), step)
         grads, sums = over_devices(params, inputs, rows_B, key)
         return jax.tree.map(lambda g: g / jnp.maximum(sums["loss"].weight, 1), grads), sums
