@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import sys
 from typing import Any
 
 from ml_collections import ConfigDict
