@@ -24,7 +24,8 @@ from mlm.training import sharding, train
 from mlm.workdir import Workdir
 
 DEVICES, STEPS, ROWS, LENGTH, VOCABULARY, SHARDS = 8, 4, 16, 32, 500, 8
-SMALL = {  # what differs from the config that is tested
+# What differs from the config that is tested: these keys, and the GROUPS, which are those of configs/base.py.
+SMALL = {
     "model.hidden_size": 32,
     "model.layers": 2,
     "model.heads": 2,
@@ -35,29 +36,15 @@ SMALL = {  # what differs from the config that is tested
     "shards.dir": "",
     "data.global_batch": ROWS,
     "data.lanes": SHARDS,
-    "data.batch_stages": (),
-    "data.skip_batches": (),
-    "data.mixture": (),
-    "data.short_length": 0,
     "schedule.warmup_steps": 0,
     "train.steps": STEPS,
-    "train.epochs": 0.0,
-    "train.hours": 0.0,
-    "train.replay": "",
-    "train.init_from": "",
-    "train.init_tiled": False,
-    "train.branch_from": "",
-    "train.accumulate": 1,
     "evaluate.every": 0,
     "evaluate.batch": ROWS,
-    "evaluate.sets": (),
     "checkpoint.every": STEPS // 2,
-    "checkpoint.milestones": (),
     "log.every": 1,
     "log.tensorboard": False,
-    "log.wandb": "",
-    "log.profile_start": 0,
 }
+GROUPS = ("data", "train", "evaluate", "checkpoint", "log")
 ROUNDING = 1e-4  # relative, of a metric in float32
 
 
@@ -80,7 +67,10 @@ def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapp
       changes: config values, {"group.key": value}, that SMALL must not have, such as another number of layers.
     """
     use_cpu_devices(DEVICES)
-    config = configs.replace(config, SMALL | dict(changes or {}))
+    base = configs.flatten(configs.load(str(configs.BASE), []))
+    groups = {key: value for key, value in base.items() if key.partition(".")[0] in GROUPS}
+    groups["data.isolate_documents"] = config.data.isolate_documents
+    config = configs.replace(config, groups | SMALL | dict(changes or {}))
     with tempfile.TemporaryDirectory(prefix="mlm-test-") as folder:
         manifest = write_shards(Path(folder, "shards"), vocab_size=VOCABULARY, length=config.shards.length)
 
