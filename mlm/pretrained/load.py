@@ -227,6 +227,11 @@ def _zeros_of(file: str) -> dict[str, np.ndarray]:
         return {name: np.broadcast_to(np.float32(0), tensors.get_slice(name).get_shape()) for name in names}
 
 
+def shapes_of(params: Params) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of parameters by name."""
+    return {name: leaf.shape for name, leaf in flatten_dict(params, sep="/").items()}
+
+
 def _check_params(pretrained: Pretrained, head: str | None, where: str) -> None:
     """Raises InputError for the first parameter of the body and of `head` that is not as the config has it."""
     config, family = pretrained.config, pretrained.family
@@ -243,9 +248,7 @@ def _check_params(pretrained: Pretrained, head: str | None, where: str) -> None:
         config_params = jax.eval_shape(lambda: module.init_params(jax.random.key(0)))
         if not head:
             config_params = {name: config_params[name] for name in params}
-        expected, actual = (
-            {name: leaf.shape for name, leaf in flatten_dict(tree, sep="/").items()} for tree in (config_params, params)
-        )
+        expected, actual = shapes_of(config_params), shapes_of(params)
         differences = [
             f"{name} is {actual.get(name)} where config.json asks for {expected.get(name)}"
             for name in sorted(expected.keys() | actual.keys())

@@ -66,7 +66,7 @@ def is_classifier(model: str | Workdir) -> bool:
 def milestones(workdir: Workdir) -> list[int]:
     """Returns the steps whose checkpoints are kept for good."""
     metas = _metadata_of_steps(workdir.root)
-    return sorted(metas.keys() & {step for meta in metas.values() for step in meta.get("milestones", ())})
+    return sorted(metas.keys() & {step for meta in metas.values() for step in meta["milestones"]})
 
 
 def describe_branch(meta: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from mlm.model.families import BERT, SIZES, Family, name_of
 from mlm.model.module import Params
 from mlm.paths import UPath
 from mlm.pretrained import load, locate
-from mlm.pretrained.load import Pretrained
+from mlm.pretrained.load import Pretrained, shapes_of
 from mlm.pretrained.model_config import longest_row
 
 POSITIONS, TYPES = "embeddings/position_embeddings/embedding", "embeddings/token_type_embeddings/embedding"
@@ -43,11 +43,6 @@ def read_source(train: ConfigDict, config: PretrainedConfig, params: Params) -> 
     if train.init_tiled:
         source, lines = tile(source, config, shapes_of(params))
     return source, lines + rotary_changes(source, config)
-
-
-def shapes_of(params: Params) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of parameters by name."""
-    return {name: leaf.shape for name, leaf in flatten_dict(params, sep="/").items()}
 
 
 def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled: bool = False) -> None:
