@@ -1,10 +1,8 @@
 """A corpus as an ordered list of parts, which are listed without being read, and the documents of each part."""
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
@@ -12,9 +10,9 @@ from typing import Any, NamedTuple, Self
 from ml_collections import ConfigDict
 
 from mlm.cluster.engine import Engine
-from mlm.data import results, sources
+from mlm.data import data_sets, results, sources
 from mlm.errors import InputError
-from mlm.paths import UPath, os_errors
+from mlm.paths import UPath
 
 
 class Part(NamedTuple):
@@ -42,8 +40,8 @@ class Corpus:
     max_documents: int
     keep_out: tuple[str, ...]
     near_duplicates: float
-    test_fraction: float = 0.0
-    test_groups: tuple[str, ...] = ()
+    test_fraction: float
+    test_groups: tuple[str, ...]
     key: str = "sources"  # of config.corpus that names `sources`
 
     @classmethod
@@ -53,25 +51,26 @@ class Corpus:
 
     def kept_out(self) -> Self:
         """Returns the corpus of the texts to keep out."""
-        by_document = dataclasses.replace(self, weights=(), group=sources.DOCUMENT, max_documents=0)
-        return dataclasses.replace(by_document, sources=self.keep_out, key="keep_out", keep_out=())
+        return dataclasses.replace(
+            self, sources=self.keep_out, key="keep_out", keep_out=(), group=sources.DOCUMENT, max_documents=0
+        )
 
     def parts(self) -> list[Part]:
         """Lists the parts of all sources, none of them read; raises InputError for a source that isn't there.
 
         The sources' own test splits come first, so that of equal documents theirs stays; the others are in order.
         """
-        all_parts, data_sets, roles = [], {}, defaultdict(set)
+        all_parts, names, roles = [], {}, defaultdict(set)
         for source in dict.fromkeys(self.sources):
-            with self._readable(source):
+            with data_sets.readable(source, f"config.corpus.{self.key}"):
                 kind = self._kind(source)
                 parts = [Part(source, *part) for part in kind.parts()]
             if not parts:
                 raise self.without_text(source)
-            data_sets[source] = type(kind), kind.name
-            roles[data_sets[source]] |= {part.split for part in parts}
+            names[source] = type(kind), kind.name
+            roles[names[source]] |= {part.split for part in parts}
             all_parts += parts
-        all_parts = [self._with_cut(part, roles[data_sets[part.source]]) for part in all_parts]
+        all_parts = [self._with_cut(part, roles[names[part.source]]) for part in all_parts]
         if self.key == "sources" and not any(part.split in ("", "train") for part in all_parts):
             raise InputError(f"config.corpus.sources: {', '.join(self.sources)} holds no split to train on; add one.")
         return sorted(all_parts, key=lambda part: part.split != "test")
@@ -86,10 +85,10 @@ class Corpus:
 
     def check(self, source: str) -> None:
         """Raises InputError if a source isn't there, or its first row can't be read or lacks a column."""
-        with self._readable(source):
-            has_text = self._kind(source).check()
-        if not has_text:
-            raise self.without_text(source)
+        with data_sets.readable(source, f"config.corpus.{self.key}"):
+            if self._kind(source).check():
+                return
+        raise self.without_text(source)
 
     def without_text(self, source: str) -> InputError:
         """Returns the error of a source without documents."""
@@ -125,7 +124,7 @@ class Corpus:
         if kind.slow and kept.is_file():
             yield from itertools.starmap(sources.Document, results.load_json(kept))
             return
-        with self._readable(part.source):
+        with data_sets.readable(part.source, f"config.corpus.{self.key}"):
             documents = (document for document in kind.read(part.where) if document.text.strip())
             if kind.slow and keep:
                 documents = list(documents)
@@ -135,16 +134,6 @@ class Corpus:
     def _kind(self, source: str) -> sources.Kind:
         name, _, rest = source.partition(":")
         return sources.KINDS[name](rest, field=self.field, group=self.group, streaming=self.streaming)
-
-    @contextlib.contextmanager
-    def _readable(self, source: str) -> Iterator[None]:
-        """Turns what a reader raises into an InputError that names the source."""
-        try:
-            with os_errors():
-                yield
-        except (OSError, ValueError, KeyError, ImportError, EOFError, zlib.error) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError(f"config.corpus.{self.key}: {source} can't be read: {reason}") from error
 
     def split_of(self, part: Part, group: str, number: int) -> str:
         """Returns the split of a document: its source's, or its group's; `number` is the text's hash."""

@@ -7,12 +7,14 @@ import contextlib
 import functools
 import re
 import traceback
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 from unittest import mock
 
 from mlm.data import batches
-from mlm.paths import UPath, children
+from mlm.errors import InputError
+from mlm.paths import UPath, children, os_errors
 from mlm.workdir import NO_LOCKS
 
 # Words in the names of held-out splits, such as test_matched, testA and dev; much as `datasets` reads names of files.
@@ -30,6 +32,17 @@ class Rows(NamedTuple):
     start: int
     stop: int
     role: str  # "train", "validation" or "test"
+
+
+@contextlib.contextmanager
+def readable(source: str, key: str) -> Iterator[None]:
+    """Turns what a reader raises into an InputError that names the key of the config and the source."""
+    try:
+        with os_errors():
+            yield
+    except (OSError, ValueError, KeyError, ImportError, EOFError, zlib.error) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{key}: {source} can't be read: {reason[:400].rstrip('.')}.") from error
 
 
 def named_split(rest: str) -> tuple[str, str]:
@@ -183,16 +196,14 @@ def _builder(name: str, *, prepare: bool = True) -> Any:
         return tfds.builder_from_directory(str(prepared))
     if re.match(r"[/.~]|\w+://", name):
         raise ValueError(_reason_not_prepared(folder))
-    parsed, options = tfds.core.naming.parse_builder_name_kwargs(name)
-    if parsed.namespace:
+    if tfds.core.naming.parse_builder_name_kwargs(name)[0].namespace:
         raise ValueError(f"the code of {name} would be downloaded and run; prepare it yourself, and name its folder")
     try:
         builder = tfds.builder(name)
     except tfds.core.DatasetNotFoundError as error:
         root = UPath(tfds.core.constants.DATA_DIR).expanduser()
-        folder = folder if folder.is_dir() else root / parsed.name / str(options.get("config") or "")
-        reason = _reason_not_prepared(folder)
-        raise ValueError(f"{name} is not in TensorFlow Datasets or {root} (TFDS_DATA_DIR), and {reason}") from error
+        where = f"TensorFlow Datasets or {root} (TFDS_DATA_DIR)"
+        raise ValueError(f"{name} is not in {where}, and {_reason_not_prepared(folder)}") from error
     if prepare:
         builder.download_and_prepare()
     return builder
@@ -215,11 +226,8 @@ def _prepared_folder(name: str) -> tuple[UPath, UPath | None]:
 def _reason_not_prepared(folder: UPath) -> str:
     if not folder.is_dir():
         return f"there is no folder {folder}"
-    unfinished = next((path for path in [folder, *children(folder)] if "incomplete" in path.name), None)
-    if unfinished is not None:
-        return f"{unfinished} was not prepared to its end; prepare the data set again"
     names = ", ".join(path.name for path in children(folder)[:LISTED]) or "nothing"
-    return f"{folder} holds no prepared data set (no dataset_info.json, but {names})"
+    return f"{folder} holds no data set that was prepared to its end (no dataset_info.json, but {names})"
 
 
 @contextlib.contextmanager

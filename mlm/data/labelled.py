@@ -68,7 +68,7 @@ def check(source: str, columns: Columns, *, split: str, require_labels: bool = T
     kind, _, rest = source.partition(":")
     key = key or f"config.classify.{split}"
     if kind in ("hf", "tfds"):
-        with _readable(source, key):
+        with data_sets.readable(source, key):
             name, named_split = data_sets.named_split(rest)
             required = (*columns.text, columns.label) if require_labels else columns.text
             data_sets.check_first_row(kind, name, named_split or split, required)
@@ -77,16 +77,6 @@ def check(source: str, columns: Columns, *, split: str, require_labels: bool = T
         read(source, columns, split=split, require_labels=require_labels, key=key, limit=1)
     except InputError as error:
         raise InputError(str(error) if key in str(error) else f"{key}: {error}") from None
-
-
-@contextlib.contextmanager
-def _readable(source: str, key: str) -> Iterator[None]:
-    """Turns what a reader raises into an InputError that names the key and the source."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        message = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{key}: {source} can't be read: {message[:400].rstrip('.')}.") from error
 
 
 def read(
@@ -106,7 +96,7 @@ def read(
     reader, _, rest = source.partition(":")
     key, by_word = key or f"config.classify.{split}", columns.kind == "tokens"
     texts, labels, places = [], [], []
-    with _readable(source, key):
+    with data_sets.readable(source, key):
         required = (*columns.text, columns.label) if require_labels else columns.text
         names, rows = READERS[reader](rest, split, required, columns.label)
         no_label = "nan" if columns.kind == "regression" else "-1"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mlm.config_rules import lanes_of_shares
-from mlm.data.manifest import SPLITS, Manifest, Shard, Split
+from mlm.data.manifest import SPLITS, Manifest, Split
 from mlm.data.order import Lane
 from mlm.errors import InputError
 from mlm.paths import distinct_parts
@@ -95,16 +95,6 @@ def paths(manifest: Manifest, split: str) -> list[str]:
     """Returns the files of a split, in order."""
     folders = [part.manifest for part in parts(manifest)]
     return [f"{folder.folder}/{shard.file}" for folder in folders for shard in folder.splits[split].shards]
-
-
-def locate(manifest: Manifest, split: str, record: int) -> tuple[Manifest, Shard, int]:
-    """Returns the folder and the shard that hold a record, and its row there."""
-    for _, _, folder in parts(manifest):
-        for shard in folder.splits[split].shards:
-            if record < shard.records:
-                return folder, shard, record
-            record -= shard.records
-    raise IndexError(record)
 
 
 def lanes(manifest: Manifest, split: str, *, seed: int, lanes: int) -> list[Lane]:

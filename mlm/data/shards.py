@@ -197,27 +197,26 @@ class _Job:
     def _check_fractions(self) -> None:
         """Raises InputError if whole groups make a held-out split of another size than its fraction in the config."""
         for split in self.splits[1:]:
+            asked, groups = getattr(self.corpus, f"{split}_fraction"), set(getattr(self.corpus, f"{split}_groups"))
             is_cut = np.array([split in part.cut for part in self.parts], bool)[self.part_of_block]
             sizes = np.bincount(self.blocks["split"][is_cut], self.blocks["bytes"][is_cut], len(SPLITS))
-            self._check_fraction(split, sizes[SPLITS.index(split)] / max(1, sizes.sum()), empty=not sizes.any())
-
-    def _check_fraction(self, split: str, fraction: float, *, empty: bool) -> None:
-        asked, groups = getattr(self.corpus, f"{split}_fraction"), set(getattr(self.corpus, f"{split}_groups"))
-        fits = empty or asked / 2 <= fraction <= 2 * asked or (split == "test" and not asked)
-        if fits and not groups:
-            return
-        size_of_group = Counter()
-        for sizes_in_part in results.at_once(results.load_json, (self.tasks / f"{key}.groups" for key in self.maps)):
-            size_of_group.update(sizes_in_part)
-        if size_of_group and (missing := sorted(groups - size_of_group.keys())):
-            fix = f"name others, or set it to () to choose them by hash. The largest: {_shown(size_of_group)}"
-            raise InputError(f"config.corpus.{split}_groups: the corpus has no group {missing[0]!r}; {fix}.")
-        if size_of_group and not fits:
-            raise InputError(
-                f"config.corpus.{split}_fraction = {asked:g}: whole groups (corpus.group) make it {fraction:.4f}; name "
-                f"groups in corpus.{split}_groups that hold between half and twice that fraction of the text. "
-                f"The largest: {_shown(size_of_group)}."
-            )
+            fraction = sizes[SPLITS.index(split)] / max(1, sizes.sum())
+            fits = not sizes.any() or asked / 2 <= fraction <= 2 * asked or (split == "test" and not asked)
+            if fits and not groups:
+                continue
+            size_of_group = Counter()
+            files = (self.tasks / f"{key}.groups" for key in self.maps)
+            for sizes_in_part in results.at_once(results.load_json, files):
+                size_of_group.update(sizes_in_part)
+            if size_of_group and (missing := sorted(groups - size_of_group.keys())):
+                fix = f"name others, or set it to () to choose them by hash. The largest: {_shown(size_of_group)}"
+                raise InputError(f"config.corpus.{split}_groups: the corpus has no group {missing[0]!r}; {fix}.")
+            if size_of_group and not fits:
+                raise InputError(
+                    f"config.corpus.{split}_fraction = {asked:g}: whole groups (corpus.group) make it {fraction:.4f}; "
+                    f"name groups in corpus.{split}_groups that hold between half and twice that fraction of the text. "
+                    f"The largest: {_shown(size_of_group)}."
+                )
 
     def _deal(self, split: str) -> list[np.ndarray]:
         """Returns the indices of the blocks of each shard of a split, at least a row of tokens in each.
@@ -282,5 +281,4 @@ class _Job:
 
 def _shown(groups: Counter) -> str:
     """Returns the largest groups and their sizes, for a message."""
-    largest = ", ".join(f"{group} {size / 1e6:.2f} MB" for group, size in groups.most_common(LISTED))
-    return f"{largest} and {len(groups) - LISTED} more" if len(groups) > LISTED else largest
+    return ", ".join(f"{group} {size / 1e6:.2f} MB" for group, size in groups.most_common(LISTED))

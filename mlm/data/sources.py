@@ -68,24 +68,20 @@ class Kind:
         for name in self.columns:
             if name not in row:
                 raise ValueError(f"has no field {name!r}")
-            values.append(_text(row[name]))
-            if not is_text(values[-1]):
+            value = "" if row[name] is None else row[name]
+            value = value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+            if not is_text(value):
                 raise ValueError(f"the field {name!r} is not a string of valid Unicode")
+            values.append(value)
         return Document(values[0], values[1] if self.columns[1:] else group)
 
     def from_rows(self, rows: Iterable[dict[str, Any]], place: str, first: int = 0) -> Iterator[Document]:
         """Yields the documents of a library's rows, of which `first` come before."""
         for number, row in enumerate(rows, first + 1):
             try:
-                document = self.from_row(row)
+                yield self.from_row(row)
             except ValueError as error:
                 raise ValueError(f"{place}, row {number}: {error}") from None
-            yield document
-
-
-def _text(value: Any) -> Any:
-    value = "" if value is None else value
-    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
 
 
 class _Docstrings(Kind):
@@ -149,9 +145,9 @@ class _Lines(Kind):
 class _JsonLines(_Lines):
     fields = True
 
-    def __init__(self, rest: str, *, field: str, group: str, streaming: bool):
+    def __init__(self, rest: str, *, field: str, **settings: Any):
         pattern, name = split_field(rest)
-        super().__init__(pattern, field=name or field, group=group, streaming=streaming)
+        super().__init__(pattern, field=name or field, **settings)
 
     def from_line(self, line: str, group: str) -> Document:
         if not line.strip():
@@ -162,8 +158,8 @@ class _JsonLines(_Lines):
 class _DataSet(Kind):
     """A data set with splits of its own, or one of them."""
 
-    def __init__(self, rest: str, *, field: str, group: str, streaming: bool):
-        super().__init__(rest, field=field, group=group, streaming=streaming)
+    def __init__(self, rest: str, **settings: Any):
+        super().__init__(rest, **settings)
         self.name, self.split = data_sets.named_split(rest)
 
 

@@ -139,11 +139,14 @@ def find_documents(manifest: Manifest, split: str, record: int) -> list[Document
     total = manifest.splits[split].records
     if not 0 <= record < total:
         raise InputError(f"record {record}: the {split} split has the records 0 to {total - 1}.")
-    manifest, shard, row = mixture.locate(manifest, split, record)
-    first = row * manifest.length
-    with _readable(manifest):
-        table, parts = _table(manifest, shard.file), _parts(manifest)
-        begin, end = np.searchsorted(table["start"], [first, first + manifest.length - 1], side="right")
+    shards = [(folder, shard) for _, _, folder in mixture.parts(manifest) for shard in folder.splits[split].shards]
+    stops = np.cumsum([shard.records for _, shard in shards])
+    index = np.searchsorted(stops, record, side="right")
+    folder, shard = shards[index]
+    first = (record - stops[index] + shard.records) * folder.length
+    with _readable(folder):
+        table, parts = _table(folder, shard.file), _parts(folder)
+        begin, end = np.searchsorted(table["start"], [first, first + folder.length - 1], side="right")
         return [DocumentPlace(*map(str, parts[part]), place) for _, part, place in table[begin - 1 : end].tolist()]
 
 
