@@ -207,7 +207,7 @@ def test_a_manifest_changed_at_random_is_refused_or_read_as_it_stands(copied):
         (("splits", "train", "unigram_entropy"), float("nan"), "unigram_entropy is NaN"),
         (("source",), "\ud800", "source is"),
         (("\x1b[2J",), 1, r'"\\u001b\[2J" is not a field of a manifest'),
-        (("format",), True, "format is missing, or is not the number 2"),
+        (("format",), True, "format is true, but must be the number 2"),
     ],
 )
 def test_the_sentence_names_the_field_and_what_it_must_be(copied, place, value, words):

@@ -265,7 +265,7 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
 
 def fingerprints(manifest: Manifest) -> tuple[str, str]:
     """Returns the fingerprints of shards, held-out ones included, and tokenizer: the same on every host of a run."""
-    sets = [held_out.fingerprint for held_out in mixture.sets(manifest).values()]
+    sets = [held_out.fingerprint for held_out in manifest.sets.values()]
     tests = [manifest.fingerprint_of("test")] if "test" in manifest.splits else []
     return " ".join([manifest.fingerprint, *sets, *tests]), manifest.tokenizer_fingerprint
 

@@ -5,14 +5,14 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from mlm import logs
 from mlm.config_rules import FLAG, FROM_ZERO, Rule, matching, whole
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, inside, is_remote, sizes
+from mlm.paths import UPath, is_remote, sizes
 from mlm.text import is_text
 from mlm.workdir import work_folder
 
@@ -69,6 +69,8 @@ class Manifest:
     source: str  # the corpus, for a person
     splits: dict[str, Split]
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)  # some documents, and why
+    parts: tuple[Any, ...] = ()  # of a mixture: its folders, as mixture.Part; such a manifest is in no file
+    sets: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # manifests that are scored by name
 
     @property
     def fingerprint(self) -> str:
@@ -77,16 +79,18 @@ class Manifest:
 
     def fingerprint_of(self, split: str) -> str:
         """Returns the SHA-256 of what decides the scores of a split: the test split's own files, or all others."""
+        if self.parts:  # the fingerprints of the folders and their shares, in order
+            content = [(part.manifest.fingerprint_of(split), round(part.share, 6)) for part in self.parts]
+            return content[0][0] if len(content) == 1 else hashlib.sha256(json.dumps(content).encode()).hexdigest()
         header = [self.length, self.vocab_size, self.special_ids, self.all_special_ids]
-        names = [name for name in self.splits if (name == "test") == (split == "test")]
-        files = {name: [dataclasses.astuple(s) for s in self.splits[name].shards] for name in names}
+        decisive = {name: self.splits[name].shards for name in self.splits if (name == "test") == (split == "test")}
+        files = {name: [dataclasses.astuple(shard) for shard in shards] for name, shards in decisive.items()}
         return hashlib.sha256(json.dumps([header, files], sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
         """Returns the text of manifest.json."""
-        content = {"format": FORMAT, **dataclasses.asdict(self)}
-        del content["folder"]
-        return json.dumps(content, indent=1)
+        content = {"format": FORMAT} | dataclasses.asdict(self)
+        return json.dumps({key: content[key] for key in content if key not in ("folder", "parts", "sets")}, indent=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,15 +128,14 @@ def read_manifest(folder: str) -> Manifest | None:
     content = logs.read_object(file)
     if not content and not file.is_file():
         return None
-    version = content.pop("format", None)
+    version = content.get("format")
     if type(version) is int and version != FORMAT:
         raise InputError(f"{file}: has format {str(version)[:9]}, this code reads {FORMAT}; write the shards again.")
     try:
-        if type(version) is not int:
-            raise ValueError(f"format is missing, or is not the number {FORMAT}")
         _check_content(content)
     except ValueError as error:
         raise DamageError(f"{file}: {error}; put a good copy in its place, or write the shards again.") from None
+    del content["format"]
     splits = {}
     for name, split in content.pop("splits").items():
         shards = [Shard(file["file"], file["records"], file["bytes"], file["sha256"]) for file in split.pop("shards")]
@@ -200,10 +203,7 @@ def verify(manifest: Manifest, *, deep: bool) -> None:
 
 def _damage(root: UPath, shard: Shard, size: int | None, deep: bool) -> str | None:
     """Returns what is wrong with a shard whose file has `size` bytes; None if nothing is."""
-    try:
-        path = inside(root, shard.file)
-    except ValueError as error:
-        return f"{root / NAME}: {error}"
+    path = root / shard.file
     if size is None:
         return f"{path}: is missing"
     if size != shard.bytes:
@@ -240,11 +240,12 @@ SPLIT: Schema = {
 
 
 def _check_content(content: dict[str, Any]) -> None:
-    """Raises ValueError with what is wrong in the content of a manifest.json, its "format" left out."""
+    """Raises ValueError with what is wrong in the content of a manifest.json."""
     size, splits = content.get("vocab_size"), content.get("splits")
     names = SPLITS if isinstance(splits, dict) and "test" in splits else SPLITS[:2]
     token_id = whole(0, size, f"to {size - 1}") if type(size) is int else COUNT
     schema = {
+        "format": (lambda value: type(value) is int, f"the number {FORMAT}"),
         "length": SIZE,
         "vocab_size": SIZE,
         "special_ids": dict.fromkeys(tokenizer.ROLES, token_id),
@@ -260,16 +261,15 @@ def _check_content(content: dict[str, Any]) -> None:
     if missing := set(content["special_ids"].values()) - set(content["all_special_ids"]):
         raise ValueError(f"all_special_ids lacks {min(missing)}, which special_ids has")
     for split in names:
-        seen = set()
+        files = [shard["file"] for shard in content["splits"][split]["shards"]]
         for index, shard in enumerate(content["splits"][split]["shards"]):
             file, records = shard["file"], shard["records"]
             where = f"splits.{split}.shards[{index}].file is {_shown(file)}"
             match = re.fullmatch(f"{split}/{SHARD_NAME.pattern}", file)
             if match is None or int(match[2]) != records:
                 raise ValueError(f"{where}, but must be {split}/dataset-NUMBER-{records}.tfrecord, after its records")
-            if file in seen:
+            if file in files[:index]:
                 raise ValueError(f"{where}, which is in the list already")
-            seen.add(file)
 
 
 def _check(name: str, value: Any, schema: Schema) -> None:
@@ -296,5 +296,4 @@ def _shown(value: Any) -> str:
     """Returns a value as JSON, cut; no control character of it reaches a terminal."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return f"{json.dumps(value):.80}"

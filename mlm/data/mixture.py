@@ -4,8 +4,6 @@ Shards and record ids count through the folders, in the order of the mixture. It
 """
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -24,39 +22,23 @@ class Part(NamedTuple):
     manifest: Manifest
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Mixture(Manifest):
-    """Folders as one: shards one folder after the other, entropies averaged by share, other counts unknown."""
-
-    parts: tuple[Part, ...]
-    sets: Mapping[str, Manifest]  # scored by name: those of evaluate.sets, without any the parts
-
-    def fingerprint_of(self, split: str) -> str:
-        """Returns the SHA-256 of what decides the scores: the folders' own fingerprints and their shares, in order."""
-        content = [(part.manifest.fingerprint_of(split), round(part.share, 6)) for part in self.parts]
-        return content[0][0] if len(content) == 1 else hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
 def join(folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest] | None = None) -> Manifest:
-    """Returns (share, manifest) of folders, which must have one tokenizer and length, as one manifest."""
+    """Returns (share, manifest) of folders, which must have one tokenizer and length, as one manifest.
+
+    Its shards are those of one folder after the other, its entropies the mean by share; other counts are unknown. The
+    `sets` are scored by name, without any the folders themselves.
+    """
     first = folders[0][1]
     if len(folders) == 1 and not sets:
         return first
     names = distinct_parts([manifest.folder for _, manifest in folders]) if len(folders) > 1 else [""]
     parts = tuple(Part(name, share, manifest) for name, (share, manifest) in zip(names, folders, strict=True))
     common = [split for split in SPLITS if all(split in part.manifest.splits for part in parts)]
-    return Mixture(
+    return dataclasses.replace(
+        first,
         folder=" + ".join(part.manifest.folder for part in parts),
-        length=first.length,
-        vocab_size=first.vocab_size,
-        special_ids=first.special_ids,
-        all_special_ids=first.all_special_ids,
-        tokenizer_fingerprint=first.tokenizer_fingerprint,
         full_rows=all(part.manifest.full_rows for part in parts),
-        inputs=first.inputs,
-        source=first.source,
         splits={split: _join_splits([(part.share, part.manifest.splits[split]) for part in parts]) for split in common},
-        left_out=first.left_out,
         parts=parts,
         sets=sets or {part.name: part.manifest for part in parts},
     )
@@ -73,18 +55,13 @@ def _join_splits(splits: Sequence[tuple[float, Split]]) -> Split:
 
 def parts(manifest: Manifest) -> tuple[Part, ...]:
     """Returns the folders of a mixture, or the only one."""
-    return manifest.parts if isinstance(manifest, Mixture) else (Part("", 1.0, manifest),)
-
-
-def sets(manifest: Manifest) -> Mapping[str, Manifest]:
-    """Returns the folders whose held-out splits are scored by name."""
-    return manifest.sets if isinstance(manifest, Mixture) else {}
+    return manifest.parts or (Part("", 1.0, manifest),)
 
 
 def folders(manifest: Manifest) -> list[Manifest]:
     """Returns the manifests of all folders that are read, once each; of a validation set, the held-out splits."""
     read = [part.manifest for part in parts(manifest)]
-    for scored in sets(manifest).values():
+    for scored in manifest.sets.values():
         if scored not in read[: len(parts(manifest))]:
             held_out = {name: split for name, split in scored.splits.items() if name != "train"}
             read.append(dataclasses.replace(scored, splits=held_out))

@@ -41,8 +41,7 @@ def special_ids(fast: Tokenizer, tokens: Mapping[str, object], where: str) -> di
             f"the tokenizer has {entries:,} entries with ids up to {size - 1:,}, and the model needs a row for each id"
         )
         raise InputError(f"{where}: {gaps}; number its entries without such gaps.")
-    needs_unk = _fails_at_unknown(fast) if "unk" in ids else not _knows_every_character(fast)
-    if needs_unk and not is_byte_level(fast):
+    if not _encodes_letters(fast, distinct="unk" not in ids) and not is_byte_level(fast):
         fix = "add one to its model (unk_id of Unigram, else unk_token), and name it in tokenizer_config.json"
         raise InputError(f"{where}: the tokenizer has no unk token for the characters that it doesn't know; {fix}.")
     for role, other in itertools.product(("pad", "mask"), ids):
@@ -89,25 +88,24 @@ def marks_second_text(fast: Tokenizer, sep_id: int) -> bool:
     return encoding.type_ids == [0] * behind + [1] * (len(encoding.ids) - behind)
 
 
-def _knows_every_character(fast: Tokenizer) -> bool:
-    try:
-        ids = [tuple(fast.encode(letter, add_special_tokens=False).ids) for letter in LETTERS]
-    except Exception:  # tokenizers raises plain Exception where a model has no unknown token
-        return False
-    return all(ids) and len(set(ids)) == len(LETTERS)
-
-
-def _fails_at_unknown(fast: Tokenizer) -> bool:
-    """Returns whether the model fails at a character or leaves it out, though the config names an unk token."""
+def _encodes_letters(fast: Tokenizer, *, distinct: bool) -> bool:
+    """Returns whether each of LETTERS gets tokens, unless it is no part of a text, and other ones than the rest."""
+    encoded = set()
     for letter in LETTERS:
-        text = fast.normalizer.normalize_str(letter) if fast.normalizer else letter
-        pieces = fast.pre_tokenizer.pre_tokenize_str(text) if fast.pre_tokenizer else text.strip()
         try:
-            if pieces and not fast.encode(letter, add_special_tokens=False).ids:
-                return True
-        except Exception:  # tokenizers raises plain Exception
-            return True
-    return False
+            ids = fast.encode(letter, add_special_tokens=False).ids
+        except Exception:  # tokenizers raises plain Exception where a model has no unknown token
+            return False
+        if not ids and (distinct or any(piece for piece, _ in _pieces(fast, letter))):
+            return False
+        encoded.add(tuple(ids))
+    return not distinct or len(encoded) == len(LETTERS)
+
+
+def _pieces(fast: Tokenizer, text: str) -> list[tuple[str, tuple[int, int]]]:
+    """Returns the pieces that a model gets of a text, and where they are in it once it is normalized."""
+    text = fast.normalizer.normalize_str(text) if fast.normalizer else text
+    return fast.pre_tokenizer.pre_tokenize_str(text) if fast.pre_tokenizer else [(text.strip(), (0, len(text)))]
 
 
 def is_byte_level(fast: Tokenizer) -> bool:
@@ -121,9 +119,7 @@ def left_out_share(fast: Tokenizer, texts: Iterable[str]) -> float:
         return 0.0
     total = kept = 0
     for text in first_texts(texts):
-        text = fast.normalizer.normalize_str(text) if fast.normalizer else text
-        pieces = fast.pre_tokenizer.pre_tokenize_str(text) if fast.pre_tokenizer else [(text, None)]
-        total += sum(len(piece) for piece, _ in pieces)
+        total += sum(len(piece) for piece, _ in _pieces(fast, text))
         kept += sum(map(len, fast.encode(text, add_special_tokens=False).tokens))
     return 1 - kept / max(total, 1)
 
@@ -149,8 +145,7 @@ def long_piece_share(fast: Tokenizer, texts: Iterable[str], longest: int) -> flo
     """Returns the share of characters in pieces, as training gets them, of more than `longest` characters."""
     total = long = 0
     for text in first_texts(texts):
-        text = fast.normalizer.normalize_str(text) if fast.normalizer else text
-        for _, (start, stop) in fast.pre_tokenizer.pre_tokenize_str(text):
+        for _, (start, stop) in _pieces(fast, text):
             total += stop - start
             long += stop - start if stop - start > longest else 0
     return long / max(total, 1)

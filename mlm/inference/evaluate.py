@@ -54,7 +54,7 @@ def run(
     """Scores a model; process 0 prints the scores as JSON and adds them to evaluation.json beside the model.
 
     Args:
-      split: of the shards, or the name of a validation set (see `mixture.sets`).
+      split: of the shards, or the name of a validation set (see `mixture.join`).
       model: as for `load.load`; "" for the workdir's newest checkpoint.
     """
     shards, part = _find_split(manifest, split)
@@ -120,7 +120,7 @@ def _check_extras(shards: Manifest, extras: Extras) -> None:
 
 def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
     """Returns the shards that --split names, a split or a validation set, and their split."""
-    sets = mixture.sets(manifest)
+    sets = manifest.sets
     shards, split = (sets[name], "validation") if name in sets and name not in manifest.splits else (manifest, name)
     if split not in shards.splits or shards.splits[split].records == 0:
         without = [part.manifest.folder for part in mixture.parts(shards) if name not in part.manifest.splits]

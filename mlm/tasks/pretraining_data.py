@@ -38,7 +38,7 @@ def score_split(
 ) -> dict[str, float]:
     """Returns the scores of a split, the mean of a mixture's folders; those of its sets are "NAME/loss" and so on."""
     folders = mixture.parts(manifest)
-    sets = {} if split == "train" else mixture.sets(manifest)
+    sets = {} if split == "train" else manifest.sets
     sets = {name: folder for name, folder in sets.items() if split in folder.splits}
     rows, scores = config.evaluate.batch, {}
     for data in (*(folder.manifest for folder in folders), *sets.values()):
