@@ -1,6 +1,7 @@
 """A corpus as an ordered list of parts, which are listed without being read, and the documents of each part."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 from collections import defaultdict
@@ -104,8 +105,8 @@ class Corpus:
         left = dict.fromkeys(((part.source, part.split) for part in parts), self.max_documents)
         limits, unread = [], parts
         while unread:
-            tasks = [Count(self, part, texts) for part in unread[: engine.workers]]
-            for index, count in sorted(engine.each(count_documents, tasks, label="count")):
+            count_documents = functools.partial(self.count_documents, texts=texts)
+            for index, count in sorted(engine.each(count_documents, unread[: engine.workers], label="count")):
                 part = unread[index]
                 limit = left[part.source, part.split]
                 if limit:
@@ -113,6 +114,10 @@ class Corpus:
                     left[part.source, part.split] -= min(count, limit)
             unread = [part for part in unread[engine.workers :] if left[part.source, part.split]]
         return limits
+
+    def count_documents(self, part: Part, *, texts: str) -> int:
+        """Returns the documents of a part, `max_documents` at most."""
+        return sum(1 for _ in itertools.islice(self.read(part, texts=texts, keep=True), self.max_documents))
 
     def read(self, part: Part, *, texts: str, keep: bool = False) -> Iterator[sources.Document]:
         """Yields the documents of a part that have text; raises InputError with the place of what can't be read.
@@ -148,20 +153,6 @@ class Corpus:
         splits = [split for split in part.cut if group in groups[split]]
         splits += [split for split in part.cut if by_hash[split] and not (group and groups[split])]
         return splits[0] if splits else "train"
-
-
-class Count(NamedTuple):
-    """A task of `count_documents`."""
-
-    corpus: Corpus
-    part: Part
-    texts: str  # see `Corpus.read`
-
-
-def count_documents(task: Count) -> int:
-    """Returns the documents of a part, `max_documents` at most."""
-    documents = task.corpus.read(task.part, texts=task.texts, keep=True)
-    return sum(1 for _ in itertools.islice(documents, task.corpus.max_documents))
 
 
 def text_hash(text: str) -> int:

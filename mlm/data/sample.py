@@ -1,8 +1,8 @@
 """The sample of a corpus that a tokenizer is trained on: a share of the training documents of every part, by hash."""
 
+import functools
 import itertools
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,24 +14,15 @@ LEAST_SHARE = 1 / 8  # of the documents that are read: a part is read up to wher
 MARGINS = (1.5, 8.0, math.inf)  # of the size, tried one after the other: the sizes of texts are known roughly
 
 
-class Sample(NamedTuple):
-    """A task of `sample_part`."""
-
-    part: Part
-    limit: int  # documents to read; 0 for all
-    corpus: Corpus
-    share: float  # of the documents that are picked
-    quota: float  # bytes of text after which no more are
-    texts: str  # folder for the text of sources that are slow to read
-
-
-def sample_part(task: Sample) -> list[tuple[int, str]]:
-    """Returns (hash, text) of the documents that are picked."""
-    picked, left = [], task.quota
-    documents = task.corpus.read(task.part, texts=task.texts, keep=True)
-    for text, group in itertools.islice(documents, task.limit or None):
+def sample_part(
+    part_limit_and_quota: tuple[Part, int, float], *, corpus: Corpus, share: float, texts: str
+) -> list[tuple[int, str]]:
+    """Returns (hash, text) of a share of a part's documents: of the first ones, up to a quota of bytes of text."""
+    part, limit, left = part_limit_and_quota
+    picked, documents = [], corpus.read(part, texts=texts, keep=True)
+    for text, group in itertools.islice(documents, limit or None):
         number = text_hash(text)
-        if number % 2**32 < task.share * 2**32 and task.corpus.split_of(task.part, group, number) == "train":
+        if number % 2**32 < share * 2**32 and corpus.split_of(part, group, number) == "train":
             text = text[:LONGEST]
             picked.append((number, text))
             left -= len(text.encode())
@@ -50,8 +41,9 @@ def draw(corpus: Corpus, *, megabytes: float, engine: Engine, texts: str) -> lis
         tasks = []
         for part, limit in limits:
             quota = margin * size * (part.bytes / total if total else 1 / len(parts))
-            tasks.append(Sample(part, limit, corpus, share, math.inf if limit else quota, texts))
-        picked = {document for _, in_part in engine.each(sample_part, tasks, label="sample") for document in in_part}
+            tasks.append((part, limit, math.inf if limit else quota))
+        pick = functools.partial(sample_part, corpus=corpus, share=share, texts=texts)
+        picked = {document for _, in_part in engine.each(pick, tasks, label="sample") for document in in_part}
         documents = [text for _, text in sorted(picked)]
         ends = np.cumsum([len(text.encode()) for text in documents])
         if len(ends) and ends[-1] >= size:
