@@ -76,7 +76,7 @@ def test_step_and_input(manifest, capsys):
             line = [interleaved.NAMES[name], f"{rows[name]['tokens_per_second']:,.0f}"]
             assert [*line, f"the first is {ratio:.3g} times as fast"] in cells_of(printed.out, 0, 1, -1)
     assert [["mlm", f"{step['mlm']['memory_bytes'] / 1e6:,.0f} MB"]] == cells_of(printed.out, 0, 4)[1:2]
-    for words in ("step: compiling ours", "step: measuring", "batches: measuring", "loop: measuring"):
+    for words in ("step: compiling mlm", "step: measuring", "batches: measuring", "loop: measuring"):
         assert f"bench: {words}" in printed.err
 
 

@@ -1,5 +1,6 @@
 """The doctor on healthy shards and on each kind of bad ones: what it says, its exit code, that it leaves nothing."""
 
+import argparse
 import dataclasses
 import json
 import pathlib
@@ -14,6 +15,7 @@ from mlm.data import shards, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest, load_manifest
 from mlm.doctor import checks, first_batch
 from mlm.doctor.checks import Case, Finding
+from mlm.entry import Entry
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
@@ -61,11 +63,20 @@ def run_doctor(workdir, shards: str, capsys, *overrides: str, flags: tuple[str, 
     return found | {"batch": content["batch"]}
 
 
-def case_of(manifest: Manifest, workdir: pathlib.Path, *overrides: str, hosts: int = 1, devices: int = 8) -> Case:
+def case_of(
+    manifest: Manifest,
+    workdir: pathlib.Path,
+    *overrides: str,
+    hosts: int = 1,
+    devices: int = 8,
+    topology: str = "",
+    slices: int = 1,
+) -> Case:
     """What the checks get, for one check alone."""
     config = tiny_config("tokenizer.vocab_size=600", "data.lanes=2", *overrides)
-    folder = str(workdir / "tokenizer") if (workdir / "tokenizer").is_dir() else None
-    return Case(config, Workdir(str(workdir)), manifest, folder, hosts, devices, rows=10_000, topology="")
+    flags = argparse.Namespace(hosts=hosts, devices=devices, rows=10_000, topology=topology, slices=slices, against=[])
+    flags.entry = Entry()
+    return Case(config, Workdir(str(workdir)), manifest, flags)
 
 
 def named(findings: list[Finding], check: str) -> Finding:
@@ -232,10 +243,10 @@ def test_hosts_that_are_not_there_are_fed(lanes, message, healthy, workdir):
 @pytest.mark.parametrize(("slices", "hosts"), [(1, 2), (2, 4)])
 def test_hosts_of_a_topology_are_those_that_it_has(slices, hosts, healthy, workdir):
     """v5p:2x2x2 has two hosts a slice, whatever --hosts and --devices say."""
-    case = dataclasses.replace(case_of(healthy, workdir, hosts=3, devices=7), topology="v5p:2x2x2", slices=slices)
-    (found,) = checks.mesh(case)
+    flags = {"hosts": 3, "devices": 7, "topology": "v5p:2x2x2"}
+    (found,) = checks.mesh(case_of(healthy, workdir, slices=slices, **flags))
     assert found.level == "ok" and f"hosts {hosts}: {16 // hosts} rows" in found.what
-    (found,) = checks.mesh(dataclasses.replace(case, slices=3))
+    (found,) = checks.mesh(case_of(healthy, workdir, slices=3, **flags))
     assert found.level == "error" and "24 devices" in found.what
 
 
@@ -318,7 +329,7 @@ def test_a_step_that_does_not_fit_is_an_error(fits, healthy, workdir, monkeypatc
     row = fits | {"bytes_per_chip": {"capacity": 16.91e9}}
     monkeypatch.setattr("mlm.plan.plan.measure", lambda *arguments: (None, row))
     monkeypatch.setattr("mlm.plan.topology.find", lambda name, slices: name)
-    (found,) = checks.run(checks.step, dataclasses.replace(case_of(healthy, workdir), topology="v5e:2x4"))
+    (found,) = checks.run(checks.step, case_of(healthy, workdir, topology="v5e:2x4"))
     assert (found.level, found.check) == ("error", "step") and "16.91 GB" in found.what and "mlm plan" in found.fix
 
 

@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -19,6 +18,7 @@ from mlm.errors import InputError
 from mlm.plan import compile as compiling
 from mlm.plan import plan, tables, topology
 from mlm.text import show
+from mlm.training import sharding
 from tests.fixtures import tiny_config
 from tests.processes import ROOT, environment
 
@@ -70,7 +70,7 @@ def test_bytes_are_those_counted_by_hand(found):
 
 
 def _mesh():
-    return compiling.make_mesh(tiny_config(*SIZES), topology.find("v3:2x2"))
+    return sharding.mesh_of(tiny_config(*SIZES).mesh, topology.find("v3:2x2").devices)
 
 
 def test_speed_follows_from_the_cycles(found):
@@ -363,13 +363,6 @@ def test_programs_stay_out_of_the_cache():
     with compiling.no_cache():
         assert getattr(compiling.jax.config, key) == float("inf")
     assert getattr(compiling.jax.config, key) == before
-
-
-def test_progress_is_printed(capfd, monkeypatch):
-    monkeypatch.setattr(compiling, "PROGRESS", 0.05)
-    with compiling._progress("compiling the thing"):
-        time.sleep(0.3)
-    assert capfd.readouterr().err.count("compiling the thing: 0 s\n") >= 3
 
 
 def test_job_of_shards(manifest):

@@ -17,6 +17,7 @@ from mlm.cluster.engine import Spawn, open_pool
 from mlm.data import mixture, sample, shards
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import DatasetInfo, Manifest
+from mlm.data.stages import make_stages
 from mlm.tasks.pretraining import Pretraining, train_batches
 from mlm.training import sharding
 
@@ -88,11 +89,10 @@ def sample_texts(config: ConfigDict, megabytes: float) -> list[str]:
 
 def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> dict[str, Any]:
     """Measures the run's batches and those of the TF-TPU example from the same shards, without its masks."""
-    rows, axes = config.data.global_batch, config.mesh
-    mesh = sharding.make_mesh(data=axes.data, fsdp=axes.fsdp, tensor=axes.tensor)
-    files = mixture.paths(manifest, "train")
+    rows, files = config.data.global_batch, mixture.paths(manifest, "train")
+    stages = make_stages(config, manifest.splits["train"].records)
     streams = {
-        "mlm": train_batches(config, manifest, mesh, 0),
+        "mlm": train_batches(config, manifest, sharding.mesh_of(config.mesh), stages, start=0),
         "tf_tpu_example": tf_tpu_example.batches(files, length=manifest.length, rows=rows),
     }
     candidates = {name: repeated(functools.partial(next, stream)) for name, stream in streams.items()}
@@ -106,7 +106,7 @@ def compare_loop(
     """Measures the step on the batches of the run, "real_batches", and on "one_batch" reused."""
     interleaved.say("loop: compiling")
     task = pretraining.without_data(config, info=DatasetInfo.from_manifest(manifest), manifest=manifest)
-    stream = train_batches(config, manifest, task.mesh, 0)
+    stream = task.batches(0)
     put = functools.partial(sharding.put_batch, mesh=task.mesh, rows=config.data.global_batch)
     same, update = put(next(stream)), updates(task.train_step, task.init())
     candidates = {

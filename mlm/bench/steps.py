@@ -1,6 +1,7 @@
 """The part "step" of `bench`: our step beside run_mlm_flax.py's and PyTorch's, on rows of random tokens."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,27 +30,25 @@ def compare_steps(
     """
     task = pretraining.without_data(config)
     host = random_rows(task)
+    makers = {"mlm": functools.partial(our_step, task)}
+    if config.model.implementation == "transformers" and config.model.family in FAMILIES:
+        by_mlm = pretraining.without_data(configs.replace(config, {"model.implementation": "mlm"}))
+        makers["by_mlm"] = functools.partial(our_step, by_mlm)
+    if baseline.exists(config.model.family):
+        makers["baseline"] = functools.partial(baseline_step, task)
+    candidates, details = {}, {}
     with contextlib.closing(start_torch(torch_python, task)) if torch_python else contextlib.nullcontext() as worker:
-        interleaved.say("step: compiling ours")
-        program, update = our_step(task, host)
-        candidates, more = {"mlm": repeated(update)}, {"mlm": _memory(program)}
-        if config.model.implementation == "transformers" and config.model.family in FAMILIES:
-            interleaved.say("step: compiling the same model by mlm's modules")
-            by_mlm = pretraining.without_data(configs.replace(config, {"model.implementation": "mlm"}))
-            program, update = our_step(by_mlm, host)
-            candidates["by_mlm"], more["by_mlm"] = repeated(update), _memory(program)
-        if baseline.exists(config.model.family):
-            interleaved.say("step: compiling run_mlm_flax.py's")
-            program, update = baseline_step(task, host)
-            candidates["baseline"], more["baseline"] = repeated(update), _memory(program)
+        for name, make in makers.items():
+            interleaved.say(f"step: compiling {interleaved.NAMES[name]}")
+            program, update = make(host)
+            candidates[name], details[name] = repeated(update), _memory(program)
         if worker:
-            candidates["torch"] = worker.repeat
+            candidates["torch"], details["torch"] = worker.repeat, worker.ready
         rates = interleaved.measure("step", candidates, seconds)
-        comparison = interleaved.summary(rates, host["input_ids"].size)
-    more["torch"] = worker and worker.ready
+    comparison = interleaved.summary(rates, host["input_ids"].size)
     useful, peak = task.flops_per_token(task.info.length), peaks.peak_flops(jax.devices()[0].device_kind)
     for name in candidates:
-        row = comparison[name] = comparison[name] | more[name]
+        row = comparison[name] = comparison[name] | details[name]
         known = peak and row.get("device") != "cpu"  # PyTorch on the CPU does not use the device of this peak
         row["mfu"] = row["tokens_per_second"] * useful / (peak * jax.device_count()) if known else None
     return comparison

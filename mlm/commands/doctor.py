@@ -64,20 +64,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         unusable = [finding for finding in unusable if str(error) not in finding.what]  # reported once
         findings = [checks.Finding("error", str(error), "python -m mlm shards writes them", shards, "data")]
     else:
-        case = checks.Case(
-            config,
-            workdir,
-            manifest,
-            workdir.tokenizer_folder,
-            hosts=args.hosts,
-            devices=args.devices,
-            rows=args.rows,
-            topology=args.topology,
-            slices=args.slices,
-            against=tuple(args.against),
-            pretraining=args.entry.pretraining,
-        )
-        chosen = [*checks.ALL]
+        case, chosen = checks.Case(config, workdir, manifest, args), [*checks.ALL]
         if args.dtypes:
             from mlm.doctor.dtypes import compare_dtypes
 

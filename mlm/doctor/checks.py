@@ -1,27 +1,26 @@
 """The checks of `doctor`: each is a function from a case to its findings."""
 
-from __future__ import annotations
-
-import contextlib
+import argparse
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from mlm.config_rules import lanes_of_shares
 from mlm.data import mixture
+from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest, verify
 from mlm.data.tokenizer import load_fast, manifest_fields
 from mlm.data.tokenizer_checks import UNKNOWN, unknown_warning, vocabulary_size
-from mlm.doctor import first_batch
+from mlm.data.write_shard import find_parts
+from mlm.doctor import first_batch, scan
 from mlm.errors import DamageError, InputError
+from mlm.plan import plan, tables, topology
+from mlm.training import data_parallel, sharding
 from mlm.workdir import Workdir
-
-if TYPE_CHECKING:  # imported when needed
-    from mlm.doctor import scan
 
 UNEVEN = 1.1  # rows of the largest lane over those of the smallest: above it, their epochs drift apart
 REPEATED = 0.01  # of the documents: in every corpus some boilerplate repeats
@@ -49,15 +48,13 @@ class Case:
     config: ConfigDict
     workdir: Workdir
     manifest: Manifest
-    folder: str | None  # of the tokenizer in the workdir
-    hosts: int  # of the run; 0 for this machine's, unused with a topology; so is `devices`
-    devices: int  # over all hosts
-    rows: int  # of the training split to read
-    topology: str  # to compile for; "" for none
-    slices: int = 1
-    against: tuple[str, ...] = ()  # sources of a benchmark's texts
-    pretraining: type | None = None  # a researcher's subclass of Pretraining
+    flags: argparse.Namespace  # of the command
     batch: list[list[first_batch.Piece]] = dataclasses.field(default_factory=list)  # rows to show, added by `masks`
+
+    @property
+    def folder(self) -> str | None:
+        """The tokenizer in the workdir."""
+        return self.workdir.tokenizer_folder
 
 
 def run(check: Callable[[Case], list[Finding]], case: Case) -> list[Finding]:
@@ -110,20 +107,14 @@ def tokenizer(case: Case) -> list[Finding]:
 
 def mesh(case: Case) -> list[Finding]:
     """The batches can be split over the devices, and every host reads whole lanes, or an even part of one."""
-    import jax
-
-    from mlm.plan import tables, topology
-    from mlm.plan.compile import make_mesh
-    from mlm.training import data_parallel, sharding
-
-    axes, where = case.config.mesh, case.topology or "--hosts, --devices"
+    axes, where = case.config.mesh, case.flags.topology or "--hosts, --devices"
     try:
-        if case.topology:
-            planned = make_mesh(case.config, topology.find(case.topology, case.slices))
+        if case.flags.topology:
+            planned = sharding.mesh_of(axes, topology.find(case.flags.topology, case.flags.slices).devices)
             (data, fsdp, tensor), processes_SxT = planned.shape.values(), data_parallel.processes_of(planned)
         else:
-            hosts = case.hosts or jax.process_count()
-            devices = case.devices or jax.local_device_count() * hosts
+            hosts = case.flags.hosts or jax.process_count()
+            devices = case.flags.devices or jax.local_device_count() * hosts
             if devices % hosts:
                 raise InputError(f"--devices={devices}: must be a multiple of --hosts={hosts}.")
             data, fsdp, tensor = sharding.mesh_shape(axes.data, axes.fsdp, axes.tensor, devices)
@@ -169,14 +160,12 @@ def lanes(case: Case) -> list[Finding]:
 
 def ids(case: Case) -> list[Finding]:
     """Ids, duplicates and overlap, in one scan of the rows."""
-    from mlm.doctor import scan
-
     manifest = case.manifest
     if not manifest.splits["validation"].records:
         fix = "raise corpus.validation_fraction, and write the shards again"
         return [Finding("error", "the validation split has no rows", fix, check="overlap")]
     size = manifest.vocab_size if case.folder is None else vocabulary_size(load_fast(case.folder))
-    repeats = scan.find_repeats(manifest, max_rows=case.rows)
+    repeats = scan.find_repeats(manifest, max_rows=case.flags.rows)
     part, (largest, split, record) = f"{repeats.share:.0%} of the training rows", repeats.largest
     what = f"the largest id is {largest} ({split} record {record}), the tokenizer and the model have {size} entries"
     fix = "use the tokenizer of the shards, or write them again" if largest >= size else ""
@@ -198,40 +187,33 @@ def ids(case: Case) -> list[Finding]:
 
 def _overlap(case: Case, split: str, overlap: scan.Overlap, part: str) -> Finding:
     """Returns how much of a held-out split is in `part` of the training rows."""
-    from mlm.doctor import scan
-
     count, rows = len(overlap.overlapping), len(overlap.rows)
-    rate, fix = count / max(rows, 1), ""
-    level = "ok" if rate <= OVERLAP[0] else "warning"
-    if rate >= OVERLAP[1]:
-        level = "error"
-    what = f"{count:,} of {rows:,} {split} rows ({rate:.1%}) are at least half in training, by stretches of "
-    what += f"{scan.STRETCH} tokens in {part}"
-    if overlap.pair is not None and level != "ok":
-        worst, fix = _groups(case, split, overlap)
-        record, other = overlap.pair
-        text = _decode(case, scan.row(case.manifest, split, record))
-        what += f"{worst}; {split} record {record}, training record {other}: {text}"
-        fix += ", and write the shards again"
-    return Finding(level, what, fix, check="overlap")
+    rate = count / max(rows, 1)
+    what = (
+        f"{count:,} of {rows:,} {split} rows ({rate:.1%}) are at least half in training, by stretches of "
+        f"{scan.STRETCH} tokens in {part}"
+    )
+    if rate <= OVERLAP[0]:
+        return Finding("ok", what, check="overlap")
+    record, other = overlap.pair
+    text = _decode(case, scan.row(case.manifest, split, record))
+    what += f"{_groups(case, split, overlap)}; {split} record {record}, training record {other}: {text}"
+    fix = (
+        "set corpus.group to file, or to a field that documents with the same text share, or name groups that share "
+        f"little with the others in corpus.{split}_groups, and write the shards again"
+    )
+    return Finding("error" if rate >= OVERLAP[1] else "warning", what, fix, check="overlap")
 
 
-def _groups(case: Case, split: str, overlap: scan.Overlap) -> tuple[str, str]:
-    """Returns which packages or parts of the corpus the overlapping rows are from, and what to do."""
-    from mlm.data.write_shard import find_parts
-
-    corpus, worst, key = case.config.corpus, "", f"{split}_groups"
-    fix = "deal whole groups: set corpus.group to file, or to a field that documents with the same text share"
-    if corpus.group not in ("", "document") or corpus.sources == ("docstrings",):
-        fix = f"name groups that share little with the others in corpus.{key}"
-    with contextlib.suppress(InputError):  # shards that don't say where their records are from
+def _groups(case: Case, split: str, overlap: scan.Overlap) -> str:
+    """Returns which packages or parts of the corpus the overlapping rows are from; "" if the shards don't say."""
+    try:
         parts, part_of = find_parts(case.manifest, split)
-        names = [name.split()[0] if source == "docstrings" else f"{source}, {name}" for source, name in parts]
-        totals, counts = (Counter(names[part] for part in part_of[r]) for r in (overlap.rows, overlap.overlapping))
-        worst = "".join(f"; {n} of {totals[name]} from {name}" for name, n in counts.most_common(GROUPS))
-        if left := [name for name in corpus[key] if name in counts]:
-            fix = f"leave {max(left, key=counts.__getitem__)} out of corpus.{key}"
-    return worst, fix
+    except InputError:
+        return ""
+    names = [name.split()[0] if source == "docstrings" else f"{source}, {name}" for source, name in parts]
+    totals, counts = (Counter(names[part] for part in part_of[r]) for r in (overlap.rows, overlap.overlapping))
+    return "".join(f"; {n} of {totals[name]} from {name}" for name, n in counts.most_common(GROUPS))
 
 
 def _decode(case: Case, ids: np.ndarray) -> str:
@@ -243,26 +225,23 @@ def _decode(case: Case, ids: np.ndarray) -> str:
 
 def against(case: Case) -> list[Finding]:
     """How much of a benchmark's texts the training rows hold."""
-    from mlm.data.corpus import Corpus
-    from mlm.doctor import scan
-
-    if not case.against or case.folder is None:
+    if not case.flags.against or case.folder is None:
         text = "--against: there is no tokenizer in the workdir to read its texts with"
-        return [Finding("error", text, "run `tokenizer`")] if case.against else []
-    corpus = dataclasses.replace(Corpus.from_config(case.config.corpus), keep_out=case.against).kept_out()
+        return [Finding("error", text, "run `tokenizer`")] if case.flags.against else []
+    corpus = dataclasses.replace(Corpus.from_config(case.config.corpus), keep_out=tuple(case.flags.against)).kept_out()
     texts = [document.text for part in corpus.parts() for document in corpus.read(part, texts="")]
     ids = [encoding.ids for encoding in load_fast(case.folder).encode_batch_fast(texts, add_special_tokens=False)]
-    held_N, share = scan.find_held(case.manifest, ids, max_rows=case.rows)
+    held_N, share = scan.find_held(case.manifest, ids, max_rows=case.flags.rows)
     compared, some, half = int(np.sum(~np.isnan(held_N))), int(np.sum(held_N > 0)), int(np.sum(held_N >= 0.5))
     what = (
         f"{some:,} of {compared:,} texts ({some / max(compared, 1):.1%}) share a stretch of {scan.STRETCH} tokens with "
         f"training, {half:,} at least half of their stretches; {share:.0%} of the training rows were read"
     )
     if not some:
-        return [Finding("ok", what, where=", ".join(case.against))]
+        return [Finding("ok", what, where=", ".join(case.flags.against))]
     what += f"; the most: {' '.join(texts[int(np.nanargmax(held_N))].split())[:EXAMPLE]!r}"
     fix = "leave them out by corpus.keep_out, and write the shards again, or report the scores without them"
-    return [Finding("warning", what, fix, ", ".join(case.against))]
+    return [Finding("warning", what, fix, ", ".join(case.flags.against))]
 
 
 def masks(case: Case) -> list[Finding]:
@@ -280,20 +259,18 @@ def masks(case: Case) -> list[Finding]:
 
 def step(case: Case) -> list[Finding]:
     """The step fits into the TPU's memory, as computed by `plan`."""
-    if not case.topology:
+    if not case.flags.topology:
         return []
-    from mlm.plan import plan, topology
-
-    job = plan.make_job(case.config, case.manifest, records=None, price=None, pretraining=case.pretraining)
-    row = plan.measure(case.config, job, topology.find(case.topology, case.slices))[1]
+    job = plan.make_job(case.config, case.manifest, records=None, price=None, pretraining=case.flags.entry.pretraining)
+    row = plan.measure(case.config, job, topology.find(case.flags.topology, case.flags.slices))[1]
     size = row["bytes_per_chip"]
     if not row["fits"] or not row.get("short", row)["fits"]:
         what = f"the step does not fit into the {size['capacity'] / 1e9:.2f} GB of a chip"
-        return [Finding("error", what, "python -m mlm plan searches for settings that fit", case.topology)]
+        return [Finding("error", what, "python -m mlm plan searches for settings that fit", case.flags.topology)]
     hours = "" if row["hours"] is None else f", {row['hours']:.1f} hours in all"
     what = f"{size['needs'] / 1e9:.2f} of {size['capacity'] / 1e9:.2f} GB a chip, {row['milliseconds']:.1f} ms a step"
     note = "some operations not costed" if row["uncosted"] or row.get("short", row)["uncosted"] else "optimistic"
-    return [Finding("ok", f"{what}{hours} ({note}: see python -m mlm plan)", where=case.topology)]
+    return [Finding("ok", f"{what}{hours} ({note}: see python -m mlm plan)", where=case.flags.topology)]
 
 
 ALL = (files, length, tokenizer, mesh, lanes, ids, against, masks, step)

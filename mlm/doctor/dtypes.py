@@ -24,7 +24,7 @@ def compare_dtypes(case: Case) -> list[Finding]:
     config = configs.replace(case.config, {"evaluate.batch": ROWS, "model.attention": kernel})
     starts_V, info = pretraining.word_starts(config, workdir), pretraining.dataset_info(case.manifest)
     tasks = [
-        (case.pretraining or pretraining.Pretraining)(
+        (case.flags.entry.pretraining or pretraining.Pretraining)(
             configs.replace(config, {"model.dtype": dtype}),
             info,
             mesh=mesh,

@@ -5,15 +5,20 @@ Dimensions: B rows, L tokens in a row, K predictions in a row, N predictions in 
 
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 from rich.console import RenderableType
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from mlm.data.manifest import Manifest
+from mlm.data.manifest import DatasetInfo, Manifest
+from mlm.data.stages import make_stages
 from mlm.errors import InputError
+from mlm.model.masking import make_masking
+from mlm.tasks import pretraining
 from mlm.text import printable
+from mlm.training import sharding, train
 from mlm.workdir import Workdir
 
 SHOWN = 3  # rows
@@ -29,14 +34,6 @@ def draw(
 
     With data.short_length, its rows are the short ones. Raises InputError if the shards' rows can't be split into them.
     """
-    import jax
-
-    from mlm.data.manifest import DatasetInfo
-    from mlm.data.stages import make_stages
-    from mlm.model.masking import make_masking
-    from mlm.tasks import pretraining
-    from mlm.training import sharding, train
-
     length, short = manifest.length, config.data.short_length or manifest.length
     if length % short:
         raise InputError(f"config.data.short_length = {short}: must divide {length}, the length of the shards' rows.")

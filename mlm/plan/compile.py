@@ -1,14 +1,11 @@
 """Compiles the step of `train`, or the baseline of mlm/bench/baseline.py, for a TPU that is not attached."""
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import math
 import re
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,6 @@ from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 
 MakeTask = Callable[[ConfigDict, Mesh, DatasetInfo], Pretraining]
-PROGRESS = 15.0  # seconds between two lines
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -42,27 +38,21 @@ class Program:
     flops_per_token: float = 0.0  # useful ones, of all devices together
 
 
-def make_mesh(config: ConfigDict, topology: Topology) -> Mesh:
-    """Returns the config's mesh over the devices of a topology."""
-    axes = config.mesh
-    return sharding.make_mesh(data=axes.data, fsdp=axes.fsdp, tensor=axes.tensor, devices=topology.devices)
-
-
 def compile_step(
     config: ConfigDict, info: DatasetInfo, topology: Topology, make_task: MakeTask, *, kind: str = "mlm"
 ) -> Program:
-    """Compiles one training step for a topology, with progress on stderr.
+    """Compiles one training step for a topology, which can take minutes.
 
     `kind` is "mlm", "short" (the first steps, on rows of data.short_length) or "baseline" (without accumulation).
     """
-    task = make_task(config, make_mesh(config, topology), info)
+    task = make_task(config, sharding.mesh_of(config.mesh, topology.devices), info)
     state = state_bytes(task)
     if kind != "baseline" and state > topology.capacity:  # nothing to compile
         return Program("", state, None, None, state, False)
     rows = config.data.global_batch // (task.mesh.shape["data"] * task.mesh.shape["fsdp"])
     model = f"{config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
-    progress = _progress(f"compiling the {kind} step, {model}, for {topology.name}")
-    with progress, no_cache(), tempfile.TemporaryDirectory() as folder:
+    print(f"compiling the {kind} step, {model}, for {topology.name}", file=sys.stderr, flush=True)
+    with no_cache(), tempfile.TemporaryDirectory() as folder:
         dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         try:
             compiled = _lower(task, kind).compile(None if topology.family.readable else dump)
@@ -128,22 +118,3 @@ def no_cache() -> Iterator[None]:
         yield
     finally:
         jax.config.update(key, before)
-
-
-@contextlib.contextmanager
-def _progress(message: str) -> Iterator[None]:
-    """Repeats a message with the elapsed seconds on stderr, and once at the end."""
-    begin, done = time.monotonic(), threading.Event()
-
-    def report() -> None:
-        ended = False
-        while not ended:
-            ended = done.wait(PROGRESS)
-            print(f"{message}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        pool.submit(report)
-        try:
-            yield
-        finally:
-            done.set()

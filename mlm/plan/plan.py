@@ -18,7 +18,7 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import check_branch, make_stages, total_steps
 from mlm.errors import InputError
 from mlm.plan import cost_model, hlo, topology
-from mlm.plan.compile import MakeTask, Program, compile_step, make_mesh
+from mlm.plan.compile import MakeTask, Program, compile_step
 from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import data_parallel, optimizer, sharding
@@ -70,7 +70,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         check_branch(config, steps)
         optimizer.check_schedule(config, steps)
     program = compile_step(config, job.info, place, job.make_task, kind=kind)
-    mesh, short = make_mesh(config, place), config.data.short_length
+    mesh, short = sharding.mesh_of(config.mesh, place.devices), config.data.short_length
     accumulate = 1 if kind == "baseline" else config.train.accumulate
     sizes = {key: getattr(program, key) for key in ("arguments", "temporaries", "outputs", "needs")}
     sizes["capacity"] = place.capacity
@@ -194,7 +194,7 @@ def largest_batch(config: ConfigDict, job: Job, place: Topology, program: Progra
     Tries halves, quarters, ... of the rows on a device, rounded down, from where temporaries proportional to the rows
     would fit.
     """
-    mesh = make_mesh(config, place)
+    mesh = sharding.mesh_of(config.mesh, place.devices)
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulate
     config = configs.replace(config, {"data.batch_stages": ()})  # whose ROWS a smaller batch may not reach
     rows = config.data.global_batch // num_shards
@@ -217,7 +217,7 @@ def largest_batch(config: ConfigDict, job: Job, place: Topology, program: Progra
 
 def remedies(config: ConfigDict, job: Job, place: Topology) -> list[dict[str, Any]]:
     """Returns [{"change", "fits", "bytes_per_chip" or "error"}], the cheapest remedy first."""
-    mesh, model = make_mesh(config, place), config.model
+    mesh, model = sharding.mesh_of(config.mesh, place.devices), config.model
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
     remat, accumulate = {"model.remat": True}, {"train.accumulate": 4 * config.train.accumulate}
     changes = (
