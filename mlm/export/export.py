@@ -150,37 +150,10 @@ def _check_tokenizer(folder: Path, expected: Reference, inputs: list[str]) -> No
 
 def check_files(folder: Path, expected: Reference, model: Pretrained) -> None:
     """Raises DamageError unless both weight files give the expected logits, Flax's those of the last row."""
-    head = load.CLASSIFIER if expected.positions is None else load.LM_HEAD
     try:
-        if not model.module.in_transformers:
-            params = msgpack_restore((folder / "flax_model.msgpack").read_bytes())
-            logits = reference.compute_logits(
-                dataclasses.replace(model, params=params), expected.ids, expected.positions
-            )
-            _report({"flax_model.msgpack": _largest_difference(expected.logits, logits)})
-            return
-        if not (folder / "model.safetensors").is_file():  # flax_model.msgpack can't stand in for it
-            raise InputError(f"{folder}: has no model.safetensors")
-        model = load.load(str(folder), head=head, flag="")
-        logits = reference.compute_logits(model, expected.ids, expected.positions)
-        differences = {"model.safetensors": _largest_difference(expected.logits, logits)}
-        if flax_class := _flax_class(model):
-            flax_model = flax_class.from_pretrained(str(folder), trust_remote_code=False)
-            tok, texts = tokenizer.load(str(folder)), expected.texts[-1]
-            columns = tok(*texts, truncation="longest_first", max_length=expected.longest, return_tensors="np")
-            if "token_type_ids" not in columns and hasattr(model.config, "type_vocab_size"):
-                columns["token_type_ids"] = np.zeros_like(columns["input_ids"])  # ELECTRA in Flax takes 1 by default
-            with jax.default_matmul_precision("highest"):
-                last = np.asarray(flax_model(**columns).logits[0])
-            last = last if expected.positions is None else last[expected.positions[-1]]
-            differences["flax_model.msgpack"] = _largest_difference(expected.logits[-1:], [last])
+        differences = _read_back(folder, expected, model)
     except (InputError, OSError, ValueError) as error:
         raise DamageError(f"what export wrote can't be read back ({error}); check the disk, and try again.") from None
-    _report(differences)
-
-
-def _report(differences: dict[str, float]) -> None:
-    """Prints the largest difference of the logits of each file; raises DamageError for one that is not the model's."""
     for file, difference in differences.items():
         if not difference < verify_export.LOGITS:  # NaN is not equal either
             raise DamageError(
@@ -188,6 +161,31 @@ def _report(differences: dict[str, float]) -> None:
                 "exported: check the disk, and export again."
             )
         print(f"export: {file} read back, largest difference of the logits {difference:.1e}", file=sys.stderr)
+
+
+def _read_back(folder: Path, expected: Reference, model: Pretrained) -> dict[str, float]:
+    """Returns {file: largest difference of its logits}."""
+    if not model.module.in_transformers:
+        params = msgpack_restore((folder / "flax_model.msgpack").read_bytes())
+        logits = reference.compute_logits(dataclasses.replace(model, params=params), expected.ids, expected.positions)
+        return {"flax_model.msgpack": _largest_difference(expected.logits, logits)}
+    if not (folder / "model.safetensors").is_file():  # flax_model.msgpack can't stand in for it
+        raise InputError(f"{folder}: has no model.safetensors")
+    head = load.CLASSIFIER if expected.positions is None else load.LM_HEAD
+    model = load.load(str(folder), head=head, flag="")
+    logits = reference.compute_logits(model, expected.ids, expected.positions)
+    differences = {"model.safetensors": _largest_difference(expected.logits, logits)}
+    if flax_class := _flax_class(model):
+        flax_model = flax_class.from_pretrained(str(folder), trust_remote_code=False)
+        tok, texts = tokenizer.load(str(folder)), expected.texts[-1]
+        columns = tok(*texts, truncation="longest_first", max_length=expected.longest, return_tensors="np")
+        if "token_type_ids" not in columns and hasattr(model.config, "type_vocab_size"):
+            columns["token_type_ids"] = np.zeros_like(columns["input_ids"])  # ELECTRA in Flax takes 1 by default
+        with jax.default_matmul_precision("highest"):
+            last = np.asarray(flax_model(**columns).logits[0])
+        last = last if expected.positions is None else last[expected.positions[-1]]
+        differences["flax_model.msgpack"] = _largest_difference(expected.logits[-1:], [last])
+    return differences
 
 
 def _largest_difference(expected: list[np.ndarray], logits: list[np.ndarray]) -> float:

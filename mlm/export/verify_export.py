@@ -81,30 +81,31 @@ def _same_logits(model, encode, rows: list[dict], logits) -> bool:
 
 
 def _same_scores(classify, rows: list[dict], longest: int) -> bool:
-    worst = 0.0
+    differences = []
     for row in rows:
         texts = dict(zip(("text", "text_pair"), row["texts"]))  # noqa: B905
         answers = classify(texts, truncation="longest_first", max_length=longest)
         scores = {answer["label"]: answer["score"] for answer in answers}
         if scores.keys() != row["scores"].keys():
             return _check(False, "", f"pipeline: its labels are {sorted(scores)[:5]}")
-        worst = max(worst, *(abs(scores[label] - score) for label, score in row["scores"].items()))
-    text = f"probabilities: of pipeline('text-classification') are equal to {worst:.1e}"
-    return _check(worst < SCORES, text, "too large a difference")
+        differences += [abs(scores[label] - score) for label, score in row["scores"].items()]
+    return _same_probabilities("text-classification", differences)
 
 
 def _same_labels(label, rows: list[dict]) -> bool:
-    worst, count = 0.0, 0
+    differences = []
     for row in rows:
         for token in label(row["texts"][0]):
             expected = row["scores"][token["index"]]
-            difference = abs(token["score"] - expected["probability"])
-            worst = max(worst, difference)
-            if token["entity"] != expected["label"] and difference >= SCORES:  # closer than this, the labels tie
+            differences.append(abs(token["score"] - expected["probability"]))
+            if token["entity"] != expected["label"] and differences[-1] >= SCORES:  # closer than this, the labels tie
                 return _check(False, "", f"labels: {token['entity']}, not {expected['label']} in {row['texts']}")
-            count += 1
-    text = f"labels: {count} of pipeline('token-classification') are equal, probabilities to {worst:.1e}"
-    return _check(worst < SCORES, text, "too large a difference")
+    return _same_probabilities("token-classification", differences)
+
+
+def _same_probabilities(task: str, differences: list[float]) -> bool:
+    text = f"probabilities: {len(differences)} of pipeline('{task}') are equal to {max(differences):.1e}"
+    return _check(max(differences) < SCORES, text, "too large a difference")
 
 
 def _same_fillings(fill, rows: list[dict]) -> bool:
