@@ -25,7 +25,7 @@ from mlm.model.families import FAMILIES
 from mlm.paths import UPath
 from mlm.pretrained.load import Pretrained
 from mlm.report import goodput
-from mlm.report.lineage import Run
+from mlm.report.family import Run
 from mlm.report.summary import RunSummary
 from mlm.text import printable
 from mlm.workdir import Workdir

@@ -14,9 +14,9 @@ from mlm.data import mixture
 from mlm.data.manifest import Manifest, read_manifest
 from mlm.data.stages import make_stages
 from mlm.paths import UPath
-from mlm.report import lineage
+from mlm.report import family
+from mlm.report.family import Run
 from mlm.report.goodput import Line, Session, TimeUse, split_sessions, use_of_time
-from mlm.report.lineage import Run
 from mlm.workdir import Workdir
 
 TEST = re.compile(r"test, (?P<masks>.+), step (?P<step>[0-9]+), data (?P<data>[0-9a-f]+)")  # of evaluation.json
@@ -32,7 +32,7 @@ class RunSummary:
     evals: list[Line]
     sessions: list[Session]
     manifest: Manifest | None  # of its shards; None if they are gone
-    ancestry: Sequence[Run]  # as `lineage.ancestry`
+    ancestry: Sequence[Run]  # as `family.ancestry`
     glue: dict[str, Any] = dataclasses.field(default_factory=dict)  # the table of the command `glue`, if there is one
     tests: dict[str, Line] = dataclasses.field(default_factory=dict)  # scores of the test split, by masks and step
 
@@ -57,8 +57,8 @@ class RunSummary:
         return self.manifest and self.manifest.splits["validation"].unigram_entropy
 
     def tokens(self, step: int) -> int | None:
-        """Returns the tokens read up to a step, as `lineage.tokens_read`."""
-        return lineage.tokens_read(self.ancestry, step)
+        """Returns the tokens read up to a step, as `family.tokens_read`."""
+        return family.tokens_read(self.ancestry, step)
 
     def epochs(self, step: int) -> list[tuple[str, float, int, float]]:
         """Returns (name, share, rows, epochs of the run itself) of each folder of a mixture; nothing of one folder."""
@@ -123,7 +123,7 @@ def gather(workdir: Workdir, config: ConfigDict | None, *, until: float = float(
     train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
     tables = {int(step): table for step, table in logs.read_object(workdir.glue).items()}
     newest = max((step for step in tables if step <= until), default=None)
-    run, *ancestors = lineage.ancestry(workdir.root)
+    run, *ancestors = family.ancestry(workdir.root)
     folders = [(str(workdir.shards), 1.0)]
     if config is not None:
         folders = config.data.mixture or [(workdir.shards_of(config), 1.0)]
