@@ -1,13 +1,11 @@
 """Load a config file, apply overrides, validate, fingerprint and compare configs; at once, so without jax or numpy."""
 
 import ast
-import contextlib
 import hashlib
 import json
 import re
 import runpy
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,28 +78,11 @@ def load(
 def run_file(path: str, function: str, flag: str) -> tuple[Any, dict[str, Any]]:
     """Returns (what a function of a Python file returns, None without it; all names of the file); raises InputError."""
     try:
-        with _imports_beside(path):
-            names = runpy.run_path(path)
-            return names.get(function, lambda: None)(), names
+        names = runpy.run_path(path)
+        return names.get(function, lambda: None)(), names
     except Exception as error:
         message = " ".join(str(error).split())  # on one line
         raise InputError(f"{flag}: {type(error).__name__} while reading it: {message}") from error
-
-
-@contextlib.contextmanager
-def _imports_beside(path: str) -> Iterator[None]:
-    """Lets a file import the files beside it, which another folder's file may have under the same names."""
-    folder, before = Path(path).absolute().parent, set(sys.modules)
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
-            top = name.partition(".")[0]
-            file = getattr(sys.modules.get(top), "__file__", None)
-            if top not in before and file and folder in Path(file).parents[:2]:
-                del sys.modules[name]
 
 
 def read(path: UPath) -> ConfigDict | None:
@@ -161,13 +142,8 @@ def _expanded(flat: dict[str, Any]) -> dict[str, Any]:
             return type(value)(expand_all(part, function) for part in value)
         return function(value) if isinstance(value, str) else value
 
-    values = {}
-    for key in flat.keys() & {*PATHS, *SOURCES}:
-        try:
-            values[key] = expand_all(flat[key], expand if key in PATHS else expand_source)
-        except ValueError as error:
-            raise InputError(f"config.{key} = {flat[key]!r}: {error}.") from None
-    return values
+    keys = flat.keys() & {*PATHS, *SOURCES}
+    return {key: expand_all(flat[key], expand if key in PATHS else expand_source) for key in keys}
 
 
 def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:

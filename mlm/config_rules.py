@@ -11,7 +11,6 @@ Rule = tuple[Check, str]  # the second says what is allowed
 Range = tuple[int, int]  # of batches, both ends included
 
 SHARE_ROUNDING = 1e-6  # of a share of data.mixture: 0.333333 is a third
-MOST_LANES = 10_001  # that are tried for shares that data.lanes don't hold
 
 
 def parse_ranges(texts: Iterable[str]) -> list[Range]:
@@ -74,20 +73,12 @@ def mixture_error(mixture: tuple[tuple[str, float], ...], lanes: int) -> str:
     if abs(math.fsum(shares) - 1) > SHARE_ROUNDING * len(shares):
         return f"its shares must sum to 1, they sum to {math.fsum(shares):g}"
     held = lanes_of_shares(shares, lanes)
-    if sum(held) == lanes and _holds(held, shares):
+    if sum(held) > lanes:
+        return f"has more folders than data.lanes = {lanes}; set data.lanes higher"
+    if all(abs(count / lanes - share) <= SHARE_ROUNDING for count, share in zip(held, shares, strict=True)):
         return ""
-    rounded = ((round(share * count) for share in shares) for count in range(len(shares), MOST_LANES))
-    exact = next((sum(counts) for counts in map(list, rounded) if min(counts) > 0 and _holds(counts, shares)), None)
-    fix = "set data.lanes higher" if exact is None else f"set data.lanes to a multiple of {exact}"
-    if sum(held) == lanes:
-        fix += ", or the shares to the nearest that fit: " + ", ".join(f"{count / lanes:.6g}" for count in held)
-    return f"its shares are not whole lanes of data.lanes = {lanes}; {fix}"
-
-
-def _holds(counts: list[int], shares: Sequence[float]) -> bool:
-    """Returns whether these numbers of lanes are the shares, but for the rounding of a decimal number."""
-    lanes = sum(counts)
-    return all(abs(count / lanes - share) <= SHARE_ROUNDING for count, share in zip(counts, shares, strict=True))
+    nearest = ", ".join(f"{count / lanes:.6g}" for count in held)
+    return f"its shares are not whole lanes of data.lanes = {lanes}; the nearest that fit are {nearest}"
 
 
 def _one_of(*names: str) -> Rule:

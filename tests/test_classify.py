@@ -271,7 +271,7 @@ BAD = {
     "no column": (["classify.text=('words',)"], "there is no column 'words'"),
     "label is a text": (["classify.label=text"], "must be another column"),
     "not a number": (["classify.kind=regression"], "line 2: its 'label' is"),
-    "no start": (["train.init_from="], "config.tokenizer.path: name a tokenizer; train.init_from is empty"),
+    "no start": (["train.init_from="], "config.tokenizer.path: name a tokenizer"),
     "nowhere": (["train.init_from=/no/such/folder"], "/no/such/folder"),
     "primed": (["model.init=primed"], "config.model.init = 'primed': must be stock with train.init_from"),
     "too long": (["classify.length=33"], "config.classify.length = 33: the model reads 32 tokens"),

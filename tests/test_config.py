@@ -337,16 +337,3 @@ def test_keys_of_ones_own(tmp_path):
 def test_keys_of_ones_own_that_are_refused(tmp_path, text, override, words):
     sentence = refused(*[override] * bool(override), path=write(tmp_path, text))
     assert all(word in sentence for word in words.split()), sentence
-
-
-def test_a_config_imports_the_file_beside_it(tmp_path):
-    """Two folders may have a file of one name; each config gets its own."""
-    found = []
-    for size in (3, 4):
-        folder = tmp_path / str(size)
-        folder.mkdir()
-        write(folder, f"SIZE = {size}\n", "sizes_of_mine.py")
-        path = write(folder, "from sizes_of_mine import SIZE\n" + BODY.format("c.mine.size = SIZE"))
-        found.append(configs.load(path, []).mine.size)
-    assert found == [3, 4] and "sizes_of_mine" not in sys.modules
-    assert not {str(tmp_path / "3"), str(tmp_path / "4")} & set(sys.path)

@@ -72,24 +72,6 @@ def test_same_for_every_batch_size_and_number_of_devices(model, rows, batch, dev
     assert found["pseudo_loss"] == pytest.approx(reference["pseudo_loss"], rel=1e-6)
 
 
-def test_every_ordinary_token_has_one_copy(rows):
-    ids, attention = rows
-    mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
-    copies = list(pseudo_perplexity.masked_copies(ids, attention, special_ids=SPECIAL, mesh=mesh, batch=8))
-    valid = np.concatenate([copy["valid"] for copy in copies]) > 0
-    read = np.concatenate([copy["input_ids"] for copy in copies])[valid]
-    places = np.concatenate([copy["position"] for copy in copies])[valid]
-    found = {(row.tobytes(), place) for row, place in zip(read, places, strict=True)}
-    wanted = {
-        (ids[row].tobytes(), place)
-        for row, place in np.ndindex(ids.shape)
-        if attention[row, place] and ids[row, place] not in SPECIAL
-    }
-    assert found == wanted
-    assert len(places) == len(wanted)
-    assert {len(copy["position"]) for copy in copies} == {8}
-
-
 def test_a_sample_is_spread_evenly_over_the_split(manifest):
     records = manifest.splits["validation"].records
     whole = list(batches.eval_batches(manifest, split="validation", batch=16, rows=(0, 16)))

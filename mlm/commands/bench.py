@@ -17,27 +17,27 @@ from mlm.data import tokenizer
 from mlm.data.manifest import Manifest
 from mlm.doctor import preflight
 from mlm.errors import InputError
+from mlm.paths import expand
 from mlm.text import show
 from mlm.workdir import Workdir
-
-PARTS = "what to measure; shards takes the workdir's tokenizer, batches, loop and quality its shards; default: step"
-TORCH = "Python with PyTorch, for its step too, and for quality its run_mlm.py"
-AGAINST = "quality: the other config, as its file has it; default: run_mlm.py's recipe in our step"
-SECONDS = "of each comparison, default: 20; for quality, of training each recipe"
-PLOT = "quality: write its curves as .png or .svg"
 
 Recipes = dict[str, tuple[str, ConfigDict]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
-    parts = ["step", "shards", "batches", "loop", "quality"]
-    parser.add_argument("--parts", nargs="+", default=["step"], choices=parts, help=PARTS)
-    parser.add_argument("--torch", type=common.path, default="", metavar="PYTHON", help=TORCH)
-    parser.add_argument("--seconds", type=float, metavar="S", help=SECONDS)
+    names = ["step", "shards", "batches", "loop", "quality"]
+    parts = "what to measure; shards takes the workdir's tokenizer, batches, loop and quality its shards; default: step"
+    parser.add_argument("--parts", nargs="+", default=["step"], choices=names, help=parts)
+    torch = "Python with PyTorch, for its step too, and for quality its run_mlm.py"
+    parser.add_argument("--torch", type=expand, default="", metavar="PYTHON", help=torch)
+    seconds = "of each comparison, default: 20; for quality, of training each recipe"
+    parser.add_argument("--seconds", type=float, metavar="S", help=seconds)
     parser.add_argument("--megabytes", type=float, default=20.0, metavar="MB", help="text for shards; default: 20")
-    parser.add_argument("--against", type=common.path, default="", metavar="FILE", help=AGAINST)
-    parser.add_argument("--plot", type=common.path, default="", metavar="FILE", help=PLOT)
+    against = "quality: the other config, as its file has it; default: run_mlm.py's recipe in our step"
+    parser.add_argument("--against", type=expand, default="", metavar="FILE", help=against)
+    plot = "quality: write its curves as .png or .svg"
+    parser.add_argument("--plot", type=expand, default="", metavar="FILE", help=plot)
     common.add_json_flag(parser)
 
 

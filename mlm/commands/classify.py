@@ -80,9 +80,9 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict
                 make_tokenizer(config, workdir)
             cluster.barrier("tokenizer")
         elif workdir.tokenizer_folder is None:
-            init_from = config.train.init_from
-            reason = f"train.init_from = {init_from} has no tokenizer" if init_from else "train.init_from is empty"
-            raise InputError(f"config.tokenizer.path: name a tokenizer; {reason}.")
+            raise InputError(
+                f"config.tokenizer.path: name a tokenizer; train.init_from = {config.train.init_from!r} has none."
+            )
     folder = str(workdir.tokenizer)
     tokenize = functools.partial(
         data.tokenize, names=names, tokenizer_folder=folder, length=settings.length, multiple=settings.multiple

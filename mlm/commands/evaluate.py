@@ -6,6 +6,7 @@ from mlm import config as configs
 from mlm.commands import common
 from mlm.doctor import preflight
 from mlm.errors import InputError
+from mlm.paths import expand_source
 from mlm.pretrained import locate
 from mlm.workdir import Workdir
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     dtypes = "also how far bfloat16 is from float32 on the same rows and masks: loss, accuracy, predictions, logits"
     parser.add_argument("--dtypes", action="store_true", help=dtypes)
     pairs = "score minimal pairs instead: jsonl:FILE (a pattern, too), csv:FILE, hf:NAME[:CONFIG][#SPLIT]"
-    parser.add_argument("--pairs", type=common.source, default="", metavar="SOURCE", help=pairs)
+    parser.add_argument("--pairs", type=expand_source, default="", metavar="SOURCE", help=pairs)
     phenomenon = "field to group the pairs by; default: UID if there is one, else the file"
     parser.add_argument("--phenomenon", default="", metavar="FIELD", help=phenomenon)
     common.add_host_flags(parser)
@@ -35,15 +36,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir, model = Workdir(args.workdir, create=False), common.named_model(args)
     is_classifier = not args.pairs and locate.is_classifier(model or workdir)
     masks = args.masks or args.pseudo or args.draws or args.breakdown or args.dtypes
+    others = "--masks, --draws, --pseudo, --breakdown or --dtypes"
     if args.pairs and (masks or args.split != "validation"):
-        others = "--split, --masks, --draws, --pseudo, --breakdown or --dtypes"
-        raise InputError(f"--pairs={args.pairs}: takes no {others}; leave them out.")
+        raise InputError(f"--pairs={args.pairs}: takes no --split, {others}; leave them out.")
     if args.phenomenon and not args.pairs:
         raise InputError(f"--phenomenon={args.phenomenon} needs --pairs=SOURCE.")
     if is_classifier and masks:
-        name = model or args.workdir
-        others = "--masks, --draws, --pseudo, --breakdown or --dtypes"
-        raise InputError(f"{name}: is a classifier, which takes no {others}; leave them out.")
+        raise InputError(f"{model or args.workdir}: is a classifier, which takes no {others}; leave them out.")
     overrides = overrides + ([f"evaluate.draws={args.draws}"] if args.draws else [])
     task = configs.CLASSIFICATION if is_classifier else configs.PRETRAINING
     common.join(args, overrides, task=task)

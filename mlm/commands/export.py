@@ -12,6 +12,7 @@ from mlm import config as configs
 from mlm.commands import common
 from mlm.doctor import preflight
 from mlm.errors import InputError
+from mlm.paths import expand
 from mlm.pretrained import locate
 from mlm.workdir import Workdir
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     milestones = "export each milestone of the workdir to export-STEP, and push it to a branch step-STEP"
     parser.add_argument("--milestones", action="store_true", help=milestones)
     torch = "Python with PyTorch to verify the export in"
-    parser.add_argument("--torch", type=common.path, default="", metavar="PYTHON", help=torch)
+    parser.add_argument("--torch", type=expand, default="", metavar="PYTHON", help=torch)
     parser.add_argument("--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub")
     branch = "with --push: the branch to upload to, such as step-1000; made if it is missing; default: main"
     parser.add_argument("--revision", default="", metavar="BRANCH", help=branch)
@@ -58,8 +59,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             distributed.initialize(config, workdir, saves=False, entry=args.entry)
         steps = locate.milestones(workdir) if args.milestones else [args.step]
         if not steps:
-            missing = f"no milestone was kept in {workdir.checkpoints}"
-            raise InputError(f"--milestones: {missing}; name a step that is there with --step.")
+            raise InputError(f"--milestones: none was kept in {workdir.checkpoints}; name a step with --step.")
         for step in steps:
             write_export(workdir, args, torch_python=args.torch, step=step)
     for step in steps if args.process_id == 0 else ():

@@ -48,8 +48,10 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{flag}={value}: must be a number above 0.")
     if args.compare and not baseline.exists(config.model.family):
-        reason = f"run_mlm_flax.py can't train config.model.family = {config.model.family}"
-        raise InputError(f"--compare={args.compare}: {reason}; leave it out.")
+        raise InputError(
+            f"--compare={args.compare}: run_mlm_flax.py can't train config.model.family = {config.model.family}; leave "
+            "it out."
+        )
     topology.check_slices(args.slices)
     job = plan.make_job(config, manifest, records=args.records, price=args.price, pretraining=args.entry.pretraining)
     if args.sweep:

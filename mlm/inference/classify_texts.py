@@ -13,7 +13,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from mlm.data import examples, lines, tokenizer
 from mlm.errors import InputError
-from mlm.inference.fill_mask import answer_texts, check_utf8, in_batches
+from mlm.inference.fill_mask import answer_texts, in_batches, tokenize
 from mlm.model import classifier
 from mlm.pretrained.load import Pretrained
 from mlm.text import printable
@@ -40,14 +40,7 @@ class TextClassifier:
         if self.columns and len(texts) != len(self.columns):
             expected = "one text" if len(self.columns) == 1 else "two texts, separated by a tab"
             raise InputError(f"{name}: the model reads {expected}, and this has {len(texts)}.")
-        for text in texts:
-            check_utf8(text, name)
-        if not all(text.strip() for text in texts):
-            raise InputError(f"{name}: is empty; give it a text.")
-        encoded = self._tok(*texts, truncation="longest_first", max_length=self._truncated)
-        if self._tok.pad_token_id in encoded["input_ids"]:
-            raise InputError(f"{name}: holds the padding token {self._tok.pad_token}, which no text may; remove it.")
-        return encoded
+        return tokenize(self._tok, texts, name, truncation="longest_first", max_length=self._truncated)
 
     def encode_words(self, words: list[str], name: str) -> tuple[list[str], list[int], np.ndarray]:
         """Returns the words of a text, its ids as in training, and the first piece of each word (-1: cut off)."""

@@ -1,11 +1,11 @@
 """How far bfloat16 is from float32: the same parameters, rows and masks in both.
 
-Dimensions: B rows, K predictions in a row, V entries of the padded vocabulary.
+Dimensions: B rows, K predictions in a row, V entries of the padded vocabulary, N rows of the split.
 """
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,21 @@ from ml_collections import ConfigDict
 
 from mlm.data import batches
 from mlm.data.manifest import Manifest
-from mlm.model.loss import mask_padding, prediction_scores, sum_rows
+from mlm.model.loss import RowSums, mask_padding, masked_cross_entropy
 from mlm.model.masking import TokenMasking
 from mlm.model.module import Model, Params
 from mlm.training import evaluation, sharding
 from mlm.training.task import Batch
 
 DTYPES = ("float32", "bfloat16")
+
+
+class Rows(NamedTuple):
+    """What is compared of each row."""
+
+    sums: tuple[RowSums, ...]  # by DTYPES
+    same_B: jax.Array  # predictions that are the same
+    apart_B: jax.Array  # largest difference of a logit
 
 
 def compare(
@@ -39,51 +47,44 @@ def compare(
 
     Only `batch_count` batches of evaluate.batch rows are read if it is given.
     """
-    rows, step = (
-        config.evaluate.batch,
-        _make_step(modules, masking, config.evaluate.seed, mesh, sharding.shardings_of(params)),
-    )
+    rows = config.evaluate.batch
+    step = _make_step(modules, masking, config.evaluate.seed, mesh, sharding.shardings_of(params))
     read = batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
-    columns = evaluation.per_row(step, params, itertools.islice(read, batch_count), mesh=mesh, rows=rows)
-    weight_N, *sums = (column.astype(np.float64) for column in columns)
-    losses, corrects, (same_N, apart_N) = sums[:2], sums[2:4], sums[4:]
-    count = max(float(weight_N.sum()), 1.0)
-    scores = {
-        dtype: {"loss": float(loss_N.sum()) / count, "accuracy": float(correct_N.sum()) / count}
-        for dtype, loss_N, correct_N in zip(DTYPES, losses, corrects, strict=True)
+    scores = evaluation.per_row(step, params, itertools.islice(read, batch_count), mesh=mesh, rows=rows)
+    (first, second), same_N, apart_N = jax.tree.map(lambda column_N: column_N.astype(np.float64), scores)
+    predictions = int(first.weight_B.sum())
+    by_dtype = {
+        dtype: {"loss": sums.loss_B.sum() / max(predictions, 1), "accuracy": sums.correct_B.sum() / max(predictions, 1)}
+        for dtype, sums in zip(DTYPES, (first, second), strict=True)
     }
-    first, second = (scores[dtype] for dtype in DTYPES)
+    difference_N = np.abs(second.loss_B - first.loss_B) / np.maximum(first.weight_B, 1)
     return {
-        "rows": int(np.count_nonzero(weight_N)),
-        "predictions": int(weight_N.sum()),
-        **scores,
-        "loss_difference": second["loss"] - first["loss"],
-        "accuracy_difference": second["accuracy"] - first["accuracy"],
-        "same_prediction": float(same_N.sum()) / count,
-        "largest_loss_difference": float(np.max(np.abs(losses[1] - losses[0]) / np.maximum(weight_N, 1), initial=0)),
+        "rows": int(np.count_nonzero(first.weight_B)),
+        "predictions": predictions,
+        **by_dtype,
+        "loss_difference": by_dtype["bfloat16"]["loss"] - by_dtype["float32"]["loss"],
+        "accuracy_difference": by_dtype["bfloat16"]["accuracy"] - by_dtype["float32"]["accuracy"],
+        "same_prediction": same_N.sum() / max(predictions, 1),
+        "largest_loss_difference": float(np.max(difference_N, initial=0)),
         "largest_logit_difference": float(np.max(apart_N, initial=0)),
     }
 
 
 def _make_step(
     modules: Sequence[Model], masking: TokenMasking, mask_seed: int, mesh: Mesh, param_shardings: Params
-) -> Callable:
-    """Returns the jitted `(params, batch)` -> weight, losses, correct, same prediction, largest difference; [B]."""
-
-    def step(params: Params, batch: Batch) -> tuple[jax.Array, ...]:
-        names, size = ("input_ids", "attention_mask", "record_id", "epoch"), masking.vocab_size
-        masked = masking(jax.random.key(mask_seed), *(batch[name] for name in names))
+) -> Callable[[Params, Batch], Rows]:
+    def step(params: Params, batch: Batch) -> Rows:
+        columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
+        masked, size = masking(jax.random.key(mask_seed), *columns), masking.vocab_size
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
-        sums, logits, top = [], [], []
-        for module in modules:
-            logits_BxKxV = module.logits(params, masked.ids_BxL, batch["attention_mask"], masked.positions_BxK)
-            sums.append(sum_rows(prediction_scores(logits_BxKxV, masked.labels_BxK, weights_BxK, size)))
-            logits.append(logits_BxKxV.astype(jnp.float32))
-            top.append(jnp.argmax(mask_padding(logits[-1], size), axis=-1))
-        same_B = jnp.sum((top[0] == top[1]) * weights_BxK, axis=-1)
-        apart_BxKxV = jnp.abs(logits[0] - logits[1])[..., :size] * weights_BxK[..., None]
-        losses, corrects = zip(*((rows.loss_B, rows.correct_B) for rows in sums), strict=True)
-        return sums[0].weight_B, *losses, *corrects, same_B, jnp.max(apart_BxKxV, axis=(1, 2))
+        logits = [
+            module.logits(params, masked.ids_BxL, batch["attention_mask"], masked.positions_BxK) for module in modules
+        ]
+        sums = tuple(masked_cross_entropy(x_BxKxV, masked.labels_BxK, weights_BxK, size) for x_BxKxV in logits)
+        first, second = (x_BxKxV.astype(jnp.float32) for x_BxKxV in logits)
+        same_BxK = jnp.argmax(mask_padding(first, size), axis=-1) == jnp.argmax(mask_padding(second, size), axis=-1)
+        apart_BxKxV = jnp.abs(first - second)[..., :size] * weights_BxK[..., None]
+        return Rows(sums, jnp.sum(same_BxK * weights_BxK, axis=-1), jnp.max(apart_BxKxV, axis=(1, 2)))
 
     return evaluation.jit_eval_step(step, mesh, param_shardings)
 

@@ -64,24 +64,23 @@ def run(
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
     module, task = make_module(config, padded, entry, manifest, workdir, mesh, shards.length)
-    weights, seed = f"{weights_name(loaded)}, data {shards.fingerprint_of(part)[:12]}", config.evaluate.seed
-    scores, entries, maskings = {}, {}, {}
+    weights = f"{weights_name(loaded)}, data {shards.fingerprint_of(part)[:12]}"
+    scores, entries = {}, {}
     for kind in dict.fromkeys([config.masking.kind, *extras.masks]):
-        if task and kind == config.masking.kind:
-            maskings[kind] = task.eval_masking
-        else:
-            maskings[kind] = _eval_masking(configs.replace(config, {"masking.kind": kind}), workdir, manifest)
-        metrics, breakdown = task and task.metrics, extras.breakdown
+        masking = _eval_masking(configs.replace(config, {"masking.kind": kind}), task, workdir, manifest)
+        metrics, seed = task and task.metrics, config.evaluate.seed
         eval_step = evaluation.make_eval_step(
-            module, maskings[kind], seed, mesh, shardings, metrics=metrics, with_breakdown=breakdown
+            module, masking, seed, mesh, shardings, metrics=metrics, with_breakdown=extras.breakdown
         )
         scores[kind] = pretraining.score_split(config, shards, mesh, eval_step, params, part)
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
         name = f"{_masks_name(config, kind)}, {weights}"
         entries[f"{split}, {name}"] = {key: value for key, value in scores[kind].items() if key not in tables}
-        entries |= {f"{split}, by position and copy distance, {name}": tables} if tables else {}
+        if tables:
+            entries[f"{split}, by position and copy distance, {name}"] = tables
     result = {"split": split, "model": loaded.source, **scores[config.masking.kind]}
-    result |= {"masks": scores} if len(scores) > 1 else {}
+    if len(scores) > 1:
+        result["masks"] = scores
     if rows := extras.pseudo:
         values = pseudo_perplexity.score_split(config, shards, params, split=part, count=rows, module=module, mesh=mesh)
         entries[f"{split}, pseudo-perplexity of {values['pseudo_rows']} rows, {weights}"] = values
@@ -89,18 +88,23 @@ def run(
     if extras.dtypes:
         by_dtype = [configs.replace(config, {"model.dtype": dtype}) for dtype in dtypes.DTYPES]
         modules = [make_module(c, padded, entry, manifest, workdir, mesh, shards.length)[0] for c in by_dtype]
-        masking = maskings[config.masking.kind]
+        masking = _eval_masking(config, task, workdir, manifest)
         result["dtypes"] = dtypes.compare(config, shards, params, modules, masking, split=part, mesh=mesh)
     if cluster.is_primary():
         print(json.dumps(result))
         show(*summary(result), out=sys.stderr)
         made_by = {"class": entry.identity} if entry.identity else {}
         entries = {key: {"model": loaded.source, **made_by, **values} for key, values in entries.items()}
-        add_results(results_folder(model, workdir), entries)
+        add_results(model, workdir, entries)
     return result
 
 
-def _eval_masking(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> TokenMasking:
+def _eval_masking(
+    config: ConfigDict, task: pretraining.Pretraining | None, workdir: Workdir, manifest: Manifest
+) -> TokenMasking:
+    """Returns the masking of a config; that of a class of one's own has the masks of its own config."""
+    if task and config.masking.kind == task.config.masking.kind:
+        return task.eval_masking
     starts_V = pretraining.word_starts(config, workdir)
     masking = make_masking(config.masking, DatasetInfo.from_manifest(manifest), starts_V)
     return make_eval_masking(masking, config.evaluate.count)
@@ -109,13 +113,14 @@ def _eval_masking(config: ConfigDict, workdir: Workdir, manifest: Manifest) -> T
 def _check_extras(shards: Manifest, extras: Extras) -> None:
     if extras.pseudo < 0:
         raise InputError(f"--pseudo={extras.pseudo}: must be a number of rows, from 0 up.")
-    flags = {f"--pseudo={extras.pseudo}": extras.pseudo, "--breakdown": extras.breakdown, "--dtypes": extras.dtypes}
-    flag = next((name for name, value in flags.items() if value), "")
-    if flag and len(mixture.parts(shards)) > 1:
-        raise InputError(f"{flag}: takes rows of one set; name it by --split, as one of evaluate.sets.")
+    for flag in ("pseudo", "breakdown", "dtypes"):
+        if getattr(extras, flag) and len(mixture.parts(shards)) > 1:
+            raise InputError(f"--{flag}: takes rows of one set; name it by --split, as one of evaluate.sets.")
     if extras.breakdown and shards.length > LONGEST:
-        rows = f"the rows in {shards.folder} have {shards.length:,}"
-        raise InputError(f"--breakdown: takes rows of at most {LONGEST:,} tokens, {rows}; leave it out.")
+        raise InputError(
+            f"--breakdown: takes rows of at most {LONGEST:,} tokens, the rows in {shards.folder} have "
+            f"{shards.length:,}; leave it out."
+        )
 
 
 def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
@@ -196,15 +201,10 @@ def _table(head: str, scores: dict[str, dict[str, float]]) -> Any:
     return table(head, ">masked tokens", ">loss", ">perplexity", ">accuracy", rows=rows, indent=2)
 
 
-def results_folder(model: str, workdir: Workdir) -> UPath:
-    """Returns where the scores of `model` are kept: beside it, or in the workdir if it is a name on the Hub."""
+def add_results(model: str, workdir: Workdir, entries: dict[str, dict[str, Any]]) -> None:
+    """Adds entries to evaluation.json beside the model, in the workdir if it is a name on the Hub; keeps the others."""
     folder = UPath(locate.split_step(model)[0])
-    return folder if model and folder.is_dir() else workdir.root
-
-
-def add_results(folder: UPath, entries: dict[str, dict[str, Any]]) -> None:
-    """Adds entries to the folder's evaluation.json and keeps the others; prints an error if it can't be written."""
-    file = folder / logs.RESULTS
+    file = (folder if model and folder.is_dir() else workdir.root) / logs.RESULTS
     finite = {key: logs.finite(values) for key, values in entries.items()}
     if keep(file, lambda: json.dumps(logs.read_object(file) | finite, indent=1)):
         print(f"  written to {file}", file=sys.stderr)

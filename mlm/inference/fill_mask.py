@@ -12,7 +12,7 @@ from typing import IO, Any, TextIO
 import jax
 import jax.numpy as jnp
 import numpy as np
-from transformers import PreTrainedTokenizerFast
+from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from mlm.data import lines, tokenizer
 from mlm.data.tokenizer_checks import vocabulary_size
@@ -59,15 +59,11 @@ class FillMask:
 
     def encode(self, text: str, name: str) -> list[int]:
         """Returns the ids of a text; raises InputError, which calls it `name`, if it can't be filled."""
-        check_utf8(text, name)
-        ids, mask = self._tok(text)["input_ids"], self._tok.mask_token
+        ids, mask = tokenize(self._tok, (text,), name)["input_ids"], self._tok.mask_token
         if self._tok.mask_token_id not in ids:
-            fault = f"has no {mask} in it" if text.strip() else "is empty"
-            raise InputError(f"{name}: {fault}; write {mask} where a word is to be filled in.")
+            raise InputError(f"{name}: has no {mask} in it; write {mask} where a word is to be filled in.")
         if len(ids) > self._longest:
             raise InputError(f"{name}: has {len(ids)} tokens, the model reads at most {self._longest}; shorten it.")
-        if self._tok.pad_token_id in ids:
-            raise InputError(f"{name}: holds the padding token {self._tok.pad_token}, which no text may; remove it.")
         return ids
 
     def fill(self, rows: list[list[int]]) -> list[list[list[Filling]]]:
@@ -176,6 +172,18 @@ def _lines(file: IO[bytes]) -> Iterator[str]:
             yield line.decode(errors="surrogateescape").rstrip("\r\n")
     except ValueError as error:
         raise InputError(f"{error}.") from error
+
+
+def tokenize(tok: PreTrainedTokenizerFast, texts: Sequence[str], name: str, **settings: Any) -> BatchEncoding:
+    """Tokenizes a text or a pair; raises InputError, which calls it `name`, for one that no model reads."""
+    for text in texts:
+        check_utf8(text, name)
+    if not all(text.strip() for text in texts):
+        raise InputError(f"{name}: is empty; give it a text.")
+    encoded = tok(*texts, **settings)
+    if tok.pad_token_id in encoded["input_ids"]:
+        raise InputError(f"{name}: holds the padding token {tok.pad_token}, which no text may; remove it.")
+    return encoded
 
 
 def check_utf8(text: str, name: str) -> None:

@@ -66,7 +66,7 @@ def run(
         show(_table(result), out=sys.stderr)
         grouping = f" by {phenomenon}" if phenomenon else ""
         name = f"pairs {source}{grouping}, {evaluate.weights_name(loaded)}"
-        evaluate.add_results(evaluate.results_folder(model, workdir), {name: result})
+        evaluate.add_results(model, workdir, {name: result})
     return result
 
 

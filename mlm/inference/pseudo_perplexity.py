@@ -44,7 +44,11 @@ def score(
     batch: int,
 ) -> dict[str, float]:
     """Returns pseudo_perplexity, pseudo_loss (nats per token), pseudo_accuracy, pseudo_tokens, pseudo_rows (counts)."""
-    copies = masked_copies(ids_NxL, attention_NxL, special_ids=special_ids, mesh=mesh, batch=batch)
+    row_P, position_P = np.nonzero((attention_NxL > 0) & ~np.isin(ids_NxL, special_ids))
+    if not len(row_P):
+        raise InputError("--pseudo: the rows of the sample hold special tokens alone; check the shards.")
+    copies_3xP = (row_P, position_P, position_P + 1)
+    copies = batches_of_copies(ids_NxL, attention_NxL, copies_3xP, mesh=mesh, batch=batch)
     scores = evaluation.score(step, params, copies, mesh=mesh, rows=batch, tokens_per_byte=None)
     names = {"perplexity": "perplexity", "loss": "loss", "accuracy": "accuracy", "predictions": "tokens"}
     return {f"pseudo_{new}": scores[old] for old, new in names.items()} | {"pseudo_rows": len(ids_NxL)}
@@ -65,17 +69,6 @@ def make_step(
         return masked_cross_entropy(logits_Bx1xV, label_Bx1, batch["valid"][:, None], vocab_size).means()
 
     return evaluation.jit_eval_step(step, mesh, param_shardings)
-
-
-def masked_copies(
-    ids_NxL: np.ndarray, attention_NxL: np.ndarray, *, special_ids: tuple[int, ...], mesh: Mesh, batch: int
-) -> Iterator[Batch]:
-    """Returns `batches_of_copies` of rows, one copy for each ordinary token."""
-    row_P, position_P = np.nonzero((attention_NxL > 0) & ~np.isin(ids_NxL, special_ids))
-    if not len(row_P):
-        raise InputError("--pseudo: the rows of the sample hold special tokens alone; check the shards.")
-    copies_3xP = (row_P, position_P, position_P + 1)
-    return batches_of_copies(ids_NxL, attention_NxL, copies_3xP, mesh=mesh, batch=batch)
 
 
 def batches_of_copies(
