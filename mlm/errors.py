@@ -11,6 +11,10 @@ class StopError(Exception):
 
     code = 1
 
+    def __init__(self, message: str, code: int | None = None):
+        super().__init__(message)
+        self.code = self.code if code is None else code
+
 
 class InputError(StopError):
     """A config value or an input that the command cannot work with."""

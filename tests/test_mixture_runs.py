@@ -193,15 +193,6 @@ def test_folders_that_do_not_fit_together(manifest, web, texts, tokenizer_folder
         refuse(command("train", tmp_path / "run", *sets), 2, "config.evaluate.sets", *words, capsys=capsys)
 
 
-def test_a_folder_listed_twice(manifest, tmp_path, capsys):
-    folder = pathlib.Path(manifest.folder)
-    copied = shutil.copytree(folder, tmp_path / "copied")
-    for other in (folder, f"{folder}/", folder / ".." / folder.name, copied):
-        words = ("config.data.mixture", str(folder), "are the same shards", "list them once")
-        mixture = shares_of((manifest, 0.75), (other, 0.25))
-        refuse(command("train", tmp_path / "run", mixture), 2, *words, capsys=capsys)
-
-
 def test_shares_that_lanes_do_not_hold_and_other_values(manifest, web, tmp_path, capsys):
     half = shares_of((manifest, 0.5), (web, 0.5))
     cases = [

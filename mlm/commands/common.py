@@ -19,7 +19,7 @@ from mlm.data import mixture, tokenizer
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.doctor import preflight
 from mlm.errors import DamageError, InputError, StopError
-from mlm.paths import canonical, expand, is_remote
+from mlm.paths import expand, is_remote
 from mlm.pretrained import locate
 from mlm.text import printable
 from mlm.workdir import Workdir, lock
@@ -211,13 +211,6 @@ def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
                     f"config.{key}: {manifest.folder} has the {field} {value:.60}, but {first.folder} {expected:.60}; "
                     "write one of them again with the tokenizer and the shards.length of the other."
                 )
-    for one, other in itertools.combinations([first, *others], 2):
-        hashed = all(shard.sha256 for split in one.splits.values() for shard in split.shards)
-        if canonical(one.folder) == canonical(other.folder) or (hashed and one.fingerprint == other.fingerprint):
-            raise InputError(
-                f"config.data.mixture: {one.folder} and {other.folder} are the same shards; list them once, with the "
-                "sum of their shares."
-            )
     return mixture.join(parts, sets)
 
 

@@ -88,6 +88,5 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     print(workdir.root / "submission")
     failed = {name: task["code"] for name, task in table["tasks"].items() if "failed" in task}
     if failed:
-        error = StopError(f"{', '.join(failed)} failed; run the same command to repeat the failed runs.")
-        error.code = next(iter(failed.values()))
-        raise error
+        code = next(iter(failed.values()))
+        raise StopError(f"{', '.join(failed)} failed; run the same command to repeat the failed runs.", code)

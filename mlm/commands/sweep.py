@@ -68,10 +68,11 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     for outcome in failed:
         common.say(f"{outcome.run.name}: exit code {outcome.code}: {outcome.last_line}")
     if failed:
-        first = f"the output of the first one is in {failed[0].run.folder}/{runs.OUTPUT}"
-        error = StopError(f"{len(failed)} of {len(cases)} runs failed; {first}; run the same command to repeat them.")
-        error.code = failed[0].code
-        raise error
+        raise StopError(
+            f"{len(failed)} of {len(cases)} runs failed; the output of the first one is in {failed[0].run.folder}/"
+            f"{runs.OUTPUT}; run the same command to repeat them.",
+            failed[0].code,
+        )
 
 
 def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[grid.Case]:
