@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -192,7 +193,7 @@ def test_no_earlier_result_is_lost(setting, capsys):
     assert results(workdir.root) == found, "the same setting gives the same entry"
     file.write_text("{torn")
     capsys.readouterr()
-    evaluate.add_results(workdir.root, {"new": {"loss": 1.0}})
+    evaluate.add_results("", workdir, {"new": {"loss": 1.0}})
     assert "the scores were not written: " in (said := capsys.readouterr().err) and "is not a JSON object" in said
     assert file.read_text() == "{torn"
     file.unlink()
@@ -212,8 +213,9 @@ def test_a_folder_that_can_not_be_written_is_said_and_the_scores_are_printed(set
 
 def test_results_in_a_bucket_and_values_that_are_not_finite():
     folder = UPath("memory://bucket/scored")
-    evaluate.add_results(folder, {"a": {"loss": 1.5, "model": "x"}})
-    evaluate.add_results(folder, {"b": {"loss": float("nan"), "by_position": {"1": {"loss": float("inf")}}}})
+    place = types.SimpleNamespace(root=folder)  # a workdir there
+    evaluate.add_results("", place, {"a": {"loss": 1.5, "model": "x"}})
+    evaluate.add_results("", place, {"b": {"loss": float("nan"), "by_position": {"1": {"loss": float("inf")}}}})
     assert json.loads((folder / "evaluation.json").read_text()) == {
         "a": {"loss": 1.5, "model": "x"},
         "b": {"loss": None, "by_position": {"1": {"loss": None}}},
