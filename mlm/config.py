@@ -92,8 +92,10 @@ def read(path: UPath) -> ConfigDict | None:
     try:
         config = from_dict(logs.read_object(path))
         if missing := RULES.keys() - flatten(config).keys():
-            what = f"has no {min(missing)}, as if another version of this code had written it"
-            raise InputError(f"{path}: {what}; give --config, or use another --workdir.")
+            raise InputError(
+                f"{path}: has no {min(missing)}, as if another version of this code had written it; give --config, or "
+                "use another --workdir."
+            )
         return config
     except (ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DamageError(f"{path}: is not a config in JSON ({error}); give --config.") from None
@@ -101,11 +103,11 @@ def read(path: UPath) -> ConfigDict | None:
 
 def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
     """Reads the config.json of a workdir, then does as `load`; raises DamageError if it is not a config."""
-    if not path.is_file():
+    config = read(path)
+    if config is None:
         raise InputError(f"{path}: there is no such file; give --config, or train there first.")
     try:
-        config = unflatten(flatten(read(path)))
-        return _finish(config, parse(config, overrides), task, {})
+        return replace(config, parse(config, overrides), task=task)
     except (ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DamageError(f"{path}: is not a config in JSON ({error}); give --config.") from None
 

@@ -44,7 +44,7 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
     counts = {"train": config.shards.count, "validation": config.shards.validation_count}
     complete, begin = (UPath(folder) / NAME).is_file(), time.monotonic()
     documents = corpus.Corpus.from_config(config.corpus)
-    if config.tokenizer.path and not complete:
+    if (config.tokenizer.path or config.train.branch_from) and not complete:  # `make_tokenizer` warns of a new one
         texts = str(work_folder(folder) / "texts")
         warn_of_unknown_tokens(sample.draw(documents, megabytes=1.0, engine=engine, texts=texts), workdir)
     manifest = shards.write(
