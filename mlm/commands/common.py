@@ -15,7 +15,7 @@ from mlm import config as configs
 from mlm.cluster import dask_engine, detect, run_engine, watch
 from mlm.cluster.engine import Engine, open_pool
 from mlm.config_rules import lanes_of_shares
-from mlm.data import mixture, tokenizer
+from mlm.data import tokenizer
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.doctor import preflight
 from mlm.errors import DamageError, InputError, StopError
@@ -198,6 +198,8 @@ def locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:
 
 def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     """Returns the manifest of the run's shards: of its folder or mixture, and of its validation sets."""
+    from mlm.data import mixture
+
     load = functools.partial(load_manifest, tokenizer_folder=workdir.tokenizer_folder)
     folders = config.data.mixture or ((workdir.shards_of(config), 1.0),)
     parts = [(share, load(folder)) for folder, share in folders]
@@ -216,6 +218,8 @@ def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
 
 def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     """Returns the manifest of the shards, every file verified, and checks that tokenizer and config fit them."""
+    from mlm.data import mixture
+
     manifest = load_data(config, workdir)
     folder, length, short = manifest.folder, config.shards.length, config.data.short_length
     if manifest.length != length:
